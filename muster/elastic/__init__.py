@@ -5,7 +5,7 @@
     agent          LocalElasticAgent                       worker_spec    WorkerSpec (imports torch)
     processes      start_processes and its contexts        rendezvous     handlers that the caller made
     flags          torch's configuration to flags          failures       outcomes to torch's exceptions
-    tail           TailLog, tail_logfile, live bars        file_timers    torch's file timers
+    tail           TailLog, tail_logfile, live bars        services/      torch's metrics, events, file timers
     events/        ice-learn's Events                      jobs/          one job of any of these: `call` pickles its
                                                            function, `results` receives what workers return
     fork/          start_method="fork": workers are forks of the program itself

@@ -2,8 +2,6 @@
 
 import contextlib
 import os
-import socket
-import time
 import warnings
 from functools import partial
 from typing import Any, NamedTuple
@@ -15,10 +13,18 @@ from muster.elastic.events.flags import Events, begin_job
 from muster.elastic.events.serving import IceEvents
 from muster.elastic.failures import build_process_failures, build_signal_exception, raise_for_outcome
 from muster.elastic.flags import PREFIX_VARIABLE, build_log_flags, build_worker_flags
-from muster.elastic.jobs.job import Job, Outcome, Record
-from muster.elastic.launcher import build_function_words, collect_results, split_signals, start_function_server
+from muster.elastic.jobs.job import Job, Outcome
+from muster.elastic.launcher import (
+    build_function_words,
+    collect_results,
+    name_entrypoint,
+    split_signals,
+    start_function_server,
+)
 from muster.elastic.processes import refuse_private_overrides
 from muster.elastic.rendezvous import BACKEND, CallersRendezvous, build_static_flags
+from muster.elastic.services.health_check import serve_health_check
+from muster.elastic.services.worker_group import GroupFacts, WorkerGroupWatch
 from muster.elastic.tail import Screen
 
 _PRIVATE: tuple[str, ...] = (
@@ -50,6 +56,15 @@ class _OlderSettings(NamedTuple):
     exit_barrier_timeout: float = 300
     log_dir: str | None = None
     events: Any = None
+
+
+def _find_facts(spec: Any) -> GroupFacts:
+    handler = spec.rdzv_handler
+    return GroupFacts(
+        entrypoint_name=getattr(spec.entrypoint, "__qualname__", None) or name_entrypoint(spec.entrypoint, spec.args),
+        run_id="none" if handler is None else handler.get_run_id(),
+        backend="muster" if handler is None else handler.get_backend(),
+    )
 
 
 class LocalElasticAgent:
@@ -100,15 +115,14 @@ class LocalElasticAgent:
                 "all nodes have ended, or one is lost",
                 stacklevel=2,
             )
-        asks = isinstance(self._events, Events)
-        self._static_flags = build_static_flags(spec.rdzv_handler) if asks else None
-        if asks and self._static_flags is not None and spec.rdzv_handler.world_size > 1 and Env.TOKEN not in os.environ:
+        self._static_flags = build_static_flags(spec)
+        asks = isinstance(self._events, Events) and self._static_flags is not None
+        if asks and spec.rdzv_handler.world_size > 1 and Env.TOKEN not in os.environ:
             raise UsageError(
                 f"events with {spec.rdzv_handler.world_size} nodes need the variable {Env.TOKEN}, a secret that is the "
                 "same on all nodes"
             )
-        self._group: Any = None
-        self._began_s = 0.0
+        self._watch = WorkerGroupWatch(spec, _find_facts(spec))
 
     # -- torch's public methods -------------------------------------------------------------------------------------
 
@@ -125,13 +139,20 @@ class LocalElasticAgent:
             UsageError: a value that is not allowed; it is a ValueError.
             AgentLost: the agent or its guard was killed.
         """
+        try:
+            result = self._run()
+        except Exception:
+            self._watch.record_return(is_success=False)
+            raise
+        self._watch.record_result(result)
+        return result
+
+    def _run(self) -> Any:
         from torch.distributed.elastic.agent.server.api import RunResult, WorkerState
 
-        self._began_s = time.monotonic()
+        self._watch.begin()
         with contextlib.ExitStack() as stack:
-            if self._settings.health_check_server is not None:
-                self._settings.health_check_server.start()
-                stack.callback(self._settings.health_check_server.stop)
+            stack.enter_context(serve_health_check(self._settings.health_check_server))
             if self._ice is not None:
                 self._ice.start()
                 stack.callback(self._ice.close)
@@ -139,9 +160,7 @@ class LocalElasticAgent:
         if self._ice is not None and outcome.signum is not None:
             raise build_signal_exception(outcome.signum)  # also when workers have stopped by themselves, as asked
         if outcome.code == ExitCode.SUCCEEDED:
-            self._set_state(WorkerState.SUCCEEDED)
             return RunResult(state=WorkerState.SUCCEEDED, return_values=values)
-        self._set_state(WorkerState.FAILED)
         return RunResult(state=WorkerState.FAILED, failures=self._build_failures(outcome))
 
     def _run_job(self) -> tuple[Outcome, dict[int, Any]]:
@@ -151,7 +170,7 @@ class LocalElasticAgent:
             Job,
             environ=self._build_environ(),
             rendezvous=self._build_rendezvous(),
-            on_record=self._handle_record,
+            on_record=self._watch.handle,
             handled_signals=split_signals(os.environ.get("TORCHELASTIC_SIGNALS_TO_HANDLE", _SIGNALS)),
             on_signal=None if self._ice is None else self._ice.stop_politely,
             screen=self._screen,
@@ -160,7 +179,12 @@ class LocalElasticAgent:
             outcome = start([*flags, "--no-python", spec.entrypoint, *map(str, spec.args)]).run()
             return outcome, dict.fromkeys(outcome.ranks)
         server = start_function_server(
-            spec.entrypoint, spec.args, {}, nproc=spec.local_world_size, start_method=self._settings.start_method
+            spec.entrypoint,
+            spec.args,
+            {},
+            nproc=spec.local_world_size,
+            start_method=self._settings.start_method,
+            substitutes_macros=True,
         )
         try:
             outcome = start([*flags, *build_function_words()], server=server).run()
@@ -171,46 +195,20 @@ class LocalElasticAgent:
     def _build_failures(self, outcome: Outcome) -> dict[int, Any]:
         if outcome.signum is None and outcome.report is not None and outcome.report.failures:
             return build_process_failures(outcome)
-        raise_for_outcome(outcome, name=self._spec.get_entrypoint_name())
+        raise_for_outcome(outcome, name=name_entrypoint(self._spec.entrypoint, self._spec.args))
         return {}
 
     def get_worker_group(self, role: str = "default") -> Any:  # noqa: ARG002  # torch's
         """Torch's WorkerGroup as it is now."""
-        if self._group is None:
-            from torch.distributed.elastic.agent.server.api import WorkerGroup
-
-            self._group = WorkerGroup(self._spec)
-        return self._group
+        return self._watch.group
 
     def get_event_succeeded(self) -> Any:
         """Torch's Event for a job that has succeeded."""
-        return self._build_event("SUCCEEDED", None)
+        return self._watch.build_job_event("SUCCEEDED")
 
     def get_event_failed(self) -> Any:
         """Torch's Event for a job that has failed; has the traceback of the exception that is being handled."""
-        import traceback
-
-        return self._build_event("FAILED", traceback.format_exc())
-
-    def _build_event(self, state: str, raw_error: str | None) -> Any:
-        from torch.distributed.elastic.events import Event, EventSource
-
-        handler = self._spec.rdzv_handler
-        metadata = {
-            "run_id": handler.get_run_id() if handler is not None else "none",
-            "global_rank": None,
-            "group_rank": self.get_worker_group().group_rank,
-            "worker_id": None,
-            "role": self._spec.role,
-            "hostname": socket.getfqdn(),
-            "state": state,
-            "total_run_time": int(time.monotonic() - self._began_s) if self._began_s else 0,
-            "rdzv_backend": handler.get_backend() if handler is not None else "muster",
-            "raw_error": raw_error,
-            "metadata": None,
-            "agent_restarts": 0,
-        }
-        return Event(name=f"torchelastic.worker.status.{state}", source=EventSource.AGENT, metadata=metadata)
+        return self._watch.build_job_event("FAILED")
 
     # -- the agent's command line and records -----------------------------------------------------------------------
 
@@ -220,21 +218,26 @@ class LocalElasticAgent:
             place = self._static_flags
         elif spec.rdzv_handler is not None:
             place = [f"--rdzv-backend={BACKEND}", f"--rdzv-id={spec.rdzv_handler.get_run_id()}"]
-        elif spec.master_port is not None:
+        elif spec.master_port:
             place = [f"--master-addr={spec.master_addr or '127.0.0.1'}", f"--master-port={spec.master_port}"]
             place.append("--rdzv-backend=static")
         else:
-            place = ["--standalone"]
+            place = ["--standalone", *([f"--local-addr={spec.master_addr}"] if spec.master_addr else [])]
         specs = settings.logs_specs
         logs = build_log_flags(specs) if specs is not None else self._build_older_log_flags()
-        return [*place, *logs, *build_worker_flags(spec), f"--shutdown-timeout={settings.shutdown_timeout}"]
+        return [*build_worker_flags(spec), *place, *logs, f"--shutdown-timeout={settings.shutdown_timeout}"]
 
     def _build_rendezvous(self) -> CallersRendezvous | None:
         spec = self._spec
         if spec.rdzv_handler is None or self._static_flags is not None:
             return None
         return CallersRendezvous(
-            spec.rdzv_handler, nproc=spec.local_world_size, role=spec.role, local_addr=spec.local_addr
+            spec.rdzv_handler,
+            nproc=spec.local_world_size,
+            role=spec.role,
+            local_addr=spec.local_addr,
+            master_addr=spec.master_addr,
+            master_port=spec.master_port,
         )
 
     def _build_older_log_flags(self) -> list[str]:
@@ -256,25 +259,3 @@ class LocalElasticAgent:
         }
         begin_job(self._events, environ)
         return environ
-
-    def _handle_record(self, record: Record) -> None:
-        from torch.distributed.elastic.agent.server.api import WorkerState
-
-        group, what, detail = self.get_worker_group(), record["what"], record["detail"]
-        if what == "round_formed":
-            group.group_rank, group.group_world_size = record["node"], detail["nodes"]
-            group.master_addr, _, port = detail["master"].rpartition(":")
-            group.master_port = int(port)
-        elif what == "worker_released":
-            group.workers[detail["local_rank"]].id = detail["pid"]
-        elif what == "workers_started":
-            for worker, rank in zip(group.workers, record["ranks"], strict=False):
-                worker.global_rank = worker.role_rank = rank
-            self._set_state(WorkerState.HEALTHY)
-        elif what == "round_broken":
-            self._set_state(WorkerState.UNHEALTHY)
-        elif what == "workers_stopped":
-            self._set_state(WorkerState.STOPPED)
-
-    def _set_state(self, state: Any) -> None:
-        self.get_worker_group().state = state

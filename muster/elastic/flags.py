@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from muster.agent.errors import UsageError
+from muster.elastic.services.worker_group import has_event_handler
 
 _OWN_BACKENDS = ("muster", "c10d", "static")
 PREFIX_VARIABLE = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
@@ -32,13 +33,14 @@ def build_flags(config: Any) -> list[str]:
 def build_worker_flags(config: Any) -> list[str]:
     """The flags for the fields that a `LaunchConfig` and a `WorkerSpec` have in common."""
     nproc = getattr(config, "nproc_per_node", None) or config.local_world_size
+    events = getattr(config, "event_log_handler", None) or "null"  # what torch does not know, the agent refuses
     named = {
         "nproc-per-node": nproc,
         "role": config.role,
         "max-restarts": config.max_restarts,
         "monitor-interval": config.monitor_interval,
         "local-addr": getattr(config, "local_addr", None),
-        "event-log-handler": getattr(config, "event_log_handler", None),
+        "event-log-handler": None if has_event_handler(events) else events,
         "duplicate-stdout-filters": _join_texts(getattr(config, "duplicate_stdout_filters", None)),
         "duplicate-stderr-filters": _join_texts(getattr(config, "duplicate_stderr_filters", None)),
         "numa-binding": _name_binding(getattr(config, "numa_options", None)),

@@ -4,6 +4,7 @@ import os
 import sys
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from muster.elastic.jobs.call import build_payload
 from muster.elastic.jobs.job import Job, Outcome, Record
 from muster.elastic.jobs.process import FOLDER_MARK
 from muster.elastic.jobs.results import Payload, WorkerServer
+from muster.elastic.services.health_check import serve_health_check
+from muster.elastic.services.worker_group import GroupFacts, WorkerGroupWatch
 
 _FUNCTION_PROGRAM = "agent/workers/function.py"
 _PRELOADED = (
@@ -61,7 +64,7 @@ def launch_agent(
     Args:
         config: a `LaunchConfig`, torch's or ours. A missing `run_id` is chosen and written there.
         entrypoint: a function or a command.
-        args: its arguments; a command's are turned into strings, with `${local_rank}` replaced.
+        args: its arguments; a command's are turned into strings. `${local_rank}` is replaced in strings.
         health_check_server: has `start` and `stop`; None: there is none.
 
     Returns:
@@ -78,21 +81,76 @@ def launch_agent(
     if not config.run_id:
         config.run_id = str(uuid.uuid4().int)
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = config.signals_to_handle  # as torch does
-    if health_check_server is not None:
-        health_check_server.start()
-    try:
-        return run_program(
-            build_flags(config),
-            entrypoint,
-            args,
-            nproc=config.nproc_per_node,
-            start_method=config.start_method,
-            environ=_build_environ(config),
-            handled_signals=split_signals(config.signals_to_handle),
-        )
-    finally:
-        if health_check_server is not None:
-            health_check_server.stop()
+    watch = _watch_group(config, entrypoint, args)
+    with serve_health_check(health_check_server):
+        try:
+            values = run_program(
+                build_flags(config),
+                entrypoint,
+                args,
+                nproc=config.nproc_per_node,
+                start_method=config.start_method,
+                environ=_build_environ(config),
+                handled_signals=split_signals(config.signals_to_handle),
+                on_record=None if watch is None else watch.handle,
+                substitutes_macros=True,
+            )
+        except Exception as error:
+            if watch is not None:
+                _report_error(watch, error)
+            raise
+        if watch is not None:
+            _report_success(watch, values)
+        return values
+
+
+@dataclass(frozen=True, kw_only=True)
+class _GroupSpec:
+    """What `WorkerGroupWatch` asks of torch's WorkerSpec."""
+
+    role: str
+    local_world_size: int
+    max_restarts: int
+    event_log_handler: str
+
+
+def _watch_group(
+    config: Any, entrypoint: Callable[..., Any] | str | None, args: Sequence[Any]
+) -> WorkerGroupWatch | None:
+    """None: torch's agent is not imported, so the program has no handlers of its metrics and events."""
+    if "torch.distributed.elastic.agent.server.api" not in sys.modules:
+        return None
+    from torch.distributed.elastic import metrics
+
+    metrics.initialize_metrics(metrics.MetricsConfig(config.metrics_cfg))
+    spec = _GroupSpec(
+        role=config.role,
+        local_world_size=config.nproc_per_node,
+        max_restarts=config.max_restarts,
+        event_log_handler=getattr(config, "event_log_handler", "null"),
+    )
+    name = name_entrypoint(entrypoint or "", args)
+    return WorkerGroupWatch(spec, GroupFacts(entrypoint_name=name, run_id=config.run_id, backend=config.rdzv_backend))
+
+
+def _report_success(watch: WorkerGroupWatch, values: dict[int, Any]) -> None:
+    from torch.distributed.elastic.agent.server.api import RunResult, WorkerState
+
+    watch.record_result(RunResult(state=WorkerState.SUCCEEDED, return_values=values))
+    watch.record_job("SUCCEEDED")
+
+
+def _report_error(watch: WorkerGroupWatch, error: Exception) -> None:
+    """As torch: workers that fail do not make the agent fail."""
+    from torch.distributed.elastic.agent.server.api import RunResult, WorkerState
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    if isinstance(error, ChildFailedError):
+        watch.record_result(RunResult(state=WorkerState.FAILED, failures=error.failures))
+        watch.record_job("SUCCEEDED")
+    else:
+        watch.record_return(is_success=False)
+        watch.record_job("FAILED")
 
 
 def _build_environ(config: Any) -> dict[str, str]:
@@ -116,6 +174,7 @@ def run_program(
     kwargs: Mapping[str, Any] | None = None,
     handled_signals: Sequence[str] = (),
     on_record: Callable[[Record], None] | None = None,
+    substitutes_macros: bool = False,
 ) -> dict[int, Any]:
     """Run a function or a command under an agent to the end; see `launch_agent`."""
     if isinstance(entrypoint, str):
@@ -126,7 +185,14 @@ def run_program(
         return dict.fromkeys(outcome.ranks)
     if entrypoint is None:
         raise UsageError("entrypoint=None: must be a function or a command")
-    server = start_function_server(entrypoint, args, kwargs or {}, nproc=nproc, start_method=start_method)
+    server = start_function_server(
+        entrypoint,
+        args,
+        kwargs or {},
+        nproc=nproc,
+        start_method=start_method,
+        substitutes_macros=substitutes_macros,
+    )
     try:
         job = Job(
             [*flags, *build_function_words()],
@@ -143,9 +209,23 @@ def run_program(
 
 
 def start_function_server(
-    entrypoint: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], *, nproc: int, start_method: str
+    entrypoint: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    nproc: int,
+    start_method: str,
+    substitutes_macros: bool = False,
 ) -> WorkerServer:
     """Pickle the call.
+
+    Args:
+        entrypoint: the function.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
+        nproc: workers on this node.
+        start_method: one of `START_METHODS`.
+        substitutes_macros: each worker replaces `${local_rank}` in positional arguments that are strings.
 
     Raises:
         UsageError: the start method is not one of ours.
@@ -156,11 +236,11 @@ def start_function_server(
     if start_method == "fork":
         from muster.elastic.fork.hazards import prepare_call
 
-        call = prepare_call(entrypoint, args, kwargs, nproc)
+        call = prepare_call(entrypoint, args, kwargs, nproc, substitutes_macros=substitutes_macros)
         from muster.elastic.fork.tree import fork_tree  # only where there are forks
 
         return WorkerServer(Payload(call_fd=-1, tracker_fd=-1), nproc, partial(fork_tree, call))
-    return WorkerServer(build_payload(entrypoint, args, kwargs), nproc)
+    return WorkerServer(build_payload(entrypoint, args, kwargs, substitutes_macros=substitutes_macros), nproc)
 
 
 def build_function_words() -> list[str]:

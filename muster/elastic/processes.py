@@ -4,6 +4,7 @@ Names, arguments and results are torch's; the processes are workers of an agent 
 """
 
 import contextlib
+import errno
 import os
 import signal
 import sys
@@ -370,6 +371,32 @@ class MultiprocessContext(PContext):
 
 class SubprocessContext(PContext):
     """Processes that run a command."""
+
+    def start(self) -> None:
+        """See `PContext`.
+
+        Raises:
+            FileNotFoundError: there is no such program; as torch's, it is raised before any process starts.
+            PermissionError: it may not be executed.
+        """
+        for env in self.envs.values():
+            check_program(str(self.entrypoint), {**os.environ, **env})
+        super().start()
+
+
+def check_program(program: str, env: Mapping[str, str]) -> None:
+    """Check that a program can be found and executed.
+
+    Raises:
+        FileNotFoundError: it cannot be found.
+        PermissionError: it may not be executed.
+    """
+    folders = [""] if os.path.dirname(program) else os.get_exec_path(env)
+    found = [path for folder in folders if os.path.exists(path := os.path.join(folder, program))]
+    if not found:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), program)
+    if not any(os.path.isfile(path) and os.access(path, os.X_OK) for path in found):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), program)
 
 
 @contextlib.contextmanager

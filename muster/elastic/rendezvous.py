@@ -9,39 +9,58 @@ from collections.abc import Callable
 from typing import Any
 
 from muster.agent.config import RendezvousConfig
-from muster.agent.rendezvous.backends.torch_messages import COMMANDS, ThreadFinding, encode_line
+from muster.agent.rendezvous.backends.torch_messages import (
+    COMMANDS,
+    HandlerFormedRound,
+    Layout,
+    ThreadFinding,
+    encode_line,
+)
 from muster.agent.rendezvous.backends.torch_thread import HandlerThread
 
 BACKEND = "caller"
 
 
-def build_static_flags(handler: Any) -> list[str] | None:
-    """The agent's flags for its own `static` rendezvous, in place of torch's, which cannot ask other nodes.
+def build_static_flags(spec: Any) -> list[str] | None:
+    """The agent's flags for its own `static` rendezvous, in place of torch's.
+
+    torch's has one store for all restarts, at MASTER_PORT, and cannot ask other nodes.
 
     Args:
-        handler: of torch's registry, or the caller's own.
+        spec: torch's WorkerSpec; its handler is of torch's registry, or the caller's own.
 
     Returns:
-        None: it is not torch's static one.
+        None: the handler is not torch's static one.
     """
+    handler = spec.rdzv_handler
     torchs = sys.modules.get("torch.distributed.elastic.rendezvous.static_tcp_rendezvous")
     if torchs is None or type(handler) is not torchs.StaticTCPRendezvous:
         return None
     flags = {
         "rdzv-backend": "static",
         "rdzv-id": handler.run_id,
+        "rdzv-conf": f"timeout={handler.timeout.total_seconds():g}",
         "nnodes": handler.world_size,
         "node-rank": handler.rank,
-        "master-addr": handler.master_addr,
-        "master-port": handler.master_port,
+        "master-addr": spec.master_addr or handler.master_addr,
+        "master-port": spec.master_port or handler.master_port,
     }
-    return [f"--{name}={value}" for name, value in flags.items()]
+    return [f"--{name}={value}" for name, value in flags.items() if value != ""]
 
 
 class CallersRendezvous:
     """Owns the thread, and passes what it finds to the agent. `connect` once, then `handle` each message."""
 
-    def __init__(self, handler: Any, *, nproc: int, role: str, local_addr: str | None = None) -> None:
+    def __init__(
+        self,
+        handler: Any,
+        *,
+        nproc: int,
+        role: str,
+        local_addr: str | None = None,
+        master_addr: str | None = None,
+        master_port: int | None = None,
+    ) -> None:
         """Nothing is called before the agent asks.
 
         Args:
@@ -49,7 +68,11 @@ class CallersRendezvous:
             nproc: workers on this node.
             role: whose role ranks are counted together.
             local_addr: this node's address; None: found.
+            master_addr: MASTER_ADDR of this node's workers; None: as the nodes agree.
+            master_port: MASTER_PORT of this node's workers; None: likewise.
         """
+        master = {"master_addr": master_addr, "master_port": master_port}
+        self._own_master = {name: value for name, value in master.items() if value}
         config = RendezvousConfig(
             backend=BACKEND,
             run_id=handler.get_run_id(),
@@ -84,5 +107,8 @@ class CallersRendezvous:
 
     def post_finding(self, finding: ThreadFinding) -> None:
         """See `torch_thread.Owner`: the agent's loop is elsewhere, so it is sent there."""
+        if isinstance(finding, HandlerFormedRound):
+            layout = Layout(**{**vars(finding.layout), **self._own_master})
+            finding = HandlerFormedRound(**{**vars(finding), "layout": layout})
         if self._send is not None:
             self._send(encode_line(finding))

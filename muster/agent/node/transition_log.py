@@ -115,6 +115,9 @@ class TransitionLog:
             nodes=formed.group_world_size,
             master=f"{formed.master_addr}:{formed.master_port}",
             restarts_left=formed.restarts_left,
+            rank_offset=formed.rank_offset,
+            role_rank_offset=formed.role_rank_offset,
+            role_world_size=formed.role_world_size,
         )
         self._log.mark("formed")
 

@@ -3,7 +3,8 @@
 What a record can tell of, and what its detail has (the documentation prints this list):
 
     agent_started: The agent runs: pid, start (how workers start).
-    round_formed: The node takes part in a round: world_size, nodes, master, restarts_left.
+    round_formed: The node takes part in a round: world_size, nodes, master, restarts_left, rank_offset and
+        role_rank_offset (of its first worker), role_world_size.
     workers_started: All workers of the round run.
     worker_released: One worker started: local_rank, pid, how ("warm": a parked fork became this worker; "cold": fork
         and exec) and, when a warm start was wanted and the worker started cold, reason.

@@ -58,12 +58,22 @@ def main(folder: str, local_rank: str) -> None:
         preparation = pickle.load(file)  # noqa: S301  # the program that started the job wrote it
         this = process.current_process()
         this.authkey = preparation.pop("authkey")
+        substitutes_macros = preparation.pop("substitutes_macros")
         this._inheriting = True  # type: ignore[attr-defined]  # noqa: SLF001  # as spawn._main: no processes meanwhile
         spawn.prepare(preparation)
         function, args, kwargs = pickle.load(file)  # noqa: S301  # its modules can be imported only now
         del this._inheriting  # type: ignore[attr-defined]  # noqa: SLF001
     os.close(call_fd)
-    call(connection, function, args, kwargs)
+    call(connection, function, substitute_macros(args, local_rank) if substitutes_macros else args, kwargs)
+
+
+def substitute_macros(args: tuple[object, ...], local_rank: str) -> tuple[object, ...]:
+    """Replace `${local_rank}` in strings by the rules of `string.Template`, as torch does."""
+    if not any(isinstance(arg, str) and "$" in arg for arg in args):
+        return args
+    from string import Template  # compiles a regular expression
+
+    return tuple(Template(arg).safe_substitute(local_rank=local_rank) if isinstance(arg, str) else arg for arg in args)
 
 
 def connect(folder: str, local_rank: str) -> socket.socket:

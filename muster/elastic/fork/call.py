@@ -14,6 +14,8 @@ class ForkedCall:
     args: Sequence[Any]
     kwargs: Mapping[str, Any]
     nproc: int
+    substitutes_macros: bool = False
+    """Whether `${local_rank}` is replaced in positional arguments that are strings."""
     joins_streams: bool = False
     """Whether a worker's pipe for standard output is also the one for standard error: a notebook shows both in one
     place, in the order in which they were written."""

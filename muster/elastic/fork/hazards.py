@@ -20,7 +20,12 @@ _PAUSE_HARD = 2
 
 
 def prepare_call(
-    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], nproc: int
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    nproc: int,
+    *,
+    substitutes_macros: bool = False,
 ) -> ForkedCall:
     """Make this process ready to be forked, and describe what its forks call.
 
@@ -44,6 +49,7 @@ def prepare_call(
         args=args,
         kwargs=kwargs,
         nproc=nproc,
+        substitutes_macros=substitutes_macros,
         torch_threads=torch_threads,
         joins_streams=is_cell(sys.stdout),
     )

@@ -67,7 +67,10 @@ def run(call: ForkedCall, release: forked_worker.Release) -> NoReturn:
     try:
         connection = function.connect(*spec["args"])
         connection.recv(4096)  # there are no descriptors: it has them all
-        function.call(connection, call.function, tuple(call.args), dict(call.kwargs))
+        args = tuple(call.args)
+        if call.substitutes_macros:
+            args = function.substitute_macros(args, spec["args"][1])
+        function.call(connection, call.function, args, dict(call.kwargs))
         code = 0
     except SystemExit as stop:
         code = _choose_code(stop, spec["error_file"])

@@ -51,13 +51,16 @@ class _Descriptors:
             os.close(self.fds.pop())
 
 
-def build_payload(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Payload:
+def build_payload(
+    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], *, substitutes_macros: bool = False
+) -> Payload:
     """Pickle a call for the workers of one job.
 
     Args:
         function: what every worker calls.
         args: its positional arguments.
         kwargs: its keyword arguments.
+        substitutes_macros: workers replace `${local_rank}` in positional arguments that are strings.
 
     Raises:
         PickleFault: names what cannot be pickled.
@@ -76,6 +79,7 @@ def build_payload(function: Callable[..., Any], args: Sequence[Any], kwargs: Map
     try:
         preparation = spawn.get_preparation_data("worker")
         preparation["authkey"] = bytes(preparation["authkey"])  # pickled for our own workers only
+        preparation["substitutes_macros"] = substitutes_macros
         call = _pickle_call(function, tuple(args), dict(kwargs), descriptors)
         call_fd = _write_unnamed_file(pickle.dumps(preparation), call)
     except BaseException:  # KeyboardInterrupt too: the duplicates must be closed

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import sys
 from pathlib import Path
 
@@ -114,6 +115,18 @@ def test_what_has_no_effect_or_no_counterpart_is_said(tmp_path: Path) -> None:
         EVENTS,
         NO_BASE,
     ], outcome.explain()
+
+
+@pytest.mark.parametrize("library", ["muster", pytest.param("torch", marks=pytest.mark.long)])
+def test_beside_torch(library: str, tmp_path: Path) -> None:
+    """What workers, metrics, events and a missing program are like: the same text with both libraries."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    program = PROGRAM.with_name("beside_torch.py")
+    command = [sys.executable, str(program), library, str(port)]
+    outcome = run_tree(command, env={**os.environ, "TMPDIR": str(tmp_path)}, cwd=tmp_path, timeout_s=500)
+    assert outcome.exit_code == 0, outcome.explain()
+    assert outcome.stdout == program.with_suffix(".txt").read_text(), outcome.explain()
 
 
 def test_a_signal_is_torchs_exception_and_the_callers_handlers_are_as_before(tmp_path: Path) -> None:

@@ -33,7 +33,6 @@ def test_every_field_has_an_effect() -> None:
         role="trainer",
         max_restarts=1,
         local_addr="10.0.0.1",
-        event_log_handler="console",
         signals_to_handle="SIGTERM,SIGUSR1",
         duplicate_stdout_filters=["a,b"],
         virtual_local_rank=True,
@@ -42,12 +41,22 @@ def test_every_field_has_an_effect() -> None:
         logs_specs=DefaultLogsSpecs("/dev/null", {1: TorchStd.ALL}, TorchStd.OUT, {0}),
     )
     assert (config.role, config.max_restarts, config.rendezvous.local_addr) == ("trainer", 1, "10.0.0.1")
-    assert (config.event_log_handler, config.signals_to_handle) == ("console", ("SIGTERM", "SIGUSR1"))
+    assert config.signals_to_handle == ("SIGTERM", "SIGUSR1")
     assert (config.virtual_local_rank, config.shutdown_timeout_s) == (True, 7.0)
     assert config.rendezvous.join_timeout_s == 70.0
     logs = config.logs
     assert (logs.base_dir, logs.redirects.of(1), logs.redirects.of(0)) == ("/dev/null", Std.ALL, Std.NONE)
     assert (logs.tee.of(0), logs.local_ranks_filter, logs.duplicate_stdout_filters) == (Std.OUT, {0}, ("a,b",))
+
+
+def test_events_go_to_torchs_handlers_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.distributed.elastic.events import handlers
+
+    assert configure(event_log_handler="console").event_log_handler == "null"
+    with pytest.raises(UsageError, match="--event-log-handler 'mine': must be one of null, console"):
+        configure(event_log_handler="mine")
+    monkeypatch.setitem(handlers._log_handlers, "mine", handlers.get_logging_handler("console"))
+    assert configure(event_log_handler="mine").event_log_handler == "null"
 
 
 def test_rendezvous() -> None:

@@ -115,7 +115,7 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
 
         TorchX calls this when its command line is interrupted. A second Ctrl-C during the call kills the apps.
         """
-        self._live_lines.close()
+        super().close()
         try:
             client.end_all(self._attached, flush_s=_FLUSH_S)
         finally:

@@ -182,6 +182,7 @@ class KubernetesScheduler(PluginScheduler, WorkspaceMixin):  # type: ignore[misc
 
     def close(self) -> None:
         """Drops all connections. Idempotent."""
+        super().close()
         if self._open_session is not None:
             self._open_session.close()
             self._open_session = None

@@ -213,7 +213,7 @@ class LocalScheduler(PluginScheduler):
 
         TorchX also calls this after Ctrl-C; a second Ctrl-C during the call kills the apps.
         """
-        self._live_lines.close()
+        super().close()
         folders = [folder for folder in self._attached.values() if folder.spec_file.exists()]
         self._attached.clear()
         try:

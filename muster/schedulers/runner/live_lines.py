@@ -7,6 +7,7 @@ with a carriage return, and such a line without text when the bar has ended. Any
 import os
 import re
 import sys
+import textwrap
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, TextIO
@@ -40,6 +41,19 @@ def add_colours(line: str) -> str:
         code = _RANK_COLOURS[int(found["rank"] or found["local"]) % len(_RANK_COLOURS)]
         return f"\x1b[{code}m{found[0]}\x1b[0m{line[found.end() :]}"
     return f"\x1b[1;31m{line.rstrip()}\x1b[0m\n" if line.startswith(_HEADLINE) else line
+
+
+def repeat_failure(app_id: str, reason: str, environ: Mapping[str, str] = os.environ) -> None:
+    """Print the first paragraph of a failed job's report once more at the end of `torchx run` on a terminal.
+
+    TorchX prints the app's status after the report, in more lines than many terminals have.
+    """
+    if not runs_command_line() or not sys.stderr.isatty():
+        return
+    text = f"{_HEADLINE} {app_id}: {reason}"
+    for line in textwrap.wrap(text, measure(sys.stderr).columns - 1, break_long_words=False, break_on_hyphens=False):
+        sys.stderr.write(f"\x1b[1;31m{line}\x1b[0m\n" if allows_colours(environ) else f"{line}\n")
+    sys.stderr.flush()
 
 
 class LiveLines:

@@ -33,7 +33,7 @@ from muster.schedulers.runner import callers
 from muster.schedulers.runner.app_codec import load_app
 from muster.schedulers.runner.command_line import print_errors_as_lines
 from muster.schedulers.runner.dry_run import hide_secrets
-from muster.schedulers.runner.live_lines import LiveLines
+from muster.schedulers.runner.live_lines import LiveLines, repeat_failure
 from muster.schedulers.runner.option_parsing import StrictOpts
 from muster.schedulers.supervision.app_folder import AppRecord, AppSpec
 from muster.schedulers.supervision.state import AppPhase, ReplicaState
@@ -78,6 +78,8 @@ class PluginScheduler(Scheduler, abc.ABC):  # type: ignore[misc]
         super().__init__(backend, session_name)
         self._live_lines = LiveLines()
         """Shared by the readers of all replicas, which TorchX runs in threads of their own."""
+        self._awaited: DescribeAppResponse | None = None
+        """What `Runner.wait` was last told."""
         print_errors_as_lines()
 
     @abc.abstractmethod
@@ -214,7 +216,16 @@ class PluginScheduler(Scheduler, abc.ABC):  # type: ignore[misc]
             raise self._build_unknown(app_id)
         if response is not None and self._live_lines.has_printed and response.structured_error_msg != NONE:
             response.structured_error_msg = remove_traceback(response.structured_error_msg)
+        if callers.is_wait():
+            self._awaited = response
         return response
+
+    def close(self) -> None:
+        """Print nothing more, but why a job has failed that a command has waited for. TorchX calls it at the end."""
+        self._live_lines.close()
+        awaited, self._awaited = self._awaited, None
+        if awaited is not None and awaited.state == AppState.FAILED and awaited.msg != NONE:
+            repeat_failure(awaited.app_id, awaited.msg)
 
     def delete(self, app_id: str) -> None:
         """Deletes an app; one that does not exist is fine. 0.7's command line has no `delete`: call it from Python."""

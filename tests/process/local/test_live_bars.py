@@ -1,8 +1,9 @@
-"""`torchx run` on a terminal: progress bars of all ranks as live rows below the lines."""
+"""`torchx run` on a terminal: progress bars of all ranks as live rows below the lines, and the end of a failed job."""
 
 import fcntl
 import os
 import pty
+import re
 import struct
 import subprocess
 import sys
@@ -42,13 +43,17 @@ def run_on_terminal(command: list[str], cwd: Path, env: dict[str, str]) -> tuple
     return seen, process.wait()
 
 
-def test_bars_of_all_ranks_are_rows_below_the_lines(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(PROGRAM)
-    job = ["dist.ddp", "-j", "2x2", "--script", "train.py"]
+def run_job(layout: str, program: str, tmp_path: Path) -> tuple[str, int]:
+    (tmp_path / "train.py").write_text(program)
+    job = ["dist.ddp", "-j", layout, "--script", "train.py"]
     command = [str(Path(sys.executable).with_name("torchx")), "run", "-s", "local_cwd", *job]
     env = {**os.environ, "TERM": "xterm", "NO_COLOR": "1", "XDG_STATE_HOME": str(tmp_path), "TORCHX_CONFIG": ""}
     seen, code = run_on_terminal(command, tmp_path, env)
-    text = seen.decode().replace("\r\n", "\n")
+    return seen.decode().replace("\r\n", "\n"), code
+
+
+def test_bars_of_all_ranks_are_rows_below_the_lines(tmp_path: Path) -> None:
+    text, code = run_job("2x2", PROGRAM, tmp_path)
     assert code == 0, text
     ranks = [f"train/{node} [train{local}|n{node}.r{2 * node + local}]:" for node in range(2) for local in range(2)]
     rows = [part for part in text.split("\x1b[K") if all(f"{rank} " in part for rank in ranks)]
@@ -58,3 +63,12 @@ def test_bars_of_all_ranks_are_rows_below_the_lines(tmp_path: Path) -> None:
     for rank in ranks:
         assert printed.count(f"{rank}half\n") == 1, "a line between two states of a bar"
         assert printed.count(f"{rank}100%|##########|\n") == 1, "the bar's last state stays"
+
+
+def test_a_failed_job_ends_with_the_reason(tmp_path: Path) -> None:
+    """TorchX's dump of the state is longer than the screen, and comes after the report."""
+    text, code = run_job("1x2", "raise ValueError('bad batch')", tmp_path)
+    assert code == 1, text
+    assert "AppStatus" in text
+    last = " ".join(text.split("ui_url:")[-1].split()[1:])
+    assert re.match(r"JOB FAILED train-\w+: .*ValueError: bad batch", last), text

@@ -1,10 +1,15 @@
 """What a program that has started a job gets when the agent itself has gone."""
 
+import json
 import signal
+from collections.abc import Iterable
+from pathlib import Path
 
 import pytest
+from doubles.samples import make_failure
 
-from muster.elastic.failures import raise_for_outcome
+from muster.agent.diagnosis.report import Report
+from muster.elastic.failures import build_child_failed_error, raise_for_outcome
 from muster.elastic.jobs.errors import AgentLost
 from muster.elastic.jobs.job import Outcome
 
@@ -23,3 +28,35 @@ def test_a_job_whose_ranks_have_stopped_at_one_step_is_no_lost_agent() -> None:
     with pytest.raises(api.SignalException) as stopped:
         raise_for_outcome(Outcome(code=143, records=records), name="train")
     assert stopped.value.sigval == signal.SIGTERM
+
+
+def build_failed(ranks: Iterable[int], tmp_path: Path) -> Outcome:
+    """Rank 2 raises something else than the others."""
+    failures = []
+    for rank in ranks:
+        traceback = f"Traceback (most recent call last):\n  in step\nValueError: {'other' if rank == 2 else 'same'}"
+        extra = {"py_callstack": traceback, "timestamp": f"{rank}"}
+        file = tmp_path / f"{rank}.json"
+        file.write_text(json.dumps({"message": {"message": "ValueError", "extraInfo": extra}}))
+        failures.append(make_failure(global_rank=rank, local_rank=rank, exit_code=1, error_file=str(file)))
+    report = Report(run_id="r", reason="why", attempt=0, max_restarts=0, failures=tuple(failures))
+    return Outcome(code=1, report=report, ranks=range(8))
+
+
+@pytest.mark.torch
+def test_what_several_ranks_raise_is_once_in_the_text_and_of_each_rank_in_the_data(tmp_path: Path) -> None:
+    errors = pytest.importorskip("torch.distributed.elastic.multiprocessing.errors")
+    error = build_child_failed_error(build_failed((3, 0, 1, 2, 4), tmp_path), "train")
+    assert type(error) is errors.ChildFailedError
+    text = str(error)
+    assert (text.count("ValueError: same"), text.count("ValueError: other")) == (1, 1)
+    assert "the same on ranks 0-1, 4 as on rank 3" in text
+    assert text.rindex("ValueError: same") > text.index("Root Cause"), "the root cause has its traceback"
+    assert all("py_callstack" in error.failures[rank].message["extraInfo"] for rank in range(5))
+
+
+@pytest.mark.torch
+def test_the_text_of_different_failures_is_that_of_torch(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    error = build_child_failed_error(build_failed((2, 3), tmp_path), "train")
+    assert str(error) == error.format_msg()

@@ -26,7 +26,7 @@ SOAK = $(shell grep -rlE 'mark\.soak' tests --include='test_*.py')
 help: ## say what there is
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-14s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-run: $(STABLE)/.ready ## train on handwritten digits, 2 nodes x 4 workers on this machine
+run: $(STABLE)/.runs ## train on handwritten digits, 2 nodes x 4 workers on this machine
 	$(STABLE)/torchx run -s local_cwd dist.ddp -j 2x4 --script examples/digits/train.py
 
 check: $(STABLE)/.ready ## lint, types, unit tests
@@ -90,20 +90,32 @@ package: $(STABLE)/.ready ## build wheel and sdist into dist/, check them, insta
 
 environments: $(STABLE)/.ready $(NIGHTLY)/.ready ## only install: .venv (torchx 0.7.0, torch), .venv-nightly (torchx-nightly)
 
-# torch goes first and alone: together with the rest pip would look at every version of it
-$(STABLE)/.ready: pyproject.toml setup.py Makefile
+# enough for `make run`; torch goes first and alone: together with the rest pip would look at every version of it
+$(STABLE)/.runs: pyproject.toml setup.py Makefile
 	$(call make_environment,.venv)
-	$(STABLE)/python -m pip install -q "$(TORCH)"
-	$(STABLE)/python -m pip install -q torchx==0.7.0 -e '.[test,clients,docker,kubernetes,docs,package]'
-	touch $@
+	$(call install,$(STABLE),torch: a download of 200 MB$(COMMA) with the libraries of CUDA 3 GB,"$(TORCH)")
+	$(call install,$(STABLE),TorchX and muster: a minute,torchx==0.7.0 -e '.[all]')
+	@touch $@
+
+$(STABLE)/.ready: $(STABLE)/.runs
+	$(call install,$(STABLE),what the tests and the documentation need: 200 MB in two minutes,\
+		torchx==0.7.0 -e '.[test,clients,docker,kubernetes,docs,package]')
+	@touch $@
 
 # without muster's dependencies: they name torchx, and the nightly line is another distribution of the same package
 $(NIGHTLY)/.ready: pyproject.toml setup.py Makefile
 	$(call make_environment,.venv-nightly)
-	$(NIGHTLY)/python -m pip install -q "$(TORCHX_NIGHTLY)" docker kubernetes pytest pytest-timeout pytest-xdist hypothesis \
-		kubernetes-validate kubeflow-trainer-api jsonschema
-	$(NIGHTLY)/python -m pip install -q -e . --no-deps
-	touch $@
+	$(call install,$(NIGHTLY),the nightly line of TorchX: a minute,"$(TORCHX_NIGHTLY)" docker kubernetes pytest pytest-timeout \
+		pytest-xdist hypothesis kubernetes-validate kubeflow-trainer-api jsonschema)
+	$(call install,$(NIGHTLY),muster beside it,-e . --no-deps)
+	@touch $@
+
+# pip's own progress, with names and sizes, where somebody sees it
+define install
+	@echo "$(patsubst %/bin,%,$(1)): installing $(2)"
+	@$(1)/python -m pip install $(if $(MAKE_TERMOUT),,-q) $(3)
+endef
+COMMA := ,
 
 define make_environment
 	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 10) else f"muster needs Python 3.10 or newer, \

@@ -5,11 +5,11 @@ console reads when its turn comes; a stream without a file drops lines, and the 
 """
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from muster.agent.config import Std
 from muster.agent.logs.console_writer import ConsoleWriter
-from muster.agent.logs.lines import AgentLine, End, Gap, Hold, LineAssembler, Span
+from muster.agent.logs.lines import AgentLine, End, Gap, Hold, LineAssembler, Span, cut_warnings
 from muster.agent.runtime.clock import Clock, SystemClock
 
 BACKLOG_BYTES = 4 << 20
@@ -21,6 +21,12 @@ BAR_INTERVAL_S = 5.0
 MARKED_BAR_INTERVAL_S = 1.0
 """A reader that draws the bars itself gets them this often, see `Env.LIVE_BARS`."""
 
+LAUNCH_S = 120.0
+"""So long after a worker was started its warnings are compared with those of the others."""
+
+_WARNING_LIMIT = 256
+"""Different warnings of one launch; who writes more has another purpose than to warn."""
+
 AGENT_PREFIX = "[muster] "
 
 
@@ -29,10 +35,18 @@ class Feed:
 
     __slots__ = ("_cut_off", "_device", "_fd", "_last", "assembler", "order", "printed_bar")
 
-    def __init__(self, device: ConsoleWriter | None, fd: int, prefix: bytes, colour: int | None = None) -> None:
+    def __init__(
+        self,
+        device: ConsoleWriter | None,
+        fd: int,
+        prefix: bytes,
+        colour: int | None = None,
+        fold: Callable[[bytes], bytes] | None = None,
+    ) -> None:
         self._device = device
         self._fd = fd
-        self.assembler = LineAssembler(prefix if colour is None else paint(prefix, _RANK_COLOURS[colour]))
+        shown = prefix if colour is None else paint(prefix, _RANK_COLOURS[colour])
+        self.assembler = LineAssembler(shown, fold=fold)
         self.order = len(prefix), prefix
         self.printed_bar = b""
         """The state of the bar that was printed last; belongs to the device."""
@@ -104,6 +118,31 @@ class Feed:
         device.put(self, self._last)
 
 
+class LaunchWarnings:
+    """Of the warnings that workers of one launch write alike while they start, only the first is printed.
+
+    What a program imports warns in each of its workers. Their log files have all of them.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._first: dict[bytes, object] = {}
+        """Warning -> the stream that wrote it first."""
+        self._until_s = 0.0
+
+    def open_stream(self) -> Callable[[bytes], bytes]:
+        """A worker starts; returns what leaves out of its lines the warnings that another one has written."""
+        self._until_s = self._clock.now_s() + LAUNCH_S
+        stream = object()
+        return lambda lines: self._fold(stream, lines)
+
+    def _fold(self, stream: object, lines: bytes) -> bytes:
+        if b"Warning: " not in lines or self._clock.now_s() > self._until_s or len(self._first) > _WARNING_LIMIT:
+            return lines
+        parts = cut_warnings(lines)
+        return b"".join(part for part, warns in parts if not warns or self._first.setdefault(part, stream) is stream)
+
+
 _RANK_COLOURS = (b"36", b"33", b"35", b"32", b"34", b"96", b"93", b"95", b"92", b"94")
 """Of the prefixes of neighbouring ranks; no red, which is for failures."""
 
@@ -132,7 +171,8 @@ class Console:
     ) -> None:
         self._has_colour = has_colour
         self._fds = {Std.OUT: stdout_fd, Std.ERR: stderr_fd}
-        clock = clock or SystemClock()
+        self._clock = clock = clock or SystemClock()
+        self._warnings = LaunchWarnings(clock)
         identities = {std: identify_device(fd) for std, fd in self._fds.items()}
         by_identity = {
             identity: ConsoleWriter(
@@ -153,6 +193,10 @@ class Console:
         """Whether what is written there may have colours: it is a terminal, and the user has not refused them."""
         return self._has_colour and os.isatty(self._fds[std])
 
+    def begin_launch(self) -> None:
+        """Print warnings again that workers of an earlier round have written."""
+        self._warnings = LaunchWarnings(self._clock)
+
     def open_feed(self, std: Std, prefix: bytes, rank: int = 0) -> Feed:
         """Open a feed for one worker's stream; every line gets the prefix. The caller ends it.
 
@@ -162,7 +206,7 @@ class Console:
             rank: decides the prefix's colour on a terminal.
         """
         colour = rank % len(_RANK_COLOURS) if prefix and self.has_colour(std) else None
-        return Feed(self._devices[std], self._fds[std], prefix, colour)
+        return Feed(self._devices[std], self._fds[std], prefix, colour, self._warnings.open_stream())
 
     def print_line(self, line: str) -> None:
         """Print one or more lines of the agent on standard error, each with its prefix."""

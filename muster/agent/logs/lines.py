@@ -4,6 +4,7 @@ Work is done per chunk (one `replace` for all its lines), not per line: 400,000 
 with a carriage return, the sign of a progress bar, are processed line by line.
 """
 
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from muster.agent.round import Round
@@ -13,6 +14,7 @@ LINE_LIMIT_BYTES = 16 << 20
 """A line is kept in memory until it is whole; a longer one is split on the console (never in the file)."""
 
 _LIVE_BYTES = 512
+_WARNING_ROWS = 8
 _OWN_FRAMES = b"/muster/agent/workers/"
 _STACK_FRAME = b'  File "'
 _NOT_TEXT = bytes(set(range(0x20)) - {0x08, 0x09, 0x0A, 0x0D, 0x1B}) + b"\x7f"
@@ -60,6 +62,40 @@ def _is_own_frame(line: bytes) -> bool:
     return line.startswith(_STACK_FRAME) and _OWN_FRAMES in line and b'", line ' in line and b", in " not in line
 
 
+def cut_warnings(lines: bytes) -> Iterator[tuple[bytes, bool]]:
+    r"""Cut whole lines into parts, each with whether it is one warning as Python's `warnings` writes it.
+
+    That is `PATH:LINE: CATEGORY: TEXT` and below it the line of source, where there is one.
+
+    >>> list(cut_warnings(b"a.py:1: UserWarning: slow\n  import a\nepoch 1\n"))
+    [(b'a.py:1: UserWarning: slow\n  import a\n', True), (b'epoch 1\n', False)]
+    """
+    rows = lines.split(b"\n")[:-1]
+    start = 0
+    while start < len(rows):
+        count = _count_warning_rows(rows[start : start + _WARNING_ROWS])
+        end = start + max(count, 1)
+        yield b"\n".join(rows[start:end]) + b"\n", count > 0
+        start = end
+
+
+def _count_warning_rows(rows: list[bytes]) -> int:
+    """Of how many of these rows the warning is that begins in the first one; 0: none does, or its end is not known."""
+    if not _begins_warning(rows[0]):
+        return 0
+    for count, row in enumerate(rows[1:], 2):
+        if row.startswith(b"  "):
+            return count
+        if _begins_warning(row):
+            break
+    return int(len(rows) == 1 or _begins_warning(rows[1]))
+
+
+def _begins_warning(row: bytes) -> bool:
+    place, _, rest = row.partition(b": ")
+    return place.rpartition(b":")[2].isdigit() and rest.partition(b": ")[0].endswith(b"Warning")
+
+
 def prefix_lines(prefix: bytes, lines: bytes) -> bytes:
     r"""Put the prefix before each of these whole lines, which end in `\n`, and collapse their bars."""
     if b"\r" in lines:
@@ -74,11 +110,15 @@ def prefix_lines(prefix: bytes, lines: bytes) -> bytes:
 class LineAssembler:
     r"""Cuts one stream into whole lines; keeps the unterminated rest until its `\n` comes."""
 
-    __slots__ = ("_held", "_held_bytes", "_is_data", "_limit_bytes", "holds_bar", "prefix")
+    __slots__ = ("_fold", "_held", "_held_bytes", "_is_data", "_limit_bytes", "holds_bar", "prefix")
 
-    def __init__(self, prefix: bytes, limit_bytes: int = LINE_LIMIT_BYTES) -> None:
+    def __init__(
+        self, prefix: bytes, limit_bytes: int = LINE_LIMIT_BYTES, fold: Callable[[bytes], bytes] | None = None
+    ) -> None:
         self.prefix = prefix
         self._limit_bytes = limit_bytes
+        self._fold = fold
+        """Leaves out some of whole lines, before they get the prefix."""
         self._held: list[bytes] = []
         self._held_bytes = 0
         self._is_data = False
@@ -95,7 +135,7 @@ class LineAssembler:
             self._held.append(whole)
             whole = b"".join(self._held)
             self._reset()
-        lines = prefix_lines(self.prefix, whole)
+        lines = prefix_lines(self.prefix, self._fold(whole) if self._fold else whole)
         return lines + self._keep_rest(chunk[cut:]) if cut < len(chunk) else lines
 
     def finish(self) -> bytes:

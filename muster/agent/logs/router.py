@@ -89,6 +89,7 @@ class LogRouter:
     def open_round(self, round: Round) -> None:  # noqa: A002
         """Make the attempt's folder, as ranks are known now. A round of the same attempt appends to the same files."""
         self._pumps = {}
+        self._console.begin_launch()
         if self._thread is not None and self._group is not None:
             # Its streams have ended, unless the disk hung: their limit, when it is due, is not this round's.
             self._thread.submit(self._group.close)

@@ -16,7 +16,7 @@ from terminal import render
 from muster._progress_bars import ProgressBars, fit_row
 from muster.agent.config import Std
 from muster.agent.logs import console as consoles
-from muster.agent.logs.console import Console
+from muster.agent.logs.console import Console, Feed
 from muster.agent.runtime.clock import SystemClock
 
 
@@ -97,6 +97,45 @@ def test_lines_of_many_streams_are_whole_and_in_order(pipe: Pipe) -> None:
         assert b"[%d]:no newline" % number in lines
     assert [line for line in lines if line.startswith(b"[muster]")] == [b"[muster] own line %d" % n for n in range(300)]
     assert len(lines) == 3 * (300 + 150 + 1) + 300 + 1
+
+
+WARNING = b"/x/torch/a.py:368: UserWarning: no NumPy\n  cpu = template()\n"
+SHOWN = [b"/x/torch/a.py:368: UserWarning: no NumPy", b"  cpu = template()"]
+
+
+def open_feeds(console: Console) -> list[Feed]:
+    return [console.open_feed(Std.ERR, b"[%d]:" % number) for number in range(3)]
+
+
+def test_a_warning_that_workers_write_alike_is_printed_once(pipe: Pipe) -> None:
+    console = Console(stdout_fd=pipe.write_fd, stderr_fd=pipe.write_fd, clock=FakeClock())
+    reader = pipe.collect()
+    feeds = open_feeds(console)
+    for number in (1, 0, 2):
+        feeds[number].offer(b"loads\n" + WARNING + b"says %d\n" % number)
+    feeds[2].offer(b"/x/b.py:1: RuntimeWarning: of one\n" + WARNING.replace(b"no", b"old"))
+    feeds[1].offer(WARNING)  # it wrote that first: again is another one
+    console.begin_launch()
+    for number, feed in enumerate(open_feeds(console)):
+        feed.offer(WARNING[:30])
+        feed.offer(WARNING[30:] + b"again %d\n" % number)
+    lines = finish(console, pipe, reader).splitlines()
+    expected = [b"[1]:loads", *(b"[1]:" + row for row in SHOWN), b"[1]:says 1"]
+    expected += [b"[0]:loads", b"[0]:says 0", b"[2]:loads", b"[2]:says 2", b"[2]:/x/b.py:1: RuntimeWarning: of one"]
+    expected += [b"[2]:" + SHOWN[0].replace(b"no", b"old"), b"[2]:" + SHOWN[1], *(b"[1]:" + row for row in SHOWN)]
+    expected += [*(b"[0]:" + row for row in SHOWN), b"[0]:again 0", b"[1]:again 1", b"[2]:again 2"]
+    assert lines == expected
+
+
+def test_warnings_of_a_job_that_runs_are_all_printed(pipe: Pipe) -> None:
+    clock = FakeClock()
+    console = Console(stdout_fd=pipe.write_fd, stderr_fd=pipe.write_fd, clock=clock)
+    reader = pipe.collect()
+    feeds = open_feeds(console)
+    clock.time_s = consoles.LAUNCH_S + 1.0
+    for feed in feeds:
+        feed.offer(WARNING)
+    assert finish(console, pipe, reader).count(SHOWN[0]) == len(feeds)
 
 
 @pytest.mark.parametrize("data", [bytes(range(256)) * 40 + b"\n", b"\xff\xfe\x00\x80\n", b"y" * (10 << 20) + b"\n"])

@@ -3,7 +3,6 @@
 The agents' side of it is `agent.rendezvous.consensus.actions.Answer`: the same fields, as JSON.
 """
 
-import json
 import math
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from enum import IntEnum
 from typing import Final, TypeAlias, TypeVar
 
-from muster._contract import AskKind, AskOutcome
+from muster._contract import AskKind, AskOutcome, parse_json
 
 T = TypeVar("T")
 
@@ -192,7 +191,7 @@ def parse_answer(text: str) -> Answer:
     Raises:
         ValueError: it is no answer; says what is wrong.
     """
-    content = _read_object(json.loads(text))
+    content = _read_object(parse_json(text))
     return Answer(
         outcome=AskOutcome(content.get("outcome")),
         line=_read(content, "line", _read_text, ""),

@@ -8,8 +8,9 @@ import json
 import os
 import stat
 from collections.abc import Callable
+from typing import Any
 
-from muster._contract import LogNames
+from muster._contract import LogNames, parse_json
 from muster.agent.errors import EnvironmentFault
 from muster.agent.logs import open_own
 from muster.agent.round import Checkpoint
@@ -54,9 +55,9 @@ def _read(run_dir: str) -> Checkpoint | None:
 def _parse(text: str) -> Checkpoint | None:
     """None for anything that no agent has written: a job must not end because of it."""
     try:
-        found = json.loads(text)
+        found: Any = parse_json(text)
         number, step, path = found["number"], found["step"], found["path"]
-    except (ValueError, TypeError, KeyError, RecursionError):
+    except (ValueError, TypeError, KeyError):
         return None
     is_valid = type(number) is int and type(step) is int and type(path) is str and number > 0 and step >= 0 and path
     return Checkpoint(number=number, step=step, path=path) if is_valid else None

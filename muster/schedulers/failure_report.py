@@ -4,16 +4,19 @@ The agent writes both in `diagnosis/report_files.py`; adapters never import it, 
 """
 
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
+
+from muster._contract import parse_json, read_regular
 
 
 def parse_report(text: str | bytes) -> Mapping[str, Any] | None:
     """An agent's report; None if the text is something else, for instance one sentence: then there was no round."""
     try:
-        data = json.loads(text)
+        data = parse_json(text)
     except ValueError:
         return None
     return data if isinstance(data, dict) and ("failures" in data or "reason" in data) else None
@@ -43,10 +46,21 @@ def find_usage_line(errors: bytes) -> str:
 
 
 def find_root_cause(report: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The first failure that is not collateral; empty if the report has none."""
+    """The first failure that is not collateral; empty if the report has none. A field of another type is left out."""
     found = report.get("failures")
     failures = [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
-    return next((each for each in failures if not each.get("collateral")), {})
+    root = next((each for each in failures if not each.get("collateral")), {})
+    return {name: value for name, value in root.items() if name not in _TYPES or _TYPES[name](value)}
+
+
+_TYPES: Mapping[str, Callable[[object], bool]] = {
+    "exception": lambda value: isinstance(value, str),
+    "traceback": lambda value: isinstance(value, str),
+    "stderr_tail": lambda value: isinstance(value, list) and all(isinstance(line, str) for line in value),
+    "exit_code": lambda value: isinstance(value, int),
+    "time_s": lambda value: isinstance(value, int | float) and math.isfinite(value),
+}
+"""What adapters read of a failure; a container may have written the report itself."""
 
 
 def parse_attempt(records: bytes) -> int:
@@ -57,11 +71,14 @@ def parse_attempt(records: bytes) -> int:
     """
     lines = [line for line in records.split(b"\n") if line]
     try:
-        return int(json.loads(lines[-1]).get("attempt", 0)) if lines else 0
-    except (AttributeError, OverflowError, TypeError, ValueError):
+        record = parse_json(lines[-1]) if lines else None
+    except ValueError:
         return 0
+    attempt = record.get("attempt") if isinstance(record, dict) else 0
+    return attempt if isinstance(attempt, int) and 0 <= attempt <= _MOST_ATTEMPTS else 0
 
 
+_MOST_ATTEMPTS = 1_000_000
 _HANG, _NO_HANG = "hang_named", ("hang_ended", "round_formed", "round_broken", "workers_stopped", "fenced", "job_ended")
 
 
@@ -85,7 +102,7 @@ def parse_hang(records: bytes) -> str:
 def _parse_record(line: bytes) -> tuple[str, str, str] | None:
     """(what, time in UTC, text); None if it is cut off, damaged or of another version."""
     try:
-        record = json.loads(line)
+        record: Any = parse_json(line)
         seen = datetime.fromtimestamp(record["time_s"], timezone.utc)
         return record["what"], f"{seen:%Y-%m-%d %H:%M:%S}", str(record.get("detail", {}).get("text", ""))
     except (AttributeError, KeyError, OSError, OverflowError, TypeError, ValueError):
@@ -98,9 +115,13 @@ def join_hangs(hangs: Mapping[str, str]) -> str:
     return "; ".join(hang if len(hangs) == 1 else f"{role}: {hang}" for role, hang in known.items())
 
 
+_ERROR_LIMIT_BYTES = 4 << 20
+
+
 def read_error_file(path: Path) -> str | None:
-    """An error file as one line of JSON; None if there is none that can be read."""
+    """An error file in torch's format as one line of JSON; None if there is none that TorchX can print."""
     try:
-        return json.dumps(json.loads(path.read_text()))
+        content = parse_json(read_regular(str(path), _ERROR_LIMIT_BYTES))
     except (OSError, ValueError):
         return None
+    return json.dumps(content) if isinstance(content, dict) else None

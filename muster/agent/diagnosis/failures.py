@@ -9,7 +9,7 @@ import re
 import signal
 from typing import Protocol
 
-from muster._contract import name_signal
+from muster._contract import name_signal, read_regular
 from muster.agent.diagnosis.oom import OomWatch
 from muster.agent.diagnosis.report import Failure, OomEvidence
 from muster.agent.diagnosis.tracebacks import read_error_file, read_stderr
@@ -174,9 +174,8 @@ class FailureCollector:
 def read_crash(streams: WorkerStreams | None) -> str:
     """What faulthandler wrote into the stack file, where a worker whose stderr is not captured reports a crash."""
     try:
-        with open((streams and streams.stack_file) or os.devnull, "rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - _CRASH_BYTES))
-            return file.read().decode("utf-8", "replace").rpartition(_STACKS_HEADER)[2]
+        text = read_regular((streams and streams.stack_file) or "", _CRASH_BYTES, -_CRASH_BYTES)
+        return text.decode("utf-8", "replace").rpartition(_STACKS_HEADER)[2]
     except OSError:
         return ""
 

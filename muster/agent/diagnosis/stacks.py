@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Mapping
 
 from muster import _processes
+from muster._contract import read_regular
 from muster.agent.diagnosis.tracebacks import clean_stacks
 from muster.agent.runtime.loop import Loop
 from muster.agent.runtime.records import record
@@ -58,9 +59,7 @@ class _Dump:
     def read_text(self) -> str:
         """Read what the worker has written; "" when it cannot be read."""
         try:
-            with open(self.target.stack_file, "rb") as file:
-                file.seek(self._start_bytes)
-                data = file.read(self._size_bytes - self._start_bytes)
+            data = read_regular(self.target.stack_file, self._size_bytes - self._start_bytes, self._start_bytes)
         except OSError:
             return ""
         return clean_stacks(data.decode(errors="replace"))

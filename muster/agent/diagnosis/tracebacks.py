@@ -4,9 +4,10 @@ A program writes the same traceback in several places: on stderr, there again wi
 and in the error file. Readers get it once, and without frames that are not theirs.
 """
 
-import json
 import re
 from collections.abc import Callable, Iterable, Iterator
+
+from muster._contract import parse_json, read_regular
 
 _ERROR_FILE_LIMIT_BYTES = 4 << 20
 _TRACEBACK_LINES = 60
@@ -43,7 +44,7 @@ def read_error_file(path: str | None) -> tuple[str, str | None] | None:
     stack = extra.get("py_callstack") if isinstance(extra, dict) else None
     text = message.get("message")
     exception = _shorten(str(text)).removesuffix(":") if text is not None else "unknown error"
-    return exception, trim_traceback(stack) if stack else None
+    return exception, trim_traceback(stack) if isinstance(stack, str) and stack else None
 
 
 def load_error_file(path: str | None) -> dict[str, object] | None:
@@ -51,8 +52,7 @@ def load_error_file(path: str | None) -> dict[str, object] | None:
     if not path:
         return None
     try:
-        with open(path, "rb") as file:
-            data = json.loads(file.read(_ERROR_FILE_LIMIT_BYTES))
+        data = parse_json(read_regular(path, _ERROR_FILE_LIMIT_BYTES))
     except (OSError, ValueError):  # incomplete: its worker was killed
         return None
     return data if isinstance(data, dict) else None

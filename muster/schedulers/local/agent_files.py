@@ -1,15 +1,15 @@
 """Reads what the agents of a role leave in their log folder: the job's report, its restarts, and a hang."""
 
 import contextlib
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from muster._contract import LogNames
+from muster._contract import LogNames, read_regular
 from muster.schedulers.failure_report import parse_attempt, parse_hang, parse_report
 
 _TAIL_BYTES = 64 << 10
+_REPORT_LIMIT_BYTES = 64 << 20
 
 
 def read_report(log_dir: Path) -> Mapping[str, Any]:
@@ -20,7 +20,7 @@ def read_report(log_dir: Path) -> Mapping[str, Any]:
     """
     for path in _list_newest(log_dir, LogNames.REPORT):
         with contextlib.suppress(OSError):
-            report = parse_report(path.read_bytes())
+            report = parse_report(read_regular(str(path), _REPORT_LIMIT_BYTES))
             if report is not None:
                 return report
     return {}
@@ -39,9 +39,8 @@ def read_hang(log_dir: Path) -> str:
 def _read_records(log_dir: Path) -> bytes:
     """The last ones of the newest run."""
     for path in _list_newest(log_dir, LogNames.EVENTS):
-        with contextlib.suppress(OSError), open(path, "rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
-            return file.read()
+        with contextlib.suppress(OSError):
+            return read_regular(str(path), _TAIL_BYTES, -_TAIL_BYTES)
     return b""
 
 

@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from muster import _processes
+from muster._contract import parse_json
 from muster.schedulers.supervision.machine import Machine
 from muster.schedulers.supervision.state import (
     AppPhase,
@@ -357,7 +358,7 @@ def _translate_errors(path: Path) -> Iterator[None]:
     """Turn errors about a file's content into one line."""
     try:
         yield
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise StateError(
             f"{path} cannot be read ({error}): another version of muster wrote it, or it is damaged"
         ) from error
@@ -380,9 +381,10 @@ def _write_text(path: Path, text: str) -> None:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    text = path.read_text()
     with _translate_errors(path):
-        content: dict[str, Any] = json.loads(text)
+        content = parse_json(path.read_bytes())
+        if not isinstance(content, dict):
+            raise TypeError("no object")
         return content
 
 

@@ -13,6 +13,7 @@ from doubles.samples import make_round
 from muster._contract import name_signal
 from muster.agent.diagnosis.failures import FailureCollector, FailureContext, build_failure, read_crash
 from muster.agent.diagnosis.report import OomEvidence
+from muster.agent.diagnosis.report_files import build_torch_error
 from muster.agent.diagnosis.tracebacks import read_error_file, read_stderr, trim_traceback
 from muster.agent.logs import WorkerStreams
 from muster.agent.runtime.clock import SystemClock
@@ -268,3 +269,43 @@ def test_a_worker_that_could_not_be_started() -> None:
     failure = collector.collect(ROUND, 0, None, None, "cannot start x: Permission denied")
     assert (failure.exit_code, failure.signal, failure.pid) == (None, None, 0)
     assert failure.reason == "cannot start x: Permission denied"
+
+
+MALFORMED = [
+    "[" * 1_000_000,
+    '{"message": ' * 200 + "1" + "}" * 200,
+    json.dumps({"message": {"message": json.loads("[" * 60 + "]" * 60)}}),
+    "5",
+    "9" * 5000,
+    "null",
+    '"\\ud800"',
+    json.dumps({"message": {"message": "E: t", "extraInfo": {"py_callstack": 5}}}),
+    json.dumps({"message": {"message": "E: t", "extraInfo": {"py_callstack": ["a"]}}}),
+    json.dumps({"message": {"message": {"a": 1}, "extraInfo": 7}}),
+    json.dumps({"message": {"message": "\ud800", "extraInfo": {"py_callstack": "\ud800", "timestamp": []}}}),
+]
+"""What a worker may write itself."""
+
+
+@pytest.mark.parametrize("text", MALFORMED, ids=range(len(MALFORMED)))
+def test_an_error_file_of_any_content_gives_a_failure_that_can_be_written(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "error.json"
+    path.write_text(text)
+    failure = build_failure(make_context(error_file=str(path)))
+    assert failure.exception is None or isinstance(failure.exception, str)
+    json.dumps(build_torch_error(failure))
+
+
+@pytest.mark.parametrize("name", ["error.json", "stacks.txt"])
+def test_a_pipe_in_a_files_place_holds_nothing_up(tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / name)
+    assert read_error_file(str(tmp_path / name)) is None
+    streams = WorkerStreams(
+        stdout_fd=None,
+        stderr_fd=None,
+        error_file=None,
+        stack_file=str(tmp_path / name),
+        stdout_log=None,
+        stderr_log=None,
+    )
+    assert read_crash(streams) == ""

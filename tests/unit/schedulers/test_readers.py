@@ -1,11 +1,13 @@
 """What all adapters read: lines, times, and the agent's words about a failure."""
 
 import json
+import os
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from muster._control import parse_answer
 from muster.schedulers.failure_report import (
     describe_report,
     find_root_cause,
@@ -16,7 +18,9 @@ from muster.schedulers.failure_report import (
     parse_report,
     read_error_file,
 )
+from muster.schedulers.kubernetes.live.status import _build_torch_error
 from muster.schedulers.lines import LineSplitter
+from muster.schedulers.local.agent_files import count_restarts, read_hang, read_report
 from muster.schedulers.timestamps import parse_seconds, parse_timestamp
 
 pytestmark = pytest.mark.torchx
@@ -134,3 +138,52 @@ def test_error_files(tmp_path):
     assert read_error_file(file) == '{"a": 1}'
     file.write_text("{")
     assert read_error_file(file) is None
+
+
+DEEP = "[" * 1_000_000
+NESTED = json.loads("[" * 200 + "]" * 200)
+WRONG = [NESTED, [], {}, "x", 7, -1, 1e999, None, "\ud800", "9" * 5000]
+"""Values of a wrong type or size, for any field."""
+
+
+@pytest.mark.parametrize("value", WRONG, ids=range(len(WRONG)))
+def test_what_a_container_wrote_itself_ends_no_command(tmp_path, value):
+    """`torchx list` reads the files of all apps: one of them must not hide the others."""
+    record = {"time_s": 1.0, "what": "hang_named", "attempt": 1, "detail": {"text": "waits"}}
+    for name in record:
+        line = json.dumps({**record, name: value}).encode()
+        assert isinstance(parse_hang(line), str)
+        assert 0 <= parse_attempt(line) <= 1_000_000
+    failure = {"exception": "E: t", "traceback": "T", "stderr_tail": ["a"], "exit_code": 1, "time_s": 1.0, "rank": 0}
+    for name in failure:
+        report = parse_report(json.dumps({"reason": value, "failures": [{**failure, name: value}]}))
+        if report is not None:
+            error = _build_torch_error(report)
+            assert isinstance(error["message"]["message"], str)
+            int(error["message"]["extraInfo"]["timestamp"])  # TorchX does
+            json.dumps(error)
+    path = tmp_path / "error.json"
+    path.write_text(json.dumps(value))
+    found = read_error_file(path)
+    assert found is None or isinstance(json.loads(found), dict)
+
+
+def test_files_that_are_too_deep_are_as_files_that_are_missing(tmp_path):
+    path = tmp_path / "error.json"
+    path.write_text(DEEP)
+    assert read_error_file(path) is None
+    assert parse_report(DEEP) is None
+    assert parse_attempt(DEEP.encode()) == 0
+    assert parse_hang(DEEP.encode()) == ""
+    with pytest.raises(ValueError, match="nested too deeply"):
+        parse_answer(DEEP)
+
+
+def test_pipes_in_the_place_of_files_hold_nothing_up(tmp_path):
+    (tmp_path / "job").mkdir()
+    for name in ("events.jsonl", "report.json", "error.json"):
+        os.mkfifo(tmp_path / "job" / name)
+    assert read_report(tmp_path) == {}
+    assert count_restarts(tmp_path) == 0
+    assert read_hang(tmp_path) == ""
+    assert read_error_file(tmp_path / "job/error.json") is None

@@ -324,3 +324,17 @@ def test_an_app_that_cannot_be_stopped_keeps_no_other_one_running(spec, monkeypa
     assert asked == [(name, word) for word in words for name in ("app-x", "app-x-2")]
     assert waited[-2:] == ["app-x", "app-x-2"]
     assert "no supervisor of app-x-2 runs" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "text", [b"[" * 1_000_000, b"[]", b"7", b"\xff", b'{"schema": 1, "replicas": 5}'], ids=range(5)
+)
+def test_damaged_files_are_one_error_that_names_them(spec, text):
+    folder = AppFolder(spec.folder)
+    folder.create(spec)
+    folder.state_file.write_bytes(text)
+    with pytest.raises(StateError, match=r"state\.json cannot be read"):
+        folder.read_record()
+    folder.spec_file.write_bytes(text)
+    with pytest.raises(StateError, match=r"spec\.json cannot be read"):
+        folder.read_spec()

@@ -4,9 +4,9 @@ Source: torch/csrc/distributed/c10d/FlightRecorderDetail.hpp, format 2.x; gloo w
 entries stay "scheduled" and are done when `retired`; its `pg_config` says nothing, and `last_started` is -1.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 
+from muster._contract import parse_json
 from muster.agent.diagnosis.report import ENTRY_LIMIT, Collective, Group
 from muster.agent.runtime.fields import MOST
 from muster.agent.runtime.records import record
@@ -45,7 +45,7 @@ def read_groups(text: bytes) -> KnownGroups:
 
 def _load(text: bytes) -> Mapping[str, object]:
     try:
-        return _to_dict(json.loads(text))
+        return _to_dict(parse_json(text))
     except ValueError:  # it is being written
         return {}
 

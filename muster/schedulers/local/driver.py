@@ -101,7 +101,10 @@ class LocalDriver:
     def stop(self, replica: ReplicaId, *, is_interrupt: bool = False) -> None:
         """See `ReplicaDriver`. A suspended guard handles the signal only when it continues."""
         plan: Mapping[str, Any] = self._spec.details["replicas"][replica.role][replica.index]
-        self._signal(replica, signal.SIGINT if is_interrupt and _runs_agent(plan) else signal.SIGTERM)
+        is_interrupt = is_interrupt and _runs_agent(plan) and replica in self._running
+        # A Python that is just starting prints a traceback at SIGINT, or loses it; SIGTERM ends it.
+        is_interrupt = is_interrupt and _catches_sigterm(self._running[replica].pid)
+        self._signal(replica, signal.SIGINT if is_interrupt else signal.SIGTERM)
         self._signal(replica, signal.SIGCONT)
 
     def suspend(self, *, suspended: bool) -> None:
@@ -182,6 +185,19 @@ class LocalDriver:
 def _runs_agent(plan: Mapping[str, Any]) -> bool:
     """Whether a replica runs the agent; earlier versions named it `is_agent`."""
     return bool(plan["runs_agent"] if "runs_agent" in plan else plan["is_agent"])
+
+
+def _catches_sigterm(pid: int) -> bool:
+    """Whether a guard handles signals already: it sets all handlers together, and Python itself sets none for SIGTERM.
+
+    Source: proc(5), SigCgt.
+    """
+    try:
+        status = Path(f"/proc/{pid}/status").read_text(errors="replace")
+    except OSError:
+        return False  # it has ended
+    caught = next((line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:")), "0")
+    return bool(int(caught, 16) >> (signal.SIGTERM - 1) & 1)
 
 
 def _read_end(path: Path) -> bytes:

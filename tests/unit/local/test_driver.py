@@ -1,5 +1,6 @@
 """What the driver of local_cwd passes to a replica."""
 
+import os
 import signal
 from pathlib import Path
 from unittest.mock import Mock
@@ -38,19 +39,39 @@ def test_an_agent_is_told_how_often_it_was_started_before(
     assert told == [None] * 4 + (["1", "2"] if runs_agent else [None] * 2)
 
 
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The signals that replicas get."""
+    made: list[int] = []
+    monkeypatch.setattr(signal, "pidfd_send_signal", lambda _, number: made.append(number))
+    return made
+
+
 @pytest.mark.parametrize(("runs_agent", "signum"), [(True, signal.SIGINT), (False, signal.SIGTERM)])
-def test_a_ctrl_c_reaches_agents_as_sigint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runs_agent: bool, signum: int
-) -> None:
+def test_a_ctrl_c_reaches_agents_as_sigint(tmp_path: Path, sent: list[int], runs_agent: bool, signum: int) -> None:
     """A shell that gets SIGINT alone would wait for the end of its child."""
-    sent: list[tuple[int, int]] = []
-    monkeypatch.setattr(signal, "pidfd_send_signal", lambda fd, number: sent.append((fd, number)))
-    driver = build_driver(tmp_path, runs_agent=runs_agent)
-    driver._running = {ReplicaId("r", 0): Mock(pidfd=7)}
-    driver.stop(ReplicaId("r", 0))
-    driver.stop(ReplicaId("r", 0), is_interrupt=True)
+    driver, replica = build_driver(tmp_path, runs_agent=runs_agent), ReplicaId("r", 0)
+    driver._running = {replica: Mock(pidfd=7, pid=os.getpid())}
+    old = signal.signal(signal.SIGTERM, lambda *_: None)
+    try:
+        driver.stop(replica)
+        driver.stop(replica, is_interrupt=True)
+    finally:
+        signal.signal(signal.SIGTERM, old)
     driver.close(succeeded=False)
-    assert sent == [(7, signal.SIGTERM), (7, signal.SIGCONT), (7, signum), (7, signal.SIGCONT)]
+    assert sent == [signal.SIGTERM, signal.SIGCONT, signum, signal.SIGCONT]
+
+
+def test_an_agent_that_is_just_starting_gets_sigterm(tmp_path: Path, sent: list[int]) -> None:
+    """Python's start lost SIGINT, and the job took the whole grace period to end."""
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL, "as in a Python that starts"
+    driver, replica = build_driver(tmp_path, runs_agent=True), ReplicaId("r", 0)
+    driver._running = {replica: Mock(pidfd=7, pid=os.getpid())}
+    driver.stop(replica, is_interrupt=True)
+    driver._running = {}
+    driver.stop(replica, is_interrupt=True)
+    driver.close(succeeded=False)
+    assert sent == [signal.SIGTERM, signal.SIGCONT], "one that has ended gets nothing"
 
 
 def test_a_log_that_cannot_be_written_is_a_start_that_failed(tmp_path: Path) -> None:

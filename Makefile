@@ -98,8 +98,7 @@ $(STABLE)/.runs: pyproject.toml setup.py Makefile
 	@touch $@
 
 $(STABLE)/.ready: $(STABLE)/.runs
-	$(call install,$(STABLE),what the tests and the documentation need: 200 MB in two minutes,\
-		torchx==0.7.0 -e '.[test,clients,docker,kubernetes,docs,package]')
+	$(call install,$(STABLE),what the tests and the documentation need: 200 MB in two minutes,$(FOR_TESTS))
 	@touch $@
 
 # without muster's dependencies: they name torchx, and the nightly line is another distribution of the same package
@@ -116,6 +115,7 @@ define install
 	@$(1)/python -m pip install $(if $(MAKE_TERMOUT),,-q) $(3)
 endef
 COMMA := ,
+FOR_TESTS := torchx==0.7.0 -e '.[test,clients,docker,kubernetes,docs,package]'
 
 define make_environment
 	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 10) else f"muster needs Python 3.10 or newer, \

@@ -1,5 +1,6 @@
 """What `make` does on a fresh machine, as it prints it."""
 
+import itertools
 import re
 import shlex
 import subprocess
@@ -10,7 +11,7 @@ import doc_pages
 def test_what_is_installed_is_said_first_and_is_what_the_project_names():
     command = ["make", "--dry-run", "--always-make", "environments"]
     lines = subprocess.run(command, cwd=doc_pages.ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
-    installs = [(above, shlex.split(line)) for above, line in zip(lines, lines[1:], strict=False) if " pip " in line]
+    installs = [(above, shlex.split(line)) for above, line in itertools.pairwise(lines) if " pip " in line]
     assert len(installs) == 5
     for above, words in installs:
         assert re.match(rf'echo "{words[0].partition("/")[0]}: installing \w.+"$', above), words

@@ -41,6 +41,16 @@ def running(nodes: list[list[str]], *program: str) -> Iterator[list[Tree]]:
         yield [stack.enter_context(Tree([*node, *program])) for node in nodes]
 
 
+def test_error_files_of_any_content_leave_the_agent_its_restarts(tmp_path: Path) -> None:
+    """The last is a named pipe."""
+    agent = [sys.executable, "-m", "muster.agent", "--standalone", "--start", "cold", "--max-restarts", "6"]
+    script = PROGRAMS.parent / "malformed_error.py"
+    done = run_tree([*agent, "--log-dir", str(tmp_path), "--rdzv-id", "job", str(script)], cwd=tmp_path)
+    assert done.exit_code == 1, done.explain()
+    assert "restart 6 of 6" in done.stderr, done.explain()
+    assert "exited with code 3; all 6 restarts are used" in " ".join(done.stderr.split()), done.explain()
+
+
 def test_an_unannotated_exception_on_another_node(nodes: list[list[str]], tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(

@@ -389,6 +389,31 @@ class StatusPageLayout:
         return bool(command & cls._COMMITTED)
 
 
+_ORDERING: Final = (*range(0x2028, 0x202F), *range(0x2066, 0x206A))
+_CONTROLS: Final = {
+    code: chr(code).encode("unicode_escape").decode()
+    for code in (*range(9), *range(11, 32), *range(127, 160), *_ORDERING)
+}
+"""Characters that a terminal obeys or that reorder a line, but newline and tab, and how they are shown."""
+
+
+def show_controls(text: str) -> str:
+    r"""The text with escape sequences as what they are (`\x1b[2J`): ours may quote what a worker or a file said.
+
+    Colours of quoted text are left out.
+    """
+    if "\x1b" in text:
+        import re
+
+        text = re.sub(r"\x1b\[[0-9;:]*m", "", text)
+    return text.translate(_CONTROLS)
+
+
+def has_controls(text: str) -> bool:
+    """Whether a text has control characters or ends of lines."""
+    return any(ord(each) in _CONTROLS or each in "\n\t" for each in text)
+
+
 _JSON_DEPTH: Final = 50
 
 

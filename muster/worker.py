@@ -36,7 +36,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from typing import SupportsFloat
 
-from muster._contract import Env
+from muster._contract import Env, has_controls
 from muster._contract import StatusPageLayout as Layout
 
 __all__ = [
@@ -161,7 +161,7 @@ def saved(i: int, path: str | os.PathLike[str] | None = None) -> None:
 
     Raises:
         TypeError: `i` is no int.
-        ValueError: `i` is negative, or the path is too long or not UTF-8.
+        ValueError: `i` is negative, or the path is too long, not UTF-8 or has control characters.
     """
     number = _to_step(i)
     slot = _state.slot if _state.is_open else _open()
@@ -447,9 +447,11 @@ def _encode_path(path: str | os.PathLike[str]) -> bytes:
     if len(text) > Layout.PATH_BYTES:
         raise ValueError(f"saved: the path has {len(text)} bytes, at most {Layout.PATH_BYTES} are allowed")
     try:
-        text.decode()
+        decoded = text.decode()
     except UnicodeDecodeError:
         raise ValueError(f"saved: the path {path!r} is not UTF-8") from None
+    if has_controls(decoded):  # it becomes a variable, and part of lines that are printed
+        raise ValueError(f"saved: the path {path!r} has control characters")
     return text
 
 

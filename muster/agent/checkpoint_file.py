@@ -10,7 +10,7 @@ import stat
 from collections.abc import Callable
 from typing import Any
 
-from muster._contract import LogNames, parse_json
+from muster._contract import LogNames, has_controls, parse_json
 from muster.agent.errors import EnvironmentFault
 from muster.agent.logs import open_own
 from muster.agent.round import Checkpoint
@@ -60,7 +60,7 @@ def _parse(text: str) -> Checkpoint | None:
     except (ValueError, TypeError, KeyError):
         return None
     is_valid = type(number) is int and type(step) is int and type(path) is str and number > 0 and step >= 0 and path
-    return Checkpoint(number=number, step=step, path=path) if is_valid else None
+    return Checkpoint(number=number, step=step, path=path) if is_valid and not has_controls(path) else None
 
 
 def write(run_dir: str, checkpoint: Checkpoint, on_error: Callable[[str], None]) -> None:

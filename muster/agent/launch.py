@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from muster._contract import DEFAULT_RUN_ID, NODE_INDEX_MARK, Env, ExitCode, LogNames
+from muster._contract import DEFAULT_RUN_ID, NODE_INDEX_MARK, Env, ExitCode, LogNames, show_controls
 from muster._guard import GuardLease
 from muster._processes import write_stderr
 from muster.agent.cli.arguments import parse_args
@@ -74,7 +74,7 @@ def _name_exhausted(error: OSError | ImportError) -> str | None:
 
 def _report_error(line: str, code: int) -> int:
     """Print one line to stderr; the code."""
-    write_stderr(f"muster: {line}\n")
+    write_stderr(f"muster: {show_controls(line)}\n")
     return int(code)
 
 

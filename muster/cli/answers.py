@@ -4,6 +4,7 @@ import json
 import sys
 from collections.abc import Iterator
 
+from muster._contract import show_controls
 from muster._control import Answer, ControlError, RankStack
 
 
@@ -13,9 +14,9 @@ def print_answer(answer: Answer, *, as_json: bool) -> int:
         print(json.dumps(answer.to_json()))
     else:
         for line in format_stacks(answer.stacks):
-            print(line)
+            print(show_controls(line))
         stream = sys.stdout if answer.exit_code == 0 else sys.stderr
-        print(answer.line, file=stream)
+        print(show_controls(answer.line), file=stream)
     return int(answer.exit_code)
 
 
@@ -24,7 +25,7 @@ def print_error(error: ControlError, *, as_json: bool) -> int:
     if as_json:
         print(json.dumps({"outcome": error.exit_code.name.lower(), "line": str(error), "exit_code": error.exit_code}))
     else:
-        print(f"muster: {error}", file=sys.stderr)
+        print(f"muster: {show_controls(str(error))}", file=sys.stderr)
     return int(error.exit_code)
 
 

@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Sequence
 
+from muster._contract import show_controls
 from muster.cli.leftovers import Leftover, find_leftovers
 from muster.schedulers.errors import EngineError
 
@@ -25,7 +26,7 @@ def prune(*, older_than_s: float, dry_run: bool, yes: bool) -> int:
     try:
         found = find_leftovers(os.environ, ended_before_s=time.time() - older_than_s)
     except EngineError as error:
-        print(f"muster: {error}", file=sys.stderr)
+        print(f"muster: {show_controls(str(error))}", file=sys.stderr)
         return 1
     if not found:
         print("nothing to remove")
@@ -44,7 +45,8 @@ def print_leftovers(found: Sequence[Leftover]) -> None:
     """Prints one line for each, and the sum."""
     width = max(len(each.name) for each in found)
     for each in found:
-        print(f"{each.name:{width}}  {format_size(each.size_bytes):>8}  {format_age(each.ended_s):>14}  {each.what}")
+        line = f"{each.name:{width}}  {format_size(each.size_bytes):>8}  {format_age(each.ended_s):>14}  {each.what}"
+        print(show_controls(line))
     print(f"{len(found)} in all, {format_size(sum(each.size_bytes for each in found))} in files")
 
 
@@ -84,6 +86,6 @@ def _remove(leftover: Leftover) -> bool:
     try:
         leftover.remove()
     except (OSError, RuntimeError, ValueError) as error:  # the adapters' errors are some of these
-        print(f"{leftover.name} is not removed: {error}", file=sys.stderr)
+        print(show_controls(f"{leftover.name} is not removed: {error}"), file=sys.stderr)
         return False
     return True

@@ -10,7 +10,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from muster._contract import parse_json, read_regular
+from muster._contract import parse_json, read_regular, show_controls
 
 
 def parse_report(text: str | bytes) -> Mapping[str, Any] | None:
@@ -28,7 +28,7 @@ def describe_report(report: Mapping[str, Any]) -> str:
     raised = find_root_cause(report).get("exception")
     if raised and str(raised) not in parts[0]:
         parts.append(str(raised))
-    return " ".join(": ".join(part for part in parts if part).split())
+    return show_controls(" ".join(": ".join(part for part in parts if part).split()))
 
 
 USAGE_LINE_LIMIT_BYTES = 1 << 16
@@ -42,7 +42,7 @@ def find_usage_line(errors: bytes) -> str:
         errors: the end of its stderr; the first line may be incomplete.
     """
     lines = [line for line in errors.split(b"\n") if line.startswith(b"muster: ")]
-    return lines[-1][len(b"muster: ") :].decode(errors="replace").strip() if lines else ""
+    return show_controls(lines[-1][len(b"muster: ") :].decode(errors="replace").strip()) if lines else ""
 
 
 def find_root_cause(report: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -96,7 +96,7 @@ def parse_hang(records: bytes) -> str:
         elif what == _HANG:
             seen = seen if lines else time
             lines.append(text)
-    return " ".join(f"{'; '.join(lines)} (reported at {seen} UTC)".split()) if lines else ""
+    return show_controls(" ".join(f"{'; '.join(lines)} (reported at {seen} UTC)".split())) if lines else ""
 
 
 def _parse_record(line: bytes) -> tuple[str, str, str] | None:

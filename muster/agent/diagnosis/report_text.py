@@ -4,6 +4,7 @@ import textwrap
 import time
 from collections.abc import Iterable, Iterator, Mapping
 
+from muster._contract import show_controls
 from muster.agent.diagnosis.report import Failure, OomEvidence, RankProgress, Report, format_size, name_ranks
 from muster.agent.diagnosis.root_cause import find_kind, find_root
 from muster.agent.diagnosis.stacks import group_stacks
@@ -31,7 +32,8 @@ def format_report(report: Report, *, has_colour: bool = False, printed_as: str |
     """
     root = find_root(report)
     headline = format_headline(report, columns)
-    lines = ["=" * columns, *(map(_paint_red, headline) if has_colour else headline)]
+    shown = [show_controls(line) for line in headline]
+    lines = ["=" * columns, *headline]
     if report.max_restarts:
         lines.append(f"after {report.attempt} of {report.max_restarts} restarts")
     lines.append("-" * columns)
@@ -47,7 +49,8 @@ def format_report(report: Report, *, has_colour: bool = False, printed_as: str |
         lines += _format_hint(root, columns)
     lines += _format_stacks(report, columns)
     lines.append("=" * columns)
-    return "\n".join(lines)
+    page = show_controls("\n".join(lines))
+    return page.replace("\n".join(shown), "\n".join(map(_paint_red, shown)), 1) if has_colour else page
 
 
 def format_headline(report: Report, columns: int) -> list[str]:

@@ -7,6 +7,7 @@ console reads when its turn comes; a stream without a file drops lines, and the 
 import os
 from collections.abc import Callable, Iterable
 
+from muster._contract import show_controls
 from muster.agent.config import Std
 from muster.agent.logs.console_writer import ConsoleWriter
 from muster.agent.logs.lines import AgentLine, End, Gap, Hold, LineAssembler, Span, cut_warnings
@@ -210,7 +211,8 @@ class Console:
 
     def print_line(self, line: str) -> None:
         """Print one or more lines of the agent on standard error, each with its prefix."""
-        self.print_text("\n".join(AGENT_PREFIX + part for part in line.splitlines() or [""]))
+        parts = show_controls(line).splitlines() or [""]
+        self.print_text("\n".join(AGENT_PREFIX + part for part in parts))
 
     def print_text(self, text: str) -> None:
         """Print a text of the agent unchanged and in one piece on standard error. A slow console never drops it."""

@@ -14,7 +14,7 @@ import sys
 import zlib
 from typing import NamedTuple
 
-from muster._contract import Env
+from muster._contract import Env, has_controls
 from muster._contract import StatusPageLayout as Layout
 
 _NOEXEC_SEAL = 0x0008
@@ -132,12 +132,13 @@ class StatusPage:
         return values
 
     def read_saved(self, local_rank: int) -> tuple[int, str] | None:
-        """Read the step and the path ("": none was named) of the rank's last checkpoint; None: none, or in between."""
+        """Read step and path ("": none that can be used) of the rank's last checkpoint; None: none, or in between."""
         text = self._read_text(local_rank, Layout.SAVED_PATH, 8 + Layout.PATH_BYTES)
         saved = self._words[(local_rank + 1) * Layout.WORDS + Layout.SAVED]
         if text is None or saved <= 0 or int.from_bytes(text[:8], sys.byteorder) != saved:
             return None
-        return saved - 1, text[8:].decode(errors="replace")
+        path = text[8:].decode(errors="replace")
+        return saved - 1, "" if has_controls(path) else path
 
     def read_checkpoint(self) -> tuple[int, str] | None:
         """Read the step that all ranks of the node have saved last, and the path that the lowest of them has named.

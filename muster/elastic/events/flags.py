@@ -16,9 +16,10 @@ import threading
 import time
 
 from muster import worker
-from muster._contract import AskKind, AskOutcome, Env
+from muster._contract import AGENT_ENTRY_NAME, AskKind, AskOutcome, Env
 from muster._control import Answer, parse_answer
 
+_AGENT = os.path.join(os.path.dirname(os.path.abspath(worker.__file__)), AGENT_ENTRY_NAME)
 _LOOK_S = 0.005
 _LIMIT_S = 60.0
 """How long the ranks of the job may take to do what is asked for."""
@@ -124,7 +125,8 @@ class _Requests:
         if not self.token:
             return Answer(outcome=AskOutcome.LOST, line="no job with these events runs: pass them to LocalElasticAgent")
         done = subprocess.run(
-            [sys.executable, "-m", "muster.agent", "ask", "job", kind.value, "--limit", str(_LIMIT_S)],
+            # Not `-m`: a muster.py of the working directory would run, and get the token.
+            [sys.executable, _AGENT, "ask", "job", kind.value, "--limit", str(_LIMIT_S)],
             env={**os.environ, Env.TOKEN: self.token},
             stdin=subprocess.DEVNULL,
             capture_output=True,

@@ -26,7 +26,7 @@ from torchx.schedulers.api import DescribeAppResponse, ListAppResponse, Schedule
 from torchx.specs import AppDef, AppDryRunInfo, AppState
 from torchx.specs.api import NONE, ReplicaStatus, RoleStatus
 
-from muster._contract import AskKind
+from muster._contract import AskKind, show_controls
 from muster._control import Answer, ControlError, ExitCode
 from muster.schedulers.errors import SchedulerError
 from muster.schedulers.runner import callers
@@ -304,7 +304,7 @@ def _join_messages(record: AppRecord | None, hang: str) -> str:
     if record is None:
         return ""
     told = hang if record.app.phase is AppPhase.RUNNING else ""
-    return "; ".join(filter(None, (told, record.app.reason)))
+    return show_controls("; ".join(filter(None, (told, record.app.reason))))
 
 
 def check_replica(spec: AppSpec, request: LogRequest) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final, TypeAlias
 
-from muster._contract import NEVER_RETRY, ExitCode
+from muster._contract import NEVER_RETRY, ExitCode, show_controls
 from muster._control import count_nodes
 from muster.schedulers.supervision.actions import Action, Finish, Kill, Linger, Start, Stop
 from muster.schedulers.supervision.events import (
@@ -372,4 +372,4 @@ def _count_good(state: SupervisedApp, role: str) -> int:
 
 
 def _one_line(text: str) -> str:
-    return " ".join(text.split())
+    return show_controls(" ".join(text.split()))

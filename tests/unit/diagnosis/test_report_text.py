@@ -66,6 +66,22 @@ def make_report(*failures: Failure, **changes: Any) -> Report:
     return Report(failures=failures, **values)
 
 
+@pytest.mark.parametrize("has_colour", [False, True])
+def test_escape_sequences_of_a_worker_are_shown(has_colour: bool) -> None:
+    evil = "\x1b]52;c;eA==\x07\x1b[2J\r"
+    failure = make_failure(
+        exception=f"E: {evil}", traceback=f"{TRACEBACK}{evil}", stderr_tail=(f"tail {evil}",), host=evil
+    )
+    stack = Stack(global_rank=0, node=0, local_rank=0, text=f"Thread 0x1 (most recent call first):\n  {evil}")
+    page = format_report(make_report(failure, reason=f"rank {evil}", stacks=(stack,)), has_colour=has_colour)
+    ours = ("\x1b[1;31m", "\x1b[0m") if has_colour else ()
+    for sequence in ours:
+        assert sequence in page
+        page = page.replace(sequence, "")
+    assert not [each for each in page if not each.isprintable() and each != "\n"]
+    assert r"rank \x1b]52;c;eA==\x07" in page
+
+
 def test_the_page_names_everything_once() -> None:
     stacks = tuple(
         Stack(global_rank=rank, node=0, local_rank=rank, text=f"Thread 0x{rank:x} (most recent call first):\n  in wait")

@@ -78,6 +78,19 @@ def finish(console: Console, pipe: Pipe, reader: threading.Thread) -> bytes:
     return pipe.collected
 
 
+def test_ours_shows_escape_sequences_and_workers_lines_pass_as_they_are(pipe: Pipe) -> None:
+    """OSC 52 sets the clipboard. A path, a host name or an exception may hold it."""
+    console = Console(stdout_fd=pipe.write_fd, stderr_fd=pipe.write_fd)
+    feed = console.open_feed(Std.OUT, b"")
+    feed.offer(b"\x1b[31mred\x1b[0m \x1b]52;c;eA==\x07\n")
+    feed.end()
+    console.print_line("rank 0: \x1b]52;c;eA==\x07\x1b[2J\r\x9b2J \x1b[31mred\x1b[0m \u202ekcab\nsecond\x85line\n")
+    lines = finish(console, pipe, pipe.collect()).split(b"\n")
+    assert b"\x1b[31mred\x1b[0m \x1b]52;c;eA==\x07" in lines
+    shown = rb"[muster] rank 0: \x1b]52;c;eA==\x07\x1b[2J\r\x9b2J red \u202ekcab"
+    assert lines[1:] == [shown, rb"[muster] second\x85line", b""]
+
+
 def test_lines_of_many_streams_are_whole_and_in_order(pipe: Pipe) -> None:
     console = Console(stdout_fd=pipe.write_fd, stderr_fd=pipe.write_fd)
     reader = pipe.collect()

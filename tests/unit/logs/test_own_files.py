@@ -99,7 +99,17 @@ def test_a_planted_checkpoint_is_refused_and_named(public_dir: Path) -> None:
         checkpoint_file.find(str(public_dir / "job"), "")
 
 
-@pytest.mark.parametrize("text", ["[" * 100_000, "5", '{"number": "1", "step": 1, "path": "a"}', '{"number": 1}', "x"])
+NO_CHECKPOINT = [
+    "[" * 100_000,
+    "5",
+    "x",
+    '{"number": 1}',
+    '{"number": "1", "step": 1, "path": "/a"}',
+    '{"number": 1, "step": 1, "path": "/a\u0000b"}',
+]
+
+
+@pytest.mark.parametrize("text", NO_CHECKPOINT, ids=range(len(NO_CHECKPOINT)))
 def test_a_checkpoint_that_no_agent_wrote_is_none(tmp_path: Path, text: str) -> None:
     (tmp_path / "checkpoint.json").write_text(text)
     assert checkpoint_file.find(str(tmp_path), "") is None

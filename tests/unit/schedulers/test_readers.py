@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster._control import parse_answer
+from muster.schedulers.docker.engine.errors import one_line
 from muster.schedulers.failure_report import (
     describe_report,
     find_root_cause,
@@ -166,6 +167,16 @@ def test_what_a_container_wrote_itself_ends_no_command(tmp_path, value):
     path.write_text(json.dumps(value))
     found = read_error_file(path)
     assert found is None or isinstance(json.loads(found), dict)
+
+
+def test_what_commands_quote_shows_escape_sequences():
+    evil = "\x1b]52;c;eA==\x07\x1b[2J"
+    shown = r"\x1b]52;c;eA==\x07\x1b[2J"
+    record = {"time_s": 1.0, "what": "hang_named", "detail": {"text": evil}}
+    assert parse_hang(json.dumps(record).encode()).startswith(f"{shown} (reported at")
+    assert describe_report({"reason": f"rank 0: {evil}"}) == f"rank 0: {shown}"
+    assert find_usage_line(f"muster: no script {evil}\n".encode()) == f"no script {shown}"
+    assert one_line(evil) == shown
 
 
 def test_files_that_are_too_deep_are_as_files_that_are_missing(tmp_path):

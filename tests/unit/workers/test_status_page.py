@@ -91,6 +91,10 @@ def test_long_names_are_cut_and_long_paths_refused(page, managed):
         managed.saved(6, "p" * 2537)
     with pytest.raises(ValueError, match="is not UTF-8"):
         managed.saved(6, b"a\xff")
+    for path in ("/a\0b", "/a\n[muster] rank 0 failed", "/a\x1b[2J", "/a\x85b", "/a\u202eb", "/a\tb"):
+        with pytest.raises(ValueError, match="has control characters"):
+            managed.saved(6, path)
+    assert page.read_saved(1) == (5, "/" + "p" * (Layout.PATH_BYTES - 1)), "nothing was written"
     assert page.read_slot(1).saved_step == 5
 
 

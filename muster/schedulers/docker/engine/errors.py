@@ -1,9 +1,11 @@
 """Errors of the engine. They do not need torchx; the scheduler prints each as one line."""
 
+from muster._contract import show_controls
+
 
 def one_line(text: object) -> str:
     """The text with its lines joined into one."""
-    return " ".join(str(text).split())
+    return show_controls(" ".join(str(text).split()))
 
 
 class DockerError(RuntimeError):

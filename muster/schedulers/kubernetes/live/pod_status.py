@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from muster._contract import show_controls
 from muster.schedulers.failure_report import parse_report
 from muster.schedulers.kubernetes.labels import (
     INDEX_FAILURES,
@@ -133,7 +134,7 @@ def _find_terminated(status: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _read_message(message: str) -> tuple[Mapping[str, Any] | None, str]:
     report = parse_report(message)
-    return (None, message.strip()) if report is None else (report, "")
+    return (None, show_controls(message.strip())) if report is None else (report, "")
 
 
 # -- why it waits -----------------------------------------------------------------------------------------------------

@@ -19,15 +19,10 @@ def encode_message(message: dict[str, object]) -> bytes:
 
 
 def send_message(control_fd: int, **message: object) -> None:
-    """Send one message; nothing when the caller is gone."""
-    send_line(control_fd, encode_message(message))
-
-
-def send_line(control_fd: int, line: bytes) -> None:
-    """Send an encoded message; nothing when the caller is gone."""
+    """Send one message; nothing when the caller is gone. It may block: at the start and the end only."""
     with contextlib.suppress(OSError), socket.socket(fileno=os.dup(control_fd)) as control:
         control.settimeout(_SEND_LIMIT_S)
-        control.sendall(b"\n" + line)  # a record may have been cut off
+        control.sendall(b"\n" + encode_message(message))  # a record may have been cut off
 
 
 def send_error(control_fd: int, line: str, code: int) -> int:

@@ -7,11 +7,20 @@ This end sends the commands of `torch_handler` over the control socket and passe
 import json
 import os
 import socket
+from collections import deque
 
-from muster.agent.control_socket import send_line
-from muster.agent.rendezvous.backends.torch_messages import THREAD_FINDINGS, Command, encode_line
+from muster.agent.rendezvous.backends.torch_messages import (
+    COMMAND_LIMIT_BYTES,
+    THREAD_FINDINGS,
+    Command,
+    ThreadNotice,
+    encode_line,
+)
 from muster.agent.rendezvous.backends.torch_thread import Owner
-from muster.agent.runtime.loop import Loop
+from muster.agent.runtime.loop import Loop, Timer
+
+LATE_S = 10.0
+"""After so long, a line says that the program does not read."""
 
 
 class CallerThread:
@@ -23,6 +32,10 @@ class CallerThread:
         self._owner = owner
         self._socket: socket.socket | None = None
         self._rest = b""
+        self._unsent: deque[bytes] = deque()
+        """Commands that the socket has not taken. They wait as long as the program lives: no other end of the job could
+        be told to it, and when it ends, the guard ends this agent."""
+        self._late_timer: Timer | None = None
 
     def start(self) -> None:
         """Begin to receive."""
@@ -30,11 +43,48 @@ class CallerThread:
         self._loop.watch_readable(self._socket.fileno(), self._receive)
 
     def send_command(self, command: Command) -> None:
-        """See `HandlerThread.send_command`."""
-        send_line(self._fd, encode_line(command))
+        """See `HandlerThread.send_command`. It is kept until the program reads: with a lost one the job never ends."""
+        self._unsent.append(b"\n" + encode_line(command, COMMAND_LIMIT_BYTES))  # a record may have been cut off
+        if len(self._unsent) == 1:
+            self._send_next()
+
+    def _send_next(self) -> None:
+        """Send what the socket takes. A command that it takes only in part is sent again, as a whole.
+
+        The event log's records go through the same socket, and may come in between.
+        """
+        while self._socket is not None and self._unsent:
+            try:
+                sent = self._socket.send(self._unsent[0], socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                self._wait_until_writable(self._socket)
+                return
+            except OSError:
+                self.stop()  # the program has ended: the guard ends this agent
+                return
+            if sent == len(self._unsent[0]):
+                self._unsent.popleft()
+        self._stop_waiting()
+
+    def _wait_until_writable(self, sock: socket.socket) -> None:
+        self._loop.watch_writable(sock.fileno(), self._send_next)
+        if self._late_timer is None:
+            self._late_timer = self._loop.call_later(LATE_S, self._report_late)
+
+    def _report_late(self) -> None:
+        text = f"the program that started this job has read nothing for {LATE_S:g} s: the job goes on when it does"
+        self._owner.post_finding(ThreadNotice(text=text))
+
+    def _stop_waiting(self) -> None:
+        if self._late_timer is not None:
+            self._late_timer.cancel()
+            self._late_timer = None
+        if self._socket is not None:
+            self._loop.unwatch_writable(self._socket.fileno())
 
     def stop(self) -> None:
         """End; the program ends the handler's thread when the job has ended."""
+        self._stop_waiting()
         if self._socket is not None:
             self._loop.unwatch(self._socket.fileno())
             self._socket.close()

@@ -23,6 +23,8 @@ from muster.agent.runtime.fields import (
 from muster.agent.runtime.records import record
 
 LINE_LIMIT_BYTES = 1 << 20
+COMMAND_LIMIT_BYTES = 1 << 16
+"""A socket that can be written to takes as much as this at once."""
 Counts = Annotated[tuple[Count, ...], Limit(most=1 << 16)]
 """One for each node, in the order of group ranks."""
 
@@ -113,6 +115,6 @@ COMMANDS: MessageUnion[Command] = MessageUnion(Command)
 THREAD_FINDINGS: MessageUnion[ThreadFinding] = MessageUnion(ThreadFinding)
 
 
-def encode_line(message: Command | ThreadFinding) -> bytes:
-    """One line for the other process."""
-    return b'{"rendezvous":' + encode_message(message, LINE_LIMIT_BYTES).encode() + b"}\n"
+def encode_line(message: Command | ThreadFinding, limit_bytes: int = LINE_LIMIT_BYTES) -> bytes:
+    """One line for the other process; long texts are shortened."""
+    return b'{"rendezvous":' + encode_message(message, limit_bytes).encode() + b"}\n"

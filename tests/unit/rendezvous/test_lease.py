@@ -1,14 +1,15 @@
-"""Until when the leader's own workers may run, for silence limits of any length."""
+"""Until when workers may run: the leader's own, and those of a member whose join was answered late."""
 
 from collections.abc import Iterator
 
 import pytest
-from doubles.rendezvous_links import StandingClock
+from doubles.rendezvous_links import FakeLink, StandingClock
 
 from muster.agent.config import RendezvousConfig
 from muster.agent.rendezvous.consensus.members import ConsensusRules
 from muster.agent.rendezvous.leader.connections import LeaderOptions
 from muster.agent.rendezvous.leader.leader import Leader
+from muster.agent.rendezvous.member.lease_renewal import LeaseRenewal
 from muster.agent.rendezvous.protocol.job_rules import build_job_rules
 from muster.agent.runtime.loop import Loop
 
@@ -45,3 +46,38 @@ def test_it_ends_before_the_silence_limit_and_not_at_once(loop: Loop, silence_s:
     leader = Leader(loop, None, options)
     assert leader.lease_until_s() == pytest.approx(200.0 + lease_s)
     leader.close()
+
+
+class Member:
+    """A member's renewal; as in the session, the silence of its leader ends it."""
+
+    def __init__(self, loop: Loop) -> None:
+        self.promises_s: list[float] = []
+        self.renewal = LeaseRenewal(
+            loop, None, interval_s=1.0, silence_s=5.0, on_silent=self.drop_leader, on_quorum_lost=self.drop_leader
+        )
+
+    def drop_leader(self) -> None:
+        self.promises_s.append(self.renewal.promise_until_s)
+        self.renewal.stop()
+
+
+def test_an_answer_to_the_join_that_comes_after_the_lease_drops_the_leader_once_and_for_good(loop: Loop) -> None:
+    """A join with the index of a member that is lost only then, or an agent that was stopped meanwhile."""
+    member, link = Member(loop), FakeLink()
+    member.renewal.follow(link, since_s=loop.clock.boottime_s() - 4.5)
+    now_s = loop.clock.boottime_s()
+    assert member.promises_s == [now_s + 5.0]  # the leader may count on it from when it sent the answer
+    assert (link.sent, member.renewal.is_leased_elsewhere) == ([], False)
+    assert member.renewal.record_receipt()  # of the next leader
+    assert len(member.promises_s) == 1
+
+
+def test_an_answer_in_time_is_followed_by_heartbeats_and_the_lease_counts_from_the_join(loop: Loop) -> None:
+    member, link = Member(loop), FakeLink()
+    member.renewal.follow(link, since_s=loop.clock.boottime_s() - 3.5)
+    assert (len(link.sent), member.promises_s) == (1, [])
+    assert member.renewal.is_leased_elsewhere
+    loop.clock.passed_s = 0.6
+    assert not member.renewal.is_leased_elsewhere
+    member.renewal.stop()

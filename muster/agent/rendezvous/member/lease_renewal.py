@@ -62,9 +62,9 @@ class LeaseRenewal:
             interval_s=self._interval_s,
             silence_s=self._silence_s,
             since_s=since_s,
-            lease=None,
             on_silent=self._on_silent,
         )
+        self._follower.start()
 
     def lead(self, until_s: Callable[[], float]) -> None:
         """This node leads; `until_s` returns until when no other node can."""
@@ -145,28 +145,30 @@ class FollowerRenewal:
         interval_s: float,
         silence_s: float,
         since_s: float,
-        lease: Lease | None,
         on_silent: Callable[[], None],
     ) -> None:
-        """`since_s`: when the member sent its join over this link, CLOCK_BOOTTIME."""
+        """`since_s`: when the member sent its join over this link, CLOCK_BOOTTIME. Call `start` next."""
         self._loop = loop
         self._clock = loop.clock
         self._link = link
         self._interval_s = interval_s
         self._silence_s = silence_s
-        self._lease = lease
+        self._lease: Lease | None = None
         self._on_silent = on_silent
         self._sent_s: dict[int, float] = {}
         self._count = 0
         self._echo: float | None = None
         self._timer: Timer | None = None
         self._expiry_timer: Timer | None = None
-        self.received_s = since_s
-        """When the leader last sent a message. This member joins no other leader until the silence limit after it."""
-        self.until_s = self.received_s + silence_s - find_margin_s(silence_s)
+        self.received_s = self._clock.boottime_s()
+        """When the leader last sent a message: now, the answer to the join. This member joins no other leader until the
+        silence limit after it."""
+        self.until_s = since_s + silence_s - find_margin_s(silence_s)
         """When the lease ends."""
         self._stopped = False
-        self._renew()
+
+    def start(self) -> None:
+        """Send the first heartbeat. An answer to the join that came too late ends the lease at once: `on_silent`."""
         self._schedule_expiry()
         self.send_heartbeat()
 

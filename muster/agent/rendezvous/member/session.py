@@ -318,11 +318,11 @@ class Session:
         if not isinstance(self._link, LocalLink):
             address = self._recovery.leader_address = (self._link.peer_host, welcome.listen_port)
             self.server.leader_address = address if address[1] else None
-            self._lease_renewal.follow(self._link, since_s=self._join_sent_s)
             if self._config.lends_endpoint and self._link.silent_host:
                 name, silent = self._config.master_addr, self._link.silent_host
                 why = f"{silent}, an address of {name}, does not answer"
                 self._owner.post_notice(f"{why}: MASTER_ADDR is {self._link.peer_host} on this node")
+            self._lease_renewal.follow(self._link, since_s=self._join_sent_s)
         elif self.server.leader is not None:
             self._lease_renewal.lead(self.server.leader.lease_until_s)
         self._owner.send_prepared()

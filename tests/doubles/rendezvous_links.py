@@ -77,7 +77,7 @@ class FakeNetwork:
         self.dials.append((host, port, on_open))
         return FakeHandle()
 
-    def listen(self, host: str | None, port: int, on_link: Any) -> FakeHandle:
+    def listen(self, host: str | None, port: int, on_link: Any, on_refused: Any = None) -> FakeHandle:
         self.listeners.append(on_link)
         return FakeHandle(port or 4001)
 

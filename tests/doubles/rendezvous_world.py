@@ -250,7 +250,7 @@ class SimNetwork:
 
         world.schedule(trip_s, None, arrive)
 
-    def listen(self, host: str | None, port: int, on_link: Any) -> SimListener:
+    def listen(self, host: str | None, port: int, on_link: Any, on_refused: Any = None) -> SimListener:
         machine = self.process.machine
         if port == 0:
             port = next(self.world.ports)

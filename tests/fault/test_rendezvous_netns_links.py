@@ -54,6 +54,19 @@ def test_a_name_whose_first_address_drops_packets_with_static_rendezvous(world: 
     assert [node.tree.wait().exit_code for node in nodes] == [0, 0]
 
 
+def test_a_second_node_0_on_another_machine_is_refused_and_both_say_so(world: World) -> None:
+    """It leads for its flag's sake, and finds a leader at the job's endpoint, which is not its own address."""
+    zero = world.launch(0, "2", sums="plain")
+    zero.tree.wait_for_line("waiting for nodes: 1 of 2", stream="stderr")
+    second = world.launch(1, "2", sums="plain", **{"node-rank": "0"})
+    assert second.tree.wait().exit_code == 2, second.explain()
+    assert "node rank 0 is already taken by" in second.tree.stderr
+    zero.tree.wait_for_line("at 10.77.0.2: node rank 0 is already taken by", stream="stderr")
+    one = world.launch(1, "2", sums="plain")
+    world.wait_for_sizes([2], zero, one)
+    world.finish(zero, one)
+
+
 @pytest.mark.parametrize("chain", ["INPUT", "OUTPUT"])
 @pytest.mark.parametrize("victim", [0, 2])
 def test_packets_dropped_one_way(world: World, victim: int, chain: str) -> None:

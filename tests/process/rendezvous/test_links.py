@@ -46,6 +46,9 @@ class Node:
     def find(self, kind):
         return next((event for event in reversed(self.events) if isinstance(event, kind)), None)
 
+    def list_notices(self) -> list[str]:
+        return [event.text for event in self.events if isinstance(event, Notice)]
+
     def close(self) -> None:
         self.member.close()
         self.loop.close()
@@ -166,6 +169,40 @@ def test_two_nodes_with_one_index_is_a_mistake_of_the_caller(nodes, port) -> Non
     wait_for(lambda: twin.find(RendezvousFailed), one, two, twin)
     assert twin.find(RendezvousFailed).usage
     assert "node rank 1 is already taken by host-1" in twin.find(RendezvousFailed).reason
+
+
+def test_a_second_node_0_is_refused_at_once_and_node_0_says_so(nodes, port) -> None:
+    """The leader's own node sends no heartbeats over a link: its index was claimed until the join timeout."""
+    one, twin = Node(0, port, token="right"), Node(0, port, token="right")
+    nodes += [one, twin]
+    one.member.join()
+    twin.member.join()
+    wait_for(lambda: twin.find(RendezvousFailed), one, twin)
+    failed = twin.find(RendezvousFailed)
+    assert failed.usage
+    assert failed.reason == "node rank 0 is already taken by host-0: every node needs its own --node-rank"
+    assert one.list_notices() == [f"refused another node 0 (host-0) at 127.0.0.1: {failed.reason}"]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "run_id", "line"),
+    [
+        (("right", "wrong"), "run", "the other node has a different job token (MUSTER_TOKEN)"),
+        (("right", None), "run", "one of the two nodes has a job token (MUSTER_TOKEN), the other has none"),
+        ((None, "wrong"), "run", "one of the two nodes has a job token (MUSTER_TOKEN), the other has none"),
+        (("right", "right"), "other", "it asks for run 'other', and this is run 'run' (--rdzv-id)"),
+    ],
+)
+def test_node_0_says_once_who_was_refused_and_why(nodes, port, tokens, run_id, line) -> None:
+    """A node that has another token tries again until its join timeout."""
+    one = Node(0, port, token=tokens[0])
+    other = Node(1, port, token=tokens[1], run_id=run_id, join_timeout_s=1.5)
+    nodes += [one, other]
+    one.member.join()
+    other.member.join()
+    wait_for(lambda: other.find(RendezvousFailed), one, other)
+    assert one.list_notices() == [f"refused a node at 127.0.0.1: {line}"]
+    assert not any(token and token in str(one.events) for token in tokens)
 
 
 GARBAGE = (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"\x80\x04\x95" * 40, b"\x00\x00\x00\x05[1,2]", b"\xff" * 64)

@@ -125,7 +125,6 @@ def test_a_name_that_is_never_resolved(race: Race) -> None:
         ((None, None), "no answer"),
         ((REFUSED, REFUSED), "Connection refused"),
         ((None, REFUSED), "10.0.0.2: Connection refused; 10.0.0.1: no answer"),
-        ((LinkEnd(reason="another token", cause=Cause.REFUSED), None), "another token"),
     ],
 )
 def test_what_is_said_when_no_address_can_be_reached(race: Race, ends: tuple[LinkEnd | None, ...], reason: str) -> None:
@@ -136,6 +135,18 @@ def test_what_is_said_when_no_address_can_be_reached(race: Race, ends: tuple[Lin
             attempt.on_failed(end)
     race.wait(TIMEOUT_S / 2 + 0.02)
     assert ([end.reason for end in race.failed], race.opened) == ([reason], [])
+
+
+def test_a_refused_handshake_ends_it_at_once(race: Race) -> None:
+    """Only a person can repair that; the other addresses are most likely the same node's."""
+    refused = LinkEnd(reason="another token", cause=Cause.REFUSED)
+    race.resolve(3)
+    race.wait(STAGGER_S + 0.02)
+    race.attempts["10.0.0.1"].on_failed(refused)
+    assert race.failed == [refused]
+    assert race.attempts["10.0.0.2"].closed
+    race.wait(2 * TIMEOUT_S)
+    assert (len(race.failed), len(race.attempts)) == (1, 2)
 
 
 def test_closing_cancels_every_attempt_and_calls_nothing_back(race: Race) -> None:

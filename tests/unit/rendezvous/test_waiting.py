@@ -31,7 +31,15 @@ def make_config(**changes) -> RendezvousConfig:
             ),
         ),
         (
-            {"backend": "static", "master_addr": "m", "master_port": 7},
+            {"node_index": 0, "run_id": "none"},
+            WaitFacts(present=1),
+            (
+                "waiting for nodes: 1 of 2 is here; the others need --nnodes 2 --rdzv-backend c10d "
+                "--rdzv-endpoint h:29400 and a --node-rank of their own (597 s left)"
+            ),
+        ),
+        (
+            {"backend": "static", "master_addr": "m", "master_port": 7, "node_index": 0},
             WaitFacts(present=1),
             (
                 "waiting for nodes: 1 of 2 is here; the others need --nnodes 2 --master-addr m --master-port 7 and a "

@@ -2,10 +2,12 @@
 
 Either that member is gone, which is not known yet, or two nodes were started with the same --node-rank. The leader
 connects to the member's own port, which ends the claim at once if the process has ended. Otherwise the claim waits: it
-succeeds when the member is lost, and is refused when the member sends something after `DUPLICATE_S`.
+succeeds when the member is lost, and is refused when the member sends something after `DUPLICATE_S`. Of the leader's
+own index it is refused at once before the first round; later it waits for the leader's end: it may be its replacement.
 """
 
-from muster.agent.rendezvous.leader.connections import MemberConnection
+from muster.agent.rendezvous.leader.connections import MemberConnection, describe_newcomer
+from muster.agent.rendezvous.leader.peer_lines import PeerLines
 from muster.agent.rendezvous.protocol.leader_messages import Rejected
 from muster.agent.rendezvous.protocol.member_messages import Join
 from muster.agent.rendezvous.transport.links import Link
@@ -28,8 +30,9 @@ class IndexClaim:
 class IndexClaims:
     """The claims at one leader, by the id of the member whose index they claim."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, lines: PeerLines) -> None:
         self._clock = clock
+        self._lines = lines
         self._claims: dict[str, IndexClaim] = {}
 
     def add(self, holder: MemberConnection, link: Link, join: Join) -> None:
@@ -42,9 +45,14 @@ class IndexClaims:
         if claim is None or self._clock.boottime_s() < claim.since_s + DUPLICATE_S:
             return
         del self._claims[holder.id]
-        taken = f"node rank {holder.index} is already taken by {holder.host}"
-        claim.link.send(Rejected(reason=f"{taken}: every node needs its own --node-rank", usage=True))
-        claim.link.close()
+        self.refuse(holder, claim.link, claim.join)
+
+    def refuse(self, holder: MemberConnection, link: Link, join: Join) -> None:
+        """Tell a node that another one has its index, and say so here."""
+        taken = f"node rank {holder.index} is already taken by {holder.host}: every node needs its own --node-rank"
+        self._lines.print_once(f"refused another {describe_newcomer(join)} at {link.peer_host}: {taken}")
+        link.send(Rejected(reason=taken, usage=True))
+        link.close()
 
     def pop(self, member_id: str) -> IndexClaim | None:
         """Remove and return the claim to the index of a member that is lost."""

@@ -6,6 +6,7 @@ silent for too long, and when the lease of its own workers ends.
 
 from collections import deque
 
+from muster import __version__
 from muster.agent.rendezvous.consensus.actions import Action, CheckLease, DropMembers, SetTimer
 from muster.agent.rendezvous.consensus.decisions import decide
 from muster.agent.rendezvous.consensus.events import (
@@ -42,6 +43,7 @@ from muster.agent.rendezvous.leader.index_claims import IndexClaims
 from muster.agent.rendezvous.leader.lease_limit import find_lease_limit_s
 from muster.agent.rendezvous.leader.loss_detection import LossDetector
 from muster.agent.rendezvous.leader.outgoing import OutgoingMessages
+from muster.agent.rendezvous.leader.peer_lines import PeerLines
 from muster.agent.rendezvous.protocol.codec import MalformedMessageError
 from muster.agent.rendezvous.protocol.framing import Frame
 from muster.agent.rendezvous.protocol.job_rules import describe_difference
@@ -69,7 +71,8 @@ class Leader:
         self._options = options
         self._connections = MemberConnections()
         self._outgoing = OutgoingMessages(loop, self._connections, options)
-        self._claims = IndexClaims(loop.clock)
+        self._lines = PeerLines(options.notify)
+        self._claims = IndexClaims(loop.clock, self._lines)
         self._losses = LossDetector(loop, network, self._connections, options.silence_s, self)
         self._timer: Timer | None = None
         self._events: deque[Event] = deque()
@@ -108,6 +111,8 @@ class Leader:
         holder = None if join.index is None else self._connections.find_index(join.index)
         if holder is None or holder.id == join.id:
             self._add_member(link, join)
+        elif holder.is_local and not self.state.has_formed_round:
+            self._claims.refuse(holder, link, join)
         else:
             self._claims.add(holder, link, join)
             self._losses.probe(holder, lambda: self.record_loss(holder, "its process has ended"))
@@ -119,7 +124,8 @@ class Leader:
         connection = MemberConnection(join, link, self._clock.boottime_s())
         self._connections.add(connection)
         link.trust()
-        link.send(Welcome(leader_id=self._options.own_id, listen_port=self._options.listen_port))
+        link.send(Welcome(leader_id=self._options.own_id, listen_port=self._options.listen_port, release=__version__))
+        self._lines.compare_release(describe_newcomer(join), join.release)
         member = MemberRecord(
             id=join.id,
             index=join.index,

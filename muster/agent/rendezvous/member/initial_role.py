@@ -26,6 +26,10 @@ class InitialRoleOwner(Protocol):
         """Lead."""
         ...
 
+    def seek_other_leader(self) -> None:
+        """This node leads, and the endpoint is another machine's address: join the leader there, if there is one."""
+        ...
+
     def fail(self, reason: str, *, usage: bool = False) -> None:
         """End rendezvous without success."""
         ...
@@ -97,6 +101,17 @@ class InitialRole:
                 "any process can join this job"
             )
         self._owner.start_leading(takeover=False)
+        if self._network is not None and self._may_be_another_node_0():
+            self._network.check_local(find_endpoint(self._config)[0], self._seek_other_leader)
+
+    def _may_be_another_node_0(self) -> bool:
+        """True when this node leads for its --node-rank alone, for the first time: a mistake on the command line."""
+        config = self._config
+        return config.node_index == 0 and config.listen_fd is None and config.is_host is None and not config.incarnation
+
+    def _seek_other_leader(self, is_local: bool) -> None:
+        if not is_local:
+            self._owner.seek_other_leader()
 
     def _handle_taken_endpoint(self, why: str) -> None:
         """Join the leader there, or try again where the workers' store listens at the endpoint.

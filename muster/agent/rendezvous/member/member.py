@@ -6,6 +6,7 @@
 import os
 from collections.abc import Callable
 
+from muster import __version__
 from muster._contract import AskKind, AskOutcome
 from muster._processes import read_peak_bytes
 from muster.agent.config import RendezvousConfig
@@ -266,6 +267,7 @@ class Member:
             is_prepared=self._is_prepared,
             can_host_store=self._can_host_store(),
             stop_limit_s=min(self._config.stop_limit_s, 1e7),
+            release=__version__,
             recovery_state=replace(self._recovery.state, leader_id=self._recovery.leader_id),
         )
 

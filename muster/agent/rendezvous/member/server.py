@@ -7,12 +7,14 @@ may keep that socket open across restarts).
 
 from collections.abc import Callable
 
+from muster import __version__
 from muster.agent.config import RendezvousConfig
 from muster.agent.rendezvous.consensus.members import FENCE_S, ConsensusRules, find_margin_s, find_silence_s
 from muster.agent.rendezvous.interface import PostNotice
 from muster.agent.rendezvous.leader.announcement import TakeoverAnnouncer
 from muster.agent.rendezvous.leader.connections import LeaderOptions
 from muster.agent.rendezvous.leader.leader import Leader
+from muster.agent.rendezvous.leader.peer_lines import PeerLines
 from muster.agent.rendezvous.member.recovery import RecoveryTracker
 from muster.agent.rendezvous.protocol.codec import MalformedMessageError, clean_name
 from muster.agent.rendezvous.protocol.discovery_messages import (
@@ -110,6 +112,7 @@ class Server:
         self._options = options
         self._recovery = recovery
         self._post_notice = post_notice
+        self.peer_lines = PeerLines(post_notice)
         self._on_other_leader = on_other_leader
         self._listener: Listener | None = None
         self._endpoint_listener: Listener | None = None
@@ -132,7 +135,7 @@ class Server:
             OSError: no socket is available.
         """
         if self._network is not None:
-            self._listener = self._network.listen(host, 0, self._on_link)
+            self._listener = self._network.listen(host, 0, self._on_link, self._on_refused)
 
     def open_endpoint(self, host: str | None, port: int, fd: int | None) -> None:
         """Listen where the job's nodes search for their leader.
@@ -143,9 +146,9 @@ class Server:
         if self._network is None:
             return
         if fd is not None:
-            self._endpoint_listener = self._network.adopt(fd, self._on_link)
+            self._endpoint_listener = self._network.adopt(fd, self._on_link, self._on_refused)
         else:
-            self._endpoint_listener = self._network.listen(host, port, self._on_link)
+            self._endpoint_listener = self._network.listen(host, port, self._on_link, self._on_refused)
 
     def lend_endpoint(self) -> None:
         """Stop listening at the endpoint: the workers' store will listen there. Links accepted through it stay open."""
@@ -241,6 +244,9 @@ class Server:
         self._connections[link] = False
         self.on_message(link, frame)
 
+    def _on_refused(self, host: str, end: LinkEnd) -> None:
+        self.peer_lines.print_once(f"refused a node at {host}: {end.reason}")
+
     def on_message(self, link: Link, frame: Frame | Message) -> None:
         """See `LinkOwner`. A connection that sends a malformed message is closed."""
         if self._connections.get(link):
@@ -253,6 +259,8 @@ class Server:
             self._close_link(link)
             return
         if request is not None and request.run_id != run_id:
+            asked = f"it asks for run {request.run_id[:80]!r}, and this is run {run_id!r} (--rdzv-id)"
+            self.peer_lines.print_once(f"refused a node at {link.peer_host}: {asked}")
             link.send(Rejected(reason=f"this is run {run_id!r}, not {request.run_id[:80]!r}"))
             self._close_link(link)
             return
@@ -300,7 +308,7 @@ class Server:
             link.close()
         elif self.job_end is not None:
             link.trust()
-            link.send(Welcome(leader_id=self._options.own_id, listen_port=self.port))
+            link.send(Welcome(leader_id=self._options.own_id, listen_port=self.port, release=__version__))
             link.send(replace(self.job_end, prints_report=False))
             link.send(Exit())
             self._connections[link] = True

@@ -122,6 +122,9 @@ class Session:
         self._join_sent_s = 0.0
         self._probe: Closing | None = None
         self._join_timer: Timer | None = None
+        self._is_endpoint_elsewhere = False
+        """True when this node leads although the job's endpoint is another machine's address."""
+        self._has_reported_no_answer = False
 
     # -- start ------------------------------------------------------------------------------------------------------
 
@@ -198,7 +201,7 @@ class Session:
 
     def can_join(self) -> bool:
         """See `DiscoveryOwner`."""
-        is_free = self._link is None or self.server.is_candidate
+        is_free = self._link is None or self._may_give_way()
         return is_free and not self._owner.has_ended and not self._owner.is_running
 
     def can_start_leading(self) -> bool:
@@ -209,9 +212,22 @@ class Session:
         """See `DiscoveryOwner`."""
         self._attach(self.server.start_leading(takeover=takeover))
 
+    def seek_other_leader(self) -> None:
+        """See `InitialRoleOwner`. Until the first round is formed."""
+        leader = self.server.leader
+        if leader is not None and not leader.state.has_formed_round:
+            self._is_endpoint_elsewhere = True
+            self._discovery.start()
+
+    def _may_give_way(self) -> bool:
+        """True while this node leads, and joins a leader that it finds at the job's endpoint."""
+        leader = self.server.leader
+        is_new = self._is_endpoint_elsewhere and leader is not None and not leader.state.has_formed_round
+        return is_new or self.server.is_candidate
+
     def join_at(self, link: Link, target: Target) -> None:
         """See `DiscoveryOwner`."""
-        if self.server.is_candidate:
+        if self._may_give_way():
             if self._link is not None:
                 self._link.close()
             self.server.stop_leading(target.host, target.port)
@@ -280,8 +296,14 @@ class Session:
             self._discovery.ask_now()
 
     def _on_join_timeout(self) -> None:
-        if self._link is not None and not self._is_accepted:
-            self._drop_link("it does not answer", promise_until_s=-NEVER)
+        if self._link is None or self._is_accepted:
+            return
+        index = self._config.node_index
+        if index is not None and not self._has_reported_no_answer:
+            self._has_reported_no_answer = True
+            line = f"the leader at {self._link.peer_host} does not answer: does another node have --node-rank {index}?"
+            self._owner.post_notice(line)
+        self._drop_link("it does not answer", promise_until_s=-NEVER)
 
     def on_message(self, link: Link, frame: Frame | Message) -> None:
         """See `LinkOwner`. A malformed message drops the leader."""
@@ -316,6 +338,7 @@ class Session:
             return
         self._link.trust()
         if not isinstance(self._link, LocalLink):
+            self.server.peer_lines.compare_release(f"the leader ({self._link.peer_host})", welcome.release)
             address = self._recovery.leader_address = (self._link.peer_host, welcome.listen_port)
             self.server.leader_address = address if address[1] else None
             if self._config.lends_endpoint and self._link.silent_host:

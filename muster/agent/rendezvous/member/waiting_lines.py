@@ -54,11 +54,12 @@ def _describe_flags(config: RendezvousConfig, address: str) -> str:
     if config.token is not None:
         return ""
     if config.lends_endpoint:
-        flags = f"--master-addr {config.master_addr} --master-port {config.master_port} and a --node-rank of their own"
+        flags = f"--master-addr {config.master_addr} --master-port {config.master_port}"
     else:
         run_id = "" if config.run_id == "none" else f" --rdzv-id {config.run_id}"
         flags = f"--rdzv-backend c10d --rdzv-endpoint {address}{run_id}"
-    return f"; the others need --nnodes {_describe_nnodes(config)} {flags}"
+    own = "" if config.node_index is None else " and a --node-rank of their own"
+    return f"; the others need --nnodes {_describe_nnodes(config)} {flags}{own}"
 
 
 def _describe_nnodes(config: RendezvousConfig) -> str:

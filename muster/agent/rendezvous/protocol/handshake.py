@@ -34,6 +34,9 @@ def _matches(given: bytes, right: bytes) -> bool:
     return hmac.compare_digest(given, right)
 
 
+OTHER_TOKEN = "the other node has a different job token (MUSTER_TOKEN)"
+
+
 class Codec:
     """One side of one stream: handshake first, then messages.
 
@@ -101,12 +104,12 @@ class Codec:
             self._received += 1
         message = decode_json(payload)
         if "refused" in message:
-            raise RefusalError(_read_refusal(message))
+            raise RefusalError(self._read_refusal(message))
         return message
 
     def _handle_handshake(self, message: Frame) -> None:
         if "refused" in message:
-            raise RefusalError(_read_refusal(message))
+            raise RefusalError(self._read_refusal(message))
         if not self._is_server:
             self._check_server(message)
         elif not self._has_hello:
@@ -141,7 +144,14 @@ class Codec:
 
     def _check_mac(self, message: Frame, side: bytes) -> None:
         if not _matches(_read_hex(message, "mac"), _hmac(self._key or b"", side, *self._nonces)):
-            self._refuse("the other node has a different job token (MUSTER_TOKEN)")
+            self._refuse(OTHER_TOKEN)
+
+    def _read_refusal(self, message: Frame) -> str:
+        """Why the other side refuses. A client has one reason, and any process may send what it likes in its place."""
+        why = message["refused"]
+        if self._is_server:
+            return OTHER_TOKEN
+        return why[:200] if isinstance(why, str) and why.isprintable() else "it refused without a reason"
 
     def trust(self) -> None:
         """Allow long frames both ways: the other side is a member or the leader now."""
@@ -166,8 +176,3 @@ def _read_hex(message: Frame, key: str) -> bytes:
         return bytes.fromhex(value) if isinstance(value, str) else b""
     except ValueError as error:
         raise ProtocolError(f"{key!r} of the handshake is not hexadecimal") from error
-
-
-def _read_refusal(message: Frame) -> str:
-    why = message["refused"]
-    return why[:200] if isinstance(why, str) and why.isprintable() else "it refused without a reason"

@@ -50,6 +50,8 @@ class Welcome:
     leader_id: Name
     listen_port: Port
     """A port that only the leader's process listens on; 0: none."""
+    release: Name = ""
+    """See `Join`."""
 
 
 @record

@@ -50,6 +50,8 @@ class Join:
     """Its agent would host the round's store, if it gets rank 0."""
     stop_limit_s: Duration = 60.0
     """How long it takes at most to stop its workers, by its own configuration."""
+    release: Name = ""
+    """Of muster; "": an earlier one, which did not say."""
 
 
 @record

@@ -91,18 +91,20 @@ class Dial:
     def _on_ended(self, address: Address, end: LinkEnd) -> None:
         del self._attempts[address]
         self._ends[address] = end
-        self._try_next()
+        if end.cause is Cause.BROKEN:
+            self._try_next()
+        else:
+            self._fail(end)
 
     def _on_timeout(self) -> None:
         self._ends.update(dict.fromkeys(self._attempts, LinkEnd(reason=NO_ANSWER)))
         self._fail(self._describe_end())
 
     def _describe_end(self) -> LinkEnd:
-        """Why no address could be reached. What waiting cannot repair says more than the rest."""
-        ends = list(self._ends.values())
-        for end in ends:
-            if end.cause is not Cause.BROKEN or all(end == other for other in ends):
-                return end
+        """Why no address could be reached."""
+        first, *others = self._ends.values()
+        if all(end == first for end in others):
+            return first
         each = [f"{host}: {end.reason}" for (_, host), end in list(self._ends.items())[:_NAMED]]
         return LinkEnd(reason="; ".join(each))
 

@@ -90,6 +90,8 @@ class Listener(Closing, Protocol):
 
 
 OnLink = Callable[[Link, Frame | Message], None]
+OnRefused = Callable[[str, LinkEnd], None]
+"""Gets the address of a peer whose handshake was refused, and why."""
 
 
 class Network(Protocol):
@@ -106,7 +108,7 @@ class Network(Protocol):
         """Open a link. Closing what is returned cancels it without a callback."""
         ...
 
-    def listen(self, host: str | None, port: int, on_link: OnLink) -> Listener:
+    def listen(self, host: str | None, port: int, on_link: OnLink, on_refused: OnRefused | None = None) -> Listener:
         """Accept links on an address (None: all). `on_link` gets a link with its first message.
 
         Raises:
@@ -114,7 +116,7 @@ class Network(Protocol):
         """
         ...
 
-    def adopt(self, fd: int, on_link: OnLink) -> Listener:
+    def adopt(self, fd: int, on_link: OnLink, on_refused: OnRefused | None = None) -> Listener:
         """Accept links on an inherited listening socket."""
         ...
 

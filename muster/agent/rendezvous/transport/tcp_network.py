@@ -13,7 +13,7 @@ from collections.abc import Callable
 from muster.agent.rendezvous.protocol.framing import Frame
 from muster.agent.rendezvous.transport.addresses import Address, Resolver, is_bindable, parse_numeric, resolve
 from muster.agent.rendezvous.transport.dial import Attempt, Dial
-from muster.agent.rendezvous.transport.links import Closing, Link, LinkEnd, Listener, OnLink
+from muster.agent.rendezvous.transport.links import Cause, Closing, Link, LinkEnd, Listener, OnLink, OnRefused
 from muster.agent.rendezvous.transport.probe import Probe
 from muster.agent.rendezvous.transport.tcp_link import TcpLink
 from muster.agent.runtime.loop import Loop, Timer
@@ -32,11 +32,19 @@ _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 class TcpListener:
     """Accepts connections, and passes each on with its first message. Close it."""
 
-    def __init__(self, loop: Loop, sock: socket.socket, token: str | None, on_link: OnLink) -> None:
+    def __init__(
+        self,
+        loop: Loop,
+        sock: socket.socket,
+        token: str | None,
+        on_link: OnLink,
+        on_refused: OnRefused | None = None,
+    ) -> None:
         self._loop = loop
         self._socket = sock
         self._token = token
         self._on_link = on_link
+        self._on_refused = on_refused
         self._pending: set[TcpLink] = set()
         """Those that have sent no message yet."""
         self._unauthenticated: dict[TcpLink, None] = {}
@@ -110,8 +118,10 @@ class TcpListener:
         """Never called: the first message goes to `on_first_message`, and the link gets another owner."""
         link.close()
 
-    def on_closed(self, _link: Link, _end: LinkEnd) -> None:
-        """A connection was closed before its first message, or sent something that is not our protocol."""
+    def on_closed(self, link: Link, end: LinkEnd) -> None:
+        """A connection was closed before its first message, was refused, or sent what is not our protocol."""
+        if end.cause is Cause.REFUSED and self._on_refused is not None:
+            self._on_refused(link.peer_host, end)
 
     def close(self) -> None:
         """Stop accepting, and close connections that have sent nothing yet. Idempotent."""
@@ -156,7 +166,7 @@ class TcpNetwork:
         """See `Network`. Numeric addresses only: a name may resolve to another address by now."""
         return Probe(self.loop, parse_numeric(host), port, on_result)
 
-    def listen(self, host: str | None, port: int, on_link: OnLink) -> Listener:
+    def listen(self, host: str | None, port: int, on_link: OnLink, on_refused: OnRefused | None = None) -> Listener:
         """See `Network`."""
         addresses = [None] if host is None else [parse_numeric(host)] if parse_numeric(host) else resolve(host)
         for address in addresses:
@@ -165,12 +175,12 @@ class TcpNetwork:
             except OSError as error:
                 last = error
                 continue
-            return TcpListener(self.loop, sock, self.token, on_link)
+            return TcpListener(self.loop, sock, self.token, on_link, on_refused)
         raise last
 
-    def adopt(self, fd: int, on_link: OnLink) -> Listener:
+    def adopt(self, fd: int, on_link: OnLink, on_refused: OnRefused | None = None) -> Listener:
         """See `Network`."""
-        return TcpListener(self.loop, socket.socket(fileno=fd), self.token, on_link)
+        return TcpListener(self.loop, socket.socket(fileno=fd), self.token, on_link, on_refused)
 
     def check_local(self, host: str, on_result: Callable[[bool], None]) -> None:
         """See `Network`."""

@@ -1,0 +1,31 @@
+"""Lines for the console about other nodes: who was refused and why, and who runs another release.
+
+A node that is refused tries again, and any process may connect: each line is printed once, and their number is limited.
+"""
+
+from muster import __version__
+from muster.agent.rendezvous.interface import PostNotice
+
+LIMIT = 50
+"""How many lines one node prints."""
+
+
+class PeerLines:
+    """The lines that one node has printed."""
+
+    def __init__(self, notify: PostNotice) -> None:
+        self._notify = notify
+        self._printed: set[str] = set()
+
+    def print_once(self, line: str) -> None:
+        """Print a line that was not printed before."""
+        if line in self._printed or len(self._printed) > LIMIT:
+            return
+        self._printed.add(line)
+        self._notify(line if len(self._printed) <= LIMIT else "no more lines about nodes that try to join follow")
+
+    def compare_release(self, node: str, release: str) -> None:
+        """Print that a node runs another release than this one; "": an earlier one, which did not say."""
+        if release != __version__:
+            theirs = f"muster {release[:40]}" if release and release.isprintable() else "an earlier release of muster"
+            self.print_once(f"{node} runs {theirs}, this node runs {__version__}")

@@ -6,15 +6,19 @@ one number in `-j`.
 
 TorchX lists every function of this module as a component and parses the source of each; it cannot read `X | None`
 (0.7) nor `typing.Optional[...]` (nightly). So: only components here, `Optional[...]` as a bare name, no future import
-of annotations.
+of annotations. The helpers that components of others import from TorchX's module are no functions here, but partials.
 """
 
+from functools import partial
 from typing import Dict, List, Optional
 
 import torchx
 from torchx import specs
 
-from muster.components import application, resources, topology
+from muster.components import application, names, resources, topology
+
+get_role_name = partial(names.get_role_name)
+parse_nnodes = partial(topology.parse_nnodes)
 
 
 def ddp(

@@ -39,6 +39,15 @@ def parse_names(name: str, *, script: str | None, module: str | None) -> JobName
     return JobNames(experiment=experiment or DEFAULT_EXPERIMENT, run=run or role, role=role)
 
 
+def get_role_name(script: str | None, m: str | None) -> str:
+    """TorchX's function of its module `dist`, for components of others: the script's or else the module's own name.
+
+    Raises:
+        ComponentError: neither is given, or it names nothing.
+    """
+    return _name_role(script or None, None if script else m or None)
+
+
 def _name_role(script: str | None, module: str | None) -> str:
     if (script is None) == (module is None):
         given = "neither was given" if script is None else f"both were given: --script {script!r} and -m {module!r}"

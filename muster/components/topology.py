@@ -87,6 +87,18 @@ def parse_topology(j: str, *, bare: Bare = Bare.PROCESSES, host: Host | None = N
     return Topology(min_nodes=min_nodes, max_nodes=max_nodes, processes=processes)
 
 
+def parse_nnodes(j: str) -> tuple[int, int, int, str]:
+    """TorchX's function of its module `dist`, for components of others: (minimum, maximum, processes, "MIN:MAX").
+
+    Raises:
+        ComponentError: as `parse_topology`; or the processes are no number.
+    """
+    topology = parse_topology(j)
+    if not topology.processes.isdecimal():
+        raise ComponentError(f"-j {_show(j)} has no number of processes; for example: -j 2x4")
+    return topology.min_nodes, topology.max_nodes, int(topology.processes), j.rpartition("x")[0] or "1"
+
+
 class _RefusedError(Exception):
     """What is wrong, and an example close to the caller's value that is valid except for the host."""
 

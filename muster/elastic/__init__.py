@@ -4,6 +4,7 @@
     launcher       elastic_launch, launch_agent            launch_config  LaunchConfig (imports torch)
     agent          LocalElasticAgent                       worker_spec    WorkerSpec (imports torch)
     processes      start_processes and its contexts        rendezvous     handlers that the caller made
+    context_settings  their arguments, torch's and older ones
     flags          torch's configuration to flags          failures       outcomes to torch's exceptions
     tail           TailLog, tail_logfile, live bars        services/      torch's metrics, events, file timers
     events/        ice-learn's Events                      jobs/          one job of any of these: `call` pickles its
@@ -17,12 +18,18 @@ for. From outside, import the names of `__all__` from this package.
 
 from typing import Any
 
-from muster.elastic.agent import LocalElasticAgent
+from muster.elastic.agent import DEFAULT_ROLE, LocalElasticAgent
 from muster.elastic.events.flags import Events
 from muster.elastic.handle import JobHandle, JobState, LaunchFailed, Results, launch
 from muster.elastic.jobs.errors import AgentLost, PickleFault, ResultsMissing
 from muster.elastic.launcher import elastic_launch, launch_agent
-from muster.elastic.processes import MultiprocessContext, PContext, SubprocessContext, start_processes
+from muster.elastic.processes import (
+    IS_WINDOWS,
+    MultiprocessContext,
+    PContext,
+    SubprocessContext,
+    start_processes,
+)
 from muster.elastic.tail import TailLog, tail_logfile
 
 _LAZY = {
@@ -57,6 +64,8 @@ __all__ = [
     "elastic_launch",
     "launch_agent",
     "LocalElasticAgent",
+    "DEFAULT_ROLE",
+    "IS_WINDOWS",
     "Events",
     "start_processes",
     "PContext",

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from muster._contract import Env, ExitCode
 from muster._guard import STOP_LIMIT_VARIABLE
 from muster.agent.errors import UsageError
+from muster.elastic.context_settings import refuse_private_overrides
 from muster.elastic.events.flags import Events, begin_job
 from muster.elastic.events.serving import IceEvents
 from muster.elastic.failures import build_process_failures, build_signal_exception, raise_for_outcome
@@ -21,7 +22,6 @@ from muster.elastic.launcher import (
     split_signals,
     start_function_server,
 )
-from muster.elastic.processes import refuse_private_overrides
 from muster.elastic.rendezvous import BACKEND, CallersRendezvous, build_static_flags
 from muster.elastic.services.health_check import serve_health_check
 from muster.elastic.services.worker_group import GroupFacts, WorkerGroupWatch
@@ -34,6 +34,7 @@ _PRIVATE: tuple[str, ...] = (
 )
 """Methods of torch's agent that subclasses (dlrover's, DeepSpeed's) override."""
 
+DEFAULT_ROLE = "default"
 _SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 
 
@@ -126,7 +127,7 @@ class LocalElasticAgent:
 
     # -- torch's public methods -------------------------------------------------------------------------------------
 
-    def run(self, role: str = "default") -> Any:  # noqa: ARG002  # torch's; the spec has the role
+    def run(self, role: str = DEFAULT_ROLE) -> Any:  # noqa: ARG002  # torch's; the spec has the role
         """Run the workers to the job's end.
 
         Returns:
@@ -198,7 +199,7 @@ class LocalElasticAgent:
         raise_for_outcome(outcome, name=name_entrypoint(self._spec.entrypoint, self._spec.args))
         return {}
 
-    def get_worker_group(self, role: str = "default") -> Any:  # noqa: ARG002  # torch's
+    def get_worker_group(self, role: str = DEFAULT_ROLE) -> Any:  # noqa: ARG002  # torch's
         """Torch's WorkerGroup as it is now."""
         return self._watch.group
 

@@ -4,7 +4,6 @@ Names, arguments and results are torch's; the processes are workers of an agent 
 """
 
 import contextlib
-import errno
 import os
 import signal
 import sys
@@ -15,6 +14,14 @@ from typing import Any, TextIO
 from muster._contract import ExitCode
 from muster.agent.config import AgentConfig
 from muster.agent.errors import UsageError
+from muster.elastic.context_settings import (
+    RankFolders,
+    check_program,
+    read_command_settings,
+    read_function_settings,
+    refuse_private_overrides,
+    validate_ranks,
+)
 from muster.elastic.failures import build_process_failure, build_signal_exception
 from muster.elastic.jobs.errors import AgentLost
 from muster.elastic.jobs.job import Job, Outcome, Record
@@ -23,6 +30,7 @@ from muster.elastic.jobs.results import WorkerServer
 from muster.elastic.launcher import build_function_words, collect_results, split_signals, start_function_server
 from muster.elastic.tail import Screen, TailLog
 
+IS_WINDOWS = sys.platform == "win32"
 _SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 _KILL_LIMIT_S = 35.0
 """After a kill: the guard's own limit for processes that cannot be killed, and a margin."""
@@ -49,10 +57,10 @@ def start_processes(
 
     Two signatures are understood: torch's, and that of torch before 2.3 and of ice-learn,
     `(name, entrypoint, args, envs, log_dir, start_method, redirects, tee, progbar_events)`, told apart by the fifth
-    argument's type.
+    argument's type. Files of the latter are `<log_dir>/<local_rank>/{stdout.log,stderr.log,error.json}`.
 
     Raises:
-        RuntimeError: `args` or `envs` are not keyed by 0 to n-1.
+        RuntimeError: `args` or `envs` are not keyed by 0 to n-1, or `log_dir` is not empty.
         PickleFault: function or arguments cannot be pickled; names what.
         UsageError: a value that is not allowed.
         EnvironmentFault: the agent cannot be started.
@@ -75,7 +83,7 @@ def start_processes(
         "entrypoint": entrypoint,
         "args": args,
         "envs": envs,
-        "logs_specs": _build_logs_specs(log_dir, redirects, tee) if log_dir is not None else logs_specs,
+        "logs_specs": RankFolders(log_dir, redirects, tee) if log_dir is not None else logs_specs,
         "log_line_prefixes": log_line_prefixes,
         "numa_options": numa_options,
         "duplicate_stdout_filters": duplicate_stdout_filters,
@@ -95,37 +103,6 @@ def start_processes(
         context.close()
         raise
     return context
-
-
-def _build_logs_specs(log_dir: str, redirects: Any, tee: Any) -> Any:
-    from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, Std
-
-    return DefaultLogsSpecs(log_dir=log_dir, redirects=redirects or Std.NONE, tee=tee or Std.NONE)
-
-
-def validate_ranks(mapping: Mapping[int, Any], nprocs: int, what: str) -> None:
-    """Check that the keys are 0 to n-1.
-
-    Raises:
-        RuntimeError: they are not; torch's text.
-    """
-    actual, expected = set(mapping), set(range(nprocs))
-    if actual != expected:
-        raise RuntimeError(f"{what}, local rank mapping mismatch, expected: {expected}, actual: {actual}")
-
-
-def refuse_private_overrides(cls: type, names: tuple[str, ...], base: str) -> None:
-    """Refuse a subclass that overrides private methods of torch's class: they are not called here.
-
-    Raises:
-        UsageError: names them.
-    """
-    found = [name for name in names if name in cls.__dict__]
-    if found:
-        raise UsageError(
-            f"{cls.__module__}.{cls.__qualname__} overrides {', '.join(found)} of torch's {base}; muster's {base} has "
-            "no such methods, because the agent is a process of its own"
-        )
 
 
 class PContext:
@@ -354,23 +331,37 @@ class MultiprocessContext(PContext):
         entrypoint: Callable[..., Any],
         args: Mapping[int, tuple[Any, ...]],
         envs: dict[int, dict[str, str]],
-        start_method: str,
-        logs_specs: Any,
-        log_line_prefixes: Mapping[int, str] | None = None,
-        numa_options: Any = None,
-        duplicate_stdout_filters: list[str] | None = None,
-        duplicate_stderr_filters: list[str] | None = None,
-        *,
-        progbar_events: Mapping[str, Any] | None = None,
+        *rest: Any,
+        **named: Any,
     ) -> None:
-        """See `PContext`; torch's order of arguments."""
-        shared = (log_line_prefixes, numa_options, duplicate_stdout_filters, duplicate_stderr_filters)
-        super().__init__(name, entrypoint, args, envs, logs_specs, *shared, progbar_events=progbar_events)
-        self.start_method = start_method
+        """See `PContext`. Two signatures are understood, told apart by the fifth argument's type or the keywords.
+
+        torch's goes on with `start_method, logs_specs, log_line_prefixes, numa_options, duplicate_stdout_filters,
+        duplicate_stderr_filters`, that of torch before 2.3 and of ice-learn with `stdouts, stderrs, tee_stdouts,
+        tee_stderrs, error_files, start_method, progbar_events`.
+
+        Raises:
+            TypeError: the arguments fit neither.
+        """
+        settings = read_function_settings(rest, named)
+        super().__init__(name, entrypoint, args, envs, **settings.omit_start_method())
+        self.start_method = settings.start_method
 
 
 class SubprocessContext(PContext):
     """Processes that run a command."""
+
+    def __init__(
+        self,
+        name: str,
+        entrypoint: str,
+        args: Mapping[int, tuple[Any, ...]],
+        envs: dict[int, dict[str, str]],
+        *rest: Any,
+        **named: Any,
+    ) -> None:
+        """As `MultiprocessContext`, without `start_method` in both signatures."""
+        super().__init__(name, entrypoint, args, envs, **read_command_settings(rest, named).omit_start_method())
 
     def start(self) -> None:
         """See `PContext`.
@@ -382,21 +373,6 @@ class SubprocessContext(PContext):
         for env in self.envs.values():
             check_program(str(self.entrypoint), {**os.environ, **env})
         super().start()
-
-
-def check_program(program: str, env: Mapping[str, str]) -> None:
-    """Check that a program can be found and executed.
-
-    Raises:
-        FileNotFoundError: it cannot be found.
-        PermissionError: it may not be executed.
-    """
-    folders = [""] if os.path.dirname(program) else os.get_exec_path(env)
-    found = [path for folder in folders if os.path.exists(path := os.path.join(folder, program))]
-    if not found:
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), program)
-    if not any(os.path.isfile(path) and os.access(path, os.X_OK) for path in found):
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), program)
 
 
 @contextlib.contextmanager

@@ -25,15 +25,16 @@ class Screen:
     Standard output and standard error are two streams to one terminal, so the `TailLog`s of both share one `Screen`.
     """
 
-    def __init__(self, progbar_events: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, progbar_events: Mapping[str, Any] | None = None, lock: Any = None) -> None:
         """Nothing is printed yet.
 
         Args:
             progbar_events: "trigger_clear" and "cleared", events of a program that draws a bar of its own: before
                 lines are printed, the first is set and the second awaited, then the first is cleared.
+            lock: held while something is printed; None: one of its own.
         """
         self._owner = progbar_events
-        self._lock = threading.Lock()
+        self._lock = threading.Lock() if lock is None else lock
         self._rows: dict[str, str] = {}
         """By file, in the order in which the bars appeared."""
         self._terminal: TextIO | None = None
@@ -240,10 +241,29 @@ def tail_logfile(
     dst: TextIO,
     finished: threading.Event,
     interval_sec: float,
-    log_line_filter: LineFilter | None = None,
+    log_line_filter: Any = None,
+    progbar_events: Mapping[str, Any] | None = None,
+    *,
+    lock: Any = None,
 ) -> None:
-    """Print one file in this thread until `finished` is set; None as the filter prints every line."""
-    tail = _Tail(header, file, dst, Screen(), log_line_filter)
+    """Print one file in this thread until `finished` is set.
+
+    Two signatures are understood, told apart by the sixth argument's type: torch's, and that of ice-learn,
+    `(header, file, dst, finished, interval_sec, lock, progbar_events)`.
+
+    Args:
+        header: before every line.
+        file: need not exist yet.
+        dst: where lines are printed.
+        finished: set when no more will be written.
+        interval_sec: seconds between two looks.
+        log_line_filter: True for lines that are printed; None: all are.
+        progbar_events: of a program that draws a bar of its own, see `Screen`.
+        lock: held while something is printed, for several threads with one bar.
+    """
+    if hasattr(log_line_filter, "acquire"):
+        log_line_filter, lock = None, log_line_filter
+    tail = _Tail(header, file, dst, Screen(progbar_events, lock), log_line_filter)
     while True:
         is_last = finished.is_set()
         while tail.read():

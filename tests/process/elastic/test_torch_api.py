@@ -78,14 +78,20 @@ def test_processes_that_run_a_command(tmp_path: Path) -> None:
     outcome = run_scenario("commands", tmp_path)
     assert outcome.stdout.splitlines() == [
         "{0: None, 1: None} ['file1', 'file2']",
-        r"['1 2 3\n', '[1, 2, 3]\n']",
+        r"['1 2 3\n', '[1, 2, 3]\n'] True",
         "envs, local rank mapping mismatch, expected: {0, 1}, actual: {0}",
     ], outcome.explain()
 
 
 def test_processes_that_fail_or_are_closed(tmp_path: Path) -> None:
     outcome = run_scenario("ends", tmp_path)
-    assert outcome.stdout.splitlines() == ["{1: (1, 'ValueError: b')}", "None", "closed {0: -15}"], outcome.explain()
+    assert outcome.stdout.splitlines() == [
+        "{1: (1, 'ValueError: b')}",
+        "['error.json', 'stderr.log', 'stdout.log']",
+        "log_dir: D is not empty, please provide an empty log_dir",
+        "None",
+        "closed {0: -15}",
+    ], outcome.explain()
 
 
 def test_tail(tmp_path: Path) -> None:

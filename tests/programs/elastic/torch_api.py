@@ -16,6 +16,7 @@ from muster.elastic import (
     RunResult,
     SignalException,
     Std,
+    SubprocessContext,
     TailLog,
     WorkerSpec,
     WorkerState,
@@ -130,9 +131,11 @@ def scenario_commands():
         log_dir=tempfile.mkdtemp(),
     )
     print(context.wait().return_values, sorted(os.listdir(folder)))
-    context = start_processes("trainer", "echo", {0: (1, 2, 3), 1: ([1, 2, 3],)}, {0: {}, 1: {}}, tempfile.mkdtemp(), "spawn", Std.ALL)
+    files = [{rank: os.path.join(folder, f"{name}{rank}") for rank in (0, 1)} for name in ("out", "err", "error")]
+    context = SubprocessContext("trainer", "echo", {0: (1, 2, 3), 1: ([1, 2, 3],)}, {0: {}, 1: {}}, *files[:2], {}, {}, files[2])
+    context.start()
     result = context.wait()
-    print([open(path).read() for path in result.stdouts.values()])
+    print([open(path).read() for path in result.stdouts.values()], result.stdouts == files[0])
     try:
         start_processes("trainer", foo, {0: ("a",), 1: ("b",)}, {0: {}}, DefaultLogsSpecs())
     except RuntimeError as error:
@@ -140,8 +143,15 @@ def scenario_commands():
 
 
 def scenario_ends():
-    context = start_processes("trainer", fail, {0: ("a",), 1: ("b",)}, {r: {"LOCAL_RANK": str(r)} for r in (0, 1)}, DefaultLogsSpecs())
+    log_dir = tempfile.mkdtemp()
+    envs = {rank: {"LOCAL_RANK": str(rank)} for rank in (0, 1)}
+    context = start_processes("trainer", fail, {0: ("a",), 1: ("b",)}, envs, log_dir, "spawn", Std.OUT, {1: Std.ERR})
     print({rank: (f.exitcode, f.message["message"]) for rank, f in context.wait().failures.items()})
+    print(sorted(os.listdir(os.path.join(log_dir, "1"))))
+    try:
+        start_processes("trainer", fail, {0: ("a",)}, {0: {}}, log_dir)
+    except RuntimeError as error:
+        print(str(error).replace(log_dir, "D"))
     context = start_processes("trainer", wait_for_signal, {0: ()}, {0: {}}, DefaultLogsSpecs(redirects=Std.ALL))
     print(context.wait(0.2))
     context.close()

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from terminal import render
 
-from muster.elastic.tail import Screen, TailLog
+from muster.elastic import DEFAULT_ROLE, IS_WINDOWS
+from muster.elastic.tail import Screen, TailLog, tail_logfile
 
 
 class Terminal(io.StringIO):
@@ -98,3 +99,30 @@ def test_a_program_with_a_bar_of_its_own_clears_it_first(tmp_path: Path) -> None
     TailLog("t", {0: str(tmp_path / "0")}, plain, 0.1, events).start().stop()
     owner.join()
     assert (seen, plain.getvalue(), events["trigger_clear"].is_set()) == ([""], "[t0]:a line\n", False)
+
+
+def test_tail_logfile_has_both_orders_of_arguments(tmp_path: Path) -> None:
+    file, finished, lock = tmp_path / "0", threading.Event(), threading.Lock()
+    file.write_text("keep\ndrop\n")
+    finished.set()
+    cleared = threading.Event()
+    cleared.set()
+
+    class Locked(io.StringIO):
+        def write(self, text: str) -> int:
+            assert lock.locked()
+            return super().write(text)
+
+    torchs, ices = io.StringIO(), Locked()
+    tail_logfile("[0]:", str(file), torchs, finished, 0.1, lambda line: "keep" in line)
+    events = {"trigger_clear": threading.Event(), "cleared": cleared}
+    tail_logfile("", str(file), ices, finished, 0.1, lock, events)
+    assert (torchs.getvalue(), ices.getvalue()) == ("[0]:keep\n", "keep\ndrop\n")
+    tail_logfile(
+        header="", file=str(file), dst=ices, finished=finished, interval_sec=0.1, lock=lock, progbar_events=events
+    )
+    assert ices.getvalue() == "keep\ndrop\n" * 2
+
+
+def test_constants_of_torch() -> None:
+    assert (IS_WINDOWS, DEFAULT_ROLE) == (False, "default")

@@ -79,7 +79,8 @@ def parse_attempt(records: bytes) -> int:
 
 
 _MOST_ATTEMPTS = 1_000_000
-_HANG, _NO_HANG = "hang_named", ("hang_ended", "round_formed", "round_broken", "workers_stopped", "fenced", "job_ended")
+_HANG, _STILL = "hang_named", "stood_still"
+_NO_HANG = ("hang_ended", "moved_again", "round_formed", "round_broken", "workers_stopped", "fenced", "job_ended")
 
 
 def parse_hang(records: bytes) -> str:
@@ -89,13 +90,15 @@ def parse_hang(records: bytes) -> str:
         records: lines of JSON, of the agents of one job; the first may be incomplete.
     """
     lines: list[str] = []
-    seen = ""
+    seen = last = ""
     for what, time, text in filter(None, map(_parse_record, records.split(b"\n"))):
         if what in _NO_HANG:
             lines = []
-        elif what == _HANG:
-            seen = seen if lines else time
+        elif what == _HANG and last == _HANG:
             lines.append(text)
+        elif what in (_HANG, _STILL):  # what is said later knows more
+            seen, lines = time, [text]
+        last = what if what in (_HANG, _STILL, *_NO_HANG) else last
     return show_controls(" ".join(f"{'; '.join(lines)} (reported at {seen} UTC)".split())) if lines else ""
 
 

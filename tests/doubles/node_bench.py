@@ -308,6 +308,9 @@ class FakeRendezvous:
     def report_idle(self, round_number: int, failures: tuple[Failure, ...], *, is_urgent: bool = False) -> None:
         self._record("idle", round_number, failures)
 
+    def report_still(self, round_number: int, for_s: float) -> None:
+        self._record("still", round_number, for_s)
+
     def report_succeeded(self, round_number: int, drained_rank: int | None = None) -> None:
         self._record("succeeded", round_number, drained_rank)
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from muster.agent.diagnosis.hangs.sessions import ProcessKey, Reading, count_cpu_s, find_background_s, has_written
+from muster.agent.diagnosis.hangs.standstill import StandStill
 from muster.agent.runtime.loop import Loop, Timer
 
 if TYPE_CHECKING:  # only --hang-timeout auto needs it
@@ -40,6 +41,8 @@ class Activity:
 
     timeout_s: float = 0.0
     """torch ends it soon: the timeout of a collective that it waits in; 0: none ends soon, as far as is known."""
+    is_waiting: bool = False
+    """It is in a collective, or in `init_process_group`."""
 
     @property
     def is_judged_by_output(self) -> bool:
@@ -64,6 +67,7 @@ class HangWatch:
         limits: "LearnedLimits | None" = None,
         read: Callable[[float, Callable[[Mapping[int, Activity]], None]], None],
         on_idle: Callable[[str | None, bool], None],
+        on_still: Callable[[float], None],
     ) -> None:
         """Start watching.
 
@@ -77,6 +81,8 @@ class HangWatch:
             on_idle: called with what the workers have not done, and for how long (see `describe_idleness`), at the
                 limit and after each further `limit_s`; with None when a worker is active again. The second argument
                 says that torch is about to end a worker, whatever the others do.
+            on_still: called with for how long all workers have stood still, now and then, before that is a hang; and
+                with 0 when they go on (see `standstill`).
         """
         self._loop = loop
         self._limit_s = limit_s
@@ -93,6 +99,8 @@ class HangWatch:
         """Of the pause that goes on."""
         self._read = read
         self._on_idle = on_idle
+        self._on_still = on_still
+        self._still = StandStill()
         self._baselines: dict[int, _Baseline] = {}
         self._active_s = loop.clock.now_s()
         self._idle = False
@@ -105,6 +113,11 @@ class HangWatch:
     def is_idle(self) -> bool:
         """Whether the limit has passed without activity."""
         return self._idle
+
+    @property
+    def still_s(self) -> float:
+        """For how long all workers have stood still, as the last look saw it."""
+        return self._still.for_s
 
     def close(self) -> None:
         """Stop watching."""
@@ -127,6 +140,7 @@ class HangWatch:
             # What kept it from reading may have kept the workers from working.
             self._active_s += late_s
             self._busy_s += late_s
+            self._still.forget()
         self._baselines = {rank: each for rank, each in self._baselines.items() if rank in activities}
         active = {rank for rank, activity in activities.items() if self._is_active(rank, activity, now_s)}
         if self._limits is not None:
@@ -146,7 +160,15 @@ class HangWatch:
             self._on_idle(what, self._is_urgent)
         elif was_idle and not self._idle:
             self._on_idle(None, False)
+        self._report_still(activities, now_s)
         self._schedule()
+
+    def _report_still(self, activities: Mapping[int, Activity], now_s: float) -> None:
+        self._still.record(activities, now_s)
+        limit_s = self._limit_s if self._limits is None else self._limits.find(self._phase).quiet_s
+        due_s = None if self._idle else self._still.find_due_s(limit_s)
+        if due_s is not None:
+            self._on_still(due_s)
 
     def _find_timeout_s(self, activities: Mapping[int, Activity], now_s: float) -> float:
         """The timeout after which torch ends one of these workers soon; 0: none.

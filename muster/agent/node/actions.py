@@ -156,6 +156,14 @@ class PrintStacks:
 
 
 @record
+class PrintPage:
+    """Print these stacks: workers that have stood still are being stopped."""
+
+    round: Round
+    stacks: Mapping[int, WorkerStack]
+
+
+@record
 class SendStacks:
     """Collect the stacks of the live workers, and report them to the leader."""
 
@@ -163,7 +171,7 @@ class SendStacks:
     number: int
 
 
-DiagnosisAction: TypeAlias = SettleFailure | CollectStacks | PrintStacks | SendStacks
+DiagnosisAction: TypeAlias = SettleFailure | CollectStacks | PrintStacks | PrintPage | SendStacks
 
 # -- rendezvous ------------------------------------------------------------------------------------------------------
 
@@ -203,6 +211,14 @@ class ReportIdle:
     local_ranks: tuple[int, ...] = ()
     reason: str = ""
     is_urgent: bool = False
+
+
+@record
+class ReportStill:
+    """Rendezvous: all workers have stood still for so long; 0: they go on."""
+
+    round: Round
+    for_s: float
 
 
 @record
@@ -288,6 +304,7 @@ RendezvousAction: TypeAlias = (
     | ReportStarted
     | ReportFailed
     | ReportIdle
+    | ReportStill
     | ReportSucceeded
     | ReportStopped
     | AskDrain

@@ -59,6 +59,7 @@ from muster.agent.node.events import (
     WorkersIdle,
     WorkersNotEnded,
     WorkersPrepared,
+    WorkersStill,
     WorkerStarted,
 )
 from muster.agent.node.state import (
@@ -75,6 +76,7 @@ from muster.agent.node.state import (
     Succeeded,
 )
 from muster.agent.node.worker_decisions import (
+    STILL_S,
     Decision,
     RequestDecision,
     begin_stop,
@@ -86,6 +88,7 @@ from muster.agent.node.worker_decisions import (
     on_spawn_failed,
     on_stacks_collected,
     on_stacks_requested,
+    on_still,
     on_store_lost,
     on_worker_exited,
     on_worker_started,
@@ -99,6 +102,7 @@ from muster.agent.rendezvous.interface import (
     GlobalRank0Started,
     JobEnded,
     Notice,
+    NoticeKind,
     RendezvousFailed,
     RequestAnswered,
     RoundBroken,
@@ -149,6 +153,8 @@ def decide(state: NodeState, event: Event) -> Decision:  # noqa: C901  # one lin
             return on_failure_settled(state, event)
         case WorkersIdle() | WorkersActive():
             return on_idle_changed(state, event)
+        case WorkersStill():
+            return on_still(state, event)
         case StacksRequested():
             return on_stacks_requested(state)
         case StacksCollected():
@@ -333,7 +339,10 @@ def _on_notice(state: NodeState, event: Notice) -> Decision:
     # What a node hears of the others while it leaves explains nothing to the user who stopped it.
     if _is_leaving(state) or (event.is_leader_lost and not state.rules.prints_leader_loss):
         return state, ()
-    return _tell(state, event.text, may_hold=event.is_leader_lost)
+    text = event.text
+    if event.kind is NoticeKind.STILL and state.rules.stacks_command:
+        text = f"{text}; all stacks: {state.rules.stacks_command}"
+    return _tell(state, text, may_hold=event.is_leader_lost)
 
 
 def _tell(state: NodeState, line: str, *, may_hold: bool) -> Decision:
@@ -541,7 +550,9 @@ def _leave_on_signal(state: NodeState, event: SignalReceived) -> Decision:
     is_preemption = event.signum in state.rules.preempt_signals
     finish = Finish(code=ExitCode.TERMINATED if is_preemption else ExitCode.of_signal(event.signum))
     if isinstance(phase, Running | Succeeded):
-        state, actions = begin_stop(state, phase, signum=event.signum, kill=event.guard_died, then=finish)
+        # Whoever stops a job that stands still wants to know what its workers do.
+        page = CollectStacks(round=phase.round, is_hang=True) if event.still_s >= STILL_S else None
+        state, actions = begin_stop(state, phase, signum=event.signum, kill=event.guard_died, stacks=page, then=finish)
     elif isinstance(phase, Stopping):
         # The sender counts the grace period from its signal: do not wait for stacks any longer.
         phase = replace(phase, signum=event.signum, then=finish)

@@ -121,6 +121,14 @@ class WorkersActive:
 
 
 @record
+class WorkersStill:
+    """All workers of the round have stood still for so long, which may be a hang; 0: they did, and go on."""
+
+    round_number: int
+    for_s: float
+
+
+@record
 class StacksRequested:
     """Print the stacks of all workers (SIGUSR2)."""
 
@@ -170,6 +178,8 @@ class SignalReceived:
     """The local rank whose debugger has the terminal."""
     is_quit: bool = False
     """It is not a signal: a debugger was quit, which ends the whole job."""
+    still_s: float = 0.0
+    """For how long all workers of this node have stood still."""
     is_at_terminal: bool = False
     """The agent's standard input is a terminal: a person can be asked."""
 
@@ -227,6 +237,7 @@ Event: TypeAlias = (
     | FailureSettled
     | WorkersIdle
     | WorkersActive
+    | WorkersStill
     | StacksRequested
     | StacksCollected
     | TimerExpired

@@ -154,15 +154,15 @@ class Evidence:
 
     def print_stacks(self, round: Round) -> None:  # noqa: A002
         """Print the stacks of all live workers on the console, equal ones once. The workers keep running."""
+        self.collect_stacks(round, lambda stacks: self.print_page(round, stacks), always=True)
 
-        def print_them(stacks: dict[int, WorkerStack]) -> None:
-            from muster.agent.diagnosis.hangs.page import format_page  # only this needs it
+    def print_page(self, round: Round, stacks: Mapping[int, WorkerStack]) -> None:  # noqa: A002
+        """Print who keeps the others waiting, as far as this node knows it, and the stacks, equal ones once."""
+        from muster.agent.diagnosis.hangs.page import format_page  # only this needs it
 
-            known = (*build_stacks(round, stacks), *self.list_ended(round))
-            for line in format_page(known, missing=self._count_missing(stacks)):
-                self._logs.print_line(line)
-
-        self.collect_stacks(round, print_them, always=True)
+        known = (*build_stacks(round, stacks), *self.list_ended(round))
+        for line in format_page(known, missing=self._count_missing(stacks)):
+            self._logs.print_line(line)
 
     def send_stacks(self, round: Round, number: int, rendezvous: Rendezvous) -> None:  # noqa: A002
         """Report the stacks of all live workers to the leader."""

@@ -402,6 +402,7 @@ class RoundWorkers:
             limits=LearnedLimits() if is_auto else None,
             read=lambda idle_s, then: self._read_activity(reader, sizes, idle_s, then),
             on_idle=on_idle,
+            on_still=lambda for_s: self._post(events.WorkersStill(round_number=number, for_s=for_s)),
         )
 
     @property
@@ -413,6 +414,11 @@ class RoundWorkers:
     def is_idle(self) -> bool:
         """Whether no worker has been active for the hang timeout."""
         return self._hang is not None and self._hang.is_idle
+
+    @property
+    def still_s(self) -> float:
+        """For how long all workers have stood still; 0: one does not, or that is not known."""
+        return 0.0 if self._hang is None else self._hang.still_s
 
     def read_views(self, formed: Round, host: str, then: "Callable[[dict[int, RankView]], None]") -> None:
         """Read the flight recorders of the live workers; calls back with what they say, by local rank."""
@@ -497,6 +503,7 @@ class RoundWorkers:
                         phase=self.page.read_slot(worker.local_rank).phase if self.page else "",
                         collectives=progress[worker.pid].collectives,
                         timeout_s=progress[worker.pid].timeout_s,
+                        is_waiting=progress[worker.pid].is_waiting,
                     )
                     for worker in live
                 }

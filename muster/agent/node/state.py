@@ -36,6 +36,8 @@ class NodeRules:
     """What announces a preemption."""
     is_elastic: bool = False
     """The job goes on with fewer nodes, as long as `min` of them are left."""
+    stacks_command: str = ""
+    """What prints the stacks of all ranks."""
     asks_at_interrupt: bool = False
     """The person at the terminal is asked what the first Ctrl-C is to do."""
     backoff_share: float = 1.0

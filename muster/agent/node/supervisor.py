@@ -40,6 +40,8 @@ if TYPE_CHECKING:  # loaded when first needed: every import delays the first wor
 
 _LOAD_EVIDENCE_AFTER_S = 1.0
 """After the start of a round, when its workers are likely to be past their own."""
+_HANDLE = "TORCHX_JOB_ID"
+"""Where TorchX puts the app's handle."""
 _SETTLE_TURNS = 2
 """Turns of the loop between a worker's end and its failure record: its last output is in the pipes by then."""
 
@@ -157,6 +159,7 @@ class Supervisor:
             is_asked=self._workers.is_asked(),
             at_s=self._loop.clock.now_s(),
             debugged=self._workers.debugged,
+            still_s=self._workers.still_s,
             is_at_terminal=os.isatty(0),
         )
         self._events.append(received)
@@ -196,7 +199,13 @@ class Supervisor:
                 | actions.WriteDeadline()
             ):
                 self._workers.act(action)
-            case actions.SettleFailure() | actions.CollectStacks() | actions.PrintStacks() | actions.SendStacks():
+            case (
+                actions.SettleFailure()
+                | actions.CollectStacks()
+                | actions.PrintStacks()
+                | actions.PrintPage()
+                | actions.SendStacks()
+            ):
                 self._diagnose(action)
             case (
                 actions.JoinJob()
@@ -204,6 +213,7 @@ class Supervisor:
                 | actions.ReportStarted()
                 | actions.ReportFailed()
                 | actions.ReportIdle()
+                | actions.ReportStill()
                 | actions.ReportSucceeded()
                 | actions.ReportStopped()
                 | actions.AskDrain()
@@ -230,6 +240,8 @@ class Supervisor:
                 )
             case actions.PrintStacks():
                 self._read_evidence().print_stacks(action.round)
+            case actions.PrintPage():
+                self._read_evidence().print_page(action.round, action.stacks)
             case actions.SendStacks():
                 self._read_evidence().send_stacks(action.round, action.number, self._rendezvous)
             case _:
@@ -284,6 +296,8 @@ class Supervisor:
             case actions.ReportIdle():
                 self._transition_log.write_idle(action.round, action.local_ranks)
                 rendezvous.report_idle(action.round.number, self._collect_idle(action), is_urgent=action.is_urgent)
+            case actions.ReportStill():
+                rendezvous.report_still(action.round.number, action.for_s)
             case actions.ReportSucceeded():
                 rendezvous.report_succeeded(action.round.number, action.drained_rank)
             case actions.ReportStopped():
@@ -392,6 +406,12 @@ class Supervisor:
             self._logs.files.thread.submit(lambda: checkpoint_file.remove(run_dir))
 
 
+def _find_stacks_command(config: AgentConfig) -> str:
+    """The command with the app's handle; of an agent that no adapter has started, the signal."""
+    handle = config.base_env.get(_HANDLE) if config.rendezvous.token is not None else None
+    return f"muster stacks {handle}" if handle else f"kill -USR2 {os.getpid()}"
+
+
 def _build_rules(config: AgentConfig) -> NodeRules:
     share = 1.0
     if config.restart_backoff_s > 0.0:
@@ -405,6 +425,7 @@ def _build_rules(config: AgentConfig) -> NodeRules:
         node_index=config.rendezvous.node_index,
         drain_limit_s=config.drain_limit_s,
         preempt_signals=frozenset(signal.Signals[name] for name in ("SIGTERM", config.preempt_signal) if name),
+        stacks_command=_find_stacks_command(config),
         asks_at_interrupt=config.asks_at_interrupt,
         is_elastic=config.rendezvous.min_nodes < config.rendezvous.max_nodes,
         restart_backoff_s=config.restart_backoff_s,

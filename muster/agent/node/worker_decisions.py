@@ -20,11 +20,13 @@ from muster.agent.node.actions import (
     KillWorkers,
     LocalFailure,
     PrintLine,
+    PrintPage,
     PrintStacks,
     RecordFencing,
     ReportFailed,
     ReportIdle,
     ReportStarted,
+    ReportStill,
     ReportSucceeded,
     SendRequest,
     SettleFailure,
@@ -42,6 +44,7 @@ from muster.agent.node.events import (
     WorkerExited,
     WorkersActive,
     WorkersIdle,
+    WorkersStill,
     WorkerStarted,
 )
 from muster.agent.node.state import (
@@ -71,6 +74,10 @@ SLOW_STOP_S = 5.0
 """After how long a stop names the workers that it waits for."""
 STACKS_LIMIT_S = 4.0
 """How long a stop waits for flight recorders and stacks, somewhat more than their collection may take."""
+STILL_S = 10.0
+"""A stop prints the stacks of workers that have stood still for so long."""
+_PAGE_LIMIT_S = 1.5
+"""How long that may delay the stop."""
 
 _AWAITED = "hung: torch would soon end a rank that waits, at its process group's timeout (--hang-timeout)"
 _FENCED_LINE = "this node lost contact with the job: its workers were killed, because other nodes may replace them"
@@ -201,6 +208,16 @@ def on_idle_changed(state: NodeState, event: WorkersIdle | WorkersActive) -> Dec
     return state, (idle,)
 
 
+def on_still(state: NodeState, event: WorkersStill) -> Decision:
+    """Report that the workers stand still: only rendezvous knows what those of other nodes do."""
+    phase = state.phase
+    if not isinstance(phase, Running) or event.round_number != phase.round.number:
+        return state, ()
+    if event.for_s > 0.0 and phase.drain is not None:
+        return state, ()
+    return state, (ReportStill(round=phase.round, for_s=event.for_s),)
+
+
 def _add_failure(book: FailureBook, failure: LocalFailure) -> FailureBook:
     """Add a failure to report once: by `ReportFailed`, or by `ReportStopped` if the round's workers are gone first."""
     known = book.reported | {each.local_rank for each in book.unreported}
@@ -228,8 +245,10 @@ def begin_stop(
     cancel = (CancelStarts(),) if phase.awaited else ()
     if stacks is not None and alive and not kill:
         limit = RoundTimer(purpose=TimerPurpose.STACKS, round_number=number)
-        timer = StartTimer(timer=limit, delay_s=STACKS_LIMIT_S)
-        return replace(state, phase=stopping), (*cancel, *_report_awaited(phase.round, alive, stacks), timer, stacks)
+        leaves = isinstance(then, Finish)
+        timer = StartTimer(timer=limit, delay_s=_PAGE_LIMIT_S if leaves else STACKS_LIMIT_S)
+        awaited = () if leaves else _report_awaited(phase.round, alive, stacks)
+        return replace(state, phase=stopping), (*cancel, *awaited, timer, stacks)
     state, actions = kill_now(state, stopping) if kill else end_stacks_wait(state, stopping)
     return state, (*cancel, *actions)
 
@@ -293,8 +312,11 @@ def on_stacks_requested(state: NodeState) -> Decision:
 
 
 def on_stacks_collected(state: NodeState, event: StacksCollected) -> Decision:
-    """Keep them for the report, and go on with the stop that waits for them."""
+    """Keep them for the report, or print them if this node leaves; and go on with the stop that waits for them."""
     phase = state.phase
     if not isinstance(phase, Stopping) or event.round_number != phase.round.number:
         return state, ()
-    return end_stacks_wait(state, replace(phase, stacks=event.stacks))
+    is_awaited = isinstance(phase.then, Finish) and phase.step is StopStep.STACKS
+    page = (PrintPage(round=phase.round, stacks=event.stacks),) if is_awaited else ()
+    state, actions = end_stacks_wait(state, replace(phase, stacks=event.stacks))
+    return state, (*page, *actions)

@@ -218,6 +218,9 @@ class NoticeKind(Enum):
     HANG = "hang_named"
     """It tells of a hang, with which the job goes on: `torchx status` shows it until one of the next kind."""
     HANG_OVER = "hang_ended"
+    STILL = "stood_still"
+    """The job stands still, which may be a hang: as with the two above, until the next one of a kind."""
+    STILL_OVER = "moved_again"
     STACK = ""
     """Not at all: a page may have thousands."""
 
@@ -303,6 +306,13 @@ class Rendezvous(Protocol):
         A node may be waiting for another: the job hangs only when every node that has not succeeded reports this, or
         one of them with `is_urgent`: torch is about to end a worker that has waited for too long. The backend then
         treats it as `report_failures` of all that have reported it.
+        """
+        ...
+
+    def report_still(self, round_number: int, for_s: float) -> None:
+        """Report that all workers of this node have stood still for so long; with 0 that they go on.
+
+        Once all nodes do, the backend says so, and which rank the others wait for. Nothing follows from it.
         """
         ...
 

@@ -205,6 +205,22 @@ def test_a_hang_that_ends_the_job(tmp_path: Path) -> None:
     assert reason.endswith("; a hang ends the job (--hang-action stop)"), outcome.explain()
 
 
+@pytest.mark.long
+def test_an_early_hang_is_told_softly_and_a_stop_prints_the_stacks(tmp_path: Path) -> None:
+    """It hangs before `--hang-timeout auto` has learned anything. The second node's rank is the guilty one."""
+    with start_pair(tmp_path, "sleeps", 1, 1, "--hang-timeout", "auto") as trees:
+        wait_for(trees[0], "the job has stood still for ", f"did not enter {SIXTH}; rank 0 has waited in it for ")
+        wait_for(trees[0], "; nothing is stopped; all stacks: kill -USR2 ")
+        assert "stacks of rank" not in trees[0].stderr + trees[1].stderr
+        for tree in trees:
+            tree.send(signal.SIGTERM)
+        outcomes = [tree.wait() for tree in trees]
+    for rank, outcome in enumerate(outcomes):
+        assert (outcome.exit_code, outcome.leftovers) == (143, ()), outcome.explain()
+        assert f"stacks of rank {rank}:" in outcome.stderr, outcome.explain()
+    assert "the job has stood still" not in outcomes[1].stderr, outcomes[1].explain()
+
+
 def test_a_hang_of_one_node_is_told_while_the_job_goes_on(tmp_path: Path) -> None:
     agent = [sys.executable, "-m", "muster.agent", "--standalone", "--nproc-per-node", "2", "--log-dir", str(tmp_path)]
     flags = ["--hang-timeout", "4", "--hang-action", "report", "--shutdown-timeout", "2"]

@@ -42,7 +42,8 @@ class World:
         self.reports: list[str | None] = []
         self.answers: list[Callable[[], None]] = []
         self.answers_at_once = True
-        self.watch = HangWatch(self.loop, limit_s=10.0, read=self.read, on_idle=self.note)
+        self.still: list[float] = []
+        self.watch = HangWatch(self.loop, limit_s=10.0, read=self.read, on_idle=self.note, on_still=self.still.append)
 
     def note(self, text: str | None, is_urgent: bool) -> None:
         assert not is_urgent

@@ -70,6 +70,7 @@ class Job:
         self.collectives: list[int | None] = [None] * RANKS
         self.cpu_s = [0.0] * RANKS
         self.written = [0] * RANKS
+        self.loaded = [0] * RANKS
         self.phase = ""
         self.waits_since: dict[int, float] = {}
         """When ranks entered the collective in which they wait."""
@@ -79,7 +80,16 @@ class Job:
         self.ended: set[int] = set()
         self.urgent_s: list[float] = []
         """When a report said that torch is about to end a worker."""
-        self.watch = HangWatch(self.loop, limit_s=60.0, limits=LearnedLimits(), read=self.read, on_idle=self.note)
+        self.still: list[float] = []
+        """For how long the workers stood still, as was said."""
+        self.watch = HangWatch(
+            self.loop,
+            limit_s=60.0,
+            limits=LearnedLimits(),
+            read=self.read,
+            on_idle=self.note,
+            on_still=self.still.append,
+        )
 
     def note(self, text: str | None, is_urgent: bool) -> None:
         if text is not None:
@@ -92,12 +102,13 @@ class Job:
         found = {}
         for rank in set(range(RANKS)) - self.ended:
             count = self.collectives[rank]
-            reading = Reading(cpu_s=self.cpu_s[rank], written_bytes=self.written[rank])
+            reading = Reading(cpu_s=self.cpu_s[rank], written_bytes=self.written[rank], loaded_bytes=self.loaded[rank])
             found[rank] = Activity(
                 captured_bytes=0,
                 processes={(10 + rank, 1): reading},
                 phase=self.phase,
                 collectives=None if count is None else (count,),
+                is_waiting=rank in self.waits_since,
                 timeout_s=TIMEOUT_S if self.clock.at_s - self.waits_since.get(rank, self.clock.at_s) >= 570.0 else 0.0,
             )
         then(found)
@@ -108,6 +119,7 @@ class Job:
         *,
         busy: tuple[int, ...] = (),
         writing: tuple[int, ...] = (),
+        loading: tuple[int, ...] = (),
         waiting: tuple[int, ...] = (),
         step: bool = False,
     ) -> None:
@@ -125,6 +137,8 @@ class Job:
                 self.cpu_s[rank] += part_s
             for rank in writing:
                 self.written[rank] += 1000
+            for rank in loading:
+                self.loaded[rank] += 1_000_000
             self.clock.at_s += part_s
             self.loop.turn(0.0)
         if step:
@@ -178,11 +192,58 @@ def test_no_false_alarm_and_each_hang_is_found(first: int) -> None:
         job = Job()
         play(job, seed)
         assert job.reports == [], f"seed {seed}"
+        assert job.still == [], f"seed {seed}"
         job.phase = "eval" if seed % 3 == 0 else ""
         job.pass_s(597.0, busy=(1,) if seed % 2 else (), waiting=OTHERS)
         assert job.reports, f"seed {seed}: torch's own timeout ends the job first"
         assert job.urgent_s, f"seed {seed}"
         job.close()
+
+
+def test_an_early_hang_is_said_softly_long_before_it_counts_as_one(job: Job) -> None:
+    """Within its first looks nothing is learned yet: it would be silent for 480 s."""
+    for _ in range(2):
+        job.pass_s(5.0, busy=EVERYONE, step=True)
+    job.pass_s(60.0, waiting=OTHERS)
+    assert (job.reports, len(job.still)) == ([], 1)
+    job.pass_s(400.0)
+    assert (job.reports, job.still) == ([], [50.0, 100.0, 200.0, 400.0])
+    job.pass_s(50.0)
+    assert job.reports
+    before = len(job.still)
+    job.pass_s(1.0, step=True)
+    job.pass_s(10.0, busy=EVERYONE)
+    assert job.still[before:] == [0.0]
+
+
+@pytest.mark.parametrize("work", [{"busy": (1,)}, {"writing": (1,)}, {"loading": (1,)}])
+def test_a_rank_that_works_does_not_stand_still(job: Job, work: dict[str, tuple[int, ...]]) -> None:
+    """It compiles, saves, or loads its data from a disk; all others wait for it."""
+    job.pass_s(5.0, busy=EVERYONE, step=True)
+    job.pass_s(300.0, waiting=OTHERS, **work)
+    assert job.still == []
+
+
+def test_what_other_threads_of_a_rank_do_while_it_waits_is_no_work(job: Job) -> None:
+    """They print that it waits."""
+    job.pass_s(5.0, busy=EVERYONE, step=True)
+    job.pass_s(60.0, waiting=EVERYONE, writing=EVERYONE)
+    assert len(job.still) == 1
+
+
+def test_a_job_that_often_stands_still_is_not_said_to_hang(job: Job) -> None:
+    for _ in range(3):
+        job.pass_s(30.0)
+        job.pass_s(5.0, busy=EVERYONE, step=True)
+    job.pass_s(100.0)
+    assert job.still == []
+
+
+def test_what_has_been_learned_makes_the_soft_line_needless(job: Job) -> None:
+    for _ in range(100):
+        job.pass_s(1.0, busy=EVERYONE, step=True)
+    job.pass_s(75.0)
+    assert (len(job.reports), job.still) == (1, [])
 
 
 def test_a_quiet_hang_is_found_soon(job: Job) -> None:

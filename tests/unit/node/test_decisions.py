@@ -21,8 +21,10 @@ from muster.agent.node.actions import (
     LeaveJob,
     LocalFailure,
     PrintLine,
+    PrintPage,
     ReportFailed,
     ReportIdle,
+    ReportStill,
     ReportStopped,
     SignalWorkers,
     StartTimer,
@@ -53,6 +55,7 @@ from muster.agent.node.events import (
     WorkersIdle,
     WorkersNotEnded,
     WorkersPrepared,
+    WorkersStill,
     WorkerStarted,
 )
 from muster.agent.node.request_decisions import TERMINAL_REQUEST
@@ -60,6 +63,7 @@ from muster.agent.node.state import (
     Delaying,
     Ended,
     Joining,
+    NodeDrain,
     NodeRules,
     NodeState,
     Running,
@@ -78,6 +82,7 @@ from muster.agent.rendezvous.interface import (
     GlobalRank0Started,
     JobEnded,
     Notice,
+    NoticeKind,
     RendezvousFailed,
     RequestAnswered,
     RoundBroken,
@@ -440,6 +445,54 @@ def test_in_a_hang_the_report_gets_the_workers_that_others_wait_for(
     assert [each.is_hang for each in actions if isinstance(each, CollectStacks)] == [is_hang]
 
 
+STILL_INT = SignalReceived(signum=signal.SIGINT, still_s=12.0)
+
+
+def test_a_stop_of_workers_that_stand_still_prints_what_they_do_first() -> None:
+    state, history = run(*RUNNING, STILL_INT, stacks())
+    assert [type(each).__name__ for each in history[3] if not isinstance(each, PrintLine)] == [
+        "LeaveJob",
+        "StartTimer",
+        "CollectStacks",
+    ]
+    page, signalled = history[4][:2]
+    assert page == PrintPage(round=make_round(), stacks={0: WorkerStack(text="stack")})
+    assert signalled == SignalWorkers(signum=signal.SIGINT)
+    assert isinstance(state.phase, Stopping)
+    assert decide(state, stacks())[1] == (), "once"
+
+
+@pytest.mark.parametrize(
+    ("event", "follows"),
+    [
+        (expired(TimerPurpose.STACKS), "SignalWorkers"),
+        (SignalReceived(signum=signal.SIGINT), "KillWorkers"),
+    ],
+)
+def test_the_page_delays_neither_the_stop_for_long_nor_the_second_ctrl_c(event: Event, follows: str) -> None:
+    state, history = run(*RUNNING, STILL_INT, event)
+    assert follows in [type(each).__name__ for each in history[-1]]
+    assert not any(isinstance(each, PrintPage) for each in decide(state, stacks())[1])
+
+
+def test_workers_that_stand_still_are_reported_but_not_in_a_drain() -> None:
+    still, moves = (WorkersStill(round_number=1, for_s=for_s) for for_s in (50.0, 0.0))
+    state, history = run(*RUNNING, still, moves)
+    assert history[3:] == [(ReportStill(round=make_round(), for_s=for_s),) for for_s in (50.0, 0.0)]
+    assert decide(state, replace(still, round_number=2))[1] == ()
+    paused = replace(state, phase=replace(state.phase, drain=NodeDrain(number=1)))
+    assert [decide(paused, each)[1] != () for each in (still, moves)] == [False, True]
+
+
+def test_the_line_about_a_job_that_stands_still_has_the_command() -> None:
+    state = new_state(stacks_command="muster stacks local_cwd://torchx/x")
+    for kind, text in (
+        (NoticeKind.STILL, "why; all stacks: muster stacks local_cwd://torchx/x"),
+        (NoticeKind.LINE, "why"),
+    ):
+        assert decide(state, Notice(text="why", kind=kind))[1] == (PrintLine(text=text),)
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_history(name: str) -> None:
     events, actions, phase = CASES[name]
@@ -694,18 +747,22 @@ def any_event() -> st.SearchStrategy[Event]:
         st.builds(lost, number),
         st.builds(hung, number),
         st.builds(active, number),
+        st.builds(lambda n, s: WorkersStill(round_number=n, for_s=s), number, st.sampled_from([0.0, 50.0])),
         st.builds(stacks, number),
         st.builds(gone, number),
         st.builds(lambda n: WorkersNotEnded(round_number=n, pids=(7,)), number),
         st.builds(expired, st.sampled_from(TimerPurpose), number),
         st.sampled_from([StacksRequested(), WorkersPrepared(), Notice(text="x"), RendezvousFailed(reason="x")]),
         st.builds(
-            lambda s, g, a, p, t: SignalReceived(signum=s, guard_died=g, is_asked=a, is_at_terminal=p, at_s=t),
+            lambda s, g, a, p, t, q: SignalReceived(
+                signum=s, guard_died=g, is_asked=a, is_at_terminal=p, at_s=t, still_s=q
+            ),
             st.sampled_from([signal.SIGTERM, signal.SIGINT]),
             st.booleans(),
             st.booleans(),
             st.booleans(),
             st.floats(0.0, 3.0),
+            st.sampled_from([0.0, 50.0]),
         ),
         st.builds(
             lambda n, k, a: DrainBegun(round_number=n, drain=1, limit_s=5.0, kind=k, is_asked=a),

@@ -105,6 +105,14 @@ def test_a_hang_that_goes_on():
     assert join_hangs({"a": "", "b": ""}) == join_hangs({}) == ""
 
 
+def test_a_job_that_stands_still():
+    """Each line takes the place of the last one, and that of a hang the place of both."""
+    still = [("stood_still", "the job has stood still for 50 s"), ("stood_still", "the job has stood still for 100 s")]
+    assert parse_hang(write_records(*still)).startswith("the job has stood still for 100 s (reported at ")
+    assert parse_hang(write_records(*still, *HANG)).startswith("the job hangs: no step for 60 s; rank 1 sleeps (")
+    assert parse_hang(write_records(*still, ("moved_again", ""))) == ""
+
+
 @pytest.mark.parametrize(
     "end", ["hang_ended", "round_broken", "round_formed", "workers_stopped", "fenced", "job_ended"]
 )

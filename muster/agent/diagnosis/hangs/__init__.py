@@ -2,7 +2,8 @@
 
 `servers` asks the workers of this node (`workers.torch_hook` is their side), `reading` turns the answers into records
 (`diagnosis.report.RankView`, which travels to the leader), `collectives` finds the ranks to blame, purely. `page` is
-what is printed of it while the job goes on. `limits` learns how long a job may pause. `sessions` reads from /proc what
+what is printed of it while the job goes on. `limits` learns how long a job may pause, and
+`standstill` sees that it stands still before that is learned. `sessions` reads from /proc what
 the workers' processes have done. `looks` looks at all of it once, or twice to see what moves.
 
 Not here: when a job counts as hung (`diagnosis.hang`, `rendezvous.consensus.failures`), Python stacks

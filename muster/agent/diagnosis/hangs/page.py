@@ -71,6 +71,20 @@ def describe_ranks(stacks: Iterable[Stack]) -> Iterator[str]:
     yield from _list_slow(known)
 
 
+def describe_standstill(stacks: Iterable[Stack]) -> str | None:
+    """What the ranks of a job that stands still wait for; None: they do not, or have done nothing yet."""
+    known = tuple(stacks)
+    progress = list_progress(known)
+    verdict = find_verdict(known)
+    if verdict is not None:
+        return verdict
+    if not any(each.still_s is not None for each in progress):
+        return None
+    if any(each.moved is not None or each.is_busy for each in progress):
+        return None
+    return "; ".join(("no rank is seen to keep the others waiting", *format_steps(progress)))
+
+
 def find_verdict(stacks: Iterable[Stack]) -> str | None:
     """Who keeps the others waiting; None: nobody is known to, or it is too early to say so."""
     known = tuple(stacks)

@@ -122,6 +122,8 @@ class Progress:
     """Changes whenever it enters or completes one; None: it has entered none, as far as is known."""
     timeout_s: float = 0.0
     """Of a collective in which it waits, once torch is about to end it for that; else 0."""
+    is_waiting: bool = False
+    """It waits in a collective, or in `init_process_group`."""
 
 
 class WorkerReader:
@@ -142,6 +144,8 @@ class WorkerReader:
         """By the worker's process id."""
         self._waits: dict[int, _Wait] = {}
         """Likewise."""
+        self._waiting: set[int] = set()
+        """Likewise: those that wait."""
         self._due_s = 0.0
         self._device_limit_s = math.inf
         """How long a worker is idle before NCCL's recorder is read, too."""
@@ -170,11 +174,14 @@ class WorkerReader:
             self._due_s = time.monotonic() + min(took_s / _SHARE, self._longest_s)
             timeouts = [answer.device_timeout_s for answer in answers.values() if answer.device_timeout_s]
             self._device_limit_s = min(timeouts, default=math.inf) - TORCH_MARGIN_S
+            self._waiting = {pid for pid, answer in answers.items() if _is_waiting(answer)}
             self._find_waits(read_workers(places) if idle_s >= self._device_limit_s else answers)
         ending = self._list_ending(time.monotonic())
         return {
             pid: Progress(
-                collectives=self._progress.get(pid), timeout_s=self._waits[pid].timeout_s if pid in ending else 0.0
+                collectives=self._progress.get(pid),
+                timeout_s=self._waits[pid].timeout_s if pid in ending else 0.0,
+                is_waiting=pid in self._waiting,
             )
             for pid in sessions
         }
@@ -209,6 +216,10 @@ class _Wait:
     ends_s: float
     """When torch ends it, by the monotonic clock."""
     timeout_s: float
+
+
+def _is_waiting(answer: Answer) -> bool:
+    return answer.is_initialising or any(map(_list_open, answer.groups))
 
 
 def _list_open(group: Group) -> list[Collective]:

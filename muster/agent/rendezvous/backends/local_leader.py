@@ -40,6 +40,7 @@ LocalEvent = (
     | events.DrainFollowed
     | events.Asked
     | events.StacksTaken
+    | events.StoodStill
     | events.Saved
     | events.Succeeded
 )
@@ -126,6 +127,8 @@ def _decide(state: JobState, event: LocalEvent, now_s: float) -> Decision:
             return drain.on_asked(state, event, now_s)
         case events.StacksTaken():
             return drain.on_stacks_taken(state, event, now_s)
+        case events.StoodStill():
+            return drain.on_stood_still(state, event, now_s)
         case events.Saved():
             return drain.on_saved(state, event, now_s)
         case events.Succeeded():

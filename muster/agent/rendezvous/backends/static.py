@@ -98,6 +98,12 @@ class StaticRendezvous:
         elif failures:
             self.report_failures(round_number, failures)
 
+    def report_still(self, round_number: int, for_s: float) -> None:
+        """See `Rendezvous`. There is no other node."""
+        from muster.agent.rendezvous.consensus.events import StoodStill
+
+        self._ask(StoodStill(id=_ID, round_number=round_number, for_s=for_s))
+
     def report_succeeded(self, round_number: int, drained_rank: int | None = None) -> None:
         """See `Rendezvous`."""
         if not self._is_running(round_number):

@@ -174,6 +174,9 @@ class TorchRendezvous:
         elif failures:
             self.report_failures(round_number, failures)
 
+    def report_still(self, round_number: int, for_s: float) -> None:
+        """See `Rendezvous`. The other nodes, which may be at work, cannot be asked."""
+
     def report_succeeded(self, round_number: int, drained_rank: int | None = None) -> None:  # noqa: ARG002
         """See `Rendezvous`. No drain begins here."""
         if round_number == self._policy.number and self._policy.broken is None:

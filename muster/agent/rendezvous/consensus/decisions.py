@@ -49,6 +49,7 @@ from muster.agent.rendezvous.consensus.events import (
     RoundAcknowledged,
     Saved,
     StacksTaken,
+    StoodStill,
     Stopped,
     Succeeded,
     TimerFired,
@@ -129,6 +130,10 @@ def _handle(state: JobState, event: Event, now_s: float) -> Decision:  # noqa: C
             from muster.agent.rendezvous.consensus.drain import on_stacks_taken
 
             return on_stacks_taken(state, event, now_s)
+        case StoodStill():
+            from muster.agent.rendezvous.consensus.drain import on_stood_still
+
+            return on_stood_still(state, event, now_s)
         case Stopped():
             return on_stopped(state, event, now_s)
         case LeaseChecked():
@@ -171,6 +176,8 @@ def _on_succeeded(state: JobState, event: Succeeded, now_s: float) -> Decision:
     told = (GOES_ON,) if phase.has_reported_hang else ()
     phase = replace(
         phase,
+        still=PersistentMap(),
+        still_asked_s=0.0,
         idle=PersistentMap(),
         urgent=PersistentSet(),
         has_reported_hang=False,

@@ -35,6 +35,7 @@ from math import gcd
 
 from muster._contract import AskKind, AskOutcome
 from muster._contract import StatusPageLayout as Layout
+from muster.agent.diagnosis.report import Stack
 from muster.agent.rendezvous.consensus.actions import (
     Action,
     Answer,
@@ -53,10 +54,13 @@ from muster.agent.rendezvous.consensus.events import (
     DrainReported,
     Saved,
     StacksTaken,
+    StoodStill,
     Succeeded,
 )
 from muster.agent.rendezvous.consensus.failures import break_round, has_enough_members
 from muster.agent.rendezvous.consensus.state import (
+    HANG,
+    STANDSTILL,
     Asker,
     Decision,
     Drain,
@@ -78,6 +82,8 @@ _NAMED_LATE = 4
 
 SAVING_LIMIT = 4
 """How many steps are counted at once. A member that is further behind than that reports a later one."""
+
+MOVES = Notify(text="the job goes on: it does not stand still any more", kind=NoticeKind.STILL_OVER)
 
 NO_COMMON_STEP = "there is no step that all ranks will ask about"
 
@@ -325,7 +331,7 @@ def ask_for_stacks(state: JobState, now_s: float) -> Decision:
     phase = state.phase
     if not isinstance(phase, RoundRunning):
         return state, ()
-    return _want_stacks(state, phase, Asker(id="", request=0, kind=AskKind.STACKS), now_s)
+    return _want_stacks(state, phase, Asker(id="", request=HANG, kind=AskKind.STACKS), now_s)
 
 
 def _want_stacks(state: JobState, phase: RoundRunning, asker: Asker, now_s: float) -> Decision:
@@ -365,6 +371,8 @@ def on_stacks_taken(state: JobState, event: StacksTaken, now_s: float) -> Decisi
 
     state = replace(state, phase=replace(phase, wanted_stacks=others))
     stacks = tuple(sorted(wanted.stacks, key=lambda stack: stack.global_rank))
+    if not wanted.asker.id and wanted.asker.request == STANDSTILL:
+        return _tell_standstill(state, replace(phase, wanted_stacks=others), stacks, now_s)
     if not wanted.asker.id:
         if not phase.has_reported_hang:  # it is over
             return state, ()
@@ -389,6 +397,58 @@ def on_stacks_taken(state: JobState, event: StacksTaken, now_s: float) -> Decisi
         progress=progress,
     )
     return state, _answer((wanted.asker,), answer)
+
+
+def on_stood_still(state: JobState, event: StoodStill, now_s: float) -> Decision:
+    """Workers of a member stand still, or go on. Long before that counts as a hang, a line says so; nothing is stopped.
+
+    Members report it at intervals that double. Once all of them have, the ranks are looked at as if a person had asked.
+    The line follows only if none has moved, and either a rank is seen to keep the others waiting, or they have done
+    steps or collectives before: a program that waits for orders by itself has not.
+    """
+    phase = state.phase
+    is_known = event.round_number == state.round_number and event.id in state.assignments
+    if not isinstance(phase, RoundRunning) or not is_known or event.id in phase.succeeded:
+        return state, ()
+    if event.for_s <= 0.0:
+        told = (MOVES,) if phase.has_told_still else ()
+        phase = replace(phase, still=phase.still.without(event.id), still_asked_s=0.0, has_told_still=False)
+        return replace(state, phase=phase), told
+    phase = replace(phase, still=phase.still.with_item(event.id, now_s - event.for_s))
+    state = replace(state, phase=phase)
+    for_s = _find_still_s(state, phase, now_s)
+    if for_s is None or for_s < 2 * phase.still_asked_s or phase.has_reported_hang or phase.drain is not None:
+        return state, ()
+    phase = replace(phase, still_asked_s=for_s)
+    return _want_stacks(
+        replace(state, phase=phase), phase, Asker(id="", request=STANDSTILL, kind=AskKind.STACKS), now_s
+    )
+
+
+def _find_still_s(state: JobState, phase: RoundRunning, now_s: float) -> float | None:
+    """For how long all members have stood still; None: one does not."""
+    if not phase.still or len(phase.still) + len(phase.succeeded) < len(state.assignments):
+        return None
+    return now_s - max(phase.still.values())
+
+
+def _tell_standstill(state: JobState, phase: RoundRunning, stacks: tuple[Stack, ...], now_s: float) -> Decision:
+    """Say what the ranks of a job that stands still wait for; nothing if one has moved, or nothing is seen.
+
+    Args:
+        state: of the job.
+        phase: with these stacks taken off it.
+        stacks: of all ranks.
+        now_s: now.
+    """
+    from muster.agent.diagnosis.hangs.page import describe_standstill  # only this needs it
+
+    for_s = _find_still_s(state, phase, now_s)
+    found = None if for_s is None or phase.has_reported_hang else describe_standstill(stacks)
+    if for_s is None or found is None:
+        return replace(state, phase=phase), ()
+    text = f"the job has stood still for {for_s:.0f} s: {found}; nothing is stopped"
+    return replace(state, phase=replace(phase, has_told_still=True)), (Notify(text=text, kind=NoticeKind.STILL),)
 
 
 # -- the agreement ----------------------------------------------------------------------------------------------------

@@ -152,6 +152,15 @@ class StacksTaken:
 
 
 @record
+class StoodStill:
+    """All workers of a member have stood still for so long; 0: they go on."""
+
+    id: Name
+    round_number: RoundNumber
+    for_s: Seconds
+
+
+@record
 class Saved:
     """All workers of a member have saved a checkpoint of the step."""
 
@@ -205,6 +214,7 @@ Event = (
     | DrainFollowed
     | Asked
     | StacksTaken
+    | StoodStill
     | Saved
     | Stopped
     | LeaseChecked

@@ -50,8 +50,12 @@ class Asker:
     id: str
     """The member that has passed it on."""
     request: int
-    """The member's number of it."""
+    """The member's number of it; of no person: `HANG` or `STANDSTILL`."""
     kind: AskKind
+
+
+HANG, STANDSTILL = 0, 1
+"""What the leader itself asks for stacks for, with no member's id."""
 
 
 @record
@@ -123,6 +127,12 @@ class RoundRunning:
     """Members whose workers are all idle, and the failures to record if the whole job hangs."""
     urgent: PersistentSet[str] = PersistentSet()
     """Those of them for which the others are not waited."""
+    still: PersistentMap[str, float] = PersistentMap()
+    """Members whose workers all stand still, and since when."""
+    still_asked_s: float = 0.0
+    """For how long all had, when it was last asked what they do."""
+    has_told_still: bool = False
+    """It was said that the job stands still."""
     has_reported_hang: bool = False
     """With --hang-action report: the job hangs, and that was reported."""
     succeeded_s: float = -FOREVER

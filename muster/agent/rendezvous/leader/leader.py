@@ -26,6 +26,7 @@ from muster.agent.rendezvous.consensus.events import (
     RoundAcknowledged,
     Saved,
     StacksTaken,
+    StoodStill,
     Stopped,
     Succeeded,
     TimerFired,
@@ -194,6 +195,7 @@ class Leader:
                 | DrainFollowed()
                 | Asked()
                 | StacksTaken()
+                | StoodStill()
             ):
                 self._apply(message)
             case Join() | None:  # it has joined already; a message of a newer version

@@ -24,6 +24,7 @@ from muster.agent.rendezvous.consensus.events import (
     RoundAcknowledged,
     Saved,
     StacksTaken,
+    StoodStill,
     Stopped,
     Succeeded,
 )
@@ -140,6 +141,11 @@ class Member:
         if self._is_current(round_number):
             idle = Idle(id=self._id, round_number=round_number, failures=failures, is_urgent=is_urgent)
             self._session.send(idle)
+
+    def report_still(self, round_number: int, for_s: float) -> None:
+        """See `Rendezvous`."""
+        if self._is_current(round_number):
+            self._session.send(StoodStill(id=self._id, round_number=round_number, for_s=for_s))
 
     def report_succeeded(self, round_number: int, drained_rank: int | None = None) -> None:
         """See `Rendezvous`."""

@@ -14,6 +14,7 @@ from muster.agent.rendezvous.consensus.events import (
     RoundAcknowledged,
     Saved,
     StacksTaken,
+    StoodStill,
     Stopped,
     Succeeded,
 )
@@ -92,6 +93,7 @@ MemberEvent = (
     | DrainFollowed
     | Asked
     | StacksTaken
+    | StoodStill
 )
 """What a member reports goes to `consensus.decisions` as it is."""
 

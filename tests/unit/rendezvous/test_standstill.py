@@ -1,0 +1,127 @@
+"""A job that stands still is told of, and of which rank the others wait for; as its leader decides it."""
+
+from typing import Any
+
+import pytest
+
+from muster.agent.diagnosis.report import Collective, Group, RankProgress, RankView, Stack
+from muster.agent.rendezvous.consensus.actions import Notify, WantStacks
+from muster.agent.rendezvous.consensus.decisions import decide
+from muster.agent.rendezvous.consensus.events import Joined, LeaseChecked, StacksTaken, StoodStill, Succeeded
+from muster.agent.rendezvous.consensus.members import ConsensusRules, MemberRecord
+from muster.agent.rendezvous.consensus.state import build_initial_state
+from muster.agent.rendezvous.interface import NoticeKind
+
+
+class Job:
+    """A leader whose round of two members runs, each with one rank."""
+
+    def __init__(self) -> None:
+        rules = ConsensusRules(
+            run_id="r",
+            min_nodes=2,
+            max_nodes=2,
+            max_restarts=0,
+            join_timeout_s=600,
+            last_call_s=1,
+            rejoin_wait_s=5,
+            hang_action="report",
+        )
+        self.now_s = 0.0
+        self.state = build_initial_state(rules, 0.0, takeover=False)
+        for index in range(2):
+            member = MemberRecord(id=str(index), index=index, nproc=1, role="r", host="h", port=1, is_leader=index == 0)
+            self.send(Joined(member=member))
+        self.send(LeaseChecked(is_held=True))
+        self.number = self.state.round_number
+
+    def send(self, event: Any) -> list[Any]:
+        self.state, actions = decide(self.state, event, self.now_s)
+        return [action for action in actions if isinstance(action, Notify | WantStacks)]
+
+    def stand_still(self, member: int, for_s: float) -> list[Any]:
+        return self.send(StoodStill(id=str(member), round_number=self.number, for_s=for_s))
+
+    def look(self, wanted: WantStacks, *stacks: Stack) -> list[Any]:
+        """The members answer with their stacks."""
+        told = []
+        for member, stack in enumerate(stacks):
+            event = StacksTaken(id=str(member), round_number=self.number, number=wanted.number, stacks=(stack,))
+            told += self.send(event)
+        return told
+
+
+def make_stack(rank: int, *, waits: bool, **progress: Any) -> Stack:
+    entry = Collective(number=6, operation="all_reduce", sizes="", age_s=50.0, is_done=False)
+    group = Group(
+        name="0", description="default_pg", entered=6 if waits else 5, completed=5, entries=(entry,) if waits else ()
+    )
+    view = RankView(global_rank=rank, node=rank, host="h", is_answering=True, has_server=True, groups=(group,))
+    shown = RankProgress(global_rank=rank, **{"still_s": 50.0, **progress})
+    return Stack(global_rank=rank, node=rank, local_rank=0, text="", view=view, progress=shown)
+
+
+WAITS, ABSENT = make_stack(0, waits=True), make_stack(1, waits=False)
+NAMED = "rank 1 (node 1, h) did not enter all_reduce #6 of default_pg; rank 0 has waited in it for 50 s"
+
+
+def test_all_members_must_stand_still() -> None:
+    job = Job()
+    assert job.stand_still(0, 50.0) == []
+    job.now_s = 20.0
+    [wanted] = job.stand_still(1, 50.0)
+    [told] = job.look(wanted, WAITS, ABSENT)
+    assert told.text == f"the job has stood still for 50 s: {NAMED}; nothing is stopped"
+    assert told.kind is NoticeKind.STILL
+
+
+def test_it_is_said_again_at_intervals_that_double_and_taken_back() -> None:
+    job = Job()
+    asked = []
+    for for_s in (50.0, 60.0, 99.0, 100.0, 150.0, 200.0):
+        job.now_s = for_s
+        for wanted in (*job.stand_still(0, for_s), *job.stand_still(1, for_s)):
+            asked.append(for_s)
+            assert [line.kind for line in job.look(wanted, WAITS, ABSENT)] == [NoticeKind.STILL]
+    assert asked == [50.0, 100.0, 200.0]
+    [told] = job.stand_still(1, 0.0)
+    assert (told.text, told.kind) == ("the job goes on: it does not stand still any more", NoticeKind.STILL_OVER)
+    assert job.stand_still(0, 0.0) == []
+
+
+@pytest.mark.parametrize("progress", [{"moved": ""}, {"still_s": 1.0}])
+def test_a_rank_that_has_moved_meanwhile_is_not_accused(progress: dict[str, Any]) -> None:
+    job = Job()
+    job.stand_still(0, 50.0)
+    [wanted] = job.stand_still(1, 50.0)
+    waits, absent = make_stack(0, waits=False, **progress), make_stack(1, waits=False, is_busy=True, **progress)
+    assert job.look(wanted, waits, absent) == []
+    assert job.stand_still(0, 0.0) == [], "nothing was said that could be taken back"
+
+
+def test_a_member_that_goes_on_while_the_ranks_are_looked_at_ends_it() -> None:
+    job = Job()
+    job.stand_still(0, 50.0)
+    [wanted] = job.stand_still(1, 50.0)
+    job.stand_still(1, 0.0)
+    assert job.look(wanted, WAITS, ABSENT) == []
+
+
+def test_of_a_program_that_has_done_nothing_yet_nothing_is_said() -> None:
+    """It waits for orders, for instance, and uses no process group."""
+    for still_s, said in ((None, []), (50.0, ["no rank is seen to keep the others waiting; ranks 0-1: step 3"])):
+        job = Job()
+        job.stand_still(0, 50.0)
+        [wanted] = job.stand_still(1, 50.0)
+        step = None if still_s is None else 3
+        stacks = [make_stack(rank, waits=False, still_s=still_s, step=step) for rank in range(2)]
+        told = [line.text for line in job.look(wanted, *stacks)]
+        assert told == [f"the job has stood still for 50 s: {text}; nothing is stopped" for text in said]
+
+
+def test_members_that_have_succeeded_are_not_waited_for() -> None:
+    job = Job()
+    job.send(Succeeded(id="0", round_number=job.number))
+    [wanted] = job.stand_still(1, 50.0)
+    assert wanted.ids == ("0", "1")
+    assert job.stand_still(0, 50.0) == []

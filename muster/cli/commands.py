@@ -101,6 +101,8 @@ def build_parser() -> argparse.ArgumentParser:
     command = _add_command(commands, "resize", "change the number of nodes of an elastic job")
     command.add_argument("nodes", type=_parse_nodes, metavar="NODES", help="the new number, within MIN:MAX of -j")
     command.add_argument("--role", help="which role, if several are elastic")
+    text = "continue a job of this machine or its Docker engine whose supervisor was lost, after a reboot for instance"
+    _add_command(commands, "recover", text).set_defaults(limit=None)
     command = _add_command(commands, "delete", "stop the job if it runs, and remove it with its logs")
     command.set_defaults(limit=None)
     _add_prune(commands)

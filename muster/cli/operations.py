@@ -90,6 +90,15 @@ def resize(handle: str, nodes: int, *, role: str | None = None) -> Answer:
             raise ControlError(str(error), ExitCode.REFUSED) from error
 
 
+def recover(handle: str) -> Answer:
+    """Continue a job of this machine or its Docker engine whose supervisor was killed, or ended with the machine.
+
+    What still runs is adopted, what has ended is started again: this uses no retries. Arguments and errors as `stop`.
+    """
+    with _open_scheduler(handle) as (scheduler, app_id):
+        return scheduler.recover_app(app_id)
+
+
 def delete(handle: str) -> Answer:
     """Stop the app if it runs, and remove it with its logs.
 

@@ -190,6 +190,7 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
             undo.callback(self._roll_back, spec)
             self._wait_started(spec, request)
             undo.pop_all()
+        self._submitted.add(request.app_id)
         if not submission.detach:
             self._attached.append(AppFolder(spec.folder))
             follow_suspension(self._tell_attached)
@@ -251,11 +252,11 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
         """
         folder = AppFolder(spec.folder)
         since_s = self._engine.now_s()
-        _, record = client.read_app(folder)
+        _, record = client.revive_app(folder)
         while not client.has_ended(record) and self._engine.has_created_containers(request.labels):
             # A container that cannot be started is removed. Nothing announces a supervisor that died: hence the limit.
             since_s = self._engine.wait_event(("start", "die", "destroy"), request.labels, since_s, _CHECK_S)
-            _, record = client.read_app(folder)  # starts the supervisor again when that has died
+            _, record = client.revive_app(folder)
         if record is None or record.app.outcome is None or COULD_NOT_START not in record.app.reason:
             return
         raise EngineError(record.app.reason)
@@ -280,12 +281,13 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
                     if containers
                     else None
                 )
-            found = read_app_for_wait(folder)
+            found = read_app_for_wait(folder, keeps=app_id in self._submitted)
             if found is None:
                 return None
             restarts, hang = read_events(self._open_engine(folder), folder.state_dir, found[0].details)
             error = read_error_file(folder.state_dir / LogNames.ERROR)
-            return build_describe_response(*found, error=error, restarts=restarts, hang=hang)
+            lost = client.find_loss(folder, found[1])
+            return build_describe_response(*found, error=error, restarts=restarts, hang=hang, lost=lost)
 
     def list_apps(self, cfg: Mapping[str, Any]) -> list[ListAppResponse]:  # noqa: ARG002
         """See `PluginScheduler`: apps with a state folder, and apps that only the engine knows."""
@@ -330,7 +332,8 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
                 logger.warning("%s: %s", app_id, error)
                 return AppState.UNKNOWN
             if folder is not None:
-                return build_describe_response(*client.read_app(folder)).state
+                spec, record = client.read_app(folder)
+                return build_describe_response(spec, record, lost=client.find_loss(folder, record)).state
         return AppState.UNKNOWN
 
     def read_log(self, app_id: str, request: LogRequest) -> Iterable[str]:
@@ -352,7 +355,7 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
         engine = self._open_engine(folder)
         lines = LogReader(engine, query).lines()
         if folder is not None and request.follow:
-            lines = _follow(engine, query, folder)
+            lines = _follow(engine, query, folder, keeps=app_id in self._submitted)
         return self._readers.count_reader(filter(request.matches, _translate_each(lines)))
 
     def _check_replica(self, app_id: str, folder: AppFolder | None, request: LogRequest) -> None:
@@ -388,6 +391,11 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
         """See `PluginScheduler`."""
         with _translate_errors(), asking.open_app(self._find_folder(app_id), app_id, self.backend) as folder:
             return asking.stop_app(folder, limit_s, NodeAsker(self._open_engine(folder)))
+
+    def recover_app(self, app_id: str) -> Answer:
+        """See `PluginScheduler`."""
+        with asking.open_app(self._find_folder(app_id), app_id, self.backend) as folder:
+            return asking.recover_app(folder)
 
     def resize_app(self, app_id: str, nodes: int, role: str | None) -> Answer:
         """See `PluginScheduler`."""
@@ -444,10 +452,11 @@ def _translate_errors() -> Iterator[None]:
         raise EngineError(describe_os_error(error, str(find_state_dir(os.environ)))) from error
 
 
-def _follow(engine: Engine, query: ContainerLogQuery, folder: AppFolder) -> Iterator[str]:
+def _follow(engine: Engine, query: ContainerLogQuery, folder: AppFolder, *, keeps: bool) -> Iterator[str]:
     """The supervisor follows the engine's events, and writes the app's state when it has started the next container."""
     with Watch(folder.state_dir) as watch:
-        yield from LogReader(engine, query, wait=watch.wait, has_ended=client.EndCheck(folder)).lines()
+        has_ended = client.EndCheck(folder, keeps=keeps)
+        yield from LogReader(engine, query, wait=watch.wait, has_ended=has_ended).lines()
 
 
 def _translate_each(lines: Iterator[str]) -> Iterator[str]:

@@ -120,6 +120,7 @@ class LocalScheduler(PluginScheduler):
             raise EngineError(f"cannot start {request.app_id}: {error}") from error
         except OSError as error:
             raise EngineError(f"cannot start {request.app_id}: {describe_os_error(error, request.folder)}") from error
+        self._submitted.add(request.app_id)
         if not request.detach:
             self._attached[request.app_id] = AppFolder(request.folder)
             follow_suspension(self._tell_attached)
@@ -133,7 +134,7 @@ class LocalScheduler(PluginScheduler):
         if folder is None:
             return None
         with _translate_errors():
-            found = read_app_for_wait(folder)
+            found = read_app_for_wait(folder, keeps=app_id in self._submitted)
         if found is None:
             return None  # another shell has just deleted it
         spec, record = found
@@ -141,7 +142,10 @@ class LocalScheduler(PluginScheduler):
         restarts = sum(map(count_restarts, folders.values()))
         hang = join_hangs({role: read_hang(path) for role, path in folders.items()})
         error, ui_url = _read_error(folder, spec), folder.path.as_uri()
-        return build_describe_response(spec, record, error=error, ui_url=ui_url, restarts=restarts, hang=hang)
+        lost = client.find_loss(folder, record)
+        return build_describe_response(
+            spec, record, error=error, ui_url=ui_url, restarts=restarts, hang=hang, lost=lost
+        )
 
     def list_apps(self, cfg: Mapping[str, Any]) -> list[ListAppResponse]:
         """See `PluginScheduler`."""
@@ -174,7 +178,8 @@ class LocalScheduler(PluginScheduler):
             until_s=None if request.until is None else request.until.timestamp(),
             follow=request.follow,
         )
-        return self._readers.count_reader(read_log(query, client.EndCheck(folder), folder.state_dir))
+        has_ended = client.EndCheck(folder, keeps=app_id in self._submitted)
+        return self._readers.count_reader(read_log(query, has_ended, folder.state_dir))
 
     # -- ending -----------------------------------------------------------------------------------------------------
 
@@ -193,6 +198,11 @@ class LocalScheduler(PluginScheduler):
         """See `PluginScheduler`."""
         with asking.open_app(self._find(app_id), app_id, self.backend) as folder:
             return asking.stop_app(folder, limit_s, ask_node)
+
+    def recover_app(self, app_id: str) -> Answer:
+        """See `PluginScheduler`."""
+        with asking.open_app(self._find(app_id), app_id, self.backend) as folder:
+            return asking.recover_app(folder)
 
     def resize_app(self, app_id: str, nodes: int, role: str | None) -> Answer:
         """See `PluginScheduler`."""

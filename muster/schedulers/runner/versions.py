@@ -76,6 +76,8 @@ class PluginScheduler(Scheduler, abc.ABC):  # type: ignore[misc]
 
     def __init__(self, backend: str, session_name: str) -> None:
         super().__init__(backend, session_name)
+        self._submitted: set[str] = set()
+        """Apps of this process: it keeps their supervisors running while it reads their logs."""
         self._live_lines = LiveLines()
         """Shared by the readers of all replicas, which TorchX runs in threads of their own."""
         self._awaited: DescribeAppResponse | None = None
@@ -127,6 +129,15 @@ class PluginScheduler(Scheduler, abc.ABC):  # type: ignore[misc]
             ControlError: it cannot be stopped; nothing was changed.
         """
         return self.ask_app(app_id, AskKind.STOP, limit_s)
+
+    def recover_app(self, app_id: str) -> Answer:
+        """Continue an app whose supervisor has died: adopt what still runs, start again what has ended.
+
+        Raises:
+            ControlError: it cannot be continued; nothing was changed.
+        """
+        del app_id
+        raise ControlError(f"{self.backend} jobs have no supervisor that could be lost", ExitCode.REFUSED)
 
     def resize_app(self, app_id: str, nodes: int, role: str | None) -> Answer:
         """Change the number of nodes of an elastic role, within its MIN:MAX.
@@ -271,6 +282,7 @@ def build_describe_response(
     ui_url: str | None = None,
     restarts: int = 0,
     hang: str = "",
+    lost: str = "",
 ) -> DescribeAppResponse:
     """What `torchx status` and `describe` show of a supervised app.
 
@@ -281,6 +293,7 @@ def build_describe_response(
         ui_url: a link for the user.
         restarts: of workers, in place; those of replicas are in the record.
         hang: what is known of a hang with which the app goes on; "": nothing.
+        lost: `client.describe_loss` of an app whose supervisor has died; "": it runs, or has ended.
     """
     _print_states_by_name()
     app = load_app(spec.description)
@@ -289,22 +302,28 @@ def build_describe_response(
         extra["metadata"] = app.metadata
     return DescribeAppResponse(
         app_id=spec.app_id,
-        state=AppState.SUBMITTED if record is None else AppState[record.app.app_state],
+        state=_find_state(record, lost),
         num_restarts=restarts + (0 if record is None else record.app.num_restarts),
-        msg=_join_messages(record, hang) or NONE,
+        msg=_join_messages(record, hang, lost) or NONE,
         structured_error_msg=error or NONE,
         ui_url=ui_url,
         roles=app.roles,
-        roles_statuses=[] if record is None else _build_statuses(spec, record),
+        roles_statuses=[] if record is None else _build_statuses(spec, record, is_lost=bool(lost)),
         **extra,
     )
 
 
-def _join_messages(record: AppRecord | None, hang: str) -> str:
+def _find_state(record: AppRecord | None, lost: str) -> AppState:
+    if lost:
+        return AppState.UNKNOWN
+    return AppState.SUBMITTED if record is None else AppState[record.app.app_state]
+
+
+def _join_messages(record: AppRecord | None, hang: str, lost: str) -> str:
     if record is None:
         return ""
     told = hang if record.app.phase is AppPhase.RUNNING else ""
-    return show_controls("; ".join(filter(None, (told, record.app.reason))))
+    return show_controls("; ".join(filter(None, (lost or told, record.app.reason))))
 
 
 def check_replica(spec: AppSpec, request: LogRequest) -> None:
@@ -330,9 +349,9 @@ def _print_states_by_name() -> None:
     yaml.add_representer(AppState, lambda dumper, state: dumper.represent_str(state.name))
 
 
-def _build_statuses(spec: AppSpec, record: AppRecord) -> list[RoleStatus]:
+def _build_statuses(spec: AppSpec, record: AppRecord, *, is_lost: bool) -> list[RoleStatus]:
     def build(role: str, index: int, known: ReplicaState) -> ReplicaStatus:
-        state = _REPLICA_STATES[known.status]
+        state = AppState.UNKNOWN if is_lost and known.status is Status.RUNNING else _REPLICA_STATES[known.status]
         return ReplicaStatus(id=index, state=state, role=role, hostname=record.machine.host)
 
     return [

@@ -23,17 +23,24 @@ WAIT_LIMIT_S: Final = 60.0
 """The longest delay of an answer, so that no error here can block a caller for good."""
 
 
-def read_app_for_wait(folder: AppFolder) -> tuple[AppSpec, AppRecord | None] | None:
+def read_app_for_wait(folder: AppFolder, *, keeps: bool) -> tuple[AppSpec, AppRecord | None] | None:
     """`client.read_app`, after the app's end if TorchX's `wait` is the caller; None if it has been deleted meanwhile.
 
+    What waits for an app keeps its supervisor running.
+
+    Args:
+        folder: the app's.
+        keeps: this process submitted the app, and keeps its supervisor running, too.
+
     Raises:
-        SupervisorError: see `client.read_app`.
+        SupervisorError: see `client.revive_app`.
     """
     try:
-        spec, record = client.read_app(folder)
+        waits = callers.is_wait()
+        spec, record = (client.revive_app if waits or keeps else client.read_app)(folder)
         if record is None or client.has_ended(record) or not client.runs_here(record):
             return spec, record
-        if not callers.is_wait():
+        if not waits:
             return spec, record
         client.wait_ended(folder, limit_s=WAIT_LIMIT_S)
         return client.read_app(folder)

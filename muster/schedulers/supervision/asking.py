@@ -75,9 +75,11 @@ def read_running(folder: AppFolder) -> tuple[AppSpec, AppRecord]:
     """An app that has not ended.
 
     Raises:
-        ControlError: it has, or it runs where this process cannot reach it.
+        ControlError: it has, its supervisor has died, or it runs where this process cannot reach it.
     """
     spec, record = client.read_app(folder)
+    if record is not None and client.is_lost(folder, record):
+        raise ControlError(f"{spec.app_id}: {client.describe_loss(folder, record)}", ExitCode.LOST)
     if record is None:
         raise ControlError(f"{spec.app_id} is being started: ask again", ExitCode.REFUSED)
     if client.has_ended(record) or not spec.details:  # these go first
@@ -110,7 +112,7 @@ def _ask_role(
 
 
 def stop_app(folder: AppFolder, limit_s: float, ask_node: AskNode) -> Answer:
-    """Stop all ranks at one step, and the app with them.
+    """Stop all ranks at one step, and the app with them. Of an app whose supervisor has died the rest is ended.
 
     That the app ends is recorded first, so that nothing is started again, whatever becomes of the question. Ranks that
     cannot agree on a step get the polite signal, all at once.
@@ -118,6 +120,8 @@ def stop_app(folder: AppFolder, limit_s: float, ask_node: AskNode) -> Answer:
     Raises:
         ControlError: the app has ended, or is being stopped already.
     """
+    if client.is_lost(folder, client.read_app(folder)[1]):
+        return _end_lost(folder)
     spec, record = read_running(folder)
     if record.app.phase is AppPhase.ENDING:
         raise ControlError(f"{spec.app_id} is being stopped already: {record.app.reason}", ExitCode.REFUSED)
@@ -126,7 +130,7 @@ def stop_app(folder: AppFolder, limit_s: float, ask_node: AskNode) -> Answer:
     jobs = sum(role.runs_agent for role in spec.roles)  # asked one after the other
     if not folder.send_request(f"{DRAIN_WORD}{jobs * limit_s + DRAIN_MARGIN_S:g}"):
         client.ensure_recorded(folder, refusal)
-        client.read_app(folder)
+        client.revive_app(folder)
     if refusal is None:  # else the disk is full, and the supervisor's record never changes
         _wait_recorded(folder)
     none = Answer(outcome=AskOutcome.REFUSED, line="it runs no agents of muster")
@@ -143,6 +147,40 @@ def stop_app(folder: AppFolder, limit_s: float, ask_node: AskNode) -> Answer:
         return replace(asked, line=f"{asked.line}; what else ran got SIGTERM")
     line = f"{asked.line}; so all replicas got SIGTERM at once and have ended, after {took_s:.1f} s: no common step"
     return Answer(outcome=AskOutcome.DONE, line=line, took_s=took_s, late=asked.late)
+
+
+def _end_lost(folder: AppFolder) -> Answer:
+    """End what still runs of an app whose supervisor has died; nothing is started again."""
+    began_s = time.monotonic()
+    client.request_stop(folder)
+    is_over = client.wait_ended(folder, limit_s=folder.read_spec().grace_s + DRAIN_MARGIN_S)
+    took_s = time.monotonic() - began_s
+    if not is_over:
+        line = f"its supervisor was lost; what still runs was told to end, and runs after {took_s:.1f} s"
+        return Answer(outcome=AskOutcome.LATE, line=line, took_s=took_s)
+    line = "its supervisor was lost; the job is cancelled, and what still ran got SIGTERM: no common step"
+    return Answer(outcome=AskOutcome.DONE, line=line, took_s=took_s)
+
+
+def recover_app(folder: AppFolder) -> Answer:
+    """Continue an app whose supervisor has died; see `client.recover`.
+
+    Raises:
+        ControlError: it has ended, or its supervisor runs.
+    """
+    spec, record = client.read_app(folder)
+    if not client.is_lost(folder, record):
+        _, record = read_running(folder)
+        raise ControlError(f"{spec.app_id} has a supervisor, which runs: nothing was changed", ExitCode.REFUSED)
+    before, after = client.recover(folder)
+    if before is None or after is None:
+        raise ControlError(f"{spec.app_id} has ended already: nothing was changed", ExitCode.ENDED)
+    if after.app.phase is AppPhase.ENDING or client.has_ended(after):
+        return Answer(outcome=AskOutcome.DONE, line=f"{spec.app_id} was being stopped, and ends now")
+    started = [each for each, known in after.app.replicas.items() if known.starts > before.app.replicas[each].starts]
+    again, adopted = len(started), len(set(before.app.running()) - set(started))
+    line = f"{spec.app_id} goes on: {again} {'replica' if again == 1 else 'replicas'} started again"
+    return Answer(outcome=AskOutcome.DONE, line=f"{line}, {adopted} still ran")
 
 
 def resize_app(folder: AppFolder, nodes: int, choose_role: Callable[[AppSpec], SupervisedRole]) -> Answer:
@@ -199,6 +237,7 @@ def _request_resize(folder: AppFolder, spec: AppSpec, before: AppRecord, request
     if before.app.phase is not AppPhase.ENDING:
         deadline_s, told = time.monotonic() + RECORD_LIMIT_S, None
         while time.monotonic() < deadline_s:
+            client.revive_app(folder)
             record = read_running(folder)[1]
             if record.app.phase is AppPhase.ENDING:
                 before = record
@@ -230,7 +269,7 @@ def _wait_left(folder: AppFolder, spec: AppSpec, line: str, ends: Sequence[Repli
             return Answer(outcome=AskOutcome.DONE, line=f"{line}but it was resized again, to {size}")
         left = [each for each in ends if each in (*record.app.running(), *record.app.leaving)]
         if left and client.is_supervised(folder, record) is False:
-            client.read_app(folder)
+            client.revive_app(folder)
         elif left:
             time.sleep(0.02)
     took_s = time.monotonic() - began_s

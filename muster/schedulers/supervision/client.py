@@ -1,6 +1,7 @@
 """What commands do with an app: submit it, read its state, request its end, delete it. Any process, any shell.
 
-A command that finds the supervisor of a running app dead starts it again, whatever its own purpose.
+Looking at an app changes nothing: one whose supervisor has died is reported as lost. Its supervisor is started again by
+what waits for the app, by what asks for its end, and by `recover`.
 """
 
 import logging
@@ -30,6 +31,8 @@ from muster.schedulers.supervision.state import AppPhase
 
 LOG_TAIL_LIMIT_BYTES = 2000
 OTHER_HOST_POLL_S = 0.2
+RECOVERS = "recovers"
+"""The word that tells a supervisor of `recover`."""
 RESTART_INTERVAL_S = 1.0
 """Between two starts of one app's supervisor."""
 
@@ -85,8 +88,13 @@ def _roll_back(folder: AppFolder, spec: AppSpec, registry: AppRegistry) -> None:
     shutil.rmtree(folder.path, ignore_errors=True)
 
 
-def start_supervisor(folder: AppFolder, spec: AppSpec) -> None:
+def start_supervisor(folder: AppFolder, spec: AppSpec, *, recovers: bool = False) -> None:
     """Start the supervisor of an app and wait until it has started the replicas. A running one is kept.
+
+    Args:
+        folder: the app's.
+        spec: the app.
+        recovers: see `recover`.
 
     Raises:
         SupervisorError: it ended before that; the message has the last line of its log.
@@ -98,12 +106,12 @@ def start_supervisor(folder: AppFolder, spec: AppSpec) -> None:
         "try:\n    from muster.schedulers.supervision import supervisor\n"
         # An app keeps the installation that submitted it, which may be an older one.
         "except ImportError:\n    from muster.schedulers.supervision import process as supervisor\n"
-        "supervisor.main(sys.argv[1], int(sys.argv[2]))"
+        "supervisor.main(sys.argv[1], int(sys.argv[2]), *sys.argv[3:])"
     )
     old_log_bytes = folder.log_file.stat().st_size if folder.log_file.exists() else 0
     try:
         subprocess.run(
-            [spec.python, "-c", program, str(folder.path), str(ready_write)],
+            [spec.python, "-c", program, str(folder.path), str(ready_write), *([RECOVERS] if recovers else [])],
             stdin=subprocess.DEVNULL,
             cwd=folder.path,
             pass_fds=(ready_write,),
@@ -132,22 +140,75 @@ def _read_last_line(folder: AppFolder, skip_bytes: int) -> str:
 
 
 def read_app(folder: AppFolder) -> tuple[AppSpec, AppRecord | None]:
+    """An app and its current state.
+
+    Raises:
+        FileNotFoundError: no app here.
+        SupervisorError: another version of muster wrote the files.
+    """
+    try:
+        return folder.read_spec(), folder.read_record()
+    except StateError as error:
+        raise SupervisorError(str(error)) from error
+
+
+def revive_app(folder: AppFolder) -> tuple[AppSpec, AppRecord | None]:
     """An app and its current state; starts its supervisor again if that has died.
+
+    Replicas that have ended meanwhile count as lost: they use retries.
 
     Raises:
         FileNotFoundError: no app here.
         SupervisorError: the supervisor died and cannot be started again, or another version of muster wrote the files.
     """
-    try:
-        spec = folder.read_spec()
-        record = folder.read_record()
-        if record is not None and not has_ended(record) and is_supervised(folder, record) is False:
-            _wait_before_restart(folder)
-            start_supervisor(folder, spec)
-            record = folder.read_record()
-    except StateError as error:
-        raise SupervisorError(str(error)) from error
-    return spec, record
+    spec, record = read_app(folder)
+    if not is_lost(folder, record):
+        return spec, record
+    _wait_before_restart(folder)
+    start_supervisor(folder, spec)
+    return read_app(folder)
+
+
+def recover(folder: AppFolder) -> tuple[AppRecord | None, AppRecord | None]:
+    """Continue an app whose supervisor has died: what still runs is adopted, what has ended is started again.
+
+    This uses no retries, and the app does not end with the command that submitted it, which may be gone, too.
+
+    Returns:
+        The app's state before and after; the same when its supervisor runs.
+
+    Raises:
+        FileNotFoundError: no app here.
+        SupervisorError: it cannot be started again, or another version of muster wrote the files.
+    """
+    spec, before = read_app(folder)
+    if not is_lost(folder, before):
+        return before, before
+    start_supervisor(folder, spec, recovers=True)
+    return before, read_app(folder)[1]
+
+
+def is_lost(folder: AppFolder, record: AppRecord | None) -> bool:
+    """Whether the app has not ended, and its supervisor has."""
+    if record is None or has_ended(record) or is_supervised(folder, record) is not False:
+        return False
+    latest = folder.read_record()  # it may have recorded the end, or another one may have been started
+    return latest is not None and not has_ended(latest) and is_supervised(folder, latest) is False
+
+
+def find_loss(folder: AppFolder, record: AppRecord | None) -> str:
+    """`describe_loss` of an app that is lost; "" of others."""
+    return describe_loss(folder, record) if record is not None and is_lost(folder, record) else ""
+
+
+def describe_loss(folder: AppFolder, record: AppRecord) -> str:
+    """What is known of an app that is lost, and what helps; one line."""
+    files = (folder.state_file, folder.log_file, folder.lock_file)
+    seen_s = max((path.stat().st_mtime for path in files if path.exists()), default=record.submitted_s)
+    running = len(record.app.running())
+    replicas = f"{running} {'replica' if running == 1 else 'replicas'} ran"
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seen_s))
+    return f"its supervisor was lost after {when}, when {replicas}; `muster recover {folder.path.name}` continues it"
 
 
 def has_ended(record: AppRecord | None) -> bool:
@@ -193,7 +254,7 @@ def request_stop(folder: AppFolder, request: str = "cancel") -> None:
     refusal = folder.write_request(request)
     if not folder.send_request(request):
         ensure_recorded(folder, refusal)
-        read_app(folder)
+        revive_app(folder)
 
 
 def ensure_recorded(folder: AppFolder, refusal: OSError | None) -> None:
@@ -225,7 +286,7 @@ def wait_ended(folder: AppFolder, *, limit_s: float) -> bool:
         if left_s <= 0:
             return False
         if is_supervised(folder, record) is False:
-            read_app(folder)
+            revive_app(folder)
         elif record.supervisor is None or not runs_here(record):
             time.sleep(min(left_s, OTHER_HOST_POLL_S))  # there is no notification of writes on another machine
         else:
@@ -292,8 +353,16 @@ def _report_each() -> Iterator[None]:
 class EndCheck:
     """Whether an app has ended; reads its state only when it has changed, or when its supervisor may have died."""
 
-    def __init__(self, folder: AppFolder) -> None:
+    def __init__(self, folder: AppFolder, *, keeps: bool = False) -> None:
+        """Begin.
+
+        Args:
+            folder: the app's.
+            keeps: this process submitted the app: it starts a supervisor that has died again. For all others a lost
+                app has ended: nothing follows in its logs.
+        """
         self._folder = folder
+        self._keeps = keeps
         self._seen_ns = -1
         self._ended = False
         self._supervisor: ProcessId | None = None
@@ -308,12 +377,15 @@ class EndCheck:
             return self._ended
         self._seen_ns = changed_ns
         try:
-            _, record = read_app(self._folder)
+            _, record = (revive_app if self._keeps else read_app)(self._folder)
         except FileNotFoundError:  # deleted meanwhile
             return True
         except SupervisorError:
             return self._ended
         self._ended = has_ended(record)
+        if record is not None and is_lost(self._folder, record):
+            logger.warning("%s: %s", self._folder.path.name, describe_loss(self._folder, record))
+            self._ended = True
         self._supervisor = None if record is None else record.supervisor
         return self._ended
 

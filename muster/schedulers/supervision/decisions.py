@@ -29,6 +29,7 @@ from muster.schedulers.supervision.events import (
     KillExpired,
     KillRequested,
     LingerExpired,
+    Recover,
     ReplicaEnded,
     ResizeRequested,
 )
@@ -85,6 +86,8 @@ def decide(plan: Plan, state: SupervisedApp, event: Event) -> Decision:
         return _begin(state)
     if isinstance(event, ReplicaEnded):
         return _handle_replica_ended(plan, state, event)
+    if isinstance(event, Recover):
+        return _recover(state, event)
     if isinstance(event, CancelRequested):
         return _cancel(state, event)
     if isinstance(event, DrainRequested):
@@ -119,6 +122,19 @@ def _begin(state: SupervisedApp) -> Decision:
     state, stops = _stop(state, state.leaving)
     state, starts = _start(replace(state, phase=AppPhase.RUNNING), _list_by_status(state, ReplicaStatus.WAITING))
     return state, (*stops, *starts)
+
+
+def _recover(state: SupervisedApp, event: Recover) -> Decision:
+    """Start again what its role still has, without a retry; of an app that is ending nothing starts."""
+    ends = state.phase is AppPhase.ENDING
+    for each in event.replicas:
+        status = ReplicaStatus.CANCELLED if ends else _choose_restart(state, each)
+        state = _set_status(state, each, status, None)
+    state = replace(state, leaving=tuple(each for each in state.leaving if each not in event.replicas))
+    if ends:
+        return _advance(state)
+    again = f"; {len(event.replicas)} started again" if event.replicas else ""
+    return replace(state, reason=f"its supervisor was lost; continued by `muster recover`{again}"), ()
 
 
 def _handle_replica_ended(plan: Plan, state: SupervisedApp, event: ReplicaEnded) -> Decision:

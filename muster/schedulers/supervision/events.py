@@ -25,6 +25,13 @@ class ReplicaEnded:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Recover:
+    """A person continues the app, whose supervisor had died. These replicas have ended since, nobody knows how."""
+
+    replicas: tuple[ReplicaId, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class CancelRequested:
     """A request to stop the app, politely first."""
 
@@ -80,6 +87,7 @@ class KillExpired:
 Event: TypeAlias = (
     Begin
     | ReplicaEnded
+    | Recover
     | CancelRequested
     | DrainRequested
     | KillRequested

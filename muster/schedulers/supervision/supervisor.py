@@ -2,8 +2,8 @@
 
 It leads a session of its own (the terminal's Ctrl-C is for the command line), is a subreaper, watches the command that
 submitted the app by pidfd (a death signal would fire when a pipeline's pool thread ends), and kills its remaining
-descendants at its end. If it is killed itself, the replicas of local_cwd end with it; a later command starts it again,
-and replicas that no longer run count as lost.
+descendants at its end. If it is killed itself, the replicas of local_cwd end with it; a command that waits for the app,
+or `muster recover`, starts it again.
 """
 
 import contextlib
@@ -64,13 +64,20 @@ class Supervisor:
         """Whether there is nothing left to do."""
         return self._record.app.phase is AppPhase.ENDED
 
-    def begin(self) -> None:
-        """Adopt what an earlier supervisor started, handle requests made meanwhile, start replicas that wait."""
+    def begin(self, *, recovers: bool = False) -> None:
+        """Adopt what an earlier supervisor started, handle requests made meanwhile, start replicas that wait.
+
+        Args:
+            recovers: replicas that have ended without a supervisor are started again, without a retry.
+        """
         gone = [each for each in self._record.app.running() if not self._adopt(each)]
         request = self._folder.read_request()
         if request is not None:
             self.handle_event(events.KillRequested() if request == "kill" else events.CancelRequested())
         self._handle_queued_events()  # the owner may have ended already: then start nothing
+        if recovers:
+            self.handle_event(events.Recover(replicas=tuple(gone)))
+            gone = []
         for each in gone:
             self.handle_event(ReplicaEnded(replica=each, exit_code=None, reason="its supervisor had died"))
         self.handle_event(events.Begin())
@@ -238,11 +245,12 @@ def load_factory(name: str) -> DriverFactory:
     return factory
 
 
-def supervise(folder: AppFolder, report_ready: Callable[[str], None]) -> None:
+def supervise(folder: AppFolder, report_ready: Callable[[str], None], *, recovers: bool = False) -> None:
     """Run the app of a folder to its end.
 
     Args:
         folder: of an app that has been submitted.
+        recovers: the app is continued by `muster recover`, and does not end with the command that submitted it.
         report_ready: called once with "ok" when all replicas have been started, or another supervisor runs the app.
     """
     with open(folder.lock_file, "w") as lock:
@@ -263,15 +271,16 @@ def supervise(folder: AppFolder, report_ready: Callable[[str], None]) -> None:
         driver = load_factory(spec.driver)(spec=spec, event_queue=event_queue)
         watch_requests(folder, event_queue, driver)
         supervisor = Supervisor(folder, spec, event_queue, driver)
-        watch_owner(spec, event_queue)
-        supervisor.begin()
+        if not recovers:
+            watch_owner(spec, event_queue)
+        supervisor.begin(recovers=recovers)
         report_ready("ok")
         supervisor.run()
         supervisor.close()
         event_queue.close()
 
 
-def main(path: str, ready_fd: int) -> None:
+def main(path: str, ready_fd: int, word: str = "") -> None:
     """Become the supervisor of the app in the folder `path`; the entry point of `client.start_supervisor`.
 
     Forks and returns in the parent at once, so that no living process has to wait for the supervisor.
@@ -280,6 +289,7 @@ def main(path: str, ready_fd: int) -> None:
         path: the app's folder.
         ready_fd: write end of a pipe that gets "ok" when all replicas have started; on failure it is closed without, or
             gets why there is no log.
+        word: `client.RECOVERS`, or none.
     """
     if os.fork() != 0:
         os.close(ready_fd)
@@ -298,7 +308,7 @@ def main(path: str, ready_fd: int) -> None:
             os.write(ready_fd, word.encode())
         os.close(ready_fd)
 
-    supervise(folder, report_ready)
+    supervise(folder, report_ready, recovers=bool(word))
 
 
 def _redirect(log_file: Path) -> None:

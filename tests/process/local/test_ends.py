@@ -140,8 +140,12 @@ def test_nothing_outlives_command_line_and_supervisor_together(tmp_path, env):
         outcome = tree.wait()
     assert outcome.leftovers == (), outcome.explain()
     handle = f"local_cwd://torchx/{folder.path.name}"
-    status = run_tree([TORCHX, "status", handle], env=env, cwd="/", settle_s=20)  # starts the supervisor again
+    status = run_tree([TORCHX, "status", handle], env=env, cwd="/")
     assert (status.exit_code, status.leftovers) == (0, ()), status.explain()
+    assert "UNKNOWN" in status.stdout, status.explain()
+    assert "its supervisor was lost" in status.stdout, status.explain()
+    cancelled = run_tree([TORCHX, "cancel", handle], env=env, cwd="/", settle_s=20)
+    assert (cancelled.exit_code, cancelled.leftovers) == (0, ()), cancelled.explain()
     assert outcome_of(folder)[0] == "CANCELLED"
 
 

@@ -1,6 +1,7 @@
 """Today's code serves the jobs of `local_cwd` and `detached` that version 19df633 left; see tests/golden."""
 
 import os
+import re
 import shutil
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -11,6 +12,9 @@ from harness import wait_until
 from torchx.runner import Runner, get_runner
 from torchx.schedulers.api import Stream
 from torchx.specs import AppState, Resource, RetryPolicy, Role
+
+from muster._control import ControlError
+from muster.cli import operations
 
 pytestmark = pytest.mark.torchx
 
@@ -177,41 +181,69 @@ class TestSupervisorOfThatVersionStillRuns:
         assert (folder / "stop.request").read_text() == "cancel"
 
 
+WHERE = ({}, {"BOOT": "the boot before"}, {"HOST": "before"})
+"""The same machine, after a reboot, under another host name."""
+
+
 class TestSupervisorDied:
-    def test_any_command_starts_it_again(self, runner, state, work):
-        golden_state.restore("local_cwd", state, work, apps=["running-golden"])
+    @pytest.mark.parametrize("where", WHERE, ids=["here", "rebooted", "renamed"])
+    def test_looking_reports_it_and_starts_nothing(self, runner, state, work, where):
+        golden_state.restore("local_cwd", state, work, apps=["running-golden"], **where)
+        handle = detached("running-golden")
+        status = runner.status(handle)
+        assert status.state == AppState.UNKNOWN
+        assert re.fullmatch(
+            r"its supervisor was lost after \d{4}-\d\d-\d\d \d\d:\d\d:\d\d, when 3 replicas ran; "
+            "`muster recover running-golden` continues it",
+            status.msg,
+        )
+        assert {each.state for role in status.roles for each in role.replicas} == {AppState.UNKNOWN}
+        (listed,) = runner._scheduler("detached").list()
+        assert (listed.app_id, listed.state) == ("running-golden", AppState.UNKNOWN)
+        assert list(runner.log_lines(handle, "side", 0, should_tail=True)) == ["beside\n"]
+        with pytest.raises(ControlError, match="running-golden: its supervisor was lost"):
+            operations.checkpoint(handle)
+        assert (folder_of(state, "running-golden") / "supervisor.log").read_text() == ""
+
+    def test_recover_continues_it(self, runner, state, work):
+        golden_state.restore("local_cwd", state, work, apps=["running-golden"], BOOT="the boot before")
+        handle = detached("running-golden")
         (work / "go").touch()
-        wait_for(runner, detached("running-golden"), AppState.SUCCEEDED)
-        status = runner.status(detached("running-golden"))
-        assert status.num_restarts == 3  # every replica once
+        answer = operations.recover("running-golden")
+        assert answer.line == "running-golden goes on: 3 replicas started again, 0 still ran"
+        assert runner.status(handle).msg.startswith("its supervisor was lost; continued by `muster recover`")
+        wait_for(runner, handle, AppState.SUCCEEDED)
         again = "rank 0 of 2, attempt 0: wait\n"
-        *lines, last = runner.log_lines(detached("running-golden"), "trainer", 0)
+        *lines, last = runner.log_lines(handle, "trainer", 0)
         assert lines == [again, again]
         assert last.startswith("[muster] succeeded after ")
-        assert list(runner.log_lines(detached("running-golden"), "side", 0)) == ["beside\n", "beside\n"]
+        assert list(runner.log_lines(handle, "side", 0)) == ["beside\n", "beside\n"]
         assert not (folder_of(state, "running-golden") / "private.json").exists()
+        with pytest.raises(ControlError, match="has ended already"):
+            operations.recover("running-golden")
 
-    def test_after_a_reboot_too(self, runner, state, work):
-        golden_state.restore("local_cwd", state, work, apps=["running-golden"], BOOT="the boot before")
-        (work / "go").touch()
-        wait_for(runner, detached("running-golden"), AppState.SUCCEEDED)
+    def test_recover_needs_no_retries_and_no_owner(self, runner, state, work):
+        golden_state.restore("local_cwd", state, work, apps=["owned-golden"])
+        handle = "local_cwd://torchx/owned-golden"
+        assert operations.recover(handle).line == "owned-golden goes on: 1 replica started again, 0 still ran"
+        assert runner.status(handle).state == AppState.RUNNING
+        with pytest.raises(ControlError, match="owned-golden has a supervisor, which runs: nothing was changed"):
+            operations.recover(handle)
+        runner.cancel(handle)
+        wait_for(runner, handle, AppState.CANCELLED)
 
-    def test_under_another_host_name_too(self, runner, state, work):
-        golden_state.restore("local_cwd", state, work, apps=["running-golden"], HOST="before")
-        (work / "go").touch()
-        wait_for(runner, detached("running-golden"), AppState.SUCCEEDED)
-
-    def test_a_list_starts_it_again(self, runner, state, work):
-        golden_state.restore("local_cwd", state, work, apps=["running-golden"])
-        assert [app.app_id for app in runner._scheduler("detached").list()] == ["running-golden"]
-        (work / "go").touch()
-        wait_for(runner, detached("running-golden"), AppState.SUCCEEDED)
-
-    def test_a_followed_log_starts_it_again(self, runner, state, work):
+    def test_what_waits_starts_it_again(self, runner, state, work):
         golden_state.restore("local_cwd", state, work, apps=["running-golden"])
         (work / "go").touch()
-        lines = list(runner.log_lines(detached("running-golden"), "side", 0, should_tail=True))
-        assert lines == ["beside\n", "beside\n"]
+        status = runner.wait(detached("running-golden"), wait_interval=0.2)
+        assert (status.state, status.num_restarts) == (AppState.SUCCEEDED, 3)  # every replica once
+
+    def test_a_stop_ends_it(self, runner, state, work):
+        golden_state.restore("local_cwd", state, work, apps=["running-golden"])
+        answer = operations.stop("running-golden")
+        assert answer.line.startswith("its supervisor was lost; the job is cancelled")
+        assert runner.status(detached("running-golden")).state == AppState.CANCELLED
+        assert list(runner.log_lines(detached("running-golden"), "side", 0)) == ["beside\n"]
 
     def test_what_was_asked_of_it_is_done(self, runner, state, work):
         golden_state.restore("local_cwd", state, work, apps=["running-golden"])
@@ -227,15 +259,16 @@ class TestSupervisorDied:
     def test_the_owner_has_ended_too(self, runner, state, work):
         golden_state.restore("local_cwd", state, work, apps=["owned-golden"])
         handle = "local_cwd://torchx/owned-golden"
-        wait_for(runner, handle, AppState.CANCELLED)
+        assert runner.status(handle).state == AppState.UNKNOWN
+        assert runner.wait(handle, wait_interval=0.2).state == AppState.CANCELLED
         assert "the command that started it (pid 41000" in runner.status(handle).msg
 
     def test_without_retries_the_app_has_failed(self, runner, state, work):
         golden_state.restore("local_cwd", state, work, apps=["owned-golden"])
         golden_state.edit(folder_of(state, "owned-golden") / "spec.json", owner=golden_state.this_process())
         handle = "local_cwd://torchx/owned-golden"
-        wait_for(runner, handle, AppState.FAILED)
-        status = runner.status(handle)
+        status = runner.wait(handle, wait_interval=0.2)
+        assert status.state == AppState.FAILED
         assert status.msg == "side/0 vanished (its supervisor had died); no retries (max_retries is 0)"
         assert list(runner.log_lines(handle, "side", 0)) == ["up\n"]
 

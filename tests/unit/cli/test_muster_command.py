@@ -16,7 +16,7 @@ from muster.cli.commands import build_parser, main
 from muster.cli.completion import build_completion, list_options
 from muster.schedulers.errors import EngineError
 
-COMMANDS = ["stop", "checkpoint", "pause", "resume", "stacks", "resize", "delete", "prune", "completion"]
+COMMANDS = ["stop", "checkpoint", "pause", "resume", "stacks", "resize", "recover", "delete", "prune", "completion"]
 
 
 def test_every_outcome_has_an_exit_code():
@@ -64,7 +64,7 @@ def test_what_the_file_system_refuses_is_one_line(monkeypatch, capsys):
     scheduler = SimpleNamespace(stop_app=refuse, close=lambda: None)
     monkeypatch.setattr(operations, "_create_scheduler", lambda name, session: scheduler)
     assert main(["stop", "local_cwd://torchx/x"]) == ExitCode.LOST
-    assert capsys.readouterr() == ("", "muster: the folder of x: No space left on device\n")
+    assert capsys.readouterr() == ("", "muster: the folder of local_cwd://torchx/x: No space left on device\n")
 
 
 def test_what_was_deleted_is_an_answer(monkeypatch, capsys):

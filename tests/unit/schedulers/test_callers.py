@@ -74,6 +74,11 @@ class Apps:
 
     def __init__(self) -> None:
         self.waited = False
+        self.revived = 0
+
+    def revive_app(self, folder: AppFolder) -> tuple[str, str]:
+        self.revived += 1
+        return self.read_app(folder)
 
     def read_app(self, folder: AppFolder) -> tuple[str, str]:
         return "spec", "ended" if self.waited else "running"
@@ -97,14 +102,17 @@ def apps(monkeypatch: pytest.MonkeyPatch) -> Apps:
 
 
 def test_wait_gets_the_end_and_every_other_caller_the_state_of_now(apps: Apps, tmp_path: Path) -> None:
-    def read() -> Any:
-        return read_app_for_wait(AppFolder(tmp_path))
+    def read(keeps: bool = False) -> Any:
+        return read_app_for_wait(AppFolder(tmp_path), keeps=keeps)
 
     for name in NAMES_OF_ANOTHER_VERSION:
         assert call_from(name, read, "wait") == ("spec", "running")
     assert read() == ("spec", "running")
-    assert not apps.waited
+    assert (apps.waited, apps.revived) == (False, 0)  # looking starts nothing
+    assert read(keeps=True) == ("spec", "running")
+    assert (apps.waited, apps.revived) == (False, 1)
     assert call_from("torchx.runner.api", read, "wait") == ("spec", "ended")
+    assert apps.revived == 2
 
 
 @pytest.fixture

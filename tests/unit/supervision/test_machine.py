@@ -83,11 +83,15 @@ def record_of(where):
 )
 def test_a_dead_supervisor_is_missed_under_any_host_name(folder, where, supervised, monkeypatch):
     started = []
-    monkeypatch.setattr(client, "start_supervisor", lambda *_: started.append(1))
+    monkeypatch.setattr(client, "start_supervisor", lambda *_, **how: started.append(how))
     folder.write_record(record_of(where))
     assert client.is_supervised(folder, record_of(where)) is supervised
-    client.read_app(folder)
-    assert bool(started) is (supervised is False)
+    is_lost = supervised is False
+    assert bool(client.find_loss(folder, client.read_app(folder)[1])) is is_lost
+    assert started == []  # looking starts nothing
+    client.revive_app(folder)
+    client.recover(folder)
+    assert started == ([{}, {"recovers": True}] if is_lost else [])
 
 
 def test_restarts_of_a_supervisor_keep_their_distance(folder, monkeypatch):
@@ -96,6 +100,6 @@ def test_restarts_of_a_supervisor_keep_their_distance(folder, monkeypatch):
     monkeypatch.setattr(client.time, "sleep", waits.append)
     folder.write_record(record_of(Machine.here()))
     for _ in range(3):
-        client.read_app(folder)
+        client.revive_app(folder)
     assert len(waits) == 2  # none before the first
     assert all(0 < wait_s <= client.RESTART_INTERVAL_S for wait_s in waits)

@@ -7,6 +7,7 @@
     elastic/      the Python API: functions and commands as workers, started from a program
     cli/          `python -m muster COMMAND` (`__main__`)
     run           torchrun's module: what programs call of torch.distributed.run
+    launch/       torch.distributed.launch's: `run`, and `--local-rank` for scripts
     _guard        the agent's parent: kills what is left when the agent ends, and fences when the lease expires
     _contract     what components, schedulers, agent and workers must agree on: variables, exit codes, file names, the
                   layout of the status page
@@ -18,7 +19,7 @@
     _progress_bars  the live rows at the bottom of a terminal
 
 Components and schedulers never import the agent: they know its command. Nothing but `run` imports `elastic`, nothing
-`run`.
+but `launch` imports `run`.
 """
 
 __version__ = "0.1.0"

@@ -1,6 +1,8 @@
 """Ways to name the program, and the launcher's exit code after its end."""
 
 import signal
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,17 @@ def test_a_module(launcher: Launcher) -> None:
     outcome = launcher.run(["-m"], ["conf_module", "--x"], PYTHONPATH=str(PROGRAMS))
     assert outcome.exit_code == 0, outcome.explain()
     assert "module __main__ ['--x']" in outcome.stdout
+
+
+@pytest.mark.parametrize("flags", [[], ["--use-env"]])
+def test_the_deprecated_launch(launcher: Launcher, flags: list[str]) -> None:
+    module = "muster.launch" if launcher.is_muster else "torch.distributed.launch"
+    older = replace(launcher, command=(sys.executable, "-m", module))
+    outcome = older.run([*flags, "--nproc-per-node=2"], ["conf_facts.py", "a"])
+    assert outcome.exit_code == 0, outcome.explain()
+    assert "FutureWarning" in outcome.stderr, outcome.explain()
+    for rank, facts in enumerate(read_facts(outcome.stdout)):
+        assert facts["argv"][1:] == [*([] if flags else [f"--local-rank={rank}"]), "a"]
 
 
 def test_an_executable(launcher: Launcher) -> None:

@@ -18,7 +18,7 @@ import muster.elastic
 
 PACKAGE = Path(muster.__file__).parent
 ROOMS = ("agent", "components", "elastic", "schedulers")
-START_THE_AGENT = {"elastic": ("agent",), "run.py": ("agent", "elastic")}
+START_THE_AGENT = {"elastic": ("agent",), "run.py": ("agent", "elastic"), "launch": ("agent",)}
 """The Python API: it uses the agent's flags, configuration and reports, and starts the agent as a process."""
 PURE_OF_NODE = ("actions", "decisions", "drain_decisions", "events", "worker_decisions")
 LAZY = {"docker", "kubernetes", "torch", "urllib3"}
@@ -146,7 +146,7 @@ def test_the_python_api_knows_only_the_agents_data(imports: list[Import]) -> Non
     data += ("rendezvous.backends.torch_thread.", "rendezvous.backends.torch_messages.")  # for handlers of the caller
     allowed = tuple(f"muster.agent.{name}" for name in data)
     program = {"muster.agent.__main__.main"}  # `python -m muster.run` is the agent
-    api = (found for found in imports if found.place == "elastic" or found.path == "run.py")
+    api = (found for found in imports if found.place in ("elastic", "launch") or found.path == "run.py")
     used = (found for found in api if found.module.startswith("muster.agent") and found.module not in program)
     forked = (
         "adopted.",
@@ -168,7 +168,7 @@ def test_the_python_api_knows_only_the_agents_data(imports: list[Import]) -> Non
 
 def test_the_python_api_imports_torch_only_when_a_class_of_torch_is_needed(imports: list[Import]) -> None:
     lazy = {f"elastic/{name.rpartition('.')[2]}.py" for name in muster.elastic._LAZY.values() if "muster" in name}
-    api = (found for found in imports if found.place == "elastic" or found.path == "run.py")
+    api = (found for found in imports if found.place in ("elastic", "launch") or found.path == "run.py")
     assert (
         offenders(found for found in api if found.top == "torch" and found.at_import and found.path not in lazy) == []
     )

@@ -1,11 +1,12 @@
 """torchrun's module: the namespace is torchrun's, and becomes the agent's command line."""
 
+import argparse
 import subprocess
 import sys
 
 import pytest
 
-from muster import run
+from muster import launch, run
 from muster.agent.cli.arguments import parse_args
 
 
@@ -76,6 +77,33 @@ def test_use_env_off_passes_the_local_rank() -> None:
     args = run.parse_args(["train.py", "a"])
     args.use_env = False
     assert run.build_flags(args)[-3:] == ["train.py", "--local-rank=${local_rank}", "a"]
+
+
+@pytest.mark.parametrize(("flags", "wanted"), [("", ["--local-rank=${local_rank}"]), ("--use_env", [])])
+def test_launch_passes_the_local_rank_unless_told_otherwise(
+    flags: str, wanted: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[argparse.Namespace] = []
+    monkeypatch.setattr(run, "run", given.append)
+    with pytest.warns(FutureWarning, match="stands in for torch.distributed.launch, which is deprecated"):
+        launch.main([*flags.split(), "--nproc-per-node", "2", "train.py", "a"])
+    words = run.build_flags(given[0])
+    assert words[words.index("train.py") :] == ["train.py", *wanted, "a"]
+    assert not any("use" in word for word in words)
+
+
+def test_launch_of_a_command_needs_use_env() -> None:
+    with pytest.raises(ValueError, match="When using the '--no-python' flag, you must also set the '--use-env' flag"):
+        launch.launch(launch.parse_args(["--no-python", "echo"]))
+
+
+@pytest.mark.torch
+def test_launch_has_the_flags_of_torchs() -> None:
+    import torch.distributed.launch as theirs
+
+    for words in (["--use-env", "-m", "t", "a"], ["--nproc_per_node=2", "--master-port", "29501", "t.py", "--x"]):
+        ours, torchs = vars(launch.parse_args(words)), vars(theirs.parse_args(words))
+        assert {name: ours.get(name) for name in torchs} == torchs
 
 
 @pytest.mark.torch

@@ -1,7 +1,8 @@
 """A node's connection to its leader, from the first search to the end of the job: one link at a time.
 
 A leader elsewhere and one on this node are reached through the same kind of link. When the link is lost, the node's
-workers are killed at once (FENCED) and the search starts again.
+workers are killed at once (FENCED) and the search starts again. Over 400 lines: one class owns the link in all of its
+states, and does what discovery and the initial role ask of it.
 """
 
 from typing import Protocol

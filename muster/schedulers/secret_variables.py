@@ -1,15 +1,19 @@
-"""Decides which environment variables are secret: those are masked in what is printed and stored.
+"""Decides which environment variables and arguments are secret: those are masked in what is printed and stored.
 
 A variable is secret by its name or by its value. On Kubernetes a secret one travels in a Secret, so a variable that is
 taken for one by mistake still reaches the job.
 
 - By name: one of its words is TOKEN, SECRET, PASSWORD, KEY, PAT, DSN... (`_WORDS`), or ends like one (`HFTOKEN`).
   TOKENIZERS_PARALLELISM and KEYBOARD are not. MAX_TOKENS=4096 is a number, and SSH_KEY_PATH names a file: neither is.
-- By value: a URL with a password, a private key, or the beginning of a token of a known service.
+- By value: a URL with a password or of a webhook, a private key, a connection string, Docker's `auths`, or the
+  beginning of a token of a known service.
+- An argument by its flag's name (`--api_key=`, `--api-key VALUE`, `db.password=`) and by its value.
+
+This is a heuristic: what it does not know is printed. `ps` shows all arguments.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from muster._contract import Env
@@ -19,11 +23,22 @@ MASK: Final = "***"
 _WORDS: Final = frozenset(
     {"TOKEN", "SECRET", "SECRETS", "PASSWORD", "PASSWORDS", "PASSWD", "PASSPHRASE", "PASS", "CREDENTIAL", "CREDENTIALS"}
     | {"KEY", "APIKEY", "PAT", "PWD", "DSN", "AUTH", "COOKIE", "WEBHOOK", "SAS", "JWT", "BEARER"}
+    | {"CRED", "CREDS", "PRIVKEY", "NETRC", "HEADERS", "SSHPASS", "DBPASS"}
 )
 _PLURALS: Final = frozenset({"TOKENS", "KEYS"})
 """Secret unless the value is a number: MAX_TOKENS."""
 
-_ENDINGS: Final = ("TOKEN", "SECRET", "PASSWORD", "PASSWD", "PASSPHRASE", "APIKEY", "ACCESSKEY", "SECRETKEY")
+_ENDINGS: Final = (
+    "TOKEN",
+    "SECRET",
+    "PASSWORD",
+    "PASSWD",
+    "PASSPHRASE",
+    "APIKEY",
+    "ACCESSKEY",
+    "SECRETKEY",
+    "PRIVATEKEY",
+)
 """Of a word: HFTOKEN, PGPASSWORD."""
 
 _PHRASES: Final = ("DATABASE_URL", "DB_URL", "REDIS_URL", "MONGO_URL", "CONNECTION_STRING", "CONN_STR")
@@ -37,13 +52,19 @@ _NOT_SECRET: Final = frozenset({"PWD", "OLDPWD", Env.REQUIRE_TOKEN, "SSH_AUTH_SO
 _VALUES: Final = re.compile(
     r"""
       ^[a-z][a-z0-9+.-]*://[^/\s@:]*:[^/\s@]+@           # a URL with a password
+    | ^[a-z][a-z0-9+.-]*://[^/\s@:]{20,}@               # a URL with a token
+    | ://hooks\.slack\.com/ | ://(\w+\.)?discord(app)?\.com/api/webhooks/ | \.webhook\.office\.com/webhookb2/
+    | (^|;)\s*(AccountKey|SharedAccessKey|SharedAccessSignature|Password|Pwd)=[^;\s]    # a connection string
+    | "auths"\s*:\s*\{.*"auth"\s*:\s*"                   # of .docker/config.json
+    | \b(Bearer|Basic)[ ]+[A-Za-z0-9._~+/=-]{8,}
+    | (?<![A-Za-z0-9])(gh[pousr]|github_pat|glpat|nvapi|xox[abprs])[_-][A-Za-z0-9_-]{16,}
     | [?&;](password|passwd|pwd|token|access_token|api_?key|secret|sig|signature|x-amz-signature)=[^&\s]
     | -----BEGIN[ ][A-Z ]*PRIVATE[ ]KEY-----
     | ^(ghp|gho|ghu|ghs|ghr|github_pat|glpat|xox[abprs]|hf|sk|pk|rk|npm|pypi|dop_v1)[_-][A-Za-z0-9_-]{16,}$
     | ^(AKIA|ASIA)[A-Z0-9]{16}$ | ^AIza[A-Za-z0-9_-]{30,}$
     | ^eyJ[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.             # a JWT
     """,
-    re.VERBOSE | re.IGNORECASE,
+    re.VERBOSE | re.IGNORECASE | re.DOTALL,
 )
 _NUMBER: Final = re.compile(r"[+-]?\d*\.?\d+", re.ASCII)
 
@@ -51,6 +72,22 @@ _NUMBER: Final = re.compile(r"[+-]?\d*\.?\d+", re.ASCII)
 def mask_env(env: Mapping[str, str]) -> dict[str, str]:
     """A copy of an environment for printing, with `***` for the values of secrets."""
     return {name: MASK if is_secret(name, value) else value for name, value in env.items()}
+
+
+def mask_args(args: Sequence[str]) -> list[str]:
+    """A copy of a command line for printing, with `***` for secrets."""
+    shown: list[str] = []
+    is_value = False
+    for arg in args:
+        name, sign, value = arg.partition("=")
+        if is_value and not arg.startswith("-"):
+            shown.append(MASK)
+        elif sign and is_secret(name.lstrip("-"), value):
+            shown.append(f"{name}={MASK}")
+        else:
+            shown.append(MASK if _VALUES.search(arg) else arg)
+        is_value = arg.startswith("-") and not sign and is_secret(arg.lstrip("-"), "a value")
+    return shown
 
 
 def is_secret(name: str, value: str) -> bool:

@@ -23,11 +23,15 @@ from typing import Any, BinaryIO, Final
 IGNORE_FILE: Final = ".torchxignore"
 DOCKERFILE: Final = "Dockerfile.torchx"
 
-LEFT_OUT: Final = (".git", ".env", ".env.*", "!.env.example", "!.env.sample", "!.env.template", ".netrc", "id_*")
+LEFT_OUT: Final = (
+    *(".git", ".env", ".env.*", "!.env.example", "!.env.sample", "!.env.template", ".netrc", "id_*", "*.pem"),
+    *(".git-credentials", ".npmrc", ".pypirc", ".pgpass"),
+    *(".aws/credentials", ".kube/config", ".docker/config.json"),
+)
 """Names, at any depth, that do not travel by default. The last pattern that matches decides, as in `.torchxignore`.
 
-`id_*` means the keys of SSH (`id_rsa`, `id_ed25519`, `id_rsa.pub`): with any other suffix (`id_map.json`, `id_rsa.pem`)
-a name travels, and so does a folder.
+`id_*` means the keys of SSH (`id_rsa`, `id_ed25519`, `id_rsa.pub`): with any other suffix (`id_map.json`) a name
+travels, and so does a folder. A pattern with a slash names a file and the folder it is in.
 """
 
 _NAMED_LIMIT: Final = 5
@@ -203,17 +207,18 @@ def _walk(root: Path, folder: str, patterns: Sequence[str]) -> Iterator[tuple[st
         if ignored:
             continue
         is_folder = entry.is_dir(follow_symlinks=False)
-        travels = index >= 0 or not _is_left_out(entry.name, is_folder=is_folder)
+        travels = index >= 0 or not _is_left_out(relative, is_folder=is_folder)
         yield relative, travels
         if is_folder and travels:
             yield from _walk(root, relative, patterns[index + 1 :])
 
 
-def _is_left_out(name: str, *, is_folder: bool) -> bool:
+def _is_left_out(relative: str, *, is_folder: bool) -> bool:
+    *_, folder, name = ["", *relative.split("/")]
     _, left_out = _match(name, LEFT_OUT)
-    if name.startswith("id_"):
-        return left_out and not is_folder and Path(name).suffix in ("", ".pub")
-    return left_out
+    if name.startswith("id_") or name.endswith(".pem"):
+        return left_out and not is_folder and Path(name).suffix in ("", ".pub", ".pem")
+    return left_out or f"{folder}/{name}" in LEFT_OUT
 
 
 def _read_patterns(path: Path) -> list[str]:

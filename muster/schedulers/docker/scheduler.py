@@ -422,8 +422,7 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
         return self._engine if address in (None, pick_address(os.environ)) else Engine(address)
 
     def _find_folder(self, app_id: str) -> AppFolder | None:
-        path = self._registry().find(app_id)
-        return None if path is None else AppFolder(path)
+        return self._registry().open(app_id)
 
     def _registry(self) -> AppRegistry:
         return AppRegistry(find_state_dir(os.environ), _REGISTRY)

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Final
 
 from muster._contract import Env
+from muster.schedulers.secret_variables import mask_args
 
 AGENT_DIR: Final = "/opt/muster"
 """The folder of the agent's bundle in a container."""
@@ -164,6 +165,7 @@ def _show_container(
     shown = {name: value for name, value in asdict(container).items() if value not in (None, (), False, 0, "")}
     shown["replica"] = container.replica
     shown["env"] = mask(container.env)
+    shown["command"] = mask_args(container.command)
     return shown
 
 

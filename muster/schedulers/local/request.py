@@ -16,7 +16,7 @@ from muster.schedulers.local.options import LocalOptions
 from muster.schedulers.naming import build_role_labels
 from muster.schedulers.runner.app_codec import dump_app
 from muster.schedulers.runner.roles import apply_macros, build_role_plan, check_roles
-from muster.schedulers.secret_variables import mask_env
+from muster.schedulers.secret_variables import mask_args, mask_env
 from muster.schedulers.supervision.app_folder import STATE_DIR_NAME, build_role_dir_name
 from muster.schedulers.supervision.state import SupervisedRole
 
@@ -81,6 +81,7 @@ class LocalRequest:
         for launches in content["replicas"].values():
             for launch in launches:
                 launch["env"] = mask_env(launch["env"])
+                launch["command"] = mask_args(launch["command"])
         return json.dumps(content, indent=2)
 
 

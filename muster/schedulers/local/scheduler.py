@@ -68,6 +68,7 @@ class LocalScheduler(PluginScheduler):
         super().__init__(name, session_name)
         self._attached: dict[str, AppFolder] = {}
         self._readers = Readers()
+        self._registries: dict[tuple[str | None, str | None], AppRegistry] = {}
 
     # -- submitting -------------------------------------------------------------------------------------------------
 
@@ -237,11 +238,13 @@ class LocalScheduler(PluginScheduler):
             folder.send_request(word)
 
     def _registry(self) -> AppRegistry:
-        return AppRegistry(find_state_dir(os.environ), self.backend)
+        places = os.environ.get("XDG_STATE_HOME"), os.environ.get("HOME")
+        if places not in self._registries:  # the way to each is checked once: `list` asks for every app
+            self._registries[places] = AppRegistry(find_state_dir(os.environ), self.backend)
+        return self._registries[places]
 
     def _find(self, app_id: str) -> AppFolder | None:
-        path = self._registry().find(app_id)
-        return None if path is None else AppFolder(path)
+        return self._registry().open(app_id)
 
 
 def ask_node(spec: AppSpec, replica: ReplicaId, words: Sequence[str], limit_s: float) -> tuple[int, str, str]:

@@ -15,7 +15,7 @@ from typing import Any, Final
 from torchx import specs
 from torchx.specs import AppDef, Resource, RetryPolicy, Role
 
-from muster.schedulers.secret_variables import mask_env
+from muster.schedulers.secret_variables import mask_args, mask_env
 
 _MOUNTS: Final = {kind.__name__: kind for kind in (specs.BindMount, specs.VolumeMount, specs.DeviceMount)}
 _NOT_KEPT: Final = ("overrides",)
@@ -47,6 +47,8 @@ def _encode_role(role: Role) -> dict[str, Any]:
 def _encode_field(name: str, value: Any) -> Any:
     if name == "mounts":
         return [{"kind": type(mount).__name__, **_plain(mount)} for mount in value]
+    if name == "args":
+        return mask_args(value)
     return mask_env(value) if name == "env" else _plain(value)
 
 

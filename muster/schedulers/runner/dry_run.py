@@ -11,18 +11,26 @@ from dataclasses import replace
 from typing import Any
 
 import yaml
-from torchx.specs import AppDef, AppDryRunInfo
+from torchx.specs import AppDef, AppDryRunInfo, Role
 
-from muster.schedulers.secret_variables import MASK, is_secret
+from muster.schedulers.secret_variables import MASK, is_secret, mask_args
 
 
 class SecretText(str):
-    """Text whose `repr` shows nothing of it."""
+    """Text whose `repr` shows nothing of it, or another text."""
 
-    __slots__ = ()
+    __slots__ = ("shown",)
+    shown: str
+    """What `repr` is of."""
+
+    def __new__(cls, text: str, shown: str = MASK) -> "SecretText":  # noqa: PYI034  # `Self` is newer than Python 3.10
+        """Make one with this `repr`."""
+        made = super().__new__(cls, text)
+        made.shown = shown
+        return made
 
     def __repr__(self) -> str:
-        return repr(MASK)
+        return repr(self.shown)
 
 
 # As a plain `str`: YAML refuses classes that it does not know.
@@ -48,6 +56,11 @@ def _hide_in_app(app: AppDef) -> AppDef:
     def hide(key: str, value: str) -> str:
         return SecretText(value) if is_secret(key, value) else value
 
-    return replace(
-        app, roles=[replace(role, env={key: hide(key, value) for key, value in role.env.items()}) for role in app.roles]
-    )
+    def hide_arg(arg: str, shown: str) -> str:
+        return arg if arg == shown else SecretText(arg, shown)
+
+    def hide_in_role(role: Role) -> Role:
+        env = {key: hide(key, value) for key, value in role.env.items()}
+        return replace(role, env=env, args=list(map(hide_arg, role.args, mask_args(role.args))))
+
+    return replace(app, roles=list(map(hide_in_role, app.roles)))

@@ -75,6 +75,11 @@ class AppRegistry:
         (self._dir / app_id).symlink_to(folder.absolute())
 
     def find(self, app_id: str) -> Path | None:
+        """As `open`, but only the path."""
+        folder = self.open(app_id)
+        return None if folder is None else folder.path
+
+    def open(self, app_id: str) -> AppFolder | None:
         """The app's folder; None if the id is unknown, the app deleted or its folder gone.
 
         Raises:
@@ -85,7 +90,8 @@ class AppRegistry:
         path = self._read_link(self._dir / app_id)
         if path is None:
             return None
-        return path if check_app_folder(path).spec_file.is_file() else None
+        folder = check_app_folder(path)
+        return folder if folder.spec_file.is_file() else None
 
     def __iter__(self) -> Iterator[str]:
         """Ids of all apps whose folder exists, oldest first; also of those that `find` refuses."""

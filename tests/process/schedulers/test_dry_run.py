@@ -27,6 +27,7 @@ def test_what_people_read(scheduler, tmp_path):
     (tmp_path / "work").mkdir()
     (tmp_path / "work" / "main.py").write_text("print('hello')\n")
     job = ["dist.ddp", "-j", "2x4", "--script", "main.py", "--env", f"HF_TOKEN={SECRET},LR=0.1"]
+    job += ["--", f"--api_key={SECRET}", "--password", SECRET]
     done = subprocess.run(
         [sys.executable, "-m", "torchx.cli.main", "run", "-s", scheduler, "--dryrun", *job],
         cwd=tmp_path / "work", env={**os.environ, "XDG_STATE_HOME": str(tmp_path), "HOME": str(tmp_path)},
@@ -37,6 +38,7 @@ def test_what_people_read(scheduler, tmp_path):
     for part in (application, request):
         assert "HF_TOKEN" in part
         assert "0.1" in part
+        assert "--api_key=***" in part
     assert "'HF_TOKEN': '***'" in application
     assert len(request) < 12_000
     assert max(map(len, request.splitlines())) < 400, "no file in it"
@@ -47,8 +49,10 @@ def test_programs_get_the_values(create, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     resource = Resource(cpu=1, gpu=0, memMB=64)
 
+    args = [f"--api_key={SECRET}", "--lr=0.1"]
+
     def build(env):
-        return AppDef("a", [Role("r", image="img", entrypoint="true", env=env, resource=resource)])
+        return AppDef("a", [Role("r", image="img", entrypoint="true", args=list(args), env=env, resource=resource)])
 
     app = build({"HF_TOKEN": SECRET, "LR": "1"})
     given = copy.deepcopy(app)
@@ -65,3 +69,4 @@ def test_programs_get_the_values(create, tmp_path, monkeypatch):
         build(json.loads(json.dumps(printed.roles[0].env))),
     ):
         assert back.roles[0].env["HF_TOKEN"] == SECRET
+        assert back.roles[0].args == args

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.schedulers.secret_variables import is_secret, mask_env
+from muster.schedulers.secret_variables import is_secret, mask_args, mask_env
 
 pytestmark = pytest.mark.torchx
 
@@ -31,6 +31,20 @@ pytestmark = pytest.mark.torchx
         ("DATA", "https://store/x?sig=abcdef&sv=1"),
         ("SESSION", "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.c2ln"),
         ("API_TOKENS", "a,b"),
+        ("SSHPASS", "x"),
+        ("DBPASS", "x"),
+        ("CREDS", "x"),
+        ("PRIVKEY", "x"),
+        ("NETRC", "machine x"),
+        ("OTEL_EXPORTER_OTLP_HEADERS", "x-team=a"),
+        ("REPO", "https://ghp_0123456789abcdefghijABCDEFGHIJ@github.com/a/b"),
+        ("INDEX", "https://0123456789abcdefghij@packages.example/simple"),
+        ("NOTIFY", "https://hooks.slack.com/services/T0/B0/abc"),
+        ("CHAT", "https://discord.com/api/webhooks/1/abc"),
+        ("STORE", "DefaultEndpointsProtocol=https;AccountName=a;AccountKey=abc==;EndpointSuffix=b"),
+        ("DOCKER", '{"auths": {"ghcr.io": {\n"auth": "YTpi"}}}'),
+        ("NGC", "nvapi-0123456789abcdefghij"),
+        ("HEADER", "Authorization: Bearer abcdefgh12345"),
     ],
 )
 def test_is_secret(name, value):
@@ -54,6 +68,10 @@ def test_is_secret(name, value):
         ("ENDPOINT", "host:29500"),
         ("NCCL_SOCKET_IFNAME", "eth0"),
         ("HF_TOKEN", ""),
+        ("BYPASS", "1"),
+        ("COMPASS", "north"),
+        ("REMOTE", "ssh://git@github.com/a/b"),
+        ("NAME", "ask_me_about-this-long-name-here"),
     ],
 )
 def test_is_not_secret(name, value):
@@ -63,3 +81,19 @@ def test_is_not_secret(name, value):
 @given(st.text(max_size=30), st.text(max_size=60))
 def test_any_name_and_value_is_judged(name, value):
     assert mask_env({name: value})[name] in (value, "***")
+
+
+@pytest.mark.parametrize(
+    ("args", "shown"),
+    [
+        (["--api_key=abc", "--lr", "0.1"], ["--api_key=***", "--lr", "0.1"]),
+        (["--api-key", "abc", "x"], ["--api-key", "***", "x"]),
+        (["--password", "--verbose"], ["--password", "--verbose"]),
+        (["db.password=abc", "epochs=3"], ["db.password=***", "epochs=3"]),
+        (["main.py", "nvapi-0123456789abcdefghij"], ["main.py", "***"]),
+        (["--tokenizer", "bert", "--max-tokens=4096"], ["--tokenizer", "bert", "--max-tokens=4096"]),
+        (["--max-tokens", "--key-path", "/k"], ["--max-tokens", "--key-path", "/k"]),
+    ],
+)
+def test_arguments(args, shown):
+    assert mask_args(args) == shown

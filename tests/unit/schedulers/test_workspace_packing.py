@@ -226,23 +226,25 @@ class TestUnpacking:
 class TestLeftOut:
     NAMES = (
         *(".git/config", ".env", ".env.local", ".env.example", ".env.sample", ".env.template", ".netrc", "id_rsa"),
-        *("id_ed25519", "id_ed25519.pub", "id_map.json", "id_rsa.pem", "ca.pem", "deep/.env", "sub/.git", "id_/x"),
-        *("environment.env", "main.py"),
+        *("id_ed25519", "id_ed25519.pub", "id_map.json", "id_rsa.pem", "key.pem", "deep/.env", "sub/.git", "id_/x"),
+        *("environment.env", "main.py", ".git-credentials", ".npmrc", ".pypirc", ".pgpass", "x.pem/y"),
+        *(".aws/credentials", ".aws/region", "home/.kube/config", ".docker/config.json", "config.json", "credentials"),
     )
 
     def test_history_and_credentials_stay_here(self, tmp_path):
         make_tree(tmp_path, self.NAMES)
         assert names_of(workspace_packing.build_workspace_bundle(str(tmp_path))) == [
-            ".env.example", ".env.sample", ".env.template", "ca.pem", "deep", "environment.env", "id_", "id_/x",
-            "id_map.json", "id_rsa.pem", "main.py", "sub",
+            ".aws", ".aws/region", ".docker", ".env.example", ".env.sample", ".env.template", "config.json",
+            "credentials", "deep", "environment.env", "home", "home/.kube", "id_", "id_/x", "id_map.json", "main.py",
+            "sub", "x.pem", "x.pem/y",
         ]  # fmt: skip
 
     def test_one_line_names_them_and_how_to_send_one(self, tmp_path):
         assert workspace_packing.describe_left_out(str(tmp_path)) == ""
         make_tree(tmp_path, self.NAMES)
         assert workspace_packing.describe_left_out(str(tmp_path)) == (
-            "not sent with the workspace: .env, .env.local, .git, .netrc, deep/.env and 4 more; "
-            "the line !.env in .torchxignore would send .env"
+            "not sent with the workspace: .aws/credentials, .docker/config.json, .env, .env.local, .git and 13 more; "
+            "the line !.aws/credentials in .torchxignore would send .aws/credentials"
         )
 
     def test_a_line_sends_one(self, tmp_path):

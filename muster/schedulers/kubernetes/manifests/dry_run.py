@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from muster._contract import TOKEN_PLACEHOLDER
 from muster.schedulers.kubernetes.labels import APPDEF_ANNOTATION
+from muster.schedulers.secret_variables import mask_args
 
 _FILE_FIELDS: Final = ("binaryData", "data")
 _FILE_MARK: Final = "@@file-{index}@@"
@@ -50,7 +51,7 @@ def _render(document: Mapping[str, Any], placeholders: Mapping[str, str], *, ful
         shown["stringData"] = dict(placeholders)
         comment = _PLACEHOLDERS.format(expressions=" ".join(map(_build_expression, placeholders.values())))
     if not full:
-        shown["metadata"] = _summarize_app(shown["metadata"])
+        shown = {**_mask(shown), "metadata": _summarize_app(shown["metadata"])}
     # The YAML emitter inspects every character, half a second for a megabyte of base64: it gets marks instead.
     files = [(field, name, text) for field in _FILE_FIELDS for name, text in shown.get(field, {}).items()]
     for index, (field, name, _) in enumerate(files):
@@ -73,6 +74,16 @@ def _summarize_app(metadata: Mapping[str, Any]) -> Mapping[str, Any]:
     if encoded is None:
         return metadata
     return {**metadata, "annotations": {**metadata["annotations"], APPDEF_ANNOTATION: _summarize(encoded)}}
+
+
+def _mask(content: Any) -> Any:
+    """Commands without what looks secret in them."""
+    if isinstance(content, Mapping):
+        return {
+            key: mask_args(value) if key in ("command", "args") and isinstance(value, list) else _mask(value)
+            for key, value in content.items()
+        }
+    return [_mask(each) for each in content] if isinstance(content, list) else content
 
 
 def _summarize(content: str) -> str:

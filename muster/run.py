@@ -191,7 +191,7 @@ def run(args: Namespace) -> None:
         SignalException: a signal ended the job (torch's class).
         RendezvousTimeoutError: the nodes did not find each other in time (torch's class).
         UsageError: a value that is not allowed; it is a ValueError.
-        AgentLost: the agent or its guard was killed.
+        AgentLost: the job's muster process was killed.
     """
     names = getattr(args, "signals_to_handle", None) or _DEFAULTS["signals_to_handle"]
     job = Job(build_flags(args), environ=os.environ, handled_signals=split_signals(names))

@@ -138,7 +138,7 @@ class LocalElasticAgent:
             RendezvousTimeoutError: the nodes did not find each other in time (torch's class).
             PickleFault: function, arguments or a result cannot be pickled; names what.
             UsageError: a value that is not allowed; it is a ValueError.
-            AgentLost: the agent or its guard was killed.
+            AgentLost: the job's muster process was killed.
         """
         try:
             result = self._run()

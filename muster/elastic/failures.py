@@ -31,7 +31,7 @@ def raise_for_outcome(outcome: Outcome, *, name: str, load_exception: LoadExcept
             node got one or a person asked for it (torch's class).
         RendezvousTimeoutError: the nodes did not find each other in time (torch's class).
         UsageError: the agent refused its configuration; it is a ValueError.
-        AgentLost: the agent or its guard was killed.
+        AgentLost: the job's muster process was killed.
     """
     if outcome.code == ExitCode.SUCCEEDED:
         return
@@ -51,7 +51,11 @@ def raise_for_outcome(outcome: Outcome, *, name: str, load_exception: LoadExcept
     if outcome.code is not None and outcome.code > 128:
         ended = name_signal(outcome.code - 128)
         raise AgentLost(f"the agent was ended by {ended}; no process of the job is left on this node")
-    how = "the guard was killed" if outcome.code is None else f"the agent ended with exit code {outcome.code}"
+    how = (
+        "the job's muster process was killed"
+        if outcome.code is None
+        else f"the agent ended with exit code {outcome.code}"
+    )
     raise AgentLost(f"{how}; no process of the job is left on this node")
 
 

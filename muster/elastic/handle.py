@@ -154,7 +154,7 @@ class JobHandle:
         Raises:
             TimeoutError: the job still runs.
             LaunchFailed: it did not succeed.
-            AgentLost: the agent or its guard was killed.
+            AgentLost: the job's muster process was killed.
             PickleFault: a result cannot be loaded here.
             ResultsMissing: it succeeded, but with `all_results` some of another node did not come; has this node's.
         """
@@ -291,7 +291,7 @@ def launch(
         LaunchFailed: the job did not succeed; has the failures.
         PickleFault: something cannot be sent to or from the workers; names what.
         UsageError: a value that is not allowed; it is a ValueError.
-        AgentLost: the agent or its guard was killed.
+        AgentLost: the job's muster process was killed.
         ResultsMissing: the job succeeded, but results of another node did not come; has this node's.
     """
     environ = dict(os.environ if env is None else env)
@@ -369,6 +369,6 @@ def _raise_if_failed(outcome: Outcome, server: WorkerServer) -> None:
         line = f"the job failed: {format_worker_failure(root)}"
         raise LaunchFailed(line, outcome.report, outcome.code) from build_cause(root, server.load_exception)
     if outcome.code is None or outcome.code == 128 + 9:
-        raise AgentLost("the agent or its guard was killed; no process of the job is left on this node")
+        raise AgentLost("the job's muster process was killed; no process of the job is left on this node")
     line = outcome.error or f"the job was stopped; the agent's exit code is {outcome.code}"
     raise LaunchFailed(line, outcome.report, outcome.code)

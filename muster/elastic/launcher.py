@@ -76,7 +76,7 @@ def launch_agent(
         RendezvousTimeoutError: the nodes did not find each other in time (torch's class).
         PickleFault: function, arguments or a result cannot be pickled; names what.
         UsageError: a value that is not allowed; it is a ValueError.
-        AgentLost: the agent or its guard was killed.
+        AgentLost: the job's muster process was killed.
     """
     if not config.run_id:
         config.run_id = str(uuid.uuid4().int)

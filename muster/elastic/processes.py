@@ -243,7 +243,7 @@ class PContext:
             torch's RunProcsResult; None when the time has passed.
 
         Raises:
-            AgentLost: the agent or its guard was killed.
+            AgentLost: the job's muster process was killed.
             PickleFault: a result cannot be loaded here.
         """
         with _raise_on_signals(), self._changed:

@@ -41,8 +41,14 @@ def test_a_caller_that_is_killed_takes_the_job_along(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("who", "line"),
     [
-        ("agent", "AgentLost the agent or its guard was killed; no process of the job is left on this node"),
-        ("guard", "AgentLost the agent or its guard was killed; no process of the job is left on this node"),
+        (
+            "agent",
+            "AgentLost the job's muster process was killed; no process of the job is left on this node",
+        ),
+        (
+            "guard",
+            "AgentLost the job's muster process was killed; no process of the job is left on this node",
+        ),
         ("worker", "LaunchFailed the job failed: rank "),
     ],
 )

@@ -259,8 +259,11 @@ def _read_drain_limit_s(environ: Mapping[str, str]) -> float:
 
 
 def _choose_omp_num_threads(environ: Mapping[str, str], nproc: int) -> int | None:
-    """Divide the cores among several workers, so that they do not start cores x workers threads."""
-    if "OMP_NUM_THREADS" in environ or nproc == 1:
+    """Divide the cores among several workers, so that they do not start cores x workers threads.
+
+    Not for forks of the program that started the job: its libraries have read the variable.
+    """
+    if "OMP_NUM_THREADS" in environ or nproc == 1 or environ.get(Env.IMAGE):
         return None
     return max(1, count_usable_cores() // nproc)
 

@@ -20,7 +20,11 @@ _OWN_FRAMES = "muster/agent/workers/"
 """Our frames at the outer end of a stack, which explain nothing."""
 _FORK_FRAMES = "muster/elastic/fork/"
 """In a fork of the program that started the job: outside of them is that program, as it started the job."""
-_THREADS = ("Thread 0x", "Current thread 0x")
+_CURRENT = "Current thread 0x"
+_THREADS = ("Thread 0x", _CURRENT)
+_WAITING_FILES = ("/threading.py", "/queue.py", "/selectors.py", "/multiprocessing/connection.py", "/futures/thread.py")
+_WAITING_FUNCTIONS = ("wait", "_wait_for_tstate_lock", "join", "get", "select", "poll", "_poll", "_worker", "_recv")
+"""Of these files, at the inner end of a thread that waits for another."""
 _FORMATTING = ("/linecache.py", "/traceback.py", "/tokenize.py", "/torch/library.py", "/weakref.py")
 """Files at the inner end of a stack when a worker is already printing its exception, or ends."""
 
@@ -63,7 +67,7 @@ def read_stderr(text: str) -> tuple[str, str | None] | None:
     text = strip_rank_prefix(text)
     fatal = text.rfind(_FATAL)
     if fatal >= 0:
-        block = "\n".join(_drop_own_frames(text[fatal:].rstrip().split("\n")))
+        block = _arrange_fatal(text[fatal:].rstrip().split("\n"))
         return _shorten(block.split("\n", 1)[0]), trim_traceback(block)
     start = text.rfind(_TRACEBACK)
     return _read_traceback(text[start:]) if start >= 0 else None
@@ -107,7 +111,7 @@ def find_place(traceback: str) -> str | None:
     frames = list(_FRAME.finditer(traceback))
     if not traceback.startswith(_FATAL):  # faulthandler writes the innermost first
         frames.reverse()
-    own = (frame for frame in frames if not any(part in frame["file"] for part in _LIBRARIES))
+    own = (frame for frame in frames if not _is_library(frame["file"]))
     found = next(own, next(iter(frames), None))
     return None if found is None else f"{found['file']}, line {found['line']}, in {found['function']}"
 
@@ -178,9 +182,52 @@ def _find_last(lines: list[str], matches: Callable[[str], object]) -> int | None
 
 
 def clean_stacks(text: str) -> str:
-    """The stacks of one process without our frames, threads without Python, and the printing of an exception."""
-    blocks = [_clean_block(block) for block in _split_blocks(text.strip().splitlines())]
-    return "\n\n".join("\n".join(block) for block in blocks if block)
+    """The stacks of one process without our frames, threads without Python, and the printing of an exception.
+
+    The thread that handled the signal comes first, the main thread as a rule: faulthandler begins with the youngest.
+    Threads of libraries that wait for work are one line at the end.
+    """
+    return _arrange(block for each in _split_blocks(text.strip().splitlines()) if (block := _clean_block(each)))
+
+
+def _arrange_fatal(lines: list[str]) -> str:
+    """Arrange the stacks of a fatal error: between its first lines and the list of extension modules."""
+    lines = list(_drop_own_frames(lines))
+    start = next((index for index, line in enumerate(lines) if line.startswith(_THREADS)), len(lines))
+    end = next((index for index, line in enumerate(lines) if line.startswith("Extension modules:")), len(lines))
+    if start == len(lines):
+        return "\n".join(lines)
+    texts = ["\n".join(lines[:start]).rstrip(), _arrange(_split_blocks(lines[start:end])), "\n".join(lines[end:])]
+    return "\n\n".join(text for text in texts if text)
+
+
+def _arrange(stacks: Iterable[list[str]]) -> str:
+    blocks = sorted(stacks, key=lambda block: not block[0].startswith(_CURRENT))
+    idle = {index: name for index, block in enumerate(blocks) if (name := _find_idle(block))}
+    texts = ["\n".join(block) for index, block in enumerate(blocks) if index not in idle]
+    if idle:
+        helpers = f"{len(idle)} helper thread{'s' if len(idle) > 1 else ''}"
+        texts.append(f"Not shown: {helpers} waiting for work ({', '.join(dict.fromkeys(idle.values()))})")
+    return "\n\n".join(texts)
+
+
+def _find_idle(block: list[str]) -> str | None:
+    """The outermost file below `threading` of a library's thread that waits, as "tqdm/_monitor.py"; None: of others."""
+    if block[0].startswith(_CURRENT):
+        return None
+    frames = [frame for line in block if (frame := _FRAME.match(line)) is not None]
+    if not (frames and _waits(frames[0]) and all(_is_library(frame["file"]) for frame in frames)):
+        return None
+    own = [frame["file"] for frame in frames if not frame["file"].endswith("/threading.py")]
+    return "/".join(own[-1].split("/")[-2:]) if own else "threading.py"
+
+
+def _waits(frame: "re.Match[str]") -> bool:
+    return frame["file"].endswith(_WAITING_FILES) and frame["function"] in _WAITING_FUNCTIONS
+
+
+def _is_library(file: str) -> bool:
+    return any(part in file for part in _LIBRARIES)
 
 
 def _split_blocks(lines: list[str]) -> Iterator[list[str]]:

@@ -228,6 +228,8 @@ def _begin_round(state: NodeState, new: Round, *, is_held: bool) -> Decision:
     delay_s = state.rules.find_longest_backoff_s(new.attempt)
     is_held = is_held and state.rank0_started < new.number and (delay_s > 0.0 or not new.use_agent_store)
     actions: tuple[Action, ...] = (BeginRound(round=new),)
+    if state.rules.omp_num_threads is not None and new.group_rank == 0 and state.phase == Joining():
+        actions = (*actions, PrintLine(text=_describe_threads(state.rules.omp_num_threads)))
     if new.checkpoint is not None and new.group_rank == 0:
         actions = (*actions, PrintLine(text=f"the last checkpoint of all ranks: {new.checkpoint.describe()}"))
     if is_held:
@@ -241,6 +243,11 @@ def _begin_round(state: NodeState, new: Round, *, is_held: bool) -> Decision:
     timer = RoundTimer(purpose=TimerPurpose.START, round_number=new.number)
     state = replace(state, phase=Delaying(round=new, is_held=is_held))
     return state, (*actions, StartTimer(timer=timer, delay_s=delay_s))
+
+
+def _describe_threads(count: int) -> str:
+    """Torchrun sets 1, and warns of it."""
+    return f"OMP_NUM_THREADS is not set: each worker gets {count} (a node's usable cores / its workers)"
 
 
 def _start_workers(state: NodeState, new: Round, before: tuple[Action, ...] = ()) -> Decision:
@@ -559,7 +566,7 @@ def _leave_on_signal(state: NodeState, event: SignalReceived) -> Decision:
         state, actions = kill_now(state, phase) if event.guard_died else end_stacks_wait(state, phase)
     else:
         state, actions = _end(state, finish)
-    reason = "its guard (the launched process) was killed" if event.guard_died else _name_cause(event.signum)
+    reason = "its launched muster-agent process was killed" if event.guard_died else _name_cause(event.signum)
     is_told = event.guard_died or state.rules.prints_stop
     told = (PrintLine(text=_describe_stop(state, event)),) if is_told else ()
     if event.is_quit:
@@ -627,7 +634,7 @@ def _name_cause(signum: int) -> str:
 def _describe_stop(state: NodeState, event: SignalReceived) -> str:
     """What happens now, and what the user can do about it."""
     if event.guard_died:
-        return "the guard of this node (the launched process) was killed: its workers are killed, too"
+        return "the muster-agent process that was launched on this node was killed: its workers are killed, too"
     cause = "" if event.signum == signal.SIGINT else f"received {name_signal(event.signum)}: "
     if isinstance(state.phase, Ended):
         return f"{cause}stopping"

@@ -429,5 +429,6 @@ def _build_rules(config: AgentConfig) -> NodeRules:
         asks_at_interrupt=config.asks_at_interrupt,
         is_elastic=config.rendezvous.min_nodes < config.rendezvous.max_nodes,
         restart_backoff_s=config.restart_backoff_s,
+        omp_num_threads=config.omp_num_threads,
         backoff_share=share,
     )

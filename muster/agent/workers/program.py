@@ -212,6 +212,8 @@ def run(
                 write_error_file(ImportError(str(stop.__context__)), None, error_file)
             elif not (stop.code is None or isinstance(stop.code, int)):  # sys.exit("text"): the text is the reason
                 write_error_file(stop, _find_user_frames(stop.__traceback__), error_file)
+            elif crash_file and (refusal := find_refusal(stop)):  # else the agent reads it on stderr
+                write_error_file(stop, None, error_file, refusal)
         raise
     except BaseException as error:  # all but sys.exit are recorded, GeneratorExit too, and raised again
         shown = _find_user_frames(error.__traceback__)
@@ -312,6 +314,17 @@ def choose_exit_code(stop: SystemExit) -> "int | None":
     if stop.code is None or isinstance(stop.code, int):
         return None if stop.code is not None and abs(stop.code) >= 1 << 31 else (stop.code or 0) & 0xFF
     return 1
+
+
+def find_refusal(stop: SystemExit) -> str:
+    """The line in which argparse has just refused the program's arguments; "" when it has not."""
+    tb = stop.__traceback__
+    while tb is not None and tb.tb_next is not None:
+        tb = tb.tb_next
+    if tb is None or not stop.code or not tb.tb_frame.f_code.co_filename.endswith("/argparse.py"):
+        return ""
+    message = tb.tb_frame.f_locals.get("message")  # of ArgumentParser.exit
+    return message.strip() if isinstance(message, str) else ""
 
 
 # -- the hook on torch ------------------------------------------------------------------------------------------------
@@ -548,8 +561,10 @@ def _stat_file(path: str) -> "tuple[int, int, int] | None":
     return stat.st_ino, stat.st_mtime_ns, stat.st_size
 
 
-def write_error_file(error: BaseException, shown: "TracebackType | None", error_file: str) -> None:
+def write_error_file(error: BaseException, shown: "TracebackType | None", error_file: str, reason: str = "") -> None:
     """Write torch's error.json: `{"message": {"message", "extraInfo": {"py_callstack", "timestamp"}}}`.
+
+    With a `reason` that alone, without exception and traceback.
 
     Source: torch/distributed/elastic/multiprocessing/errors/error_handler.py.
     """
@@ -563,12 +578,12 @@ def write_error_file(error: BaseException, shown: "TracebackType | None", error_
         import traceback
 
         extra = {
-            "py_callstack": "".join(traceback.format_exception(type(error), error, shown)),
+            "py_callstack": "" if reason else "".join(traceback.format_exception(type(error), error, shown)),
             "timestamp": str(int(time.time())),
         }
         text = _format_message(error)
         message = f"{type(error).__name__}: {text}" if text else type(error).__name__
-        data = {"message": {"message": message, "extraInfo": extra}}
+        data = {"message": {"message": reason or message, "extraInfo": extra}}
         with open(temporary, "w", encoding="utf-8") as file:
             json.dump(data, file)
         os.replace(temporary, error_file)

@@ -12,7 +12,7 @@ class PickleFault(UsageError, pickle.PicklingError):
 
 
 class AgentLost(EnvironmentFault):
-    """The agent or its guard was killed; no process of the job is left on this node."""
+    """The job's muster process was killed; no process of the job is left on this node."""
 
 
 class ResultsMissing(EnvironmentFault):

@@ -145,7 +145,7 @@ class AgentProcess:
         while self._guard_fd < 0:
             _processes.wait_readable(self._control.fileno(), None)
             if self.receive() is None:
-                raise EnvironmentFault("the agent could not be started: its guard ended at once")
+                raise EnvironmentFault("the agent could not be started: its process ended at once")
 
     @property
     def control_fd(self) -> int:

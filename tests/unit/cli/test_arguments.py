@@ -371,6 +371,7 @@ def test_threads_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     assert parse("--nproc-per-node 32").omp_num_threads == 1
     assert parse("--nproc-per-node 1").omp_num_threads is None
     assert parse("--nproc-per-node 4", OMP_NUM_THREADS="7").omp_num_threads is None
+    assert parse("--nproc-per-node 4", MUSTER_IMAGE="7:3").omp_num_threads is None
 
 
 def test_more_workers_than_visible_devices() -> None:

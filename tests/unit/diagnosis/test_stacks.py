@@ -8,7 +8,7 @@ import pytest
 from muster import _processes
 from muster.agent.diagnosis import stacks
 from muster.agent.diagnosis.stacks import LIMIT_S, StackCollector, StackTarget
-from muster.agent.diagnosis.tracebacks import clean_stacks
+from muster.agent.diagnosis.tracebacks import clean_stacks, read_stderr
 from muster.agent.runtime.loop import Loop
 
 
@@ -165,6 +165,43 @@ Current thread 0x00009f (most recent call first):
 """
     head = "Current thread 0x00009f (most recent call first):"
     assert clean_stacks(text) == f'{head}\n  File "/w/main.py", line 3 in step'
+
+
+TQDM = """Thread 0x00007f01 (most recent call first):
+  File "/usr/lib/python3.11/threading.py", line 331 in wait
+  File "/usr/lib/python3.11/threading.py", line 629 in wait
+  File "/v/lib/python3.11/site-packages/tqdm/_monitor.py", line 60 in run
+  File "/usr/lib/python3.11/threading.py", line 1045 in _bootstrap_inner
+  File "/usr/lib/python3.11/threading.py", line 1002 in _bootstrap
+"""
+LOADER = """Thread 0x00007f02 (most recent call first):
+  File "/usr/lib/python3.11/threading.py", line 331 in wait
+  File "/w/loader.py", line 4 in fill
+  File "/usr/lib/python3.11/threading.py", line 1002 in _bootstrap
+"""
+MAIN = """Current thread 0x00007f03 (most recent call first):
+  File "/usr/lib/python3.11/threading.py", line 331 in wait
+  File "/usr/lib/python3.11/queue.py", line 171 in get
+"""
+
+
+def test_the_main_thread_is_first_and_threads_of_libraries_that_wait_are_one_line() -> None:
+    text = "\n".join([TQDM, LOADER, TQDM.replace("f01", "f04"), MAIN])
+    folded = "Not shown: 2 helper threads waiting for work (tqdm/_monitor.py)"
+    assert clean_stacks(text) == f"{MAIN}\n{LOADER}\n{folded}"
+
+
+def test_a_thread_of_a_library_that_works_is_shown() -> None:
+    busy = TQDM.replace('threading.py", line 331 in wait', 'socket.py", line 9 in send')
+    assert clean_stacks(f"{busy}\n{MAIN}") == f"{MAIN}\n{busy}".rstrip()
+
+
+def test_the_thread_that_crashed_is_first() -> None:
+    modules = "Extension modules: numpy.core (total: 1)"
+    exception, text = read_stderr(f"Fatal Python error: Aborted\n\n{TQDM}\n{MAIN}\n{modules}") or ("", "")
+    assert exception == "Fatal Python error: Aborted"
+    folded = "Not shown: 1 helper thread waiting for work (tqdm/_monitor.py)"
+    assert text == f"Fatal Python error: Aborted\n\n{MAIN}\n{folded}\n\n{modules}"
 
 
 def test_a_fork_of_the_program_shows_what_the_worker_does() -> None:

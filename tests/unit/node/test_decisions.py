@@ -590,7 +590,7 @@ def test_what_is_printed() -> None:
         "received SIGTERM: stopping, up to 30 s"
     ]
     assert lines(*RUNNING, SignalReceived(signum=signal.SIGTERM, guard_died=True)) == [
-        "the guard of this node (the launched process) was killed: its workers are killed, too"
+        "the muster-agent process that was launched on this node was killed: its workers are killed, too"
     ]
     interrupt = SignalReceived(signum=signal.SIGINT)
     assert lines(*RUNNING, interrupt, interrupt) == ["stopping, up to 30 s; Ctrl-C again kills"]
@@ -916,10 +916,23 @@ def test_a_stop_ends_even_if_only_its_timers_and_the_kernel_go_on(events: list[E
     assert isinstance(left.phase, Ended)
 
 
+def test_the_first_node_says_once_which_number_of_threads_workers_get() -> None:
+    line = "OMP_NUM_THREADS is not set: each worker gets 3 (a node's usable cores / its workers)"
+    again = (broken(), exited(0), exited(1), gone(), formed(number=2, attempt=1))
+
+    def count(*events: Event, threads: int | None = 3) -> int:
+        _, history = run(*events, state=new_state(omp_num_threads=threads))
+        return [action.text for actions in history for action in actions if isinstance(action, PrintLine)].count(line)
+
+    assert count(*RUNNING, *again) == 1
+    assert count(RoundFormed(round=replace(formed().round, group_rank=1))) == 0
+    assert count(*RUNNING, threads=None) == 0
+
+
 def test_the_others_hear_that_a_guard_was_killed() -> None:
     _, history = run(*RUNNING, SignalReceived(signum=signal.SIGTERM, guard_died=True))
     reasons = [action.reason for actions in history for action in actions if isinstance(action, LeaveJob)]
-    assert reasons == ["its guard (the launched process) was killed"]
+    assert reasons == ["its launched muster-agent process was killed"]
 
 
 def test_only_node_0_tells_that_a_failure_restarts_the_workers() -> None:

@@ -1,12 +1,15 @@
 """The command line of a cold worker, and which variables a fork could not take over."""
 
+import argparse
 import io
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from muster.agent.diagnosis.tracebacks import read_error_file
 from muster.agent.workers import program
 from muster.agent.workers.spec import Program, ProgramKind, get_stack_signal
 from muster.agent.workers.warm.fork_safety import find_early_difference, is_read_early
@@ -115,3 +118,43 @@ def test_frames_of_functions_that_call_the_users_are_left_out() -> None:
     shown = program._find_user_frames(after_test)
     assert shown is not None
     assert shown.tb_frame.f_code is fail.__code__
+
+
+def stop_of(call: Callable[[], object]) -> SystemExit:
+    with pytest.raises(SystemExit) as caught:
+        call()
+    return caught.value
+
+
+def test_what_argparse_refused_is_the_reason_where_stderr_is_not_captured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parser = argparse.ArgumentParser(prog="main.py")
+    parser.add_argument("--lr", type=float, required=True)
+    missing = "main.py: error: the following arguments are required: --lr"
+    assert program.find_refusal(stop_of(lambda: parser.parse_args([]))) == missing
+    assert program.find_refusal(stop_of(lambda: parser.parse_args(["--help"]))) == ""
+    assert program.find_refusal(stop_of(lambda: sys.exit(2))) == ""
+    assert program.find_refusal(SystemExit(2)) == ""
+    assert missing in capsys.readouterr().err
+
+    script, error_file = tmp_path / "main.py", tmp_path / "error.json"
+    script.write_text(
+        "from argparse import ArgumentParser\nArgumentParser(prog='main.py').parse_args(['--no'])\n"
+    )
+
+    def run(crash_file: str) -> None:
+        call = (str(script), [], str(error_file), 0, "", [sys.executable], crash_file)
+        with pytest.MonkeyPatch.context() as patch:
+            for name in ("enable_faulthandler", "rename_process"):
+                patch.setattr(program, name, lambda *_: None)
+            patch.setattr(sys, "argv", sys.argv[:])
+            patch.setattr(sys, "path", sys.path[:])
+            patch.setattr(sys, "orig_argv", sys.orig_argv[:])
+            patch.setitem(sys.modules, "__main__", sys.modules["__main__"])
+            stop_of(lambda: program.run("script", *call))
+
+    run("")
+    assert not error_file.exists()  # the agent reads it on stderr
+    run("crash")
+    assert read_error_file(str(error_file)) == ("main.py: error: unrecognized arguments: --no", None)

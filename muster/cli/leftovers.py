@@ -1,15 +1,19 @@
 """Finds what jobs that have ended left on this machine and on its Docker engine.
 
-That is logs, state, containers, volumes and unpacked agents.
+That is logs, also of agents that were started by hand, state, containers, volumes and unpacked agents.
 
 TorchX 0.7 has no command that removes them, and the nightly's removes one job at a time. Jobs that run, and jobs of
 other users and other homes, are never listed here.
 """
 
+import fcntl
 import logging
 import os
+import re
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -26,6 +30,9 @@ _DOCKER: Final = "docker"
 
 _PACKED_AGE_S: Final = 86400.0
 """A packed workspace beside the apps' state belongs to a command that packs it; after a day that has been killed."""
+
+_AGENT_LOGS: Final = re.compile(r"muster_[a-z0-9_]{8}")
+"""As `tempfile.mkdtemp` names the folder of an agent without `--log-dir`."""
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +64,7 @@ def find_leftovers(env: Mapping[str, str], *, ended_before_s: float) -> list[Lef
     found += _find_apps(state_dir, _DOCKER, _remove_docker_app)
     found += _find_packed(state_dir)
     found += _find_unpacked_agents()
+    found += _find_logs_of_agents(Path(env.get("TMPDIR") or tempfile.gettempdir()))
     found += _find_lost_containers(state_dir)
     old = [each for each in found if each.ended_s is None or each.ended_s <= ended_before_s]
     return sorted(old, key=lambda each: (each.ended_s or 0.0, each.name))
@@ -135,6 +143,48 @@ def _find_unpacked_agents() -> Iterator[Leftover]:
                 ended_s=used_s,
                 remove=lambda folder=folder: bundle_start.remove_unused(folder),  # type: ignore[misc]
             )
+
+
+def _find_logs_of_agents(folder: Path) -> Iterator[Leftover]:
+    """Log folders of agents that were started by hand, without `--log-dir`, and have ended with something to read."""
+    for path in folder.glob("muster_*"):
+        try:
+            is_ours = _AGENT_LOGS.fullmatch(path.name) and path.lstat().st_uid == os.geteuid() and not path.is_symlink()
+            if not is_ours or not any(path.glob("*/attempt_*")):
+                continue
+            with _lock_ended(path):
+                has_failed = any(path.glob("*/report.json"))
+                files = (Path(base, name) for base, _, names in os.walk(path) for name in names)
+                ended_s = max((file.lstat().st_mtime for file in files), default=path.stat().st_mtime)
+        except OSError:  # it runs, or is just being removed
+            continue
+        yield Leftover(
+            name=str(path),
+            what=f"{'failed: ' if has_failed else ''}logs of a job started by hand",
+            size_bytes=_measure(path),
+            ended_s=ended_s,
+            remove=lambda path=path: _remove_ended(path),  # type: ignore[misc]
+        )
+
+
+@contextmanager
+def _lock_ended(path: Path) -> Iterator[None]:
+    """Hold the locks that an agent has while it lives: of the folder, and of its node's folder in it.
+
+    Raises:
+        OSError: an agent has one, or the file system has no locks.
+    """
+    with ExitStack() as stack:
+        for each in (path, *path.glob("**/.lock")):
+            fd = os.open(each, os.O_RDONLY | os.O_NOFOLLOW)
+            stack.callback(os.close, fd)
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+
+
+def _remove_ended(path: Path) -> None:
+    with _lock_ended(path):
+        shutil.rmtree(path)
 
 
 def _find_lost_containers(state_dir: Path) -> Iterator[Leftover]:

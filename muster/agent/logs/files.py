@@ -90,6 +90,7 @@ class RunFolder:
         """
         self._temporary = base_dir is None
         self._base = base_dir or _make_temporary_dir()
+        self._base_fd = _hold(self._base) if base_dir is None else None
         self.run_dir = os.path.join(os.path.abspath(self._base), run_id.replace("/", "_") or "none")
         os.makedirs(self._base, exist_ok=True)
         _make_own_dir(self.run_dir, _choose_mode(self._base))
@@ -149,6 +150,9 @@ class RunFolder:
             self._lock_fd = None
         if self._temporary:
             _remove_if_unused(self._base)
+        if self._base_fd is not None:
+            os.close(self._base_fd)
+            self._base_fd = None
 
 
 def _remove_if_unused(base: str) -> None:
@@ -168,6 +172,17 @@ def _make_temporary_dir() -> str:
     import tempfile  # takes several ms; not needed with --log-dir
 
     return tempfile.mkdtemp(prefix="muster_")
+
+
+def _hold(folder: str) -> int | None:
+    """Lock a temporary folder as long as this process lives: `muster prune` leaves it alone."""
+    try:
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    with contextlib.suppress(OSError):  # a file system without locks: nothing is pruned there
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    return fd
 
 
 def _move_earlier_run(path: str, report_dir: str) -> None:

@@ -139,9 +139,7 @@ def test_what_argparse_refused_is_the_reason_where_stderr_is_not_captured(
     assert missing in capsys.readouterr().err
 
     script, error_file = tmp_path / "main.py", tmp_path / "error.json"
-    script.write_text(
-        "from argparse import ArgumentParser\nArgumentParser(prog='main.py').parse_args(['--no'])\n"
-    )
+    script.write_text("from argparse import ArgumentParser\nArgumentParser(prog='main.py').parse_args(['--no'])\n")
 
     def run(crash_file: str) -> None:
         call = (str(script), [], str(error_file), 0, "", [sys.executable], crash_file)

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture(scope="module")
 def wheel_path(tmp_path_factory):
     source = tmp_path_factory.mktemp("source")
-    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "setup.py", "muster_entry.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     shutil.copytree(ROOT / "muster", source / "muster", ignore=shutil.ignore_patterns("__pycache__"))
     build = "from setuptools.build_meta import build_wheel; build_wheel('dist')"
@@ -105,3 +105,30 @@ def test_its_program_runs(installed):
     done = subprocess.run([installed / "muster-agent", "--version"], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("muster")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["muster-agent", "--version"],
+        ["muster", "stop", "x"],
+        ["python", "-c", "from torchx.cli.main import main; main(['run', '-s', 'local_cwd', 'utils.echo'])"],
+    ],
+    ids=["muster-agent", "muster", "torchx"],
+)
+@pytest.mark.parametrize("name", ["muster/__init__.py", "muster/x/y.py", "muster.py"])
+def test_another_package_of_its_name_is_one_line(installed, tmp_path, words, name):
+    """Where a Python path names it; the interpreter would find no `muster.agent`."""
+    other = tmp_path / name
+    other.parent.mkdir(parents=True, exist_ok=True)
+    other.write_text("")
+    env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(
+        [installed / words[0], *words[1:]], cwd="/", env=env, capture_output=True, text=True, timeout=120
+    )
+    if "/x/" in name:  # a folder without __init__.py: ours is found
+        assert "hides" not in done.stderr
+        return
+    where = other if name == "muster.py" else other.parent
+    line = f"muster: {where} hides the package of torchx-muster, which has the same name: rename it, or take its folder"
+    assert (done.returncode, done.stderr) == (2, f"{line} off PYTHONPATH\n")

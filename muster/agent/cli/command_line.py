@@ -243,8 +243,8 @@ with its latest state every 5 s.
 
 Differences from torchrun: a dead worker or node is noticed at once, not by polling; a restart gets a fresh MASTER_PORT,
 so no stale store; node 0 hosts rank 0 as long as it is there, and another node takes over when it is lost; no process
-of the job outlives the agent, however it ends; OMP_NUM_THREADS is cores // workers when unset, not 1; PYTHON_EXEC is
-honoured and means a cold start.
+of the job outlives the agent, however it ends; OMP_NUM_THREADS is cores // workers when unset (a line says so), not 1;
+PYTHON_EXEC is honoured and means a cold start.
 
 Exit codes: 0 all workers succeeded, 1 workers failed and no restart is left, 2 usage error, 69 rendezvous could not be
 formed in time, 128+n ended by signal n.

@@ -572,7 +572,10 @@ def _leave_on_signal(state: NodeState, event: SignalReceived) -> Decision:
     if event.is_quit:
         reason = "the debugger of one of its ranks was quit"
     leave = LeaveJob(reason=reason, ends_job=event.is_quit, is_interrupt=event.signum == signal.SIGINT)
-    return replace(state, held_lines=()), (*told, leave, *actions)
+    state = replace(state, held_lines=())
+    if isinstance(state.phase, Stopping) and state.phase.step is StopStep.STACKS:
+        return replace(state, phase=replace(state.phase, leave=leave)), (*told, *actions)
+    return state, (*told, leave, *actions)
 
 
 def _on_drain(

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeAlias
 
 from muster._contract import DEFAULT_DRAIN_LIMIT_S, StatusPageLayout
-from muster.agent.node.actions import Finish, LocalFailure, WorkerStack
+from muster.agent.node.actions import Finish, LeaveJob, LocalFailure, WorkerStack
 from muster.agent.round import Round
 from muster.agent.runtime.records import assert_never, record
 
@@ -241,6 +241,8 @@ class Stopping:
     """What follows once the workers are gone."""
     stacks: Mapping[int, WorkerStack] = NO_STACKS
     """By local rank, as far as they were collected."""
+    leave: LeaveJob | None = None
+    """What is reported after the stacks: the other nodes stop their workers then, which these may wait for."""
 
 
 @record

@@ -285,14 +285,20 @@ def kill_now(state: NodeState, phase: Stopping) -> Decision:
     """Kill what is left of the workers, once."""
     if phase.step is StopStep.KILLING:
         return replace(state, phase=phase), ()
-    return replace(state, phase=replace(phase, step=StopStep.KILLING)), (KillWorkers(round_number=phase.round.number),)
+    leave = () if phase.leave is None else (phase.leave,)
+    phase = replace(phase, step=StopStep.KILLING, leave=None)
+    return replace(state, phase=phase), (*leave, KillWorkers(round_number=phase.round.number))
 
 
 def end_stacks_wait(state: NodeState, phase: Stopping) -> Decision:
     """Send the stop signal if it waits for stacks."""
     if phase.step is not StopStep.STACKS:
         return replace(state, phase=phase), ()
-    return _signal_workers(state, phase) if phase.alive else kill_now(state, phase)
+    if not phase.alive:
+        return kill_now(state, phase)
+    leave = () if phase.leave is None else (phase.leave,)
+    state, actions = _signal_workers(state, replace(phase, leave=None))
+    return state, (*leave, *actions)
 
 
 def continue_stop(state: NodeState, phase: Stopping) -> Decision:

@@ -451,11 +451,11 @@ STILL_INT = SignalReceived(signum=signal.SIGINT, still_s=12.0)
 def test_a_stop_of_workers_that_stand_still_prints_what_they_do_first() -> None:
     state, history = run(*RUNNING, STILL_INT, stacks())
     assert [type(each).__name__ for each in history[3] if not isinstance(each, PrintLine)] == [
-        "LeaveJob",
         "StartTimer",
         "CollectStacks",
     ]
-    page, signalled = history[4][:2]
+    page, leave, signalled = history[4][:3]
+    assert isinstance(leave, LeaveJob), "later than the page: the workers of other nodes end then"
     assert page == PrintPage(round=make_round(), stacks={0: WorkerStack(text="stack")})
     assert signalled == SignalWorkers(signum=signal.SIGINT)
     assert isinstance(state.phase, Stopping)
@@ -471,7 +471,8 @@ def test_a_stop_of_workers_that_stand_still_prints_what_they_do_first() -> None:
 )
 def test_the_page_delays_neither_the_stop_for_long_nor_the_second_ctrl_c(event: Event, follows: str) -> None:
     state, history = run(*RUNNING, STILL_INT, event)
-    assert follows in [type(each).__name__ for each in history[-1]]
+    names = [type(each).__name__ for each in history[-1]]
+    assert "LeaveJob" in names[: names.index(follows)]
     assert not any(isinstance(each, PrintPage) for each in decide(state, stacks())[1])
 
 

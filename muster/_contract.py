@@ -257,9 +257,12 @@ class LogNames:
     CHECKPOINT: Final = "checkpoint.json"
     """`<log_dir>/<run_id>/checkpoint.json`: the last checkpoint that all ranks have saved, `Checkpoint` as JSON. Until
     the job has succeeded: its next incarnation resumes from there."""
+    STATUS: Final = "status.json"
+    """`<log_dir>/<run_id>/status.json`: how far the job is; one line that node 0 replaces every few seconds."""
 
 
 REPORT_SCHEMA: Final = 1
+STATUS_SCHEMA: Final = 1
 TERMINATION_LOG_LIMIT_BYTES: Final = 4096
 """Kubernetes keeps this much of a termination message."""
 

@@ -5,12 +5,13 @@ The agent writes both in `diagnosis/report_files.py`; adapters never import it, 
 
 import json
 import math
+import time
 from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from muster._contract import parse_json, read_regular, show_controls
+from muster._contract import STATUS_SCHEMA, parse_json, read_regular, show_controls
 
 
 def parse_report(text: str | bytes) -> Mapping[str, Any] | None:
@@ -79,6 +80,8 @@ def parse_attempt(records: bytes) -> int:
 
 
 _MOST_ATTEMPTS = 1_000_000
+_HALF_DAY_S = 12 * 3600
+_VALUE_CHARS = 32
 _HANG, _STILL = "hang_named", "stood_still"
 _NO_HANG = ("hang_ended", "moved_again", "round_formed", "round_broken", "workers_stopped", "fenced", "job_ended")
 
@@ -91,15 +94,68 @@ def parse_hang(records: bytes) -> str:
     """
     lines: list[str] = []
     seen = last = ""
-    for what, time, text in filter(None, map(_parse_record, records.split(b"\n"))):
+    for what, at, text in filter(None, map(_parse_record, records.split(b"\n"))):
         if what in _NO_HANG:
             lines = []
         elif what == _HANG and last == _HANG:
             lines.append(text)
         elif what in (_HANG, _STILL):  # what is said later knows more
-            seen, lines = time, [text]
+            seen, lines = at, [text]
         last = what if what in (_HANG, _STILL, *_NO_HANG) else last
     return show_controls(" ".join(f"{'; '.join(lines)} (reported at {seen} UTC)".split())) if lines else ""
+
+
+def describe_running(records: bytes, status: bytes | None = None) -> str:
+    """What `torchx status` says of agents of one job that runs: a hang, and how far it is; "" when nothing is known.
+
+    Args:
+        records: see `parse_hang`.
+        status: the job's status file; None: it may be the last line of `records`.
+    """
+    if status is None:
+        status = records.rstrip().rpartition(b"\n")[2]
+    return "; ".join(filter(None, (parse_hang(records), describe_progress(status))))
+
+
+def describe_progress(status: bytes) -> str:
+    """The status file in a few words: "step 812 of 1000, 7.9 a second, loss 0.31", or since when it is paused."""
+    try:
+        found = parse_json(status)
+    except ValueError:
+        return ""
+    if not isinstance(found, dict) or found.get("schema") != STATUS_SCHEMA:
+        return ""
+    step, total, rate, values = (found.get(name) for name in ("step", "total", "rate", "values"))
+    done = found.get("optimizer_steps")
+    if not (_is_number(step) or _is_number(done)):
+        return ""
+    is_paused = found.get("state") == "paused"
+    place = f"step {step}" if _is_number(step) else f"step {done} (by optimizer)"
+    if is_paused:
+        words = [f"paused at {place} since {_format_clock(found.get('paused_since_s'))}"]
+    else:
+        words = [f"{place} of {total}" if _is_number(step) and _is_number(total) else place]
+        words += [f"{rate:.1f} a second" if rate < 20 else f"{rate:.0f} a second"] if _is_number(rate) and rate else []
+    words += [f"{name} {_format_value(value)}" for name, value in values.items()] if isinstance(values, dict) else []
+    return show_controls(", ".join(words))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
+
+
+def _format_value(value: object) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)[:_VALUE_CHARS]
+
+
+def _format_clock(at_s: object) -> str:
+    """The time of day here, with the date if it was more than half a day ago."""
+    try:
+        at = datetime.fromtimestamp(float(str(at_s)), timezone.utc).astimezone()
+    except (OSError, OverflowError, ValueError):
+        return "?"
+    is_recent = abs(time.time() - at.timestamp()) < _HALF_DAY_S
+    return f"{at:%H:%M}" if is_recent else f"{at:%Y-%m-%d %H:%M}"
 
 
 def _parse_record(line: bytes) -> tuple[str, str, str] | None:
@@ -112,10 +168,10 @@ def _parse_record(line: bytes) -> tuple[str, str, str] | None:
         return None
 
 
-def join_hangs(hangs: Mapping[str, str]) -> str:
-    """One line of what `parse_hang` has returned of each role."""
-    known = {role: hang for role, hang in hangs.items() if hang}
-    return "; ".join(hang if len(hangs) == 1 else f"{role}: {hang}" for role, hang in known.items())
+def join_roles(running: Mapping[str, str]) -> str:
+    """One line of what `describe_running` has returned of each role."""
+    known = {role: text for role, text in running.items() if text}
+    return "; ".join(text if len(running) == 1 else f"{role}: {text}" for role, text in known.items())
 
 
 _ERROR_LIMIT_BYTES = 4 << 20

@@ -158,7 +158,7 @@ class RunFolder:
 def _remove_if_unused(base: str) -> None:
     """Remove a temporary folder that holds no log, no error and no report."""
     found = [(folder, name) for folder, _, names in os.walk(base) for name in names]
-    if any(name not in (STACKS, LogNames.EVENTS, LogNames.CHECKPOINT) for _, name in found):
+    if any(name not in (STACKS, LogNames.EVENTS, LogNames.CHECKPOINT, LogNames.STATUS) for _, name in found):
         return
     for folder, name in found:
         with contextlib.suppress(OSError):

@@ -36,6 +36,7 @@ if TYPE_CHECKING:  # loaded when first needed: every import delays the first wor
     from muster.agent.logs.terminal_loan import TerminalLoan
     from muster.agent.placement.affinity import WorkerPlacement
     from muster.agent.rendezvous.drain_ceiling import RankSlot
+    from muster.agent.telemetry import Pause, StatusFile
     from muster.agent.workers.status_page import StatusPage
 
 
@@ -90,8 +91,10 @@ class RoundWorkers:
         self._page_failed = False
         self._is_draining = False
         """A command was written for this round."""
-        self._is_paused = False
+        self._pause: Pause | None = None
         """The workers were told to wait."""
+        self._status: StatusFile | None = None
+        """Once a worker has done a step."""
         self._reported: tuple[int, str] | None = None
         """The checkpoint of this round that was posted last."""
         self._saved_timer: Timer | None = None
@@ -221,7 +224,7 @@ class RoundWorkers:
 
         self._close_page()
         self._is_draining, self._rank_offset, self._reported = False, formed.rank_offset, None
-        self._is_paused = False
+        self._pause = None
         try:
             self.page = StatusPage(nproc=self._config.nproc, round_number=formed.number, attempt=formed.attempt)
         except OSError as error:
@@ -229,13 +232,27 @@ class RoundWorkers:
                 self._logs.print_line(f"no status page ({error}): steps of muster.worker are not shown or agreed on")
             self._page_failed = True
         else:
-            self._saved_timer = self._loop.call_later(_SAVED_LOOK_S, lambda: self._watch_saved(formed.number))
+            self._saved_timer = self._loop.call_later(_SAVED_LOOK_S, lambda: self._watch_saved(formed))
 
-    def _watch_saved(self, round_number: int) -> None:
-        self._look_for_checkpoint(round_number)
+    def _watch_saved(self, formed: Round) -> None:
+        self._look_for_checkpoint(formed.number)
         self._look_for_debugger()
+        self._update_status(formed)
         delay_s = _DRAIN_LOOK_S if self._is_draining else _SAVED_LOOK_S
-        self._saved_timer = self._loop.call_later(delay_s, lambda: self._watch_saved(round_number))
+        self._saved_timer = self._loop.call_later(delay_s, lambda: self._watch_saved(formed))
+
+    def _update_status(self, formed: Round) -> None:
+        """Let `torchx status` know how far the job is: node 0 tells."""
+        page, run_dir = self.page, self._logs.run_dir
+        if page is None or run_dir is None or formed.group_rank > 0:
+            return
+        if self._status is None:
+            if all(page.read_slot(rank).changed_ns is None for rank in range(self._config.nproc)):
+                return
+            from muster.agent.telemetry import StatusFile  # a script may do no step
+
+            self._status = StatusFile(run_dir, self._loop.clock, self._logs.files.thread.submit)
+        self._status.update(formed, page, self._config.nproc, self._pause)
 
     def _look_for_checkpoint(self, round_number: int) -> None:
         """Post a checkpoint that all workers of the round have saved since the last look."""
@@ -296,17 +313,23 @@ class RoundWorkers:
                 )
                 self.page.write_command(command)
                 self._is_draining = True
-                self._is_paused = action.is_committed and action.kind == Layout.PAUSE
+                is_pause = action.is_committed and action.kind == Layout.PAUSE
+                self._pause = self._build_pause(action.step) if is_pause else None
             case actions.WithdrawCommand():
                 self.page.write_command(0)
-                if self._is_paused and self._pool.live:
-                    self._is_paused = False
+                if self._pause is not None and self._pool.live:
+                    self._pause = None
                     self._watch_for_hangs(self._pool.live[0].round_number)  # the time of the pause does not count
             case actions.WriteDeadline():
                 due_ns = 0 if action.delay_s is None else time.monotonic_ns() + int(action.delay_s * 1e9)
                 self.page.write_deadline(due_ns)
             case _:
                 assert_never(action)
+
+    def _build_pause(self, step: int) -> "Pause":
+        from muster.agent.telemetry import Pause  # most jobs are never paused
+
+        return Pause(step=step, since_s=self._loop.clock.wall_s())
 
     def _close_page(self) -> None:
         if self._saved_timer is not None:
@@ -514,7 +537,7 @@ class RoundWorkers:
 
     def _read_progress_ns(self, local_rank: int) -> int | None:
         """While a debugger has the terminal, no worker hangs: the others wait for that rank. Nor in a pause."""
-        if self.debugged is not None or self._is_paused:
+        if self.debugged is not None or self._pause is not None:
             return time.monotonic_ns()
         return self.page.read_slot(local_rank).changed_ns if self.page else None
 

@@ -284,10 +284,10 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
             found = read_app_for_wait(folder, keeps=app_id in self._submitted)
             if found is None:
                 return None
-            restarts, hang = read_events(self._open_engine(folder), folder.state_dir, found[0].details)
+            restarts, running = read_events(self._open_engine(folder), folder.state_dir, found[0].details)
             error = read_error_file(folder.state_dir / LogNames.ERROR)
             lost = client.find_loss(folder, found[1])
-            return build_describe_response(*found, error=error, restarts=restarts, hang=hang, lost=lost)
+            return build_describe_response(*found, error=error, restarts=restarts, running=running, lost=lost)
 
     def list_apps(self, cfg: Mapping[str, Any]) -> list[ListAppResponse]:  # noqa: ARG002
         """See `PluginScheduler`: apps with a state folder, and apps that only the engine knows."""

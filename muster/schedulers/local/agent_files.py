@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from muster._contract import LogNames, read_regular
-from muster.schedulers.failure_report import parse_attempt, parse_hang, parse_report
+from muster.schedulers.failure_report import describe_running, parse_attempt, parse_report
 
 _TAIL_BYTES = 64 << 10
 _REPORT_LIMIT_BYTES = 64 << 20
@@ -31,14 +31,18 @@ def count_restarts(log_dir: Path) -> int:
     return parse_attempt(_read_records(log_dir))
 
 
-def read_hang(log_dir: Path) -> str:
-    """What is known of a hang with which the job goes on; "": none."""
-    return parse_hang(_read_records(log_dir))
+def read_running(log_dir: Path) -> str:
+    """What is known of a job that runs: a hang with which it goes on, and how far it is; "": nothing."""
+    return describe_running(_read_records(log_dir), _read_end(log_dir, LogNames.STATUS))
 
 
 def _read_records(log_dir: Path) -> bytes:
     """The last ones of the newest run."""
-    for path in _list_newest(log_dir, LogNames.EVENTS):
+    return _read_end(log_dir, LogNames.EVENTS)
+
+
+def _read_end(log_dir: Path, name: str) -> bytes:
+    for path in _list_newest(log_dir, name):
         with contextlib.suppress(OSError):
             return read_regular(str(path), _TAIL_BYTES, -_TAIL_BYTES)
     return b""

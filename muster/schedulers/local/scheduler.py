@@ -21,9 +21,9 @@ from muster._control import Answer
 from muster._programs import explain_missing
 from muster.schedulers.agent_command import build_ask_command, find_program, is_agent_role
 from muster.schedulers.errors import EngineError, SchedulerError, UnsafeFolderError, describe_os_error
-from muster.schedulers.failure_report import join_hangs, read_error_file
+from muster.schedulers.failure_report import join_roles, read_error_file
 from muster.schedulers.lines import Readers
-from muster.schedulers.local.agent_files import count_restarts, read_hang
+from muster.schedulers.local.agent_files import count_restarts, read_running
 from muster.schedulers.local.devices import list_devices, needs_sharing
 from muster.schedulers.local.interpreter import find_interpreter, has_same_muster
 from muster.schedulers.local.logs import FileLogQuery, read_log
@@ -141,11 +141,11 @@ class LocalScheduler(PluginScheduler):
         spec, record = found
         folders = {role.name: folder.role_dir(role.name) for role in spec.roles if role.runs_agent}
         restarts = sum(map(count_restarts, folders.values()))
-        hang = join_hangs({role: read_hang(path) for role, path in folders.items()})
+        running = join_roles({role: read_running(path) for role, path in folders.items()})
         error, ui_url = _read_error(folder, spec), folder.path.as_uri()
         lost = client.find_loss(folder, record)
         return build_describe_response(
-            spec, record, error=error, ui_url=ui_url, restarts=restarts, hang=hang, lost=lost
+            spec, record, error=error, ui_url=ui_url, restarts=restarts, running=running, lost=lost
         )
 
     def list_apps(self, cfg: Mapping[str, Any]) -> list[ListAppResponse]:

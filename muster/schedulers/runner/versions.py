@@ -281,7 +281,7 @@ def build_describe_response(
     error: str | None = None,
     ui_url: str | None = None,
     restarts: int = 0,
-    hang: str = "",
+    running: str = "",
     lost: str = "",
 ) -> DescribeAppResponse:
     """What `torchx status` and `describe` show of a supervised app.
@@ -292,7 +292,7 @@ def build_describe_response(
         error: the app's error.json as text, when there is one.
         ui_url: a link for the user.
         restarts: of workers, in place; those of replicas are in the record.
-        hang: what is known of a hang with which the app goes on; "": nothing.
+        running: what is known of an app that runs: a hang with which it goes on, how far it is; "": nothing.
         lost: `client.describe_loss` of an app whose supervisor has died; "": it runs, or has ended.
     """
     _print_states_by_name()
@@ -304,7 +304,7 @@ def build_describe_response(
         app_id=spec.app_id,
         state=_find_state(record, lost),
         num_restarts=restarts + (0 if record is None else record.app.num_restarts),
-        msg=_join_messages(record, hang, lost) or NONE,
+        msg=_join_messages(record, running, lost) or NONE,
         structured_error_msg=error or NONE,
         ui_url=ui_url,
         roles=app.roles,
@@ -319,10 +319,10 @@ def _find_state(record: AppRecord | None, lost: str) -> AppState:
     return AppState.SUBMITTED if record is None else AppState[record.app.app_state]
 
 
-def _join_messages(record: AppRecord | None, hang: str, lost: str) -> str:
+def _join_messages(record: AppRecord | None, running: str, lost: str) -> str:
     if record is None:
         return ""
-    told = hang if record.app.phase is AppPhase.RUNNING else ""
+    told = running if record.app.phase is AppPhase.RUNNING else ""
     return show_controls("; ".join(filter(None, (lost or told, record.app.reason))))
 
 

@@ -29,6 +29,12 @@ def test_what_is_asked_is_done_at_one_step(tmp_path, capsys):
         text = r"all 4 ranks wait at step \d+, after \d+\.\d s; torch's own timeout of collectives keeps running\n"
         assert paused.code == 0, job.explain(paused)
         assert re.fullmatch(text, paused.stdout), job.explain(paused)
+        [step] = re.findall(r"wait at step (\d+)", paused.stdout)
+        told = f"paused at step {step} since "
+        wait_until(
+            lambda: job.scheduler.describe(job.app_id).msg.startswith(told), timeout_s=60, what=job.explain(paused)
+        )
+        assert job.describe() == "RUNNING", job.explain(paused)
         refused = muster("checkpoint", job.handle)
         assert (refused.code, refused.stdout) == (1, "")
         assert re.fullmatch(r"the job is paused at step \d+: resume it first\n", refused.stderr)

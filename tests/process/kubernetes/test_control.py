@@ -90,7 +90,16 @@ def test_the_status_tells_of_a_hang_with_which_the_app_goes_on(cluster, schedule
     name = app.partition(":")[2]
     path = find_env(find_pod(cluster, app, 0), "MUSTER_LOG_DIR")
     assert (pod, container) == (find_pod(cluster, app, 0)["metadata"]["name"], "main")
-    assert command == ["tail", "-c", "65536", f"{path}/{name}/events.jsonl"]
+    files = [f"{path}/{name}/{file}" for file in ("events.jsonl", "status.json")]
+    assert command == ["tail", "-q", "-c", "65536", *files]
+
+
+def test_the_status_tells_how_far_the_app_is(cluster, scheduler, app, monkeypatch):
+    status = {"schema": 1, "state": "running", "step": 812, "total": 1000, "rate": 7.9, "values": {"loss": 0.31}}
+    cluster.allowed = RIGHTS
+    cluster.run_command = lambda pod, command: (0, b'{"what": "notice", "time_s": 1.0}\n' + encode(status), b"")
+    show_status(monkeypatch)
+    assert scheduler.describe(app).msg == "step 812 of 1000, 7.9 a second, loss 0.31"
 
 
 def find_env(pod, name):

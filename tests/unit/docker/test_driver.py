@@ -337,7 +337,7 @@ def test_restarts_in_place_are_counted_from_the_first_nodes_records(driver, engi
     next_end(event_queue)
     engine.list_containers = lambda labels: []  # removed
     assert count_restarts(engine, tmp_path, {}) == 2
-    assert set(asked) == {"/var/opt/muster/logs/job-7/events.jsonl"}
+    assert set(asked) == {f"/var/opt/muster/logs/job-7/{name}" for name in ("events.jsonl", "status.json")}
 
 
 def test_a_hang_is_read_from_the_first_nodes_records(driver, engine, event_queue, tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 import os
+from datetime import datetime, timedelta
 
 import pytest
 from hypothesis import given
@@ -10,10 +11,12 @@ from hypothesis import strategies as st
 from muster._control import parse_answer
 from muster.schedulers.docker.engine.errors import one_line
 from muster.schedulers.failure_report import (
+    describe_progress,
     describe_report,
+    describe_running,
     find_root_cause,
     find_usage_line,
-    join_hangs,
+    join_roles,
     parse_attempt,
     parse_hang,
     parse_report,
@@ -21,7 +24,7 @@ from muster.schedulers.failure_report import (
 )
 from muster.schedulers.kubernetes.live.status import _build_torch_error
 from muster.schedulers.lines import LineSplitter
-from muster.schedulers.local.agent_files import count_restarts, read_hang, read_report
+from muster.schedulers.local.agent_files import count_restarts, read_report, read_running
 from muster.schedulers.timestamps import parse_seconds, parse_timestamp
 
 pytestmark = pytest.mark.torchx
@@ -100,9 +103,52 @@ TOLD = "the job hangs: no step for 60 s; rank 1 sleeps (reported at 2027-01-15 0
 def test_a_hang_that_goes_on():
     assert parse_hang(b'cut off"}\n' + write_records(*HANG, ("workers_idle", "")) + b'{"what"') == TOLD
     assert parse_hang(b"") == ""
-    assert join_hangs({"a": TOLD}) == TOLD
-    assert join_hangs({"a": TOLD, "b": ""}) == f"a: {TOLD}"
-    assert join_hangs({"a": "", "b": ""}) == join_hangs({}) == ""
+    assert join_roles({"a": TOLD}) == TOLD
+    assert join_roles({"a": TOLD, "b": ""}) == f"a: {TOLD}"
+    assert join_roles({"a": "", "b": ""}) == join_roles({}) == ""
+
+
+PROGRESS = {
+    "schema": 1,
+    "state": "running",
+    "step": 812,
+    "total": 1000,
+    "rate": 7.9,
+    "values": {"loss": 0.25, "lr": "nan"},
+}
+
+
+def describe(**changes):
+    return describe_progress(json.dumps({**PROGRESS, **changes}).encode() + b"\n")
+
+
+def test_how_far_a_job_is():
+    assert describe() == "step 812 of 1000, 7.9 a second, loss 0.25, lr nan"
+    assert describe(total=None, rate=0.0, values={}) == "step 812"
+    assert describe(step=None, optimizer_steps=8, values={}) == "step 8 (by optimizer), 7.9 a second"
+    at = datetime.now().astimezone() - timedelta(minutes=10)
+    paused = {"state": "paused", "paused_since_s": at.timestamp(), "rate": 0.0, "step": 214, "values": {}}
+    assert describe(**paused) == f"paused at step 214 since {at:%H:%M}"
+    assert describe(**{**paused, "paused_since_s": 0.0}).startswith("paused at step 214 since 19")
+    records = write_records(*HANG) + json.dumps(PROGRESS).encode() + b"\n"
+    assert describe_running(records) == f"{TOLD}; {describe()}"
+    assert describe_running(write_records(*HANG), b"") == TOLD
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"schema": 2}, {"step": "x"}, {"step": -1}, {"step": None}, {"step": True}],
+)
+def test_a_status_that_tells_nothing(changes):
+    assert describe(**changes) == ""
+
+
+def test_a_status_that_lies_breaks_nothing():
+    """A worker may write anything into its page; the file may be of another version, or cut off."""
+    assert describe(rate=float("nan"), total=-3, values=[1]) == "step 812"
+    assert describe(state="paused", paused_since_s=1e300, values={}) == "paused at step 812 since ?"
+    assert describe(values={"\x1b[2J": "x" * 99}).startswith("step 812 of 1000, 7.9 a second, \\x1b[2J xxx")
+    assert describe_progress(b"") == describe_progress(b'{"schema": 1') == describe_progress(b"[1]") == ""
 
 
 def test_a_job_that_stands_still():
@@ -204,5 +250,5 @@ def test_pipes_in_the_place_of_files_hold_nothing_up(tmp_path):
         os.mkfifo(tmp_path / "job" / name)
     assert read_report(tmp_path) == {}
     assert count_restarts(tmp_path) == 0
-    assert read_hang(tmp_path) == ""
+    assert read_running(tmp_path) == ""
     assert read_error_file(tmp_path / "job/error.json") is None

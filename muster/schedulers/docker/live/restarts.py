@@ -11,7 +11,7 @@ from muster.schedulers import agent_command
 from muster.schedulers.docker.engine.client import Engine
 from muster.schedulers.docker.engine.errors import DockerError
 from muster.schedulers.docker.spec import LOG_DIR, AppRequest, ContainerRequest, Label
-from muster.schedulers.failure_report import join_hangs, parse_attempt, parse_hang
+from muster.schedulers.failure_report import describe_running, join_roles, parse_attempt
 
 RECORDS_LIMIT_BYTES: Final = 8 << 20
 """Some 20,000 records. A job with more of them shows no restarts while it runs."""
@@ -62,7 +62,7 @@ def record_restarts(engine: Engine, folder: Path, request: ContainerRequest, con
     """
     if not request.runs_agent or request.replica != 0:
         return
-    records = _read_records(engine, request, container)
+    records = _read_file(engine, request, container, LogNames.EVENTS)
     if records is not None:
         with suppress(OSError):  # a full disk: the container's end must be reported in any case
             (folder / _build_name(request.role)).write_text(str(parse_attempt(records)))
@@ -80,7 +80,7 @@ def count_restarts(engine: Engine, folder: Path, details: Mapping[str, Any]) -> 
 
 
 def read_events(engine: Engine, folder: Path, details: Mapping[str, Any]) -> tuple[int, str]:
-    """How often workers of an app were restarted in place, and what is known of a hang with which it goes on, or "".
+    """How often workers of an app were restarted in place, and what is known of an app that runs (`describe_running`).
 
     Args:
         engine: with the app's containers.
@@ -88,34 +88,37 @@ def read_events(engine: Engine, folder: Path, details: Mapping[str, Any]) -> tup
         details: of the app's spec; empty after its end.
     """
     counts = {path.name: _read_number(path) for path in folder.glob(f"{_FILE_PREFIX}*")}
-    hangs: dict[str, str] = {}
+    running: dict[str, str] = {}
     if details:
         app = AppRequest.from_json(details["request"])
         for request in app.containers:
             if request.runs_agent and request.replica == 0:
-                name, records = _build_name(request.role), _read_live(engine, app, request)
+                name, (records, status) = _build_name(request.role), _read_live(engine, app, request)
                 counts[name] = max(counts.get(name, 0), parse_attempt(records))
-                hangs[request.role] = parse_hang(records)
-    return sum(counts.values()), join_hangs(hangs)
+                running[request.role] = describe_running(records, status)
+    return sum(counts.values()), join_roles(running)
 
 
 def _build_name(role: str) -> str:
     return f"{_FILE_PREFIX}{quote(role, safe='')}"
 
 
-def _read_live(engine: Engine, app: AppRequest, request: ContainerRequest) -> bytes:
-    """The records in the newest container of node 0; none also while no engine answers."""
+def _read_live(engine: Engine, app: AppRequest, request: ContainerRequest) -> tuple[bytes, bytes]:
+    """Records and status file in the newest container of node 0; none also while no engine answers."""
     labels = {**app.labels, Label.ROLE: request.role, Label.REPLICA: str(request.replica)}
     try:
         found = engine.list_containers(labels)
     except DockerError:
-        return b""
+        return b"", b""
     newest = max(found, key=lambda facts: int(facts.labels[Label.INCARNATION]), default=None)
-    return b"" if newest is None else _read_records(engine, request, newest.id) or b""
+    if newest is None:
+        return b"", b""
+    records = _read_file(engine, request, newest.id, LogNames.EVENTS)
+    return records or b"", (records and _read_file(engine, request, newest.id, LogNames.STATUS)) or b""
 
 
-def _read_records(engine: Engine, request: ContainerRequest, container: str) -> bytes | None:
-    path = find_run_file(request, LogNames.EVENTS)
+def _read_file(engine: Engine, request: ContainerRequest, container: str, name: str) -> bytes | None:
+    path = find_run_file(request, name)
     if path is None:
         return None
     try:

@@ -20,7 +20,7 @@ from muster._control import (
 )
 from muster.schedulers.agent_command import build_ask_command, find_run_file, is_agent_role
 from muster.schedulers.errors import EngineError
-from muster.schedulers.failure_report import join_hangs, parse_hang
+from muster.schedulers.failure_report import describe_running, join_roles
 from muster.schedulers.kubernetes.api.client import Clock
 from muster.schedulers.kubernetes.api.errors import Unreachable
 from muster.schedulers.kubernetes.api.execution import run_in_pod
@@ -174,8 +174,8 @@ def _build_askers(
     }
 
 
-def read_hang(resources: Objects, ref: AppRef, observation: Observation) -> str:
-    """What is known of a hang with which the app goes on, from node 0 of each role; "": nothing.
+def read_running(resources: Objects, ref: AppRef, observation: Observation) -> str:
+    """What is known of an app that runs (`describe_running`), from node 0 of each role; "": nothing.
 
     It runs `tail` in a pod, and changes nothing. Without the right to it, or without an answer soon, nothing is known.
     """
@@ -194,19 +194,20 @@ def read_hang(resources: Objects, ref: AppRef, observation: Observation) -> str:
         pod = by_name.get(names.get(label, ""))
         if is_agent_role(role) and pod is not None:
             with contextlib.suppress(EngineError):
-                found[role.name] = parse_hang(_read_records(resources, ref, pod))
-    return join_hangs(found)
+                found[role.name] = describe_running(_read_records(resources, ref, pod))
+    return join_roles(found)
 
 
 def _read_records(resources: Objects, ref: AppRef, pod: Mapping[str, Any]) -> bytes:
     container = pod["spec"]["containers"][0]
     command = [*(container.get("command") or ()), *(container.get("args") or ())]
     log_dir = next((each.get("value") for each in container.get("env") or () if each["name"] == Env.LOG_DIR), None)
-    path = find_run_file(command, log_dir or "", LogNames.EVENTS)
-    if path is None:
+    names = (LogNames.EVENTS, LogNames.STATUS)  # in this order: the status is one line
+    paths = [path for name in names if (path := find_run_file(command, log_dir or "", name)) is not None]
+    if not paths:
         return b""
     asker = _PodAsker(resources, ref, [pod], _LOOK_LIMIT_S)
-    return asker.execute(pod["metadata"]["name"], ["tail", "-c", str(_TAIL_BYTES), path])[1].encode()
+    return asker.execute(pod["metadata"]["name"], ["tail", "-q", "-c", str(_TAIL_BYTES), *paths])[1].encode()
 
 
 class _PodAsker:

@@ -86,7 +86,7 @@ class Session:
         if observation is None:
             return None
         if callers.shows_status() and decide_state(observation) is AppState.RUNNING:
-            observation = replace(observation, hang=asking.read_hang(resources, ref, observation))
+            observation = replace(observation, running=asking.read_running(resources, ref, observation))
         return build_status(app_id, observation)
 
     def cancel(self, app_id: str) -> None:

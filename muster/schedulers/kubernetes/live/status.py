@@ -56,8 +56,8 @@ class Observation:
     """Why Kueue or a PodGroup makes the app wait."""
     warnings: Mapping[str, str] = field(default_factory=dict)
     """Newest Warning event, by the name of the object it is about."""
-    hang: str = ""
-    """What is known of a hang with which the app goes on."""
+    running: str = ""
+    """What is known of an app that runs: a hang with which it goes on, how far it is."""
     lost_pod: str = ""
     """The app has failed, and no pod that exists shows why: the one that is gone, and what is known of its end."""
 
@@ -160,7 +160,7 @@ def build_message(observation: Observation, state: AppState, report: Mapping[str
         clauses += _describe_conditions(observation)
         clauses += _describe_running_roles(observation.parents)
     else:
-        clauses += [observation.hang, observation.queue_reason]
+        clauses += [observation.running, observation.queue_reason]
     clauses += _group_pods(observation, state)
     missing = count_missing_pods(observation.parents, observation.pods)
     if missing and observation.pods and state is not AppState.FAILED:

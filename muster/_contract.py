@@ -125,8 +125,8 @@ class Env:
     """Set by the agent in its workers: `FILE:ROUND:SLOT`, where the worker finds its slot (see `StatusPageLayout`)."""
 
     WATCHED: Final = "MUSTER_WATCHED"
-    """"1", set by the agent in its workers while it watches for hangs: what initialises a process group in them lets
-    the agent read torch's flight recorder (`agent.workers.torch_hook`)."""
+    """Set by the agent in its workers: process groups in them are followed (`agent.workers.hooks`). "1": the agent
+    watches for hangs and reads torch's flight recorder; "0": it does not."""
 
     STACK_FILE: Final = "MUSTER_STACK_FILE"
     """`NUMBER:PATH`, set by the agent beside `WATCHED` in workers that are no Python programs: Python programs below

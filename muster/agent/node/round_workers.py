@@ -204,7 +204,7 @@ class RoundWorkers:
         streams = self.streams[local_rank] = self._logs.open_worker(formed, local_rank)
         placement = self._placements[local_rank] if self._placements else None
         env = build_worker_env(self._config, formed, local_rank, error_file=streams.error_file)
-        if self._config.program.kind is ProgramKind.COMMAND and streams.stack_file and Env.WATCHED in env:
+        if self._config.program.kind is ProgramKind.COMMAND and streams.stack_file and env[Env.WATCHED] == "1":
             env[Env.STACK_FILE] = f"{get_stack_signal() or 0}:{streams.stack_file}"
         return WorkerSpec(
             local_rank=local_rank,

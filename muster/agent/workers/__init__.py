@@ -5,10 +5,9 @@ them. `memory` reads what the kernel counts about their memory. `cold` starts ea
 forks them from a template; its `starter` also starts the store of a round. `program` runs the user's program inside a
 worker; `image` has them forked from the program that started the job. `entry` is the file that the interpreter runs
 for that. `function` is the program of a worker that runs a Python function for `muster.elastic`. `status_page` is the
-shared memory in which workers report their steps; their side is `muster.worker`. `torch_hook` lets the agent read the
-flight recorder of a worker that initialises a process group, and counts the steps of optimizers. The folder
-`torch_backend`, no package, has torch install it in what `--no-python` commands start. `stall_watch` notices that a
-template or a store stands still.
+shared memory in which workers report their steps; their side is `muster.worker`. The package `hooks` is what
+workers add to torch; the folder `torch_backend`, no package, has torch install it in what `--no-python` commands start.
+`stall_watch` notices that a template or a store stands still.
 
 Not here: when workers are stopped, and their grace period (`node.worker_decisions`).
 

@@ -53,14 +53,12 @@ def build_worker_env(config: AgentConfig, round: "Round", local_rank: int, *, er
     )
     if round.checkpoint is not None:
         env[Env.RESUME_PATH] = round.checkpoint.path
-    if config.hang_timeout_s is not None:
-        env[Env.WATCHED] = "1"
+    env[Env.WATCHED] = "0" if config.hang_timeout_s is None else "1"
     if config.control_fd is not None:
         env[Env.ROUND] = str(round.number)
     if config.program.kind is ProgramKind.COMMAND:
         # A command may start Python. Never beside an empty entry: that would mean the working directory.
-        backend = _find_torch_backend() if Env.WATCHED in env else None
-        env |= _join_paths(env.get("PYTHONPATH"), _find_bundle(), backend)
+        env |= _join_paths(env.get("PYTHONPATH"), _find_bundle(), _find_torch_backend())
     if config.virtual_local_rank:
         env["LOCAL_RANK"] = "0"
         env["CUDA_VISIBLE_DEVICES"] = choose_visible_device(config.base_env, local_rank)

@@ -205,8 +205,11 @@ def run(
         if record_code is not None:
             record_code(0)
     except SystemExit as stop:
+        code = choose_exit_code(stop)
         if record_code is not None:
-            record_code(choose_exit_code(stop))
+            record_code(code)
+        if code:
+            _tell_groups_of_failure()
         if error_file and before == (os.getpid(), _stat_file(error_file)):
             if _is_runpy_error(stop.__context__):
                 write_error_file(ImportError(str(stop.__context__)), None, error_file)
@@ -331,7 +334,7 @@ def find_refusal(stop: SystemExit) -> str:
 
 
 def hook_torch() -> None:
-    """Have `torch_hook` run when the program initialises a process group, and when one of its optimizers steps.
+    """Have `hooks.groups` run when the program initialises a process group, `hooks.steps` when an optimizer steps.
 
     The one place where muster adds to torch. It imports nothing of it.
     """
@@ -373,7 +376,7 @@ class _HookFinder:
 
 
 def _hook_optimizers(module: "ModuleType") -> None:
-    """Count the steps of optimizers in `torch_hook`, which the first step loads.
+    """Count the steps of optimizers in `hooks.steps`, which the first step loads.
 
     While torch.compile traces a step, nothing is counted: a hook that did more would break its graph, and an option
     `fullgraph` makes an error of that.
@@ -409,13 +412,13 @@ def _hook_optimizers(module: "ModuleType") -> None:
 
 def _load_step_counter() -> "Callable[[object], object]":
     try:
-        return _load_own_file("torch_hook")["build_step_counter"]()  # type: ignore[no-any-return]
+        return _load_own_file("hooks/steps")["build_step_counter"]()  # type: ignore[no-any-return]
     except Exception:  # noqa: BLE001  # no page, no descriptors left: all goes on
         return id
 
 
 def _hook_groups(module: "ModuleType") -> None:
-    """Put a call of `torch_hook` before the first function that `init_process_group` calls.
+    """Put a call of `hooks.groups` before the first function that `init_process_group` calls.
 
     Not around `init_process_group` itself: that would add a frame to the traceback of its errors.
     """
@@ -423,16 +426,24 @@ def _hook_groups(module: "ModuleType") -> None:
     original = getattr(module, name, None)
     if original is None or getattr(original, _WATCHED, False):
         return
+    is_watched = os.environ[_WATCHED] == "1"
 
     def begin() -> None:
         try:  # noqa: SIM105  # a user's process should import no module for it
-            _load_own_file("torch_hook")["begin_group"](module)
+            _load_own_file("hooks/groups")["begin_group"](module, is_watched=is_watched)
         except Exception:  # noqa: BLE001, S110  # a torch without the server, no descriptors left: all goes on
             pass
         original()
 
     setattr(begin, _WATCHED, True)
     setattr(module, name, begin)
+
+
+def _tell_groups_of_failure() -> None:
+    """Have `hooks.groups` end a program that calls `sys.exit` as one that raises, which it sees by itself."""
+    groups: Any = getattr(sys.modules.get(_GROUPS_MODULE), "_pg_group_ranks", None)
+    if hasattr(groups, "has_failed"):
+        groups.has_failed = True
 
 
 def _load_own_file(name: str) -> "dict[str, Any]":

@@ -41,7 +41,7 @@ class SlotStatus(NamedTuple):
     """CLOCK_MONOTONIC of the last change of step or phase, or of the last step of any optimizer."""
     saved_step: int | None
     optimizer_steps: int | None
-    """What the busiest optimizer has done, for a rank that reports no steps (`torch_hook`); None: nothing."""
+    """What the busiest optimizer has done, for a rank that reports no steps (`hooks.steps`); None: nothing."""
     asked: tuple[int | None, ...]
     """Length 3, by kind: the step last asked about; None: never asked, or it asks about falling steps."""
     is_asking: tuple[bool, ...]

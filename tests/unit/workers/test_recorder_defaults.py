@@ -6,7 +6,7 @@ import types
 
 import pytest
 
-from muster.agent.workers import torch_hook
+from muster.agent.workers.hooks import groups as group_hook
 
 FOLDER = "/logs/job/attempt_0/3"
 DUMPS = {
@@ -27,7 +27,7 @@ def list_set(monkeypatch: pytest.MonkeyPatch, version: str, **env: str) -> dict[
     monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(__version__=version))  # type: ignore[arg-type]
     with monkeypatch.context() as patched:
         patched.setattr("posix.putenv", found.__setitem__)
-        torch_hook._set_defaults()
+        group_hook._set_defaults()
     assert dict(os.environ) == before
     return found
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.agent.workers import torch_hook
+from muster.agent.workers.hooks import groups as group_hook
 
 
 def test_a_socket_in_a_folder_whose_path_is_too_long_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -21,7 +21,7 @@ def test_a_socket_in_a_folder_whose_path_is_too_long_for_it(tmp_path: Path, monk
             assert len(os.listdir(folder)) == 1
             return server
 
-        fd = torch_hook._listen(start)
+        fd = group_hook._listen(start)
         client.connect(f"/proc/self/fd/{fd}")
         os.close(fd)
     assert os.listdir(folder) == []
@@ -42,7 +42,7 @@ def test_a_folder_that_holds_no_sockets_is_left_as_it_was(tmp_path: Path, monkey
 
     descriptors = os.listdir("/proc/self/fd")
     with pytest.raises(OSError, match="no sockets here"):
-        torch_hook._listen(start)
+        group_hook._listen(start)
     assert seen == [str(folders[0]), str(folders[1]), "/dev/shm"]
     assert [os.listdir(folder) for folder in folders] == [[], []]
     assert len(os.listdir("/proc/self/fd")) == len(descriptors)

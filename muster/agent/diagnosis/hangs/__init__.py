@@ -1,6 +1,6 @@
 """Which rank keeps the others waiting, and in which collective.
 
-`servers` asks the workers of this node (`workers.torch_hook` is their side), `reading` turns the answers into records
+`servers` asks the workers of this node (`workers.hooks.groups` is their side), `reading` turns the answers into records
 (`diagnosis.report.RankView`, which travels to the leader), `collectives` finds the ranks to blame, purely. `page` is
 what is printed of it while the job goes on. `limits` learns how long a job may pause, and
 `standstill` sees that it stands still before that is learned. `sessions` reads from /proc what

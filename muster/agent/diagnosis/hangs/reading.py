@@ -17,7 +17,7 @@ _DTYPES |= {"Int": "int32", "Short": "int16", "Char": "int8", "Byte": "uint8", "
 
 @record
 class KnownGroups:
-    """What the file of `workers.torch_hook` says."""
+    """What the file of `workers.hooks.groups` says."""
 
     is_initialising: bool
     """The worker is inside `init_process_group`."""
@@ -28,7 +28,7 @@ class KnownGroups:
 
 
 def read_groups(text: bytes) -> KnownGroups:
-    """Read the file of `workers.torch_hook`."""
+    """Read the file of `workers.hooks.groups`."""
     is_initialising = False
     groups: dict[str, tuple[int, ...]] = {}
     timeouts: set[int] = set()

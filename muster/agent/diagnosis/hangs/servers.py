@@ -63,7 +63,7 @@ def _find_place(pid: int, members: Iterable[int]) -> Place:
 
 
 def _choose_number(place: int) -> int:
-    """As `workers.torch_hook`, which imports nothing of ours, has it."""
+    """As `workers.hooks.groups`, which imports nothing of ours, has it."""
     return min(os.sysconf("SC_OPEN_MAX"), 1024) - 2 - place
 
 

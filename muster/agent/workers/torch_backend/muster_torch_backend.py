@@ -1,8 +1,8 @@
 # ruff: noqa: INP001  # a folder on sys.path of its own, no package
 """What `import torch` calls in the Python programs below a `--no-python` worker: installs `workers.program`'s hook.
 
-And has the program write its stacks on the agent's signal. This folder is on their PYTHONPATH while the agent watches
-for hangs; the metadata beside this file name it to torch (2.5 and later). Whatever fails leaves the program as it was:
+And, while the agent watches for hangs, has the program write its stacks on the agent's signal. This folder is on their
+PYTHONPATH; the metadata beside this file name it to torch (2.5 and later). Whatever fails leaves the program as it was:
 torch would refuse to be imported.
 """
 
@@ -17,7 +17,7 @@ _GROUPS_MODULE = "torch.distributed.distributed_c10d"
 
 
 def hook() -> None:
-    """Have `torch_hook` run when the program initialises a process group, and when one of its optimizers steps."""
+    """Have `hooks.groups` run when the program initialises a process group, `hooks.steps` when an optimizer steps."""
     if _WATCHED not in os.environ or _is_hooked():
         return
     try:
@@ -26,8 +26,9 @@ def hook() -> None:
         names = {"__name__": "program", "__file__": path, "__loader__": loader}
         exec(loader.get_code("program"), names)  # noqa: S102  # our own code
         names["hook_torch"]()
-        number, _, stack_file = os.environ.get(_STACK_FILE, "0:").partition(":")
-        names["enable_faulthandler"](int(number), stack_file, "")
+        if os.environ[_WATCHED] == "1":
+            number, _, stack_file = os.environ.get(_STACK_FILE, "0:").partition(":")
+            names["enable_faulthandler"](int(number), stack_file, "")
     except Exception:  # noqa: BLE001, S110  # no sources, another program.py: all goes on without it
         pass
 

@@ -16,7 +16,8 @@ import pytest
 
 from muster._contract import Env
 from muster._contract import StatusPageLayout as Layout
-from muster.agent.workers import program, torch_hook
+from muster.agent.workers import program
+from muster.agent.workers.hooks import steps
 from muster.agent.workers.status_page import StatusPage
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs memory files, which only Linux has")
@@ -112,8 +113,8 @@ def count(page: StatusPage) -> int | None:
 
 def test_the_layout_is_the_contracts() -> None:
     names = ("MAGIC_WORD", "SLOTS", "ROUND", "ATTEMPT", "STEP", "CHANGED_NS", "OPTIMIZER_STEPS", "BLOCK_BYTES")
-    assert all(getattr(torch_hook, f"_{name}") == getattr(Layout, name) for name in names)
-    assert torch_hook._PAGE_MAGIC == Layout.MAGIC
+    assert all(getattr(steps, f"_{name}") == getattr(Layout, name) for name in names)
+    assert steps._PAGE_MAGIC == Layout.MAGIC
     assert (program._WATCHED, program._STATUS_PAGE) == (Env.WATCHED, Env.STATUS_PAGE)
 
 
@@ -172,7 +173,7 @@ def test_a_step_that_fails_does_not_count(page: StatusPage, optimizer: Any) -> N
 def test_a_script_that_reports_steps_has_them_counted_by_nothing_else(page: StatusPage, optimizer: Any) -> None:
     mine = optimizer.Optimizer()
     mine.step()
-    slot = torch_hook._map_slot(os.environ[Env.STATUS_PAGE])
+    slot = steps._map_slot(os.environ[Env.STATUS_PAGE])
     slot[Layout.STEP] = 1 + 41
     changed_ns = slot[Layout.CHANGED_NS]
     for _ in range(9):

@@ -1,0 +1,7 @@
+"""What `workers.program` adds to torch in a worker. It runs these files by their path, and only when they are needed.
+
+`groups` follows process groups, for the hang watch and so that the worker can end; `steps` counts the steps of
+optimizers. They are no modules of the worker: `muster` may be another package there. The agent imports none of them.
+
+Not here: how torch is made to call them (`program`, and the folder `torch_backend` for what commands start).
+"""

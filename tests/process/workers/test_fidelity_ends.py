@@ -1,5 +1,6 @@
 """The end of a warm worker: what the program left behind ends as in plain Python, whether early or in the slow way."""
 
+import platform
 import signal
 import subprocess
 import sys
@@ -30,6 +31,10 @@ def test_a_process_group_that_is_left_ends_as_in_plain_python(way: str, tmp_path
     ("way", "preload", "code"),
     [
         ("aborts_in_c", PRELOAD, 0),
+        pytest.param(
+            *("aborts_in_c_names", PRELOAD, 0),  # a module of the name service, as nsswitch.conf may name one
+            marks=pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the module is glibc's"),
+        ),
         ("aborts_in_c_exception", PRELOAD, 1),
         ("aborts_in_c_elsewhere", PRELOAD, -signal.SIGABRT),
         ("aborts_in_c", "json", -signal.SIGABRT),  # the program loads libcrypto, which has exit handlers of its own

@@ -247,6 +247,7 @@ WAYS = {
     "gloo_exception": lambda: (gloo(), {}["missing"]),
     "interrupt": lambda: (keep(Loud("object")), signal.raise_signal(signal.SIGINT)),
     "aborts_in_c": aborts_in_c,
+    "aborts_in_c_names": lambda: (aborts_in_c(), ctypes.CDLL("libnss_compat.so.2")),
     "aborts_in_c_exception": lambda: (aborts_in_c(), fail_with_locals()),
     "aborts_in_c_elsewhere": lambda: (aborts_in_c(), keep_elsewhere(Loud("kept by json"))),
 }

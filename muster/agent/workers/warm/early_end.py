@@ -40,6 +40,10 @@ _TOOLS: Final = (
 )
 """Variables by which profilers enter a process; they write what they have seen when its libraries end."""
 
+_NAME_SERVICE: Final = (b"libnss_", b"libresolv.", b"libcap.", b"libbsd.", b"libmd.")
+"""The libraries of the name service, and what they bring: /etc/nsswitch.conf says which, and any look-up of a host or
+a user loads them, `init_process_group` too. At their end they close what they have to their own services."""
+
 _DEVICE_MODULES: Final = ("torch.cuda", "torch.xpu", "torch.mtia", "torch.hpu", "torch.npu")
 _GENERATORS: Final = (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)
 
@@ -118,10 +122,11 @@ class EarlyEnd:
     def _loaded_no_library(self) -> bool:
         """Whether no library came with the program: its static destructors may have something to do.
 
-        Those of the standard library's own modules have not.
+        Those of the standard library's own modules have not, nor have those of the name service.
         """
         own = tuple(f"{path}/".encode() for path in sys.path if str(path).endswith("lib-dynload"))
-        return not any(not path.startswith(own) for path in _list_libraries() - self._libraries)
+        loaded = _list_libraries() - self._libraries
+        return all(path.startswith(own) or os.path.basename(path).startswith(_NAME_SERVICE) for path in loaded)
 
     # -- tearing down -------------------------------------------------------------------------------------------------
 

@@ -3,9 +3,11 @@
 See `doubles.node_bench` for what is replaced.
 """
 
+import errno
 import os
 import signal
 import tempfile
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -378,9 +380,16 @@ def test_a_start_that_is_cancelled_leaves_no_worker(bench: Bench) -> None:
     assert bench.logs.opened == set()
 
 
-def test_a_disk_that_hangs_keeps_the_agent_from_no_report(bench: Bench) -> None:
-    """The error file is a FIFO without a writer: opening it never returns. The agent describes the failure without."""
-    bench.on("started", 1, lambda: (os.mkfifo(bench.error_file(1)), bench.end_worker(1, 7)))
+def test_a_disk_that_hangs_keeps_the_agent_from_no_report(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading the error file does not return. The agent describes the failure without."""
+    answers = threading.Event()
+
+    def read_hanging(path: str, limit_bytes: int) -> bytes:
+        answers.wait()
+        raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+
+    monkeypatch.setattr("muster.agent.diagnosis.tracebacks.read_regular", read_hanging)
+    bench.on("started", 1, lambda: bench.end_worker(1, 7))
     fail_for_good(bench)
     assert bench.run() == 1
     [[failure]] = bench.details("failed")
@@ -388,8 +397,7 @@ def test_a_disk_that_hangs_keeps_the_agent_from_no_report(bench: Bench) -> None:
     # The other worker's file could not be read, either: one hanging thread is enough.
     [[[late], _]] = bench.details("stopped")
     assert (late.local_rank, late.signal) == (0, "SIGTERM")
-    with open(bench.error_file(1), "wb"):  # let the thread go
-        pass
+    answers.set()  # let the thread go
 
 
 def test_an_error_file_is_read(bench: Bench) -> None:

@@ -30,7 +30,7 @@ def test_a_worker_that_has_come_back_from_its_process_group_is_judged_by_what_it
     """torch before 2.10 shows no collectives: it must not count as hung in init_process_group for ever."""
     reader = WorkerReader(4.0)
     answers[7] = Answer(has_begun=True, is_initialising=True)
-    assert reader.read_progress(SESSIONS, 0.0) == {7: Progress(collectives=())}
+    assert reader.read_progress(SESSIONS, 0.0) == {7: Progress(collectives=(), is_waiting=True)}
     answers[7] = Answer()  # it does not answer now
     assert reader.read_progress(SESSIONS, 0.0) == {7: Progress(collectives=())}
     answers[7] = Answer(has_begun=True)

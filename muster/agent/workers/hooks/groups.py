@@ -109,9 +109,9 @@ class _Groups(dict):  # type: ignore[type-arg]  # torch's own is a plain dict
         Args:
             groups: None: all.
         """
-        if os.getpid() != self.owner_pid:
-            return  # a fork has not the threads
-        groups = list(self) if groups is None else groups
+        groups = [group for group in (self if groups is None else groups) if group in self._threads]
+        if not groups or os.getpid() != self.owner_pid:
+            return  # they have been waited for, or this is a fork, which has not the threads
         threads = [thread for group in groups for thread in self._threads.get(group, ())]
         until_s = time.monotonic() + _FAILING_LIMIT_S if self._is_failing() else None
         if not _wait_idle(threads, until_s):

@@ -41,7 +41,7 @@ class NodeRules:
     asks_at_interrupt: bool = False
     """The person at the terminal is asked what the first Ctrl-C is to do."""
     omp_num_threads: int | None = None
-    """OMP_NUM_THREADS that workers get because the user has set none; None: they get none."""
+    """OMP_NUM_THREADS that workers get because the user has set none, for a line about it; None: no line."""
     backoff_share: float = 1.0
     """Which share of the longest back-off this agent waits: drawn at random once, so that jobs that failed together do
     not restart together."""

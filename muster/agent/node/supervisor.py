@@ -429,6 +429,7 @@ def _build_rules(config: AgentConfig) -> NodeRules:
         asks_at_interrupt=config.asks_at_interrupt,
         is_elastic=config.rendezvous.min_nodes < config.rendezvous.max_nodes,
         restart_backoff_s=config.restart_backoff_s,
-        omp_num_threads=config.omp_num_threads,
+        # A program that starts functions has its own output, and torch's API says nothing of threads, either.
+        omp_num_threads=config.omp_num_threads if config.control_fd is None else None,
         backoff_share=share,
     )

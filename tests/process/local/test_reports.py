@@ -183,7 +183,9 @@ def test_a_cancelled_job_says_so_once(scheduler, tmp_path) -> None:
     scheduler.cancel(app_id)
     wait_until(lambda: scheduler.describe(app_id).state.name == "CANCELLED", timeout_s=60, what="the end")
     lines = [line for line in read_stderr(folder, 3).splitlines() if line.startswith("[muster]")]
-    assert lines == ["[muster] received SIGTERM: stopping, up to 30 s"]
+    assert lines[0] == "[muster] received SIGTERM: stopping, up to 30 s"
+    assert len(lines) == 2, lines
+    assert lines[1].startswith("[muster] stopped after ")
 
 
 def test_a_suspended_job_stands_still_on_all_nodes(scheduler, tmp_path) -> None:

@@ -1,7 +1,7 @@
 """Workers end whatever their process groups still do: torch alone hangs, or aborts the interpreter.
 
-`destroy_with_model` and `fail_and_destroy` hang each time without the wait of `hooks.groups`, and `leave_group` aborts
-nearly each time; the others do it now and then, on a busy machine.
+Without the wait of `hooks.groups`, `destroy_with_model` hangs each time in warm workers, `fail_and_destroy` each time,
+and every second `leave_group` of cold workers aborts. The others do it now and then, on a busy machine.
 """
 
 import os

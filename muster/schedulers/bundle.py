@@ -40,6 +40,7 @@ Source: https://github.com/python/cpython/issues/106905.
 """
 
 _COMMENT_LINE: Final = re.compile(r"^ *#.*$", re.MULTILINE)
+_INDENTATION: Final = re.compile(r"^(?: {4})+", re.MULTILINE)
 
 _EPOCH: Final = (1980, 1, 1, 0, 0, 0)  # the oldest date a zip can hold
 
@@ -147,7 +148,7 @@ def strip_source(source: str) -> str:
 
     Line numbers stay the same, so that a traceback from a node fits the source. A comment goes where it has a line to
     itself, in a file without long strings; finding the others takes the tokenizer, which would make every submission a
-    second slower.
+    second slower. There one space indents, too: 2 % of the bundle.
     """
     lines = source.encode().splitlines(keepends=True)
     with _PARSING:
@@ -159,7 +160,9 @@ def strip_source(source: str) -> str:
         # A statement that does nothing, in case the body has no other statement.
         lines[first : last + 1] = [head + b"0" + tail, *[b"\n"] * (last - first)]
     text = b"".join(lines).decode()
-    return text if '"""' in text or "\\\n" in text else _COMMENT_LINE.sub("", text)
+    if '"""' in text or "\\\n" in text:
+        return text
+    return _INDENTATION.sub(lambda found: " " * (len(found[0]) // 4), _COMMENT_LINE.sub("", text))
 
 
 def _list_docstrings(body: Iterable[ast.stmt]) -> Iterator[ast.Expr]:

@@ -47,9 +47,9 @@ class TestAgentBundle:
         ("source", "expected"),
         [
             ('"""doc"""\nx = 1  # why\n', "0\nx = 1  # why\n"),
-            ('def f():\n    """one\n    two"""\n', "def f():\n    0\n\n"),
-            ('class C:\n    a: int\n    """one\n\n    ü"""; b = 2\n', "class C:\n    a: int\n    0; b = 2\n\n\n"),
-            ("# why\nif a:\n    # how\n    b()\n", "\nif a:\n\n    b()\n"),
+            ('def f():\n    """one\n    two"""\n', "def f():\n 0\n\n"),
+            ('class C:\n    a: int\n    """one\n\n    ü"""; b = 2\n', "class C:\n a: int\n 0; b = 2\n\n\n"),
+            ("# why\nif a:\n    # how\n    b()\n", "\nif a:\n\n b()\n"),
             ('x = """\n# none\n"""\n', 'x = """\n# none\n"""\n'),
             ('x = "\\\n# none"\n', 'x = "\\\n# none"\n'),
             ('def f(): "ü"; return 1\n', "def f(): 0; return 1\n"),

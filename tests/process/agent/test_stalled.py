@@ -1,4 +1,4 @@
-"""Consumers that stop: full pipes, and files on a disk that hangs. A FIFO that nothing reads stands for such a file."""
+"""Consumers that stop: full pipes, and files on a disk that hangs."""
 
 import os
 import signal
@@ -69,21 +69,31 @@ def start_two_nodes(tmp_path: Path, program: str, *flags: str) -> tuple[list[str
     return first, [*AGENT, *shared, "--node-rank", "1", *flags, "program.py"]
 
 
-def make_fifo_logs(tmp_path: Path, *names: str) -> str:
-    """A log folder of node 1 whose named files hang the process that opens or fills them."""
-    base = tmp_path / "logs1"
-    folder = base / "job"
-    for name in names:
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        os.mkfifo(path)
-    return str(base)
+HANGS = """
+import os, threading
+open_file = os.open
+def hang(path, *rest, **named):
+    if str(path).endswith("events.jsonl"):
+        threading.Event().wait()
+    return open_file(path, *rest, **named)
+os.open = hang
+"""
+
+
+def make_hanging_disk(tmp_path: Path) -> dict[str, str]:
+    """The environment of an agent for which opening its event log never returns.
+
+    A named pipe would not do: it is opened without waiting, and refused.
+    """
+    folder = tmp_path / "hangs"
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(HANGS)
+    return {**os.environ, "PYTHONPATH": str(folder)}
 
 
 def test_a_node_whose_event_log_hangs_is_not_lost_and_its_agent_ends(tmp_path: Path) -> None:
-    base = make_fifo_logs(tmp_path, "events.jsonl")
-    first, second = start_two_nodes(tmp_path, LONG, "--log-dir", base, "--tee", "3")
-    with Tree(first, cwd=tmp_path) as one, Tree(second, cwd=tmp_path) as two:
+    first, second = start_two_nodes(tmp_path, LONG, "--log-dir", str(tmp_path / "logs1"), "--tee", "3")
+    with Tree(first, cwd=tmp_path) as one, Tree(second, cwd=tmp_path, env=make_hanging_disk(tmp_path)) as two:
         one.wait_for_line("ready")
         two.wait_for_line("ready")
         wait_for_silence(one)

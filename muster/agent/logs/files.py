@@ -232,13 +232,14 @@ def open_own(path: str, flags: int) -> int:
         OSError: it cannot be opened, or it is such a file.
     """
     try:
-        # A named pipe would block.
+        # Opening a named pipe would block. Writes may: they wait for a disk in threads of their own.
         fd = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
     except OSError as error:
         if error.errno == errno.ELOOP:
             error.strerror = "it is a link"
         raise
     try:
+        os.set_blocking(fd, True)
         if os.fstat(fd).st_uid not in _OWN:
             _find_owners(path)
     except OSError:

@@ -216,11 +216,13 @@ def test_a_descendant_that_holds_the_pipe_does_not_delay_the_end(tmp_path: Path)
     assert node.printed["out"] == b"[w0]:last\n"
 
 
-def test_a_full_disk_is_one_line_and_the_console_goes_on(tmp_path: Path) -> None:
-    for rank in range(2):
-        folder = tmp_path / f"job/attempt_0/{rank}"
-        folder.mkdir(parents=True)
-        (folder / "stdout.log").symlink_to("/dev/full")
+def test_a_full_disk_is_one_line_and_the_console_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    open_file = os.open
+
+    def open_full(path: Any, *how: Any, **named: Any) -> int:
+        return open_file("/dev/full" if str(path).endswith("stdout.log") else path, *how, **named)
+
+    monkeypatch.setattr(os, "open", open_full)
     node = Node(str(tmp_path), redirects=TEE)
     node.run(spew(1000), number=2)
     for rank in range(2):

@@ -70,6 +70,8 @@ class Supervisor:
         Args:
             recovers: replicas that have ended without a supervisor are started again, without a retry.
         """
+        if self._folder.read_record() is not None:
+            self._save()  # else an app whose replicas all still run would look as if it had no supervisor
         gone = [each for each in self._record.app.running() if not self._adopt(each)]
         request = self._folder.read_request()
         if request is not None:

@@ -1,11 +1,13 @@
 """The supervisor's loop with a driver that runs nothing: what is recorded when, and what a restart keeps."""
 
+import os
 import sys
+from dataclasses import replace
 
 import pytest
 
 from muster.schedulers.supervision import events
-from muster.schedulers.supervision.app_folder import AppFolder, AppSpec
+from muster.schedulers.supervision.app_folder import AppFolder, AppSpec, ProcessId
 from muster.schedulers.supervision.driver import EventQueue, StartError
 from muster.schedulers.supervision.events import ReplicaEnded
 from muster.schedulers.supervision.state import ReplicaId, SupervisedRole
@@ -231,3 +233,14 @@ def test_timers_come_in_time_and_only_once(bench):
     bench.now_s = 2.5
     bench.event_queue.run_once()
     assert seen == ["b", "a"]
+
+
+def test_a_supervisor_that_adopts_everything_records_itself(bench):
+    """Else whoever looks at the app would find it lost."""
+    bench.begin()
+    bench.folder.write_record(replace(bench.folder.read_record(), supervisor=None))
+    bench.boot()
+    bench.driver.adoptable = {FIRST, SECOND}
+    bench.supervisor.begin()
+    assert bench.folder.read_record().supervisor == ProcessId.of(os.getpid())
+    assert [line for line in bench.driver.done if line.startswith("start")] == []

@@ -1,7 +1,7 @@
 """What the rooms share: environment names, exit codes, file names and schemas. Standard library only.
 
 The components, the scheduler adapters and the agent never import one another; this module defines everything that
-two of them must agree on.
+two of them must agree on. Over 400 lines: a name is looked up in one place.
 """
 
 import errno
@@ -98,6 +98,16 @@ class Env:
     POD_NAMESPACE: Final = "MUSTER_POD_NAMESPACE"
     """The namespace of the pod (Kubernetes)."""
 
+    JOB_OBJECT: Final = "MUSTER_JOB_OBJECT"
+    """`PATH[ ROLE]`: path in Kubernetes' API of the object that gets Events and annotations, and the name to put before
+    them where several roles share it (`agent.runtime.job_object`). Unset: none is written."""
+
+    ACCOUNT_DIR: Final = "MUSTER_ACCOUNT_DIR"
+    """Set beside `JOB_OBJECT`: the folder with the token and the CA of the pod's service account."""
+
+    SECRET_NAMES: Final = "MUSTER_SECRET_NAMES"
+    """Set beside `JOB_OBJECT`: names of variables, separated by spaces, whose values no Event may show."""
+
     APP_ID: Final = "MUSTER_APP_ID"
     """The adapter's name of the app. For reports only; the run id is `--rdzv-id`."""
 
@@ -155,7 +165,7 @@ class Env:
     PRIVATE: Final = (
         *(RDZV_FD, RDZV_PORT, TOKEN, REQUIRE_TOKEN, WORKSPACE, WORKSPACE_DIR, LAST_CALL_S, TERMINATION_LOG),
         *(STOPS_TOGETHER, LIVE_BARS, NODE_INDEX, INCARNATION, DRAIN_LIMIT_S, CHECKPOINT, CONTROL_FD, REPORT_FILE),
-        IMAGE,
+        *(IMAGE, JOB_OBJECT, ACCOUNT_DIR, SECRET_NAMES),
     )
     """What the agent removes from its workers' environment."""
 
@@ -231,6 +241,12 @@ class RoleKey:
     Then `resource.memMB` is TorchX's default (1024), which the user did not ask for: an adapter sets no memory limit
     and requests this many MB (1024 per process) where it has requests. When the key is absent, the user gave
     `resource.memMB` and it applies. Stock TorchX schedulers ignore the key and use `resource.memMB`.
+    """
+
+    SECRET_ENV: Final = "muster.secret_env"
+    """Names of variables, separated by commas, whose values adapters never print, whatever they look like.
+
+    Stock TorchX schedulers ignore the key.
     """
 
 
@@ -393,10 +409,7 @@ class StatusPageLayout:
 
 
 _ORDERING: Final = (*range(0x2028, 0x202F), *range(0x2066, 0x206A))
-_CONTROLS: Final = {
-    code: chr(code).encode("unicode_escape").decode()
-    for code in (*range(9), *range(11, 32), *range(127, 160), *_ORDERING)
-}
+_CONTROLS: Final = {code: repr(chr(code))[1:-1] for code in (*range(9), *range(11, 32), *range(127, 160), *_ORDERING)}
 """Characters that a terminal obeys or that reorder a line, but newline and tab, and how they are shown."""
 
 

@@ -85,7 +85,7 @@ class BoottimeTimer:
         return float(spec.value_s + spec.value_ns / 1e9)
 
     def acknowledge(self) -> bool:
-        """Consume the expiry; False when the timer has not expired (it was set again meanwhile)."""
+        """Consume the expiry; False when the timer has been set again since it expired."""
         try:
             return bool(os.read(self.fd, 8))
         except BlockingIOError:

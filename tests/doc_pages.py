@@ -77,9 +77,9 @@ def copy_repository(target):
 
 
 def list_pages():
-    """README, CONTRIBUTING and every page that a person wrote, relative to the repository."""
+    """README, CONTRIBUTING, SECURITY and every page that a person wrote, relative to the repository."""
     written = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").glob("*.md"))
-    return ["README.md", "CONTRIBUTING.md", *written]
+    return ["README.md", "CONTRIBUTING.md", "SECURITY.md", *written]
 
 
 def read_blocks(page):

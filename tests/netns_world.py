@@ -123,7 +123,7 @@ class Node:
             **os.environ,
             "PYTHONWARNINGS": "ignore",
             "GLOO_SOCKET_IFNAME": "eth0",
-            "MUSTER_TOKEN": "secret",
+            "MUSTER_TOKEN": "0123456789abcdef" * 2,
             "PYTHONUNBUFFERED": "1",
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",  # the program's own sums are at MASTER_PORT
         }

@@ -1,7 +1,7 @@
 """A callback of Lightning: a preempted job stops all its ranks after one step, saves, and resumes there.
 
     trainer = Trainer(..., callbacks=[MusterCallback("checkpoints")])
-    trainer.fit(model, ckpt_path=worker.resume_path())
+    trainer.fit(model, ckpt_path=worker.resume_path(), weights_only=True)
 
 Copy it. Outside a muster job it does nothing. Steps count from 1 here, as in `Trainer.global_step`.
 """

@@ -2,7 +2,7 @@
 
     torchx run -s local_cwd dist.ddp -j 2x2 --workspace examples/lightning --script train.py
 
-Needs lightning. It runs unchanged under torchrun.
+Needs lightning 2.6 or newer. It runs unchanged under torchrun.
 """
 
 import argparse
@@ -81,7 +81,7 @@ def main() -> None:
     path = worker.resume_path()
     if path:
         print(f"resumes from {path}", flush=True)
-    trainer.fit(Network(), ckpt_path=path)
+    trainer.fit(Network(), ckpt_path=path, weights_only=True)  # a pickle would run code
     trainer.save_checkpoint(options.output / "last.ckpt")
 
 

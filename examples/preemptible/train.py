@@ -41,7 +41,7 @@ def train(options: argparse.Namespace, device: torch.device) -> None:
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     first = 0
     if path := worker.resume_path():  # the last checkpoint that all ranks have saved; None at the first start
-        state = torch.load(path, map_location=device)
+        state = torch.load(path, map_location=device, weights_only=True)
         model.module.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
         first = state["step"] + 1

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from enum import IntFlag
 from typing import TYPE_CHECKING, Final
 
-from muster._contract import DEFAULT_DRAIN_LIMIT_S
+from muster._contract import DEFAULT_DRAIN_LIMIT_S, Env
+from muster.agent.errors import UsageError
 from muster.agent.runtime.records import NO_ITEMS, record
 from muster.agent.workers.spec import Program
 
@@ -55,9 +56,16 @@ class RendezvousConfig:
     """This node alone: no socket needed."""
     listen_fd: int | None = None
     """An inherited listening socket for the leader."""
+    has_stock_host: bool = False
+    """This is node 0, and its host comes from --rank0-env of a scheduler of TorchX's own: those give node 0 loopback,
+    and the other nodes its address."""
+    is_by_hand: bool = False
+    """No scheduler has started this agent."""
     local_addr: str | None = None
     """--local-addr: also MASTER_ADDR when this node hosts global rank 0."""
     token: str | None = None
+    has_shared_token: bool = False
+    """It is the one that all agents of this user on this machine find."""
     max_restarts: int = 0
     max_restarts_flag: str = "--max-restarts"
     """What the user calls this limit."""
@@ -167,6 +175,8 @@ class AgentConfig:
     node_name: str = ""
     """This machine's name in reports."""
     termination_log: str | None = None
+    is_pod: bool = False
+    """If there is a termination log, Kubernetes reads it: no other adapter has submitted this agent."""
     report_columns: int = 70
     """How wide the report is; an adapter's reader puts the role and the node before each line."""
     log_command: str | None = None
@@ -177,3 +187,38 @@ class AgentConfig:
     """A socket to the program that drives this agent, see `control_socket`; None: there is none."""
     report_file: str | None = None
     """Where that program reads the report of a failed job."""
+
+
+def read_token(environ: Mapping[str, str]) -> str | None:
+    """MUSTER_TOKEN; None without one.
+
+    Raises:
+        UsageError: it is missing although it is required, or it can be guessed.
+    """
+    token = environ.get(Env.TOKEN) or None
+    if token is None and environ.get(Env.REQUIRE_TOKEN, "0") not in ("", "0"):
+        raise UsageError(f"{Env.REQUIRE_TOKEN} requires a token, but {Env.TOKEN} is not set or empty")
+    if token is not None and token.startswith("<") and token.endswith(">"):
+        raise UsageError(f"{Env.TOKEN} is {token}, the placeholder of a dry run: put a token in its place")
+    if token is not None:
+        _check_token(token)
+    return token
+
+
+def _check_token(token: str) -> None:
+    """Refuse a token that can be guessed: by its length, a digit has 3.3 bits, a hexadecimal one 4, any other 6.
+
+    Raises:
+        UsageError: it has less than 128 bits.
+    """
+    if token.isdecimal():
+        least, kind = 39, "decimal digits"
+    elif not set(token.lower()) - set("0123456789abcdef"):
+        least, kind = 32, "hexadecimal digits"
+    else:
+        least, kind = 22, "characters"
+    if len(token) < least:
+        raise UsageError(
+            f"{Env.TOKEN} can be guessed: it must have 128 random bits, which is {least} {kind} or more, not "
+            f"{len(token)}; make one with `openssl rand -hex 32`"
+        )

@@ -1,7 +1,7 @@
 """From a command line to a running agent: parse, start the template, put the parts together, map errors to exit codes.
 
 The template's imports take ten times as long as the agent's, so the template starts first: this module imports only
-what parsing and starting it need, and the rest of the agent is imported meanwhile.
+what parsing and starting it need. The rest of the agent is imported while the template imports.
 """
 
 import errno
@@ -131,7 +131,7 @@ def _run_supervisor(
         config=config.logs, loop=loop, run_id=config.rendezvous.run_id, role=config.role, nproc=config.nproc
     )
     config = _add_checkpoint(config, logs.run_dir, environ)
-    event_log = _open_event_log(config, loop, logs)
+    event_log = _open_event_log(config, environ, loop, logs)
     children = ChildWatch(loop)
     parts = AgentParts(
         loop=loop,
@@ -159,7 +159,7 @@ def _add_checkpoint(config: AgentConfig, run_dir: str | None, environ: Mapping[s
     return replace(config, rendezvous=replace(config.rendezvous, checkpoint=checkpoint))
 
 
-def _open_event_log(config: AgentConfig, loop: Loop, logs: "LogRouter") -> "EventLog":
+def _open_event_log(config: AgentConfig, environ: Mapping[str, str], loop: Loop, logs: "LogRouter") -> "EventLog":
     from muster.agent.runtime.event_log import EventLog, open_sinks
 
     event_log = EventLog(loop.clock, open_sinks(config.event_log_handler, logs.print_text))
@@ -167,6 +167,15 @@ def _open_event_log(config: AgentConfig, loop: Loop, logs: "LogRouter") -> "Even
         from muster.agent.control_socket import ControlSink
 
         event_log.add_sink(ControlSink(config.control_fd))
+    if environ.get(Env.JOB_OBJECT):
+        from muster.agent.runtime.job_object import JobObject
+
+        def print_line(line: str) -> None:
+            loop.call_from_thread(lambda: logs.print_notice(line))
+
+        job_object = JobObject(environ, config.rendezvous.node_index, print_line)
+        event_log.add_sink(job_object)
+        event_log.on_status = job_object.write_status
     return event_log
 
 

@@ -16,7 +16,7 @@ def unpack_workspace(bundle_path: str, into_dir: str) -> None:
     anywhere, as they did where they were packed.
 
     Args:
-        bundle_path: a tar.gz of `schedulers/workspace_packing.py`.
+        bundle_path: a tar.gz of `schedulers/workspace/packing.py`.
         into_dir: created when missing.
 
     Raises:

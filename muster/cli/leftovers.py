@@ -29,7 +29,7 @@ _DOCKER: Final = "docker"
 """The registry of both Docker schedulers."""
 
 _PACKED_AGE_S: Final = 86400.0
-"""A packed workspace beside the apps' state belongs to a command that packs it; after a day that has been killed."""
+"""Of a packed workspace that no command has locked: an older version may be packing it; after a day that was killed."""
 
 _AGENT_LOGS: Final = re.compile(r"muster_[a-z0-9_]{8}")
 """As `tempfile.mkdtemp` names the folder of an agent without `--log-dir`."""
@@ -63,6 +63,7 @@ def find_leftovers(env: Mapping[str, str], *, ended_before_s: float) -> list[Lef
     found = [each for name in _LOCAL for each in _find_apps(state_dir, name, _remove_app)]
     found += _find_apps(state_dir, _DOCKER, _remove_docker_app)
     found += _find_packed(state_dir)
+    found += _find_killed_submissions(state_dir)
     found += _find_unpacked_agents()
     found += _find_logs_of_agents(Path(env.get("TMPDIR") or tempfile.gettempdir()))
     found += _find_lost_containers(state_dir)
@@ -113,17 +114,36 @@ def _remove_docker_app(registry: AppRegistry, app_id: str, folder: AppFolder) ->
 
 
 def _find_packed(state_dir: Path) -> Iterator[Leftover]:
+    from muster.schedulers.docker.live.payload import LOCK, find_left_folders
+
+    killed = set(find_left_folders(state_dir))
     for folder in state_dir.glob(".packed-*"):
         try:
             changed_s = folder.stat().st_mtime
         except OSError:
             continue
+        if folder not in killed and (folder / LOCK).exists():
+            continue
         yield Leftover(
             name=f"{folder.name}",
             what="a workspace that a killed command had packed",
             size_bytes=_measure(folder),
-            ended_s=changed_s + _PACKED_AGE_S,
+            ended_s=changed_s + (0.0 if folder in killed else _PACKED_AGE_S),
             remove=lambda folder=folder: shutil.rmtree(folder),  # type: ignore[misc]
+        )
+
+
+def _find_killed_submissions(state_dir: Path) -> Iterator[Leftover]:
+    """What a command on the way to an engine has left: no supervisor knows of it."""
+    from muster.schedulers.docker.live import submissions
+
+    for mark in submissions.find_killed(state_dir):
+        yield Leftover(
+            name=f"{_DOCKER}://{mark.app_id}",
+            what="its submission was killed: containers, network, reservations",
+            size_bytes=_measure(state_dir / submissions.APPS / mark.app_id),
+            ended_s=mark.made_s,
+            remove=lambda mark=mark: submissions.remove_killed(state_dir, mark),  # type: ignore[misc]
         )
 
 
@@ -188,19 +208,20 @@ def _remove_ended(path: Path) -> None:
 
 
 def _find_lost_containers(state_dir: Path) -> Iterator[Leftover]:
-    """Containers of this home's apps whose state folder is gone."""
+    """Containers of this home's apps whose state folder is gone, and reservations of apps that never had one."""
     from muster.schedulers.docker.engine.client import Engine
     from muster.schedulers.docker.engine.errors import DockerError
-    from muster.schedulers.docker.live import creation, unregistered
+    from muster.schedulers.docker.live import creation, submissions, unregistered
     from muster.schedulers.docker.spec import Label
 
     engine = Engine(os.environ)
     try:
-        apps = unregistered.list_apps(engine)
+        apps, remains = unregistered.list_apps(engine), unregistered.list_remains(engine)
     except DockerError as error:
         logger.info("%s", error)
         return
-    known = set(AppRegistry(state_dir, _DOCKER))
+    # In this order: a submission registers its app before it removes its mark.
+    known = submissions.list_submitting(state_dir) | set(AppRegistry(state_dir, _DOCKER))
     for app_id, containers in apps.items():
         if app_id in known or any(facts.running for facts in containers):
             continue
@@ -213,6 +234,17 @@ def _find_lost_containers(state_dir: Path) -> Iterator[Leftover]:
             size_bytes=0,
             ended_s=unregistered.find_end_s(containers),
             remove=lambda labels={Label.APP: app_id, Label.USER: user}: creation.remove_app(engine, labels),  # type: ignore[misc]
+        )
+    for app_id, labels in remains.items():
+        ours = {name: labels[0][name] for name in (Label.APP, Label.USER, Label.STATE_DIR) if name in labels[0]}
+        if app_id in known or ours.get(Label.STATE_DIR, str(state_dir)) != str(state_dir):
+            continue
+        yield Leftover(
+            name=f"{_DOCKER}://{app_id}",
+            what="reservations, networks or volumes of a job that is gone",
+            size_bytes=0,
+            ended_s=None,
+            remove=lambda labels=ours: creation.remove_app(engine, labels),  # type: ignore[misc]
         )
 
 

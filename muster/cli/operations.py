@@ -20,6 +20,7 @@ from muster.cli.handles import find_app
 from muster.schedulers.errors import (
     EndedAppError,
     EngineError,
+    RightError,
     SchedulerError,
     UnknownAppError,
     describe_os_error,
@@ -106,9 +107,10 @@ def delete(handle: str) -> Answer:
         ControlError: see the module.
     """
     with _open_scheduler(handle) as (scheduler, app_id):
-        if scheduler.describe_app(app_id) is None:
+        if scheduler.describe_app(app_id) is not None:
+            scheduler.delete_app(app_id)
+        elif not scheduler.delete_unfinished(app_id):
             raise ControlError(f"{scheduler.backend} knows no app {app_id!r}", ExitCode.UNKNOWN)
-        scheduler.delete_app(app_id)
     return Answer(outcome=AskOutcome.DONE, line=f"{app_id} is removed, with its logs")
 
 
@@ -124,6 +126,8 @@ def _open_scheduler(handle: str) -> Iterator[tuple[PluginScheduler, str]]:
         app = find_app(handle, os.environ)
         with closing(_create_scheduler(app.scheduler, app.session)) as scheduler:
             yield scheduler, app.app_id
+    except RightError as error:
+        raise ControlError(str(error), ExitCode.REFUSED) from error
     except (EngineError, SchedulerError) as error:
         raise ControlError(str(error), ExitCode.LOST) from error
     except OSError as error:

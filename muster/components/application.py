@@ -14,7 +14,9 @@ from muster._contract import (
     RDZV_CONF_KEYS,
     RDZV_CONF_SECONDS,
     RDZV_CONF_WITHOUT_EFFECT,
+    RoleKey,
 )
+from muster.components.environment import EnvArgument, GivenEnv, parse_env
 from muster.components.errors import ComponentError
 from muster.components.names import JobNames, parse_names
 from muster.components.resources import ResourceRequest
@@ -47,7 +49,7 @@ class JobRequest:
     j: str
     bare: Bare
     """What a number alone means in `j`."""
-    env: Mapping[str, str] | None
+    env: EnvArgument
     metadata: Mapping[str, str] | None
     max_retries: int
     mounts: Sequence[str] | None
@@ -62,6 +64,7 @@ class JobRequest:
     rdzv_backend: str = "c10d"
     rdzv_conf: str | None = None
     tee: int = 3
+    env_file: str | None = None
 
 
 def build_application(request: JobRequest) -> Any:
@@ -75,6 +78,7 @@ def build_application(request: JobRequest) -> Any:
     topology = parse_topology(request.j, bare=request.bare, host=request.resources.find_host())
     if request.rdzv_port == 0 and topology.max_nodes > 1:
         raise ComponentError("--rdzv_port 0 works on one node only; give a port from 1 to 65535")
+    env = parse_env(request.env, request.env_file, os.environ)
     role = specs.Role(
         name=names.role,
         image=request.image,
@@ -82,13 +86,13 @@ def build_application(request: JobRequest) -> Any:
         num_replicas=topology.max_nodes,
         entrypoint="python3",
         args=_build_args(request, names, topology),
-        env=_build_env(request, names),
+        env=_build_env(request, env, names),
         resource=request.resources.build_resource(),
         port_map={"c10d": request.rdzv_port},
         max_retries=request.max_retries,
         retry_policy=specs.RetryPolicy.REPLICA,
         mounts=_parse_mounts(request.mounts),
-        metadata=request.resources.build_role_metadata(topology),
+        metadata={**request.resources.build_role_metadata(topology), **_build_env_metadata(env)},
     )
     return specs.AppDef(name=names.run, roles=[role], metadata=dict(request.metadata or {}))
 
@@ -164,14 +168,18 @@ def _build_args(request: JobRequest, names: JobNames, topology: Topology) -> lis
     return [*args, *request.script_args]
 
 
-def _build_env(request: JobRequest, names: JobNames) -> dict[str, str]:
-    env = dict(request.env or {})
+def _build_env(request: JobRequest, given: GivenEnv, names: JobNames) -> dict[str, str]:
+    env = dict(given.values)
     env["TORCHX_TRACKING_EXPERIMENT_NAME"] = names.experiment
     env["TORCHX_TRACKING_RUN_NAME"] = names.run
     env.setdefault("LOGLEVEL", os.getenv("LOGLEVEL", "WARNING"))
     if request.debug:
         env.update(DEBUG_ENV)
     return env
+
+
+def _build_env_metadata(given: GivenEnv) -> dict[str, str]:
+    return {RoleKey.SECRET_ENV: ",".join(given.taken)} if given.taken else {}
 
 
 def _parse_mounts(mounts: Sequence[str] | None) -> list[Any]:

@@ -16,6 +16,7 @@ import torchx
 from torchx import specs
 
 from muster.components import application, names, resources, topology
+from muster.components.environment import EnvArgument
 
 get_role_name = partial(names.get_role_name)
 parse_nnodes = partial(topology.parse_nnodes)
@@ -32,7 +33,8 @@ def ddp(
     gpu: int = 0,
     memMB: int = resources.DEFAULT_MEMORY_MB,  # noqa: N803 (TorchX's name)
     j: str = "1x2",
-    env: Optional[Dict[str, str]] = None,
+    env: EnvArgument = None,
+    env_file: Optional[str] = None,
     metadata: Optional[Dict[str, str]] = None,
     max_retries: int = 0,
     rdzv_port: int = 29500,
@@ -62,7 +64,9 @@ def ddp(
         memMB: memory per node in MB, also the limit; if neither it nor h is given there is no limit, and the shown
             default has no effect
         j: [[MIN:]NODESx]PROCESSES; PROCESSES per node is a number, gpu, cpu or auto; one number means processes
-        env: environment variables of the job (e.g. ENV1=v1,ENV2=v2,ENV3=v3)
+        env: environment variables of the job; NAME alone, before all others, is taken from your environment (e.g.
+            HF_TOKEN,ENV1=v1,ENV2=v2)
+        env_file: file of variables, as docker's: lines NAME=VALUE or NAME; neither ps nor a dry run shows the values
         metadata: metadata for the scheduler (e.g. KEY1=v1,KEY2=v2,KEY3=v3)
         max_retries: number of worker failures (workers restart in place) and of lost nodes that the job survives
         rdzv_port: rendezvous port on node 0; a scheduler that picks a free port ignores it
@@ -92,6 +96,7 @@ def ddp(
             j=j,
             bare=topology.Bare.PROCESSES,
             env=env,
+            env_file=env_file,
             metadata=metadata,
             max_retries=max_retries,
             rdzv_port=rdzv_port,
@@ -119,7 +124,8 @@ def torchrun(
     gpu: int = 0,
     memMB: int = resources.DEFAULT_MEMORY_MB,  # noqa: N803 (TorchX's name)
     j: str = "1x2",
-    env: Optional[Dict[str, str]] = None,
+    env: EnvArgument = None,
+    env_file: Optional[str] = None,
     metadata: Optional[Dict[str, str]] = None,
     max_retries: int = 0,
     rdzv_port: int = 29500,
@@ -152,7 +158,9 @@ def torchrun(
             default has no effect
         j: [[MIN:]NODESx]PROCESSES; PROCESSES per node is a number, gpu, cpu or auto; one number means nodes with one
             process per GPU if a host is named with -h, else processes
-        env: environment variables of the job (e.g. ENV1=v1,ENV2=v2,ENV3=v3)
+        env: environment variables of the job; NAME alone, before all others, is taken from your environment (e.g.
+            HF_TOKEN,ENV1=v1,ENV2=v2)
+        env_file: file of variables, as docker's: lines NAME=VALUE or NAME; neither ps nor a dry run shows the values
         metadata: metadata for the scheduler (e.g. KEY1=v1,KEY2=v2,KEY3=v3)
         max_retries: number of worker failures (workers restart in place) and of lost nodes that the job survives
         rdzv_port: rendezvous port on node 0; a scheduler that picks a free port ignores it
@@ -182,6 +190,7 @@ def torchrun(
             j=j,
             bare=topology.Bare.NODES if h else topology.Bare.PROCESSES,
             env=env,
+            env_file=env_file,
             metadata=metadata,
             max_retries=max_retries,
             rdzv_port=rdzv_port,
@@ -206,7 +215,8 @@ def spmd(
     name: str = "/",
     h: str = resources.DEFAULT_HOST,
     j: str = "1x1",
-    env: Optional[Dict[str, str]] = None,
+    env: EnvArgument = None,
+    env_file: Optional[str] = None,
     metadata: Optional[Dict[str, str]] = None,
     max_retries: int = 0,
     mounts: Optional[List[str]] = None,
@@ -229,7 +239,9 @@ def spmd(
         h: the named resource of a node (e.g. aws_p4d.24xlarge); the default has one GPU
         j: [[MIN:]NODESx]PROCESSES; PROCESSES per node is a number, gpu, cpu or auto; one number means nodes, with one
             process per GPU of the host
-        env: environment variables of the job (e.g. ENV1=v1,ENV2=v2,ENV3=v3)
+        env: environment variables of the job; NAME alone, before all others, is taken from your environment (e.g.
+            HF_TOKEN,ENV1=v1,ENV2=v2)
+        env_file: file of variables, as docker's: lines NAME=VALUE or NAME; neither ps nor a dry run shows the values
         metadata: metadata for the scheduler (e.g. KEY1=v1,KEY2=v2,KEY3=v3)
         max_retries: number of worker failures (workers restart in place) and of lost nodes that the job survives
         mounts: mounts into the nodes' containers, each begins with type=bind, volume or device (e.g.
@@ -255,6 +267,7 @@ def spmd(
             j=j,
             bare=topology.Bare.NODES,
             env=env,
+            env_file=env_file,
             metadata=metadata,
             max_retries=max_retries,
             mounts=mounts,

@@ -82,17 +82,6 @@ class FunctionSettings(NamedTuple):
         return {name: value for name, value in self._asdict().items() if name != "start_method"}
 
 
-class _CommandSettings(NamedTuple):
-    """torch's arguments of SubprocessContext after `envs`."""
-
-    logs_specs: Any
-    log_line_prefixes: Mapping[int, str] | None = None
-    numa_options: Any = None
-    duplicate_stdout_filters: list[str] | None = None
-    duplicate_stderr_filters: list[str] | None = None
-    progbar_events: Mapping[str, Any] | None = None
-
-
 class _OlderFunctionSettings(NamedTuple):
     stdouts: dict[int, str]
     stderrs: dict[int, str]
@@ -125,9 +114,13 @@ def read_function_settings(rest: Sequence[Any], named: Mapping[str, Any]) -> Fun
 
 
 def read_command_settings(rest: Sequence[Any], named: Mapping[str, Any]) -> FunctionSettings:
-    """Likewise; a command has no start method, and goes by the first."""
+    """Read what follows `envs`, for a command: it has no start method.
+
+    Raises:
+        TypeError: it fits neither signature.
+    """
     if not _names_files(rest, named):
-        return FunctionSettings("spawn", *_CommandSettings(*rest, **named))
+        return FunctionSettings("spawn", *rest, **named)
     older = _OlderCommandSettings(*rest, **named)
     return FunctionSettings("spawn", GivenFiles(*older[:5]), progbar_events=older.progbar_events)
 

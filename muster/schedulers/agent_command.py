@@ -37,10 +37,14 @@ _IMAGE_PROGRAM: Final = (
 """For an image that has muster at an unknown place."""
 
 
+def is_python(word: str) -> bool:
+    """Whether a word of a command is a Python interpreter: its name, or a path of it."""
+    return _PYTHON.fullmatch(posixpath.basename(word)) is not None
+
+
 def is_agent_command(entrypoint: str, args: Sequence[str]) -> bool:
     """Whether a command runs our agent: some Python, then `-m muster.agent`."""
-    is_python = _PYTHON.fullmatch(posixpath.basename(entrypoint)) is not None
-    return is_python and list(args[:_COMMAND_LENGTH]) == ["-m", AGENT_MODULE]
+    return is_python(entrypoint) and list(args[:_COMMAND_LENGTH]) == ["-m", AGENT_MODULE]
 
 
 def is_agent_role(role: Any) -> bool:

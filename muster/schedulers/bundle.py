@@ -1,4 +1,4 @@
-"""Packs the agent as one runnable zip, which travels with a job. `workspace_packing` packs the user's folder.
+"""Packs the agent as one runnable zip, which travels with a job. `workspace.packing` packs the user's folder.
 
 Deterministic: the same files give the same bytes. Standard library only; torchx is not needed.
 """

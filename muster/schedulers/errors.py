@@ -27,6 +27,10 @@ class EngineError(ComponentValidationException, RuntimeError):  # type: ignore[m
     """The machine's or the engine's fault: one line that says what is missing and what to do."""
 
 
+class RightError(EngineError):
+    """The account lacks a right: nothing was changed."""
+
+
 class UnsafeFolderError(EngineError, PermissionError):
     """Another user could change or replace a folder from which programs are started."""
 

@@ -94,7 +94,8 @@ def parse_hang(records: bytes) -> str:
     """
     lines: list[str] = []
     seen = last = ""
-    for what, at, text in filter(None, map(_parse_record, records.split(b"\n"))):
+    for what, at, detail in filter(None, map(_parse_record, records.split(b"\n"))):
+        text = str(detail.get("text", ""))
         if what in _NO_HANG:
             lines = []
         elif what == _HANG and last == _HANG:
@@ -105,8 +106,23 @@ def parse_hang(records: bytes) -> str:
     return show_controls(" ".join(f"{'; '.join(lines)} (reported at {seen} UTC)".split())) if lines else ""
 
 
+def parse_break(records: bytes) -> str:
+    """Why the nodes form a new round at the moment, in one line; "": they do not.
+
+    Args:
+        records: see `parse_hang`.
+    """
+    reason = ""
+    for what, _, detail in filter(None, map(_parse_record, records.split(b"\n"))):
+        if what == "round_broken" and detail.get("kind") != "final":
+            reason = f"the nodes form a new round: {detail.get('reason', '')}"
+        elif what in ("round_formed", "job_ended", "round_broken"):
+            reason = ""
+    return show_controls(" ".join(reason.split()))
+
+
 def describe_running(records: bytes, status: bytes | None = None) -> str:
-    """What `torchx status` says of agents of one job that runs: a hang, and how far it is; "" when nothing is known.
+    """What `torchx status` says of agents of one job that runs: a hang, a new round, how far it is; "": nothing.
 
     Args:
         records: see `parse_hang`.
@@ -114,7 +130,7 @@ def describe_running(records: bytes, status: bytes | None = None) -> str:
     """
     if status is None:
         status = records.rstrip().rpartition(b"\n")[2]
-    return "; ".join(filter(None, (parse_hang(records), describe_progress(status))))
+    return "; ".join(filter(None, (parse_hang(records), parse_break(records), describe_progress(status))))
 
 
 def describe_progress(status: bytes) -> str:
@@ -158,12 +174,12 @@ def _format_clock(at_s: object) -> str:
     return f"{at:%H:%M}" if is_recent else f"{at:%Y-%m-%d %H:%M}"
 
 
-def _parse_record(line: bytes) -> tuple[str, str, str] | None:
-    """(what, time in UTC, text); None if it is cut off, damaged or of another version."""
+def _parse_record(line: bytes) -> tuple[str, str, Mapping[str, Any]] | None:
+    """(what, time in UTC, detail); None if it is cut off, damaged or of another version."""
     try:
         record: Any = parse_json(line)
         seen = datetime.fromtimestamp(record["time_s"], timezone.utc)
-        return record["what"], f"{seen:%Y-%m-%d %H:%M:%S}", str(record.get("detail", {}).get("text", ""))
+        return record["what"], f"{seen:%Y-%m-%d %H:%M:%S}", {**record.get("detail", {})}
     except (AttributeError, KeyError, OSError, OverflowError, TypeError, ValueError):
         return None
 

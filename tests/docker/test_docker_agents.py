@@ -47,6 +47,15 @@ def node(apps, app_id, replica):
     return next(iter(apps.containers(app_id, every=False, replica=replica)), None)
 
 
+def test_a_report_comes_after_the_last_line(apps, tmp_path):
+    """The engine keeps up to 1 MiB of each stream in memory, and has no common order of the two."""
+    (tmp_path / "main.py").write_text("for line in range(300_000):\n    print('line', line)\nraise ValueError('bad')\n")
+    app_id = apps.run(ddp("main.py", "1x1", start="cold", max_retries=0), workspace=str(tmp_path))
+    assert apps.wait(app_id).state == AppState.FAILED
+    log = "".join(apps.logs(app_id, role=_role(apps, app_id)))
+    assert log.index("line 299999\n") < log.index("JOB FAILED")
+
+
 def test_image_does_not_contain_muster(client):
     said = client.containers.run(
         IMAGE, ["python3", "-c", "import importlib.util as u; print(u.find_spec('muster'))"], remove=True

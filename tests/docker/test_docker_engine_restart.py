@@ -68,6 +68,9 @@ def test_job_of_agents_survives_a_killed_engine(apps, engine, wait_until):
 def test_cancel_while_the_engine_is_down(apps, app_of, engine, wait_until):
     app_id = apps.run(app_of("sleep 600", replicas=2))
     engine("stop")
+    status = apps.status(app_id)
+    assert status.state == AppState.RUNNING
+    assert "no Docker engine answers at " in status.msg
     apps.cancel(app_id)
     assert apps.status(app_id).state == AppState.RUNNING
     engine("start")

@@ -203,6 +203,53 @@ def test_an_entrypoint_may_print_a_banner(apps, make_image, tmp_path):
     assert "rank 0" in said
 
 
+@pytest.mark.parametrize(
+    ("tag", "command", "entrypoint", "ran"),
+    [
+        ("python", "true", '["python3"]', ["python3", "/opt/muster/muster-agent.zip"]),
+        ("python-u", "true", '["/usr/bin/env", "python3", "-u"]', ["/usr/bin/env", "python3", "-u"]),
+        # An interpreter that no PATH has, as of a virtual environment; and the image has no other.
+        (
+            "python-venv",
+            "mkdir /venv; mv /usr/bin/python3.11 /venv/python; rm /usr/bin/python3",
+            '["/venv/python"]',
+            ["/venv/python", "/opt/muster/muster-agent.zip"],
+        ),
+    ],
+)
+def test_an_entrypoint_may_be_the_interpreter(apps, make_image, tmp_path, tag, command, entrypoint, ran):
+    """It was told to have no python3: it ran `python3 python3 ...`."""
+    image = make_image(tag, command, changes=f"ENTRYPOINT {entrypoint}")
+    (tmp_path / "main.py").write_text("import os; print('rank', os.environ['RANK'], flush=True)")
+    app = dist.ddp(script="main.py", j="1x1", image=image, name="job", start="cold")
+    app_id = apps.run(app, workspace=str(tmp_path))
+    assert apps.wait(app_id).state == AppState.SUCCEEDED
+    assert "rank 0" in "".join(apps.logs(app_id, role=app.roles[0].name))
+    (container,) = apps.containers(app_id)
+    assert [container.attrs["Path"], *container.attrs["Args"]][: len(ran)] == ran
+
+
+def test_an_entrypoint_that_runs_a_program_of_its_own_is_one_line(apps, app_of, make_image):
+    image = make_image("serve", changes='ENTRYPOINT ["python3", "/serve.py"]')
+    why = r"does not run the command that it is given: see its entrypoint \['python3', '/serve.py'\]; it printed "
+    apps.refuse(app_of("", image=image, **AGENT), f"image '{image}' {why}")
+
+
+def test_the_jobs_muster_is_imported_and_not_the_images(apps, make_image, tmp_path):
+    """The worker module of an older image speaks another status page."""
+    site = "/usr/lib/python3/dist-packages/muster"
+    files = f"mkdir {site}; cd {site}; echo >_contract.py; echo 'raise RuntimeError' >worker.py"
+    image = make_image("old-muster", f"{files}; echo '__version__ = \"0.0.9\"' >__init__.py")
+    (tmp_path / "main.py").write_text("from muster import worker; print('managed', worker.is_managed(), flush=True)")
+    app = dist.ddp(script="main.py", j="1x2", image=image, name="job")
+    app_id = apps.run(app, workspace=str(tmp_path))
+    assert apps.wait(app_id).state == AppState.SUCCEEDED
+    said = "".join(apps.logs(app_id, role=app.roles[0].name))
+    assert said.count("managed True") == 2
+    line = f"`import muster` gives {muster.__version__}, which came with the job, not 0.0.9 of /usr/lib/python3/"
+    assert said.count(line) == 1
+
+
 def test_agent_of_the_image_is_run(apps, make_image, tmp_path):
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as archive:

@@ -1,7 +1,7 @@
 """What the options do on a real engine: the workspace, users, networks, what is kept."""
 
 import pytest
-from torchx.specs import AppState
+from torchx.specs import AppState, BindMount
 
 from muster.components import dist
 
@@ -32,10 +32,59 @@ def image_with_user(client):
     client.images.remove("muster-test:nobody", force=True)
 
 
+@pytest.fixture
+def image_with_user_and_folder(client):
+    """Its WORKDIR is root's, as most images' is."""
+    container = client.containers.create(IMAGE, "true")
+    container.commit("muster-test", "app-user", changes=["USER nobody"])
+    container.remove()
+    yield "muster-test:app-user"
+    client.images.remove("muster-test:app-user", force=True)
+
+
+def test_a_user_can_write_beside_its_code(apps, app_of, workspace, image_with_user_and_folder):
+    words = "touch main.py new sub/new && stat -c '%U %a %n' . main.py new sub"
+    app_id = apps.run(app_of(words, image=image_with_user_and_folder), workspace=workspace)
+    assert apps.wait(app_id).state == AppState.SUCCEEDED
+    owners = [line.split()[::2] for line in apps.logs(app_id)]
+    assert owners == [["nobody", "."], ["nobody", "main.py"], ["nobody", "new"], ["nobody", "sub"]]
+    assert apps.logs(app_id)[0] == "nobody 755 .\n"
+
+
+def test_a_mounted_folder_keeps_its_owner(apps, app_of, workspace, image_with_user_and_folder, tmp_path):
+    (tmp_path / "data").mkdir(mode=0o755)
+    app = app_of("stat -c %u .", image=image_with_user_and_folder)
+    app.roles[0].mounts = [BindMount(src_path=str(tmp_path / "data"), dst_path="/app")]
+    app_id = apps.run(app, workspace=workspace)
+    assert apps.wait(app_id).state == AppState.SUCCEEDED
+    assert apps.logs(app_id) == ["0\n"]
+
+
 def test_workspace_is_copied_into_the_working_directory(apps, app_of, workspace):
     app_id = apps.run(app_of("pwd; ls -A; python3 main.py"), workspace=workspace)
     assert apps.wait(app_id).state == AppState.SUCCEEDED
     assert apps.logs(app_id) == ["/app\n", ".torchxignore\n", "main.py\n", "sub\n", "/app 0 payload\n"]
+
+
+def test_what_is_left_out_is_said_in_a_dry_run(apps, app_of, tmp_path, capfd):
+    """`build/` ignored nothing, and absolute links arrived dangling without a word."""
+    folder = tmp_path / "work"
+    for name in ("main.py", "build/a", "deep/build/b", "data/x", "deep/kept"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(name)
+    (folder / "absolute").symlink_to("/etc/hostname")
+    (folder / "inside").symlink_to(folder / "data" / "x")
+    (folder / "leaving").symlink_to("../elsewhere")
+    (folder / ".torchxignore").write_text("build/\n")
+    app = app_of("echo *; echo deep/*; cat inside")
+    apps.runner.dryrun(app, "docker", cfg={}, workspace=str(folder))
+    ignored, leaving, absolute = [line for line in capfd.readouterr().err.splitlines() if line.startswith("docker: ")]
+    assert ignored == "docker: not sent with the workspace, by .torchxignore: build, deep/build"
+    assert "1 symbolic link leads out of it (leaving -> ../elsewhere)" in leaving
+    assert "1 symbolic link has an absolute target (absolute -> /etc/hostname), which must exist on the" in absolute
+    app_id = apps.run(app, workspace=str(folder))
+    assert apps.wait(app_id).state == AppState.SUCCEEDED
+    assert apps.logs(app_id) == ["absolute data deep inside main.py\n", "deep/kept\n", "data/x"]
 
 
 def test_workspace_belongs_to_the_images_user(apps, app_of, workspace, image_with_user):
@@ -108,6 +157,84 @@ def test_existing_network_is_joined_and_stays(apps, app_of, client):
 def test_missing_network_is_one_line(apps, app_of):
     with pytest.raises(RuntimeError, match="network 'no-such-net' does not exist"):
         apps.run(app_of("true"), network="no-such-net")
+
+
+def test_options_reach_the_engine(apps, app_of):
+    app = app_of("exec sleep 600", replicas=2)
+    app.roles[0].port_map = {"board": 6006, "other": 7000}
+    app_id = apps.run(
+        app,
+        tmpfs=["/scratch:64m", "/run/made"],
+        publish=["board", "127.0.0.2:28800:8000/udp"],
+        user="65534:65534",
+        labels={"team": "vision", "io.other": "a:b"},
+        log_driver="json-file",
+        log_opts={"max-size": "1m", "max-file": "2"},
+        security_opt=["no-new-privileges", "seccomp:unconfined"],
+        cap_add=["cap_sys_ptrace", "IPC_LOCK"],
+        dns=["10.9.8.7"],
+        extra_hosts=["data.example:10.0.0.7", "me:host-gateway"],
+    )
+    for replica in range(2):
+        (container,) = apps.containers(app_id, replica=replica)
+        config, host = container.attrs["Config"], container.attrs["HostConfig"]
+        assert host["Tmpfs"] == {"/scratch": "exec,size=67108864", "/run/made": "exec"}
+        published = {"HostIp": "127.0.0.2", "HostPort": str(28800 + replica)}
+        assert host["PortBindings"]["8000/udp"] == [published]
+        assert config["User"] == "65534:65534"
+        assert (config["Labels"]["team"], config["Labels"]["io.other"]) == ("vision", "a:b")
+        assert config["Labels"]["io.muster.app"] == app_id
+        assert host["LogConfig"] == {"Type": "json-file", "Config": {"max-size": "1m", "max-file": "2"}}
+        assert host["SecurityOpt"] == ["no-new-privileges", "seccomp=unconfined"]
+        assert [name.removeprefix("CAP_") for name in host["CapAdd"]] == ["SYS_PTRACE", "IPC_LOCK"]
+        assert host["Dns"] == ["10.9.8.7"]
+        assert host["ExtraHosts"] == ["data.example:10.0.0.7", "me:host-gateway"]
+        ports = container.attrs["NetworkSettings"]["Ports"]
+        assert ports["8000/udp"] == [published]
+        assert ports["6006/tcp"][0]["HostIp"] == "127.0.0.1"
+        assert int(ports["6006/tcp"][0]["HostPort"]) > 0
+    assert apps.inside(app_id, "id -u; stat -f -c '%T %b' /scratch").split()[:2] == ["65534", "tmpfs"]
+    assert "10.0.0.7\tdata.example" in apps.inside(app_id, "cat /etc/hosts")
+
+
+def test_options_beside_an_agent_and_a_read_only_root(apps, workspace):
+    app = dist.ddp(script="main.py", j="1x2", image=IMAGE, name="job", start="cold")
+    options = {"tmpfs": ["/tmp:256m"], "user": "nobody", "log_driver": "local", "security_opt": ["no-new-privileges"]}
+    app_id = apps.run(app, workspace=workspace, read_only=True, **options)
+    assert apps.wait(app_id).state == AppState.SUCCEEDED, apps.logs(app_id, role=app.roles[0].name)
+    assert sum("/app 65534 payload" in line for line in apps.logs(app_id, role=app.roles[0].name)) == 2
+    (container,) = apps.containers(app_id)
+    assert container.attrs["HostConfig"]["Tmpfs"] == {"/tmp": "exec,size=268435456"}
+
+
+def test_a_job_runs_with_a_log_driver_that_keeps_nothing(apps, workspace):
+    app = dist.ddp(script="main.py", j="1x1", image=IMAGE, name="job", start="cold")
+    app_id = apps.run(app, workspace=workspace, log_driver="none")
+    assert apps.wait(app_id).state == AppState.SUCCEEDED
+    with pytest.raises(RuntimeError, match="configured logging driver does not support reading"):
+        apps.logs(app_id, role=app.roles[0].name)
+
+
+def test_limits_of_the_log_stand_beside_the_engines_own_driver(apps, app_of, client):
+    app_id = apps.run(app_of("true"), log_opts={"max-size": "1m"})
+    apps.wait(app_id)
+    (container,) = apps.containers(app_id)
+    driver = client.info()["LoggingDriver"]
+    assert container.attrs["HostConfig"]["LogConfig"] == {"Type": driver, "Config": {"max-size": "1m"}}
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"tmpfs": ["/app"]}, "tmpfs: '/app' would hide the workspace, which is copied into '/app'"),
+        ({"log_driver": "no-such"}, "no-such"),
+        ({"log_opts": {"max-size": "huge"}}, "huge"),
+        ({"publish": ["203.0.113.1:28801:80"]}, r"could not be started: .*203\.0\.113\.1"),
+        ({"user": "no-such-user"}, "no-such-user"),
+    ],
+)
+def test_what_the_engine_refuses_is_one_line(apps, app_of, workspace, options, why):
+    apps.refuse(app_of("sleep 600"), why, workspace=workspace, **options)
 
 
 def test_environment_and_limits_reach_the_command(apps, app_of, monkeypatch):

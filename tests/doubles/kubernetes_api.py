@@ -11,8 +11,10 @@ import copy
 import hashlib
 import json
 import re
+import socket
+import ssl
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qsl, urlsplit
@@ -41,7 +43,7 @@ INDEX_IGNORED = "batch.kubernetes.io/job-index-ignored-failure-count"
 class Fault:
     """A failure of the next request that matches.
 
-    `status` 0 drops the connection. `after`: the request is carried out, only its response is lost.
+    `method` "" is any. `status` 0 drops the connection. `after`: the request is carried out, only its response is lost.
     """
 
     method: str
@@ -79,6 +81,8 @@ class Cluster:
         self.logs = {}
         self.breaks = {}
         self.commands = []  # (pod, container, command) of every exec
+        self.dead_nodes = set()  # names of nodes whose kubelet cannot be reached
+        self.hanging_nodes = set()  # names of nodes whose kubelet accepts connections, and does not answer
         self.dead_containers = set()  # names of pods whose phase is still Running
         self.run_command = lambda pod, command: (
             0,
@@ -91,9 +95,12 @@ class Cluster:
         self.expire_pages = False
         self.bookmarks = True
         self.watch_lifetime = None
+        self.kueue = None  # or a `kubernetes_kueue.Kueue`
         self.closing = False
         self.uids = 0
         self.seconds = 0
+        self.pod_quota = None  # or how many pods the namespace may have
+        self.grace = None  # or a function that ends a pod whose Job has ended; the pod and its log live until then
 
     # -- objects ------------------------------------------------------------------------------------------------------
 
@@ -112,9 +119,11 @@ class Cluster:
                 "creationTimestamp", f"2026-01-01T00:{self.uids // 60 % 60:02}:{self.uids % 60:02}Z"
             )
             self.objects[key] = item
+            if self.kueue is not None:
+                self.kueue.add(key, item)
             self.record_change(key, "ADDED")
             if plural == "jobs" and group == "/apis/batch/v1":
-                self.create_pods(key)
+                self.start_job(key)
             return item
 
     def load_object(self, key, item):
@@ -131,10 +140,28 @@ class Cluster:
                 return
             self.record_change(key, "DELETED")
             del self.objects[key]
-            uid = item["metadata"]["uid"]
             for other, owned in list(self.objects.items()):
-                if any(owner["uid"] == uid for owner in owned["metadata"].get("ownerReferences", ())):
-                    self.delete_object(other)
+                self.remove_owner(other, owned, item["metadata"]["uid"])
+
+    def remove_owner(self, key, item, uid):
+        """The garbage collector: an object goes with the last of its owners."""
+        owners = item["metadata"].get("ownerReferences", ())
+        left = [owner for owner in owners if owner["uid"] != uid]
+        if len(left) == len(owners):
+            return
+        if left:
+            item["metadata"]["ownerReferences"] = left
+        else:
+            self.delete_object(key)
+
+    def expire_jobs(self):
+        """The TTL controller, when much time has passed."""
+        with self.lock:
+            for key, item in list(self.objects.items()):
+                conditions = item.get("status", {}).get("conditions", ())
+                has_ended = any(each["type"] in ("Complete", "Failed") for each in conditions)
+                if key[2] == "jobs" and has_ended and "ttlSecondsAfterFinished" in item["spec"]:
+                    self.delete_object(key)
 
     def find(self, plural, **labels):
         with self.lock:
@@ -151,6 +178,29 @@ class Cluster:
             self.oldest = self.number
 
     # -- the Job controller -------------------------------------------------------------------------------------------
+
+    def start_job(self, key):
+        job = self.objects[key]
+        if job["spec"].get("completions") == 0:
+            job.setdefault("status", {})
+            self.end_job(key, "Complete", "CompletionsReached")
+        elif job["spec"].get("suspend"):
+            job["status"] = {"conditions": [{"type": "Suspended", "status": "True", "reason": "JobSuspended"}]}
+        else:
+            self.create_pods(key)
+
+    def follow_suspend(self, key, before):
+        """A Job that is suspended loses its pods; one that is not any more gets them. Its deadline counts from then."""
+        spec = self.objects[key]["spec"]
+        if bool(before) == bool(spec.get("suspend")):
+            return
+        if spec.get("suspend"):
+            self.remove_active_pods(key)
+            self.objects[key]["status"] = {}
+        elif key[2] == "jobs":  # there is no JobSet controller
+            self.objects[key].pop("status", None)
+            self.create_pods(key)
+        self.record_change(key, "MODIFIED")
 
     def create_pods(self, key):
         job = self.objects[key]
@@ -175,6 +225,12 @@ class Cluster:
             annotations = {name: str(count) for name, count in counts.items() if count or name == INDEX_FAILURES}
             metadata["annotations"] = {**metadata.get("annotations", {}), **annotations}
         pod = {"metadata": metadata, "spec": template["spec"], "status": {"phase": "Pending"}}
+        used = len(self.find("pods"))
+        if self.pod_quota is not None and used >= self.pod_quota:
+            limits = f"requested: pods=1, used: pods={used}, limited: pods={self.pod_quota}"
+            text = f'Error creating: pods "{name}" is forbidden: exceeded quota: all, {limits}'
+            self.add_event(job, "FailedCreate", text, kind="Job", severity="Warning")
+            return
         self.add_object("/api/v1", namespace, "pods", pod)
 
     def find_pod(self, job_name, index):
@@ -216,13 +272,13 @@ class Cluster:
         self.end_pod(pod, code, conditions=conditions)
         self.delete_object(("/api/v1", pod["metadata"]["namespace"], "pods", pod["metadata"]["name"]))
 
-    def add_event(self, pod, reason, message):
+    def add_event(self, about, reason, message, kind="Pod", severity="Normal"):
         with self.lock:
             self.seconds += 1
-            item = {"type": "Normal", "reason": reason, "message": message, "firstTimestamp": self.now()}
-            item["involvedObject"] = {"kind": "Pod", "name": pod["metadata"]["name"]}
-            item["metadata"] = {"name": f"{pod['metadata']['name']}.{self.seconds}"}
-            self.add_object("/api/v1", pod["metadata"]["namespace"], "events", item)
+            item = {"type": severity, "reason": reason, "message": message, "firstTimestamp": self.now()}
+            item["involvedObject"] = {"kind": kind, "name": about["metadata"]["name"]}
+            item["metadata"] = {"name": f"{about['metadata']['name']}.{self.seconds}"}
+            self.add_object("/api/v1", about["metadata"]["namespace"], "events", item)
 
     def now(self):
         return f"2026-01-01T02:{self.seconds // 60:02}:{self.seconds % 60:02}Z"
@@ -270,12 +326,33 @@ class Cluster:
         condition = {"type": kind, "status": "True", "reason": reason, "message": reason}
         conditions.append({**condition, "lastTransitionTime": self.now()})
         job["status"]["active"] = 0
-        uid = job["metadata"]["uid"]
+        self.remove_active_pods(key)
+
+    def remove_active_pods(self, key):
+        uid = self.objects[key]["metadata"]["uid"]
         for other, item in list(self.objects.items()):
             owned = any(owner["uid"] == uid for owner in item["metadata"].get("ownerReferences", ()))
             if other[2] == "pods" and owned and item["status"]["phase"] in ("Pending", "Running"):
                 self.add_event(item, "Killing", "Stopping container main")
-                self.delete_object(other)  # with its log
+                if self.grace is None or item["status"]["phase"] == "Pending":
+                    self.delete_object(other)  # with its log
+                    continue
+                item["metadata"]["deletionTimestamp"] = self.now()
+                self.record_change(other, "MODIFIED")
+                threading.Thread(target=self.end_gracefully, args=(other, item), daemon=True).start()
+
+    def remove_pods(self, job, nodes):
+        """A resize: the pods of the highest indexes end, and go."""
+        uid = job["metadata"]["uid"]
+        for key, item in list(self.objects.items()):
+            owned = any(owner["uid"] == uid for owner in item["metadata"].get("ownerReferences", ()))
+            if key[2] == "pods" and owned and int(item["metadata"]["labels"][INDEX]) >= nodes:
+                self.delete_object(key)
+
+    def end_gracefully(self, key, pod):
+        """As a kubelet: the container gets SIGTERM, may write, and ends; then the pod goes, with its log."""
+        self.grace(pod)
+        self.delete_object(key)
 
     # -- logs ---------------------------------------------------------------------------------------------------------
 
@@ -370,7 +447,7 @@ class Handler(BaseHTTPRequestHandler):
     def find_fault(self, method, path):
         with self.cluster.lock:
             for fault in self.cluster.faults:
-                if fault.method == method and re.search(fault.path, path) and fault.times > 0:
+                if fault.method in (method, "") and re.search(fault.path, path) and fault.times > 0:
                     fault.times -= 1
                     return fault
         return None
@@ -435,6 +512,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def send_json(self, status, answer, headers=None):
         body = json.dumps(answer).encode()
+        if self.headers.get("Upgrade") and status == 403:
+            body = body[:60]  # all that some clients read of it
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
@@ -492,7 +571,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def create(self, group, namespace, plural, query, body):
         cluster = self.cluster
-        assert query.get("fieldValidation") == "Strict"
+        assert query.get("fieldValidation") == "Strict" or plural == "events"
         try:
             judge(body, ".".join(cluster.version))
         except Unknown as error:
@@ -521,9 +600,17 @@ class Handler(BaseHTTPRequestHandler):
         merge(changed, change)
         try:
             check_update(item, changed)
+            if self.cluster.kueue is not None:
+                self.cluster.kueue.check_update(item, changed)
         except Broken as broken:
             raise Refusal(422, f'{key[2]} "{key[3]}" is invalid: {broken}', "Invalid") from broken
+        suspended = item.get("spec", {}).get("suspend")
         merge(item, change)
+        if key[2] in ("jobs", "jobsets"):
+            self.cluster.follow_suspend(key, suspended)
+        nodes = change.get("spec", {}).get("completions")
+        if key[2] == "jobs" and nodes is not None:
+            self.cluster.remove_pods(item, nodes)
         # the deadline counts from the start of the pods, which a suspended Job has not seen
         deadline_s = change.get("spec", {}).get("activeDeadlineSeconds")
         is_over = (
@@ -648,6 +735,16 @@ class Handler(BaseHTTPRequestHandler):
         since = query.get("sinceTime", "")
         begin = int(since[14:16]) * 60 + int(since[17:19]) if since else 0
         begin = 0 if since.startswith("2025") else begin
+        node = cluster.objects[key]["spec"].get("nodeName")
+        while node in cluster.hanging_nodes and not cluster.closing:
+            with cluster.lock:
+                cluster.lock.wait(0.05)
+        if node in cluster.dead_nodes:
+            address = "172.18.0.3:10250"
+            text = (
+                f'Get "https://{address}/containerLogs/team/{name}/main?timestamps=true": dial tcp {address}: connect: '
+            )
+            raise Refusal(500, f"{text}no route to host")
         if query.get("follow") != "true":
             with cluster.lock:
                 body = b"".join(text for second, text in cluster.logs.get(name, ()) if second >= begin)
@@ -656,13 +753,14 @@ class Handler(BaseHTTPRequestHandler):
             self.end_headers()
             self.wfile.write(body)
             return
-        self.follow(key, name, begin)
+        self.follow(key, name, begin, query)
 
-    def follow(self, key, name, begin):
+    def follow(self, key, name, begin, query):
         cluster = self.cluster
         with cluster.lock:
             limit = cluster.breaks[name].pop(0) if cluster.breaks.get(name) else None
-        position, written = 0, 0
+        with cluster.lock:
+            written, position = 0, max(0, len(cluster.logs.get(name, ())) - int(query.get("tailLines", 10**9)))
         with self.open_chunked():
             while not cluster.closing:
                 with cluster.lock:
@@ -697,29 +795,69 @@ def merge(target, change):
 
 
 class Server(ThreadingHTTPServer):
+    """One life of the server: connections are refused after it, and those that are open break."""
+
     daemon_threads = True
     request_queue_size = 128
+
+    def __init__(self, address, handler):
+        super().__init__(address, handler)
+        self.open_sockets = set()
+        self.thread = threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.02})
+        self.thread.start()
+
+    def process_request(self, request, client_address):
+        self.open_sockets.add(request)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request):
+        self.open_sockets.discard(request)
+        super().shutdown_request(request)
+
+    def stop(self):
+        self.shutdown()
+        self.thread.join()
+        self.server_close()
+        for request in list(self.open_sockets):
+            with suppress(OSError):
+                request.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request, client_address):
         pass  # a client that disconnects is not an error
 
 
 @contextmanager
-def serve(**options):
-    """A running server: yields its Cluster, with `url`."""
+def serve(certificate=None, **options):
+    """A running server: yields its Cluster, with `url`.
+
+    `certificate`: the paths of a certificate and of its key, for https.
+    """
     cluster = Cluster(**options)
     handler = type("BoundHandler", (Handler,), {"cluster": cluster})
-    server = Server(("127.0.0.1", 0), handler)
-    cluster.url = f"http://127.0.0.1:{server.server_address[1]}"
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
+    cluster.server = Server(("127.0.0.1", 0), handler)
+    if certificate:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(*certificate)
+        cluster.server.socket = context.wrap_socket(
+            cluster.server.socket, server_side=True, do_handshake_on_connect=False
+        )
+    cluster.url = f"http{'s' * bool(certificate)}://127.0.0.1:{cluster.server.server_address[1]}"
     try:
         yield cluster
     finally:
         cluster.closing = True
-        server.shutdown()
-        thread.join()
-        server.server_close()
+        cluster.server.stop()
+
+
+def start_again(cluster, *, forbids=0, fails=0):
+    """Starts a server that was stopped with `cluster.server.stop()`, at its address.
+
+    A real one answers requests before it has read the rights: 403, and then, while other parts of it start, 500.
+    """
+    forbidden = 'jobs.batch is forbidden: User "bot" cannot list resource "jobs" in API group "batch"'
+    starting = Fault("", "", 403, forbidden, "Forbidden", times=forbids)
+    cluster.faults += [starting, Fault("", "", 500, "Internal Server Error", "InternalError", times=fails)]
+    cluster.server = Server(cluster.server.server_address, cluster.server.RequestHandlerClass)
 
 
 def write_kubeconfig(path, cluster, *, token=None, namespace="team"):

@@ -35,9 +35,9 @@ def check_create(document):
     if document["apiVersion"] not in NATIVE:
         return
     check_metadata(document)
-    {"Job": check_job, "ConfigMap": check_config_map, "Secret": check_secret, "Service": check_service}.get(
-        document["kind"], lambda _: None
-    )(document)
+    checks = {"Job": check_job, "ConfigMap": check_config_map, "Secret": check_secret, "Service": check_service}
+    checks["Event"] = check_event
+    checks.get(document["kind"], lambda _: None)(document)
 
 
 def check_update(old, new):
@@ -75,6 +75,17 @@ def check_labels(labels, path):
     for key, value in labels.items():
         need(QUALIFIED.fullmatch(key), path, f"Invalid value: {key!r}: name part must consist of")
         need(LABEL_VALUE.fullmatch(value), path, f"Invalid value: {value!r}: a valid label must be")
+
+
+def check_event(document):
+    """The rules of both groups: v1 has the first, events.k8s.io the others, too."""
+    about = document["involvedObject"]
+    same = about.get("namespace", "") == document["metadata"].get("namespace")
+    need(same, "involvedObject.namespace", "Invalid value: does not match event.namespace")
+    need(document["type"] in ("Normal", "Warning"), "type", "Invalid value: has invalid value")
+    need(0 < len(document["reason"]) <= 128, "reason", "can have at most 128 characters")
+    need(len(document["message"].encode()) <= 1024, "message", "can have at most 1024 characters")
+    need(len(document.get("reportingInstance", "")) <= 128, "reportingInstance", "can have at most 128 characters")
 
 
 def check_config_map(document):

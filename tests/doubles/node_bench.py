@@ -247,7 +247,7 @@ class FakeStarter:
     def can_host_store(self) -> bool:
         return True
 
-    def start_store(self, port: int, world_size: int, on_lost: Callable[[str], None]) -> None:
+    def start_store(self, addr: str, port: int, world_size: int, on_lost: Callable[[str], None]) -> None:
         self.stores.append((port, world_size))
         self.lose_store = on_lost
 

@@ -33,6 +33,7 @@ class FakeLink:
     def __init__(self, peer_host: str = "10.0.0.9") -> None:
         self.owner: Any = None
         self.local_host, self.peer_host, self.silent_host = "10.0.0.1", peer_host, ""
+        self.is_proved = True
         self.sent: list[Message] = []
         self.closed = False
 
@@ -67,11 +68,12 @@ class FakeHandle:
 
 
 class FakeNetwork:
-    """Records its calls: `dials` are (host, port, on_open), `listeners` what is called with a new link."""
+    """Records its calls: `dials` are (host, port, on_open), `listeners` what is called with a new link at `hosts`."""
 
     def __init__(self) -> None:
         self.dials: list[tuple[str, int, Callable[[FakeLink], None]]] = []
         self.listeners: list[Callable[[FakeLink, Any], None]] = []
+        self.hosts: list[str | None] = []
 
     def connect(self, host: str, port: int, on_open: Any, on_failed: Any, timeout_s: float) -> FakeHandle:
         self.dials.append((host, port, on_open))
@@ -79,7 +81,11 @@ class FakeNetwork:
 
     def listen(self, host: str | None, port: int, on_link: Any, on_refused: Any = None) -> FakeHandle:
         self.listeners.append(on_link)
+        self.hosts.append(host)
         return FakeHandle(port or 4001)
+
+    def reserve(self) -> FakeHandle:
+        return FakeHandle()
 
     def probe(self, host: str, port: int, on_result: Callable[[bool], None]) -> FakeHandle:
         return FakeHandle()

@@ -121,6 +121,7 @@ class SimLink:
         self.world = process.world
         self.owner: Any = None
         self.local_host = process.machine.host
+        self.is_proved = True
         self.peer_host = peer_host
         self.silent_host = ""
         self.other: SimLink | None = None
@@ -259,6 +260,9 @@ class SimNetwork:
         listener = SimListener(self.process, port, on_link)
         machine.ports[port] = listener
         return listener
+
+    def reserve(self) -> "SimReservation":
+        return SimReservation(next(self.world.ports))
 
     def check_local(self, host: str, on_result: Callable[[bool], None]) -> None:
         local = self.world.hosts.get(host) is self.process.machine

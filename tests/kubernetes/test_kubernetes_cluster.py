@@ -158,6 +158,73 @@ def test_a_pod_that_fits_nowhere_is_explained(start, wait, small):
     assert "Insufficient cpu" in torchx("status", job.handle)
 
 
+def test_a_job_over_quota_is_explained(start, wait, resources, namespace):
+    name = f"none-{os.urandom(3).hex()}"
+    quotas = f"/api/v1/namespaces/{namespace}/resourcequotas"
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": name}, "spec": {"hard": {"pods": "0"}}}
+    resources.client.request("POST", quotas, what="quota", verb="create", body=quota)
+    try:
+        job = start("kubernetes_trains.py", "1")
+        wait(lambda: f"exceeded quota: {name}" in job.status().msg, "the reason")
+        assert str(job.status().state) == "PENDING"
+    finally:
+        resources.client.request("DELETE", f"{quotas}/{name}", what="quota", verb="delete")
+
+
+@pytest.fixture
+def account(resources, namespace):
+    """A service account of pods with the right that `events=true` needs."""
+    name = f"muster-events-{os.urandom(3).hex()}"
+    roles = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}"
+    group = "rbac.authorization.k8s.io"
+    rules = [
+        {"apiGroups": [""], "resources": ["events"], "verbs": ["create"]},
+        {"apiGroups": ["batch"], "resources": ["jobs"], "verbs": ["patch"]},
+    ]
+    subject = {"kind": "ServiceAccount", "name": name, "namespace": namespace}
+    binding = {"roleRef": {"apiGroup": group, "kind": "Role", "name": name}, "subjects": [subject]}
+    made = [
+        (f"/api/v1/namespaces/{namespace}/serviceaccounts", "v1", "ServiceAccount", {}),
+        (f"{roles}/roles", f"{group}/v1", "Role", {"rules": rules}),
+        (f"{roles}/rolebindings", f"{group}/v1", "RoleBinding", binding),
+    ]
+    for path, version, kind, rest in made:
+        body = {"apiVersion": version, "kind": kind, "metadata": {"name": name}, **rest}
+        resources.client.request("POST", path, what=kind, verb="create", body=body)
+    yield name
+    for path, _, kind, _ in made:
+        resources.client.request("DELETE", f"{path}/{name}", what=kind, verb="delete")
+
+
+def list_told(job, resources):
+    """The Job's annotations, and the Events that `kubectl describe job` prints: those with its name and uid."""
+    from muster.schedulers.kubernetes.kinds import EVENT, JOB
+
+    found = resources.read(JOB, job.namespace, f"{job.name}-main")
+    items, _ = resources.list_all(EVENT, job.namespace)
+    about = [item for item in items if item["involvedObject"].get("uid") == found["metadata"]["uid"]]
+    told = {item["reason"]: item["message"] for item in about if item["reason"].startswith("Muster")}
+    return found["metadata"]["annotations"], told
+
+
+def test_kubectl_describe_shows_the_root_cause(start, wait, resources, account):
+    job = start("kubernetes_fails.py", cfg={"events": True, "service_account": account}, max_retries=1)
+    job.wait_for("FAILED")
+    annotations, told = list_told(job, resources)
+    assert told.keys() == {"MusterRestarted", "MusterFailed"}
+    assert "ValueError: the batch was bad" in told["MusterFailed"]
+    assert annotations["muster.torchx/failed"].endswith(told["MusterFailed"])
+
+
+def test_without_the_right_to_events_the_job_is_as_without_them(start, resources):
+    job = start("kubernetes_fails.py", cfg={"events": True})
+    assert "ValueError: the batch was bad" in job.wait_for("FAILED").msg
+    annotations, told = list_told(job, resources)
+    assert not told
+    assert "muster.torchx/failed" not in annotations
+    assert job.log(0).count("the job has no Events and annotations: ") == 1
+
+
 def test_cancel_keeps_the_objects_and_delete_leaves_nothing(start, wait, resources):
     from muster.schedulers.kubernetes.kinds import JOB, POD, Kind
 
@@ -165,6 +232,8 @@ def test_cancel_keeps_the_objects_and_delete_leaves_nothing(start, wait, resourc
     job.wait_for_log(0, "training")
     torchx("cancel", job.handle)
     job.wait_for("CANCELLED")
+    wait(lambda: not [pod for pod in job.pods() if pod["status"]["phase"] == "Running"], "its pods end")
+    assert "training" in job.log(0), "kept on this machine"
     listed = job.runner._scheduler("kubernetes").list_apps({"namespace": job.namespace})
     assert {app.app_id: str(app.state) for app in listed}[job.app_id] == "CANCELLED"
     job.runner._scheduler("kubernetes").delete(job.app_id)
@@ -233,6 +302,45 @@ def test_a_suspended_job_shows_it_and_can_be_cancelled(start, wait):
     assert not job.pods()
     torchx("cancel", job.handle)
     job.wait_for("CANCELLED")
+    [record] = list_jobs(job)
+    assert record["metadata"]["name"] == job.name, "the Job that could be resumed is gone"
+    wait(lambda: "Complete" in conditions_of(list_jobs(job)[0]), "the end of the record, which has no pods")
+    assert not job.pods()
+    assert str(job.status().state) == "CANCELLED"
+
+
+def list_jobs(job):
+    from muster.schedulers.kubernetes.kinds import JOB
+
+    return job.resources.list_all(JOB, job.namespace, labels=f"{LABEL}={job.name}")[0]
+
+
+def conditions_of(item):
+    conditions = item.get("status", {}).get("conditions") or []
+    return [each["type"] for each in conditions if each["status"] == "True"]
+
+
+def test_the_time_limit_of_a_role_leaves_the_others(start, wait, resources, namespace):
+    from torchx import specs
+
+    def shell(name, script):
+        image, small = os.environ["MUSTER_TEST_IMAGE"], specs.Resource(cpu=0, gpu=0, memMB=64)
+        return specs.Role(name=name, image=image, entrypoint="/bin/sh", args=["-c", script], resource=small)
+
+    job = start("kubernetes_trains.py", "1")
+    policy = os.environ.get("MUSTER_TEST_PULL_POLICY", "IfNotPresent")
+    options = {"namespace": namespace, "image_pull_policy": policy, "ttl_s": 1}
+    roles = [shell("first", "true"), shell("other", "sleep 45")]
+    handle = job.runner.run(specs.AppDef(name="ttl", roles=roles), "kubernetes", options)
+    both = type(job)(job.runner, resources, handle)
+    try:
+        wait(lambda: "the Job of role first is deleted" in both.status().msg, "the end of the first role's Job")
+        assert [item["metadata"]["name"] for item in list_jobs(both)] == [f"{both.name}-other"]
+        assert [pod["status"]["phase"] for pod in both.pods()] == ["Running"]
+        wait(lambda: both.status() is None, "the end of the whole")
+    finally:
+        job.runner._scheduler("kubernetes").delete(both.app_id)
+    job.wait_for("SUCCEEDED")
 
 
 def test_the_server_accepts_what_a_dry_run_prints(resources, namespace, server_version, small):

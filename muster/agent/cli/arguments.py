@@ -109,6 +109,7 @@ def _build_config(values: FlagValues, environ: Mapping[str, str], program: Progr
         agent_error_file=environ.get("TORCHELASTIC_ERROR_FILE") or None,
         node_name=environ.get(Env.NODE_NAME) or host_name,
         termination_log=_find_termination_log(environ),
+        is_pod=environ.get(Env.ADAPTER, "kubernetes") == "kubernetes",
         report_columns=_choose_report_columns(environ, role, rendezvous),
         log_command=_build_log_command(environ),
         stops_together=environ.get(Env.STOPS_TOGETHER) == "1",

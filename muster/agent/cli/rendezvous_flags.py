@@ -6,7 +6,7 @@ from typing import Final
 
 from muster._contract import DEFAULT_RDZV_PORT, DEFAULT_RUN_ID, RDZV_CONF_KEYS, RDZV_CONF_WITHOUT_EFFECT, Env
 from muster.agent.cli.command_line import FlagValues, describe_seconds, parse_seconds
-from muster.agent.config import HANG_TIMEOUT_AUTO, RendezvousConfig
+from muster.agent.config import HANG_TIMEOUT_AUTO, RendezvousConfig, read_token
 from muster.agent.errors import UsageError
 
 _PORT_LIMIT: Final = 65535
@@ -64,8 +64,10 @@ def build_rendezvous_config(
         max_nodes=max_nodes,
         standalone=standalone or (backend == "muster" and max_nodes == 1),
         listen_fd=None if backend == "static" else _read_listen_fd(environ),
+        has_stock_host=values.is_given("rank0-env") and node_index == 0 and Env.RDZV_PORT not in environ,
+        is_by_hand=Env.ADAPTER not in environ,
         local_addr=values.text("local-addr") or None,
-        token=_read_token(environ),
+        token=read_token(environ),
         max_restarts=values.integer("max-restarts", minimum=0) or 0,
         hang_action=_choose_hang_action(values),
         max_restarts_flag="--max_retries" if environ.get(Env.ADAPTER) else "--max-restarts",
@@ -282,15 +284,6 @@ def _read_incarnation(environ: Mapping[str, str]) -> int:
     if not text.isdecimal():
         raise UsageError(f"{Env.INCARNATION} {text!r}: must be how often this node was started before, 0 or more")
     return int(text)
-
-
-def _read_token(environ: Mapping[str, str]) -> str | None:
-    token = environ.get(Env.TOKEN) or None
-    if token is None and environ.get(Env.REQUIRE_TOKEN, "0") not in ("", "0"):
-        raise UsageError(f"{Env.REQUIRE_TOKEN} requires a token, but {Env.TOKEN} is not set or empty")
-    if token is not None and token.startswith("<") and token.endswith(">"):
-        raise UsageError(f"{Env.TOKEN} is {token}, the placeholder of a dry run: put a token in its place")
-    return token
 
 
 class _ConfReader:

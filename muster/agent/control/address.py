@@ -40,8 +40,9 @@ class SignedRequest:
 
 
 def build_address(token: str, pid: int) -> bytes:
-    """The abstract name of the socket of one agent; 56 bytes at most of the 107 that a name may have."""
-    return f"\0{_build_prefix(token)}{pid}".encode()
+    """The abstract name of the socket of one agent; 73 bytes at most of the 107 that a name may have."""
+    salt = os.urandom(8).hex()
+    return f"\0{_PREFIX}{salt}-{_compute_mac(token, salt)}-{pid}".encode()
 
 
 def list_addresses(token: str) -> list[bytes]:
@@ -49,18 +50,22 @@ def list_addresses(token: str) -> list[bytes]:
 
     Source: proc(5), /proc/net/unix.
     """
-    prefix = f"@{_build_prefix(token)}"
     try:
         with open(_SOCKETS, encoding="utf-8", errors="replace") as file:
             names = {line.split()[-1] for line in file}
     except OSError:  # another system, or one that hides it
         return []
-    return [b"\0" + name[1:].encode() for name in sorted(names) if name.startswith(prefix)]
+    return [b"\0" + name[1:].encode() for name in sorted(names) if _is_named(name, token)]
 
 
-def _build_prefix(token: str) -> str:
-    """The same for all agents of a job; it says nothing of the token."""
-    return f"{_PREFIX}{hmac.new(token.encode(), b'address', 'sha256').hexdigest()[:32]}-"
+def _is_named(name: str, token: str) -> bool:
+    """Whether an agent with this token has made the name. Its salt is its own: equal tokens do not show."""
+    salt, _, rest = name.removeprefix(f"@{_PREFIX}").partition("-")
+    return name.startswith(f"@{_PREFIX}") and rest.startswith(f"{_compute_mac(token, salt)}-")
+
+
+def _compute_mac(token: str, salt: str) -> str:
+    return hmac.new(token.encode(), f"address {salt}".encode(), "sha256").hexdigest()[:32]
 
 
 def sign(token: str, nonce: str, kind: AskKind, limit_s: float) -> str:

@@ -167,7 +167,7 @@ class FailureCollector:
             age_s = self._clock.wall_s() - os.stat(path).st_mtime
         except OSError:
             return None
-        # The wall clock may have been set meanwhile.
+        # The wall clock may have been set since then.
         return min(max(age_s, now_s - end.ended_s), now_s - end.worker.started_s)
 
 

@@ -173,7 +173,7 @@ class HangWatch:
     def _find_timeout_s(self, activities: Mapping[int, Activity], now_s: float) -> float:
         """The timeout after which torch ends one of these workers soon; 0: none.
 
-        A worker that does something else meanwhile does not count: another thread of it waits for orders, say.
+        A worker that does something else while it waits does not count: perhaps another thread of it waits for orders.
         """
         waits = (rank for rank in activities if now_s - self._baselines[rank].at_s >= _LEAST_WAIT_S)
         return max((activities[rank].timeout_s for rank in waits), default=0.0)

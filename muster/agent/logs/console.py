@@ -4,7 +4,10 @@
 console reads when its turn comes; a stream without a file drops lines, and the console prints how many.
 """
 
+import contextlib
 import os
+import stat
+import time
 from collections.abc import Callable, Iterable
 
 from muster._contract import show_controls
@@ -29,6 +32,8 @@ _WARNING_LIMIT = 256
 """Different warnings of one launch; who writes more has another purpose than to warn."""
 
 AGENT_PREFIX = "[muster] "
+
+_LOOK_S = 0.005
 
 
 class Feed:
@@ -222,6 +227,23 @@ class Console:
             with device.changed:
                 device.put(self._agent_feed, AgentLine(data=data))
 
+    def wait_for_output(self, cap_s: float, limit_s: float = 2.0) -> None:
+        """Wait until standard output is written and read, so that what is printed on standard error comes after it.
+
+        Two pipes have no common order. Docker merges them, and a reader that it buffers for cannot be looked at: how
+        long that one needs is estimated.
+
+        Args:
+            cap_s: seconds in all.
+            limit_s: how long nothing may be accepted.
+        """
+        device = self._devices[Std.OUT]
+        if device is None or device is self._devices[Std.ERR] or not device.started:
+            return
+        until_s = time.monotonic() + cap_s
+        if device.wait_written(limit_s, cap_s):
+            _wait_read(self._fds[Std.OUT], until_s, device.find_delay_s)
+
     def hold(self) -> None:
         """Print what is queued, and then nothing until `release`: a debugger gets the terminal."""
         for device in self._list_devices():
@@ -263,6 +285,20 @@ class Console:
 
     def _list_devices(self) -> Iterable[ConsoleWriter]:
         return {id(device): device for device in self._devices.values() if device is not None}.values()
+
+
+def _wait_read(fd: int, until_s: float, find_delay_s: Callable[[], float]) -> None:
+    """Wait until a pipe's reader has read all that is in it, and written it down; other devices need no wait."""
+    import fcntl  # only a failed job needs it
+    import termios
+
+    with contextlib.suppress(OSError):
+        while stat.S_ISFIFO(os.fstat(fd).st_mode) and time.monotonic() < until_s:
+            unread = fcntl.ioctl(fd, termios.FIONREAD, bytes(4))
+            if not any(unread):
+                time.sleep(max(0.0, min(find_delay_s(), until_s - time.monotonic())))
+                return
+            time.sleep(_LOOK_S)
 
 
 def identify_device(fd: int) -> tuple[int, int, int] | None:

@@ -19,6 +19,9 @@ if TYPE_CHECKING:  # needed on a terminal only
 _WRITE_BYTES = 256 << 10
 _REDRAW_S = 0.05
 _UNLOGGED_FACTOR = 8
+_READER_BYTES = 1 << 20
+_READER_BYTES_PER_S = 1e6
+"""What Docker's engine writes into a container's log on a busy machine."""
 _WAIT_S = 0.1
 """Waiting for the console counts in steps of at most this: while this process stands still (Ctrl-Z, a machine with far
 too much to do), the console has had no chance.
@@ -64,6 +67,9 @@ class ConsoleWriter:
         self._busy = False
         self._stopping = False
         self._written_bytes = 0
+        self._passed_on = 0.0
+        """Of these, what a reader with a buffer may not have written down at `_passed_on_s`, in bytes."""
+        self._passed_on_s = 0.0
         self._thread: threading.Thread | None = None
         self._broken_fds: set[int] = set()
         self._bars_due_s: dict[Source, float] = {}
@@ -120,7 +126,11 @@ class ConsoleWriter:
         if self._queue and self._thread is None and not self._start_thread():
             self._stopping = True
             self._run()  # still no thread: a stuck console would block us here, but lost output is worse
-        return 0 if self._wait_idle(limit_s, cap_s) else self._discard_queue()
+        return 0 if self.wait_written(limit_s, cap_s) else self._discard_queue()
+
+    def find_delay_s(self) -> float:
+        """How long a reader may need to write down what it has read: Docker's keeps up to 1 MiB of each stream."""
+        return max(0.0, self._passed_on / _READER_BYTES_PER_S - (self._clock.now_s() - self._passed_on_s))
 
     def stop(self) -> None:
         """End the thread if it is not stuck in a write; ignore what comes from now on."""
@@ -131,7 +141,8 @@ class ConsoleWriter:
         if self._thread is not None:
             self._thread.join(0.1)
 
-    def _wait_idle(self, limit_s: float, cap_s: float) -> bool:
+    def wait_written(self, limit_s: float, cap_s: float) -> bool:
+        """Wait until all is written; whether it is. See `flush` for the limits."""
         with self.changed:
             seen_bytes, idle_s, waited_s = self._written_bytes, 0.0, 0.0
             while self.is_open and (self._queue or self._busy):
@@ -329,6 +340,8 @@ class ConsoleWriter:
             return 0
         with self.changed:
             self._written_bytes += done
+            self._passed_on = min(self.find_delay_s() * _READER_BYTES_PER_S + done, _READER_BYTES)
+            self._passed_on_s = self._clock.now_s()
             self.changed.notify_all()
         return done
 

@@ -93,7 +93,9 @@ class RunFolder:
         self._base_fd = _hold(self._base) if base_dir is None else None
         self.run_dir = os.path.join(os.path.abspath(self._base), run_id.replace("/", "_") or "none")
         os.makedirs(self._base, exist_ok=True)
-        _make_own_dir(self.run_dir, _choose_mode(self._base))
+        self.base_owner = min(_find_owners(os.path.abspath(self._base)) - _OWN, default=None)
+        """Another user on the way to the folder, who can replace what is in it; None: there is none."""
+        _make_own_dir(self.run_dir, 0o777 if self.base_owner is not None else _choose_mode(self._base))
         if not os.access(self.run_dir, os.W_OK | os.X_OK):
             raise PermissionError(13, "Permission denied", self.run_dir)
         self._node_dir: str | None = None
@@ -259,13 +261,10 @@ def _make_own_dir(path: str, mode: int = 0o777) -> None:
 
 
 def _choose_mode(base: str) -> int:
-    """Of a run's folder in `base`: this user's alone.
+    """Of a run's folder in `base`: this user's alone; where new files get the folder's group, that group can read.
 
-    In a folder of another user (a container's volume) the umask decides, so that its owner can read the logs; where
-    new files get the folder's group, that group can.
+    In a folder of another user (a container's volume) the umask decides, so that its owner can read the logs.
     """
-    if _find_owners(os.path.abspath(base)) - _OWN:
-        return 0o777
     return 0o750 if os.stat(base).st_mode & stat.S_ISGID else 0o700
 
 

@@ -227,6 +227,10 @@ class LogRouter:
         """Print a text of the agent (the report) unchanged and in one piece."""
         self._console.print_text(text)
 
+    def wait_for_output(self, cap_s: float) -> None:
+        """Wait, no longer than this, until the workers' lines on the console come before what is printed next."""
+        self._console.wait_for_output(cap_s)
+
     def hold_console(self) -> None:
         """Print nothing more until `release_console`; log files get everything."""
         self._console.hold()
@@ -287,7 +291,10 @@ class LogRouter:
         """
         if self._config.base_dir == os.devnull:
             return FolderLayout(self._config, None)
-        return FolderLayout(self._config, RunFolder(self._config.base_dir, self._run_id))
+        folder = RunFolder(self._config.base_dir, self._run_id)
+        if folder.base_owner is not None:
+            self.print_line(f"user {folder.base_owner} can replace logs and checkpoint.json in {folder.run_dir}")
+        return FolderLayout(self._config, folder)
 
     def _report_no_files(self, error: OSError) -> None:
         where = error.filename or self._config.base_dir

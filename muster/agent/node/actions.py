@@ -372,7 +372,7 @@ class EndQuestion:
 
 @record
 class RecordJobFailure:
-    """The job has failed, as every agent of it learns now: some of them must exit at the same moment."""
+    """The job has failed, as every agent of it learns now: some of them exit in an order."""
 
 
 @record

@@ -278,7 +278,7 @@ def _on_round_broken(state: NodeState, event: RoundBroken) -> Decision:
         and isinstance(phase.then, StartNext)
         and phase.then.round.number == event.round_number
     ):
-        # The round that formed meanwhile is broken before its workers were started.
+        # The round that formed during the stop is broken before its workers were started.
         state = replace(state, phase=replace(phase, then=Rejoin(round=phase.then.round)))
         actions: tuple[Action, ...] = ()
     elif state.round is None or event.round_number != state.round.number:
@@ -593,7 +593,7 @@ def _on_drain(
 
 
 def _leave_drained(state: NodeState, phase: Running | Succeeded, *, kill: bool = False) -> Decision:
-    """Leave with 143: this node is preempted, or its ranks were told to stop and the round has ended meanwhile."""
+    """Leave with 143: this node is preempted, or its ranks were told to stop and the round has ended since."""
     signum = signal.SIGTERM if state.preemption is None else state.preemption.signum
     reason = "its ranks were told to stop" if state.preemption is None else _name_cause(signum)
     state, actions = begin_stop(state, phase, signum=signum, kill=kill, then=Finish(code=ExitCode.TERMINATED))

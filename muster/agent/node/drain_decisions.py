@@ -19,6 +19,7 @@ from muster._contract import name_signal
 from muster.agent.node.actions import (
     Action,
     AskDrain,
+    CollectStacks,
     PrintLine,
     ReadSlots,
     ReportDrain,
@@ -39,7 +40,7 @@ from muster.agent.node.state import (
     Stopping,
     Succeeded,
 )
-from muster.agent.node.worker_decisions import Decision
+from muster.agent.node.worker_decisions import STILL_S, Decision
 from muster.agent.rendezvous.drain_ceiling import (
     LOOK_S,
     Ceiling,
@@ -85,8 +86,12 @@ def on_preemption(state: NodeState, phase: Running | Succeeded, event: SignalRec
         phase.is_told if isinstance(phase, Succeeded) else phase.drain is not None and phase.drain.step is not None
     )
     what = "leaving when all ranks have stopped" if is_told else "asking all ranks to stop at one step"
+    # Ranks that hang reach no common step, but whether they do is not sure: both the page and the drain.
+    is_still = isinstance(phase, Running) and event.still_s >= STILL_S
+    page = (CollectStacks(round=phase.round, is_hang=True),) if is_still else ()
     return state, (
         PrintLine(text=f"{cause}: {what}, up to {limit_s:g} s"),
+        *page,
         AskDrain(round=phase.round, reason=cause, limit_s=limit_s),
         StartTimer(timer=timer, delay_s=limit_s),
     )

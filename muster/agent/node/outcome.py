@@ -24,7 +24,13 @@ _WRITE_LIMIT_S = 2.0
 """How long each report may take: the agent's end must not wait for a disk that hangs."""
 
 COMMON_EXIT_S = 0.5
-"""An agent on Kubernetes exits this long after it has learned of the job's failure: every report is written by then."""
+"""Agents in containers exit this long after they have learned of the job's failure: every report is written by then."""
+LATER_EXIT_S = 2.0
+"""Of the pods that do not print the report: later by what a kubelet may need to see the end of the one that does. They
+may be removed while they wait: the longer they do, the more often."""
+_OUTPUT_CAP_S = 10.0
+_POD_OUTPUT_CAP_S = 1.0
+"""How long the report may wait until the console has the workers' last lines."""
 
 
 def report_outcome(finish: Finish, config: AgentConfig, logs: LogRouter, times: RunTimes, last: "Round | None") -> int:
@@ -43,9 +49,11 @@ def report_outcome(finish: Finish, config: AgentConfig, logs: LogRouter, times: 
         logs.print_line(finish.rendezvous_failed.reason)
         _write_termination_log(config, finish.rendezvous_failed.reason.encode(), logs)
     if finish.ended is not None and finish.ended.report is not None:
-        if finish.ended.prints_report:
-            _print_report(finish.ended.report, config, logs, last)
         _write_reports(finish.ended.report, config, logs)
+        if finish.ended.prints_report:
+            is_pod = config.termination_log is not None and config.is_pod
+            logs.wait_for_output(_POD_OUTPUT_CAP_S if is_pod else _OUTPUT_CAP_S)  # it is the last that a reader sees
+            _print_report(finish.ended.report, config, logs, last)
     if _prints_last_line(finish, config, last):
         logs.print_line(describe_job(times, config, logs.run_dir, finish.ended))
     return int(finish.code)
@@ -70,7 +78,7 @@ def _print_report(report: "Report", config: AgentConfig, logs: LogRouter, last: 
 
 
 def _find_printed(report: "Report", config: AgentConfig, logs: LogRouter, last: "Round | None") -> str | None:
-    """The prefix under which this console has the root cause's traceback already; None: it does not have it."""
+    """The prefix under which this console has what the root cause's rank wrote; None: it does not have it."""
     from muster.agent.diagnosis.root_cause import find_root
     from muster.agent.diagnosis.tracebacks import has_printed
 
@@ -83,8 +91,8 @@ def _find_printed(report: "Report", config: AgentConfig, logs: LogRouter, last: 
     offset = root.global_rank - root.local_rank
     own = replace(last, group_rank=root.node, node_index=root.node_index, rank_offset=offset)
     prefix = logs.find_stderr_prefix(root.local_rank, own)
-    if not prefix:  # not read by the agent: Python prints what it records
-        return prefix if root.error_file is not None else None
+    if not prefix:  # not read by the agent: Python prints what it records, and a crash is in a file
+        return prefix if root.error_file is not None or root.traceback is None else None
     lines = logs.read_stderr_text(root.local_rank).splitlines() if is_here else root.stderr_tail
     return prefix if has_printed(lines, root.exception, root.traceback) else None
 
@@ -126,19 +134,21 @@ def _write(path: str, data: bytes) -> None:
         file.write(data)
 
 
-def wait_for_common_exit(config: AgentConfig, failed_s: float) -> None:
-    """On Kubernetes, wait so that all agents exit at the same moment.
+def wait_for_exit(config: AgentConfig, failed_s: float, *, prints_report: bool) -> None:
+    """In containers, wait until all agents have written their reports; in pods, until the node with the page has ended.
 
     The first pod that ends with a failure makes the Job controller remove all pods that it does not know to have ended,
-    and with them their logs. A kubelet checks once a second which pods have ended: the closer together the ends are,
-    the rarer one is seen without the others.
+    and with them their logs. A kubelet checks once a second which pods have ended. So the pod whose log has the report
+    ends first by more than that: it is never one of those that are removed. The others may be.
 
     Args:
         config: the agent's.
         failed_s: when the agent learned of the job's failure, time.monotonic; all agents do within one network delay.
+        prints_report: this node does.
     """
     if config.termination_log is not None:
-        time.sleep(max(0.0, failed_s + COMMON_EXIT_S - time.monotonic()))
+        exit_s = COMMON_EXIT_S if prints_report or not config.is_pod else LATER_EXIT_S
+        time.sleep(max(0.0, failed_s + exit_s - time.monotonic()))
 
 
 # -- the last line ---------------------------------------------------------------------------------------------------

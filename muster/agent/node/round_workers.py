@@ -60,6 +60,8 @@ class WorkerParts:
     starter: WorkerStarter
     placements: "tuple[WorkerPlacement, ...]"
     """Length nproc, indexed by local rank; empty: workers run where the agent may."""
+    on_status: Callable[[Mapping[str, object]], None] | None
+    """Gets what the status file says."""
 
 
 class RoundWorkers:
@@ -72,6 +74,7 @@ class RoundWorkers:
         self._logs = parts.logs
         self._starter = parts.starter
         self._placements = parts.placements
+        self._on_status = parts.on_status
         self._post = post
         self._pool = WorkerPool(
             parts.loop,
@@ -134,6 +137,7 @@ class RoundWorkers:
         if formed.hosts_store:
             number = formed.number
             self._starter.start_store(
+                formed.master_addr,
                 formed.master_port,
                 formed.world_size,
                 lambda reason: self._post(events.StoreLost(round_number=number, reason=reason)),
@@ -251,7 +255,7 @@ class RoundWorkers:
                 return
             from muster.agent.telemetry import StatusFile  # a script may do no step
 
-            self._status = StatusFile(run_dir, self._loop.clock, self._logs.files.thread.submit)
+            self._status = StatusFile(run_dir, self._loop.clock, self._logs.files.thread.submit, self._on_status)
         self._status.update(formed, page, self._config.nproc, self._pause)
 
     def _look_for_checkpoint(self, round_number: int) -> None:

@@ -96,6 +96,7 @@ class Supervisor:
                 children=parts.children,
                 starter=parts.starter,
                 placements=parts.placements,
+                on_status=parts.event_log.on_status,
             ),
             self._events.append,
         )
@@ -106,6 +107,7 @@ class Supervisor:
         self._state = NodeState(rules=_build_rules(config))
         self._code: int | None = None
         self._job_failed_s: float | None = None
+        self._prints_report = False
         self._has_checkpoint = config.rendezvous.checkpoint is not None
 
     # -- running ----------------------------------------------------------------------------------------------------
@@ -140,7 +142,7 @@ class Supervisor:
             if self._job_failed_s is not None:
                 from muster.agent.node import outcome
 
-                outcome.wait_for_common_exit(self._config, self._job_failed_s)
+                outcome.wait_for_exit(self._config, self._job_failed_s, prints_report=self._prints_report)
 
     def _handle_events(self) -> int | None:
         """Decide all queued events, in order; the exit code once the agent is done."""
@@ -370,6 +372,7 @@ class Supervisor:
 
                 if action.ended is not None and action.ended.succeeded and self._logs.run_dir is not None:
                     self._remove_checkpoint(self._logs.run_dir)
+                self._prints_report = action.ended is not None and action.ended.prints_report
                 self._code = outcome.report_outcome(
                     action, self._config, self._logs, self._event_log.times, self._state.round
                 )

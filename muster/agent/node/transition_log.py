@@ -67,7 +67,7 @@ class TransitionLog:
                     log.write(event.kind.value, text=event.text)
             case RoundBroken():
                 log.mark("broken")
-                log.write("round_broken", kind=event.kind.value, reason=event.reason)
+                log.write("round_broken", kind=event.kind.value, reason=event.reason, hang=event.is_hang)
             case DrainBegun():
                 log.mark("drain")
                 log.write("drain_begun", drain=event.drain, kind=Layout.KINDS[event.kind], limit_s=event.limit_s)
@@ -78,7 +78,8 @@ class TransitionLog:
             case RequestAnswered():
                 log.write("request_answered", outcome=event.answer.outcome.value, text=event.answer.line)
             case JobEnded():
-                log.write("job_ended", succeeded=event.succeeded, drained=event.is_drained)
+                reason = "" if event.report is None else event.report.reason
+                log.write("job_ended", succeeded=event.succeeded, drained=event.is_drained, reason=reason)
             case RendezvousFailed():
                 log.write("rendezvous_lost", reason=event.reason)
             case events.Requested():

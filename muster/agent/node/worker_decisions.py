@@ -320,6 +320,8 @@ def on_stacks_requested(state: NodeState) -> Decision:
 def on_stacks_collected(state: NodeState, event: StacksCollected) -> Decision:
     """Keep them for the report, or print them if this node leaves; and go on with the stop that waits for them."""
     phase = state.phase
+    if isinstance(phase, Running) and event.round_number == phase.round.number:
+        return state, (PrintPage(round=phase.round, stacks=event.stacks),)
     if not isinstance(phase, Stopping) or event.round_number != phase.round.number:
         return state, ()
     is_awaited = isinstance(phase.then, Finish) and phase.step is StopStep.STACKS

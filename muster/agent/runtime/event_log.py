@@ -13,7 +13,7 @@ What a record can tell of, and what its detail has (the documentation prints thi
     workers_idle: These ranks have shown no sign of life for the limit, or the job hangs; without ranks: they are
         active again.
     stacks_taken: The stacks of these ranks were read.
-    round_broken: The round ends: kind, reason.
+    round_broken: The round ends: kind, reason, hang (whether the job hung).
     workers_stopped: No worker of the round is left.
     workers_not_ended: The kernel cannot end these processes: pids.
     fenced: The guard has killed the workers, because the leader was silent for too long.
@@ -32,7 +32,7 @@ What a record can tell of, and what its detail has (the documentation prints thi
     hang_named: Likewise; it tells of a hang, with which the job goes on.
     hang_ended: Likewise; the hang is over.
     rendezvous_lost: Rendezvous failed: reason.
-    job_ended: The job has ended on all nodes: succeeded, drained.
+    job_ended: The job has ended on all nodes: succeeded, drained, reason (of a failed one; else empty).
     agent_ended: The agent ends: exit_code.
 
 The records of one node show a recovery: `worker_failed` (detected), `round_broken`, `workers_stopped`,
@@ -267,6 +267,8 @@ class EventLog:
         self.times = RunTimes()
         self.find_round: Callable[[], StampedRound | None] = lambda: None
         """Finds the current round, for every record; None before the first."""
+        self.on_status: Callable[[Mapping[str, object]], None] | None = None
+        """Gets what the status file says whenever that changes; must not block."""
 
     def add_sink(self, sink: EventSink, *, replay: bool = False) -> None:
         """Pass every record from now on to `sink`; with `replay`, this agent's first ones too. `close` closes it."""

@@ -37,6 +37,22 @@ def bind_wildcard(port: int = 0) -> socket.socket:
         return _bind_family(socket.AF_INET, "", port)
 
 
+def bind_address(host: str, port: int) -> socket.socket:
+    """A socket at MASTER_ADDR alone; at all addresses where that is a name, or not this machine's (NAT).
+
+    Raises:
+        OSError: the port is not free.
+    """
+    numeric = "127.0.0.1" if host == "localhost" else host
+    try:
+        found = socket.getaddrinfo(numeric, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+        return _bind_family(found[0][0], *found[0][4][:2])
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise
+        return bind_wildcard(port)
+
+
 def _bind_family(family: socket.AddressFamily, host: str, port: int) -> socket.socket:
     bound = socket.socket(family, socket.SOCK_STREAM)
     try:

@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 
 from muster._contract import STATUS_SCHEMA, LogNames
+from muster.agent.logs import open_own
 from muster.agent.round import Round
 from muster.agent.runtime.clock import Clock
 from muster.agent.runtime.records import record
@@ -31,17 +32,25 @@ class Pause:
 class StatusFile:
     """Of one node, in all of its rounds."""
 
-    def __init__(self, run_dir: str, clock: Clock, submit: Callable[[Callable[[], None]], None]) -> None:
+    def __init__(
+        self,
+        run_dir: str,
+        clock: Clock,
+        submit: Callable[[Callable[[], None]], None],
+        on_status: Callable[[Mapping[str, object]], None] | None = None,
+    ) -> None:
         """Write nothing yet.
 
         Args:
             run_dir: where it is.
             clock: the agent's.
             submit: runs a call in the thread that writes files.
+            on_status: gets the content too.
         """
         self._path = os.path.join(run_dir, LogNames.STATUS)
         self._clock = clock
         self._submit = submit
+        self._on_status = on_status
         self._last: Mapping[str, object] = {}
         """But for the time."""
         self._written_s = -math.inf
@@ -69,6 +78,8 @@ class StatusFile:
         self._last = content
         text = json.dumps({**content, "time_s": round(self._clock.wall_s(), 3)}) + "\n"
         self._submit(lambda: _write(self._path, text))
+        if self._on_status is not None:
+            self._on_status(content)
 
     def _build(
         self, formed: Round, slot: SlotStatus, values: Mapping[str, float], pause: Pause | None, now_s: float
@@ -104,6 +115,7 @@ def _find_slowest(slots: Iterable[SlotStatus]) -> tuple[int, SlotStatus]:
 def _write(path: str, text: str) -> None:
     temporary = f"{path}.{os.getpid()}"
     with contextlib.suppress(OSError):
-        with open(temporary, "w", encoding="utf-8") as file:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+        with open(open_own(temporary, flags), "w", encoding="utf-8") as file:
             file.write(text)
         os.replace(temporary, path)

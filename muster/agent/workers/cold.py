@@ -44,7 +44,7 @@ class CommandStarter:
         """False: this starter imports no torch, so global rank 0's worker hosts the store."""
         return False
 
-    def start_store(self, port: int, world_size: int, on_lost: Callable[[str], None]) -> None:
+    def start_store(self, addr: str, port: int, world_size: int, on_lost: Callable[[str], None]) -> None:
         """Not called, because of `can_host_store`."""
         raise NotImplementedError
 

@@ -32,7 +32,7 @@ WORKER_FLAG = "--muster-worker"
 TEMPLATE = "template"
 """In place of a worker's kind: become a template."""
 STORE = "store"
-"""Likewise: become the store's process."""
+"""In place of a worker's kind: become the store's process."""
 _FLAGS_WITH_VALUE = "XW"
 _LAST_FLAGS = "cm"
 _DROPPED_FLAGS = "ixhV?"
@@ -146,8 +146,8 @@ def main(argv: "list[str]") -> None:
         for name in [name for name in sys.modules if name == "muster" or name.startswith("muster.")]:
             del sys.modules[name]  # ours, perhaps from the bundle; the program imports the installed one
     if not os.path.isdir(own_root) or os.path.exists(f"{own_root}/muster/_bundled.py"):
-        # The bundle, or where it is unpacked: `import muster.worker` finds it after all that the program's Python has.
-        sys.path.append(own_root)
+        # The bundle, or where it is unpacked.
+        sys.path.insert(_choose_place(own_root), own_root)
     run(kind, target, args, error_file, stack_signum, stack_file, interpreter_argv, crash_file, record_code)
 
 
@@ -157,6 +157,45 @@ def _remove_own_folder(entry: str) -> str:
     if sys.path and sys.path[0] in (entry, folder):
         del sys.path[0]
     return folder[: -len("/muster/agent/workers")] if entry.endswith(".py") else entry
+
+
+def _choose_place(own_root: str) -> int:
+    """Where on `sys.path` `import muster.worker` must find the job's own: before an installed muster, else at the end.
+
+    A foreign package of that name is the program's and comes first. One line of the job says which of two is imported.
+    """
+    for place, folder in enumerate(sys.path):
+        package = os.path.join(folder, "muster")
+        if os.path.exists(f"{package}/_contract.py"):
+            theirs = _read_version(f"{package}/__init__.py")
+            ours = _read_version(f"{own_root}/muster/__init__.py")
+            if theirs != ours:
+                _say_once(f"`import muster` gives {ours}, which came with the job, not {theirs} of {folder}")
+            return place
+        if os.path.exists(f"{package}.py") or os.path.exists(f"{package}/__init__.py"):
+            _say_once(f"`import muster` gives another package of that name, in {folder}, and not muster.worker")
+            break
+    return len(sys.path)
+
+
+def _read_version(path: str) -> str:
+    loader, text = globals()["__loader__"], b""
+    try:
+        if not os.path.exists(path) and hasattr(loader, "archive"):
+            text = loader.get_data(path)
+        else:
+            with open(path, "rb") as file:
+                text = file.read()
+    except OSError:  # it has none, or not for this user
+        pass
+    version: str = text.partition(b'__version__ = "')[2].partition(b'"')[0].decode(errors="replace")
+    return version or "an unknown version"
+
+
+def _say_once(line: str) -> None:
+    """Print a line of one worker of the job."""
+    if os.environ.get("RANK", "0") == "0" and sys.stderr is not None:
+        _call_ignoring_errors(sys.stderr.write, f"muster: {line}\n")
 
 
 def _import_own(own_root: str, name: str) -> "ModuleType":
@@ -320,14 +359,32 @@ def choose_exit_code(stop: SystemExit) -> "int | None":
 
 
 def find_refusal(stop: SystemExit) -> str:
-    """The line in which argparse has just refused the program's arguments; "" when it has not."""
+    """Why a program that says it on stderr called `sys.exit(CODE)`; "" when that is only there.
+
+    It is the line in which argparse or click has just refused the arguments, or the exception that the program handles.
+    """
     tb = stop.__traceback__
     while tb is not None and tb.tb_next is not None:
         tb = tb.tb_next
-    if tb is None or not stop.code or not tb.tb_frame.f_code.co_filename.endswith("/argparse.py"):
+    if tb is None or not stop.code:
         return ""
-    message = tb.tb_frame.f_locals.get("message")  # of ArgumentParser.exit
-    return message.strip() if isinstance(message, str) else ""
+    path, names = tb.tb_frame.f_code.co_filename, tb.tb_frame.f_locals
+    if path.endswith("/argparse.py"):
+        message = names.get("message")  # of ArgumentParser.exit
+        return message.strip() if isinstance(message, str) else ""
+    report = names.get("report") if "/click/" in path else None  # of click 8.5
+    context = getattr(report, "__self__", stop.__context__)
+    if isinstance(context, SystemExit):
+        return find_refusal(context)
+    if not isinstance(context, BaseException) or isinstance(context, KeyboardInterrupt):
+        return ""
+    try:
+        if hasattr(context, "format_message"):
+            return f"Error: {context.format_message()}"  # click's, as it prints it
+        text = "".join(_format_message(context).splitlines()[:1])
+    except BaseException:  # noqa: BLE001  # the user's code
+        text = ""
+    return f"sys.exit while it handled {type(context).__name__}" + (f": {text}" if text else "")
 
 
 # -- the hook on torch ------------------------------------------------------------------------------------------------

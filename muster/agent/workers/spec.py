@@ -90,10 +90,11 @@ class WorkerStarter(Protocol):
         """Whether this node would host the round's store in a process of its own, if it had global rank 0."""
         ...
 
-    def start_store(self, port: int, world_size: int, on_lost: Callable[[str], None]) -> None:
+    def start_store(self, addr: str, port: int, world_size: int, on_lost: Callable[[str], None]) -> None:
         """Listen on MASTER_PORT at once and have a process serve the round's store; ends the one before.
 
         Args:
+            addr: MASTER_ADDR.
             port: MASTER_PORT.
             world_size: how many workers the round has.
             on_lost: called at most once, on the loop, possibly before this returns, with a clause about the round's

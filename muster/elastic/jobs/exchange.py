@@ -145,11 +145,15 @@ def _listen(place: RoundPlace) -> socket.socket:
 
 
 def _create_server(place: RoundPlace) -> socket.socket:
-    """Only this machine's programs can connect where all nodes are on it."""
+    """At MASTER_ADDR alone, as the store was; at all addresses where that is a name, or not this machine's (NAT)."""
     host, port = place.master_addr, place.master_port
-    if host in ("localhost", "::1") or host.startswith("127."):
-        family = socket.AF_INET6 if host == "::1" else socket.AF_INET
-        return socket.create_server((host, port), family=family, backlog=place.nodes)
+    try:
+        numeric = "127.0.0.1" if host == "localhost" else host
+        family, _, _, _, address = socket.getaddrinfo(numeric, port, flags=socket.AI_NUMERICHOST)[0]
+        return socket.create_server(address[:2], family=family, backlog=place.nodes)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise
     if socket.has_dualstack_ipv6():
         return socket.create_server(("", port), family=socket.AF_INET6, backlog=place.nodes, dualstack_ipv6=True)
     return socket.create_server(("", port), backlog=place.nodes)

@@ -1,6 +1,7 @@
 """Builds the bodies and archives for a container: pure, from the request and facts about the engine and the image."""
 
 import io
+import re
 import tarfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from muster._contract import AGENT_BUNDLE_NAME, Env
+from muster.schedulers.agent_command import is_python
 from muster.schedulers.docker.spec import AGENT_DIR, HOST_NETWORK, STATE_DIR, AppRequest, ContainerRequest, Label
 
 WORKSPACE_DIR: Final = "/workspace"
@@ -15,6 +17,9 @@ WORKSPACE_DIR: Final = "/workspace"
 
 DOCKERFILE: Final = "Dockerfile.torchx"
 """TorchX's name of the file in a workspace from which its image is built."""
+
+_PYTHON_SWITCHES: Final = re.compile("-[bBdEiIOPqsSuv]+")
+"""Those that take no value and do not say what is run."""
 
 _PIECE_BYTES: Final = 1 << 20
 _DEFAULT_DOCKERFILE: Final = b"ARG IMAGE\nFROM $IMAGE\nCOPY . .\n"
@@ -27,6 +32,18 @@ class ImageFacts:
     id: str
     working_dir: str
     user: str
+    entrypoint: tuple[str, ...] = ()
+
+    @property
+    def interpreter(self) -> str:
+        """The Python interpreter that the entrypoint runs, and that takes what follows for its arguments; "" if none.
+
+        It may stand behind an init (`tini -- python3`), and have switches of its own (`python3 -u`).
+        """
+        words = list(self.entrypoint)
+        while len(words) > 1 and _PYTHON_SWITCHES.fullmatch(words[-1]):
+            del words[-1]
+        return words[-1] if words and is_python(words[-1]) else ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +63,12 @@ def choose_working_dir(container: ContainerRequest, image: ImageFacts) -> str:
     if not needs_workspace_copy(container) or image.working_dir not in ("", "/"):
         return image.working_dir or "/"
     return WORKSPACE_DIR
+
+
+def choose_command(container: ContainerRequest, image: ImageFacts) -> list[str]:
+    """What follows the image's entrypoint: where that is the interpreter of the agent, only the agent's arguments."""
+    is_given = container.runs_agent and container.command[0] == image.interpreter
+    return list(container.command[1:] if is_given else container.command)
 
 
 def needs_workspace_copy(container: ContainerRequest) -> bool:
@@ -82,10 +105,11 @@ def build_body(
         env[Env.INCARNATION] = str(incarnation)
     body: dict[str, Any] = {
         "Image": image.id,
-        "Cmd": list(container.command),
+        "Cmd": choose_command(container, image),
         "Env": [f"{name}={value}" for name, value in env.items()],
         "WorkingDir": choose_working_dir(container, image),
         "Labels": {
+            **container.labels,
             **app.labels,
             Label.ROLE: container.role,
             Label.REPLICA: str(container.replica),
@@ -95,6 +119,10 @@ def build_body(
         "StopTimeout": max(1, round(app.grace_s)),
         "HostConfig": _build_host_config(app, container, image, engine),
     }
+    if container.user:
+        body["User"] = container.user
+    if ports := container.host_config.get("PortBindings"):
+        body["ExposedPorts"] = {port: {} for port in ports}
     if app.network != HOST_NETWORK:
         body["Hostname"] = container.hostname
         endpoint = {"Aliases": list(container.aliases)}
@@ -128,8 +156,9 @@ def _build_host_config(
         "Privileged": container.privileged,
         "ReadonlyRootfs": container.read_only,
     }
+    config |= container.host_config
     if container.read_only:
-        config["Tmpfs"] = {"/tmp": "exec"}  # noqa: S108  # inside the container
+        config["Tmpfs"] = {"/tmp": "exec", **config.get("Tmpfs", {})}  # noqa: S108  # inside the container
     if container.memory_bytes is not None:
         # Equal limits: no swap, as on a cluster, so that a job that needs too much memory fails here too.
         config["Memory"] = config["MemorySwap"] = container.memory_bytes
@@ -174,12 +203,18 @@ def pack_state_dir(path: str) -> bytes:
     return _pack({path: None}, mode=0o1777)
 
 
-def pack_folder(path: str, uid: int, gid: int) -> bytes:
+def lies_on_mount(container: ContainerRequest, folder: str) -> bool:
+    """Whether a folder is, or lies in, what is mounted into the container: its owner is not the container's matter."""
+    targets = (str(mount["Target"]).rstrip("/") for mount in container.mounts)
+    return any(f"{folder}/".startswith(f"{target}/") for target in targets)
+
+
+def pack_folder(path: str, uid: int, gid: int, mode: int) -> bytes:
     """A tar for the root of a container with one folder, which may exist already."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
         entry = tarfile.TarInfo(path.lstrip("/"))
-        entry.type, entry.mode, entry.uid, entry.gid = tarfile.DIRTYPE, 0o755, uid, gid
+        entry.type, entry.mode, entry.uid, entry.gid = tarfile.DIRTYPE, mode, uid, gid
         archive.addfile(entry)
     return buffer.getvalue()
 
@@ -201,7 +236,7 @@ def stream_with_owner(workspace: Path, uid: int, gid: int) -> Iterator[bytes]:
 
     Piece by piece: a workspace need not fit into memory.
     """
-    with tarfile.open(workspace, "r:gz") as source:
+    with tarfile.open(workspace) as source:
         for entry in source:
             entry.uid, entry.gid, entry.uname, entry.gname = uid, gid, "", ""
             yield from _stream_entry(source, entry)
@@ -211,7 +246,7 @@ def stream_with_owner(workspace: Path, uid: int, gid: int) -> Iterator[bytes]:
 def stream_context(workspace: Path) -> Iterator[bytes]:
     """A build context: a packed workspace, and a Dockerfile that copies it in if the workspace has none."""
     names = set()
-    with tarfile.open(workspace, "r:gz") as source:
+    with tarfile.open(workspace) as source:
         for entry in source:
             names.add(entry.name)
             yield from _stream_entry(source, entry)

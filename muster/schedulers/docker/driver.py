@@ -4,12 +4,15 @@ Threads call the engine, because its client blocks: a few that carry out starts 
 follows the engine's events and reports every end. When the engine stops, the watcher waits until it answers again;
 containers that have ended by then were ended by the engine and are started again without being counted as lost.
 What a thread of the pool could not do meanwhile is tried again: an engine that only hung does not end the watcher's
-stream of events. Over 400 lines: all threads share the replicas' state, and the rules of its lock are in one place.
+stream of events. A person may restart a container, too (`docker restart`): an end by the engine's SIGTERM is not
+reported before it is clear that the container does not run again. No container of the app outlives it. Over 400 lines:
+all threads share the replicas' state, and the rules of its lock are in one place.
 """
 
 import threading
+import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -21,6 +24,7 @@ from muster._contract import LogNames
 from muster.schedulers.docker.engine.client import Engine
 from muster.schedulers.docker.engine.container_state import ContainerFacts
 from muster.schedulers.docker.engine.errors import DockerError, EngineUnavailable, NotFound
+from muster.schedulers.docker.engine.outside_stops import OutsideStops
 from muster.schedulers.docker.engine.shutdown import EngineShutdown
 from muster.schedulers.docker.live import reservations
 from muster.schedulers.docker.live.creation import Creator, remove_app
@@ -43,7 +47,11 @@ RECONNECT_S: Final = 0.5
 SETTLE_S: Final = 3.0
 """How long an engine that shuts down may answer after its last container has ended."""
 
+END_S: Final = 30.0
+"""How long a killed container may need until the engine has recorded its end."""
+
 _WORKERS: Final = 8
+_ACTIONS: Final = ("kill", "die", "stop", "start", "destroy")
 _PREEMPTED: Final = 143
 _KILL: Final = "SIGKILL"
 _INTERRUPT: Final = "SIGINT"
@@ -92,6 +100,7 @@ class DockerDriver:
         self._closing = threading.Event()
         self._is_suspended = False
         self._shutdown = EngineShutdown(engine)
+        self._outside_stops = OutsideStops()
         self._watcher: threading.Thread | None = None
 
     # -- called by the supervisor, in its own thread ------------------------------------------------------------------
@@ -146,6 +155,8 @@ class DockerDriver:
 
     def close(self, *, succeeded: bool) -> None:
         """See `ReplicaDriver`: removes containers by the `keep` option, all else in any case."""
+        while self._outside_stops.may_restart_any():
+            time.sleep(RECONNECT_S)
         self._closing.set()
         self._pool.shutdown(wait=True, cancel_futures=True)
         with suppress(OSError):  # a disk that is read-only by now: the containers are not on it
@@ -153,12 +164,14 @@ class DockerDriver:
         removes = self._app.keep == "none" or (self._app.keep == "failed" and succeeded)
         try:
             reservations.release_reservations(self._engine, self._app.labels)
+            for container in self._engine.list_container_ids(self._app.labels, running_only=True):
+                self._end_container(container)
             if removes:
                 remove_app(self._engine, self._app.labels)
             elif self._app.owns_network:
                 self._engine.remove_network(self._app.network)
         except DockerError as error:
-            _processes.write_stderr(f"not removed, use torchx delete: {error}\n")  # the supervisor's log
+            _processes.write_stderr(f"not removed, use muster delete: {error}\n")  # the supervisor's log
 
     # -- carried out by the pool --------------------------------------------------------------------------------------
 
@@ -224,7 +237,11 @@ class DockerDriver:
 
     def _find_or_create(self, replica: ReplicaId) -> str:
         """A container of the replica to start: the one that the submission created, or a new one in its place."""
-        newest = self._find_newest(replica)
+        found = self._list_containers(replica)
+        for facts in found:
+            if facts.running:  # a person has restarted it
+                self._end_container(facts.id)
+        newest = found[-1] if found else None
         if newest is not None and newest.status == "created" and not newest.error:
             return newest.id
         request = self._replicas[replica].request
@@ -234,6 +251,12 @@ class DockerDriver:
         others = self._engine.list_container_ids({**self._app.labels, Label.ROLE: replica.role}, running_only=True)
         incarnation = int(newest.labels[Label.INCARNATION]) + 1
         return self._creator.create(request, incarnation, checkpoint, is_alone=not others)
+
+    def _end_container(self, container: str) -> None:
+        """Kill a container and wait for its end: of two that run for one replica, the second agent is refused."""
+        self._engine.signal_container(container, _KILL)
+        with suppress(NotFound):
+            self._engine.wait_container(container, END_S)
 
     def _report_start_failure(self, replica: ReplicaId, container: str | None, error: Exception) -> None:
         request = self._replicas[replica].request
@@ -298,7 +321,7 @@ class DockerDriver:
                 since_s = self._engine.now_s()
                 self._catch_up(was_away)
                 was_away = False
-                for event in self._engine.events(("die", "destroy", "kill"), since_s=since_s):
+                for event in self._engine.events(_ACTIONS, since_s=since_s):
                     self._handle_event(event)
                 was_away = True  # the engine closes the stream when it stops
             except EngineUnavailable:
@@ -313,27 +336,54 @@ class DockerDriver:
             self._closing.wait(RECONNECT_S)
 
     def _handle_event(self, event: dict[str, Any]) -> None:
-        """A container of the engine, ours or not, got a signal through the engine, has died or was removed."""
-        container, attributes = event["Actor"]["ID"], event["Actor"]["Attributes"]
-        if event.get("Action") == "kill":
+        """Something has happened to a container of the engine, ours or not."""
+        container, attributes, action = event["Actor"]["ID"], event["Actor"]["Attributes"], event["Action"]
+        if action == "kill":
             self._shutdown.record_signal(container, attributes.get("signal"))
             return
-        for replica, known in self._replicas.items():
-            if known.container == container and not known.starting:
-                code = attributes.get("exitCode")
-                self._check_end(replica, exit_code=None if code is None else int(code))
+        replica = self._find_replica(attributes)
+        if replica is None:
+            return
+        known = self._replicas[replica]
+        if self._outside_stops.record(action, container):
+            self._shutdown.forget(container)
+            self._submit(self._follow_restart, replica, container)
+        elif action in ("die", "destroy") and known.container == container and not known.starting:
+            code = attributes.get("exitCode")
+            self._check_end(replica, exit_code=None if code is None else int(code))
 
-    def _wait_for_shutdown(self, replica: ReplicaId, container: str) -> None:
-        """Find out whether a container ended with all others because the engine is stopping.
+    def _find_replica(self, labels: Mapping[str, str]) -> ReplicaId | None:
+        """The replica whose container has these labels; None: it is none of this app's."""
+        if any(labels.get(name) != value for name, value in self._app.labels.items()) or Label.REPLICA not in labels:
+            return None
+        replica = ReplicaId(labels[Label.ROLE], int(labels[Label.REPLICA]))
+        return replica if replica in self._replicas else None
 
-        The engine does not announce that and answers until its last container has ended. If it stops, the watcher
-        starts the replica again when it is back. If it does not stop, the replica was lost.
+    def _follow_restart(self, replica: ReplicaId, container: str) -> None:
+        """Handle a container that a person has started again."""
+        known = self._replicas[replica]
+        with self._lock:
+            is_current = known.container == container and not known.end_reported
+        if not is_current:
+            self._engine.signal_container(container, _KILL)
+        elif known.asked:
+            self._signal(replica, known.asked)
+        elif known.request.runs_agent:
+            # Its environment says that the node starts for the first time: its agent could form a round of its own.
+            self._restart(replica, container)
+
+    def _wait_settled(self, replica: ReplicaId, container: str, by_engine: bool) -> None:
+        """Find out whether a container that ended by the engine's SIGTERM runs again.
+
+        An engine that stops does not announce that and answers until its last container has ended. If it stops, the
+        watcher starts the replica again when it is back. A person may restart the container. Else the replica was lost.
         """
         known = self._replicas[replica]
         while not self._closing.wait(SETTLE_S):
             if known.end_reported or known.container != container:
                 return
-            if not self._shutdown.is_in_progress():
+            is_stopping = by_engine and self._shutdown.is_in_progress()
+            if not is_stopping and not self._outside_stops.may_restart(container):
                 self._check_end(replica, settled=True)
                 return
 
@@ -383,7 +433,7 @@ class DockerDriver:
         Args:
             replica: the one to check.
             was_away: the engine was unavailable and may have ended the container.
-            settled: the engine is not about to stop.
+            settled: the engine is not about to stop, nor to start the container again.
             exit_code: from an event; used if the container is gone by now.
         """
         known = self._replicas[replica]
@@ -397,20 +447,19 @@ class DockerDriver:
             return
         if facts.exit_code is None:
             return
-        runs_agent = known.request.runs_agent
-        if not known.asked and ended_by_engine(facts, runs_agent=runs_agent):
-            if was_away:
-                self._restart(replica, container)
-                return
-            if not settled and self._shutdown.may_have_ended(container):
-                self._submit(self._wait_for_shutdown, replica, container)
-                return
+        by_engine = ended_by_engine(facts, runs_agent=known.request.runs_agent)
+        if was_away and by_engine and not known.asked:
+            self._restart(replica, container)
+            return
+        if not settled and not known.asked and self._shutdown.was_signalled(container):
+            self._submit(self._wait_settled, replica, container, by_engine)
+            return
         record_restarts(self._engine, self._folder, known.request, container)
         ending = self._evidence.explain(facts, known.request)
         self._report_end(replica, container, facts.exit_code, ending.reason, final=ending.final)
 
     def _restart(self, replica: ReplicaId, container: str) -> None:
-        """Start a replica again that the engine ended; this does not count as a lost replica."""
+        """Start a replica again that the engine or a person ended; this does not count as a lost replica."""
         known = self._replicas[replica]
         with self._lock:
             if known.end_reported or known.container != container:
@@ -429,9 +478,13 @@ class DockerDriver:
         self._event_queue.post(ReplicaEnded(replica=replica, exit_code=exit_code, reason=reason, final=final))
 
     def _find_newest(self, replica: ReplicaId) -> ContainerFacts | None:
+        found = self._list_containers(replica)
+        return found[-1] if found else None
+
+    def _list_containers(self, replica: ReplicaId) -> list[ContainerFacts]:
+        """All containers of a replica, the newest last."""
         labels = {**self._app.labels, Label.ROLE: replica.role, Label.REPLICA: str(replica.index)}
-        found = self._engine.list_containers(labels)
-        return max(found, key=lambda facts: int(facts.labels[Label.INCARNATION]), default=None)
+        return sorted(self._engine.list_containers(labels), key=lambda facts: int(facts.labels[Label.INCARNATION]))
 
 
 def create_driver(*, spec: AppSpec, event_queue: EventQueue) -> DockerDriver:

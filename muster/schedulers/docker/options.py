@@ -5,6 +5,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from muster.schedulers.docker.option_values import (
+    PublishedPort,
+    parse_addresses,
+    parse_capabilities,
+    parse_extra_hosts,
+    parse_labels,
+    parse_log_driver,
+    parse_ports,
+    parse_security_opts,
+    parse_size,
+    parse_tmpfs,
+    parse_user,
+)
 from muster.schedulers.errors import OptionError
 from muster.schedulers.runner.option_records import (
     DETACH,
@@ -19,9 +32,7 @@ from muster.schedulers.runner.option_records import (
 DEFAULT_ULIMITS: Final = ("memlock:-1", "stack:67108864", "nofile:1048576")
 """For RDMA, deep stacks and DataLoaders with many files; the engine's own defaults are too low for all three."""
 
-_SIZE = re.compile(r"(\d+)([kmgt]?)b?", re.ASCII | re.IGNORECASE)
 _ULIMIT = re.compile(r"([a-z]+):(-1|\d+)(?::(-1|\d+))?", re.ASCII)
-_UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,14 +52,6 @@ def _parse_network(name: str, value: str) -> str | None:
     if value == "none" or value.startswith("container:"):
         raise OptionError(f"{name}={value!r} cannot connect replicas; name an existing network or host", name)
     return value or None
-
-
-def _parse_size(name: str, value: str) -> int:
-    match = _SIZE.fullmatch(value)
-    size = int(match[1]) * _UNITS[match[2].lower()] if match else 0
-    if size <= 0:
-        raise OptionError(f"{name}={value!r} is not a size above zero such as 8g, 512m or 1073741824", name)
-    return size
 
 
 def _parse_ulimits(name: str, given: Any) -> tuple[Ulimit, ...]:
@@ -80,7 +83,7 @@ class DockerOptions:
         str, "existing network to join, or `host` (default: a new one per app)", parse=_parse_network
     )
     shm_size_bytes: int | None = option(
-        str, "size of /dev/shm, e.g. 8g (default: the memory limit, else 16g)", name="shm_size", parse=_parse_size
+        str, "size of /dev/shm, e.g. 8g (default: the memory limit, else 16g)", name="shm_size", parse=parse_size
     )
     ipc: str | None = option(
         str,
@@ -93,6 +96,45 @@ class DockerOptions:
         name="ulimits",
         parse=_parse_ulimits,
         absent=(),
+    )
+    tmpfs: Mapping[str, str] = option(
+        list[str], "PATH[:SIZE];... in memory, e.g. /scratch:8g", parse=parse_tmpfs, absent={}
+    )
+    publish: tuple[PublishedPort, ...] = option(
+        list[str],
+        "[[ADDRESS:]HOST_PORT:]PORT[/udp];... PORT is a number or a name of the role's port_map; ADDRESS: 127.0.0.1; "
+        "several replicas get HOST_PORT, HOST_PORT+1, ...; without HOST_PORT the engine picks one",
+        parse=parse_ports,
+        absent=(),
+    )
+    user: str = option(str, "USER[:GROUP], names or numbers (default: the image's)", parse=parse_user, absent="")
+    labels: Mapping[str, str] = option(
+        dict[str, str], "labels of the containers, NAME:value;...", parse=parse_labels, absent={}
+    )
+    log_driver: str = option(
+        str,
+        "the containers' log driver (default: the engine's); with none, `torchx log` has nothing",
+        parse=parse_log_driver,
+        absent="",
+    )
+    log_opts: Mapping[str, str] = option(
+        dict[str, str],
+        "options of the log driver, e.g. max-size:100m;max-file:3; `torchx log` has what the driver keeps",
+        parse=lambda _, value: dict(value),
+        absent={},
+    )
+    security_opt: tuple[str, ...] = option(
+        list[str],
+        "no-new-privileges, seccomp:unconfined, apparmor:PROFILE, label:LABEL;...",
+        parse=parse_security_opts,
+        absent=(),
+    )
+    cap_add: tuple[str, ...] = option(
+        list[str], "capabilities to add, e.g. SYS_PTRACE;IPC_LOCK", parse=parse_capabilities, absent=()
+    )
+    dns: tuple[str, ...] = option(list[str], "addresses of name servers", parse=parse_addresses, absent=())
+    extra_hosts: tuple[str, ...] = option(
+        list[str], "NAME:ADDRESS;... for /etc/hosts; host-gateway is the host", parse=parse_extra_hosts, absent=()
     )
     pull: str = option(
         str,
@@ -109,7 +151,7 @@ class DockerOptions:
     )
     keep: str = option(
         str,
-        "which apps keep their containers, for logs, from their end until `torchx delete`: all, failed or none",
+        "which apps keep their containers, for logs, from their end until `muster delete`: all, failed or none",
         default="all",
         parse=build_choice_parser("all", "failed", "none"),
     )

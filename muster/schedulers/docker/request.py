@@ -11,6 +11,7 @@ from torchx.specs import AppDef, BindMount, DeviceMount, Role, VolumeMount
 from muster._contract import Env, RoleKey
 from muster.schedulers import naming
 from muster.schedulers.agent_command import assign_run_ids, is_agent_role, rewrite_agent_args, rewrite_image_args
+from muster.schedulers.docker.option_values import LAST_PORT, PublishedPort
 from muster.schedulers.docker.options import DockerOptions
 from muster.schedulers.docker.shared_network import share_network
 from muster.schedulers.docker.spec import (
@@ -24,9 +25,10 @@ from muster.schedulers.docker.spec import (
     AppRequest,
     ContainerRequest,
 )
-from muster.schedulers.errors import SchedulerError
+from muster.schedulers.errors import OptionError, SchedulerError
 from muster.schedulers.grace import build_drain_env, decide_app_grace_s
 from muster.schedulers.runner.roles import apply_macros, check_roles
+from muster.schedulers.secret_variables import list_named_secrets
 
 _HOST_RANK0: Final = "127.0.0.1"
 """Rank 0 on the host's network. Not `localhost`: that may resolve to ::1 first, or not at all."""
@@ -64,6 +66,7 @@ def build_request(
         SchedulerError: one line that names the role, the value and what is allowed.
     """
     check_roles(app)
+    _check_ports(app, options)
     base_env = _select_env(options.copy_env, environ or {}) | dict(options.env)
     labels = naming.build_role_labels([role.name for role in app.roles])
     builder = _Builder(
@@ -92,6 +95,31 @@ def build_request(
         ),
     )
     return request if options.network in (None, HOST_NETWORK) else share_network(request, request.network)
+
+
+def _check_ports(app: AppDef, options: DockerOptions) -> None:
+    """Raises OptionError: nothing would be published, the numbers on the host end, or two entries need the same one."""
+    known = {name for role in app.roles for name in role.port_map}
+    checked: list[tuple[PublishedPort, int]] = []
+    for port in options.publish:
+        if options.network == HOST_NETWORK:
+            raise OptionError("publish: with network=host every port of a container is one of the host", "publish")
+        if not port.port.isdigit() and port.port not in known:
+            names = ", ".join(sorted(known)) or "none"
+            raise OptionError(
+                f"publish: no role has a port {port.port!r} in its port_map; there are: {names}", "publish"
+            )
+        replicas = sum(role.num_replicas for role in app.roles if port.port.isdigit() or port.port in role.port_map)
+        if port.host_port is not None and port.host_port + replicas - 1 > LAST_PORT:
+            text = f"publish: {replicas} replicas need {replicas} ports from {port.host_port}; the last is {LAST_PORT}"
+            raise OptionError(text, "publish")
+        for other, containers in checked:
+            if port.overlaps(replicas, other, containers):
+                text = f"{other.text!r} for {containers} replicas and {port.text!r} for {replicas}"
+                raise OptionError(
+                    f"publish: {text} need the same port of the host; each replica takes the next number", "publish"
+                )
+        checked.append((port, replicas))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,6 +164,7 @@ class _Builder:
             name=naming.build_replica_name(self.name, self.labels[role.name], replica),
             command=(applied.entrypoint, *args),
             env=self._build_env(role, applied.env, hostname, runs_agent, host_port),
+            secret_env=list_named_secrets(role.metadata),
             hostname=hostname,
             aliases=self._build_aliases(role, replica, hostname),
             runs_agent=runs_agent,
@@ -152,7 +181,37 @@ class _Builder:
             ulimits=tuple(limit.to_engine() for limit in self.options.ulimits),
             privileged=self.options.privileged,
             read_only=self.options.read_only,
+            user=self.options.user,
+            labels=self.options.labels,
+            host_config=self._build_host_config(role, replica),
         )
+
+    def _build_host_config(self, role: Role, replica: int) -> dict[str, Any]:
+        options = self.options
+        log_config = {"Type": options.log_driver, "Config": dict(options.log_opts)}  # "": the engine's default
+        config = {
+            "Tmpfs": dict(options.tmpfs),
+            "PortBindings": self._build_port_bindings(role, replica),
+            "LogConfig": log_config if options.log_driver or options.log_opts else {},
+            "SecurityOpt": list(options.security_opt),
+            "CapAdd": list(options.cap_add),
+            "Dns": list(options.dns),
+            "ExtraHosts": list(options.extra_hosts),
+        }
+        return {name: value for name, value in config.items() if value}
+
+    def _build_port_bindings(self, role: Role, replica: int) -> dict[str, list[dict[str, str]]]:
+        """The ports of one replica; of several that publish the same one, each has its own port on the host."""
+        bindings: dict[str, list[dict[str, str]]] = {}
+        for port in self.options.publish:
+            if not port.port.isdigit() and port.port not in role.port_map:
+                continue
+            earlier = self.app.roles[: self.app.roles.index(role)]
+            before = sum(each.num_replicas for each in earlier if port.port.isdigit() or port.port in each.port_map)
+            number = int(port.port) if port.port.isdigit() else role.port_map[port.port]
+            name, binding = port.to_engine(number, before + replica)
+            bindings.setdefault(name, []).extend(binding)
+        return bindings
 
     def _build_env(
         self, role: Role, role_env: Mapping[str, str], hostname: str, runs_agent: bool, host_port: int | None

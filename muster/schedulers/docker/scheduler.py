@@ -20,9 +20,9 @@ from muster.schedulers.docker import devices
 from muster.schedulers.docker.driver import ENGINE_KEY
 from muster.schedulers.docker.engine.client import Engine
 from muster.schedulers.docker.engine.container_state import ContainerFacts
-from muster.schedulers.docker.engine.errors import DockerError, EngineUnavailable
+from muster.schedulers.docker.engine.errors import DockerError, EngineUnavailable, UnreadableLogs
 from muster.schedulers.docker.engine.sdk import pick_address
-from muster.schedulers.docker.live import creation, reservations, unregistered
+from muster.schedulers.docker.live import creation, reservations, submissions, unregistered
 from muster.schedulers.docker.live.asking import NodeAsker
 from muster.schedulers.docker.live.exit_reason import COULD_NOT_START
 from muster.schedulers.docker.live.logs import ContainerLogQuery, LogReader
@@ -40,10 +40,10 @@ from muster.schedulers.grace import DEFAULT_SHUTDOWN_TIMEOUT_S, GRACE_MARGIN_S
 from muster.schedulers.lines import Readers
 from muster.schedulers.runner.app_codec import dump_app
 from muster.schedulers.runner.dry_run import build_dryrun_info
-from muster.schedulers.runner.live_lines import draws_bars
 from muster.schedulers.runner.option_parsing import StrictOpts
 from muster.schedulers.runner.option_records import declare_options, parse_options
 from muster.schedulers.runner.roles import build_role_plan, find_elastic_role, share_workspace
+from muster.schedulers.runner.shown.live_lines import draws_bars
 from muster.schedulers.runner.versions import (
     LogRequest,
     PluginScheduler,
@@ -52,18 +52,14 @@ from muster.schedulers.runner.versions import (
     get_workspace_path,
 )
 from muster.schedulers.runner.waiting import follow_suspension, read_app_for_wait
-from muster.schedulers.secret_variables import mask_env
 from muster.schedulers.supervision import asking, client
 from muster.schedulers.supervision.app_folder import AppFolder, AppSpec, ProcessId, StateError
 from muster.schedulers.supervision.file_watch import Watch
 from muster.schedulers.supervision.registry import AppRegistry, find_state_dir
 from muster.schedulers.supervision.state import SupervisedRole
-from muster.schedulers.workspace_packing import DOCKERFILE, BundleError, describe_left_out
+from muster.schedulers.workspace.packing import DOCKERFILE, BundleError, describe_left_out
 
 _DRIVER: Final = "muster.schedulers.docker.driver:create_driver"
-_REGISTRY: Final = "docker"
-"""Both schedulers register their apps in one place, so that either finds them."""
-
 _LOCAL_IMAGES: Final = "muster-workspace"
 """Repository of the images that are built from a `Dockerfile.torchx` without the option image_repo."""
 
@@ -109,6 +105,8 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
         self._described: set[str] = set()
         self._attached: list[AppFolder] = []
         self._readers = Readers()
+        self._unreadable: set[str] = set()
+        """Apps whose output cannot be shown: said once."""
 
     def close(self) -> None:
         """Stop the apps that belong to this command politely, and release the engine. Idempotent.
@@ -140,9 +138,10 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
         role.metadata[WORKSPACE_KEY] = key
         if os.path.exists(os.path.join(path, DOCKERFILE)):
             self._with_dockerfile.add(key)
-        if left_out and key not in self._described:  # TorchX packs the same folder once for every role
+        if key not in self._described:  # TorchX packs the same folder once for every role
             self._described.add(key)
-            _print_progress(left_out)
+            for line in left_out:
+                _print_progress(line)
 
     def _submit_dryrun(self, app: AppDef, cfg: Mapping[str, Any]) -> AppDryRunInfo:
         options = parse_options(DockerOptions, self._run_opts(), cfg)
@@ -168,7 +167,7 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
             quiet=options.quiet,
             detach=options.detach,
         )
-        return build_dryrun_info(submission, lambda made: str(made.request.show(mask_env)))
+        return build_dryrun_info(submission, lambda made: str(made.request.show()))
 
     def schedule(self, dryrun_info: AppDryRunInfo) -> str:
         """Submit the app of a dry run; if one step fails, nothing of it is left.
@@ -179,33 +178,52 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
         """
         submission: Submission = dryrun_info.request
         report_progress = _discard_progress if submission.quiet else _print_progress
-        with _translate_errors(), ExitStack() as undo:
-            request, gpus = self._find_gpus(submission.request)
-            request = self._prepare(request, report_progress)
+        state_dir, address, asked = find_state_dir(os.environ), pick_address(os.environ), submission.request
+        with _translate_errors():
+            if self._registry().find(asked.app_id) is not None:
+                raise SchedulerError(f"app {asked.app_id!r} exists already; give this one another name")
+            submissions.sweep(state_dir, address)
+            # Checked before an image is pulled for nothing.
+            request, gpus = self._find_gpus(asked)
+            creation.ensure_images(self._engine, request, report_progress)
+            with submissions.mark_submission(state_dir, asked.app_id, address, asked.labels) as mark:
+                spec = self._submit(submission, request, gpus, mark, report_progress)
+        self._submitted.add(spec.app_id)
+        if not submission.detach:
+            self._attached.append(AppFolder(spec.folder))
+            follow_suspension(self._tell_attached)
+        return spec.app_id
+
+    def _submit(
+        self,
+        submission: Submission,
+        request: AppRequest,
+        gpus: Sequence[str],
+        mark: submissions.Mark,
+        report_progress: Callable[[str], None],
+    ) -> AppSpec:
+        """Create everything of an app and start it; if one step fails, remove all of it."""
+        with ExitStack() as undo:
+            undo.callback(self._remove_created, mark)
+            creation.build_images(self._engine, request, self._workspaces.files, report_progress)
+            request = check_images(self._engine, request, find_state_dir(os.environ) / "docker-images")
             payload = self._build_payload(request)
             request = creation.create_app(self._engine, request, payload, gpus)
-            undo.callback(creation.remove_app, self._engine, request.labels)
             spec = self._build_spec(submission, request)
             client.submit(spec, self._registry(), files=build_payload(payload))
             undo.callback(self._roll_back, spec)
             self._wait_started(spec, request)
             undo.pop_all()
-        self._submitted.add(request.app_id)
-        if not submission.detach:
-            self._attached.append(AppFolder(spec.folder))
-            follow_suspension(self._tell_attached)
-        return request.app_id
+        mark.remove()
+        return spec
 
-    def _prepare(self, request: AppRequest, report_progress: Callable[[str], None]) -> AppRequest:
-        """Check everything that can be checked before anything is created."""
-        if self._registry().find(request.app_id) is not None:
-            raise SchedulerError(f"app {request.app_id!r} exists already; give this one another name")
-        creation.ensure_images(self._engine, request, report_progress)
-        creation.build_images(self._engine, request, self._workspaces.files, report_progress)
-        return check_images(self._engine, request, find_state_dir(os.environ) / "docker-images")
+    def _remove_created(self, mark: submissions.Mark) -> None:
+        """Remove what carries the app's labels: also what an interrupted call has created."""
+        creation.remove_app(self._engine, mark.labels)
+        mark.remove()
 
     def _find_gpus(self, request: AppRequest) -> tuple[AppRequest, list[str]]:
-        """Ids of the GPUs that the app may use; checked before an image is pulled for nothing.
+        """Ids of the GPUs that the app may use.
 
         Returns:
             The request, whose nodes share the GPUs if all of them would see all.
@@ -231,7 +249,7 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
         )
 
     def _build_spec(self, submission: Submission, request: AppRequest) -> AppSpec:
-        folder = find_state_dir(os.environ) / "docker-apps" / request.app_id
+        folder = find_state_dir(os.environ) / submissions.APPS / request.app_id
         return AppSpec(
             app_id=request.app_id,
             scheduler=self.backend,
@@ -253,13 +271,20 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
         folder = AppFolder(spec.folder)
         since_s = self._engine.now_s()
         _, record = client.revive_app(folder)
-        while not client.has_ended(record) and self._engine.has_created_containers(request.labels):
+        while not client.has_ended(record) and self._is_starting(request):
             # A container that cannot be started is removed. Nothing announces a supervisor that died: hence the limit.
             since_s = self._engine.wait_event(("start", "die", "destroy"), request.labels, since_s, _CHECK_S)
             _, record = client.revive_app(folder)
         if record is None or record.app.outcome is None or COULD_NOT_START not in record.app.reason:
             return
         raise EngineError(record.app.reason)
+
+    def _is_starting(self, request: AppRequest) -> bool:
+        """Whether a container waits for its start, or has been removed since it could not be started."""
+        if self._engine.has_created_containers(request.labels):
+            return True
+        there = self._engine.list_container_ids({**request.labels, Label.ROLE: None})
+        return len(there) < len(request.containers)
 
     def _roll_back(self, spec: AppSpec) -> None:
         """Remove a submission that failed, or was interrupted, after its supervisor started."""
@@ -355,8 +380,20 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
         engine = self._open_engine(folder)
         lines = LogReader(engine, query).lines()
         if folder is not None and request.follow:
-            lines = _follow(engine, query, folder, keeps=app_id in self._submitted)
+            lines = self._follow_or_explain(app_id, _follow(engine, query, folder, keeps=app_id in self._submitted))
         return self._readers.count_reader(filter(request.matches, _translate_each(lines)))
+
+    def _follow_or_explain(self, app_id: str, lines: Iterator[str]) -> Iterator[str]:
+        """What follows a job's output, as `torchx run` does, shows an error as if there were no output."""
+        try:
+            yield from lines
+        except UnreadableLogs:
+            if app_id not in self._unreadable:
+                self._unreadable.add(app_id)
+                _print_progress(
+                    f"the output of {app_id} cannot be shown: the log driver of its containers keeps none that can be "
+                    "read; --log-dir and --tee 3 keep it in files"
+                )
 
     def _check_replica(self, app_id: str, folder: AppFolder | None, request: LogRequest) -> None:
         if folder is not None:
@@ -425,7 +462,7 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
         return self._registry().open(app_id)
 
     def _registry(self) -> AppRegistry:
-        return AppRegistry(find_state_dir(os.environ), _REGISTRY)
+        return AppRegistry(find_state_dir(os.environ), submissions.REGISTRY)
 
 
 def _print_progress(line: str) -> None:

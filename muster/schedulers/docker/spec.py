@@ -4,12 +4,12 @@ An `AppRequest` holds one `ContainerRequest` per replica. The supervisor keeps i
 again from it, so all of it is plain data.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Final
 
 from muster._contract import Env
-from muster.schedulers.secret_variables import mask_args
+from muster.schedulers.secret_variables import mask_args, mask_env
 
 AGENT_DIR: Final = "/opt/muster"
 """The folder of the agent's bundle in a container."""
@@ -61,6 +61,8 @@ class ContainerRequest:
     """The name of its first container."""
     command: tuple[str, ...]
     env: Mapping[str, str]
+    secret_env: tuple[str, ...] = ()
+    """Variables of `env` that are never printed, whatever they look like."""
     hostname: str
     aliases: tuple[str, ...]
     runs_agent: bool
@@ -84,6 +86,12 @@ class ContainerRequest:
     ulimits: tuple[Mapping[str, Any], ...] = ()
     privileged: bool = False
     read_only: bool = False
+    user: str = ""
+    """"" is the image's."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """The user's own."""
+    host_config: Mapping[str, Any] = field(default_factory=dict)
+    """What the user asked of the engine, as it stands in the engine's `HostConfig`."""
 
     @property
     def key(self) -> tuple[str, int]:
@@ -128,16 +136,12 @@ class AppRequest:
         containers = tuple(_container_from_json(item) for item in data["containers"])
         return cls(**{**data, "containers": containers, "given_ulimits": tuple(data["given_ulimits"])})
 
-    def show(self, mask: Callable[[Mapping[str, str]], Mapping[str, str]]) -> str:
-        """The YAML that `--dryrun` prints.
-
-        Args:
-            mask: replaces the secrets in an environment.
-        """
+    def show(self) -> str:
+        """The YAML that `--dryrun` prints, without secrets."""
         import yaml
 
         data = self.to_json()
-        data["containers"] = [_show_container(container, mask) for container in self.containers]
+        data["containers"] = [_show_container(container) for container in self.containers]
         return str(yaml.safe_dump(_plain(data), sort_keys=False, width=120))
 
 
@@ -158,13 +162,15 @@ def _container_from_json(data: Mapping[str, Any]) -> ContainerRequest:
     return ContainerRequest(**values)
 
 
-def _show_container(
-    container: ContainerRequest, mask: Callable[[Mapping[str, str]], Mapping[str, str]]
-) -> dict[str, Any]:
+def _show_container(container: ContainerRequest) -> dict[str, Any]:
     """The container without empty fields and with secrets masked."""
-    shown = {name: value for name, value in asdict(container).items() if value not in (None, (), False, 0, "")}
+    shown = {name: value for name, value in asdict(container).items() if value not in (None, (), False, 0, "", {})}
     shown["replica"] = container.replica
-    shown["env"] = mask(container.env)
+    shown["env"] = mask_env(container.env, container.secret_env)
+    if container.labels:
+        shown["labels"] = mask_env(container.labels)
+    if log := container.host_config.get("LogConfig"):
+        shown["host_config"] = {**container.host_config, "LogConfig": {**log, "Config": mask_env(log["Config"])}}
     shown["command"] = mask_args(container.command)
     return shown
 

@@ -47,8 +47,11 @@ JOB: Final = Kind(api_version="batch/v1", kind="Job")
 JOBSET: Final = Kind(api_version="jobset.x-k8s.io/v1alpha2", kind="JobSet")
 VOLCANO_JOB: Final = Kind(api_version="batch.volcano.sh/v1alpha1", kind="Job")
 
+PARENTS: Final = {"job": JOB, "jobset": JOBSET, "volcano": VOLCANO_JOB}
+"""Of which kind the first object of a job is, by flavour."""
+
 PARENT_KINDS: Final = ("Job", "JobSet")
-"""The first of these in a request owns all other objects. Volcano's is a Job, too."""
+"""These own all other objects of a request. Volcano's is a Job, too."""
 
 NATIVE_GROUP: Final = "scheduling.k8s.io"
 VOLCANO_POD_GROUP_VERSION: Final = "scheduling.volcano.sh/v1beta1"

@@ -1,5 +1,7 @@
 """Labels and annotations by which an app's objects are found again. Later versions read them, so they stay."""
 
+import getpass
+import re
 from typing import Final
 
 LABEL_NAME: Final = "app.kubernetes.io/name"
@@ -7,6 +9,9 @@ LABEL_INSTANCE: Final = "app.kubernetes.io/instance"
 LABEL_COMPONENT: Final = "app.kubernetes.io/component"
 LABEL_MANAGED_BY: Final = "app.kubernetes.io/managed-by"
 MANAGED_BY: Final = "muster"
+
+LABEL_SUBMITTER: Final = "muster.torchx/submitter"
+"""The user name of the account that submitted, for people and for accounting."""
 
 JOB_INDEX_LABEL: Final = "batch.kubernetes.io/job-completion-index"
 TASK_INDEX_LABEL: Final = "volcano.sh/task-index"
@@ -30,3 +35,23 @@ KUEUE_QUEUE: Final = "kueue.x-k8s.io/queue-name"
 KUEUE_PRIORITY: Final = "kueue.x-k8s.io/priority-class"
 KUEUE_MINIMUM: Final = "kueue.x-k8s.io/job-min-parallelism"
 KUEUE_EQUAL: Final = "kueue.x-k8s.io/job-completions-equal-parallelism"
+KUEUE_ELASTIC: Final = "kueue.x-k8s.io/elastic-job"
+"""Kueue lets the Job change its parallelism while it runs. With `KUEUE_MINIMUM` it refuses that."""
+
+_OWN_LABELS: Final = (LABEL_NAME, LABEL_INSTANCE, LABEL_COMPONENT, LABEL_MANAGED_BY, KUEUE_QUEUE, KUEUE_PRIORITY)
+_CONTROLLER_LABELS: Final = ("controller-uid", "job-name")
+_CONTROLLER_DOMAINS: Final = ("batch.kubernetes.io", "jobset.sigs.k8s.io", "volcano.sh")
+
+
+def is_reserved(key: str) -> bool:
+    """Whether a label is set by muster, or by the controller of a Job, JobSet or Volcano job."""
+    return key in _OWN_LABELS + _CONTROLLER_LABELS or key.partition("/")[0] in _CONTROLLER_DOMAINS
+
+
+def find_submitter() -> str:
+    """The user name of this process as a label value; "" if its user has no name."""
+    try:
+        name = getpass.getuser()
+    except (KeyError, OSError):  # a container's user without an entry in passwd
+        return ""
+    return re.sub(r"[^-.\w]", "-", name, flags=re.ASCII)[:63].strip("-._")

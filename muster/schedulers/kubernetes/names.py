@@ -19,6 +19,9 @@ INDEX_VARIABLE: Final = "MUSTER_POD_INDEX"
 NAMESPACE_VARIABLE: Final = Env.POD_NAMESPACE
 """Environment variable with the pod's namespace."""
 
+ACCOUNT_DIR: Final = "/var/run/secrets/kubernetes.io/serviceaccount"
+"""Where Kubernetes mounts the token of the pod's service account."""
+
 LEADER_TASK: Final = "lead"
 """Volcano: the task of node 0 of an elastic role."""
 

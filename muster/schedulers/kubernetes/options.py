@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from muster.schedulers.errors import OptionError
 from muster.schedulers.kubernetes import syntax
+from muster.schedulers.kubernetes.labels import is_reserved
 from muster.schedulers.kubernetes.schema import VERSION_SENTENCE, load_table, parse_version
 from muster.schedulers.runner import option_records
 from muster.schedulers.runner.option_parsing import StrictOpts
@@ -23,6 +24,7 @@ from muster.schedulers.runner.option_records import (
 
 FLAVORS: Final = ("job", "jobset", "volcano")
 GANGS: Final = ("auto", "none", "kueue", "podgroup", "volcano")
+KUEUE_ELASTICS: Final = ("resize", "partial")
 AGENTS: Final = ("bundled", "image")
 SECURITIES: Final = ("baseline", "restricted")
 PULL_POLICIES: Final = ("Always", "IfNotPresent", "Never")
@@ -42,6 +44,14 @@ def _parse_selector(name: str, value: Any) -> dict[str, str]:
         if syntax.LABEL_KEY.fullmatch(key) is None or syntax.LABEL_VALUE.fullmatch(str(wanted)) is None:
             raise OptionError(f"{name}: {key}:{wanted} is not a label of the form KEY:VALUE", name)
     return {key: str(wanted) for key, wanted in dict(value).items()}
+
+
+def _parse_labels(name: str, value: Any) -> dict[str, str]:
+    labels = _parse_selector(name, value)
+    for key in labels:
+        if is_reserved(key):
+            raise OptionError(f"{name}: {key} cannot be set: muster or a controller of Kubernetes sets it", name)
+    return labels
 
 
 def _parse_tolerations(name: str, value: Any) -> tuple[dict[str, Any], ...]:
@@ -106,6 +116,33 @@ def _parse_rdma(name: str, value: Any) -> str | None:
     return text
 
 
+@dataclass(frozen=True, kw_only=True)
+class User:
+    """The user of the pods' processes, never root."""
+
+    uid: int | None
+    """None: the image's."""
+    gid: int
+    """Also of the volumes (`fsGroup`)."""
+
+
+DEFAULT_USER: Final = User(uid=1000, gid=1000)
+"""With security=restricted: any user except root."""
+
+_USER: Final = re.compile(r"([1-9][0-9]{0,9})(?::([1-9][0-9]{0,9}))?")
+_USER_LIMIT: Final = 2**31 - 1
+
+
+def _parse_user(name: str, value: Any) -> User:
+    if value == "image":
+        return User(uid=None, gid=DEFAULT_USER.gid)
+    match = _USER.fullmatch(str(value))
+    uid, gid = (int(text) for text in (match[1], match[2] or match[1])) if match else (0, 0)
+    if not match or max(uid, gid) > _USER_LIMIT:
+        raise OptionError(f"{name}={value!r} is not 'image', UID or UID:GID with numbers from 1 to {_USER_LIMIT}", name)
+    return User(uid=uid, gid=gid)
+
+
 # -- the options ------------------------------------------------------------------------------------------------------
 
 
@@ -140,7 +177,7 @@ class Options:
     )
     service_account: str | None = option(
         str,
-        "service account of the pods; its token is mounted only if pod_template asks for it",
+        "service account of the pods; its token is mounted only with events=true, or if pod_template asks for it",
         parse=build_pattern_parser(syntax.NAME, "the name of a service account"),
     )
     image_pull_secrets: tuple[str, ...] = option(
@@ -155,6 +192,12 @@ class Options:
     quiet: bool = QUIET.as_field()
     node_selector: Mapping[str, str] = option(
         dict[str, str], "labels that nodes must have: KEY:VALUE, separated by ';'", parse=_parse_selector, absent={}
+    )
+    labels: Mapping[str, str] = option(
+        dict[str, str],
+        "labels of the job's objects and pods: KEY:VALUE, separated by ';'",
+        parse=_parse_labels,
+        absent={},
     )
     tolerations: tuple[Mapping[str, Any], ...] = option(
         list[str], "KEY[:VALUE][:EFFECT][:SECONDS], separated by ';'", parse=_parse_tolerations, absent=()
@@ -184,17 +227,35 @@ class Options:
         default="auto",
         parse=build_choice_parser(*GANGS),
     )
+    kueue_elastic: str | None = option(
+        str,
+        "elastic jobs in a Kueue queue (flavor=job): resize (default): starts with MAX nodes, can be resized if Kueue "
+        "has ElasticJobsViaWorkloadSlices; partial: with as many of MIN:MAX as the queue has room for, no resize",
+        parse=build_choice_parser(*KUEUE_ELASTICS),
+    )
     agent: str = option(
         str,
         "bundled: the agent is sent with the job; image: torchx-muster is installed in the image",
         default="bundled",
         parse=build_choice_parser(*AGENTS),
     )
+    events: bool = option(
+        bool,
+        "the job's agent writes Events and annotations of its Job: what failed, hangs, progress; mounts the token of "
+        "the pods' service account, which needs the right to it",
+        default=False,
+    )
     security: str = option(
         str,
-        "baseline, or restricted: pods run as uid 1000, not root, and mount no host paths",
+        "baseline, or restricted: pods do not run as root, see run_as, and mount no host paths",
         default="baseline",
         parse=build_choice_parser(*SECURITIES),
+    )
+    run_as: User | None = option(  # noqa: RUF009  # it makes a field
+        str,
+        "UID[:GID] of the pods' processes, or 'image' for the image's user; never root; default: 1000 with "
+        "security=restricted, else as the image says",
+        parse=_parse_user,
     )
     suspend: bool = option(bool, "create the job suspended", default=False)
     kube_version: tuple[int, int] | None = option(
@@ -228,6 +289,11 @@ class Options:
     def schema_version(self) -> tuple[int, int]:
         """The version that documents are checked against."""
         return self.kube_version or load_table().newest
+
+    @property
+    def user(self) -> User | None:
+        """The user of the pods' processes; None: the image decides, and may choose root."""
+        return self.run_as or (DEFAULT_USER if self.security == "restricted" else None)
 
     @property
     def resolved_gang(self) -> str:
@@ -271,6 +337,11 @@ def _check_together(options: Options) -> None:
     if gang in ("none", "podgroup") and options.queue:
         raise OptionError(
             f"queue={options.queue} cannot be used with gang={gang}; for a Kueue queue, set gang=kueue", "queue"
+        )
+    if options.kueue_elastic and (options.resolved_gang != "kueue" or flavor != "job"):
+        raise OptionError(
+            f"kueue_elastic={options.kueue_elastic} is for flavor=job in a Kueue queue: give queue=NAME, or remove it",
+            "kueue_elastic",
         )
     if options.security == "restricted" and options.rdma:
         raise OptionError("rdma needs the right to lock memory, which security=restricted forbids", "rdma")

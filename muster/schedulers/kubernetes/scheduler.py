@@ -16,7 +16,7 @@ from torchx.workspace.api import WorkspaceMixin
 from muster._contract import AskKind, AskOutcome
 from muster._control import Answer, count_nodes
 from muster.schedulers.errors import EngineError, SchedulerError
-from muster.schedulers.kubernetes.labels import WORKSPACE_KEY
+from muster.schedulers.kubernetes.labels import WORKSPACE_KEY, find_submitter
 from muster.schedulers.kubernetes.manifests.bundles import pack_workspace
 from muster.schedulers.kubernetes.manifests.request import Request, build_request
 from muster.schedulers.kubernetes.names import NAME_LIMIT, compute_app_limit, label_roles
@@ -27,7 +27,7 @@ from muster.schedulers.runner.option_parsing import StrictOpts
 from muster.schedulers.runner.roles import BASE_IMAGE_KEY, share_workspace
 from muster.schedulers.runner.versions import LogRequest, PluginScheduler, get_workspace_path
 from muster.schedulers.supervision.registry import find_state_dir, record_last_remote
-from muster.schedulers.workspace_packing import DOCKERFILE, BundleError, copy_workspace, describe_left_out
+from muster.schedulers.workspace.packing import DOCKERFILE, BundleError, copy_workspace, describe_left_out
 
 if TYPE_CHECKING:
     from muster.schedulers.kubernetes.api.client import Clock
@@ -91,7 +91,8 @@ class KubernetesScheduler(PluginScheduler, WorkspaceMixin):  # type: ignore[misc
         """
         path = get_workspace_path(workspace)
         try:
-            self._print_once(describe_left_out(path))
+            for line in describe_left_out(path):
+                self._print_once(line)
             if cfg.get("image_repo"):
                 with tempfile.TemporaryDirectory(prefix="muster-workspace-") as folder:
                     copy_workspace(path, folder)
@@ -119,7 +120,14 @@ class KubernetesScheduler(PluginScheduler, WorkspaceMixin):  # type: ignore[misc
         if options.image_repo:
             app, images = _plan_images(app, cfg)
         name = _build_name(app, options)
-        request = build_request(app, cfg, name=name, workspaces=self._packed_workspaces, images_to_push=images)
+        request = build_request(
+            app,
+            cfg,
+            name=name,
+            workspaces=self._packed_workspaces,
+            images_to_push=images,
+            submitter=find_submitter(),
+        )
         return build_dryrun_info(request, str)
 
     # -- with a cluster ---------------------------------------------------------------------------------------------
@@ -170,6 +178,10 @@ class KubernetesScheduler(PluginScheduler, WorkspaceMixin):  # type: ignore[misc
     def delete_app(self, app_id: str) -> None:
         """Deletes an app and everything that belongs to it."""
         self._session.delete(app_id)
+
+    def delete_unfinished(self, app_id: str) -> bool:
+        """See `PluginScheduler`. Deletes only what has the labels of the app."""
+        return self._session.delete(app_id)
 
     def resize_app(self, app_id: str, nodes: int, role: str | None) -> Answer:
         """See `PluginScheduler`."""

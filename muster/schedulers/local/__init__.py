@@ -5,7 +5,7 @@ dry run), `devices` assigns GPUs, `interpreter` finds the Python that runs the a
 supervisor, `replica_process` starts one that ends with the supervisor, `capture` writes output, `logs` reads it;
 `agent_files` reads what agents report.
 
-Logs and state stay in `~/.local/state/muster` (or $XDG_STATE_HOME/muster, or `log_dir`) until `torchx delete` removes
+Logs and state stay in `~/.local/state/muster` (or $XDG_STATE_HOME/muster, or `log_dir`) until `muster delete` removes
 an app or a user removes the folder by hand: an app that has ended needs nothing there.
 """
 

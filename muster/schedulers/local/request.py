@@ -16,7 +16,7 @@ from muster.schedulers.local.options import LocalOptions
 from muster.schedulers.naming import build_role_labels
 from muster.schedulers.runner.app_codec import dump_app
 from muster.schedulers.runner.roles import apply_macros, build_role_plan, check_roles
-from muster.schedulers.secret_variables import mask_args, mask_env
+from muster.schedulers.secret_variables import list_named_secrets, mask_args, mask_env
 from muster.schedulers.supervision.app_folder import STATE_DIR_NAME, build_role_dir_name
 from muster.schedulers.supervision.state import SupervisedRole
 
@@ -56,6 +56,8 @@ class ReplicaLaunch:
     """Added to the caller's environment."""
     cwd: str
     runs_agent: bool
+    secret_env: tuple[str, ...] = ()
+    """Variables of `env` that are never printed, whatever they look like."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +82,7 @@ class LocalRequest:
         del content["token"], content["description"]
         for launches in content["replicas"].values():
             for launch in launches:
-                launch["env"] = mask_env(launch["env"])
+                launch["env"] = mask_env(launch["env"], launch["secret_env"])
                 launch["command"] = mask_args(launch["command"])
         return json.dumps(content, indent=2)
 
@@ -181,7 +183,8 @@ def _build_launch(
         command = _build_agent_command(applied, folder, host)
     else:
         env.setdefault("PET_LOG_DIR", os.path.join(role_dir, "torchelastic"))  # torchrun's --log-dir
-    return ReplicaLaunch(command=tuple(command), env=env, cwd=host.cwd, runs_agent=runs_agent)
+    named = list_named_secrets(role.metadata)
+    return ReplicaLaunch(command=tuple(command), env=env, cwd=host.cwd, runs_agent=runs_agent, secret_env=named)
 
 
 def _build_agent_command(role: Role, folder: str, host: Host) -> list[str]:

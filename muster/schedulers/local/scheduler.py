@@ -31,10 +31,10 @@ from muster.schedulers.local.options import LocalOptions
 from muster.schedulers.local.request import ERROR_FILE, Host, LocalRequest, build_request, list_device_requests
 from muster.schedulers.naming import build_app_name, derive_token, make_secret, make_suffix
 from muster.schedulers.runner.dry_run import build_dryrun_info
-from muster.schedulers.runner.live_lines import draws_bars
 from muster.schedulers.runner.option_parsing import StrictOpts
 from muster.schedulers.runner.option_records import declare_options, parse_options
 from muster.schedulers.runner.roles import find_elastic_role
+from muster.schedulers.runner.shown.live_lines import draws_bars
 from muster.schedulers.runner.versions import (
     LogRequest,
     PluginScheduler,

@@ -4,6 +4,6 @@
 an AppDef as JSON, `option_parsing` parses `-cfg` strictly for all adapters, `option_records` declares their options as
 records, `builtins` registers TorchX's own schedulers again, `callers` tells which part of TorchX calls, `command_line`
 prints errors as lines, `platforms` refuses systems other than Linux, `waiting` improves `Runner.wait` and Ctrl-Z,
-`live_lines` paints what people read and draws progress bars below it, `dry_run` hides secrets in what TorchX prints of
-a dry run.
+`dry_run` hides secrets in what TorchX prints of a dry run, and the package `shown` is what its command line shows of a
+job's lines.
 """

@@ -15,7 +15,7 @@ from typing import Any, Final
 from torchx import specs
 from torchx.specs import AppDef, Resource, RetryPolicy, Role
 
-from muster.schedulers.secret_variables import mask_args, mask_env
+from muster.schedulers.secret_variables import list_named_secrets, mask_args, mask_env
 
 _MOUNTS: Final = {kind.__name__: kind for kind in (specs.BindMount, specs.VolumeMount, specs.DeviceMount)}
 _NOT_KEPT: Final = ("overrides",)
@@ -36,20 +36,17 @@ def dump_app(app: AppDef, *, without_metadata: tuple[str, ...] = ()) -> dict[str
 
 
 def _encode_role(role: Role) -> dict[str, Any]:
-    encoded = {
-        item.name: _encode_field(item.name, getattr(role, item.name))
-        for item in fields(role)
-        if item.name not in _NOT_KEPT
-    }
+    encoded = {item.name: _encode_field(role, item.name) for item in fields(role) if item.name not in _NOT_KEPT}
     return {name: value for name, value in encoded.items() if value is not None}
 
 
-def _encode_field(name: str, value: Any) -> Any:
+def _encode_field(role: Role, name: str) -> Any:
+    value = getattr(role, name)
     if name == "mounts":
         return [{"kind": type(mount).__name__, **_plain(mount)} for mount in value]
     if name == "args":
         return mask_args(value)
-    return mask_env(value) if name == "env" else _plain(value)
+    return mask_env(value, list_named_secrets(role.metadata)) if name == "env" else _plain(value)
 
 
 def _plain(value: Any) -> Any:

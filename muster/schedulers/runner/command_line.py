@@ -1,16 +1,21 @@
-"""What a user of TorchX's command line reads when a command fails or is interrupted: one line, or none; no traceback.
+"""How a command of TorchX ends when it fails or is interrupted: it rolls back, and prints one line, or none.
 
 Facts about `torchx`, 0.7.0 and the nightly of 2026-10-26: only `torchx run` turns some exceptions into a line; all
 other commands end by the interpreter's traceback, and `torchx log` reads in threads, each of which prints one too. None
 catches KeyboardInterrupt. `sys.excepthook` and `threading.excepthook` are Python's own hooks for that. They are set
 only where `callers` finds TorchX's command line, and pass on all that is not ours: where it does not, nothing is
 changed.
+
+Ctrl-C unwinds the stack: what a submission has made goes, and apps of the command are stopped. SIGTERM and SIGHUP would
+end the process at once, so they get a handler that unwinds it, too.
 """
 
+import atexit
 import logging
+import signal
 import sys
 import threading
-from types import TracebackType
+from types import FrameType, TracebackType
 
 from muster.schedulers.errors import EngineError, SchedulerError
 from muster.schedulers.runner import callers
@@ -40,3 +45,32 @@ def print_errors_as_lines() -> None:
 
     show.prints_lines = True  # type: ignore[attr-defined]
     sys.excepthook, threading.excepthook = show, show_in_thread
+
+
+def unwind_on_signals() -> None:
+    """Make SIGTERM and SIGHUP end `torchx ...` as Ctrl-C does: by that signal, after it has cleaned up. Idempotent.
+
+    Signals that the caller ignores (`nohup`) or handles stay as they are. A second one, which `timeout` and shells that
+    end send, interrupts nothing; Ctrl-C still does.
+    """
+    if threading.current_thread() is not threading.main_thread() or not callers.runs_command_line():
+        return
+    got = 0
+
+    def end(signum: int, _frame: FrameType | None) -> None:
+        nonlocal got
+        if not got:
+            got = signum
+            raise SystemExit(128 + signum)
+
+    def end_by_signal() -> None:
+        if got:
+            sys.stderr.flush()
+            signal.signal(got, signal.SIG_DFL)
+            signal.raise_signal(got)
+
+    ours = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) is signal.SIG_DFL]
+    for each in ours:
+        signal.signal(each, end)
+    if ours:
+        atexit.register(end_by_signal)

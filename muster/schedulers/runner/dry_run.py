@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 from torchx.specs import AppDef, AppDryRunInfo, Role
 
-from muster.schedulers.secret_variables import MASK, is_secret, mask_args
+from muster.schedulers.secret_variables import MASK, is_secret, list_named_secrets, mask_args
 
 
 class SecretText(str):
@@ -53,14 +53,15 @@ def hide_secrets(info: AppDryRunInfo) -> AppDryRunInfo:
 
 
 def _hide_in_app(app: AppDef) -> AppDef:
-    def hide(key: str, value: str) -> str:
-        return SecretText(value) if is_secret(key, value) else value
-
     def hide_arg(arg: str, shown: str) -> str:
         return arg if arg == shown else SecretText(arg, shown)
 
     def hide_in_role(role: Role) -> Role:
-        env = {key: hide(key, value) for key, value in role.env.items()}
+        named = list_named_secrets(role.metadata)
+        env = {
+            key: SecretText(value) if key in named or is_secret(key, value) else value
+            for key, value in role.env.items()
+        }
         return replace(role, env=env, args=list(map(hide_arg, role.args, mask_args(role.args))))
 
     return replace(app, roles=list(map(hide_in_role, app.roles)))

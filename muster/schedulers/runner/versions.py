@@ -31,10 +31,10 @@ from muster._control import Answer, ControlError, ExitCode
 from muster.schedulers.errors import SchedulerError
 from muster.schedulers.runner import callers
 from muster.schedulers.runner.app_codec import load_app
-from muster.schedulers.runner.command_line import print_errors_as_lines
+from muster.schedulers.runner.command_line import print_errors_as_lines, unwind_on_signals
 from muster.schedulers.runner.dry_run import hide_secrets
-from muster.schedulers.runner.live_lines import LiveLines, repeat_failure
 from muster.schedulers.runner.option_parsing import StrictOpts
+from muster.schedulers.runner.shown.live_lines import LiveLines, repeat_failure
 from muster.schedulers.supervision.app_folder import AppRecord, AppSpec
 from muster.schedulers.supervision.state import AppPhase, ReplicaState
 from muster.schedulers.supervision.state import ReplicaStatus as Status
@@ -83,6 +83,7 @@ class PluginScheduler(Scheduler, abc.ABC):  # type: ignore[misc]
         self._awaited: DescribeAppResponse | None = None
         """What `Runner.wait` was last told."""
         print_errors_as_lines()
+        unwind_on_signals()
 
     @abc.abstractmethod
     def add_options(self, opts: StrictOpts) -> None:
@@ -103,6 +104,11 @@ class PluginScheduler(Scheduler, abc.ABC):  # type: ignore[misc]
     @abc.abstractmethod
     def delete_app(self, app_id: str) -> None:
         """Delete an app that exists; stop it first when it runs."""
+
+    def delete_unfinished(self, app_id: str) -> bool:
+        """Delete what a submission left that was interrupted before there was an app. False: it left nothing."""
+        del app_id
+        return False
 
     def ask_app(self, app_id: str, kind: AskKind, limit_s: float) -> Answer:
         """Ask the agents of a running app for a checkpoint, a pause, its end or their stacks.
@@ -242,6 +248,8 @@ class PluginScheduler(Scheduler, abc.ABC):  # type: ignore[misc]
         """Deletes an app; one that does not exist is fine. 0.7's command line has no `delete`: call it from Python."""
         if self.exists(app_id):
             self.delete_app(app_id)
+        else:
+            self.delete_unfinished(app_id)
 
     def _build_unknown(self, app_id: str) -> SchedulerError:
         return SchedulerError(f"{self.backend} has no app {app_id!r}; see `torchx list -s {self.backend}`")

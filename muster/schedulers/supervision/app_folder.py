@@ -15,7 +15,7 @@ The driver's own files (the agent's bundle, Docker's workspaces) lie beside thes
 with one more dot if the name begins with a dot: so no role's folder is `.muster`.
 
 Earlier versions put all of it into the app's folder itself, beside the roles' folders. Apps in such a folder still
-work, see `AppFolder`.
+work, see `AppFolder`. Over 400 lines: one place names the files and says what is in them.
 """
 
 import contextlib

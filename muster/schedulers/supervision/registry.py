@@ -3,7 +3,7 @@
     <state>/muster/<scheduler>/<app id> -> <log_dir>/<session>/<app id>
 
 <state> is $XDG_STATE_HOME, else ~/.local/state; if neither is writable, /tmp/muster-<uid>. Nothing is removed
-automatically: `torchx delete` removes one app, and a user may remove an app's folder, or all of it, by hand.
+automatically: `muster delete` removes one app, and a user may remove an app's folder, or all of it, by hand.
 
 What lies in these folders is started with this user's rights, so `_ownership` looks before anything is read.
 """

@@ -121,7 +121,7 @@ def main() -> None:
         if private.exists():
             containers = json.loads(private.read_text())["request"]["containers"]
             for token in {each["env"].get("MUSTER_TOKEN") for each in containers} - {None}:
-                marks.add(token, "fake-rendezvous-token")
+                marks.add(token, "fake-rendezvous-token-of-an-app")
     target = DATA / "docker"
     shutil.rmtree(target, ignore_errors=True)
     engine = marks.apply(json.dumps(read_engine(client, apps), indent=1))

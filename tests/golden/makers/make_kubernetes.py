@@ -99,7 +99,7 @@ def reduce(item: dict[str, Any]) -> dict[str, Any]:
     """The object without what is secret or large: the token, and the agent's zip."""
     item = copy.deepcopy(item)
     if "token" in item.get("data", {}):
-        item["data"]["token"] = base64.b64encode(b"fake-rendezvous-token").decode()
+        item["data"]["token"] = base64.b64encode(b"fake-rendezvous-token-of-an-app").decode()
     if "muster-agent.zip" in item.get("binaryData", {}):
         item["binaryData"]["muster-agent.zip"] = base64.b64encode(b"the agent").decode()
     return item

@@ -89,7 +89,7 @@ def main() -> None:
         marks.add(app_id, f"{app_id.rpartition('-')[0]}-golden")
         private = STATE / "muster/logs/torchx" / app_id / "private.json"
         if private.exists():
-            marks.add(json.loads(private.read_text())["token"], "fake-rendezvous-token")
+            marks.add(json.loads(private.read_text())["token"], "fake-rendezvous-token-of-an-app")
     shutil.rmtree(DATA / "local_cwd", ignore_errors=True)
     save_tree(STATE, DATA / "local_cwd", marks, leave_out=("lost.notice", "stacks.txt"))
     detached.cancel(running)

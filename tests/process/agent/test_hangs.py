@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import re
 import signal
 import socket
@@ -219,6 +220,31 @@ def test_an_early_hang_is_told_softly_and_a_stop_prints_the_stacks(tmp_path: Pat
         assert (outcome.exit_code, outcome.leftovers) == (143, ()), outcome.explain()
         assert f"stacks of rank {rank}:" in outcome.stderr, outcome.explain()
     assert "the job has stood still" not in outcomes[1].stderr, outcomes[1].explain()
+
+
+@pytest.mark.parametrize(
+    ("how", "signum", "code"),
+    [
+        pytest.param("sleeps", signal.SIGINT, 130, id="ctrl-c", marks=pytest.mark.long),
+        pytest.param("sleeps", signal.SIGTERM, 143, id="stop", marks=pytest.mark.long),
+        pytest.param("asks", signal.SIGTERM, 143, id="stop of a job that asks"),
+    ],
+)
+def test_a_stop_of_a_job_that_stands_still_prints_its_page(
+    how: str, signum: signal.Signals, code: int, tmp_path: Path
+) -> None:
+    """A job that asks `should_stop` is asked to stop at one step, which ranks that hang do not reach."""
+    flags = ("--hang-timeout", "14", "--hang-action", "report")
+    with Tree(build_argv(tmp_path, how, *flags), env={**os.environ, "MUSTER_DRAIN_LIMIT_S": "4"}) as tree:
+        wait_for(tree, "the job hangs: no collective and no step for ", "stacks of rank 1:")
+        reported = tree.stderr
+        tree.send(signum)
+        outcome = tree.wait()
+    assert (outcome.exit_code, outcome.leftovers) == (code, ()), outcome.explain()
+    page = outcome.stderr[len(reported) :]
+    assert ("asking all ranks to stop at one step" in page) == (how == "asks"), outcome.explain()
+    assert f"did not enter {SIXTH}; rank 0 has waited in it for " in " ".join(page.split()), outcome.explain()
+    assert all(f"stacks of rank {rank}:" in page for rank in (0, 1)), outcome.explain()
 
 
 def test_a_hang_of_one_node_is_told_while_the_job_goes_on(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import re
 import sys
 from pathlib import Path
 
+import pytest
 from harness import Tree, run_tree
 
 LIMIT = 64
@@ -15,15 +16,31 @@ signal.pause()  # the imports at the end do not count
 """
 
 
-def test_the_agent_loads_no_more_modules_before_the_first_line_than_the_limit(tmp_path: Path) -> None:
-    script = tmp_path / "program.py"
+def list_loaded(folder: Path) -> list[str]:
+    """The modules that are loaded before the first line, of all packages."""
+    script = folder / "program.py"
     script.write_text(PROGRAM)
-    with Tree([*AGENT, str(script)], cwd=tmp_path) as tree:
+    with Tree([*AGENT, str(script)], cwd=folder) as tree:
         tree.wait_for_line("FIRSTLINE", stream="stderr")
         before = tree.stderr.partition("FIRSTLINE")[0]
-    loaded = sorted(set(re.findall(r"import '(muster[\w.]*)'", before)))
+    return sorted(set(re.findall(r"import '([\w.]*)'", before)))
+
+
+def test_the_agent_loads_no_more_modules_before_the_first_line_than_the_limit(tmp_path: Path) -> None:
+    loaded = [name for name in list_loaded(tmp_path) if name.startswith("muster")]
     assert "muster.agent.node.supervisor" in loaded  # the pattern still matches what -v prints
     assert len(loaded) <= LIMIT, "\n".join(loaded)
+
+
+def test_an_agent_that_tells_kubernetes_of_its_job_loads_one_module_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MUSTER_JOB_OBJECT", "/apis/batch/v1/namespaces/team/jobs/app-x1-main")
+    monkeypatch.setenv("MUSTER_ACCOUNT_DIR", str(tmp_path))
+    loaded = list_loaded(tmp_path)
+    assert "muster.agent.runtime.job_object" in loaded
+    assert sum(name.startswith("muster") for name in loaded) <= LIMIT + 1
+    assert not {"ssl", "http.client"} & {*loaded}
 
 
 def test_a_failure_is_reported_when_descriptors_run_out(tmp_path: Path) -> None:

@@ -6,10 +6,12 @@ import os
 import re
 import signal
 import socket
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 import pytest
 from harness import Tree, run_tree, wait_until
@@ -135,23 +137,31 @@ def test_the_last_line_has_the_peak_memory_of_the_largest_worker_of_all_nodes(
     assert int(found[1]) >= 600, line
 
 
-def test_on_kubernetes_no_agent_ends_before_all_have_the_report(nodes: list[list[str]], tmp_path: Path) -> None:
+def test_in_pods_the_node_with_the_page_ends_first_and_not_before_all_have_the_report(
+    nodes: list[list[str]], tmp_path: Path
+) -> None:
     """There the others are removed when the first pod fails; here each agent copies both messages at its end."""
     script = tmp_path / "train.py"
     script.write_text("import os, sys, time\nif os.environ['RANK'] == '3':\n    sys.exit(7)\ntime.sleep(60)\n")
     messages = [tmp_path / f"message{index}" for index in (0, 1)]
-    look = '"$@"; code=$?; cp "$MESSAGES/message0" "$SEEN.0"; cp "$MESSAGES/message1" "$SEEN.1"; exit $code'
+    look = (
+        '"$@"; code=$?; date +%s.%N >"$SEEN.end"; cd "$ALL"; cp message0 "$SEEN.0"; cp message1 "$SEEN.1"; exit $code'
+    )
     with contextlib.ExitStack() as stack:
         trees = []
         for index, node in enumerate(nodes):
             messages[index].touch()
             own = {"MUSTER_TERMINATION_LOG": str(messages[index]), "SEEN": str(tmp_path / f"seen{index}")}
-            env = {**os.environ, **own, "MESSAGES": str(tmp_path)}
+            env = {**os.environ, **own, "ALL": str(tmp_path)}
             trees.append(stack.enter_context(Tree(["sh", "-c", look, "sh", *node, str(script)], env=env)))
         outcomes = [tree.wait() for tree in trees]
     assert [outcome.exit_code for outcome in outcomes] == [1, 1], outcomes[0].explain()
     seen = [(tmp_path / f"seen{index}.{other}").read_text() for index in (0, 1) for other in (0, 1)]
     assert all("exited with code 7" in text for text in seen), seen
+    printed = ["JOB FAILED" in outcome.stderr for outcome in outcomes]
+    ends_s = [float((tmp_path / f"seen{index}.end").read_text()) for index in (0, 1)]
+    first = printed.index(True)
+    assert ends_s[first] < ends_s[1 - first] - 0.5, (printed, ends_s)
 
 
 class TestHangs:
@@ -305,6 +315,58 @@ def test_a_program_that_does_not_exist_is_one_line(program: list[str]) -> None:
     assert program[-1] in outcome.stderr
 
 
+REFUSALS = {
+    "argparse": ("argparse", "main.py: error: unrecognized arguments: --lrr"),
+    "click": ("click", "Error: No such option"),
+    "text": ("text", "SystemExit: no data"),
+    "handled": ("handled", "sys.exit while it handled ValueError: no data"),
+    "code": ("code", "exited with code 3"),
+    "printed": ("printed", "exited with code 2"),
+}
+"""How a script says why it ends, and what the report's first paragraph says where its stderr is not captured."""
+
+REFUSES = """
+import sys
+way = sys.argv.pop(1)
+if way == "argparse":
+    import argparse
+    argparse.ArgumentParser().parse_args()
+if way == "click":
+    import click
+    click.command()(lambda: None)()
+if way == "text":
+    sys.exit("no data")
+if way == "handled":
+    try:
+        raise ValueError("no data")
+    except ValueError as error:
+        sys.stderr.write(f"cannot train: {error}\\n")
+        sys.exit(3)
+sys.stderr.write("Error: no data\\n")
+sys.exit(3 if way == "code" else 2)
+"""
+
+
+@pytest.mark.parametrize(("way", "why"), REFUSALS.values(), ids=REFUSALS)
+def test_why_a_script_ended_itself(way: str, why: str, tmp_path: Path) -> None:
+    if way == "click":
+        pytest.importorskip("click")
+    (tmp_path / "main.py").write_text(REFUSES)
+    agent = [sys.executable, "-m", "muster.agent", "--standalone", "--start", "cold", "--log-dir", str(tmp_path)]
+    arguments = ["main.py", way, "--lrr"]
+    inherited = run_tree([*agent, *arguments], cwd=tmp_path)
+    words = " ".join(inherited.stderr.split())
+    assert why in words.partition("JOB FAILED")[2].partition("-----")[0], inherited.explain()
+    is_above = "stderr : above (--tee 2 repeats its last lines here)" in words
+    assert is_above == (way != "text"), inherited.explain()
+
+    teed = run_tree([*agent, "--tee", "2", *arguments], cwd=tmp_path)
+    page = teed.stderr.partition("JOB FAILED")[2]
+    printed = {"handled": "| cannot train: no data", "code": "| Error: no data", "printed": "Error: no data"}
+    assert printed.get(way, why) in " ".join(page.split()), teed.explain()
+    assert "(--tee 2" not in page, teed.explain()
+
+
 @pytest.mark.parametrize("start", STARTS)
 @pytest.mark.parametrize("program", [["-m", "email"], ["--no-python", "no_such_command"]])
 def test_a_program_that_cannot_be_run_is_not_retried(start: str, program: list[str], tmp_path: Path) -> None:
@@ -338,3 +400,32 @@ def test_a_recovery_can_be_read_from_the_events(start: str, tmp_path: Path) -> N
     assert all(record["duration_s"] is not None for record in records if record["what"] == "workers_started")
     released = [record["detail"] for record in records if record["what"] == "worker_released"]
     assert [(one["how"], one["local_rank"]) for one in released] == [(start, 0), (start, 1)] * 2
+
+
+def test_a_report_comes_after_all_lines_of_its_nodes_workers(tmp_path: Path) -> None:
+    """The reader of standard output is the slower one, and both write one log, as Docker's do."""
+    script = tmp_path / "train.py"
+    script.write_text("for line in range(300_000):\n    print('line', line)\nraise ValueError('bad batch')\n")
+    agent = [sys.executable, "-m", "muster.agent", "--standalone", "--tee", "3", "--start", "cold"]
+    log: list[bytes] = []
+
+    def follow(pipe: IO[bytes], pause_s: float) -> None:
+        while data := os.read(pipe.fileno(), 16384):
+            threading.Event().wait(pause_s)
+            log.append(data)
+
+    command = [*agent, "--log-dir", str(tmp_path / "logs"), str(script)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        readers = [
+            threading.Thread(target=follow, args=(process.stdout, 0.01)),
+            threading.Thread(target=follow, args=(process.stderr, 0.0)),
+        ]
+        for reader in readers:
+            reader.start()
+        for reader in readers:
+            reader.join()
+    merged = b"".join(log).decode()
+    assert process.returncode == 1, merged[-2000:]
+    assert merged.index("line 299999\n") < merged.index("JOB FAILED"), merged[-2000:]

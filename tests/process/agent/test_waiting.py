@@ -38,6 +38,8 @@ def test_alone_it_names_what_the_others_need() -> None:
         outcome = tree.wait()
     assert outcome.exit_code == 0, outcome.explain()
     assert outcome.stderr.count("waiting for nodes") == 1, outcome.explain()
+    waiting, recovered = (outcome.stderr.find(line) for line in ("waiting for nodes", "2 of 2 nodes are here: the job"))
+    assert 0 <= waiting < recovered, outcome.explain()
 
 
 @pytest.mark.parametrize("endpoint", ["nosuchhost.invalid:29400", "127.0.0.1:{port}"])

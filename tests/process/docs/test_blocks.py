@@ -102,7 +102,7 @@ def _write_file(block, blocks, folder):
 def _run_block(block, folder, environment):
     if block.language == "yaml":
         yaml = pytest.importorskip("yaml")
-        assert yaml.safe_load(block.text) is not None
+        assert all(yaml.safe_load_all(block.text))
     elif block.language == "ini":
         configparser.ConfigParser().read_string(block.text)
     else:

@@ -11,10 +11,13 @@ import pytest
 from harness import run_tree
 from terminal import TerminalProgram, render
 
+FILES = Path(__file__).parents[2] / "programs" / "elastic" / "ice_files.py"
 PROGRAM = Path(__file__).parents[2] / "programs" / "elastic" / "ice.py"
 
 # On a loaded machine importing torch takes a minute, and every job here does so.
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(600)]
+
+TOKEN = "0123456789abcdef" * 2
 
 
 def run_on_terminal(folder: Path, *words: str, **variables: str) -> TerminalProgram:
@@ -85,7 +88,7 @@ def test_ctrl_c_on_one_of_two_nodes_saves_and_stops_both_at_one_step(tmp_path: P
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = str(server.getsockname()[1])
     first, second = (
-        run_on_terminal(tmp_path, "agent", "6000", "muster", node, "2", port, MUSTER_TOKEN="secret") for node in "01"
+        run_on_terminal(tmp_path, "agent", "6000", "muster", node, "2", port, MUSTER_TOKEN=TOKEN) for node in "01"
     )
     with first, second:
         first.read_until("step 5 of 0")
@@ -118,3 +121,29 @@ def test_sigterm_stops_without_saving(tmp_path: Path) -> None:
         assert program.wait() == 0, text
     assert "saved" not in text, text
     assert "signal SIGTERM" in text, text
+
+
+RECORDED = """\
+(False, {0: 'ab', 1: 'cd'}, {0: 'D/0/stdout.log', 1: 'D/1/stdout.log'}, {0: 'D/0/stderr.log', 1: 'D/1/stderr.log'}) \
+['0/stderr.log', '0/stdout.log', '1/stderr.log', '1/stdout.log']
+(False, {0: 'ab', 1: 'cd'}, {0: 'D/0/stdout.log', 1: 'D/1/stdout.log'}, {0: '', 1: 'D/1/stderr.log'}) \
+['0/stdout.log', '1/stderr.log', '1/stdout.log']
+(False, {0: 'ab', 1: 'cd'}, {0: '', 1: ''}, {0: '', 1: 'D/1/stderr.log'}) ['1/stderr.log']
+(True, {}, {0: 'D/0/stdout.log', 1: 'D/1/stdout.log'}, {0: 'D/0/stderr.log', 1: 'D/1/stderr.log'}) \
+['1/error.json', '1/stderr.log', '1/stdout.log']
+1 1 D/1/error.json ValueError: no data <N/A>
+(False, {0: 'ab', 1: 'cd'}, {0: 'D/0.out', 1: 'D/1.out'}, {0: 'D/0.err', 1: 'D/1.err'}) \
+['0.err', '0.out', '1.err', '1.out']
+FileNotFoundError [Errno 2] No such file or directory: 'D/none'
+RuntimeError log_dir: D is not empty, please provide an empty log_dir
+"""
+"""What the same program printed with the module of ice-learn 0.4.8, whose `_wrap` was given torch 2.13's arguments."""
+
+
+def test_results_and_files_are_those_of_ice_learns_own_module(tmp_path: Path) -> None:
+    """Lines of workers that are shown on the console have a prefix here, and none there."""
+    outcome = run_tree([sys.executable, str(FILES)], env={**os.environ, "TMPDIR": str(tmp_path)}, timeout_s=250)
+    printed = [
+        line for line in outcome.stdout.splitlines(keepends=True) if not re.search(r"^(\[trainer\d\]:)?out ", line)
+    ]
+    assert "".join(printed) == RECORDED, outcome.explain()

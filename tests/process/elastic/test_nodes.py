@@ -22,7 +22,7 @@ pytestmark = pytest.mark.timeout(300)
 def run_nodes(scenario: str, folder: Path, *node: str) -> list[str]:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    env = {**os.environ, "TMPDIR": str(folder), "MUSTER_TOKEN": "secret"}
+    env = {**os.environ, "TMPDIR": str(folder), "MUSTER_TOKEN": "0123456789abcdef" * 2}
     command = [sys.executable, str(PROGRAM), scenario, str(port), *node]
     outcome: Outcome = run_tree(command, env=env, cwd=folder, timeout_s=250, settle_s=10)
     assert outcome.exit_code == 0, outcome.explain()

@@ -18,7 +18,7 @@ from muster._contract import AskKind, AskOutcome
 from muster._control import ControlError, ExitCode
 from muster.cli import operations
 from muster.cli.commands import main
-from muster.schedulers.errors import EngineError
+from muster.schedulers.errors import EngineError, RightError
 from muster.schedulers.kubernetes.api.connection import Connection
 from muster.schedulers.kubernetes.api.errors import Unreachable
 from muster.schedulers.kubernetes.api.execution import run_in_pod
@@ -34,6 +34,7 @@ RIGHTS = {
     "jobs.batch": {"create", "get", "list", "patch", "delete"},
     "pods": {"list", "watch"},
     "pods/log": {"get"},
+    "events": {"list"},
     "pods/exec": {"create", "get"},
     "secrets": {"create", "patch", "delete"},
     "configmaps": {"create", "patch", "delete"},
@@ -240,6 +241,19 @@ def test_without_the_right_nothing_is_changed(cluster, scheduler, app):
             ask()
         assert "\n" not in str(error.value)
     assert find_job(cluster, app)["metadata"] == before
+
+
+def test_a_right_that_is_missing_after_the_stop_was_recorded_is_no_refusal(scheduler, app, monkeypatch):
+    """ "Refused" means that nothing was changed."""
+
+    def refuse(_app_id):
+        raise RightError("c is not allowed to delete job/app")
+
+    monkeypatch.setattr(scheduler._session, "cancel", refuse)
+    said = "the stop is recorded, and its pods were not told to end: c is not allowed to delete job/app"
+    with pytest.raises(EngineError, match=f"^{said}$") as error:
+        scheduler.stop_app(app, 30.0)
+    assert not isinstance(error.value, RightError)
 
 
 def test_a_large_answer_and_one_that_cannot_be_read(cluster, scheduler, app):

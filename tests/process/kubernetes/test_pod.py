@@ -3,6 +3,7 @@
 import base64
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from torchx.specs import AppDef, AppState
 
 from muster.components.dist import ddp
 from muster.schedulers.failure_report import describe_report
-from muster.schedulers.kubernetes.labels import WORKSPACE_KEY
+from muster.schedulers.kubernetes.labels import APPDEF_ANNOTATION, SUBMISSION_ANNOTATION, WORKSPACE_KEY
 from muster.schedulers.kubernetes.live.pod_status import read_pod
 from muster.schedulers.kubernetes.manifests.bundles import pack_workspace
 from muster.schedulers.kubernetes.manifests.request import Additions, build_request, complete_documents
@@ -113,9 +114,9 @@ class Kubelet:
                 stderr=subprocess.STDOUT,
             )
 
-    def run(self):
-        """Runs both pods until they end: [(exit code, log)]."""
-        codes = end_all([self.start(index) for index in range(2)])
+    def run(self, **more):
+        """Runs both pods, with more variables, until they end: [(exit code, log)]."""
+        codes = end_all([self.start(index, **more) for index in range(2)])
         logs = [(self.folder / f"log-{index}").read_text() for index in range(2)]
         print(*logs, sep="\n---\n")
         return list(zip(codes, logs, strict=True))
@@ -134,25 +135,35 @@ def end_all(pods):
 
 @pytest.fixture
 def kubelet(tmp_path):
-    def make(program, *args, j="2x1"):
+    def make(program, *args, j="2x1", cfg=None, max_retries=0, **changes):
         workspace = tmp_path / "workspace"
         workspace.mkdir()
         (workspace / "main.py").write_text(program)
         key, content = pack_workspace(str(workspace))
-        app = ddp(*args, script="main.py", image="img", j=j, max_retries=0, rdzv_port=free_port(), start="cold")
+        app = ddp(
+            *args,
+            script="main.py",
+            image="img",
+            j=j,
+            max_retries=max_retries,
+            rdzv_port=free_port(),
+            start="cold",
+            **changes,
+        )
         app.roles[0].metadata[WORKSPACE_KEY] = key
-        request = build_request(app, {}, name="main-x1", workspaces={key: content})
+        request = build_request(app, cfg or {}, name="main-x1", workspaces={key: content})
         return Kubelet(tmp_path, complete_documents(request, ADDED))
 
     return make
 
 
 def test_two_pods_run_the_users_code(kubelet, tmp_path):
-    outcome = kubelet(PRINTS, "$5", "$(MUSTER_POD_INDEX)", "a b").run()
+    outcome = kubelet(PRINTS, "$5", "$(MUSTER_POD_INDEX)", "a b", "--api_key=$(A)c").run()
     assert [code for code, _ in outcome] == [0, 0], outcome
     for index, (_, log) in enumerate(outcome):
         # neither Kubernetes nor a shell has changed the arguments
-        expected = f"rank {index} of 2 ['$5', '$(MUSTER_POD_INDEX)', 'a b'] {tmp_path}/pod-{index}/work"
+        arguments = "['$5', '$(MUSTER_POD_INDEX)', 'a b', '--api_key=$(A)c']"
+        expected = f"rank {index} of 2 {arguments} {tmp_path}/pod-{index}/work"
         assert expected in log
         assert "a-token" not in log
 
@@ -201,6 +212,134 @@ def test_a_preempted_pod_of_three_uses_no_retry_and_the_job_resumes(kubelet, clu
     assert scheduler.describe(app_id).state == AppState.PENDING, "three new pods"
     assert run(0).count(f"resumes from /data/{step}") == NODES
     assert scheduler.describe(app_id).state == AppState.SUCCEEDED
+
+
+STEPS_AND_FAILS = """\
+import os, time
+from muster import worker
+for step in range(20):
+    worker.step(step, total=50)
+    time.sleep(0.1)
+if os.environ["RANK"] == "1":
+    raise ValueError("no access with " + os.environ["HF_TOKEN"])
+time.sleep(600)
+"""
+SLEEPS = "import time; time.sleep(600)\n"
+
+
+@pytest.fixture
+def account(double, tmp_path):
+    """An API server behind TLS, and what a pod is given to reach it."""
+    if shutil.which("openssl") is None:
+        pytest.skip("no openssl makes a certificate")
+    folder = tmp_path / "account"
+    folder.mkdir()
+    key, authority = folder / "server.key", folder / "ca.crt"
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=double"]
+    command += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(authority)]
+    subprocess.run(command, check=True, capture_output=True, timeout=60)
+    with double.serve(certificate=(authority, key)) as cluster:
+        (folder / "token").write_text(cluster.token)
+        host, port = cluster.url.removeprefix("https://").split(":")
+        cluster.environ = {"MUSTER_ACCOUNT_DIR": str(folder), "KUBERNETES_SERVICE_HOST": host}
+        cluster.environ["KUBERNETES_SERVICE_PORT"] = port
+        yield cluster
+
+
+RIGHTS = {"jobs.batch": {"patch"}, "events": {"create"}}
+
+
+def add_job(account, pods, allowed=RIGHTS):
+    """The job in the cluster; its account has exactly the documented rights."""
+    job = account.add_object("/apis/batch/v1", "ns", "jobs", pods.kinds["Job"])
+    account.allowed = allowed
+    return job
+
+
+def describe_events(account, job):
+    """What `kubectl describe job` finds: Events with the job's name and uid."""
+    named = [(each["involvedObject"], each) for each in account.find("events")]
+    wanted = {"apiVersion": "batch/v1", "kind": "Job", "namespace": "ns"}
+    wanted |= {name: job["metadata"][name] for name in ("name", "uid")}
+    return [(each["type"], each["reason"], each["message"]) for about, each in named if about == wanted]
+
+
+def read_annotations(job):
+    shown = {name: text for name, text in job["metadata"]["annotations"].items() if name != APPDEF_ANNOTATION}
+    return {name.removeprefix("muster.torchx/"): text for name, text in shown.items() if name != SUBMISSION_ANNOTATION}
+
+
+def test_a_restart_and_the_root_cause_become_events_and_annotations_of_the_job(kubelet, account):
+    pods = kubelet(STEPS_AND_FAILS, cfg={"events": True}, max_retries=1, env={"HF_TOKEN": "hf_verysecret"})
+    job = add_job(account, pods)
+    outcome = pods.run(**account.environ)
+    assert [code for code, _ in outcome] == [1, 1], outcome
+    events = describe_events(account, job)
+    assert [(kind, reason) for kind, reason, _ in events] == [
+        ("Warning", "MusterRestarted"),
+        ("Warning", "MusterFailed"),
+    ]
+    restarted, failed = (message for _, _, message in events)
+    begin = "the workers start again on 2 nodes with 2 ranks, attempt 1: rank 1 on node 1 (pod-1)"
+    assert restarted.startswith(begin)
+    assert failed.endswith("(ValueError: no access with ***); all 1 restarts are used")
+    annotations = read_annotations(job)
+    assert annotations["failed"].endswith(f"Z {failed}")
+    assert annotations["restarted"].endswith(f"Z {restarted}")
+    assert re.search(r"Z step \d+ of 50", annotations["progress"])
+    assert account.count("PATCH", "/jobs/") <= 4, "of some forty steps: the first, the last, and one with each event"
+    assert "hf_verysecret" not in str(account.find("events")) + str(annotations)
+
+
+def test_a_hang_is_an_event(kubelet, account):
+    pods = kubelet(SLEEPS, cfg={"events": True}, hang_timeout="3")
+    job = add_job(account, pods)
+    assert [code for code, _ in pods.run(**account.environ)] == [1, 1]
+    events = describe_events(account, job)
+    assert [(kind, reason) for kind, reason, _ in events] == [("Warning", "MusterHang"), ("Warning", "MusterFailed")]
+    assert all("hung" in message for _, _, message in events)
+    assert {"hang", "failed"} == read_annotations(job).keys()
+
+
+def test_a_drain_and_the_change_of_size_that_follows_are_events(kubelet, account, tmp_path):
+    program = (PROGRAMS / "resize_steps.py").read_text()
+    pods = kubelet(program, str(tmp_path), j="1:2x1", cfg={"events": True}, max_retries=1)
+    job = add_job(account, pods)
+    running = [pods.start(index, **account.environ) for index in range(2)]
+    try:
+        logs = [pods.folder / f"log-{index}" for index in range(2)]
+        wait_until(lambda: all("of 2 begins" in log.read_text() for log in logs), timeout_s=90, what="both train")
+        wait_until(lambda: "progress" in read_annotations(job), timeout_s=60, what="its progress is known")
+        running[1].terminate()
+        wait_until(lambda: "resized" in read_annotations(job), timeout_s=60, what="the job goes on")
+    finally:
+        (tmp_path / "finish").touch()
+        codes = end_all(running)
+        print(*(path.read_text() for path in sorted(tmp_path.glob("log-*"))), sep="\n---\n")
+    assert codes[0] == 0
+    (first, drain, step), (second, resized, sizes) = describe_events(account, job)
+    assert (first, drain, second, resized) == ("Normal", "MusterDrain", "Normal", "MusterResized")
+    assert re.fullmatch(r"all ranks stop at step \d+", step)
+    assert re.match(r"the job runs on 1 node with 1 rank, before on 2: node 1 \(pod-1\) leaves after step", sizes)
+
+
+def test_without_the_right_one_line_says_so_and_the_job_is_as_without_events(kubelet, account):
+    pods = kubelet(STEPS_AND_FAILS, cfg={"events": True}, max_retries=1, env={"HF_TOKEN": "hf_verysecret"})
+    job = add_job(account, pods, allowed={})
+    (code, log), (other, _) = pods.run(**account.environ)
+    assert (code, other) == (1, 1)
+    line = 'the job has no Events and annotations: jobs.batch "main-x1-main" is forbidden'
+    assert log.count(line) == log.count("no Events") == 1
+    assert account.count("PATCH", "/jobs/") == 1, "it is not asked again"
+    assert read_annotations(job) == {}
+
+
+def test_events_survive_failures_of_the_api_server(kubelet, account, double):
+    pods = kubelet(STEPS_AND_FAILS, cfg={"events": True}, max_retries=1, env={"HF_TOKEN": "hf_verysecret"})
+    job = add_job(account, pods)
+    account.faults = [double.Fault("PATCH", "/jobs/", 0), double.Fault("POST", "/events", 500, after=True)]
+    assert [code for code, _ in pods.run(**account.environ)] == [1, 1]
+    assert [reason for _, reason, _ in describe_events(account, job)] == ["MusterRestarted", "MusterFailed"]
 
 
 def test_an_empty_token_is_refused(kubelet):

@@ -12,11 +12,13 @@ import time
 from pathlib import Path
 
 import pytest
+from harness import wait_until
 from torchx import specs
 from torchx.specs.api import AppState
 
 from muster.cli.commands import main as run_muster
 from muster.schedulers.errors import EngineError, SchedulerError
+from muster.schedulers.kubernetes.live import kept_logs
 
 pytestmark = pytest.mark.torchx
 
@@ -100,6 +102,51 @@ def test_an_interrupted_submission_leaves_nothing(cluster, scheduler, monkeypatc
     with pytest.raises(KeyboardInterrupt):
         submit(scheduler)
     assert leftovers(cluster) == []
+
+
+PREREQUISITES = ("secrets", "configmaps", "podgroups", "services")
+
+
+@pytest.mark.parametrize("gang", ["native", "volcano"])
+def test_what_a_killed_submission_left_is_deleted(cluster, scheduler, monkeypatch, gang, capsys):
+    """It left no Job, so `muster delete` knew no such app."""
+    from muster.schedulers.kubernetes.live import submit as submission
+
+    cluster.allowed = read_rights("pods start together")
+    offer_gangs(cluster, gang)
+    info = scheduler.submit_dryrun(build_app(), {})
+    name = info.request.name
+    create = submission._create
+
+    def create_until_killed(resources, attempt, document, **more):
+        if document["kind"] == "Job":
+            raise KeyboardInterrupt
+        return create(resources, attempt, document, **more)
+
+    monkeypatch.setattr(submission, "_create", create_until_killed)
+    monkeypatch.setattr(submission, "_roll_back", lambda *_: None)
+    with pytest.raises(KeyboardInterrupt):
+        scheduler.schedule(info)
+    assert leftovers(cluster) == sorted(PREREQUISITES)
+    handle = f"kubernetes://session/team:{name}"
+    assert run_muster(["delete", handle]) == 0
+    assert leftovers(cluster) == []
+    assert run_muster(["delete", handle]) == 3
+    assert f"kubernetes knows no app 'team:{name}'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("labels", [{}, {"app.kubernetes.io/instance": "web"}])
+def test_a_name_that_is_no_app_of_ours_deletes_nothing(cluster, scheduler, labels):
+    for plural in PREREQUISITES:
+        group = "/api/v1" if plural != "podgroups" else "/apis/scheduling.k8s.io/v1alpha2"
+        for name in ("web", "web-secret", "web-bundle", "web-workspace"):
+            metadata = {"name": name, "namespace": "team", "labels": dict(labels)}
+            cluster.add_object(group, "team", plural, {"metadata": metadata})
+    before = leftovers(cluster)
+    offer_gangs(cluster, "native")
+    assert run_muster(["delete", "kubernetes://session/team:web"]) == 3
+    scheduler.delete("team:web")
+    assert leftovers(cluster) == before
 
 
 SECRETS_HIDDEN = ("GET", r"/secrets\?", 403, "secrets is forbidden: cannot list resource", "Forbidden")
@@ -413,8 +460,22 @@ def test_without_the_right_to_read_queues_none_is_checked(cluster, scheduler, do
 def test_without_the_right_to_read_events_the_state_is_shown(cluster, scheduler, double):
     app_id = submit(scheduler)
     cluster.faults.append(double.Fault("GET", "/events", 403, "events is forbidden", "Forbidden", times=10**6))
-    assert scheduler.describe(app_id).state is AppState.PENDING
+    status = scheduler.describe(app_id)
+    assert status.state is AppState.PENDING
+    assert status.msg == "this account may not list events, which say why pods wait", "it was empty"
     assert cluster.count("GET", "/events") == 1
+
+
+@pytest.mark.parametrize(("quota", "where"), [(0, "no pods"), (1, "1 pods not created")])
+def test_a_job_over_quota_says_so_with_the_rights_that_the_documentation_lists(cluster, scheduler, quota, where):
+    """It was PENDING for ever, without a reason: the reason is an event."""
+    cluster.allowed = read_rights()
+    cluster.pod_quota = quota
+    status = scheduler.describe(submit(scheduler))
+    assert status.state is AppState.PENDING
+    assert status.msg.startswith(f"{where}: FailedCreate: Error creating: pods ")
+    assert "exceeded quota: all, requested: pods=1" in status.msg
+    assert status.msg.endswith("; request less, or delete unused objects")
 
 
 def test_gangs_are_discovered(cluster, scheduler, capsys):
@@ -568,25 +629,129 @@ def test_cancel_keeps_the_objects(cluster, scheduler):
     scheduler.cancel(app_id)
 
 
-def test_the_logs_of_a_cancelled_job_are_kept(cluster, scheduler, tmp_path, capsys):
-    """They were gone with the pods."""
+def test_a_job_that_does_not_end_after_its_cancel_is_told_of(cluster, scheduler, clock, monkeypatch, capsys):
+    """Nothing was said; and the wait took the machine's time, not the session's."""
+    app_id = submit(scheduler)
+    name = app_id.partition(":")[2]
+    monkeypatch.setattr(cluster, "end_job", lambda *_args: None)
+    capsys.readouterr()
+    began_s = clock.now_s()
+    scheduler.cancel(app_id)
+    line = f"muster: the cancel is recorded, and {name}-trainer has not ended within 2 s: see `torchx status`\n"
+    assert capsys.readouterr().err == line
+    assert clock.now_s() - began_s == pytest.approx(2)
+
+
+def test_a_volcano_job_without_the_right_to_commands_is_not_marked_as_cancelled(cluster, scheduler, double):
+    cluster.kinds["batch.volcano.sh/v1alpha1"] = ["jobs"]
+    cluster.kinds["bus.volcano.sh/v1alpha1"] = ["commands"]
+    app_id = submit(scheduler, flavor="volcano")
+    cluster.faults.append(double.Fault("POST", "/commands", 403, "forbidden", "Forbidden"))
+    patches = cluster.count("PATCH", "/jobs/")
+    with pytest.raises(EngineError, match="is not allowed to create command/"):
+        scheduler.cancel(app_id)
+    assert cluster.count("PATCH", "/jobs/") == patches
+
+
+@pytest.mark.parametrize(("phase", "state"), [("Completed", AppState.SUCCEEDED), ("Failed", AppState.FAILED)])
+def test_a_volcano_job_that_has_ended_is_left_alone(cluster, scheduler, phase, state):
+    cluster.kinds["batch.volcano.sh/v1alpha1"] = ["jobs"]
+    cluster.kinds["bus.volcano.sh/v1alpha1"] = ["commands"]
+    app_id = submit(scheduler, flavor="volcano")
+    [job] = cluster.find("jobs")
+    job["status"] = {"state": {"phase": phase}}
+    scheduler.cancel(app_id)
+    assert cluster.count("PATCH", "/jobs/") == cluster.count("POST", "/commands") == 0
+    assert scheduler.describe(app_id).state is state
+
+
+def start_two(cluster, scheduler):
+    """An app of two nodes on nodes `n0` and `n1` that have written a line each: its id and its name."""
     app_id = submit(scheduler)
     name = app_id.partition(":")[2]
     for index in range(2):
-        cluster.start_pod(cluster.find_pod(name, index))
-        cluster.write_log(cluster.find_pod(name, index), f"node {index}\n", 1)
+        pod = cluster.find_pod(name, index)
+        pod["spec"]["nodeName"] = f"n{index}"
+        cluster.start_pod(pod)
+        cluster.write_log(pod, f"node {index}\n", 1)
+    return app_id, name
+
+
+def test_the_logs_of_a_cancelled_job_are_kept(cluster, scheduler, tmp_path, capsys):
+    """They were gone with the pods, and what a pod writes after the cancel was lost."""
+    app_id, name = start_two(cluster, scheduler)
+    cluster.grace = lambda pod: (time.sleep(0.5), cluster.write_log(pod, "saved at step 7\n", 2))
     scheduler.cancel(app_id)
-    assert not cluster.find("pods")
-    assert f"is kept in {tmp_path}/state/muster/kubernetes-logs/team/{name}" in capsys.readouterr().err
+    wait_until(lambda: not cluster.find("pods"))
+    assert f"is kept in {tmp_path}/state/muster/kubernetes-logs/team/{name}\n" in capsys.readouterr().err
     for index, tail in ((0, False), (1, True)):
-        assert list(scheduler.log_iter(app_id, "trainer", index, should_tail=tail)) == [f"node {index}\n"]
+        lines = [f"node {index}\n", "saved at step 7\n"]
+        assert list(scheduler.log_iter(app_id, "trainer", index, should_tail=tail)) == lines
     scheduler.delete(app_id)
     assert not list((tmp_path / "state").rglob("*.log"))
+
+
+def test_a_job_is_stopped_before_its_logs_are_read(cluster, scheduler):
+    app_id, _ = start_two(cluster, scheduler)
+    cluster.grace = lambda _pod: time.sleep(0.5)
+    scheduler.cancel(app_id)
+    paths = [path for _, path in cluster.requests]
+    stop = next(number for number, (method, _) in enumerate(cluster.requests) if method == "PATCH" and "/jobs/" in _)
+    assert min(number for number, path in enumerate(paths) if "/log?" in path) > stop
+
+
+@pytest.mark.parametrize("answer", ["refused", "none"])
+def test_a_node_that_does_not_answer_does_not_hold_up_a_cancel(cluster, scheduler, capsys, monkeypatch, answer):
+    """It took 60 s, and the job went on for so long."""
+    app_id, name = start_two(cluster, scheduler)
+    lost = cluster.find_pod(name, 1)["metadata"]["name"]
+    release = threading.Event()
+    cluster.grace = lambda pod: release.wait(60 if pod["spec"]["nodeName"] == "n1" else 0.5)
+    (cluster.dead_nodes if answer == "refused" else cluster.hanging_nodes).add("n1")
+    monkeypatch.setattr(kept_logs, "ANSWER_LIMIT_S", 1.0)
+    scheduler.cancel(app_id)
+    said = capsys.readouterr().err
+    assert f"; the logs of {lost} are lost or incomplete: cannot read log of {lost}: its node does not answer" in said
+    assert "https://" not in said
+    assert list(scheduler.log_iter(app_id, "trainer", 0)) == ["node 0\n"]
+    release.set()
+
+
+def test_a_ctrl_c_while_logs_are_collected_leaves_a_stopped_job_and_what_was_read(cluster, scheduler, monkeypatch):
+    app_id, _ = start_two(cluster, scheduler)
+    release = threading.Event()
+    cluster.grace = lambda _pod: release.wait(60)
+    collect = kept_logs._collect
+
+    def interrupt(*args):
+        monkeypatch.setattr(kept_logs, "COLLECT_LIMIT_S", 1.0)
+        collect(*args)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(kept_logs, "_collect", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        scheduler.cancel(app_id)
+    assert cluster.find("jobs")[0]["spec"]["activeDeadlineSeconds"] == 1
+    release.set()
+    wait_until(lambda: not cluster.find("pods"))
+    assert list(scheduler.log_iter(app_id, "trainer", 1)) == ["node 1\n"]
+
+
+def test_without_the_right_to_stop_a_job_nothing_is_said_to_be_deleted(cluster, scheduler, capsys):
+    """It said that Kubernetes deletes the pods and their logs, and nothing was stopped."""
+    app_id, _ = start_two(cluster, scheduler)
+    cluster.allowed = {**read_rights(), "jobs.batch": {"get", "list"}}
+    capsys.readouterr()
+    with pytest.raises(EngineError, match="is not allowed to change job/"):
+        scheduler.cancel(app_id)
+    assert capsys.readouterr().err == ""
+    assert len(list_running(cluster)) == 2
 
 
 def test_logs_that_cannot_be_kept_do_not_keep_a_job_running(cluster, scheduler, capsys):
     app_id = submit(scheduler)
     cluster.start_pod(cluster.find_pod(app_id.partition(":")[2], 0))
+    cluster.grace = lambda _pod: time.sleep(0.5)
     cluster.allowed = {name: verbs for name, verbs in read_rights().items() if name != "pods/log"}
     scheduler.cancel(app_id)
     assert cluster.find("jobs")[0]["spec"]["activeDeadlineSeconds"] == 1
@@ -632,6 +797,7 @@ def test_the_process_that_submitted_an_app_stops_its_other_roles(cluster, schedu
     assert "when one fails, this process stops the others as long as it lives" in capsys.readouterr().err
     cluster.start_pod(cluster.find_pod(f"{name}-trainer", 0))
     cluster.write_log(cluster.find_pod(f"{name}-trainer", 0), "step 1\n", 1)
+    cluster.grace = lambda _pod: time.sleep(0.5)
     fail_echo(cluster, name)
     wait_stopped(cluster)
     status = scheduler.describe(app_id)
@@ -708,6 +874,43 @@ def test_an_app_that_has_failed_stays_failed_when_its_other_roles_are_cancelled(
     assert "still running" not in status.msg
 
 
+@pytest.mark.parametrize("first", ["trainer", "echo"])
+def test_the_time_limit_of_a_role_that_has_ended_leaves_the_others(cluster, scheduler, first):
+    """The first role's Job owned the others: `ttl_s` after its end they were deleted, while they ran."""
+    app_id = submit(scheduler, build_app(extra=[echo_role()]), ttl_s=60)
+    name = app_id.partition(":")[2]
+    pods = {"trainer": [cluster.find_pod(f"{name}-trainer", 0), cluster.find_pod(f"{name}-trainer", 1)]}
+    pods["echo"] = [cluster.find_pod(f"{name}-echo", 0)]
+    for pod in (*pods["trainer"], *pods["echo"]):
+        cluster.start_pod(pod)
+    for pod in pods.pop(first):
+        cluster.end_pod(pod, 0)
+    cluster.expire_jobs()
+    [(other, running)] = pods.items()
+    assert set(list_running(cluster)) == {pod["metadata"]["name"] for pod in running}
+    assert {"configmaps", "secrets", "services"} <= set(leftovers(cluster)), "what the others need is there"
+    status = scheduler.describe(app_id)
+    assert (status.state, status.msg) == (AppState.RUNNING, f"the Job of role {first} is deleted")
+    states = {role.role: {each.state for each in role.replicas} for role in status.roles_statuses}
+    assert states == {first: {AppState.UNKNOWN}, other: {AppState.RUNNING}}
+    with pytest.raises(SchedulerError, match="fixed number of nodes"):
+        scheduler.resize(app_id, 1, first)
+    for pod in running:
+        cluster.end_pod(pod, 0)
+    assert scheduler.describe(app_id).state is AppState.SUCCEEDED
+    cluster.expire_jobs()
+    assert leftovers(cluster) == []
+
+
+def test_a_role_whose_job_is_deleted_cannot_be_resized(cluster, scheduler):
+    elastic = rename(build_app(nodes=3, least=1).roles[0], "eval")
+    app_id = submit(scheduler, build_app(extra=[elastic]))
+    [job] = [job for job in cluster.find("jobs") if job["metadata"]["name"].endswith("-eval")]
+    cluster.delete_object(("/apis/batch/v1", "team", "jobs", job["metadata"]["name"]))
+    assert run_muster(["resize", f"kubernetes://session/{app_id}", "2", "--role", "eval"]) == 4
+    assert [job["spec"]["parallelism"] for job in cluster.find("jobs")] == [2]
+
+
 @pytest.mark.parametrize(
     ("event", "why"),
     [
@@ -735,9 +938,10 @@ def test_a_deleted_pod_is_named_without_the_right_to_events(cluster, scheduler):
     for index in range(2):
         cluster.start_pod(cluster.find_pod(name, index))
     cluster.remove_pod(cluster.find_pod(name, 1), code=137)
-    cluster.allowed = read_rights()
+    cluster.allowed = {kind: verbs for kind, verbs in read_rights().items() if kind != "events"}
     status = scheduler.describe(app_id)
-    assert status.msg.startswith(f"pod {name}-trainer-1-* is gone: it was deleted, and no event says why; ")
+    lost = f"pod {name}-trainer-1-* is gone: it was deleted"
+    assert status.msg.startswith(f"{lost}, and this account may not list events, which say why; ")
 
 
 @pytest.mark.parametrize(("least", "code"), [(None, 137), (None, 143), (1, 137)])
@@ -803,10 +1007,11 @@ def test_list_shows_running_jobs_as_running(cluster, scheduler, flavor):
         metadata = {"name": f"{name}-0", "namespace": "team", "labels": labels}
         pod = {"metadata": metadata, "spec": {"containers": []}, "status": {"phase": "Running"}}
         cluster.add_object("/api/v1", "team", "pods", pod)
+    before = cluster.count("GET", "/pods?")
     states = {app.app_id: app.state for app in scheduler.list()}
     assert states[running] is AppState.RUNNING
     assert states[waiting] in (AppState.PENDING, AppState.SUBMITTED)
-    assert cluster.count("GET", "/pods?") == 1
+    assert cluster.count("GET", "/pods?") == before + 1
     cluster.allowed = {**read_rights(f"`flavor={flavor}`"), "pods": set()}
     assert {app.state for app in scheduler.list()} <= {AppState.PENDING, AppState.SUBMITTED}
 
@@ -910,7 +1115,7 @@ def test_the_workspace_is_sent_with_the_app(cluster, scheduler, tmp_path, capsys
     line = "muster: not sent with the workspace: .env, .git; the line !.env in .torchxignore would send .env"
     assert printed.count(line) == 1
     assert [text for text in printed if "Dockerfile.torchx is not used" in text and "image_repo" in text]
-    assert len(secret["metadata"]["ownerReferences"]) == 1
+    assert [owner["kind"] for owner in secret["metadata"]["ownerReferences"]] == ["Job", "Job"]
     scheduler.delete(app_id)
     assert leftovers(cluster) == []
 

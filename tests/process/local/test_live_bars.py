@@ -1,4 +1,4 @@
-"""`torchx run` on a terminal: progress bars of all ranks as live rows below the lines, and the end of a failed job."""
+"""What `torchx run` prints of all nodes: live rows of progress bars, warnings once, and the end of a failed job."""
 
 import fcntl
 import os
@@ -72,3 +72,14 @@ def test_a_failed_job_ends_with_the_reason(tmp_path: Path) -> None:
     assert "AppStatus" in text
     last = " ".join(text.split("ui_url:")[-1].split()[1:])
     assert re.match(r"JOB FAILED train-\w+: .*ValueError: bad batch", last), text
+
+
+def test_what_all_ranks_of_two_nodes_warn_of_is_printed_once(tmp_path: Path) -> None:
+    program = "import os, warnings\nwarnings.warn('no NumPy')\nprint('rank', os.environ['RANK'])\n"
+    text, code = run_job("2x2", program, tmp_path)
+    assert code == 0, text
+    assert sum("train.py:2: UserWarning: no NumPy" in line for line in text.splitlines()) == 1, text
+    assert text.count("  warnings.warn('no NumPy')") == 1, text
+    assert all(f"rank {rank}\n" in text for rank in range(4)), text
+    logs = [path.read_text() for path in tmp_path.rglob("stderr.log")]
+    assert sum(log.count("  warnings.warn('no NumPy')") for log in logs) >= 4, "each rank's file has it"

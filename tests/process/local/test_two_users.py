@@ -2,12 +2,16 @@
 
 import json
 import os
+import signal
+import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
-from harness import Outcome, run_tree
+from harness import Outcome, run_tree, wait_until
 from other_user import OTHER, call_as_other, needs_two_users, other_dir, shared_dir
 
 from muster.schedulers.supervision.app_folder import AppFolder, AppSpec
@@ -16,6 +20,9 @@ from muster.schedulers.supervision.registry import AppRegistry
 __all__ = ["other_dir", "shared_dir"]
 
 pytestmark = [pytest.mark.torchx, needs_two_users]
+
+SECRET = "pa$$word-${app_id}-hunter2"
+"""Neither its name below nor its value looks secret."""
 
 TORCHX = str(Path(sys.executable).with_name("torchx"))
 
@@ -67,6 +74,85 @@ def test_a_run_folder_that_another_user_made_is_not_used(shared_dir):
     assert list((shared_dir / "job").iterdir()) == []
 
 
+def test_a_log_folder_whose_owner_can_replace_the_run_is_named(other_dir):
+    """That user could put in a `checkpoint.json`; it may also be the owner of a volume."""
+    agent = [sys.executable, "-m", "muster.agent", "--standalone", "--rdzv-id", "job", "--start", "cold", "--no-python"]
+    done = run_tree([*agent, "--log-dir", str(other_dir), "true"], cwd=other_dir)
+    assert done.exit_code == 0, done.explain()
+    line = f"[muster] user {OTHER} can replace logs and checkpoint.json in {other_dir}/job"
+    assert line in done.stderr.splitlines(), done.explain()
+
+
+FAILS_ONCE = """\
+import os, sys, time
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "1":
+    sys.exit(0)
+open("ready", "w").close()
+while not os.path.exists("go"):
+    time.sleep(0.01)
+sys.exit(1)
+"""
+
+
+@pytest.mark.parametrize("content", ["a pipe", "5", "[" * 100_000, '{"message": {"extraInfo": {"py_callstack": [7]}}}'])
+def test_error_files_of_another_user_do_not_end_the_agent(shared_dir, other_dir, content):
+    """The owner of a volume can put them there."""
+    (shared_dir / "program.py").write_text(FAILS_ONCE)
+
+    def plant() -> None:
+        deadline_s = time.monotonic() + 60
+        while not (shared_dir / "ready").exists() and time.monotonic() < deadline_s:
+            time.sleep(0.01)
+        os.rename(other_dir / "job", other_dir / "moved")
+        rank_dir = other_dir / "job/attempt_0/0"
+        os.makedirs(rank_dir)
+        if content == "a pipe":
+            os.mkfifo(rank_dir / "error.json")
+        else:
+            (rank_dir / "error.json").write_text(content)
+
+    def plant_and_go() -> None:
+        call_as_other(plant)
+        (shared_dir / "go").touch()
+
+    planter = threading.Thread(target=plant_and_go)
+    planter.start()
+    agent = [sys.executable, "-m", "muster.agent", "--standalone", "--rdzv-id", "job", "--start", "cold"]
+    options = ["--max-restarts", "1", "--log-dir", str(other_dir)]
+    done = run_tree([*agent, *options, "program.py"], cwd=shared_dir)
+    planter.join()
+    assert (other_dir / "moved").exists()
+    assert done.exit_code == 0, done.explain()
+    assert "Traceback" not in done.stderr, done.explain()
+
+
+def test_modules_and_checkpoints_of_another_user_have_no_effect(shared_dir, other_dir):
+    """In a working folder and in a log folder of that user."""
+    marker = shared_dir / "token"
+
+    def plant() -> None:
+        trap = f"import os\nopen({str(marker)!r}, 'w').write(os.environ.get('MUSTER_TOKEN', ''))\n"
+        for name in ("muster.py", "types.py", "operator.py"):
+            (other_dir / name).write_text(trap)
+        os.mkdir(other_dir / "job")
+        path = "/evil.pt\n[muster] forged\x1b[2J"
+        (other_dir / "job/checkpoint.json").write_text(json.dumps({"number": 9, "step": 5, "path": path}))
+
+    call_as_other(plant)
+    script = shared_dir / "program.py"
+    script.write_text("from muster import worker\nprint('resumes from', worker.resume_path())\n")
+    env = {"HOME": str(shared_dir / "home"), "PATH": os.environ["PATH"], "MUSTER_TOKEN": "0" * 64}
+    agent = [str(Path(sys.executable).with_name("muster-agent")), "--standalone", "--rdzv-id", "job", "--start", "cold"]
+    by_hand = run_tree([*agent, "--log-dir", str(other_dir), str(script)], cwd=other_dir, env=env)
+    job = ["dist.ddp", "-j", "1x1", "--start", "cold", "--script", str(script)]
+    submitted = run_tree([TORCHX, "run", "-s", "local_cwd", *job], cwd=other_dir, env=env)
+    for done in (by_hand, submitted):
+        assert done.exit_code == 0, done.explain()
+        assert "resumes from None" in done.stdout + done.stderr, done.explain()
+        assert "forged" not in done.stdout + done.stderr, done.explain()
+    assert not marker.exists()
+
+
 def torchx(*words: str, env: Mapping[str, str]) -> Outcome:
     return run_tree([TORCHX, *words], env=env)
 
@@ -94,3 +180,54 @@ def test_looking_at_jobs_starts_nothing_of_another_user(shared_dir, other_dir):
         assert refusal in done.stderr, done.explain()
         assert "Traceback" not in done.stderr, done.explain()
     assert not marker.exists(), f"a program of user {OTHER} ran as user {marker.read_text()}"
+
+
+def search_as_other(secret: bytes, folder: Path) -> Callable[[], None]:
+    """What fails if a user who looks around finds the secret: in `ps`, in environments, or in files of the job."""
+
+    def read(path: Path) -> bytes:
+        try:
+            return path.read_bytes()
+        except OSError:
+            return b""
+
+    def search() -> None:
+        lines = [read(process / "cmdline") for process in Path("/proc").glob("[0-9]*")]
+        assert any(b"muster.agent" in line or b"muster/agent" in line for line in lines), "the job runs"
+        found = [line for line in lines if secret in line]
+        found += [path for path in Path("/proc").glob("[0-9]*/environ") if secret in read(path)]
+        found += [path for path, _, _ in os.walk(folder) if path != str(folder)]
+        found += [path for path in folder.rglob("*") if secret in read(path)]
+        assert not found, found
+
+    return search
+
+
+def test_values_from_the_environment_or_a_file_are_seen_by_no_other_user(shared_dir):
+    env_file, script, marker = shared_dir / "job.env", shared_dir / "program.py", shared_dir / "out"
+    env_file.write_text(f"# of the job\nFROM_FILE={SECRET}\n")
+    env_file.chmod(0o600)
+    script.write_text(
+        "import os, sys, time\n"
+        f"if os.environ['FROM_FILE'] == os.environ['FROM_HERE'] == {SECRET!r}: open({str(marker)!r}, 'w').close()\n"
+        "else: sys.exit('another value')\n"
+        "time.sleep(600)\n"
+    )
+    home = shared_dir / "home"
+    env = {"HOME": str(home), "PATH": os.environ["PATH"], "FROM_HERE": SECRET}
+    job = ["dist.ddp", "-j", "2x1", "--start", "cold", "--env", "FROM_HERE", "--env_file", str(env_file)]
+    command = [TORCHX, "run", "-s", "local_cwd", *job, "--script", str(script)]
+    with subprocess.Popen(command, env=env, cwd=shared_dir, stderr=subprocess.PIPE, text=True) as run:
+        try:
+            wait_until(lambda: marker.exists() or run.poll() is not None, timeout_s=60, what="the workers' start")
+            assert run.poll() is None, run.stderr.read()
+            call_as_other(search_as_other(SECRET.encode(), home))
+            described = torchx("list", "-s", "local_cwd", env=env)
+            handle = next(word for word in described.stdout.split() if word.startswith("local_cwd://"))
+            shown = torchx("describe", handle, env=env)
+            assert "FROM_FILE" in shown.stdout, shown.explain()
+            assert "hunter2" not in shown.stdout + shown.stderr, shown.explain()
+        finally:
+            run.send_signal(signal.SIGINT)  # it waits until the job's processes have ended
+            _, errors = run.communicate(timeout=60)
+    assert "hunter2" not in errors

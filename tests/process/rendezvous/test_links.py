@@ -10,6 +10,7 @@ import pytest
 from muster.agent.config import RendezvousConfig
 from muster.agent.rendezvous.backends.selection import create_rendezvous
 from muster.agent.rendezvous.interface import JobEnded, Notice, RendezvousFailed, RoundBroken, RoundFormed
+from muster.agent.rendezvous.leader.peer_lines import UNPROVED
 from muster.agent.rendezvous.protocol.discovery_messages import LeaderQuery
 from muster.agent.rendezvous.protocol.framing import ProtocolError, build_frame
 from muster.agent.rendezvous.transport import tcp_network as network_module
@@ -18,6 +19,10 @@ from muster.agent.runtime.loop import Loop
 from muster.agent.runtime.ports import PortReservation
 
 LIMIT_S = 30.0
+NO_TOKEN = (
+    "has no MUSTER_TOKEN: any process that reaches it can join this job and run code in it; set one on all nodes, made "
+    "with `openssl rand -hex 32`"
+)
 
 
 class Node:
@@ -77,6 +82,13 @@ def nodes() -> Iterator[list[Node]]:
         node.close()
 
 
+@pytest.fixture
+def without_file(tmp_path, monkeypatch) -> None:
+    """No token can be kept for this user's agents."""
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
+
+
 @pytest.mark.parametrize("token", [None, "secret"])
 @pytest.mark.parametrize("indices", [(0, 1), (None, None)])
 def test_two_nodes_form_restart_and_end(nodes, port, token, indices) -> None:
@@ -109,7 +121,7 @@ def test_loopback_jobs_listen_on_loopback_only(nodes, port) -> None:
         other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         other.bind(("127.0.0.2", port))
         other.listen()  # the same port on another address is free: the leader does not listen on all addresses
-    assert not [event for event in one.events if isinstance(event, Notice)]
+    assert one.list_notices() == []
 
 
 def test_without_token_on_the_network_there_is_a_warning(nodes, port) -> None:
@@ -117,7 +129,36 @@ def test_without_token_on_the_network_there_is_a_warning(nodes, port) -> None:
     nodes.append(one)
     one.member.join()
     wait_for(lambda: one.find(Notice), one)
-    assert "MUSTER_TOKEN" in one.find(Notice).text
+    assert one.list_notices() == [f"rendezvous at {socket.gethostname()}:{port} {NO_TOKEN}"]
+
+
+def test_without_token_on_this_machine_there_is_a_warning(nodes, port, without_file) -> None:
+    one = Node(0, port)
+    nodes.append(one)
+    one.member.join()
+    reason, line = one.list_notices()
+    assert reason.startswith("no token for the nodes on this machine: ")
+    assert line == f"rendezvous at 127.0.0.1:{port} {NO_TOKEN}"
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"run_id": "other"}, "it asks for run 'other', and this is run 'run' (--rdzv-id)"),
+        ({"max_restarts": 3}, "it was started with --max-restarts 3 (the job: 1); all agents of a job must"),
+        ({"node_index": 0}, "node rank 0 is already taken by host-0: every node needs its own --node-rank"),
+    ],
+    ids=["run id", "rules", "index"],
+)
+def test_a_refusal_tells_nothing_to_a_node_without_the_token(nodes, port, without_file, changes, why) -> None:
+    """It told any peer the run id, which rules differ, and the names of hosts. Node 0's own console has the reason."""
+    one, other = Node(0, port), Node(1, port, **changes)
+    nodes += [one, other]
+    one.member.join()
+    other.member.join()
+    wait_for(lambda: other.find(RendezvousFailed), one, other)
+    assert other.find(RendezvousFailed).reason == UNPROVED
+    assert why in one.list_notices()[-1]
 
 
 def test_ipv6(nodes, port) -> None:
@@ -188,8 +229,9 @@ def test_a_second_node_0_is_refused_at_once_and_node_0_says_so(nodes, port) -> N
     ("tokens", "run_id", "line"),
     [
         (("right", "wrong"), "run", "the other node has a different job token (MUSTER_TOKEN)"),
-        (("right", None), "run", "one of the two nodes has a job token (MUSTER_TOKEN), the other has none"),
-        ((None, "wrong"), "run", "one of the two nodes has a job token (MUSTER_TOKEN), the other has none"),
+        (("right", None), "run", "the other node has a different job token (MUSTER_TOKEN)"),
+        (("right", ""), "run", "one of the two nodes has a job token (MUSTER_TOKEN), the other has none"),
+        ((None, "wrong"), "run", "the other node has a different job token (MUSTER_TOKEN)"),
         (("right", "right"), "other", "it asks for run 'other', and this is run 'run' (--rdzv-id)"),
     ],
 )
@@ -270,7 +312,7 @@ def _unblocked(sockets: list[socket.socket]) -> list[socket.socket]:
 
 
 def test_a_malformed_message_closes_only_the_connection(nodes, port) -> None:
-    one = Node(0, port)
+    one = Node(0, port, token="")
     nodes.append(one)
     one.member.join()
     loop = Loop()
@@ -297,7 +339,7 @@ def test_a_malformed_message_closes_only_the_connection(nodes, port) -> None:
     assert "malformed message" in one.find(Notice).text
     network.close()
     loop.close()
-    two = Node(1, port)
+    two = Node(1, port, token="")
     nodes.append(two)
     two.member.join()
     wait_for(lambda: two.find(RoundFormed), one, two)

@@ -40,7 +40,8 @@ class Job:
         with socket.create_server(("127.0.0.1", 0)) as server:
             self.port = int(server.getsockname()[1])
         settings = {"host": "127.0.0.1", "port": self.port, "node_index": index, "min_nodes": 2, "max_nodes": 2}
-        config = RendezvousConfig(**{"backend": "muster", "run_id": "run", **settings, **changes})
+        # Without a token: all these peers are unauthenticated, and the file of this user's own is not used.
+        config = RendezvousConfig(**{"backend": "muster", "run_id": "run", "token": "", **settings, **changes})
         self.events: list[Any] = []
         self.member = create_rendezvous(config, 1, "default", self.loop, None, f"host-{index}", self.events.append)
         self.sockets = contextlib.ExitStack()

@@ -34,8 +34,10 @@ class Parent:
     def __init__(self) -> None:
         self.loop = Loop()
         self.children = ChildWatch(self.loop)
+        self.spawned: set[int] = set()
         self.orphans: list[int] = []
-        self.children.on_orphan_end = self.orphans.append
+        """Of those that it has spawned: an earlier test may have left this process another child."""
+        self.children.on_orphan_end = lambda pid: self.orphans.append(pid) if pid in self.spawned else None
         self.codes: dict[int, int] = {}
         self.signals: SignalWatch | None = None
 
@@ -49,7 +51,9 @@ class Parent:
         return self.spawn_shell(f"exit {code}")
 
     def spawn_shell(self, text: str) -> int:
-        return os.posix_spawn("/bin/sh", ["sh", "-c", text], os.environ)
+        pid = os.posix_spawn("/bin/sh", ["sh", "-c", text], os.environ)
+        self.spawned.add(pid)
+        return pid
 
     def watch(self, pid: int) -> None:
         self.children.watch(pid, lambda code: self.codes.__setitem__(pid, code))

@@ -1,5 +1,6 @@
 """The template: what it refuses to fork, what happens when it dies, and that it leaves no process behind."""
 
+import contextlib
 import json
 import os
 import resource
@@ -268,7 +269,7 @@ class StoreUser:
         agent.program = replace(agent.program, args=(str(apart_s), str(times)))
 
     def begin_round(self) -> None:
-        self.agent.starter.start_store(self.port, 2, self.lost.append)
+        self.agent.starter.start_store("127.0.0.1", self.port, 2, self.lost.append)
         self.agent.start(env={**ENV, "MASTER_PORT": str(self.port)})
 
     @property
@@ -311,11 +312,28 @@ def test_the_store_of_a_round_is_a_process_of_its_own(make_user: Callable[..., S
     assert user.agent.ways == ["warm"] * 6
 
 
-def test_the_store_listens_at_once(make_user: Callable[..., StoreUser]) -> None:
+EVERYWHERE = {"127.0.0.1", "127.0.0.2", *(["::1"] if socket.has_dualstack_ipv6() else [])}
+
+
+@pytest.mark.parametrize(
+    ("addr", "reached"),
+    [
+        ("127.0.0.1", {"127.0.0.1"}),
+        ("localhost", {"127.0.0.1"}),
+        ("::1", {"::1"} & EVERYWHERE),
+        ("a-name", EVERYWHERE),
+        ("192.0.2.1", EVERYWHERE),
+    ],
+    ids=["IPv4", "localhost", "IPv6", "a name", "another machine's, with NAT"],
+)
+def test_the_store_listens_at_once_at_its_address(
+    make_user: Callable[..., StoreUser], addr: str, reached: set[str]
+) -> None:
     user = make_user()
-    user.agent.starter.start_store(user.port, 2, user.lost.append)
-    for host in ("127.0.0.1", "::1") if socket.has_dualstack_ipv6() else ("127.0.0.1",):
-        socket.create_connection((host, user.port)).close()
+    user.agent.starter.start_store(addr, user.port, 2, user.lost.append)
+    for host in EVERYWHERE:
+        with contextlib.nullcontext() if host in reached else pytest.raises(ConnectionRefusedError):
+            socket.create_connection((host, user.port)).close()
     user.agent.starter.end_store()
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", user.port))
@@ -353,7 +371,7 @@ def test_a_port_that_is_taken_is_reported(make_user: Callable[..., StoreUser]) -
     user = make_user()
     with socket.create_server(("", 0)) as taken:
         user.port = taken.getsockname()[1]
-        user.agent.starter.start_store(user.port, 2, user.lost.append)
+        user.agent.starter.start_store("127.0.0.1", user.port, 2, user.lost.append)
     assert user.lost == [f"has no store: cannot listen on MASTER_PORT {user.port}: Address already in use"]
 
 

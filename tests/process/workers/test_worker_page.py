@@ -10,6 +10,7 @@ import pytest
 from harness import Outcome, Tree, run_tree
 from launchers import ONE_START
 
+import muster
 from muster.schedulers.bundle import build_agent_bundle
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the status page is for Linux")
@@ -101,13 +102,41 @@ def test_without_muster_in_the_image_a_command_finds_it_too(bundle: str) -> None
     assert outcome.stdout.count(f"muster is {bundle}/muster/__init__.py, managed True") == 2, outcome.explain()
 
 
+@pytest.mark.parametrize("version", ["0.0.9", "0.1.0", "", None])
 @pytest.mark.parametrize("start", STARTS)
-def test_another_installed_version_is_the_one_that_programs_import(tmp_path: Path, bundle: str, start: str) -> None:
+def test_the_jobs_own_is_imported_and_not_an_installed_one(
+    tmp_path: Path, bundle: str, start: str, version: str | None
+) -> None:
+    """An older one in the image has a `muster.worker` that this agent may not understand; None: it is not whole."""
     site = tmp_path / "site"
     shutil.copytree(PACKAGE, site / "muster", ignore=shutil.ignore_patterns("__pycache__", "agent", "schedulers"))
+    if version is None:
+        (site / "muster" / "__init__.py").unlink()
+    else:
+        (site / "muster" / "__init__.py").write_text(f'__version__ = "{version}"\n' if version else "")
+    (site / "muster" / "worker.py").write_text("raise RuntimeError('the installed one')\n")
     command = build_command(str(PROGRAM), "where", start=start, python=("-S",), agent=bundle)
     outcome = run_tree(command, env={**os.environ, "PYTHONPATH": str(site)})
-    assert outcome.stdout.count(f"muster is {site}/muster/__init__.py, managed True") == 2, outcome.explain()
+    assert outcome.stdout.count(f"muster is {bundle}/muster/__init__.py, managed True") == 2, outcome.explain()
+    other = version or "an unknown version"
+    line = f"muster: `import muster` gives {muster.__version__}, which came with the job, not {other} of {site}"
+    assert " ".join(outcome.stderr.split()).count(line) == (version != muster.__version__), outcome.explain()
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_an_installed_one_of_the_same_name_is_the_programs_and_one_line_says_so(
+    tmp_path: Path, bundle: str, start: str
+) -> None:
+    site = tmp_path / "site"
+    (site / "muster").mkdir(parents=True)
+    (site / "muster" / "__init__.py").write_text("FOREIGN = 'yes'\n")
+    script = tmp_path / "main.py"
+    script.write_text("import muster, sys; sys.stdout.write(f'foreign {muster.FOREIGN}\\n')\n")
+    command = build_command(str(script), start=start, python=("-S",), agent=bundle)
+    outcome = run_tree(command, env={**os.environ, "PYTHONPATH": str(site)})
+    assert outcome.stdout.count("foreign yes") == 2, outcome.explain()
+    line = f"muster: `import muster` gives another package of that name, in {site}, and not muster.worker"
+    assert " ".join(outcome.stderr.split()).count(line) == 1, outcome.explain()
 
 
 def test_a_command_gets_the_bundles_modules_and_an_installed_packages_others(tmp_path: Path, bundle: str) -> None:

@@ -135,7 +135,7 @@ def node_alone():
 def node_tokens():
     """The two have different tokens."""
     try:
-        start(place, env={**os.environ, "MUSTER_TOKEN": f"token of {NODE}"}, flags=["--rdzv-conf=join_timeout=15"])
+        start(place, env={**os.environ, "MUSTER_TOKEN": f"{'abcdef' * 6}{NODE}"}, flags=["--rdzv-conf=join_timeout=15"])
     except (LaunchFailed, AgentLost) as error:
         print(error)
 

@@ -55,6 +55,10 @@ def main(how: str, guilty: int) -> None:
         wait()
     if pair is not None:
         dist.barrier(pair)
+    if how == "asks":
+        worker.should_stop(1)
+        if is_guilty:
+            wait()
     if how == "skips" and is_guilty:
         dist.barrier()
         wait()

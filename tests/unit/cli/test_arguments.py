@@ -320,9 +320,32 @@ def test_a_required_token_that_is_missing_is_refused(token: dict[str, str]) -> N
 
 
 def test_the_token_is_read_and_never_shown() -> None:
-    config = parse("", **{Env.REQUIRE_TOKEN: "1", Env.TOKEN: "very-secret"})
-    assert config.rendezvous.token == "very-secret"
-    assert "very-secret" not in repr(config)
+    token = "0123456789abcdef" * 4
+    config = parse("", **{Env.REQUIRE_TOKEN: "1", Env.TOKEN: token})
+    assert config.rendezvous.token == token
+    assert token not in repr(config)
+
+
+@pytest.mark.parametrize(
+    ("token", "has", "least"),
+    [
+        ("secret", "6", "22 characters"),
+        ("correct-horse-battery", "21", "22 characters"),
+        ("0123456789abcdef" * 2, "", ""),
+        ("0123456789ABCDEF0123456789abcde", "31", "32 hexadecimal digits"),
+        ("1234567890" * 3, "30", "39 decimal digits"),
+        ("zF3kQ0v9_xT7-mB2LwYd8A", "", ""),
+    ],
+)
+def test_a_token_that_can_be_guessed_is_refused(token: str, has: str, least: str) -> None:
+    """Its MAC, which a peer gets once in a handshake, is enough to try words."""
+    if not has:
+        assert parse("", **{Env.TOKEN: token}).rendezvous.token == token
+        return
+    assert refusal("", **{Env.TOKEN: token}) == (
+        f"MUSTER_TOKEN can be guessed: it must have 128 random bits, which is {least} or more, not {has}; make one with "
+        "`openssl rand -hex 32`"
+    )
 
 
 def test_an_inherited_socket() -> None:
@@ -342,7 +365,8 @@ def test_endpoints(text: str, expected: tuple[str, int]) -> None:
 
 
 def test_workers_inherit_everything_but_our_secrets() -> None:
-    environ = dict.fromkeys(Env.PRIVATE, "1") | {"HOME": "/h", "PET_NNODES": "1", Env.RANK0_HOST: "h"}
+    environ = {**dict.fromkeys(Env.PRIVATE, "1"), Env.TOKEN: "1" * 39}
+    environ |= {"HOME": "/h", "PET_NNODES": "1", Env.RANK0_HOST: "h"}
     config = parse("", **environ)
     assert config.base_env == {"HOME": "/h", "PET_NNODES": "1", Env.RANK0_HOST: "h"}
 

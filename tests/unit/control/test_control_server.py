@@ -35,7 +35,7 @@ class Agent:
 
     def connect(self) -> socket.socket:
         link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        link.connect(address.build_address(TOKEN, os.getpid()))
+        link.connect(address.list_addresses(TOKEN)[0])
         link.settimeout(10.0)
         return link
 
@@ -174,3 +174,16 @@ def test_without_a_descriptor_left_the_agent_does_not_spin(agent, monkeypatch):
 def test_without_abstract_names_there_are_no_agents(monkeypatch, tmp_path):
     monkeypatch.setattr(address, "_SOCKETS", str(tmp_path / "none"))
     assert address.list_addresses(TOKEN) == []
+
+
+def test_the_name_of_an_agents_socket_says_nothing_of_the_token():
+    """Two agents of a job had one name but for the process, which a guess of the token could be compared with."""
+    agents = [Agent(), Agent()]
+    names = address.list_addresses(TOKEN)
+    assert len(names) == 2
+    first, second = (name.split(b"-") for name in names)
+    assert first[:2] == second[:2] == [b"\0muster", b"control"]
+    assert not set(first[2:4]) & set(second[2:4])
+    assert address.list_addresses(f"{TOKEN}x") == []
+    for agent in agents:
+        agent.close()

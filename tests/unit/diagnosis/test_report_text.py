@@ -167,6 +167,16 @@ RuntimeError: boom"""
     assert "  traceback : above\n" in format_report(make_report(failure), printed_as="")
 
 
+def test_where_the_stderr_is_that_the_agent_does_not_read() -> None:
+    failure = make_failure(exit_code=3, exception=None, traceback=None, stderr_tail=())
+    line = "  stderr    : above (--tee 2 repeats its last lines here)\n"
+    assert line in format_report(make_report(failure), printed_as="")
+    for other in (replace(failure, exit_code=None, signal="SIGKILL"), replace(failure, stderr_tail=("out",))):
+        assert line not in format_report(make_report(other), printed_as="")
+    assert line not in format_report(make_report(failure), printed_as="[main1]")
+    assert line not in format_report(make_report(failure))
+
+
 def test_the_place_of_a_crash_is_its_innermost_frame() -> None:
     stack = """Fatal Python error: Segmentation fault
 

@@ -11,6 +11,7 @@ import pytest
 from muster._contract import AGENT_BUNDLE_NAME, LogNames
 from muster.schedulers.docker import driver as drivers
 from muster.schedulers.docker.driver import DockerDriver
+from muster.schedulers.docker.engine import outside_stops
 from muster.schedulers.docker.engine.container_state import ContainerFacts
 from muster.schedulers.docker.engine.errors import DockerError, EngineUnavailable, NotFound
 from muster.schedulers.docker.live.restarts import count_restarts, read_events
@@ -46,7 +47,11 @@ class ScriptedEngine:
 
     def end(self, exit_code):
         self.status, self.exit_code = "exited", exit_code
-        self.happens.put({"Action": "die", "Actor": {"ID": "c", "Attributes": {"exitCode": str(exit_code)}}})
+        self.post("die", exitCode=str(exit_code))
+
+    def post(self, action, **attributes):
+        labels = {Label.APP: "a", Label.USER: "u", Label.ROLE: "w", Label.REPLICA: "0", Label.INCARNATION: "0"}
+        self.happens.put({"Action": action, "Actor": {"ID": "c", "Attributes": {**labels, **attributes}}})
 
     def now_s(self):
         self._may_fail("now_s")
@@ -67,16 +72,23 @@ class ScriptedEngine:
     def list_containers(self, labels):
         return [self.inspect_container("c")]
 
+    def is_available(self):
+        return True
+
     def list_container_ids(self, labels, *, running_only=False):
         return []
 
     def start_container(self, container):
         self._may_fail("start_container")
+        self.post("start")
         self.status = "running"
 
     def signal_container(self, container, name):
         self._may_fail("signal_container")
         self.signals.put(name)
+
+    def wait_container(self, container, timeout_s):
+        return 137
 
     def pause_container(self, container):
         self.signals.put("pause")
@@ -318,6 +330,52 @@ def test_a_suspended_agent_is_continued_to_handle_its_stop(driver, engine):
     assert engine.signals.get() == "SIGTSTP"
     driver.stop(REPLICA)
     assert [engine.signals.get(), engine.signals.get()] == ["SIGTERM", "SIGCONT"]
+
+
+@pytest.mark.parametrize("runs_agent", [False])
+def test_a_container_that_a_person_restarts_has_not_ended(driver, engine, event_queue, monkeypatch):
+    monkeypatch.setattr(drivers, "SETTLE_S", 0.02)
+    driver.start(REPLICA, 1)
+    wait_started(driver)
+    engine.post("kill", signal="15")
+    engine.end(3)
+    engine.post("stop")
+    while not driver._outside_stops.may_restart("c"):
+        driver._closing.wait(0.001)
+    driver._closing.wait(0.1)  # more than the driver would have waited without "stop"
+    engine.start_container("c")
+    engine.exit_code = None
+    while driver._outside_stops.may_restart("c"):
+        driver._closing.wait(0.001)
+    engine.end(0)
+    assert next_end(event_queue).exit_code == 0
+
+
+@pytest.mark.parametrize("runs_agent", [False])
+def test_a_container_that_is_stopped_and_not_restarted_is_lost(driver, engine, event_queue, monkeypatch):
+    monkeypatch.setattr(drivers, "SETTLE_S", 0.02)
+    monkeypatch.setattr(outside_stops, "RESTART_S", 0.1)
+    driver.start(REPLICA, 1)
+    wait_started(driver)
+    engine.post("kill", signal="15")
+    engine.end(143)
+    engine.post("stop")
+    assert next_end(event_queue).exit_code == 143
+
+
+@pytest.mark.parametrize("runs_agent", [False])
+def test_a_container_that_is_started_again_after_its_end_was_reported_is_killed(driver, engine, event_queue):
+    driver.start(REPLICA, 1)
+    engine.end(3)
+    assert next_end(event_queue).exit_code == 3
+    engine.start_container("c")
+    assert engine.signals.get() == "SIGKILL"
+
+
+def test_containers_that_still_run_at_the_end_are_killed(driver, engine):
+    engine.list_container_ids = lambda labels, *, running_only=False: ["c"]
+    driver.close(succeeded=False)
+    assert engine.signals.get() == "SIGKILL"
 
 
 def test_restarts_in_place_are_counted_from_the_first_nodes_records(driver, engine, event_queue, tmp_path):

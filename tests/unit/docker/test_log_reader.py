@@ -1,14 +1,22 @@
 """Reading logs across containers and through stops of the engine, with a scripted engine."""
 
 from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
 
+import docker.errors
 import pytest
+import requests
 from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.schedulers.docker.engine.container_state import ContainerFacts
 from muster.schedulers.docker.engine.errors import EngineUnavailable
+from muster.schedulers.docker.engine.sdk import translate_errors
 from muster.schedulers.docker.live.logs import ContainerLogQuery, LogReader, join_lines
+from muster.schedulers.docker.live.restarts import read_events
+from muster.schedulers.docker.scheduler import DockerScheduler
 from muster.schedulers.docker.spec import Label
 from muster.schedulers.timestamps import parse_seconds
 
@@ -190,3 +198,32 @@ def test_lines_are_joined_and_split():
 def test_long_lines_of_two_streams_are_not_mixed():
     frames = [(OUT, b"o" * 9), (ERR, b"e\xc3"), (OUT, b"oo\n"), (ERR, b"\xa4\n"), (OUT, b"rest"), (ERR, b"end")]
     assert list(join_lines(iter(frames))) == ["o" * 11 + "\n", "e\u00e4\n", "rest", "end"]
+
+
+def test_a_log_driver_that_keeps_nothing_is_named_once(capfd: pytest.CaptureFixture[str]) -> None:
+    """`torchx run` printed no output of the job, and no word about it."""
+    said = "configured logging driver does not support reading"
+    response = requests.Response()
+    response.status_code = 501
+
+    def read() -> Iterator[str]:
+        with translate_errors("read logs of container 'c'", "unix:///x"):
+            raise docker.errors.APIError("not implemented", response=response, explanation=said)
+        yield ""
+
+    scheduler = DockerScheduler("docker", "test", detached=True)
+    assert list(scheduler._follow_or_explain("job-x", read())) == []
+    assert list(scheduler._follow_or_explain("job-x", read())) == []
+    scheduler.close()
+    assert capfd.readouterr().err == (
+        "docker: the output of job-x cannot be shown: the log driver of its containers keeps none that can be read; "
+        "--log-dir and --tee 3 keep it in files\n"
+    )
+
+
+def test_the_state_of_a_job_says_that_no_engine_answers(tmp_path: Path) -> None:
+    (tmp_path / "restarts-w").write_text("2")
+    engine = SimpleNamespace(is_available=lambda: False, host="unix:///x")
+    restarts, said = read_events(engine, tmp_path, {"request": {}})
+    assert restarts == 2
+    assert said == "no Docker engine answers at unix:///x: this is what was known before"

@@ -2,6 +2,8 @@
 
 import io
 import os
+import subprocess
+import sys
 import tarfile
 import tracemalloc
 
@@ -111,6 +113,27 @@ def test_packed_workspaces_go_with_the_scheduler(tmp_path):
     workspaces = PackedWorkspaces()
     keys = {workspaces.pack(str(source), tmp_path) for _ in range(2)}
     assert len(keys) == 1
-    assert len(list(tmp_path.glob(".packed-*/*"))) == 1
+    assert len(list(tmp_path.glob(".packed-*/w*"))) == 1
     del workspaces
     assert list(tmp_path.iterdir()) == [source]
+
+
+def test_what_a_killed_command_has_packed_goes_with_the_next(tmp_path):
+    source = tmp_path / "source"
+    source.mkdir()
+    running = PackedWorkspaces()
+    running.pack(str(source), tmp_path)
+    program = (
+        "import os, pathlib, signal, sys; from muster.schedulers.docker.live.payload import PackedWorkspaces\n"
+        "packed = PackedWorkspaces(); packed.pack(sys.argv[1], pathlib.Path(sys.argv[2]))\n"
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    subprocess.run([sys.executable, "-c", program, source, tmp_path], check=False)
+    assert len(list(tmp_path.glob(".packed-*"))) == 2
+    other = PackedWorkspaces()
+    other.pack(str(source), tmp_path)
+    assert {file.parent for files in (running.files, other.files) for file in files.values()} == set(
+        tmp_path.glob(".packed-*")
+    )
+    running.remove()
+    other.remove()

@@ -21,7 +21,6 @@ from muster.schedulers.docker.request import WORKSPACE_KEY, build_request
 from muster.schedulers.errors import OptionError, SchedulerError
 from muster.schedulers.runner.option_parsing import StrictOpts
 from muster.schedulers.runner.option_records import declare_options, parse_options
-from muster.schedulers.secret_variables import mask_env
 
 pytestmark = pytest.mark.torchx
 
@@ -70,9 +69,11 @@ def test_request_survives_json():
 
 
 def test_dry_run_shows_no_secret():
-    shown = request_of(role(env={"API_TOKEN": "hidden", "SEEN": "yes"})).show(mask_env)
+    env = {"API_TOKEN": "hidden", "SEEN": "yes", "TAKEN": "from a file"}
+    shown = request_of(role(env=env, metadata={RoleKey.SECRET_ENV: "TAKEN"})).show()
     assert "s3cret" not in shown
     assert "hidden" not in shown
+    assert "from a file" not in shown
     assert "SEEN: 'yes'" in shown
     assert "muster-agent.zip" in shown
 

@@ -20,6 +20,7 @@ SLURM = {"partition", "time", "job_dir"}
 FOR_TESTS = {"MUSTER_REQUIRE", "MUSTER_TEST_IMAGE"}
 _LINK = re.compile(r"\[[^\]\n]*(?:\n[^\]\n]*)?\]\(([^)\s]+)\)")
 _FENCED = re.compile(r"^(`{3,}).*?^\1\s*$", re.MULTILINE | re.DOTALL)
+_INCLUDED = re.compile(r"^```\{include\} (\S+)$", re.MULTILINE)
 _HEADING = re.compile(r"^#{1,4} (.+)$", re.MULTILINE)
 
 
@@ -31,7 +32,9 @@ def read_text(page):
 
 def list_anchors(path):
     """The anchors that Sphinx and GitHub give to a page's headings."""
-    titles = _HEADING.findall(_FENCED.sub("", path.read_text()))
+    text = path.read_text()
+    included = [(path.parent / name).read_text() for name in _INCLUDED.findall(text)]
+    titles = [title for each in (text, *included) for title in _HEADING.findall(_FENCED.sub("", each))]
     return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in titles}
 
 

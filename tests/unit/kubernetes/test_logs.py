@@ -1,5 +1,6 @@
 """Log lines, app ids and refusals: every line once, in order, over any breaks. No sockets, no clocks."""
 
+from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
 from types import SimpleNamespace
 
@@ -11,7 +12,8 @@ from muster.schedulers.errors import EngineError, SchedulerError
 from muster.schedulers.kubernetes.api.connection import Access
 from muster.schedulers.kubernetes.api.errors import Refusal, explain
 from muster.schedulers.kubernetes.app_id import AppRef, parse_app_id
-from muster.schedulers.kubernetes.live.kept_logs import keep_logs
+from muster.schedulers.kubernetes.live import kept_logs
+from muster.schedulers.kubernetes.live.kept_logs import LOG_LIMIT_BYTES, stop_and_keep_logs
 from muster.schedulers.kubernetes.live.logs import (
     ConnectionLimits,
     Position,
@@ -151,15 +153,89 @@ def test_readers_ask_at_most_every_two_seconds_whether_the_app_has_ended():
     assert checks == [0.0, 2.0, 4.0]
 
 
-@pytest.mark.parametrize(("spare", "said"), [(1, ""), (0, " (of each the first 16 MiB)")])
-def test_a_kept_log_that_lacks_its_end_is_said(tmp_path, monkeypatch, spare, said):
+@pytest.mark.parametrize(("spare", "said"), [(1, ""), (-9, " (of each the last 16 MiB or 100,000 lines)")])
+def test_the_end_of_a_long_log_is_kept(tmp_path, monkeypatch, spare, said):
+    """Its beginning was: people look at the end."""
+    line = b"0" * 1023 + b"\n"
+    chunks = [line] * (LOG_LIMIT_BYTES // len(line)) + [b"the end\n"]
+    if spare > 0:
+        del chunks[0]
+
     class Cluster:
-        def read_bytes(self, path, *, what, query):
-            return b"\n" * (int(query["limitBytes"]) - spare)
+        @contextmanager
+        def stream(self, path, *, what, verb, query, budget_s):
+            assert (query["follow"], budget_s) == ("true", 0)
+            yield SimpleNamespace(read_chunks=lambda: iter(chunks))
 
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    lines = []
+    lines, stops = [], []
     ref = AppRef(namespace="team", name="job")
     pod = SimpleNamespace(phase="Running", index=0, role="w", name="job-w-0")
-    keep_logs(Cluster(), ref, lambda: [pod], lines.append)
-    assert lines[0].endswith(f"is kept in {tmp_path}/muster/kubernetes-logs/team/job{said}")
+    stop_and_keep_logs(Cluster(), ref, lambda: [pod], lambda: stops.append(1), lines.append)
+    assert stops == [1]
+    folder = tmp_path / "muster/kubernetes-logs/team/job"
+    assert lines == [f"Kubernetes deletes the pods and their logs; what they have written is kept in {folder}{said}"]
+    kept = (folder / "w-0.log").read_bytes()
+    assert kept.startswith(line)
+    assert kept.endswith(line + b"the end\n")
+    assert LOG_LIMIT_BYTES - 2 * len(line) < len(kept) <= LOG_LIMIT_BYTES
+
+
+class LogServer:
+    """Streams of logs by the name of the pod; an exception ends one."""
+
+    def __init__(self, logs):
+        self.logs = logs
+
+    @contextmanager
+    def stream(self, path, **_more):
+        yield SimpleNamespace(read_chunks=lambda: self.read(path.split("/")[-2]))
+
+    def read(self, name):
+        for chunk in self.logs[name]:
+            if isinstance(chunk, Exception):
+                raise chunk
+            yield chunk
+
+
+def keep(tmp_path, monkeypatch, logs):
+    """Returns the folder with the logs, and the line for the user."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    ref, lines = AppRef(namespace="team", name="job"), []
+    pods = [SimpleNamespace(phase="Running", index=index, role="w", name=name) for index, name in enumerate(logs)]
+    stop_and_keep_logs(LogServer(logs), ref, lambda: pods, lambda: None, lines.append)
+    [line] = lines
+    return tmp_path / "muster/kubernetes-logs/team/job", line
+
+
+def test_all_pods_without_a_log_are_named_up_to_five(tmp_path, monkeypatch):
+    """Only the first was."""
+    lost = {f"p{number}": [EngineError(f"no log of p{number}")] for number in range(1, 8)}
+    _, line = keep(tmp_path, monkeypatch, {"p0": [b"one\n"], **lost})
+    assert line.endswith("; the logs of p1, p2, p3, p4, p5 and 2 more are lost or incomplete: no log of p1")
+    _, line = keep(tmp_path, monkeypatch, lost)
+    said = "could not be kept: no log of p1; those of p2, p3, p4, p5, p6 and 1 more are lost, too"
+    assert line == f"the pods' logs are deleted with them, and {said}"
+
+
+def test_what_broken_logs_had_is_told_as_kept(tmp_path, monkeypatch):
+    """It said that nothing could be kept, and the beginning was."""
+    folder, line = keep(tmp_path, monkeypatch, {"p0": [b"one\n", EngineError("the stream broke")]})
+    assert line.endswith(f"is kept in {folder}; the logs of p0 are lost or incomplete: the stream broke")
+    assert (folder / "w-0.log").read_bytes() == b"one\n"
+
+
+def test_a_log_that_was_trimmed_begins_with_a_whole_line(tmp_path, monkeypatch):
+    """It began in the middle of one if nothing more came after the trim."""
+    monkeypatch.setattr(kept_logs, "LOG_LIMIT_BYTES", 100)
+    folder, line = keep(tmp_path, monkeypatch, {"p0": [b"0123456\n" * 30]})
+    assert (folder / "w-0.log").read_bytes() == b"0123456\n" * 12
+    assert "(of each the last " in line
+
+
+@pytest.mark.parametrize(("year", "is_cut"), [(2020, True), (2999, False)])
+def test_lines_written_after_the_cancel_do_not_make_a_short_log_a_long_one(tmp_path, monkeypatch, year, is_cut):
+    monkeypatch.setattr(kept_logs, "_LINE_LIMIT", 10)
+    old, new = b"2020-01-01T00:00:00Z a\n", f"{year}-01-01T00:00:00Z a\n".encode()
+    _, line = keep(tmp_path, monkeypatch, {"p0": [old * 9 + new * 3]})
+    assert ("(of each the last " in line) is is_cut

@@ -21,7 +21,7 @@ from torchx import specs
 
 from muster._contract import RoleKey
 from muster.schedulers.errors import SchedulerError
-from muster.schedulers.kubernetes.labels import APPDEF_ANNOTATION
+from muster.schedulers.kubernetes.labels import APPDEF_ANNOTATION, find_submitter
 from muster.schedulers.kubernetes.manifests.app_annotation import decode_app
 from muster.schedulers.kubernetes.manifests.bundles import WORKSPACE_LIMIT_BYTES, pack_workspace
 from muster.schedulers.kubernetes.manifests.request import (
@@ -85,8 +85,9 @@ def plain_role(**changes):
     return specs.Role(**{**given, **changes})
 
 
-def build(*roles, name="app-x1", workspaces=None, **cfg):
-    return build_request(specs.AppDef(name="app", roles=list(roles)), cfg, name=name, workspaces=workspaces)
+def build(*roles, name="app-x1", workspaces=None, submitter="", **cfg):
+    app = specs.AppDef(name="app", roles=list(roles))
+    return build_request(app, cfg, name=name, workspaces=workspaces, submitter=submitter)
 
 
 def pod_of(request):
@@ -200,6 +201,7 @@ OPTIONS = st.fixed_dictionaries(
         "image_pull_secrets": st.just(["regcred"]),
         "image_pull_policy": st.sampled_from(["Always", "Never"]),
         "node_selector": st.just({"a/b": "c"}),
+        "labels": st.just({"cost.example.com/center": "42", "app.kubernetes.io/part-of": "search"}),
         "tolerations": st.just(["k:v:NoExecute:30", "k"]),
         "pod_template": st.just('{"spec": {"containers": [{"name": "main", "tty": true}], "priority": null}}'),
         "ttl_s": st.integers(0, 10**6),
@@ -209,7 +211,9 @@ OPTIONS = st.fixed_dictionaries(
         "gang": st.sampled_from(["auto", "auto", "auto", "none", "kueue", "podgroup", "volcano"]),
         "agent": st.sampled_from(["bundled", "image"]),
         "security": st.sampled_from(["baseline", "restricted"]),
+        "run_as": st.sampled_from(["image", "5000", "5000:6000"]),
         "suspend": st.booleans(),
+        "events": st.booleans(),
         "efa_device_count": st.integers(0, 4),
         "reserved_millicpu": st.integers(0, 500),
     },
@@ -246,6 +250,67 @@ def test_every_request_passes_the_strict_schema(bundle, name, app_roles, options
     for role in before.roles:
         role.env = mask_env(role.env)
     assert described == before
+
+
+@pytest.mark.parametrize("flavor", ["job", "jobset", "volcano"])
+def test_every_object_and_every_pod_has_the_labels_of_the_options_and_of_the_submitter(flavor):
+    wanted = {"team": "vision", "muster.torchx/submitter": "anna"}
+    request = build(
+        agent_role(env={"A_TOKEN": "x"}), plain_role(), flavor=flavor, labels={"team": "vision"}, submitter="anna"
+    )
+    for document in request.documents:
+        assert wanted.items() <= document["metadata"]["labels"].items()
+    templates = list(find_pod_templates(request.documents))
+    assert len(templates) == 2
+    assert all(wanted.items() <= template["metadata"]["labels"].items() for template in templates)
+    assert str(request).count("team: vision") == len(request.documents) + (4 if flavor == "jobset" else 2), "dry run"
+    own = build(agent_role(), labels={"muster.torchx/submitter": "ci-of-anna"}, submitter="root").parent
+    assert own["metadata"]["labels"]["muster.torchx/submitter"] == "ci-of-anna"
+
+
+@pytest.mark.parametrize(
+    ("flavor", "place"),
+    [
+        ("job", "/apis/batch/v1/namespaces/$(MUSTER_POD_NAMESPACE)/jobs/app-x1-trainer"),
+        ("jobset", "/apis/jobset.x-k8s.io/v1alpha2/namespaces/$(MUSTER_POD_NAMESPACE)/jobsets/app-x1"),
+        ("volcano", "/apis/batch.volcano.sh/v1alpha1/namespaces/$(MUSTER_POD_NAMESPACE)/jobs/app-x1"),
+    ],
+)
+def test_events_tell_the_agent_its_object_and_mount_the_token_for_agents_only(flavor, place):
+    request = build(agent_role(env={"A_TOKEN": "x"}), plain_role(), flavor=flavor, events=True)
+    agents, others = find_pod_templates(request.documents)
+    env = {item["name"]: item.get("value") for item in agents["spec"]["containers"][0]["env"]}
+    assert env["MUSTER_JOB_OBJECT"] == place
+    assert env["MUSTER_ACCOUNT_DIR"] == "/var/run/secrets/kubernetes.io/serviceaccount"
+    assert env["MUSTER_SECRET_NAMES"] == "A_TOKEN"
+    assert (agents["spec"]["automountServiceAccountToken"], others["spec"]["automountServiceAccountToken"]) == (
+        True,
+        False,
+    )
+    two = build(agent_role(), agent_role(name="eval"), flavor=flavor, events=True)
+    assert (f"{place} trainer" in str(two)) == (flavor != "job"), "roles that share an object are named"
+    without = build(agent_role(), flavor=flavor)
+    assert "MUSTER_JOB_OBJECT" not in str(without)
+    assert not pod_of(without)["spec"]["automountServiceAccountToken"]
+
+
+def find_pod_templates(part):
+    for key, value in part.items() if isinstance(part, dict) else enumerate(part):
+        if key == "template" and "containers" in value["spec"]:
+            yield value
+        elif isinstance(value, dict | list | tuple):
+            yield from find_pod_templates(value)
+
+
+@pytest.mark.parametrize(("user", "label"), [("anna", "anna"), ("CORP\\Anna B.", "CORP-Anna-B"), ("_x@y", "x-y")])
+def test_the_submitter_is_the_user_name_as_a_label(monkeypatch, user, label):
+    monkeypatch.setattr("getpass.getuser", lambda: user)
+    assert find_submitter() == label
+
+
+def test_a_user_without_a_name_has_no_label(monkeypatch):
+    monkeypatch.setattr("getpass.getuser", mock.Mock(side_effect=KeyError("uid not found: 4711")))
+    assert find_submitter() == ""
 
 
 def build_broken(change):
@@ -402,6 +467,44 @@ def test_the_dry_run_holds_no_secret():
     assert env_of(request)["WANDB_API_KEY"]["secretKeyRef"]["key"] == "trainer.WANDB_API_KEY"
 
 
+def test_secret_arguments_are_in_the_secret():
+    """They stood in the pod template, and in what `dryrun=full` prints."""
+    script = [
+        "--api_key=a$(x)$$b",
+        "--password",
+        "hunter2",
+        "--lr=0.1",
+        "ghp_0123456789abcdefghij",
+        "--key=${replica_id}",
+    ]
+    request = build(agent_role(script=script), dryrun="full")
+    args = container_of(request)["args"][-6:]
+    references = [f"$(MUSTER_ARGUMENT_{number})" for number in range(3)]
+    shown = [f"--api_key={references[0]}", "--password", references[1], "--lr=0.1", references[2]]
+    assert args == [*shown, "--key=$(MUSTER_POD_INDEX)"]
+    assert "hunter2" not in str(request)
+    secret = next(each for each in complete_documents(request, ADDED) if each["kind"] == "Secret")
+    values = {key: base64.b64decode(value).decode() for key, value in secret["data"].items()}
+    # TorchX's own substitution turns $$ into $; Kubernetes changes nothing in what a variable holds
+    expected = ["a$(x)$b", "hunter2", "ghp_0123456789abcdefghij"]
+    assert [values[f"trainer.MUSTER_ARGUMENT_{number}"] for number in range(3)] == expected
+    for number in range(3):
+        assert (
+            env_of(request)[f"MUSTER_ARGUMENT_{number}"]["secretKeyRef"]["key"] == f"trainer.MUSTER_ARGUMENT_{number}"
+        )
+
+
+def test_variables_that_the_metadata_names_are_in_the_secret():
+    env = {"PLAIN": "pa$$$$word", "SEEN": "1"}  # as components escape what must arrive as it is
+    request = build(agent_role(env=env, metadata={RoleKey.SECRET_ENV: "PLAIN"}), dryrun="full")
+    assert env_of(request)["SEEN"] == "1"
+    assert "word" not in str(request).replace("password", "")
+    secret = next(each for each in complete_documents(request, ADDED) if each["kind"] == "Secret")
+    assert base64.b64decode(secret["data"]["trainer.PLAIN"]) == b"pa$$word"
+    described = decode_app(request.parent).roles[0].env
+    assert described == {"PLAIN": "***", "SEEN": "1"}
+
+
 def test_a_dry_run_is_for_people():
     """It was one line of 227,822 characters; the files are named with their size and digest."""
     request = build(*with_workspace(agent_role()), workspaces=FILES)
@@ -455,11 +558,11 @@ def test_one_line_of_the_dry_run_fills_in_its_placeholders(tmp_path):
 
 
 def test_the_agent_refuses_a_placeholder():
-    from muster.agent.cli.rendezvous_flags import _read_token
+    from muster.agent.config import read_token
     from muster.agent.errors import UsageError
 
     with pytest.raises(UsageError, match="MUSTER_TOKEN is <token-trainer>, the placeholder of a dry run"):
-        _read_token({"MUSTER_TOKEN": "<token-trainer>"})
+        read_token({"MUSTER_TOKEN": "<token-trainer>"})
 
 
 def test_a_workspace_travels_in_a_secret_of_its_own():
@@ -729,10 +832,48 @@ def test_restricted_passes_pod_security():
         build(agent_role(mounts=[mount]), security="restricted")
 
 
+@pytest.mark.parametrize(
+    ("cfg", "expected"),
+    [
+        ({}, {}),
+        ({"security": "restricted"}, {"runAsUser": 1000, "runAsGroup": 1000, "fsGroup": 1000}),
+        ({"run_as": "5000"}, {"runAsUser": 5000, "runAsGroup": 5000, "fsGroup": 5000}),
+        ({"run_as": "5000:6000"}, {"runAsUser": 5000, "runAsGroup": 6000, "fsGroup": 6000}),
+        ({"run_as": "image"}, {"fsGroup": 1000}),
+        ({"run_as": "image", "security": "restricted"}, {"fsGroup": 1000}),
+        ({"run_as": "5000", "flavor": "jobset"}, {"runAsUser": 5000, "runAsGroup": 5000, "fsGroup": 5000}),
+        ({"run_as": "5000", "flavor": "volcano"}, {"runAsUser": 5000, "runAsGroup": 5000, "fsGroup": 5000}),
+    ],
+)
+def test_pods_run_as_another_user_than_root(cfg, expected):
+    roles = [*with_workspace(agent_role()), *with_workspace(plain_role(), key="workspace-2.tar.gz")]
+    request = build(*roles, workspaces=FILES | {"workspace-2.tar.gz": b"x"}, **cfg)
+    spec = pod_of(request)["spec"]
+    security = spec["securityContext"]
+    assert security == {"seccompProfile": {"type": "RuntimeDefault"}} | (
+        {"runAsNonRoot": True} | expected if cfg else {}
+    )
+    has_home = "HOME" in env_of(request)
+    assert has_home is ("runAsUser" in expected), "the image's passwd may lack a number; its own user has a home"
+    for document in request.documents:
+        validate_strictly(document, "1.36")
+    # whoever it is can read agent and workspace, and write where the agent writes
+    volumes = {volume["name"]: volume for volume in spec["volumes"]}
+    assert volumes["muster-bundle"]["projected"]["defaultMode"] & 0o004
+    assert "emptyDir" in volumes["muster-work"]
+    assert "emptyDir" in volumes["muster-scratch"]
+
+
 def test_gangs():
     kueue = build(agent_role(nodes=4, least=2), queue="lq", priority_class="high").parent["metadata"]
     assert kueue["labels"]["kueue.x-k8s.io/queue-name"] == "lq"
-    assert kueue["annotations"]["kueue.x-k8s.io/job-min-parallelism"] == "2"
+    names = {"kueue.x-k8s.io/elastic-job", "kueue.x-k8s.io/job-min-parallelism"}
+    assert names & kueue["annotations"].keys() == {"kueue.x-k8s.io/elastic-job"}
+    fixed = build(agent_role(nodes=4), queue="lq").parent["metadata"]
+    assert not names & fixed["annotations"].keys()
+    partial = build(agent_role(nodes=4, least=2), queue="lq", kueue_elastic="partial").parent["metadata"]
+    assert partial["annotations"]["kueue.x-k8s.io/job-min-parallelism"] == "2"
+    assert "kueue.x-k8s.io/elastic-job" not in partial["annotations"]
     native = build(agent_role(nodes=4), gang="podgroup", kube_version="1.37")
     group = next(document for document in native.documents if document["kind"] == "PodGroup")
     assert group["spec"] == {"schedulingPolicy": {"gang": {"minCount": 4}}}

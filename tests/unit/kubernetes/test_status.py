@@ -272,6 +272,18 @@ def test_other_kinds():
     assert describe([jobset], []).state is AppState.SUCCEEDED
 
 
+def test_a_failed_volcano_job_says_why():
+    """Its conditions are the phases that it went through and have no type: the status was a KeyError."""
+    phases = [{"status": phase, "lastTransitionTime": "2026-01-01T00:00:00Z"} for phase in ("Pending", "Failed")]
+    state = {"phase": "Failed", "reason": "PodFailed", "message": "the job exceeded maxRetry"}
+    volcano = {**job(), "apiVersion": "batch.volcano.sh/v1alpha1", "status": {"state": state, "conditions": phases}}
+    status = describe([volcano], [pod(0, "Failed", containerStatuses=terminated(1, message=REPORT))])
+    assert status.state is AppState.FAILED
+    assert "ValueError: bad batch" in status.msg
+    assert "PodFailed: the job exceeded maxRetry" in status.msg
+    assert describe([{**volcano, "status": {"conditions": phases}}], []).state is AppState.PENDING
+
+
 def test_indices_of_an_elastic_volcano_job():
     def index_of(role, task, elastic_role):
         item = pod(0)

@@ -437,3 +437,38 @@ def test_rows_do_not_wrap() -> None:
     assert fit_row(b"\x1b[31mred\x1b[0m text", 39) == b"red text"
     assert fit_row("進捗バー".encode(), 5) == "進捗".encode()
     assert fit_row(b"\xff\tabc", 39).decode().endswith("    abc")
+
+
+def test_what_follows_the_workers_output_comes_after_it(pipe: Pipe) -> None:
+    """As Docker merges the two: its reader of standard output is slower than that of standard error."""
+    merged: list[str] = []
+
+    def read_slowly() -> None:
+        while data := os.read(pipe.read_fd, 8192):
+            SLOW.wait(0.001)
+            merged.append("last" if data.endswith(b"last\n") else "output")
+
+    out_fd = pipe.write_fd
+    err_read_fd, err_fd = os.pipe()
+    console = Console(stdout_fd=out_fd, stderr_fd=err_fd)
+    feed = console.open_feed(Std.OUT, b"")
+    for _ in range(20):
+        feed.offer(b"x" * 65535 + b"\n")
+    feed.offer(b"last\n")
+    feed.end()
+    reader = threading.Thread(target=read_slowly)
+    reader.start()
+    console.wait_for_output(20.0)
+    console.print_text("report")
+    assert os.read(err_read_fd, 100) == b"report\n"
+    merged.append("report")
+    assert console.close(limit_s=20.0)
+    pipe.close_write()
+    reader.join()
+    os.close(err_read_fd)
+    os.close(err_fd)
+    assert merged[-2:] == ["last", "report"]
+
+
+SLOW = threading.Event()
+"""Never set."""

@@ -14,6 +14,7 @@ from muster.agent.errors import EnvironmentFault
 from muster.agent.logs import open_own
 from muster.agent.logs.files import RunFolder
 from muster.agent.runtime.event_log import EventRecord, JsonlSink
+from muster.agent.telemetry import status_file
 
 __all__ = ["other_dir", "shared_dir"]
 
@@ -81,6 +82,16 @@ def test_a_link_is_not_followed(public_dir: Path) -> None:
     assert not mine.exists()
 
 
+def test_nor_by_the_file_that_says_how_far_the_job_is(tmp_path: Path) -> None:
+    """The owner of a volume knows its name."""
+    (tmp_path / f"status.json.{os.getpid()}").symlink_to(tmp_path / "mine")
+    status_file._write(str(tmp_path / "status.json"), "{}")
+    assert not (tmp_path / "mine").exists()
+    (tmp_path / f"status.json.{os.getpid()}").unlink()
+    status_file._write(str(tmp_path / "status.json"), "{}")
+    assert (tmp_path / "status.json").read_text() == "{}"
+
+
 @needs_two_users
 def test_a_file_of_another_user_is_not_written(public_dir: Path) -> None:
     call_as_other(lambda: (public_dir / "events.jsonl").write_text(""))
@@ -124,7 +135,9 @@ def test_a_pipe_in_a_checkpoints_place_holds_nothing_up(tmp_path: Path) -> None:
 def test_a_volume_of_another_user_is_used_and_its_owner_can_read_the_logs(other_dir: Path) -> None:
     """A container's user is seldom the volume's. In a folder where only root can write, nobody else has put it."""
     call_as_other(lambda: os.makedirs(other_dir / "logs/job/attempt_0"))  # and what its owner made is used, too
-    RunFolder(str(other_dir / "logs"), "job").open_attempt(make_round(number=2), 1)
+    folder = RunFolder(str(other_dir / "logs"), "job")
+    assert folder.base_owner == OTHER, "the agent says so"
+    folder.open_attempt(make_round(number=2), 1)
     RunFolder(str(other_dir / "logs"), "next").open_attempt(make_round(), 1)
     call_as_other(lambda: os.listdir(other_dir / "logs/next/attempt_0/0"))
     assert mode_of(other_dir / "logs/next") == 0o777 & ~0o022

@@ -9,11 +9,13 @@ from muster._contract import ExitCode
 from muster._contract import StatusPageLayout as Layout
 from muster.agent.node.actions import (
     AskDrain,
+    CollectStacks,
     Finish,
     KillWorkers,
     LeaveJob,
     ParkWorkers,
     PrintLine,
+    PrintPage,
     ReadSlots,
     ReportDrain,
     ReportSucceeded,
@@ -21,6 +23,7 @@ from muster.agent.node.actions import (
     SignalWorkers,
     StartTimer,
     WithdrawCommand,
+    WorkerStack,
     WriteCommand,
     WriteDeadline,
 )
@@ -30,6 +33,7 @@ from muster.agent.node.events import (
     RoundTimer,
     SignalReceived,
     SlotsRead,
+    StacksCollected,
     TimerExpired,
     TimerPurpose,
     WorkerExited,
@@ -118,6 +122,19 @@ def test_a_preempted_node_asks_for_a_drain_and_its_workers_run_on():
     assert ask == AskDrain(round=ROUND, reason="received SIGTERM", limit_s=10.0)
     assert (timer.timer.purpose, timer.delay_s) == (TimerPurpose.DRAIN, 10.0)
     assert isinstance(node.state.phase, Running)
+
+
+def test_a_preempted_node_whose_workers_stand_still_prints_what_they_do_beside_the_drain():
+    node = Node()
+    assert CollectStacks not in kinds(Node().send(replace(term(), still_s=9.0)))
+    actions = node.send(replace(term(), still_s=12.0))
+    assert CollectStacks(round=ROUND, is_hang=True) in actions
+    assert AskDrain in kinds(actions)
+    stacks = {0: WorkerStack(text="stack")}
+    assert node.send(StacksCollected(round_number=ROUND.number, stacks=stacks)) == [
+        PrintPage(round=ROUND, stacks=stacks)
+    ]
+    assert isinstance(node.state.phase, Running), "the drain goes on"
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import pytest
 from doubles.samples import make_failure
+from doubles.two_members import TwoMembers
 
 from muster._contract import AskKind, AskOutcome
 from muster._contract import StatusPageLayout as Layout
@@ -17,53 +18,32 @@ from muster.agent.rendezvous.consensus.actions import (
     WantStacks,
     WithdrawDrain,
 )
-from muster.agent.rendezvous.consensus.decisions import decide
 from muster.agent.rendezvous.consensus.events import (
     Asked,
     DrainAsked,
     DrainFollowed,
     DrainReported,
     Idle,
-    Joined,
-    LeaseChecked,
     MemberLost,
     Saved,
     StacksTaken,
     Succeeded,
 )
-from muster.agent.rendezvous.consensus.members import ConsensusRules, MemberRecord
-from muster.agent.rendezvous.consensus.state import build_initial_state
 from muster.agent.rendezvous.interface import AskingRank, DrainReport, LateRank
 from muster.agent.rendezvous.protocol.codec import encode
 
 
-class Job:
-    """A leader whose round of two members runs, each with one rank."""
+class Job(TwoMembers):
+    """What the leader does with requests; a second passes before each event."""
 
     def __init__(self, hang_action: str = "restart") -> None:
-        rules = ConsensusRules(
-            run_id="r",
-            min_nodes=2,
-            max_nodes=2,
-            max_restarts=0,
-            join_timeout_s=600,
-            last_call_s=1,
-            rejoin_wait_s=5,
-            hang_action=hang_action,
-        )
-        self.now_s = 0.0
-        self.state = build_initial_state(rules, 0.0, takeover=False)
-        for index in range(2):
-            member = MemberRecord(id=str(index), index=index, nproc=1, role="r", host="h", port=1, is_leader=index == 0)
-            self.send(Joined(member=member))
-        self.send(LeaseChecked(is_held=True))
-        self.number = self.state.round_number
+        super().__init__(hang_action)
 
     def send(self, *events, after_s: float = 1.0):
         actions = ()
         for event in events:
             self.now_s += after_s
-            self.state, actions = decide(self.state, event, self.now_s)
+            actions = self.decide(event)
         return list(actions)
 
     def ask(self, kind: AskKind, request: int = 1, member: str = "1"):

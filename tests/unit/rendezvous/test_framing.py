@@ -10,10 +10,13 @@ from muster.agent.rendezvous.protocol.framing import (
     FRAME_LIMIT_BYTES,
     HANDSHAKE_LIMIT_BYTES,
     UNAUTHENTICATED_LIMIT_BYTES,
+    VERSION,
+    FrameReader,
     ProtocolError,
+    RefusalError,
     build_frame,
 )
-from muster.agent.rendezvous.protocol.handshake import Codec
+from muster.agent.rendezvous.protocol.handshake import OTHER_TOKEN, Codec
 from muster.agent.rendezvous.protocol.leader_messages import Exit, Goodbye
 from muster.agent.rendezvous.protocol.member_messages import Started
 
@@ -76,10 +79,43 @@ def test_a_client_without_the_token_is_refused_with_a_reason(client, server) -> 
 
 def test_a_server_that_cannot_prove_the_token_is_refused() -> None:
     wire = Wire("secret", "secret")
-    wire.to_server.clear()
-    wire.to_client.extend(build_frame(json.dumps({"nonce": "00" * 16, "mac": "00" * 32}).encode()))
+    assert list(wire.client.receive(build_frame(b'{"nonce": "00"}'))) == []
     with pytest.raises(ProtocolError, match="different job token"):
-        list(wire.client.receive(bytes(wire.to_client)))
+        list(wire.client.receive(build_frame(json.dumps({"mac": "00" * 32}).encode())))
+    assert not wire.client.open
+
+
+def test_the_newcomer_proves_first() -> None:
+    """A peer that only connected got the server's MAC, with which it could try tokens by itself."""
+    wire = Wire("secret", "secret")
+    sent = list(wire.server.receive(bytes(wire.to_server)))
+    assert sent == []
+    (reply,) = read_frames(wire.to_client)
+    assert list(reply) == ["nonce"]
+    proof = {"nonce": "00" * 16, "mac": "00" * 32}
+    wire.to_client.clear()
+    with pytest.raises(ProtocolError, match="different job token"):
+        list(wire.server.receive(build_frame(json.dumps(proof).encode())))
+    assert read_frames(wire.to_client) == [{"refused": OTHER_TOKEN}]
+
+
+@pytest.mark.parametrize("token", [None, "secret"])
+def test_an_agent_of_an_earlier_protocol_is_refused_with_a_line_on_both_sides(token) -> None:
+    line = f"this node uses version {VERSION} of the protocol, not '6'"
+    wire = Wire(token, token)
+    earlier = {"hello": 6, "auth": token is not None, "nonce": "00" * 16}
+    with pytest.raises(RefusalError, match=line):
+        list(wire.server.receive(build_frame(json.dumps(earlier).encode())))
+    assert read_frames(wire.to_client) == [{"refused": line}]
+    theirs = f"this node uses version 6 of the protocol, not '{VERSION}'"
+    with pytest.raises(RefusalError, match=theirs):
+        list(wire.client.receive(build_frame(json.dumps({"refused": theirs}).encode())))
+
+
+def read_frames(data: bytearray) -> list[dict[str, object]]:
+    reader = FrameReader(HANDSHAKE_LIMIT_BYTES)
+    reader.add(bytes(data))
+    return [json.loads(payload) for payload in iter(reader.next_payload, None)]
 
 
 def authenticated() -> Wire:

@@ -336,6 +336,23 @@ class MemberHarness:
         self.loop.close()
 
 
+@pytest.mark.parametrize(
+    ("near", "hosts"),
+    [("127.0.0.1", ["127.0.0.1", "10.0.0.2"]), ("10.0.0.7", ["10.0.0.7"])],
+    ids=["on loopback", "through NAT"],
+)
+def test_a_successor_that_joined_on_loopback_listens_where_the_leader_sends_others(near: str, hosts: list[str]) -> None:
+    """It listened on loopback alone: a node of another machine was refused, and took that for its end."""
+    node = MemberHarness(host="localhost")
+    link = node.answer_dial()
+    link.local_host = near
+    link.deliver(replace(QUERY_REPLY, role=discovery.DiscoveryRole.LEADER, id="leader", leader=None))
+    link.deliver(down.Welcome(leader_id="leader", listen_port=5000))
+    link.deliver(ROUND)
+    assert node.network.hosts == hosts
+    node.close()
+
+
 @given(message=garbled(DOWN))
 def test_a_malformed_message_of_the_leader_ends_the_connection_and_changes_no_recovery_state(message) -> None:
     node = MemberHarness()
@@ -385,7 +402,8 @@ def test_a_malformed_first_message_closes_the_link(index: int, message) -> None:
     node = MemberHarness(node_index=index)
     node.collect_events()
     link = FakeLink()
-    node.network.listeners[0](link, message)
+    node.member._session.server.listen_for(link)
+    node.network.listeners[-1](link, message)
     if is_malformed(discovery.FIRST_MESSAGES, message):
         assert link.closed
         assert set(link.kinds()) <= {down.Rejected}
@@ -463,9 +481,10 @@ def test_a_bug_in_the_member_surfaces(monkeypatch, place, message) -> None:
 
 def test_a_bug_in_the_server_surfaces(monkeypatch) -> None:
     node = MemberHarness()
+    node.member._session.server.listen_for(FakeLink())
     monkeypatch.setattr("muster.agent.rendezvous.member.server.Server._build_reply", fail)
     with pytest.raises(TypeError, match="a bug"):
-        node.network.listeners[0](FakeLink(), QUERY)
+        node.network.listeners[-1](FakeLink(), QUERY)
     node.close()
 
 

@@ -14,7 +14,7 @@ from muster.agent.rendezvous.leader.peer_lines import LIMIT, PeerLines
 from muster.agent.rendezvous.member.member import Member
 from muster.agent.rendezvous.protocol.codec import encode_message
 from muster.agent.rendezvous.protocol.discovery_messages import DiscoveryRole, QueryReply
-from muster.agent.rendezvous.protocol.framing import FRAME_LIMIT_BYTES, VERSION
+from muster.agent.rendezvous.protocol.framing import FRAME_LIMIT_BYTES
 from muster.agent.rendezvous.protocol.job_rules import build_job_rules
 from muster.agent.rendezvous.protocol.leader_messages import Welcome
 from muster.agent.rendezvous.protocol.member_messages import Join, RecoveryState
@@ -52,7 +52,7 @@ class Node:
             self.loop.turn(0)
         return [event.text for event in self.events if isinstance(event, Notice)]
 
-    def receive_join(self, release: str | None) -> FakeLink:
+    def receive_join(self, release: str | None, host: str = "host-1") -> FakeLink:
         """Receive the join of node 1 with its release; None: of an agent whose messages have no such field."""
         join = Join(
             run_id="run",
@@ -60,7 +60,7 @@ class Node:
             index=1,
             nproc=1,
             role="default",
-            host="host-1",
+            host=host,
             port=1,
             listen_port=2,
             local_addr=None,
@@ -112,9 +112,18 @@ def test_the_leader_names_a_node_of_another_release_once(node: Node, release: st
 
 
 @pytest.mark.parametrize("node", [0], indirect=True)
+def test_the_host_name_of_a_node_forges_no_line(node: Node) -> None:
+    node.receive_join("9.9.9", host="a\n[muster] all is well\x1b]52;c;eA==\x07\t")
+    shown = r"node 1 (a\n[muster] all is well\x1b]52;c;eA==\x07\t)"
+    assert node.list_lines() == [f"{shown} runs muster 9.9.9, this node runs {__version__}"]
+    leader = node.member._session.server.leader
+    assert leader is not None
+    (member,) = [each for each in leader.state.members.values() if each.index == 1]
+    assert member.host == r"a\n[muster] all is well\x1b]52;c;eA==\x07\t", "as reports and later messages name it"
+
+
+@pytest.mark.parametrize("node", [0], indirect=True)
 def test_a_join_without_a_release_is_accepted(node: Node) -> None:
-    """Agents of the same protocol version send none yet: the version need not be raised."""
-    assert VERSION == 6
     assert isinstance(node.receive_join(None).sent[0], Welcome)
     assert node.list_lines() == [f"node 1 (host-1) runs an earlier release of muster, this node runs {__version__}"]
 

@@ -3,41 +3,22 @@
 from typing import Any
 
 import pytest
+from doubles.two_members import TwoMembers
 
 from muster.agent.diagnosis.report import Collective, Group, RankProgress, RankView, Stack
 from muster.agent.rendezvous.consensus.actions import Notify, WantStacks
-from muster.agent.rendezvous.consensus.decisions import decide
-from muster.agent.rendezvous.consensus.events import Joined, LeaseChecked, StacksTaken, StoodStill, Succeeded
-from muster.agent.rendezvous.consensus.members import ConsensusRules, MemberRecord
-from muster.agent.rendezvous.consensus.state import build_initial_state
+from muster.agent.rendezvous.consensus.events import StacksTaken, StoodStill, Succeeded
 from muster.agent.rendezvous.interface import NoticeKind
 
 
-class Job:
-    """A leader whose round of two members runs, each with one rank."""
+class Job(TwoMembers):
+    """What the leader wants and says."""
 
     def __init__(self) -> None:
-        rules = ConsensusRules(
-            run_id="r",
-            min_nodes=2,
-            max_nodes=2,
-            max_restarts=0,
-            join_timeout_s=600,
-            last_call_s=1,
-            rejoin_wait_s=5,
-            hang_action="report",
-        )
-        self.now_s = 0.0
-        self.state = build_initial_state(rules, 0.0, takeover=False)
-        for index in range(2):
-            member = MemberRecord(id=str(index), index=index, nproc=1, role="r", host="h", port=1, is_leader=index == 0)
-            self.send(Joined(member=member))
-        self.send(LeaseChecked(is_held=True))
-        self.number = self.state.round_number
+        super().__init__(hang_action="report")
 
     def send(self, event: Any) -> list[Any]:
-        self.state, actions = decide(self.state, event, self.now_s)
-        return [action for action in actions if isinstance(action, Notify | WantStacks)]
+        return [action for action in self.decide(event) if isinstance(action, Notify | WantStacks)]
 
     def stand_still(self, member: int, for_s: float) -> list[Any]:
         return self.send(StoodStill(id=str(member), round_number=self.number, for_s=for_s))

@@ -47,6 +47,27 @@ def make_config(**changes) -> RendezvousConfig:
             ),
         ),
         ({"token": "t"}, WaitFacts(present=1), "waiting for nodes: 1 of 2 is here (597 s left)"),
+        (
+            {"token": "t", "has_shared_token": True},
+            WaitFacts(present=1),
+            (
+                "waiting for nodes: 1 of 2 is here; the others need --nnodes 2 --rdzv-backend c10d "
+                "--rdzv-endpoint h:29400 --rdzv-id job7 (597 s left)"
+            ),
+        ),
+        (
+            {"token": "t", "is_by_hand": True},
+            WaitFacts(present=1, is_on_loopback=True),
+            (
+                "waiting for nodes: 1 of 2 is here; h:29400 is on loopback: nodes on other machines cannot join "
+                "(597 s left)"
+            ),
+        ),
+        (
+            {"token": "t"},
+            WaitFacts(present=1, is_on_loopback=True),
+            "waiting for nodes: 1 of 2 is here (597 s left)",
+        ),
         ({"token": "t"}, WaitFacts(present=2), "waiting for nodes of the last round: 2 are here (597 s left)"),
         (
             {},

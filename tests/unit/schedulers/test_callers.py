@@ -1,9 +1,10 @@
 """What the adapters do in TorchX's command line and in `Runner.wait`, and in another version."""
 
 import logging
+import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from muster.schedulers.errors import SchedulerError
 from muster.schedulers.runner import callers, waiting
-from muster.schedulers.runner.command_line import print_errors_as_lines
+from muster.schedulers.runner.command_line import print_errors_as_lines, unwind_on_signals
 from muster.schedulers.runner.waiting import read_app_for_wait
 from muster.schedulers.supervision.app_folder import AppFolder
 
@@ -159,3 +160,34 @@ def test_the_hooks_of_other_programs_and_versions_stay(name: str, hooks: list[Ba
     before = (sys.excepthook, threading.excepthook)
     call_from(name, print_errors_as_lines)
     assert (sys.excepthook, threading.excepthook) == before
+
+
+@pytest.fixture
+def default_signals() -> Iterator[None]:
+    """SIGTERM and SIGHUP have no handler, and get back what they had."""
+    before = {each: signal.signal(each, signal.SIG_DFL) for each in (signal.SIGTERM, signal.SIGHUP)}
+    yield
+    for each, handler in before.items():
+        signal.signal(each, handler)
+
+
+@pytest.mark.usefixtures("default_signals")
+def test_a_signal_unwinds_a_command_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    at_exit: list[Callable[[], None]] = []
+    monkeypatch.setattr("atexit.register", at_exit.append)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # nohup
+    call_from(MAIN, unwind_on_signals)
+    call_from(MAIN, unwind_on_signals)
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    with pytest.raises(SystemExit) as raised:
+        signal.raise_signal(signal.SIGTERM)
+    assert raised.value.code == 143
+    signal.raise_signal(signal.SIGTERM)  # `timeout` sends two
+    assert len(at_exit) == 1
+
+
+@pytest.mark.usefixtures("default_signals")
+@pytest.mark.parametrize("name", NAMES_OF_ANOTHER_VERSION)
+def test_the_signals_of_other_programs_stay(name: str) -> None:
+    call_from(name, unwind_on_signals)
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL

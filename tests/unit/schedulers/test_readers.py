@@ -108,6 +108,19 @@ def test_a_hang_that_goes_on():
     assert join_roles({"a": "", "b": ""}) == join_roles({}) == ""
 
 
+def test_a_job_that_forms_a_new_round():
+    """The message of a job was empty while one of its agents joined again."""
+
+    def broken(kind, reason):
+        return json.dumps({"what": "round_broken", "time_s": 1.0, "detail": {"kind": kind, "reason": reason}}).encode()
+
+    lost = broken("membership", "node 1 was\nlost")
+    assert describe_running(lost, b"") == "the nodes form a new round: node 1 was lost"
+    assert describe_running(lost + b"\n" + write_records(("round_formed", "")), b"") == ""
+    assert describe_running(lost + b"\n" + broken("final", "rank 1 exited"), b"") == ""
+    assert describe_running(b'{"what": "round_broken", "time_s": 1.0, "detail": [1]}', b"") == ""
+
+
 PROGRESS = {
     "schema": 1,
     "state": "running",

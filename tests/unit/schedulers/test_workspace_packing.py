@@ -6,12 +6,10 @@ import tarfile
 import tracemalloc
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from muster.agent.errors import EnvironmentFault
 from muster.agent.workspace_unpacking import unpack_workspace
-from muster.schedulers import workspace_packing
+from muster.schedulers.workspace import packing as workspace_packing
 
 
 def make_tree(root, names):
@@ -57,41 +55,14 @@ class TestWorkspaceBundle:
 
     def test_ignores_what_torchxignore_names(self, tmp_path):
         make_tree(tmp_path, ["keep.py", "drop.log", "logs/a", "logs/b.txt", "deep/logs/c"])
-        (tmp_path / ".torchxignore").write_text("# comment\n*.log\nlogs\n  \n")
+        (tmp_path / ".torchxignore").write_text("# comment\n*.log\n/logs/\n  \n")
         names = names_of(workspace_packing.build_workspace_bundle(str(tmp_path)))
         assert names == [".torchxignore", "deep", "deep/logs", "deep/logs/c", "keep.py"]
 
-    patterns = st.sampled_from(
-        ["*", "a", "a*", "*/a", "a/*", "!a", "!a/b", "b", "!*", "*b*", "!b", "a/b", "Dockerfile.torchx", "#x", "."]
-    )
-    tree = st.lists(
-        st.lists(st.sampled_from(["a", "b", "ab", "c"]), min_size=1, max_size=3).map("/".join), min_size=1, max_size=8
-    )
-
-    @pytest.mark.torchx
-    @given(lines=st.lists(patterns, max_size=5), names=tree)
-    @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
-    def test_ignores_as_torchx_does(self, tmp_path_factory, lines, names):
-        fsspec = pytest.importorskip("fsspec")
-        from torchx.workspace.api import walk_workspace
-
-        root = tmp_path_factory.mktemp("tree")
-        for name in names:
-            (root / name).parent.mkdir(parents=True, exist_ok=True) if not any(
-                (root / parent).is_file() for parent in _parents(name)
-            ) else None
-            if (root / name).parent.is_dir() and not (root / name).exists():
-                (root / name).write_text("")
-        (root / "Dockerfile.torchx").write_text("")
-        (root / ".torchxignore").write_text("\n".join(lines))
-
-        expected = {
-            os.path.relpath(os.path.join(folder, name), root)
-            for folder, _, files in walk_workspace(fsspec.filesystem("file"), str(root))
-            for name in files
-        }
-        ours = {name for name in workspace_packing.walk_workspace(root) if (root / name).is_file()}
-        assert ours == expected
+    def test_the_dockerfile_always_travels(self, tmp_path):
+        make_tree(tmp_path, ["Dockerfile.torchx", "x"])
+        (tmp_path / ".torchxignore").write_text("*\n")
+        assert names_of(workspace_packing.build_workspace_bundle(str(tmp_path))) == ["Dockerfile.torchx"]
 
     def test_names_a_missing_folder(self, tmp_path):
         with pytest.raises(workspace_packing.BundleError, match=r"workspace '.*nowhere' is not a folder"):
@@ -121,13 +92,35 @@ class TestWorkspaceBundle:
             ("link", "/absolute", True),
         ],
     )
-    def test_links_that_leave_the_folder_are_left_out_and_named(self, tmp_path, caplog, name, target, carried):
+    def test_links_that_leave_the_folder_are_left_out_and_named(self, tmp_path, name, target, carried):
         make_tree(tmp_path, ["deep/", "inside"])
         (tmp_path / name).symlink_to(target)
         assert (name in names_of(workspace_packing.build_workspace_bundle(str(tmp_path)))) is carried
-        said = [record.getMessage() for record in caplog.records]
-        assert len(said) == (not carried)
-        assert all(f"1 symbolic links that leave it are not carried ({name} -> {target})" in line for line in said)
+        said = workspace_packing.describe_left_out(str(tmp_path))
+        line = f"not sent with the workspace: 1 symbolic link leads out of it ({name} -> {target}); copy or mount"
+        assert any(each.startswith(line) for each in said) is not carried
+
+    def test_absolute_links_are_named(self, tmp_path):
+        """They arrived dangling without a word."""
+        for index in range(7):
+            (tmp_path / f"data{index}").symlink_to("/mnt/data")
+        names = ", ".join(f"data{index} -> /mnt/data" for index in range(5))
+        line = f"workspace: 7 symbolic links have absolute targets ({names} and 2 more), which must exist on the nodes"
+        assert workspace_packing.describe_left_out(str(tmp_path)) == [f"{line}; copy or mount it"]
+        assert len(names_of(workspace_packing.build_workspace_bundle(str(tmp_path)))) == 7
+
+    @pytest.mark.parametrize("through", ["real", "there"])
+    def test_an_absolute_link_into_the_folder_becomes_relative(self, tmp_path, through):
+        source = make_tree(tmp_path / "real", ["data/x", "deep/"])
+        (tmp_path / "there").symlink_to("real")
+        (source / "deep" / "link").symlink_to(tmp_path / through / "data" / "x")
+        (tmp_path / "copy").mkdir()
+        folder = str(tmp_path / through)
+        with tarfile.open(fileobj=io.BytesIO(workspace_packing.build_workspace_bundle(folder))) as archive:
+            assert archive.getmember("deep/link").linkname == "../data/x"
+        workspace_packing.copy_workspace(folder, str(tmp_path / "copy"))
+        assert (tmp_path / "copy" / "deep" / "link").read_text() == "data/x"
+        assert workspace_packing.describe_left_out(folder) == []
 
     def test_a_file_that_becomes_shorter_is_named(self, tmp_path, monkeypatch):
         make_tree(tmp_path, ["log"])
@@ -240,24 +233,45 @@ class TestLeftOut:
         ]  # fmt: skip
 
     def test_one_line_names_them_and_how_to_send_one(self, tmp_path):
-        assert workspace_packing.describe_left_out(str(tmp_path)) == ""
+        assert workspace_packing.describe_left_out(str(tmp_path)) == []
         make_tree(tmp_path, self.NAMES)
-        assert workspace_packing.describe_left_out(str(tmp_path)) == (
-            "not sent with the workspace: .aws/credentials, .docker/config.json, .env, .env.local, .git and 13 more; "
-            "the line !.aws/credentials in .torchxignore would send .aws/credentials"
-        )
+        names = ".aws/credentials, .docker/config.json, .env, .env.local, .git and 13 more"
+        hint = "the line !.aws/credentials in .torchxignore would send .aws/credentials"
+        assert workspace_packing.describe_left_out(str(tmp_path)) == [f"not sent with the workspace: {names}; {hint}"]
 
     def test_a_line_sends_one(self, tmp_path):
         make_tree(tmp_path, [".env", ".netrc", "deep/.env", ".git/config"])
         (tmp_path / ".torchxignore").write_text("!.env\n!deep/.env\n!.git\n")
         names = names_of(workspace_packing.build_workspace_bundle(str(tmp_path)))
         assert names == [".env", ".git", ".git/config", ".torchxignore", "deep", "deep/.env"]
-        assert workspace_packing.describe_left_out(str(tmp_path)).startswith("not sent with the workspace: .netrc; ")
+        left_out, sent = workspace_packing.describe_left_out(str(tmp_path))
+        assert left_out.startswith("not sent with the workspace: .netrc; ")
+        names = ".env, .git, deep/.env"
+        assert sent == f"sent with the workspace, by .torchxignore, though it may hold credentials: {names}"
 
-    def test_what_the_user_ignores_is_not_named(self, tmp_path):
-        make_tree(tmp_path, [".git/config", "main.py"])
-        (tmp_path / ".torchxignore").write_text(".git\n")
-        assert workspace_packing.describe_left_out(str(tmp_path)) == ""
+    @pytest.mark.parametrize("lines", ["*.bak\n!*", "*\n!*/\n!*.json\n!main.py\n!keys/**", "!.env*\n![.]git\n!**"])
+    def test_a_broad_line_sends_none(self, tmp_path, lines):
+        """They went without a word."""
+        make_tree(tmp_path, [".git/config", ".env.local", "keys/id_rsa", ".aws/credentials", "main.py"])
+        make_tree(tmp_path, [".docker/config.json"])
+        (tmp_path / ".torchxignore").write_text(f"{lines}\n!.torchxignore\n")
+        names = names_of(workspace_packing.build_workspace_bundle(str(tmp_path)))
+        assert names == [".aws", ".docker", ".torchxignore", "keys", "main.py"]
+        assert ".git" in workspace_packing.describe_left_out(str(tmp_path))[0]
+        with open(tmp_path / ".torchxignore", "a") as file:
+            file.write("!keys/id_rsa\n!keys/*\n")
+        assert "keys/id_rsa" in names_of(workspace_packing.build_workspace_bundle(str(tmp_path)))
+
+    def test_a_byte_order_mark_is_no_part_of_the_first_line(self, tmp_path):
+        make_tree(tmp_path, ["data", "main.py"])
+        (tmp_path / ".torchxignore").write_bytes(b"\xef\xbb\xbfdata\r\n")
+        assert names_of(workspace_packing.build_workspace_bundle(str(tmp_path))) == [".torchxignore", "main.py"]
+
+    def test_what_the_user_ignores_is_named(self, tmp_path):
+        make_tree(tmp_path, [".git/config", "build/x", "deep/build/x", "main.py"])
+        (tmp_path / ".torchxignore").write_text(".git\nbuild/\n")
+        line = "not sent with the workspace, by .torchxignore: .git, build, deep/build"
+        assert workspace_packing.describe_left_out(str(tmp_path)) == [line]
 
     def test_a_copy_has_the_same(self, tmp_path):
         source = make_tree(tmp_path / "source", self.NAMES)

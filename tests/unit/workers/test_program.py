@@ -138,6 +138,50 @@ def test_what_argparse_refused_is_the_reason_where_stderr_is_not_captured(
     assert program.find_refusal(SystemExit(2)) == ""
     assert missing in capsys.readouterr().err
 
+    class Refusal(Exception):
+        """As click's ClickException."""
+
+        def format_message(self) -> str:
+            return "No such option: --lrr"
+
+    def leave(error: BaseException, code: object = 3) -> None:
+        try:
+            raise error  # noqa: TRY301
+        except BaseException:
+            sys.exit(code)  # type: ignore[arg-type]
+
+    for error, code, why in (
+        (Refusal(), 2, "Error: No such option: --lrr"),
+        (ValueError("no data\nin /data"), 3, "sys.exit while it handled ValueError: no data"),
+        (ValueError(), 3, "sys.exit while it handled ValueError"),
+        (ValueError("fine"), 0, ""),
+        (KeyboardInterrupt(), 1, ""),
+    ):
+        assert program.find_refusal(stop_of(lambda error=error, code=code: leave(error, code))) == why
+
+    class Odd(Exception):
+        """Whatever shows it ends the program."""
+
+        def format_message(self) -> str:
+            sys.exit(5)
+
+        __str__ = format_message
+
+    assert program.find_refusal(stop_of(lambda: leave(Odd()))) == "sys.exit while it handled Odd"
+    assert program.find_refusal(stop_of(lambda: leave(stop_of(lambda: parser.parse_args([]))))) == missing
+
+    def leave_with_a_tracker() -> None:
+        report = tmp_path.exists
+        try:
+            int("x", base=99)
+        except ValueError:
+            sys.exit(bool(report()))
+
+    assert (
+        program.find_refusal(stop_of(leave_with_a_tracker))
+        == "sys.exit while it handled ValueError: int() base must be >= 2 and <= 36, or 0"
+    )
+
     script, error_file = tmp_path / "main.py", tmp_path / "error.json"
     script.write_text("from argparse import ArgumentParser\nArgumentParser(prog='main.py').parse_args(['--no'])\n")
 

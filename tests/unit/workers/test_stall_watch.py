@@ -247,6 +247,7 @@ class Store:
         self.handle = StoreHandle(
             world.loop,
             world.children,  # type: ignore[arg-type]
+            addr="127.0.0.1",
             port=0,
             world_size=2,
             on_again=lambda: self.events.append("again"),

@@ -143,9 +143,9 @@ class WorkerReader:
         self._progress: dict[int, tuple[int, ...]] = {}
         """By the worker's process id."""
         self._waits: dict[int, _Wait] = {}
-        """Likewise."""
+        """By the worker's process id."""
         self._waiting: set[int] = set()
-        """Likewise: those that wait."""
+        """The process ids of workers that wait."""
         self._due_s = 0.0
         self._device_limit_s = math.inf
         """How long a worker is idle before NCCL's recorder is read, too."""

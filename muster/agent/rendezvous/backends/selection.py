@@ -2,8 +2,9 @@
 
 from muster.agent.config import RendezvousConfig
 from muster.agent.errors import UsageError
-from muster.agent.rendezvous.interface import Lease, PostEvent, Rendezvous
+from muster.agent.rendezvous.interface import Lease, Notice, PostEvent, Rendezvous
 from muster.agent.runtime.loop import Loop
+from muster.agent.runtime.records import replace
 
 OWN_NAMES = frozenset({"muster", "c10d"})
 """On our command line `c10d` means muster's own; torch's is `c10d-torch`."""
@@ -73,10 +74,12 @@ def _create_own(
     post: PostEvent,
 ) -> Rendezvous:
     from muster.agent.rendezvous.member.member import Member
-    from muster.agent.rendezvous.transport.addresses import FixedPort
+    from muster.agent.rendezvous.transport.addresses import FixedPort, is_loopback
     from muster.agent.rendezvous.transport.tcp_network import TcpNetwork
     from muster.agent.runtime.ports import PortReservation
 
+    if config.max_nodes > 1 and config.token is None and is_loopback(config.host or "localhost"):
+        config = _add_shared_token(config, post)
     return Member(
         config,
         nproc=nproc,
@@ -88,3 +91,14 @@ def _create_own(
         network=TcpNetwork(loop, config.token),
         reserve=(lambda: FixedPort(config.master_port)) if config.lends_endpoint else PortReservation,
     )
+
+
+def _add_shared_token(config: RendezvousConfig, post: PostEvent) -> RendezvousConfig:
+    """All nodes are on this machine, which may have other users: the agents of this one have a token in common."""
+    from muster.agent.rendezvous.backends.shared_token import find_shared_token
+
+    try:
+        return replace(config, token=find_shared_token(config.port, config.run_id), has_shared_token=True)
+    except OSError as error:
+        post(Notice(text=f"no token for the nodes on this machine: {error}"))
+        return config

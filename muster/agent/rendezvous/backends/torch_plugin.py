@@ -27,8 +27,8 @@ from torch.distributed.elastic.rendezvous.api import (
     RendezvousTimeoutError,
 )
 
-from muster._contract import DEFAULT_RDZV_PORT, Env
-from muster.agent.config import RendezvousConfig
+from muster._contract import DEFAULT_RDZV_PORT
+from muster.agent.config import RendezvousConfig, read_token
 from muster.agent.errors import InternalError
 from muster.agent.rendezvous.interface import (
     CheckpointCompleted,
@@ -66,6 +66,7 @@ def build_handler(params: RendezvousParameters) -> RendezvousHandler:
 
     Raises:
         ValueError: the endpoint or a value of --rdzv-conf cannot be used; it is named.
+        UsageError: MUSTER_TOKEN can be guessed.
     """
     host, port = parse_endpoint(params.endpoint)
     config = RendezvousConfig(
@@ -77,7 +78,7 @@ def build_handler(params: RendezvousParameters) -> RendezvousHandler:
         min_nodes=params.min_nodes,
         max_nodes=params.max_nodes,
         local_addr=params.local_addr,
-        token=os.environ.get(Env.TOKEN),
+        token=read_token(os.environ),
         join_timeout_s=_read_number(params, "join_timeout", 600),
         last_call_timeout_s=_read_number(params, "last_call_timeout", 3, is_zero_allowed=True),
         keep_alive_interval_s=_read_number(params, "keep_alive_interval", 1),

@@ -15,8 +15,9 @@ from muster.agent.runtime.loop import Loop, Timer
 
 INTERVAL_S = 0.5
 REPLY_LIMIT_S = 2.0
-DIAL_LIMIT_S = 1.0
-"""Shorter than `announcement_wait_s` of a node 0 with empty state: it may start right after a dial got no answer."""
+DIAL_LIMIT_S = 1.4
+"""Enough for a connection and a handshake, three round trips of 0.4 s. With `INTERVAL_S` shorter than
+`announcement_wait_s` of a node 0 with empty state: it may start right after a dial got no answer."""
 
 
 class TakeoverAnnouncer:
@@ -27,7 +28,7 @@ class TakeoverAnnouncer:
         loop: Loop,
         network: Network,
         endpoint: tuple[str, int],
-        build: Callable[[], Announcement],
+        build: Callable[[Link], Announcement],
         on_other_leader: Callable[[str, int], None],
     ) -> None:
         self._loop = loop
@@ -46,7 +47,7 @@ class TakeoverAnnouncer:
             self._link.close()
             self._link = None
         if self._link is not None:
-            self._link.send(self._build())
+            self._link.send(self._build(self._link))
         elif self._dial is None:
             host, port = self._endpoint
             self._dial = self._network.connect(host, port, self._on_open, self._on_failed, DIAL_LIMIT_S)
@@ -57,7 +58,7 @@ class TakeoverAnnouncer:
         self._link = link
         self._received_s = self._loop.clock.now_s()
         link.owner = self
-        link.send(self._build())
+        link.send(self._build(link))
 
     def _on_failed(self, _end: LinkEnd) -> None:
         self._dial = None

@@ -1,5 +1,6 @@
 """The members connected to the leader, and a leader's options."""
 
+from muster._contract import show_controls
 from muster.agent.rendezvous.consensus.members import ConsensusRules
 from muster.agent.rendezvous.interface import PostNotice
 from muster.agent.rendezvous.protocol.job_rules import JobRules
@@ -16,7 +17,7 @@ class MemberConnection:
     def __init__(self, join: Join, link: Link, now_s: float) -> None:
         self.id = join.id
         self.index = join.index
-        self.host = join.host
+        self.host = show_host(join)
         self.link = link
         self.local_addr = join.local_addr
         self.listen_port = join.listen_port
@@ -106,6 +107,11 @@ class LeaderOptions:
     """This node ran before, and its memory is lost; see `JobState`."""
 
 
+def show_host(join: Join) -> str:
+    """A node's name as messages show it: any process that may join chose it, ends of lines included."""
+    return show_controls(join.host[:80]).replace("\n", r"\n").replace("\t", r"\t")
+
+
 def describe_newcomer(join: Join) -> str:
     """The name in messages of a node that is not a member: "node 1 (host-b)"."""
-    return f"a new node ({join.host[:80]})" if join.index is None else f"node {join.index} ({join.host[:80]})"
+    return f"a new node ({show_host(join)})" if join.index is None else f"node {join.index} ({show_host(join)})"

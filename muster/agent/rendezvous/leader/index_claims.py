@@ -7,8 +7,7 @@ own index it is refused at once before the first round; later it waits for the l
 """
 
 from muster.agent.rendezvous.leader.connections import MemberConnection, describe_newcomer
-from muster.agent.rendezvous.leader.peer_lines import PeerLines
-from muster.agent.rendezvous.protocol.leader_messages import Rejected
+from muster.agent.rendezvous.leader.peer_lines import PeerLines, refuse
 from muster.agent.rendezvous.protocol.member_messages import Join
 from muster.agent.rendezvous.transport.links import Link
 from muster.agent.runtime.clock import Clock
@@ -51,8 +50,7 @@ class IndexClaims:
         """Tell a node that another one has its index, and say so here."""
         taken = f"node rank {holder.index} is already taken by {holder.host}: every node needs its own --node-rank"
         self._lines.print_once(f"refused another {describe_newcomer(join)} at {link.peer_host}: {taken}")
-        link.send(Rejected(reason=taken, usage=True))
-        link.close()
+        refuse(link, taken, usage=True)
 
     def pop(self, member_id: str) -> IndexClaim | None:
         """Remove and return the claim to the index of a member that is lost."""

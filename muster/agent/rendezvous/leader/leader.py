@@ -44,11 +44,11 @@ from muster.agent.rendezvous.leader.index_claims import IndexClaims
 from muster.agent.rendezvous.leader.lease_limit import find_lease_limit_s
 from muster.agent.rendezvous.leader.loss_detection import LossDetector
 from muster.agent.rendezvous.leader.outgoing import OutgoingMessages
-from muster.agent.rendezvous.leader.peer_lines import PeerLines
+from muster.agent.rendezvous.leader.peer_lines import PeerLines, refuse
 from muster.agent.rendezvous.protocol.codec import MalformedMessageError
 from muster.agent.rendezvous.protocol.framing import Frame
 from muster.agent.rendezvous.protocol.job_rules import describe_difference
-from muster.agent.rendezvous.protocol.leader_messages import Goodbye, HeartbeatReply, Redirect, Rejected, Welcome
+from muster.agent.rendezvous.protocol.leader_messages import Goodbye, HeartbeatReply, Redirect, Welcome
 from muster.agent.rendezvous.protocol.member_messages import (
     MEMBER_MESSAGES,
     EndAcknowledged,
@@ -100,14 +100,12 @@ class Leader:
         link.owner = self
         run_id = self._options.rules.run_id
         if join.run_id != run_id:
-            link.send(Rejected(reason=f"this is run {run_id!r}, not {join.run_id[:80]!r}"))
-            link.close()
+            refuse(link, f"this is run {run_id!r}, not {join.run_id[:80]!r}")
             return
         difference = describe_difference(join.rules, self._options.job_rules)
         if difference is not None:
             self._options.notify(f"refused {describe_newcomer(join)}: it was started with {difference}")
-            link.send(Rejected(reason=f"this agent was started with {difference}", usage=True))
-            link.close()
+            refuse(link, f"this agent was started with {difference}", usage=True)
             return
         holder = None if join.index is None else self._connections.find_index(join.index)
         if holder is None or holder.id == join.id:
@@ -132,7 +130,7 @@ class Leader:
             index=join.index,
             nproc=join.nproc,
             role=join.role,
-            host=join.host,
+            host=connection.host,
             port=join.port,
             can_host_store=join.can_host_store,
             is_leader=connection.is_local,

@@ -5,9 +5,19 @@ A node that is refused tries again, and any process may connect: each line is pr
 
 from muster import __version__
 from muster.agent.rendezvous.interface import PostNotice
+from muster.agent.rendezvous.protocol.leader_messages import Rejected
+from muster.agent.rendezvous.transport.links import Link
 
 LIMIT = 50
 """How many lines one node prints."""
+
+UNPROVED = "the leader has refused this node, and tells only on its own console why: the job has no MUSTER_TOKEN"
+
+
+def refuse(link: Link, reason: str, *, usage: bool = False) -> None:
+    """Refuse a node, and close its link. One that has not proved the job's token is told no reason."""
+    link.send(Rejected(reason=reason if link.is_proved else UNPROVED, usage=usage))
+    link.close()
 
 
 class PeerLines:

@@ -5,7 +5,7 @@ from typing import Protocol
 from muster.agent.config import RendezvousConfig
 from muster.agent.rendezvous.member.server import ENDPOINT_RETRY_S, Server, find_endpoint
 from muster.agent.rendezvous.protocol.codec import MalformedMessageError, read_host
-from muster.agent.rendezvous.transport.addresses import is_loopback
+from muster.agent.rendezvous.transport.addresses import is_loopback, parse_numeric
 from muster.agent.rendezvous.transport.links import Network
 from muster.agent.runtime.loop import Loop
 
@@ -53,7 +53,7 @@ class InitialRole:
         self._endpoint = "{}:{}".format(*find_endpoint(config))
         self._has_reported_taken_port = False
         self.listen_host = _choose_listen_host(config)
-        """Where this node listens; None: at every address."""
+        """Where this node listens for nodes that search for their leader; None: at every address."""
 
     def start(self) -> None:
         """Lead, or search for the leader."""
@@ -64,7 +64,7 @@ class InitialRole:
             return
         if self._config.max_nodes > 1:
             try:
-                self._server.open(self.listen_host)
+                self._server.open()
             except OSError as error:
                 self._owner.fail(f"cannot open a listening socket: {error}")
                 return
@@ -95,10 +95,10 @@ class InitialRole:
         except OSError as error:
             self._handle_taken_endpoint(f"cannot listen at {self._endpoint} ({error.strerror or error})")
             return
-        if self.listen_host is None and not self._config.token:
+        if self._config.max_nodes > 1 and not self._config.token and self._network is not None:
             self._owner.post_notice(
-                f"rendezvous at {self._endpoint} is open to the network without a MUSTER_TOKEN: "
-                "any process can join this job"
+                f"rendezvous at {self._endpoint} has no MUSTER_TOKEN: any process that reaches it can join this job "
+                "and run code in it; set one on all nodes, made with `openssl rand -hex 32`"
             )
         self._owner.start_leading(takeover=False)
         if self._network is not None and self._may_be_another_node_0():
@@ -130,5 +130,8 @@ class InitialRole:
 
 
 def _choose_listen_host(config: RendezvousConfig) -> str | None:
-    """Loopback for jobs of one machine without a token, so that no other machine can reach them."""
-    return "localhost" if is_loopback(find_endpoint(config)[0]) and not config.token else None
+    """The endpoint's address. All where it is a name: other nodes may know another address by it."""
+    host = find_endpoint(config)[0]
+    if is_loopback(host):
+        return None if config.has_stock_host and config.token else host
+    return host if parse_numeric(host) is not None else None

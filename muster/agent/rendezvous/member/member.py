@@ -93,6 +93,8 @@ class Member:
         self._session = Session(config, self._id, self._recovery, self, loop=loop, network=network, lease=lease)
         self._loop = loop
         self._waits_since_s = 0.0
+        self._has_reported_wait = False
+        """Since the last round began."""
         self._wait_timer: Timer | None = None
         self._is_running = False
         """Workers of a round may be alive here: from RoundFormed to `report_stopped`. It is the last one that
@@ -227,6 +229,7 @@ class Member:
     def _report_wait(self) -> None:
         line = self._session.describe_wait(self._loop.clock.now_s() - self._waits_since_s)
         if line is not None:
+            self._has_reported_wait = True
             self.post_notice(line)
         self._wait_timer = self._loop.call_later(NEXT_WAIT_LINE_S, self._report_wait)
 
@@ -324,11 +327,17 @@ class Member:
     # -- rounds -----------------------------------------------------------------------------------------------------
 
     def _on_round_start(self, start: down.RoundStart) -> None:
+        if not self._session.listen_as_successor(start):
+            return
         formed, hosts_rank_0 = self._build_round(start), start.group_rank == 0
         self._recovery.record_round(start.facts.value, start.quorum_rounds, start.group_rank)
         self._record_checkpoint(start.facts.value.checkpoint)
         self._is_running = True
         self._end_wait()
+        if self._has_reported_wait:  # else the last line would still say that it waits
+            self._has_reported_wait = False
+            nodes, goes_on = formed.group_world_size, "goes on" if formed.number > 1 else "starts"
+            self.post_notice(f"{nodes} of {self._config.max_nodes} nodes are here: the job {goes_on}")
         self._has_reported_spare = False
         self._kinds_posted = set()
         self._ports.begin_round(hosts_rank_0=hosts_rank_0)

@@ -2,9 +2,12 @@
 
 Every node listens on a port of its own, whether it leads or not: after the leader's end the members find the next one
 there, and a refused connection proves that this very process has ended (the job's endpoint proves nothing: an adapter
-may keep that socket open across restarts).
+may keep that socket open across restarts). It listens there only at the addresses by which others reach it.
+
+Over 400 lines: one class owns all sockets that others connect to, and they are closed together.
 """
 
+import errno
 from collections.abc import Callable
 
 from muster import __version__
@@ -14,7 +17,7 @@ from muster.agent.rendezvous.interface import PostNotice
 from muster.agent.rendezvous.leader.announcement import TakeoverAnnouncer
 from muster.agent.rendezvous.leader.connections import LeaderOptions
 from muster.agent.rendezvous.leader.leader import Leader
-from muster.agent.rendezvous.leader.peer_lines import PeerLines
+from muster.agent.rendezvous.leader.peer_lines import PeerLines, refuse
 from muster.agent.rendezvous.member.recovery import RecoveryTracker
 from muster.agent.rendezvous.protocol.codec import MalformedMessageError, clean_name
 from muster.agent.rendezvous.protocol.discovery_messages import (
@@ -28,10 +31,11 @@ from muster.agent.rendezvous.protocol.discovery_messages import (
 )
 from muster.agent.rendezvous.protocol.framing import Frame
 from muster.agent.rendezvous.protocol.job_rules import JobRules, build_job_rules, describe_difference
-from muster.agent.rendezvous.protocol.leader_messages import Exit, Goodbye, JobEnd, Rejected, Welcome
+from muster.agent.rendezvous.protocol.leader_messages import Exit, Goodbye, JobEnd, Welcome
 from muster.agent.rendezvous.protocol.member_messages import Join
 from muster.agent.rendezvous.protocol.messages import Message
-from muster.agent.rendezvous.transport.links import Link, LinkEnd, Listener, LocalLink, Network
+from muster.agent.rendezvous.transport.addresses import is_loopback, parse_numeric
+from muster.agent.rendezvous.transport.links import Link, LinkEnd, Listener, LocalLink, Network, Reservation
 from muster.agent.runtime.loop import Loop, Timer
 from muster.agent.runtime.records import assert_never, record, replace
 
@@ -114,7 +118,9 @@ class Server:
         self._post_notice = post_notice
         self.peer_lines = PeerLines(post_notice)
         self._on_other_leader = on_other_leader
-        self._listener: Listener | None = None
+        self._own_port: Reservation | None = None
+        self._listeners: dict[str | None, Listener] = {}
+        """On this process's own port, by address; None: all."""
         self._endpoint_listener: Listener | None = None
         self._connections: dict[Link, bool] = {}
         """True for those that were sent the job's end: their messages are ignored."""
@@ -126,16 +132,49 @@ class Server:
     @property
     def port(self) -> int:
         """Where this process listens; 0 when it needs no sockets."""
-        return self._listener.port if self._listener is not None else 0
+        return self._own_port.port if self._own_port is not None else 0
 
-    def open(self, host: str | None) -> None:
-        """Listen on a port of this process's own.
+    def open(self) -> None:
+        """Reserve a port of this process's own.
 
         Raises:
             OSError: no socket is available.
         """
         if self._network is not None:
-            self._listener = self._network.listen(host, 0, self._on_link, self._on_refused)
+            self._own_port = self._network.reserve()
+
+    def listen_for(self, link: Link, *, joins: bool = False) -> bool:
+        """Listen on this process's own port where the other end of a link reaches it; False when that is impossible.
+
+        With `joins`, also where the leader at the other end sends other nodes: to --local-addr, or to the same address.
+        """
+        host = link.local_host
+        if not self.port or not host:
+            return True
+        if not joins:
+            return self._listen_own(host)
+        told: str | None = self._options.local_addr or host
+        if parse_numeric(told or "") is None or (
+            is_loopback(told or "") and not is_loopback(self._options.endpoint[0])
+        ):
+            told = None  # a name; or the leader is on this machine, and other nodes reach both at another address
+        return self._listen_own(told) and self._listen_own(host)
+
+    def _listen_own(self, host: str | None) -> bool:
+        if self._network is None or host in self._listeners or None in self._listeners:
+            return True
+        if host is None:  # no socket can listen at all addresses beside one that listens at one of them
+            while self._listeners:
+                self._listeners.popitem()[1].close()
+        try:
+            self._listeners[host] = self._network.listen(host, self.port, self._on_link, self._on_refused)
+        except OSError as error:  # another machine's address (NAT), or one that is local to a link of this machine
+            return host is not None and error.errno != errno.EADDRINUSE and self._listen_own(None)
+        return True
+
+    def listen_at(self, host: str) -> bool:
+        """Listen on this process's own port where the leader sends other nodes; False when that is impossible."""
+        return not self.port or self._listen_own(None if parse_numeric(host) is None else host)
 
     def open_endpoint(self, host: str | None, port: int, fd: int | None) -> None:
         """Listen where the job's nodes search for their leader.
@@ -148,7 +187,12 @@ class Server:
         if fd is not None:
             self._endpoint_listener = self._network.adopt(fd, self._on_link, self._on_refused)
         else:
-            self._endpoint_listener = self._network.listen(host, port, self._on_link, self._on_refused)
+            try:
+                self._endpoint_listener = self._network.listen(host, port, self._on_link, self._on_refused)
+            except OSError as error:
+                if error.errno != errno.EADDRNOTAVAIL or host is None:
+                    raise
+                self.open_endpoint(None, port, None)  # other nodes reach this one through NAT
 
     def lend_endpoint(self) -> None:
         """Stop listening at the endpoint: the workers' store will listen there. Links accepted through it stay open."""
@@ -228,7 +272,8 @@ class Server:
                 self._loop, self._network, options.endpoint, self._build_announcement, self._on_other_leader
             )
 
-    def _build_announcement(self) -> Announcement:
+    def _build_announcement(self, link: Link) -> Announcement:
+        self.listen_for(link)
         return Announcement(
             run_id=self._options.rules.run_id,
             id=self._options.own_id,
@@ -260,9 +305,11 @@ class Server:
             return
         if request is not None and request.run_id != run_id:
             asked = f"it asks for run {request.run_id[:80]!r}, and this is run {run_id!r} (--rdzv-id)"
-            self.peer_lines.print_once(f"refused a node at {link.peer_host}: {asked}")
-            link.send(Rejected(reason=f"this is run {run_id!r}, not {request.run_id[:80]!r}"))
-            self._close_link(link)
+            self._refuse(link, asked, f"this is run {run_id!r}, not {request.run_id[:80]!r}")
+            return
+        if not self.listen_for(link):
+            why = f"cannot listen on port {self.port} at {link.local_host}"
+            self._refuse(link, f"this node {why}", f"the node that you asked {why}")
             return
         match request:
             case LeaderQuery():
@@ -304,8 +351,8 @@ class Server:
         if self.leader is not None:
             self.leader.admit(link, join)
         elif (difference := describe_difference(join.rules, self._options.job_rules)) is not None:
-            link.send(Rejected(reason=f"this agent was started with {difference}", usage=True))
-            link.close()
+            ours = f"this agent was started with {difference}"
+            self._refuse(link, f"it was started with {difference}", ours, usage=True)
         elif self.job_end is not None:
             link.trust()
             link.send(Welcome(leader_id=self._options.own_id, listen_port=self.port, release=__version__))
@@ -333,6 +380,11 @@ class Server:
         else:
             self._on_other_leader(link.peer_host, announcement.port)
 
+    def _refuse(self, link: Link, line: str, reason: str, *, usage: bool = False) -> None:
+        self._connections.pop(link, None)
+        self.peer_lines.print_once(f"refused a node at {link.peer_host}: {line}")
+        refuse(link, reason, usage=usage)
+
     def _close_link(self, link: Link) -> None:
         self._connections.pop(link, None)
         link.close()
@@ -348,10 +400,10 @@ class Server:
             self._reclaim_timer.cancel()
         if self._announcer is not None:
             self._announcer.close()
-        for listener in (self._listener, self._endpoint_listener):
-            if listener is not None:
-                listener.close()
-        self._listener = self._endpoint_listener = None
+        for closing in (*self._listeners.values(), self._endpoint_listener, self._own_port):
+            if closing is not None:
+                closing.close()
+        self._endpoint_listener = self._own_port = None
         if self.leader is not None:
             self.leader.close()
             self.leader = None

@@ -22,6 +22,7 @@ from muster.agent.rendezvous.protocol.codec import MalformedMessageError, clean_
 from muster.agent.rendezvous.protocol.framing import Frame
 from muster.agent.rendezvous.protocol.job_rules import build_job_rules
 from muster.agent.rendezvous.protocol.messages import Message
+from muster.agent.rendezvous.transport.addresses import is_loopback
 from muster.agent.rendezvous.transport.links import Closing, Link, LinkEnd, LocalLink, Network
 from muster.agent.runtime.loop import Loop, Timer
 
@@ -29,6 +30,7 @@ JOIN_ANSWER_LIMIT_S = 5.0
 """How long a leader that accepted the connection may take to answer the join."""
 LINGER_S = 1.0
 """How long a member that knows the job's end stays for members whose leader ended before it sent the end."""
+NO_LISTENER = "cannot open a listening socket where other nodes reach this one"
 MALFORMED_PAUSE_S = 1.0
 """How soon a leader that sent a malformed message is asked again: it will most likely send another."""
 
@@ -147,6 +149,19 @@ class Session:
         elif isinstance(self._link, LocalLink) and self._network is not None:
             self.server.claim_endpoint(self._initial_role.listen_host)
 
+    def listen_as_successor(self, start: down.RoundStart) -> bool:
+        """Listen where the leader sends other nodes after its end: loopback, where this node joined, may be elsewhere.
+
+        The rendezvous has failed when it is False.
+        """
+        if self._link is None or not is_loopback(self._link.local_host):
+            return True
+        own = [each.host for each in start.facts.value.successors if each.group_rank == start.group_rank]
+        if all(self.server.listen_at(host) for host in own):
+            return True
+        self._owner.fail(NO_LISTENER)
+        return False
+
     def end_round(self) -> None:
         """Release the lease and listen at the endpoint again: no worker and no store is left."""
         self._lease_renewal.release_lease()
@@ -246,6 +261,9 @@ class Session:
         """Send a join. Only called while no worker of this node is alive."""
         if self._link is None:
             return
+        if not self.server.listen_for(self._link, joins=True):
+            self._owner.fail(NO_LISTENER)
+            return
         self._join_sent_s = self._loop.clock.boottime_s()
         self._link.send(self._owner.build_join(self.server.port))
         if not isinstance(self._link, LocalLink):
@@ -284,6 +302,7 @@ class Session:
             present=None if leader is None else len(leader.state.members),
             is_accepted=self._is_accepted,
             last_error=self._discovery.last_error,
+            is_on_loopback=is_loopback(self._initial_role.listen_host or ""),
         )
         return describe_wait(self._config, find_endpoint(self._config), facts, waited_s)
 

@@ -15,6 +15,8 @@ class WaitFacts:
     """How many nodes have joined, when this node leads."""
     is_accepted: bool = False
     """A leader elsewhere has accepted this node."""
+    is_on_loopback: bool = False
+    """Only nodes on this machine reach the endpoint, when this node leads."""
     last_error: str = ""
     """Why the job's endpoint could not be asked for a leader; "" when nothing is known."""
 
@@ -32,7 +34,9 @@ def describe_wait(config: RendezvousConfig, endpoint: tuple[str, int], facts: Wa
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     left = f"{max(0.0, config.join_timeout_s - waited_s):.0f} s left"
     if facts.present is not None:
-        return f"{_describe_missing(config, facts.present)}{_describe_flags(config, address)} ({left})"
+        is_closed = facts.is_on_loopback and config.is_by_hand and facts.present < config.min_nodes
+        reach = f"; {address} is on loopback: nodes on other machines cannot join" if is_closed else ""
+        return f"{_describe_missing(config, facts.present)}{_describe_flags(config, address)}{reach} ({left})"
     if facts.is_accepted:
         # The leader has said more already.
         return f"joined the job at {address}: waiting for more nodes ({left})" if waited_s >= LONG_S else None
@@ -51,7 +55,7 @@ def _describe_missing(config: RendezvousConfig, present: int) -> str:
 
 def _describe_flags(config: RendezvousConfig, address: str) -> str:
     """The flags that the other nodes need; nodes that a scheduler starts have them."""
-    if config.token is not None:
+    if config.token is not None and not config.has_shared_token:
         return ""
     if config.lends_endpoint:
         flags = f"--master-addr {config.master_addr} --master-port {config.master_port}"

@@ -60,16 +60,14 @@ class Codec:
         self._nonces: tuple[bytes, bytes] = (b"", b"")
         self._send_key = self._receive_key = b""
         self._sent = self._received = 0
-        self._has_hello = False
+        self._has_hello = self._has_proved = False
         self.open = False
 
     def start(self) -> None:
         """Send the client's hello. Without a token the client does not wait for a reply."""
         if self._is_server:
             return
-        hello = {"hello": VERSION, "auth": self._key is not None, "nonce": self._nonce.hex()}
-        self._write(build_frame(_encode(hello)))
-        self._has_hello = True
+        self._reply({"hello": VERSION, "auth": self._key is not None})
         if self._key is None:
             self._open()
 
@@ -110,13 +108,16 @@ class Codec:
     def _handle_handshake(self, message: Frame) -> None:
         if "refused" in message:
             raise RefusalError(self._read_refusal(message))
-        if not self._is_server:
-            self._check_server(message)
-        elif not self._has_hello:
-            self._handle_hello(message)
-        else:
-            self._check_mac(message, b"client")
+        if self._is_server:
+            if self._has_hello:
+                self._check_client(message)
+            else:
+                self._handle_hello(message)
+        elif self._has_proved:
+            self._check_mac(message, b"server")
             self._open()
+        else:
+            self._prove(message)
 
     def _handle_hello(self, message: Frame) -> None:
         if message.get("hello") != VERSION:
@@ -127,23 +128,31 @@ class Codec:
         if self._key is None:
             self._open()
             return
-        self._nonces = (_read_hex(message, "nonce"), self._nonce)
-        mac = _hmac(self._key, b"server", *self._nonces)
-        self._write(build_frame(_encode({"nonce": self._nonce.hex(), "mac": mac.hex()})))
+        self._reply({"nonce": self._nonce.hex()})
 
     def _refuse(self, why: str) -> None:
-        self._write(build_frame(_encode({"refused": why})))
+        self._reply({"refused": why})
         raise RefusalError(why)
 
-    def _check_server(self, message: Frame) -> None:
+    def _reply(self, message: Frame) -> None:
+        self._write(build_frame(_encode(message)))
+
+    def _prove(self, message: Frame) -> None:
         self._nonces = (self._nonce, _read_hex(message, "nonce"))
-        self._check_mac(message, b"server")
-        mac = _hmac(self._key or b"", b"client", *self._nonces)
-        self._write(build_frame(_encode({"mac": mac.hex()})))
+        self._has_proved = True
+        self._reply({"nonce": self._nonce.hex(), "mac": self._compute_mac(b"client").hex()})
+
+    def _check_client(self, message: Frame) -> None:
+        self._nonces = (_read_hex(message, "nonce"), self._nonce)
+        self._check_mac(message, b"client")
+        self._reply({"mac": self._compute_mac(b"server").hex()})
         self._open()
 
+    def _compute_mac(self, side: bytes) -> bytes:
+        return _hmac(self._key or b"", side, *self._nonces)
+
     def _check_mac(self, message: Frame, side: bytes) -> None:
-        if not _matches(_read_hex(message, "mac"), _hmac(self._key or b"", side, *self._nonces)):
+        if not _matches(_read_hex(message, "mac"), self._compute_mac(side)):
             self._refuse(OTHER_TOKEN)
 
     def _read_refusal(self, message: Frame) -> str:

@@ -78,7 +78,8 @@ class Resolved:
 
 
 OnAnswer = Callable[[Resolved], None]
-_LOOPBACK = Resolved(addresses=((int(socket.AF_INET), "127.0.0.1"), (int(socket.AF_INET6), "::1")))
+LOOPBACK: tuple[Address, ...] = ((int(socket.AF_INET), "127.0.0.1"), (int(socket.AF_INET6), "::1"))
+"""What localhost means."""
 
 
 class Resolver:
@@ -95,7 +96,7 @@ class Resolver:
         if numeric is not None:
             self._loop.call_soon(lambda: on_answer(Resolved(addresses=(numeric,))))
         elif host == "localhost":
-            self._loop.call_soon(lambda: on_answer(_LOOPBACK))
+            self._loop.call_soon(lambda: on_answer(Resolved(addresses=LOOPBACK)))
         else:
             try:
                 self._start_thread(host, on_answer)

@@ -56,6 +56,11 @@ class Link(Protocol):
     silent_host: str
     """The first address of the name that this side dialled, when it had not answered before another one; else ""."""
 
+    @property
+    def is_proved(self) -> bool:
+        """True when the other side has proved the job's token: a refusal may tell it why."""
+        ...
+
     def send(self, message: Message) -> None:
         """Queue a message. Sending on a closed link does nothing."""
         ...
@@ -109,10 +114,18 @@ class Network(Protocol):
         ...
 
     def listen(self, host: str | None, port: int, on_link: OnLink, on_refused: OnRefused | None = None) -> Listener:
-        """Accept links on an address (None: all). `on_link` gets a link with its first message.
+        """Accept links on a numeric address or localhost (None: all). `on_link` gets a link with its first message.
 
         Raises:
             OSError: it cannot be bound.
+        """
+        ...
+
+    def reserve(self) -> Reservation:
+        """A free port, kept on all addresses: `listen` takes it at those where others reach this process.
+
+        Raises:
+            OSError: no socket is available.
         """
         ...
 
@@ -139,6 +152,7 @@ class LocalLink:
     def __init__(self, loop: Loop) -> None:
         self.owner: LinkOwner | None = None
         self.local_host = self.peer_host = self.silent_host = ""
+        self.is_proved = True
         self._loop = loop
         self._other: LocalLink | None = None
 

@@ -30,6 +30,7 @@ class TcpLink:
         self._is_waiting = False
         """True while the kernel accepts no more data."""
         self._closed = False
+        self._has_token = bool(token)
         self._codec = Codec(token, is_server=is_server, write=self._queue)
         self.local_host = normalise(sock.getsockname()[0])
         self.peer_host = normalise(sock.getpeername()[0])
@@ -42,6 +43,11 @@ class TcpLink:
     def is_open(self) -> bool:
         """True once the handshake is complete."""
         return self._codec.open
+
+    @property
+    def is_proved(self) -> bool:
+        """See `Link`."""
+        return self._codec.open and self._has_token
 
     def send(self, message: Message) -> None:
         """See `Link`."""

@@ -11,12 +11,22 @@ import socket
 from collections.abc import Callable
 
 from muster.agent.rendezvous.protocol.framing import Frame
-from muster.agent.rendezvous.transport.addresses import Address, Resolver, is_bindable, parse_numeric, resolve
+from muster.agent.rendezvous.transport.addresses import LOOPBACK, Address, Resolver, is_bindable, parse_numeric
 from muster.agent.rendezvous.transport.dial import Attempt, Dial
-from muster.agent.rendezvous.transport.links import Cause, Closing, Link, LinkEnd, Listener, OnLink, OnRefused
+from muster.agent.rendezvous.transport.links import (
+    Cause,
+    Closing,
+    Link,
+    LinkEnd,
+    Listener,
+    OnLink,
+    OnRefused,
+    Reservation,
+)
 from muster.agent.rendezvous.transport.probe import Probe
 from muster.agent.rendezvous.transport.tcp_link import TcpLink
 from muster.agent.runtime.loop import Loop, Timer
+from muster.agent.runtime.ports import PortReservation
 
 UNAUTHENTICATED_LIMIT_S = 10.0
 """How long a connection may go without a join."""
@@ -140,7 +150,7 @@ class TcpNetwork:
 
     def __init__(self, loop: Loop, token: str | None) -> None:
         self.loop = loop
-        self.token = token
+        self.token = token or None
         self._resolver = Resolver(loop)
 
     def connect(
@@ -168,15 +178,20 @@ class TcpNetwork:
 
     def listen(self, host: str | None, port: int, on_link: OnLink, on_refused: OnRefused | None = None) -> Listener:
         """See `Network`."""
-        addresses = [None] if host is None else [parse_numeric(host)] if parse_numeric(host) else resolve(host)
-        for address in addresses:
+        for address in LOOPBACK if host == "localhost" else (None if host is None else parse_numeric(host),):
             try:
                 sock = _listen(address, port)
             except OSError as error:
+                if error.errno == errno.EADDRINUSE:
+                    raise  # of localhost, the next address would be free: two nodes would lead
                 last = error
                 continue
             return TcpListener(self.loop, sock, self.token, on_link, on_refused)
         raise last
+
+    def reserve(self) -> Reservation:
+        """See `Network`."""
+        return PortReservation()
 
     def adopt(self, fd: int, on_link: OnLink, on_refused: OnRefused | None = None) -> Listener:
         """See `Network`."""
@@ -193,6 +208,8 @@ class TcpNetwork:
 
 def _listen(address: Address | None, port: int) -> socket.socket:
     """A listening socket on one address, or on all of them, IPv4 and IPv6."""
+    if address is not None and address[1] in ("0.0.0.0", "::"):  # noqa: S104 (a person has asked for it)
+        address = None
     if address is None and socket.has_dualstack_ipv6():
         return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=BACKLOG)
     family, host = address or (socket.AF_INET, "")

@@ -43,7 +43,7 @@ that knows the first warns of it."""
 _ENTRIES = "2000"
 _FULL_BY_DEFAULT = (2, 11)
 _DUMP_FILES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
-"""Likewise."""
+"""Where the recorder is dumped; the second name is the older one."""
 _NEW_NAMES = (2, 8)
 _FAILING_LIMIT_S = 2.0
 _UNSEEN_S = 0.02

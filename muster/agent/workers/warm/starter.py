@@ -188,7 +188,7 @@ class TemplateStarter:
         is_shared = self._options.env.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE") != "1"
         return self._brings_torch and is_shared and self._phase is not TemplatePhase.GONE
 
-    def start_store(self, port: int, world_size: int, on_lost: Callable[[str], None]) -> None:
+    def start_store(self, addr: str, port: int, world_size: int, on_lost: Callable[[str], None]) -> None:
         """See `spec.WorkerStarter`. A parked worker becomes its process."""
         from muster.agent.workers.warm.store_handle import AGAIN_LINE, StoreHandle
 
@@ -197,6 +197,7 @@ class TemplateStarter:
             self._store = StoreHandle(
                 self._loop,
                 self._children,
+                addr=addr,
                 port=port,
                 world_size=world_size,
                 on_again=lambda: self._notify_once(AGAIN_LINE),

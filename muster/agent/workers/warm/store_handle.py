@@ -15,7 +15,7 @@ from muster import _processes
 from muster._contract import name_signal
 from muster.agent.errors import SpawnError
 from muster.agent.runtime.loop import Loop
-from muster.agent.runtime.ports import bind_wildcard
+from muster.agent.runtime.ports import bind_address
 from muster.agent.runtime.signals import ChildWatch
 from muster.agent.workers import program, stall_watch
 from muster.agent.workers.cold import spawn
@@ -40,6 +40,7 @@ class StoreHandle:
         loop: Loop,
         children: ChildWatch,
         *,
+        addr: str,
         port: int,
         world_size: int,
         on_again: Callable[[], None],
@@ -51,6 +52,7 @@ class StoreHandle:
         Args:
             loop: the agent's.
             children: tells the end of the process.
+            addr: MASTER_ADDR: the socket listens there alone, if it can.
             port: MASTER_PORT.
             world_size: how many workers the round has.
             on_again: called once when more clients than workers have connected.
@@ -71,7 +73,7 @@ class StoreHandle:
         """The process; 0: there is none yet."""
         self._control: socket.socket | None = None
         self._closed = False
-        self._listener = bind_wildcard(port)
+        self._listener = bind_address(addr, port)
         try:
             self._listener.listen(_BACKLOG)
         except OSError:

@@ -1,5 +1,6 @@
 """The adapter's interface to the Docker engine. `sdk` is the only module that imports Docker's SDK.
 
-`client` has one method per request, `errors` holds the errors, `container_state` the state of a container, `probe` runs
-a command in a temporary container, `shutdown` detects that the engine is about to stop.
+`client` has one method per request, `build_layers` reads the output of a build, `errors` holds the errors,
+`container_state` the state of a container, `probe` runs a command in a temporary container, `shutdown` detects that the
+engine is about to stop, `outside_stops` that a person stops containers or restarts them.
 """

@@ -1,18 +1,22 @@
 """The Docker engine: one method per request, hence over 400 lines. `sdk` has the connection and its errors."""
 
 import io
+import stat
 import tarfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack, suppress
 from typing import Any, Final
 
 from muster.schedulers.docker.container_body import EngineFacts, ImageFacts
+from muster.schedulers.docker.engine.build_layers import BuildLayers
 from muster.schedulers.docker.engine.container_state import ContainerFacts, parse_container
 from muster.schedulers.docker.engine.errors import Conflict, DockerError, NotFound, one_line
 from muster.schedulers.docker.engine.sdk import (
     DEFAULT_HOST,
+    accepts_connections,
     close_at_end,
+    complete,
     connect,
     pick_address,
     read_frames,
@@ -20,6 +24,7 @@ from muster.schedulers.docker.engine.sdk import (
 )
 from muster.schedulers.timestamps import parse_seconds
 
+_GO_STICKY: Final = 1 << 20
 CALL_TIMEOUT_S: Final = 120.0
 """Longest wait for one answer; pulls and followed logs stream and have none."""
 
@@ -77,6 +82,8 @@ class Engine:
 
     def is_available(self) -> bool:
         """Whether an engine answers now."""
+        if not accepts_connections(self.host):
+            return False
         try:
             with self._translate_errors("ping the Docker engine"):
                 return bool(self._api.ping())
@@ -88,7 +95,12 @@ class Engine:
         with self._translate_errors(f"inspect image {image!r}"):
             data = self._api.inspect_image(image)
         config = data.get("Config") or {}
-        return ImageFacts(id=data["Id"], working_dir=config.get("WorkingDir") or "", user=config.get("User") or "")
+        return ImageFacts(
+            id=data["Id"],
+            working_dir=config.get("WorkingDir") or "",
+            user=config.get("User") or "",
+            entrypoint=tuple(config.get("Entrypoint") or ()),
+        )
 
     def pull_image(self, image: str, on_progress: Callable[[str], None]) -> None:
         """Pull one tag (`latest` when none is named); report each layer's state once."""
@@ -112,9 +124,10 @@ class Engine:
         dockerfile: str,
         on_progress: Callable[[str], None],
     ) -> str:
-        """Build from a tar; returns the image's id."""
-        image_id = ""
-        with self._translate_errors("build the workspace's image"):
+        """Build from a tar; returns the image's id. Of a build that fails neither a container nor a layer is left."""
+        image_id, layers = "", BuildLayers()
+        with self._translate_errors("build the workspace's image"), ExitStack() as undo:
+            undo.callback(self._remove_layers, layers)
             events = self._api.build(
                 fileobj=context,
                 custom_context=True,
@@ -123,17 +136,26 @@ class Engine:
                 labels=dict(labels),
                 pull=False,
                 rm=True,
+                forcerm=True,
                 decode=True,
             )
             for event in events:
                 if "error" in event:
                     raise DockerError(f"cannot build the workspace's image: {one_line(event['error'])}")
-                if event.get("stream", "").strip():
-                    on_progress(event["stream"].strip())
+                if said := event.get("stream", "").strip():
+                    layers.read(said)
+                    on_progress(said)
                 image_id = (event.get("aux") or {}).get("ID", image_id)
+            undo.pop_all()
         if not image_id:
             raise DockerError("cannot build the workspace's image: the engine returned no image id")
         return image_id
+
+    def _remove_layers(self, layers: BuildLayers) -> None:
+        """Remove what a build has made, and none of the layers below: those were there before."""
+        for layer in reversed(layers.new):
+            with suppress(DockerError), self._translate_errors(f"remove layer {layer!r}"):
+                self._api.remove_image(layer, noprune=True)
 
     def tag_image(self, image_id: str, repository: str, tag: str) -> None:
         """Tag an image."""
@@ -163,7 +185,7 @@ class Engine:
             NoAddressPool: no address range is left.
         """
         with self._translate_errors(f"create network {name!r}"):
-            self._api.create_network(name, driver="bridge", labels=dict(labels), check_duplicate=True)
+            complete(lambda: self._api.create_network(name, driver="bridge", labels=dict(labels), check_duplicate=True))
 
     def has_network(self, name: str) -> bool:
         """Whether a network of exactly this name exists."""
@@ -190,7 +212,8 @@ class Engine:
             The labels it has: of two concurrent callers only one gets its own labels.
         """
         with self._translate_errors(f"create volume {name!r}"):
-            return dict(self._api.create_volume(name, labels=dict(labels)).get("Labels") or {})
+            made = complete(lambda: self._api.create_volume(name, labels=dict(labels)))
+        return dict(made.get("Labels") or {})
 
     def list_volumes(self, labels: Mapping[str, str | None]) -> dict[str, Mapping[str, str]]:
         """The volumes that carry all these labels: name -> its labels."""
@@ -211,7 +234,7 @@ class Engine:
     def create_container(self, name: str, body: Mapping[str, Any]) -> str:
         """Create but do not start; returns the id. Raises Conflict when the name exists already."""
         with self._translate_errors(f"create container {name!r}"):
-            return str(self._api.create_container_from_config(dict(body), name)["Id"])
+            return str(complete(lambda: self._api.create_container_from_config(dict(body), name))["Id"])
 
     def start_container(self, container: str) -> None:
         """Start a created container."""
@@ -325,6 +348,17 @@ class Engine:
             member = archive.next()
             content = archive.extractfile(member) if member is not None and member.isreg() else None
             return None if content is None else content.read()
+
+    def read_folder_mode(self, container: str, path: str) -> int | None:
+        """The permissions of a folder of a container; None if it is a link, or missing."""
+        try:
+            with self._translate_errors(f"look at {path!r} in container {container[:12]!r}"):
+                stream, status = self._api.get_archive(container, path)
+                stream.close()
+        except NotFound:
+            return None
+        mode = int(status["mode"])  # Go's: the sticky bit is another one
+        return None if status["linkTarget"] else mode & 0o777 | (stat.S_ISVTX if mode & _GO_STICKY else 0)
 
     # -- streams ------------------------------------------------------------------------------------------------------
 

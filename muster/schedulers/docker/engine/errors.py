@@ -20,6 +20,10 @@ class NotFound(DockerError):
     """The object does not exist on the engine."""
 
 
+class UnreadableLogs(DockerError):
+    """The container's log driver keeps no output that could be read."""
+
+
 class Conflict(DockerError):
     """The name exists already, or the object is in use."""
 

@@ -33,6 +33,9 @@ def build_probe_body(
     """The body of `POST /containers/create` for a container like a replica's, which runs once and is removed."""
     # The agent's volume is still empty, and devices take time.
     like = replace(container, command=tuple(command), read_only=False, gpu_ids=(), memory_bytes=None)
+    # Its output is read, and its ports are those of a container that may run already.
+    unlike = {"LogConfig": {"Type": "json-file"}, "PortBindings": {}}
+    like = replace(like, host_config={**container.host_config, **unlike})
     body = build_body(replace(app, network=network), like, incarnation=0, image=image, engine=engine)
     body.pop("NetworkingConfig", None)
     body["Labels"] = dict(app.labels)  # without a replica's

@@ -1,7 +1,10 @@
 """The only module that imports Docker's SDK; it translates the SDK's errors."""
 
+import socket
 import struct
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
 from typing import Any, Final
 
@@ -11,6 +14,7 @@ from muster.schedulers.docker.engine.errors import (
     EngineUnavailable,
     NoAddressPool,
     NotFound,
+    UnreadableLogs,
     one_line,
 )
 
@@ -22,6 +26,9 @@ DEFAULT_HOST: Final = "unix:///var/run/docker.sock"
 CONNECT_LIMIT_S: Final = 10.0
 """Longest wait for an engine's first answer."""
 
+CREATE_LIMIT_S: Final = 30.0
+"""How long an interrupt waits for the answer to a request that creates something."""
+
 _FRAME_HEADER: Final = struct.Struct(">BxxxL")
 """Number of the stream, three bytes of padding, length of what follows."""
 
@@ -29,6 +36,18 @@ _FRAME_HEADER: Final = struct.Struct(">BxxxL")
 def pick_address(environ: Mapping[str, str]) -> dict[str, str]:
     """The variables of an environment that say where the engine is."""
     return {name: environ[name] for name in ADDRESS_VARIABLES if environ.get(name)}
+
+
+def accepts_connections(host: str) -> bool:
+    """Whether something listens at an engine's local address: the SDK leaves its socket open when it cannot connect."""
+    if not host.startswith("unix://"):
+        return True
+    with socket.socket(socket.AF_UNIX) as end:
+        try:
+            end.connect(host.removeprefix("unix://"))
+        except OSError:
+            return False
+    return True
 
 
 def connect(environ: Mapping[str, str], timeout_s: float) -> Any:
@@ -102,6 +121,8 @@ def translate_errors(what: str, host: str) -> Iterator[None]:
 def _error_class(status: int | None, message: str) -> type[DockerError]:
     if "address pool" in message or "failed to allocate network" in message:
         return NoAddressPool
+    if "logging driver does not support reading" in message:
+        return UnreadableLogs
     return {404: NotFound, 409: Conflict}.get(status or 0, DockerError)
 
 
@@ -113,3 +134,24 @@ def _root_cause(error: BaseException) -> str:
             return layer.strerror
         layer = layer.__context__
     return one_line(error) or type(error).__name__
+
+
+def complete(call: Callable[[], Any]) -> Any:
+    """Carry out a request that creates something: an interrupt is raised when the engine has answered.
+
+    Else the engine would create it after the caller has looked for all that it must remove.
+    """
+    answer: Future[Any] = Future()
+
+    def run() -> None:
+        try:
+            answer.set_result(call())
+        except BaseException as error:  # noqa: BLE001  # raised in the thread that waits
+            answer.set_exception(error)
+
+    try:
+        threading.Thread(target=run, name="docker-create", daemon=True).start()
+        return answer.result()
+    except BaseException:
+        wait([answer], CREATE_LIMIT_S)
+        raise

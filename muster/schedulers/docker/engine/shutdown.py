@@ -22,9 +22,13 @@ class EngineShutdown:
         if signum == str(int(signal.SIGTERM)):
             self._signalled.add(container)
 
-    def may_have_ended(self, container: str) -> bool:
-        """Whether the engine may have ended this container with all others: each running container got SIGTERM."""
-        return container in self._signalled and self._signalled.issuperset(self._running())
+    def was_signalled(self, container: str) -> bool:
+        """Whether a container got SIGTERM through the engine: from a person, or from an engine that stops."""
+        return container in self._signalled
+
+    def forget(self, container: str) -> None:
+        """A container runs again."""
+        self._signalled.discard(container)
 
     def is_in_progress(self) -> bool:
         """Whether containers still run and the engine is ending all of them."""

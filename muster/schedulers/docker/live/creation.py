@@ -81,21 +81,24 @@ class Creator:
         if bodies.needs_workspace_copy(container):
             workspace = self._payload.workspaces[container.workspace or ""]
             folder = bodies.choose_working_dir(container, image)
-            uid, gid = self._find_owner(created, image)
-            if folder == bodies.WORKSPACE_DIR and not container.read_only:
-                # The engine created it, owned by root; a folder of the image keeps the owner from the image.
-                self._engine.copy_in(created, "/", bodies.pack_folder(folder, uid, gid))
+            uid, gid = self._find_owner(created, container, image)
+            if uid != 0 and not container.read_only and not bodies.lies_on_mount(container, folder):
+                # WORKDIR makes a folder of root's, and the engine, too: the script could not write beside its code.
+                mode = self._engine.read_folder_mode(created, folder)
+                if mode is not None:
+                    self._engine.copy_in(created, "/", bodies.pack_folder(folder, uid, gid, mode))
             self._engine.copy_in(created, folder, bodies.stream_with_owner(workspace, uid, gid))
 
     def _pack_state_dir(self, container: ContainerRequest) -> bytes:
         return bodies.pack_state_dir("." if container.read_only else STATE_DIR)
 
-    def _find_owner(self, created: str, image: ImageFacts) -> tuple[int, int]:
-        if image.user in ("", "0", "root"):
+    def _find_owner(self, created: str, container: ContainerRequest, image: ImageFacts) -> tuple[int, int]:
+        user = container.user or image.user
+        if user in ("", "0", "root"):
             return 0, 0
         if image.id not in self._owners:
             passwd = self._engine.copy_out(created, "/etc/passwd", _PASSWD_LIMIT_BYTES) or b""
-            self._owners[image.id] = bodies.parse_user(image.user, passwd.decode(errors="replace"))
+            self._owners[image.id] = bodies.parse_user(user, passwd.decode(errors="replace"))
         return self._owners[image.id]
 
     def _inspect_image(self, name: str) -> ImageFacts:

@@ -55,6 +55,8 @@ class LogReader:
         self._query = query
         self._wait = wait
         self._app_has_ended = has_ended
+        self._positions: dict[str, _Positions] = {}
+        """Container -> how far it was followed: one that is started again goes on from there."""
 
     def lines(self) -> Iterator[str]:
         """Lines with their newline; the last of a container may have none."""
@@ -75,7 +77,11 @@ class LogReader:
             if self._app_has_ended is None:
                 raise
             return []
-        newer = [facts for facts in found if int(facts.labels[Label.INCARNATION]) > after]
+        newer = []
+        for facts in found:
+            incarnation = int(facts.labels[Label.INCARNATION])
+            if incarnation > after or (incarnation == after and facts.running):  # a person has restarted it
+                newer.append(facts)
         return sorted(newer, key=lambda facts: int(facts.labels[Label.INCARNATION]))
 
     def _frames(self, container: str) -> Iterator[tuple[int, bytes]]:
@@ -86,7 +92,7 @@ class LogReader:
 
     def _follow(self, container: str) -> Iterator[tuple[int, bytes]]:
         """Yields each record once, until the container has ended, through restarts of the engine."""
-        positions = _Positions()
+        positions = self._positions.setdefault(container, _Positions())
         while True:
             # Checked before reading: what is read after the end is complete. One that was only created ends at once.
             ended = self._has_ended(container)

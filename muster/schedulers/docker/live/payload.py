@@ -3,16 +3,23 @@
 They lie beside the app's state from its submission to its end. A workspace may be large: it is never held in memory.
 """
 
+import fcntl
+import os
 import shutil
 import tempfile
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from muster._contract import AGENT_BUNDLE_NAME
 from muster.schedulers.docker.spec import AppRequest
-from muster.schedulers.workspace_packing import write_workspace_bundle
+from muster.schedulers.workspace.packing import write_workspace_bundle
+
+_PACKED: Final = ".packed-"
+LOCK: Final = ".lock"
+"""In a folder of packed workspaces: locked by its process."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +56,7 @@ def _list_workspaces(folder: Path, app: AppRequest) -> dict[str, Path]:
 class PackedWorkspaces:
     """The folders that this process has packed, as files beside the state of the apps: /tmp may be in memory.
 
-    They are removed with the scheduler; a submitted app has its own.
+    They are removed with the scheduler; a submitted app has its own. What a killed process has left goes with the next.
     """
 
     def __init__(self) -> None:
@@ -67,12 +74,14 @@ class PackedWorkspaces:
             BundleError: see `write_workspace_bundle`.
         """
         if self._folder is None:
-            self._folder = Path(tempfile.mkdtemp(prefix=".packed-", dir=state_dir))
-            weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+            for left in find_left_folders(state_dir):
+                shutil.rmtree(left, ignore_errors=True)
+            self._folder = Path(tempfile.mkdtemp(prefix=_PACKED, dir=state_dir))
+            weakref.finalize(self, _remove_folder, self._folder, _lock(self._folder / LOCK))
         fd, name = tempfile.mkstemp(dir=self._folder)
         with open(fd, "wb") as out:
             digest = write_workspace_bundle(path, out)
-        key = f"workspace-{digest[:12]}.tar.gz"
+        key = f"workspace-{digest[:12]}.tar"
         self.files[key] = Path(name).replace(self._folder / key)
         return key
 
@@ -82,3 +91,32 @@ class PackedWorkspaces:
             shutil.rmtree(self._folder, ignore_errors=True)
         self.files.clear()
         self._folder = None
+
+
+def find_left_folders(state_dir: Path) -> Iterator[Path]:
+    """Folders of packed workspaces whose process was killed; without those of versions that locked none."""
+    for folder in state_dir.glob(f"{_PACKED}*"):
+        try:
+            fd = os.open(folder / LOCK, os.O_RDWR | os.O_NOFOLLOW)
+        except OSError:
+            continue
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            continue
+        finally:
+            os.close(fd)
+        yield folder
+
+
+def _lock(path: Path) -> int:
+    """Make a file and lock it; the lock ends with the process, however it ends."""
+    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        os.replace(file.name, path)  # nobody finds it without its lock
+        return os.dup(file.fileno())
+
+
+def _remove_folder(folder: Path, lock: int) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    os.close(lock)

@@ -7,13 +7,14 @@ Successful results are cached per engine and image; failures are not, so that a 
 import hashlib
 import json
 import os
+import posixpath
 import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from muster.schedulers.docker.container_body import EngineFacts, ImageFacts
+from muster.schedulers.docker.container_body import EngineFacts, ImageFacts, choose_working_dir
 from muster.schedulers.docker.engine.client import Engine
 from muster.schedulers.docker.engine.errors import CannotStart, DockerError, one_line
 from muster.schedulers.docker.engine.probe import build_probe_body, find_words, run_probe
@@ -53,19 +54,24 @@ def check_images(engine: Engine, app: AppRequest, cache_dir: Path) -> AppRequest
         cache_dir: the folder of cached results.
 
     Returns:
-        The app as this engine can run it: without an init or raised limits if the engine refuses them.
+        The app as this engine can run it: without an init or raised limits if the engine refuses them, and with the
+        image's own interpreter where its entrypoint is one.
 
     Raises:
         DockerError: one line that names the image and what it lacks.
     """
     info = engine.info()
     findings = Findings()
+    images = {name: engine.inspect_image(name) for name in {container.image for container in app.containers}}
+    app = replace(app, containers=tuple(_use_interpreter(each, images[each.image]) for each in app.containers))
+    for container in app.containers:
+        _check_tmpfs(container, images[container.image])
     seen = set()
     for container in app.containers:
         if (container.image, container.runs_agent) in seen:
             continue
         seen.add((container.image, container.runs_agent))
-        image = engine.inspect_image(container.image)
+        image = images[container.image]
         file = cache_dir / f"{_build_cache_key(info, app, container, image)}.json"
         found = _read_cache(file)
         if found is None:
@@ -75,6 +81,24 @@ def check_images(engine: Engine, app: AppRequest, cache_dir: Path) -> AppRequest
             init=findings.init and found.init, default_ulimits=findings.default_ulimits and found.default_ulimits
         )
     return _apply(app, findings)
+
+
+def _check_tmpfs(container: ContainerRequest, image: ImageFacts) -> None:
+    """Raises DockerError: the workspace would be below a mount that is made when the container starts."""
+    folder = choose_working_dir(container, image)
+    for path in container.host_config.get("Tmpfs", {}) if container.workspace is not None else ():
+        if posixpath.commonpath([path, folder]) == path:
+            raise DockerError(f"tmpfs: {path!r} would hide the workspace, which is copied into {folder!r}")
+
+
+def _use_interpreter(container: ContainerRequest, image: ImageFacts) -> ContainerRequest:
+    """The same container, whose agent runs on the interpreter that is the image's entrypoint.
+
+    With a path the role asks for an interpreter of its own choice, and then the entrypoint is in its way.
+    """
+    if not (container.runs_agent and image.interpreter and "/" not in container.command[0]):
+        return container
+    return replace(container, command=(image.interpreter, *container.command[1:]))
 
 
 def _apply(app: AppRequest, findings: Findings) -> AppRequest:
@@ -117,6 +141,8 @@ class _Probe:
         except CannotStart as error:
             return str(error)
         if exit_code != 0:
+            if self._image.entrypoint and self._container.runs_agent and find_words(output) is None:
+                raise DockerError(self._explain_entrypoint(output))
             return output.strip() or f"exit code {exit_code}"
         if self._container.runs_agent:
             self._check_output(output)
@@ -137,13 +163,17 @@ class _Probe:
     def _name(self) -> str:
         return self._container.base_image or self._container.image
 
+    def _explain_entrypoint(self, output: str) -> str:
+        shown = f"; it printed {one_line(output)[:200]!r}" if output.strip() else ""
+        words = f" {list(self._image.entrypoint)}" if self._image.entrypoint else ""
+        return f"image {self._name!r} does not run the command that it is given: see its entrypoint{words}{shown}"
+
     def _check_output(self, output: str) -> None:
         """Check the output of our own probe against the agent's needs."""
         name = self._name
         words = find_words(output)
         if words is None:
-            shown = f"; it printed {one_line(output)[:200]!r}" if output.strip() else ""
-            raise DockerError(f"image {name!r} does not run the command that it is given: see its entrypoint{shown}")
+            raise DockerError(self._explain_entrypoint(output))
         version, *found = words
         if tuple(int(part) for part in version.split(".")) < (3, 10):
             raise DockerError(f"image {name!r} has Python {version}; muster's agent needs Python 3.10 or newer")
@@ -168,6 +198,8 @@ def _build_cache_key(info: Mapping[str, Any], app: AppRequest, container: Contai
         [dict(limit) for limit in container.ulimits],
         [dict(limit) for limit in app.given_ulimits],
         container.privileged,
+        container.user,
+        dict(container.host_config),
     ]
     return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:32]
 

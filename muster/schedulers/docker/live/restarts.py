@@ -82,6 +82,8 @@ def count_restarts(engine: Engine, folder: Path, details: Mapping[str, Any]) -> 
 def read_events(engine: Engine, folder: Path, details: Mapping[str, Any]) -> tuple[int, str]:
     """How often workers of an app were restarted in place, and what is known of an app that runs (`describe_running`).
 
+    While no engine answers, the second says so.
+
     Args:
         engine: with the app's containers.
         folder: of the app's state.
@@ -89,6 +91,8 @@ def read_events(engine: Engine, folder: Path, details: Mapping[str, Any]) -> tup
     """
     counts = {path.name: _read_number(path) for path in folder.glob(f"{_FILE_PREFIX}*")}
     running: dict[str, str] = {}
+    if details and not engine.is_available():
+        return sum(counts.values()), f"no Docker engine answers at {engine.host}: this is what was known before"
     if details:
         app = AppRequest.from_json(details["request"])
         for request in app.containers:

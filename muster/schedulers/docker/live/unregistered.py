@@ -1,6 +1,6 @@
 """Apps that only the engine knows: their state folder is gone (another HOME, removed by hand)."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
@@ -35,6 +35,23 @@ def list_apps(engine: Engine) -> dict[str, list[ContainerFacts]]:
         for facts in engine.list_containers({Label.USER: user, Label.APP: None, Label.ROLE: None}):
             apps.setdefault(facts.labels[Label.APP], []).append(facts)
     return apps
+
+
+def list_remains(engine: Engine) -> dict[str, list[Mapping[str, str]]]:
+    """App id -> labels of what is left of it, for this user's apps that have no container of a replica.
+
+    That is reservations, networks and temporary containers; not those of an app whose temporary container runs.
+    """
+    remains: dict[str, list[Mapping[str, str]]] = {}
+    left_out = set()
+    for user in list_user_ids():
+        mine = {Label.USER: user, Label.APP: None}
+        containers = engine.list_containers(mine)
+        left_out |= {facts.labels[Label.APP] for facts in containers if Label.ROLE in facts.labels or facts.running}
+        networks = [network.get("Labels") or {} for network in engine.list_networks(mine)]
+        for labels in [*(facts.labels for facts in containers), *networks, *engine.list_volumes(mine).values()]:
+            remains.setdefault(labels[Label.APP], []).append(labels)
+    return {app_id: found for app_id, found in remains.items() if app_id not in left_out}
 
 
 def find_other_state_dir(containers: Sequence[ContainerFacts], state_dir: str) -> str | None:

@@ -10,6 +10,7 @@ Retry-After, in `errors`.
 
 import json
 import random
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -26,16 +27,21 @@ READ_TIMEOUT_S: Final = 30.0
 STREAM_TIMEOUT_S: Final = 60.0
 """A stream without data for so long counts as broken and is resumed. Watches send bookmarks about every minute."""
 
-RETRY_BUDGET_S: Final = 60.0
-"""From the first attempt of a request to its last."""
+RETRY_BUDGET_S: Final = 150.0
+"""From the first attempt of a request to its last, once the server has answered a request. A control plane that is
+upgraded or restarted is away for seconds to a minute or two, and its jobs go on."""
 
 REACH_BUDGET_S: Final = 20.0
-"""The same for a server that has never responded: most likely the address is wrong, and the user waits."""
+"""The same for a server that has never answered: most likely the address is wrong, and the user waits."""
 
 _FIRST_WAIT_S: Final = 0.2
 _MAX_WAIT_S: Final = 8.0
 _REFUSED_LIMIT: Final = 3
-"""When the connection is refused: waiting longer rarely helps, and the user waits for the message."""
+"""When a server that has never answered refuses the connection: waiting longer rarely helps, and the user waits for the
+message."""
+
+_TELL_AFTER_S: Final = 3.0
+"""A server that is away for longer is told of."""
 
 _CONTENT_TYPES: Final = {"PATCH": "application/merge-patch+json"}
 
@@ -77,6 +83,10 @@ class Call:
     body: Any = None
     accept: str = ""
     """The form of the response; "": JSON."""
+    budget_s: float | None = None
+    """From the first attempt to the last; None: as for any request."""
+    read_s: float = READ_TIMEOUT_S
+    """How long the server may be silent."""
 
 
 class Stream:
@@ -113,12 +123,18 @@ class Client:
         *,
         clock: Clock | None = None,
         connect: Callable[[Access], Connection] = open_connection,
+        notify: Callable[[str], None] = lambda _text: None,
     ) -> None:
         self._access = access
+        self._notify = notify
         self._clock: Clock = clock or SystemClock()
         self._connect = connect
         self._connection: Connection | None = None
         self._responded = False
+        """The server has answered a request, if only with a refusal that is not an error of its own."""
+        self._allowed: set[tuple[str, str]] = set()
+        """Verb and path, without names of pods, of what the account was allowed to read."""
+        self._is_away_told = False
         self._lock = threading.Lock()
 
     @property
@@ -156,9 +172,10 @@ class Client:
     ) -> Any:
         """Sends a request and returns the decoded response.
 
-        Retries 429, 5xx and broken connections until `RETRY_BUDGET_S` is spent (`REACH_BUDGET_S` until the first
-        response ever), and a 401 once, after reading the credentials again. Retries a POST, too: `Objects.create`
-        recognises an object that its own attempt created.
+        Retries 429, 5xx and broken or refused connections until `RETRY_BUDGET_S` is spent (`REACH_BUDGET_S` until the
+        server has answered), and a 401 once, after reading the credentials again. A server that starts answers 403
+        until it has read the rights, so a 403 to what the account was allowed to read before is retried, too, and so is
+        a POST: `Objects.create` recognises an object that its own attempt created.
 
         Raises:
             ApiError, RequestError: the server refused; `refusal.maybe_done` is true if an attempt may have been
@@ -177,16 +194,38 @@ class Client:
         connection = self.connection
         raise Unreachable(f"{connection.host} ({connection.origin}) is no API server of Kubernetes: it sent {text!r}")
 
-    def read_bytes(self, path: str, *, what: str, query: Mapping[str, str] | None = None) -> bytes:
-        """GETs a response that is not JSON: a log. Raises like `request`."""
-        call = Call(method="GET", path=path, what=what, verb="read", query=query or {})
+    def read_bytes(
+        self, path: str, *, what: str, query: Mapping[str, str] | None = None, limit_s: float = READ_TIMEOUT_S
+    ) -> bytes:
+        """GETs a response that is not JSON: a log. Raises like `request`.
+
+        Args:
+            path: of the log.
+            what: see `request`.
+            query: see `request`.
+            limit_s: for all attempts, and how long the server may be silent.
+        """
+        call = Call(
+            method="GET", path=path, what=what, verb="read", query=query or {}, budget_s=limit_s, read_s=limit_s
+        )
         data: bytes = self._send(call, streams=False).data
         return data
 
     @contextmanager
-    def stream(self, path: str, *, what: str, verb: str, query: Mapping[str, str] | None = None) -> Iterator[Stream]:
-        """Opens a response without a fixed end: a watch, a followed log. Raises like `request`."""
-        call = Call(method="GET", path=path, what=what, verb=verb, query=query or {})
+    def stream(
+        self,
+        path: str,
+        *,
+        what: str,
+        verb: str,
+        query: Mapping[str, str] | None = None,
+        budget_s: float | None = None,
+    ) -> Iterator[Stream]:
+        """Opens a response without a fixed end, a watch or a followed log, with attempts for `budget_s`.
+
+        Raises like `request`.
+        """
+        call = Call(method="GET", path=path, what=what, verb=verb, query=query or {}, budget_s=budget_s)
         stream = Stream(self._send(call, streams=True))
         try:
             yield stream
@@ -203,27 +242,49 @@ class Client:
             connection = self.connection
             outcome = self._attempt(connection, call, streams=streams)
             if not isinstance(outcome, (Refusal, Unreachable)):
-                self._responded = True
+                self._note_answer(call)
                 return outcome
-            self._responded = self._responded or isinstance(outcome, Refusal)
+            self._responded = self._responded or (isinstance(outcome, Refusal) and outcome.status < 500)
             maybe_done = maybe_done or isinstance(outcome, Unreachable) or outcome.status >= 500
             if _is_stale(outcome) and not renewed:
                 renewed = True
                 self._reconnect(connection)
                 continue
-            wait_s = _decide_wait_s(outcome, attempt)
+            wait_s = _decide_wait_s(
+                outcome, attempt, responded=self._responded, was_allowed=_key(call) in self._allowed
+            )
             spent_s = self._clock.now_s() - started_s
-            budget_s = RETRY_BUDGET_S if self._responded else REACH_BUDGET_S
+            budget_s = call.budget_s
+            if budget_s is None:
+                budget_s = RETRY_BUDGET_S if self._responded else REACH_BUDGET_S
             if wait_s is None or spent_s + wait_s > budget_s:
                 raise self._explain(outcome, call, connection, maybe_done=maybe_done)
+            # A log has a budget of its own: it is its node that does not answer.
+            if spent_s >= _TELL_AFTER_S and self._responded and call.budget_s is None:
+                self._tell_away(connection, outcome, budget_s)
             self._clock.sleep(wait_s)
+
+    def _note_answer(self, call: Call) -> None:
+        with self._lock:
+            self._responded = True
+            self._is_away_told = False
+            if call.method == "GET":
+                self._allowed.add(_key(call))
+
+    def _tell_away(self, connection: Connection, outcome: Refusal | Unreachable, budget_s: float) -> None:
+        """Say that the command waits for the server: once for all threads, until it answers again."""
+        with self._lock:
+            told, self._is_away_told = self._is_away_told, True
+        if not told:
+            how = f"{outcome.status} {outcome.message}" if isinstance(outcome, Refusal) else str(outcome)
+            self._notify(f"the API server {connection.host} does not answer ({how}): trying again for {budget_s:.0f} s")
 
     def _attempt(self, connection: Connection, call: Call, *, streams: bool) -> Any:
         """Sends the request once; the response, or the reason for its failure."""
         import urllib3
         from urllib3.exceptions import HTTPError
 
-        read_s = STREAM_TIMEOUT_S if streams else READ_TIMEOUT_S
+        read_s = STREAM_TIMEOUT_S if streams else call.read_s
         try:
             response = connection.pool.request(
                 call.method,
@@ -236,7 +297,7 @@ class Client:
                 redirect=False,
             )
         except (HTTPError, OSError) as error:
-            return Unreachable(f"{type(error).__name__}: {error}")
+            return Unreachable(re.sub(r"<[\w.]+ object at \w+>: ", "", f"{type(error).__name__}: {error}"))
         if 200 <= response.status < 300:
             return response
         refusal = Refusal.parse(response.status, response.data, response.headers.get("Retry-After"))
@@ -277,12 +338,24 @@ def _is_stale(outcome: Refusal | Unreachable) -> bool:
     return "SSL" in str(outcome) and "certificate" in str(outcome).lower()
 
 
-def _decide_wait_s(outcome: Refusal | Unreachable, attempt: int) -> float | None:
-    """Seconds until the next attempt; None: no more attempts."""
+def _key(call: Call) -> tuple[str, str]:
+    """What the account needs one right for: the pods of a job come and go, the right to their logs is one."""
+    return call.verb, re.sub(r"(?<=/pods/)[^/]+", "*", call.path)
+
+
+def _decide_wait_s(outcome: Refusal | Unreachable, attempt: int, *, responded: bool, was_allowed: bool) -> float | None:
+    """Seconds until the next attempt; None: no more attempts.
+
+    Args:
+        outcome: of the last attempt.
+        attempt: its number, from 1.
+        responded: the server has answered before.
+        was_allowed: it has allowed this request before.
+    """
     backoff_s: float = min(_MAX_WAIT_S, _FIRST_WAIT_S * 2 ** (attempt - 1)) * random.uniform(0.8, 1.2)  # noqa: S311
     if isinstance(outcome, Refusal):
-        if outcome.status == 429 or outcome.status >= 500:
+        if outcome.status == 429 or outcome.status >= 500 or (outcome.status == 403 and was_allowed):
             return max(backoff_s, outcome.retry_after_s or 0.0)
         return None
     refused = "refused" in str(outcome) or "resolve" in str(outcome)
-    return None if refused and attempt >= _REFUSED_LIMIT else backoff_s
+    return None if refused and not responded and attempt >= _REFUSED_LIMIT else backoff_s

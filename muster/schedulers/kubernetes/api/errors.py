@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from muster.schedulers.errors import EngineError, SchedulerError
+from muster.schedulers.errors import EngineError, RightError, SchedulerError
 
 _MISSING_KINDS = {
     "jobset.x-k8s.io": "JobSet is not installed in this cluster; install it, or use flavor=job",
@@ -63,6 +63,10 @@ class ApiError(EngineError):
         self.refusal = refusal
 
 
+class ForbiddenError(ApiError, RightError):
+    """The API server refused a request because the account lacks the right."""
+
+
 class RequestError(SchedulerError):
     """The API server refused a request that the caller must change; `refusal` has the details."""
 
@@ -99,6 +103,10 @@ def explain(refusal: Refusal, *, verb: str, what: str, path: str, origin: str) -
         return RequestError(f"{what} is too large for the API server: {detail}", refusal)
     if refusal.status in (400, 422):
         return RequestError(f"the cluster rejected {what}: {detail}", refusal)
+    if (
+        "/containerLogs/" in detail
+    ):  # the API server asks the kubelet: `Get "https://NODE:10250/containerLogs/...": dial`
+        return ApiError(f"cannot {verb} {what}: its node does not answer ({detail.rpartition(': ')[2]})", refusal)
     return ApiError(f"cannot {verb} {what}: the API server responded with {refusal.status} {detail}", refusal)
 
 
@@ -115,7 +123,7 @@ def _explain_forbidden(refusal: Refusal, verb: str, what: str, origin: str) -> A
         else ("ask for this right, or use another namespace")
     )
     text = f"{origin} is not allowed to {verb} {what}: {refusal.message}; {advice}"
-    return ApiError(text, refusal)
+    return ForbiddenError(text, refusal)
 
 
 def _explain_missing(refusal: Refusal, verb: str, what: str, path: str) -> str:

@@ -7,12 +7,12 @@ where the rest of a TLS record may be in the connection's own buffer already, an
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import urlencode
 
 from muster._control import call_limited
-from muster.schedulers.errors import EngineError
+from muster.schedulers.errors import RightError
 from muster.schedulers.kubernetes.api.connection import Connection
 from muster.schedulers.kubernetes.api.errors import Refusal, Unreachable, explain
 from muster.schedulers.kubernetes.kinds import POD
@@ -22,6 +22,7 @@ _STDERR: Final = 2
 _STATUS: Final = 3
 
 HANDSHAKE_LIMIT_S: Final = 30.0
+_WHY_LIMIT_S: Final = 5.0
 
 _RIGHT: Final = "it needs the right to create and get pods/exec"
 
@@ -43,7 +44,7 @@ def run_in_pod(
         Its exit code, standard output and standard error.
 
     Raises:
-        EngineError: the server accepts neither account nor command; without the right the line names it.
+        EngineError: the server does not accept the account. RightError: it lacks the right, which the line names.
         Unreachable: the container does not run, or there was no response within the limit.
     """
     from kubernetes.stream.ws_client import create_websocket
@@ -61,15 +62,36 @@ def run_in_pod(
     except WebSocketBadStatusException as error:
         refusal = Refusal.parse(error.status_code, error.resp_body or b"")
         explained = explain(refusal, verb="run a command in", what=what, path=path, origin=connection.origin)
-        if refusal.status not in (401, 403):  # the pod is gone, or its container does not run at the moment
+        if refusal.status == 403:
+            refusal = _ask_why(connection, url, headers) or refusal
+            raise RightError(
+                f"{explain(refusal, verb='run a command in', what=what, path=path, origin=connection.origin)}; {_RIGHT}"
+            ) from error
+        if refusal.status != 401:  # the pod is gone, or its container does not run at the moment
             raise Unreachable(str(explained)) from error
-        raise (EngineError(f"{explained}; {_RIGHT}") if refusal.status == 403 else explained) from error
+        raise explained from error
     except (WebSocketException, OSError) as error:
         raise Unreachable(f"cannot run a command in {what}: {type(error).__name__}: {error}") from error
     try:
         return _read(socket, what, limit_s)
     finally:
         socket.shutdown()  # `close` does nothing once the server has closed
+
+
+def _ask_why(connection: Connection, url: str, headers: Mapping[str, str]) -> Refusal | None:
+    """The whole refusal: the handshake has only the part of it that came with its first bytes, or nothing.
+
+    What is refused to a websocket is refused to a plain request, and a plain one runs nothing.
+    """
+    from urllib3.exceptions import HTTPError
+
+    try:
+        response = connection.pool.request(
+            "GET", f"http{url.removeprefix('ws')}", headers=dict(headers), timeout=_WHY_LIMIT_S, retries=False
+        )
+    except (HTTPError, OSError):
+        return None
+    return Refusal.parse(response.status, response.data) if response.status == 403 else None
 
 
 def _read(socket: Any, what: str, limit_s: float) -> tuple[int, str, str]:

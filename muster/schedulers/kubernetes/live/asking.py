@@ -19,7 +19,7 @@ from muster._control import (
     merge_answers,
 )
 from muster.schedulers.agent_command import build_ask_command, find_run_file, is_agent_role
-from muster.schedulers.errors import EngineError
+from muster.schedulers.errors import EngineError, RightError
 from muster.schedulers.failure_report import describe_running, join_roles
 from muster.schedulers.kubernetes.api.client import Clock
 from muster.schedulers.kubernetes.api.errors import Unreachable
@@ -91,7 +91,7 @@ def stop_app(resources: Objects, ref: AppRef, limit_s: float, cancel: Callable[[
     except ControlError as error:  # it runs no agents
         asked = Answer(outcome=AskOutcome.REFUSED, line=str(error))
     finally:
-        cancel()
+        _cancel_recorded(cancel)
     has_ended = _wait_ended(resources, ref, clock)
     took_s = time.monotonic() - began_s
     if not has_ended:
@@ -142,6 +142,14 @@ def _record_stop(resources: Objects, ref: AppRef, parent: Mapping[str, Any], lim
         known_s = parent["spec"].get("activeDeadlineSeconds")
         change["spec"] = {"activeDeadlineSeconds": min(deadline_s, known_s or deadline_s)}
     resources.patch(kind, ref.namespace, parent["metadata"]["name"], change)
+
+
+def _cancel_recorded(cancel: Callable[[], None]) -> None:
+    """Cancel an app whose stop is recorded: a right that is missing now does not mean that nothing was changed."""
+    try:
+        cancel()
+    except RightError as error:
+        raise EngineError(f"the stop is recorded, and its pods were not told to end: {error}") from error
 
 
 def _ask_roles(

@@ -1,18 +1,22 @@
 """Keeps the logs of a job that is cancelled: Kubernetes deletes its running pods, and their logs with them.
 
-They are collected before the cancel, into the folder for muster's state on the machine that cancels, and `torchx log`
-on that machine reads them from there once the pods are gone. What pods write after the cancel is lost.
+The job is stopped first: no node that does not answer and no Ctrl-C may keep it running. What its pods have written,
+and what they write until they end, is collected into the folder for muster's state on the machine that cancels, and
+`torchx log` on that machine reads it from there once the pods are gone. Of a long log the end is kept: it is where
+people look.
 """
 
 import os
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
 from muster.schedulers.errors import EngineError, SchedulerError, UnsafeFolderError
 from muster.schedulers.kubernetes.api.client import Client
 from muster.schedulers.kubernetes.app_id import AppRef
+from muster.schedulers.kubernetes.live.logs import Stamp, split_stamp
 from muster.schedulers.kubernetes.live.pod_status import PodFact
 from muster.schedulers.kubernetes.names import CONTAINER
 from muster.schedulers.supervision.registry import find_state_dir
@@ -21,50 +25,163 @@ POD_LIMIT: Final = 64
 """Pods whose logs are kept, those of the first nodes; a cancel must not take minutes."""
 
 LOG_LIMIT_BYTES: Final = 16 << 20
-"""Of one pod, its beginning."""
+"""Of one pod, its end."""
 
-_AT_ONCE: Final = 8
+_LINE_LIMIT: Final = 100_000
+"""Lines of one pod: the server can begin a log at a line, not at a byte."""
+
+ANSWER_LIMIT_S: Final = 5.0
+"""How long a node may take to begin with a pod's log."""
+
+COLLECT_LIMIT_S: Final = 20.0
+"""How long pods may go on writing after the stop. Most end within a second or two."""
+
+_NAMES_LIMIT: Final = 5
+"""Pods that the line for the user names."""
 
 
-def keep_logs(
-    client: Client, ref: AppRef, read_pods: Callable[[], Sequence[PodFact]], notify: Callable[[str], None]
+def stop_and_keep_logs(
+    client: Client,
+    ref: AppRef,
+    read_pods: Callable[[], Sequence[PodFact]],
+    stop: Callable[[], None],
+    notify: Callable[[str], None],
 ) -> None:
-    """Collects the logs of the pods that run, and says where they are. Errors are reported, not raised.
+    """Stop the app, collect the logs of its pods that run, and say where they are.
 
     Args:
         client: of the cluster.
         ref: the app.
         read_pods: lists those of the app.
+        stop: stops the app. Its errors are raised, and nothing is collected. Errors of logs are reported, not raised.
         notify: called with the line for the user.
     """
+    stop()  # its pods exist until their containers have ended
     try:
-        running = sorted(
-            (fact for fact in read_pods() if fact.phase == "Running"), key=lambda fact: (fact.index, fact.role)
-        )
-        if not running:
+        running = (fact for fact in read_pods() if fact.phase == "Running")
+        logs = [_PodLog(fact) for fact in sorted(running, key=lambda fact: (fact.index, fact.role))]
+        if not logs:
             return
+        kept = logs[:POD_LIMIT]
         folder = find_folder(ref)
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with ThreadPoolExecutor(_AT_ONCE) as pool:
-            is_cut = any(list(pool.map(lambda fact: _keep_log(client, ref, folder, fact), running[:POD_LIMIT])))
+        try:
+            _collect(client, ref, kept)
+        finally:  # also after a Ctrl-C
+            for log in kept:
+                log.write(folder)
     except (EngineError, SchedulerError, OSError) as error:
         notify(f"the pods' logs are deleted with them, and could not be kept: {error}")
         return
-    of_each = f" (of each the first {LOG_LIMIT_BYTES >> 20} MiB)" if is_cut else ""
-    more = f"; those of {len(running) - POD_LIMIT} other nodes are lost" if len(running) > POD_LIMIT else ""
-    notify(f"Kubernetes deletes the pods and their logs; what they had written is kept in {folder}{of_each}{more}")
+    notify(_describe(folder, kept, len(logs) - len(kept)))
 
 
-def _keep_log(client: Client, ref: AppRef, folder: Path, fact: PodFact) -> bool:
-    """Returns whether it is longer than what is kept."""
-    path = f"/api/v1/namespaces/{ref.namespace}/pods/{fact.name}/log"
-    query = {"container": CONTAINER, "timestamps": "true", "limitBytes": str(LOG_LIMIT_BYTES)}
-    content = client.read_bytes(path, what=f"log of {fact.name}", query=query)
-    target = _find_file(folder, fact.role, fact.index)
-    temporary = target.with_suffix(f".{os.getpid()}")
-    temporary.write_bytes(content)
-    temporary.replace(target)
-    return len(content) >= LOG_LIMIT_BYTES
+class _PodLog:
+    """The log of one pod while it is collected; a thread of its own reads it."""
+
+    def __init__(self, fact: PodFact) -> None:
+        self.fact = fact
+        self.error = ""
+        self.is_cut = False
+        """It is longer than what is kept."""
+        self.is_kept = False
+        """Some of it is."""
+        self.answered = threading.Event()
+        self.ended = threading.Event()
+        self._content = bytearray()
+        self._asked: Stamp = (0, 0)
+        self._lock = threading.Lock()
+
+    def read(self, client: Client, namespace: str) -> None:
+        """Read until the pod ends."""
+        path = f"/api/v1/namespaces/{namespace}/pods/{self.fact.name}/log"
+        query = {"container": CONTAINER, "timestamps": "true", "follow": "true", "tailLines": str(_LINE_LIMIT)}
+        self._asked = divmod(time.time_ns(), 10**9)
+        try:
+            with client.stream(path, what=f"log of {self.fact.name}", verb="read", query=query, budget_s=0) as stream:
+                self.answered.set()
+                for chunk in stream.read_chunks():
+                    self._add(chunk)
+        except (EngineError, SchedulerError) as error:
+            self.error = str(error)
+        finally:
+            self.ended.set()
+            self.answered.set()
+
+    def _add(self, chunk: bytes) -> None:
+        with self._lock:
+            self._content += chunk
+            if len(self._content) > 2 * LOG_LIMIT_BYTES:
+                del self._content[:-LOG_LIMIT_BYTES]
+                self.is_cut = True
+
+    def write(self, folder: Path) -> None:
+        """Write whole lines: the end of what was read. Nothing, if nothing was read.
+
+        Raises:
+            OSError: the disk refuses.
+        """
+        with self._lock:
+            content = bytes(self._content[-LOG_LIMIT_BYTES:])
+            if self.is_cut or len(self._content) > len(content):
+                self.is_cut = True
+                content = content[content.find(b"\n") + 1 :]
+            else:
+                self.is_cut = self._had_all_lines(content)
+        if not content:
+            return
+        target = _find_file(folder, self.fact.role, self.fact.index)
+        temporary = target.with_suffix(f".{os.getpid()}")
+        temporary.write_bytes(content)
+        temporary.replace(target)
+        self.is_kept = True
+
+    def _had_all_lines(self, content: bytes) -> bool:
+        """Whether the pod had written as many lines as are asked for before they were: it may have written more."""
+        lines = content.split(b"\n", _LINE_LIMIT)
+        if len(lines) <= _LINE_LIMIT:
+            return False
+        stamp, _ = split_stamp(lines[_LINE_LIMIT - 1])
+        return stamp is None or stamp <= self._asked
+
+
+def _collect(client: Client, ref: AppRef, logs: Sequence[_PodLog]) -> None:
+    """Read all logs at once, until the pods have ended or a limit is over; threads that hang are left behind."""
+    began_s = time.monotonic()
+    for log in logs:
+        threading.Thread(target=log.read, args=(client, ref.namespace), daemon=True).start()
+    for log in logs:
+        log.answered.wait(max(0.0, began_s + ANSWER_LIMIT_S - time.monotonic()))
+    for log in logs:
+        if log.answered.is_set():
+            log.ended.wait(max(0.0, began_s + COLLECT_LIMIT_S - time.monotonic()))
+        else:
+            log.error = f"cannot read log of {log.fact.name}: its node does not answer"
+
+
+def _describe(folder: Path, logs: Sequence[_PodLog], others: int) -> str:
+    failed = [log for log in logs if log.error]
+    if len(failed) == len(logs) and not any(log.is_kept for log in logs):
+        text = f"the pods' logs are deleted with them, and could not be kept: {failed[0].error}"
+        return text + (f"; those of {_name_pods(failed[1:])} are lost, too" if failed[1:] else "")
+    text = f"Kubernetes deletes the pods and their logs; what they have written is kept in {folder}"
+    if any(log.is_cut for log in logs):
+        text += f" (of each the last {LOG_LIMIT_BYTES >> 20} MiB or {_LINE_LIMIT:,} lines)"
+    running = [log for log in logs if not log.ended.is_set() and not log.error]
+    if running:
+        text += f"; what {_count_pods(running)} will still write is not"
+    if failed:
+        text += f"; the logs of {_name_pods(failed)} are lost or incomplete: {failed[0].error}"
+    return text + (f"; those of {others} other nodes are lost" if others else "")
+
+
+def _count_pods(logs: Sequence[_PodLog]) -> str:
+    return logs[0].fact.name if len(logs) == 1 else f"{len(logs)} pods"
+
+
+def _name_pods(logs: Sequence[_PodLog]) -> str:
+    text = ", ".join(log.fact.name for log in logs[:_NAMES_LIMIT])
+    return text + (f" and {len(logs) - _NAMES_LIMIT} more" if len(logs) > _NAMES_LIMIT else "")
 
 
 def find_folder(ref: AppRef) -> Path:

@@ -7,12 +7,13 @@ stderr were written slightly out of order.
 
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Final, Protocol
 
+from muster.schedulers.errors import EngineError
 from muster.schedulers.kubernetes.api.client import Client, Clock, SystemClock
 from muster.schedulers.kubernetes.api.errors import ApiError, RequestError, Unreachable
 from muster.schedulers.kubernetes.live.pod_status import PodFact
@@ -34,6 +35,9 @@ _NO_LOG: Final = b"unable to retrieve container logs for "
 """A node sends this, with status 200 and no newline, if the pod still exists but its container does not."""
 
 _RETRY_S: Final = 0.5
+
+_ANSWER_LIMIT_S: Final = 5.0
+"""How long a node may take to begin with a log; one that is gone never does."""
 
 Stamp = Timestamp
 """Of a line, by its node's clock."""
@@ -175,6 +179,7 @@ class LogReader:
         while query.tail and pod.phase == "Running":
             with self._limits.reserve_stream(query.index) as has_stream:
                 yield from self._follow(query, pod, position) if has_stream else self._read_once(query, pod, position)
+            pods.has_app_ended()  # raises once the server has been away for too long
             current = pods.get(pod.uid)
             if current is None or current.phase != "Running":
                 break
@@ -188,7 +193,11 @@ class LogReader:
         path, parameters = _build_request(query, pod, position)
         try:
             with self._client.stream(
-                path, what=f"log of {pod.name}", verb="read", query=parameters | {"follow": "true"}
+                path,
+                what=f"log of {pod.name}",
+                verb="read",
+                query=parameters | {"follow": "true"},
+                budget_s=_ANSWER_LIMIT_S,
             ) as stream:
                 for raw in _split_lines(stream.read_chunks()):
                     if raw.endswith(b"\n"):
@@ -196,7 +205,9 @@ class LogReader:
         except Unreachable:
             self._clock.sleep(_RETRY_S)
         except (ApiError, RequestError) as error:
-            if error.refusal.status not in (400, 404):  # not started yet, or deleted: the caller checks
+            if error.refusal.status >= 500:  # its node or the server is away: the caller goes on with what the pod does
+                self._clock.sleep(_RETRY_S)
+            elif error.refusal.status not in (400, 404):  # not started yet, or deleted: the caller checks
                 raise
 
     def _read_once(
@@ -208,10 +219,15 @@ class LogReader:
             parameters["previous"] = "true"
         try:
             with self._limits.reserve_read():
-                content = self._client.read_bytes(path, what=f"log of {pod.name}", query=parameters)
+                content = self._read_bytes(pod, path, parameters, tail=query.tail)
+        except Unreachable:
+            yield f"[muster] cannot read log of {pod.name}: its node does not answer\n"
+            return
         except (ApiError, RequestError) as error:
             if error.refusal.status == 404 and not previous:
                 yield f"[muster] the rest of the log of {pod.name} is lost: Kubernetes has removed the pod\n"
+            elif error.refusal.status >= 500:
+                yield f"[muster] {error}\n"
             elif error.refusal.status not in (400, 404):
                 raise
             return
@@ -220,6 +236,37 @@ class LogReader:
                 yield f"[muster] the rest of the log of {pod.name} is lost: its node has removed the container\n"
             elif raw.endswith(b"\n") or last or previous or not query.tail:
                 yield from _select(raw, position, query)
+
+    def _read_bytes(self, pod: PodFact, path: str, parameters: Mapping[str, str], *, tail: bool) -> bytes:
+        """Read a log from a node that may be gone: if the server itself answers, it is the node that does not.
+
+        Raises:
+            ApiError, RequestError: the server refuses, or its node does not answer.
+            Unreachable: the node does not answer.
+            EngineError: the server was away for too long.
+        """
+        what = f"log of {pod.name}"
+        try:
+            return self._client.read_bytes(path, what=what, query=parameters, limit_s=_ANSWER_LIMIT_S)
+        except (ApiError, Unreachable) as error:
+            if isinstance(error, ApiError) and error.refusal.status < 500:
+                raise
+            self._check_server()
+            if not tail:
+                raise
+        return self._client.read_bytes(path, what=what, query=parameters, limit_s=_ANSWER_LIMIT_S)
+
+    def _check_server(self) -> None:
+        """Wait for the server: whatever it answers, it is there.
+
+        Raises:
+            EngineError: it was away for too long.
+        """
+        try:
+            self._client.request("GET", "/version", what="the version", verb="read")
+        except (ApiError, Unreachable) as error:
+            if isinstance(error, Unreachable) or error.refusal.status >= 500:
+                raise EngineError(str(error)) from error
 
 
 def _build_request(query: PodLogQuery, pod: PodFact, position: Position) -> tuple[str, dict[str, str]]:
@@ -233,7 +280,8 @@ def _build_request(query: PodLogQuery, pod: PodFact, position: Position) -> tupl
 def _select(raw: bytes, position: Position, query: PodLogQuery) -> Iterator[str]:
     stamp, line = split_stamp(raw)
     if stamp is None:
-        yield line.decode(errors="replace")  # not from a container: a message of the node, passed on unchanged
+        # Not from a container: a message of the node, often without a newline. Those of other replicas follow.
+        yield line.decode(errors="replace").removesuffix("\n") + "\n"
         return
     if position.accept(stamp, line) and (query.until is None or stamp <= query.until):
         yield line.decode(errors="replace")

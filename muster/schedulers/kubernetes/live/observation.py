@@ -8,9 +8,9 @@ from typing import Any, Final, TypeVar
 from muster.schedulers.kubernetes.api.errors import ApiError
 from muster.schedulers.kubernetes.api.objects import Objects
 from muster.schedulers.kubernetes.app_id import AppRef
-from muster.schedulers.kubernetes.kinds import EVENT, POD, POD_GROUP_VERSIONS, Kind
+from muster.schedulers.kubernetes.kinds import EVENT, JOB, POD, POD_GROUP_VERSIONS, Kind, parse_kind
 from muster.schedulers.kubernetes.labels import KUEUE_QUEUE, LABEL_COMPONENT, LABEL_INSTANCE
-from muster.schedulers.kubernetes.live.operations import find_parents, read_job_end
+from muster.schedulers.kubernetes.live.operations import find_parents, list_conditions, read_job_end
 from muster.schedulers.kubernetes.live.pod_status import PodFact, read_pod
 from muster.schedulers.kubernetes.live.status import Observation, count_missing_pods
 from muster.schedulers.kubernetes.names import LEADER_TASK
@@ -37,24 +37,26 @@ def observe(resources: Objects, ref: AppRef) -> Observation | None:
         return None
     pods = list_pods(resources, ref, elastic_role=find_elastic_role(parents[0]))
     waiting = [fact for fact in pods if fact.phase == "Pending"]
-    failed = any(read_job_end(parent) == "Failed" for parent in parents)
+    failed = [parent for parent in parents if parse_kind(parent) == JOB and read_job_end(parent) == "Failed"]
+    needs_events = any(fact.needs_events for fact in waiting) or count_missing_pods(parents, pods) > 0
+    no_warnings: dict[str, str] | None = None
+    warnings = _read_if_allowed(lambda: _read_warnings(resources, ref), no_warnings) if needs_events else {}
     return Observation(
         parents=parents,
         pods=pods,
-        lost_pod=_describe_lost_pod(resources, ref, parents)
+        lost_pod=_describe_lost_pod(resources, ref, failed[0])
         if failed and not any(fact.phase == "Failed" for fact in pods)
         else "",
         queue_reason=_read_if_allowed(lambda: _read_queue(resources, ref, parents[0]), "")
         if waiting or not pods
         else "",
-        warnings=_read_if_allowed(lambda: _read_warnings(resources, ref), {})
-        if any(fact.needs_events for fact in waiting) or count_missing_pods(parents, pods)
-        else {},
+        warnings=warnings or {},
+        events_refused=warnings is None,
     )
 
 
 def _read_if_allowed(read: Callable[[], _Result], default: _Result) -> _Result:
-    """The default without the right: explanations must not need rights to events, Kueue's workloads or PodGroups."""
+    """The default without the right: a state must not need rights to events, Kueue's workloads or PodGroups."""
     try:
         return read()
     except ApiError as error:
@@ -91,14 +93,13 @@ def _read_warnings(resources: Objects, ref: AppRef) -> dict[str, str]:
     return warnings
 
 
-def _describe_lost_pod(resources: Objects, ref: AppRef, parents: Sequence[Mapping[str, Any]]) -> str:
+def _describe_lost_pod(resources: Objects, ref: AppRef, failed: Mapping[str, Any]) -> str:
     """Which pod failed the app although it does not exist any more: it was deleted. Its events, kept for 1 h, say why.
 
     After a Job's failure its controller deletes the other pods. So the cause is the last pod that was ended before.
     """
-    failed = next(parent for parent in parents if read_job_end(parent) == "Failed")
     prefixes = _list_failed_prefixes(failed)
-    no_ends: dict[str, tuple[str, str]] = {}
+    no_ends: dict[str, tuple[str, str]] | None = None
     ends = _read_if_allowed(lambda: _read_pod_ends(resources, ref, prefixes), no_ends)
     if ends:
         failed_at = _find_failure_time(failed)
@@ -107,6 +108,8 @@ def _describe_lost_pod(resources: Objects, ref: AppRef, parents: Sequence[Mappin
         name = order[-1 if before else 0]
         return f"pod {name} is gone: {ends[name][1]}"
     which = f"pod {prefixes[0]}* is gone" if len(prefixes) == 1 else "a pod is gone"
+    if ends is None:
+        return f"{which}: it was deleted, and this account may not list events, which say why"
     return f"{which}: it was deleted, and no event says why"
 
 
@@ -119,8 +122,8 @@ def _list_failed_prefixes(job: Mapping[str, Any]) -> list[str]:
 
 def _find_failure_time(job: Mapping[str, Any]) -> str:
     """RFC 3339, when the Job began to fail; "" if it does not say."""
-    conditions = (job.get("status") or {}).get("conditions") or []
-    times = [item.get("lastTransitionTime") for item in conditions if item["type"] in ("FailureTarget", "Failed")]
+    ends = [item for item in list_conditions(job) if item["type"] in ("FailureTarget", "Failed")]
+    times = [item.get("lastTransitionTime") for item in ends]
     return str(min((time for time in times if time), default=""))
 
 
@@ -175,7 +178,7 @@ def _read_pod_group(resources: Objects, ref: AppRef) -> str:
 
 def _read_condition(item: Mapping[str, Any], types: Sequence[str], status: str) -> str:
     """The message of the first condition of one of these types that has this status; "" without one."""
-    for condition in (item.get("status") or {}).get("conditions") or []:
+    for condition in list_conditions(item):
         if condition["type"] in types and condition["status"] == status:
             return str(condition.get("message") or condition.get("reason") or "")
     return ""

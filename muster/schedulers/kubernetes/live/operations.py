@@ -1,16 +1,23 @@
-"""Operations on an existing app: cancel, delete, resize."""
+"""Operations on an existing app: find, delete, resize."""
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from muster.schedulers.errors import EndedAppError, SchedulerError, UnknownAppError
-from muster.schedulers.kubernetes.api.errors import ApiError, RequestError
+from muster.schedulers.kubernetes.api.errors import ApiError
 from muster.schedulers.kubernetes.api.objects import Objects
 from muster.schedulers.kubernetes.app_id import AppRef
-from muster.schedulers.kubernetes.kinds import JOB, JOBSET, VOLCANO_JOB, Kind
-from muster.schedulers.kubernetes.labels import APPDEF_ANNOTATION, CANCEL_ANNOTATION, LABEL_COMPONENT, LABEL_INSTANCE
-from muster.schedulers.kubernetes.live.submit import build_owner_reference
+from muster.schedulers.kubernetes.kinds import JOB, JOBSET, POD_GROUP_VERSIONS, VOLCANO_JOB, Kind
+from muster.schedulers.kubernetes.labels import (
+    APPDEF_ANNOTATION,
+    CANCEL_ANNOTATION,
+    KUEUE_MINIMUM,
+    LABEL_COMPONENT,
+    LABEL_INSTANCE,
+    LABEL_MANAGED_BY,
+    MANAGED_BY,
+)
 from muster.schedulers.kubernetes.manifests.app_annotation import decode_app
 from muster.schedulers.kubernetes.names import (
     LEADER_TASK,
@@ -21,8 +28,15 @@ from muster.schedulers.kubernetes.names import (
 )
 from muster.schedulers.runner.roles import build_role_plan, find_elastic_role
 
-_STOP_JOB: Final = {"activeDeadlineSeconds": 1}
-"""Ends a Job's pods with SIGTERM first, and keeps the Job and the pods that have ended."""
+_POD_GROUPS: Final = tuple(
+    Kind(api_version=version, kind="PodGroup") for versions in POD_GROUP_VERSIONS.values() for version in versions
+)
+
+_ENDS: Final = {"Complete": "Complete", "Completed": "Complete", "Failed": "Failed", "FailureTarget": "Failed"}
+"""Condition of a Job or a JobSet that has ended -> how."""
+
+_VOLCANO_ENDS: Final = {"Completed": "Complete", "Failed": "Failed", "Terminated": "Failed", "Aborted": "Failed"}
+"""Phase of a Job of Volcano that has ended -> how."""
 
 
 def _list_prerequisites(app: str) -> tuple[tuple[Kind, str], ...]:
@@ -32,21 +46,31 @@ def _list_prerequisites(app: str) -> tuple[tuple[Kind, str], ...]:
 
 
 def find_parents(resources: Objects, ref: AppRef) -> list[dict[str, Any]]:
-    """The app's Jobs (the first role's first), or its JobSet or Volcano Job; [] if it does not exist."""
+    """The app's Jobs, or its JobSet or Volcano Job; [] if it does not exist. The first has the AppDef.
+
+    In apps of older versions that is the first role's Job, which owns the others. Now every Job has it.
+    """
     jobs, _ = resources.list_all(JOB, ref.namespace, labels=f"{LABEL_INSTANCE}={ref.name}")
     # Items of a list have neither apiVersion nor kind.
-    ours = [{**job, "apiVersion": JOB.api_version, "kind": JOB.kind} for job in jobs]
-    ours.sort(key=lambda job: not _has_app(job))
-    if ours and _has_app(ours[0]):
+    ours = [{**job, "apiVersion": JOB.api_version, "kind": JOB.kind} for job in jobs if not is_inner(job)]
+    ours.sort(key=lambda job: not has_app(job))
+    ours = ours if ours and has_app(ours[0]) else []
+    if not all(map(_is_record, ours)):
         return ours
-    for kind in (JOBSET, VOLCANO_JOB):  # the inner Jobs of a JobSet have the app's label, but not the AppDef
+    for kind in (JOBSET, VOLCANO_JOB):  # next to its record, if a cancel was interrupted before it was deleted
         parent = _read_if_allowed(resources, kind, ref)
         if parent is not None:
-            return [{**parent, "apiVersion": kind.api_version, "kind": kind.kind}]
-    return []
+            return [{**parent, "apiVersion": kind.api_version, "kind": kind.kind}, *ours]
+    return ours
 
 
-def _has_app(item: Mapping[str, Any]) -> bool:
+def is_inner(job: Mapping[str, Any]) -> bool:
+    """Whether a JobSet has created it. It has the app's labels, too."""
+    return any(owner["kind"] == JOBSET.kind for owner in job["metadata"].get("ownerReferences") or [])
+
+
+def has_app(item: Mapping[str, Any]) -> bool:
+    """Whether the app can be read from this object."""
     return APPDEF_ANNOTATION in (item["metadata"].get("annotations") or {})
 
 
@@ -60,74 +84,64 @@ def _read_if_allowed(resources: Objects, kind: Kind, ref: AppRef) -> dict[str, A
         raise
 
 
-def cancel(resources: Objects, ref: AppRef) -> None:
-    """Stops an app with SIGTERM, then SIGKILL after the grace period. Keeps its objects; its state is CANCELLED.
-
-    Jobs that have ended are left alone: an app that had failed before stays FAILED.
-    """
-    for parent in find_parents(resources, ref):
-        metadata: Mapping[str, Any] = parent["metadata"]
-        if read_job_end(parent) is not None:
-            continue
-        change: dict[str, Any] = {"metadata": {"annotations": {CANCEL_ANNOTATION: "true"}}}
-        kind = Kind(api_version=parent["apiVersion"], kind=parent["kind"])
-        if kind == JOB:
-            change["spec"] = _STOP_JOB
-        elif kind == JOBSET:
-            change["spec"] = {"suspend": True}
-        resources.patch(kind, ref.namespace, metadata["name"], change)
-        if kind == VOLCANO_JOB:
-            _create_abort_command(resources, ref, parent)
-
-
-def stop_job(resources: Objects, ref: AppRef, job: Mapping[str, Any]) -> None:
-    """Stops one Job of an app that is not cancelled: the Job fails."""
-    resources.patch(JOB, ref.namespace, job["metadata"]["name"], {"spec": _STOP_JOB})
-
-
 def is_cancelled(parent: Mapping[str, Any]) -> bool:
     """Whether a user has cancelled the app that this object belongs to."""
     return CANCEL_ANNOTATION in (parent["metadata"].get("annotations") or {})
 
 
-def _create_abort_command(resources: Objects, ref: AppRef, job: Mapping[str, Any]) -> None:
-    """Volcano executes Command objects and then deletes them; one that still exists has the same effect."""
-    reference = {**build_owner_reference(job), "controller": True}
-    command = {
-        "apiVersion": "bus.volcano.sh/v1alpha1",
-        "kind": "Command",
-        "metadata": {"name": f"{ref.name}-abort", "namespace": ref.namespace, "ownerReferences": [reference]},
-        "action": "AbortJob",
-        "target": reference,
-    }
-    try:
-        resources.create(command)
-    except RequestError as error:
-        if error.refusal.reason != "AlreadyExists":
-            raise
+def _is_record(job: Mapping[str, Any]) -> bool:
+    """Whether this Job is the record of an app that was cancelled in its queue."""
+    return is_cancelled(job) and (job.get("spec") or {}).get("completions") == 0
 
 
 def read_job_end(job: Mapping[str, Any]) -> str | None:
     """How a Job ended: "Complete", "Failed" (also while its last pods still end), or None while it runs.
 
-    Other kinds have no such conditions: None.
+    JobSets and Jobs of Volcano count in the same way. The record of an app that was cancelled in its queue has no pods
+    to complete: it counts as failed.
     """
-    for condition in job.get("status", {}).get("conditions") or []:
-        if condition["status"] == "True" and condition["type"] in ("Complete", "Failed", "FailureTarget"):
-            return "Complete" if condition["type"] == "Complete" else "Failed"
-    return None
+    if _is_record(job):
+        return "Failed"
+    for kind in (condition["type"] for condition in list_conditions(job) if condition["status"] == "True"):
+        if kind in _ENDS:
+            return _ENDS[kind]
+    return _VOLCANO_ENDS.get(((job.get("status") or {}).get("state") or {}).get("phase", ""))
+
+
+def list_conditions(item: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The conditions of an object. Those of a Volcano Job are the phases that it went through: none has a type."""
+    return [each for each in (item.get("status") or {}).get("conditions") or [] if "type" in each]
 
 
 def delete(resources: Objects, ref: AppRef) -> bool:
     """Deletes an app and all it owns, also what an interrupted submission left. False: nothing existed."""
     found = False
-    for parent in reversed(find_parents(resources, ref)):
+    parents = find_parents(resources, ref)
+    for parent in reversed(parents):
         kind = Kind(api_version=parent["apiVersion"], kind=parent["kind"])
         found = resources.delete(kind, ref.namespace, parent["metadata"]["name"]) or found
     # By name, not by label: few accounts may list Secrets.
     for kind, name in _list_prerequisites(ref.name):
-        found = resources.delete(kind, ref.namespace, name) or found
+        if parents or _is_ours(resources, kind, ref, name):
+            found = resources.delete(kind, ref.namespace, name) or found
+    for kind in _POD_GROUPS:  # without the right to them the submission has created none
+        if _is_ours(resources, kind, ref, ref.name):
+            found = resources.delete(kind, ref.namespace, ref.name) or found
     return found
+
+
+def _is_ours(resources: Objects, kind: Kind, ref: AppRef, name: str) -> bool:
+    """Whether an object that nothing else is known of belongs to the app.
+
+    An empty patch changes nothing and returns the object: few accounts may read Secrets, which they may create.
+    """
+    try:
+        labels = resources.patch(kind, ref.namespace, name, {})["metadata"].get("labels") or {}
+    except ApiError as error:
+        if error.refusal.status in (403, 404):
+            return False
+        raise
+    return (labels.get(LABEL_MANAGED_BY), labels.get(LABEL_INSTANCE)) == (MANAGED_BY, ref.name)
 
 
 def resize(resources: Objects, ref: AppRef, nodes: int, role_name: str | None = None) -> None:
@@ -151,10 +165,17 @@ def resize(resources: Objects, ref: AppRef, nodes: int, role_name: str | None = 
     label = label_roles([each.name for each in roles])[roles.index(role)]
     parent = _find_parent_of_role(parents, label)
     kind = Kind(api_version=parent["apiVersion"], kind=parent["kind"])
+    if kind == JOB and parent["metadata"]["labels"].get(LABEL_COMPONENT) != label:
+        raise EndedAppError(f"the Job of role {role.name!r} of {ref.name!r} is gone: nothing was changed")
     if kind not in _RESIZES:
         raise SchedulerError(f"app {ref.name!r} is a {parent['kind']}, which cannot be resized; use flavor=job")
     if kind == JOB and read_job_end(parent) is not None:
         raise EndedAppError(f"role {role.name!r} of {ref.name!r} has ended already: nothing was changed")
+    if KUEUE_MINIMUM in (parent["metadata"].get("annotations") or {}) and not parent["spec"].get("suspend"):
+        raise SchedulerError(
+            f"role {role.name!r} of {ref.name!r} cannot be resized: Kueue admitted a part of its nodes and keeps their "
+            "number; submit it with -cfg kueue_elastic=resize"
+        )
     resources.patch(kind, ref.namespace, parent["metadata"]["name"], {"spec": _RESIZES[kind](parent, label, nodes)})
 
 

@@ -19,6 +19,8 @@ from muster.schedulers.kubernetes.names import CONTAINER, LEADER_TASK
 _IMAGE_REASONS: Final = ("ImagePullBackOff", "ErrImagePull", "InvalidImageName", "ErrImageNeverPull")
 _NORMAL_WAIT_REASONS: Final = ("ContainerCreating", "PodInitializing", "")
 _LOST_NODE_REASONS: Final = ("DeletionByTaintManager", "DeletionByPodGC")
+_SIGTERM_CODE: Final = 143
+_NO_START: Final = "cannot start: "
 _CAUSES: Final = {
     "PreemptionByScheduler": "preempted by a pod of higher priority",
     "PreemptionByKubeScheduler": "preempted by a pod of higher priority",
@@ -58,8 +60,13 @@ class PodFact:
     uid: str = ""
     restarts: int = 0
     """Of its container, in this pod."""
-    replaced: int = 0
-    """How many pods of this index it follows, also deleted ones. Only known for a fixed number of nodes."""
+    failed_before: int = 0
+    """How many pods of this index that have failed it follows, also deleted ones. Only known for a fixed number of
+    nodes."""
+    drained_before: int = 0
+    """The same of pods that were disrupted or drained. One drain of a job ends and replaces all its pods."""
+    is_drained: bool = False
+    """This pod was disrupted, or ended by SIGTERM."""
 
 
 def read_pod(pod: Mapping[str, Any], *, elastic_role: str = "") -> PodFact:
@@ -80,6 +87,9 @@ def read_pod(pod: Mapping[str, Any], *, elastic_role: str = "") -> PodFact:
         reason = _explain_end(pod, status, terminated)
     else:
         reason = _explain_wait(pod, status, terminating=terminating)
+    if reason.startswith(_NO_START):
+        text = ""  # the reason has it
+    failed_before, drained_before = (_read_count(metadata.get("annotations") or {}, name) for name in INDEX_FAILURES)
     return PodFact(
         name=metadata["name"],
         role=labels.get(LABEL_COMPONENT, ""),
@@ -96,14 +106,16 @@ def read_pod(pod: Mapping[str, Any], *, elastic_role: str = "") -> PodFact:
         terminating=terminating,
         uid=metadata.get("uid") or "",
         restarts=sum(item.get("restartCount", 0) for item in status.get("containerStatuses") or []),
-        replaced=_count_replaced(metadata.get("annotations") or {}),
+        failed_before=failed_before,
+        drained_before=drained_before,
+        is_drained=phase == "Failed" and (terminated.get("exitCode") == _SIGTERM_CODE or _is_disrupted(status)),
     )
 
 
-def _count_replaced(annotations: Mapping[str, str]) -> int:
-    """The Job controller writes both numbers to the pods of a Job with a limit per index."""
-    counts = [annotations.get(name, "0") for name in INDEX_FAILURES]
-    return sum(int(text) for text in counts if text.isdecimal())
+def _read_count(annotations: Mapping[str, str], name: str) -> int:
+    """A number that the Job controller writes to the pods of a Job with a limit per index."""
+    text = annotations.get(name, "0")
+    return int(text) if text.isdecimal() else 0
 
 
 def find_latest_pods(facts: Sequence[PodFact]) -> dict[tuple[str, int], PodFact]:
@@ -197,7 +209,7 @@ def _format_line(text: str) -> str:
 
 def _explain_end(pod: Mapping[str, Any], status: Mapping[str, Any], terminated: Mapping[str, Any]) -> str:
     disruption = _find_condition(status, "DisruptionTarget")
-    if disruption.get("status") == "True":
+    if _is_disrupted(status):
         cause = str(disruption.get("reason") or "")
         return f"{_CAUSES.get(cause, cause)}: {_format_line(str(disruption.get('message') or cause))}"
     if status.get("reason") == "Evicted":
@@ -215,15 +227,26 @@ def _explain_exit(status: Mapping[str, Any], terminated: Mapping[str, Any]) -> s
             detail = _format_line(str(ended.get("message") or ended.get("reason") or ""))
             return f"cannot unpack the workspace with the image's tar (exit {ended['exitCode']}): {detail}"
     if terminated.get("reason") in ("StartError", "ContainerCannotRun"):
-        return f"cannot start: {_format_line(str(terminated.get('message') or ''))}"
+        return f"{_NO_START}{_shorten_start_error(str(terminated.get('message') or ''))}"
     code = terminated.get("exitCode")
     if code is None:
         return _format_line(str(status.get("message") or status.get("reason") or "ended without an exit code"))
-    if code == 143:
+    if code == _SIGTERM_CODE:
         return "exit 143: terminated by SIGTERM"
     if code == 137:
         return "exit 137: killed by SIGKILL"
     return f"exit {code}"
+
+
+def _shorten_start_error(message: str) -> str:
+    """What the container runtime says at the end of its many layers: `exec: "python3": executable file not found`."""
+    line = _format_line(message)
+    found = re.search(r'exec: "[^"]*": .*', line)
+    return found[0] if found else line
+
+
+def _is_disrupted(status: Mapping[str, Any]) -> bool:
+    return _find_condition(status, "DisruptionTarget").get("status") == "True"
 
 
 def _describe_limit(pod: Mapping[str, Any]) -> str:

@@ -18,8 +18,9 @@ from muster.schedulers.kubernetes.app_id import AppRef
 from muster.schedulers.kubernetes.kinds import JOB
 from muster.schedulers.kubernetes.labels import LABEL_COMPONENT, LABEL_INSTANCE
 from muster.schedulers.kubernetes.live import kept_logs
+from muster.schedulers.kubernetes.live.cancelling import stop_job
 from muster.schedulers.kubernetes.live.observation import list_pods
-from muster.schedulers.kubernetes.live.operations import is_cancelled, read_job_end, stop_job
+from muster.schedulers.kubernetes.live.operations import is_cancelled, read_job_end
 
 LOOK_S: Final = 2.0
 """Between two looks at the Jobs. One request each; a watch would need a further right."""
@@ -90,7 +91,8 @@ def stop_other_roles(resources: Objects, ref: AppRef, notify: Callable[[str], No
     Raises:
         EngineError, SchedulerError: the server does not answer, or refuses.
     """
-    jobs, _ = resources.list_all(JOB, ref.namespace, labels=f"{LABEL_INSTANCE}={ref.name}")
+    items, _ = resources.list_all(JOB, ref.namespace, labels=f"{LABEL_INSTANCE}={ref.name}")
+    jobs = [{**item, "apiVersion": JOB.api_version, "kind": JOB.kind} for item in items]
     running = [job for job in jobs if read_job_end(job) is None]
     failed = [job for job in jobs if read_job_end(job) == "Failed"]
     if not running or any(map(is_cancelled, jobs)):
@@ -98,14 +100,18 @@ def stop_other_roles(resources: Objects, ref: AppRef, notify: Callable[[str], No
     if not failed:
         return False
     roles = _list_roles(running)
-    kept_logs.keep_logs(
+
+    def stop() -> None:
+        for job in running:
+            stop_job(resources, ref, job, jobs)
+
+    kept_logs.stop_and_keep_logs(
         resources.client,
         ref,
         lambda: [fact for fact in list_pods(resources, ref, elastic_role="") if fact.role in roles],
+        stop,
         notify,
     )
-    for job in running:
-        stop_job(resources, ref, job)
     notify(f"{ref.name}: role {', '.join(_list_roles(failed))} has failed: stopped role {', '.join(roles)}")
     return True
 

@@ -19,7 +19,7 @@ from muster.schedulers.kubernetes.api.objects import Objects
 from muster.schedulers.kubernetes.app_id import AppRef, parse_app_id
 from muster.schedulers.kubernetes.kinds import JOB, JOBSET, POD, VOLCANO_JOB, Kind
 from muster.schedulers.kubernetes.labels import LABEL_INSTANCE, LABEL_MANAGED_BY, MANAGED_BY
-from muster.schedulers.kubernetes.live import asking, kept_logs, operations
+from muster.schedulers.kubernetes.live import asking, cancelling, kept_logs, operations
 from muster.schedulers.kubernetes.live.logs import ConnectionLimits, LogReader, PodLogQuery, convert_to_stamp
 from muster.schedulers.kubernetes.live.observation import find_elastic_role, list_pods, observe
 from muster.schedulers.kubernetes.live.role_stop import RoleStop
@@ -57,7 +57,7 @@ class Session:
         self._watches.clear()
 
     def _open(self, access: Access) -> Objects:
-        return Objects(self._clients.setdefault(access, Client(access, clock=self._clock)))
+        return Objects(self._clients.setdefault(access, Client(access, clock=self._clock, notify=_print_notice)))
 
     def _find(self, app_id: str) -> tuple[AppRef, Objects]:
         if ":" not in app_id:
@@ -90,15 +90,20 @@ class Session:
         return build_status(app_id, observation)
 
     def cancel(self, app_id: str) -> None:
-        """See `operations.cancel`."""
+        """See `cancelling.cancel`."""
         ref, resources = self._find(app_id)
         parents = operations.find_parents(resources, ref)
-        if any(operations.read_job_end(parent) is None for parent in parents):
-            elastic_role = find_elastic_role(parents[0])
-            kept_logs.keep_logs(
-                resources.client, ref, lambda: list_pods(resources, ref, elastic_role=elastic_role), _print_notice
-            )
-        operations.cancel(resources, ref)
+        if all(operations.read_job_end(parent) is not None for parent in parents):
+            return
+        elastic_role = find_elastic_role(parents[0])
+        kept_logs.stop_and_keep_logs(
+            resources.client,
+            ref,
+            lambda: list_pods(resources, ref, elastic_role=elastic_role),
+            lambda: cancelling.cancel(resources, ref),
+            _print_notice,
+        )
+        cancelling.confirm_cancel(resources, ref, self._clock, _print_notice)
 
     def ask(self, app_id: str, kind: AskKind, limit_s: float) -> Answer:
         """See `asking.ask_app`."""
@@ -110,11 +115,12 @@ class Session:
         ref, resources = self._find(app_id)
         return asking.stop_app(resources, ref, limit_s, lambda: self.cancel(app_id), self._clock)
 
-    def delete(self, app_id: str) -> None:
+    def delete(self, app_id: str) -> bool:
         """See `operations.delete`."""
         ref, resources = self._find(app_id)
-        operations.delete(resources, ref)
+        found = operations.delete(resources, ref)
         kept_logs.forget_logs(ref)
+        return found
 
     def resize(self, app_id: str, nodes: int, role: str | None = None) -> None:
         """See `operations.resize`."""
@@ -129,8 +135,7 @@ class Session:
         apps: dict[str, list[dict[str, Any]]] = {}
         for kind in (JOBSET, VOLCANO_JOB, JOB):
             for item in _list_parents(resources, kind, namespace):
-                owners = item["metadata"].get("ownerReferences") or []
-                if not any(owner["kind"] == "JobSet" for owner in owners):
+                if not operations.is_inner(item):
                     name = item["metadata"]["labels"].get(LABEL_INSTANCE, item["metadata"]["name"])
                     apps.setdefault(name, []).append(item)
         states = {name: decide_state(Observation(parents=parents, pods=())) for name, parents in apps.items()}

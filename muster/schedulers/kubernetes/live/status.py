@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -12,7 +13,7 @@ from torchx.specs.api import NONE, AppDef, AppState, ReplicaStatus, RoleStatus
 from muster.schedulers.errors import EngineError
 from muster.schedulers.failure_report import describe_report, find_root_cause
 from muster.schedulers.kubernetes.labels import LABEL_COMPONENT
-from muster.schedulers.kubernetes.live.operations import is_cancelled, read_job_end
+from muster.schedulers.kubernetes.live.operations import is_cancelled, list_conditions, read_job_end
 from muster.schedulers.kubernetes.live.pod_status import PodFact, find_latest_pods
 from muster.schedulers.kubernetes.manifests.app_annotation import decode_app
 from muster.schedulers.kubernetes.names import label_roles
@@ -36,6 +37,14 @@ _POD_STATES: Final = {
     "Succeeded": AppState.SUCCEEDED,
     "Failed": AppState.FAILED,
 }
+_STATES_WITHOUT_POD: Final = {
+    AppState.SUCCEEDED: AppState.SUCCEEDED,
+    AppState.FAILED: AppState.CANCELLED,
+    AppState.CANCELLED: AppState.CANCELLED,
+    AppState.UNKNOWN: AppState.UNKNOWN,
+}
+"""State of the app, or of a role whose Job is gone -> state of a replica that has no pod; of others: PENDING."""
+
 _REASONS: Final = {
     "PodFailurePolicy": "",  # the pods' report explains it
     "BackoffLimitExceeded": "more replicas failed than max_retries allows",
@@ -43,6 +52,7 @@ _REASONS: Final = {
     "MaxFailedIndexesExceeded": "a replica failed more often than max_retries allows",
     "DeadlineExceeded": "stopped because another role failed",
 }
+_EVENTS_REFUSED: Final = "this account may not list events, which say why pods wait"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,12 +60,14 @@ class Observation:
     """All that was read of an app, at about the same time."""
 
     parents: Sequence[Mapping[str, Any]]
-    """Jobs (the first role's first), or one JobSet or Volcano Job; not empty."""
+    """Jobs (the first has the AppDef), or one JobSet or Volcano Job; not empty."""
     pods: Sequence[PodFact]
     queue_reason: str = ""
     """Why Kueue or a PodGroup makes the app wait."""
     warnings: Mapping[str, str] = field(default_factory=dict)
     """Newest Warning event, by the name of the object it is about."""
+    events_refused: bool = False
+    """Only events can say why pods wait or do not exist, and the account may not list them."""
     running: str = ""
     """What is known of an app that runs: a hang with which it goes on, how far it is."""
     lost_pod: str = ""
@@ -94,13 +106,17 @@ def _count_attempts(report: Mapping[str, Any] | None) -> int:
 
 
 def count_replaced_pods(observation: Observation) -> int:
-    """How many pods were replaced. Deleted ones do not exist any more: only counters of the Job know of them."""
-    latest = find_latest_pods(observation.pods).values()
-    seen = len(observation.pods) - len(latest)
-    by_index = sum(fact.replaced for fact in latest)
+    """How often pods were replaced. Deleted ones do not exist any more: only counters of the Job know of them."""
+    latest = list(find_latest_pods(observation.pods).values())
+    newest = set(map(id, latest))
+    earlier = [fact for fact in observation.pods if id(fact) not in newest]
+    drained = Counter((fact.role, fact.index) for fact in earlier if fact.is_drained)
+    # A drain ends all pods of a job: it is one restart, and not one for each pod.
+    seen = max(drained.values(), default=0) + sum(not fact.is_drained for fact in earlier)
+    by_index = max((fact.drained_before for fact in latest), default=0) + sum(fact.failed_before for fact in latest)
     # Once a Job has ended it counts the pods that it deleted itself, too.
     failed = sum((job.get("status") or {}).get("failed") or 0 for job in _list_jobs(observation.parents, running=True))
-    not_replaced = sum(fact.phase == "Failed" for fact in latest)
+    not_replaced = sum(fact.phase == "Failed" and not fact.is_drained for fact in latest)
     return max(seen, by_index, failed - not_replaced)
 
 
@@ -131,19 +147,23 @@ def decide_state(observation: Observation) -> AppState:
 
 
 def _decide_end(parents: Sequence[Mapping[str, Any]]) -> AppState | None:
-    kind, status = parents[0]["kind"], parents[0].get("status") or {}
-    if kind == "JobSet":
-        conditions = {item["type"] for item in status.get("conditions") or [] if item["status"] == "True"}
+    if parents[0]["kind"] == "JobSet":
+        conditions = {item["type"] for item in list_conditions(parents[0]) if item["status"] == "True"}
         if "Failed" in conditions:
             return AppState.FAILED
         return AppState.SUCCEEDED if "Completed" in conditions else None
     if not parents[0]["apiVersion"].startswith("batch/"):
-        state = _VOLCANO_STATES.get((status.get("state") or {}).get("phase", ""))
+        state = _VOLCANO_STATES.get(_read_volcano_state(parents[0]).get("phase", ""))
         return state if state in (AppState.SUCCEEDED, AppState.FAILED, AppState.CANCELLED) else None
     ends = [read_job_end(job) for job in parents]
     if "Failed" in ends:
         return AppState.FAILED
     return AppState.SUCCEEDED if all(end == "Complete" for end in ends) else None
+
+
+def _read_volcano_state(parent: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Phase, reason and message of a Volcano Job; {} for other kinds."""
+    return (parent.get("status") or {}).get("state") or {}
 
 
 # -- the message --------------------------------------------------------------------------------------------------
@@ -162,6 +182,9 @@ def build_message(observation: Observation, state: AppState, report: Mapping[str
     else:
         clauses += [observation.running, observation.queue_reason]
     clauses += _group_pods(observation, state)
+    clauses += [f"the Job of role {name} is deleted" for name in _list_gone_roles(observation)]
+    if state is AppState.RUNNING:
+        clauses.append(_describe_starting(observation))
     missing = count_missing_pods(observation.parents, observation.pods)
     if missing and observation.pods and state is not AppState.FAILED:
         existing = {fact.name for fact in observation.pods}
@@ -171,7 +194,46 @@ def build_message(observation: Observation, state: AppState, report: Mapping[str
         clauses += [f"no pods: {text}{_advise(text)}" for text in dict.fromkeys(observation.warnings.values())]
         if _is_suspended(observation.parents[0]) and not observation.queue_reason:
             clauses.append("suspended: waiting for its queue or to be resumed")
+    if observation.events_refused and state is not AppState.FAILED:
+        clauses.append(_EVENTS_REFUSED)
     return "; ".join(clause for clause in clauses if clause)
+
+
+def _describe_starting(observation: Observation) -> str:
+    """Of an app that runs: which nodes have no pod that runs, and nothing else says why."""
+    current = _find_current(observation)
+    starts = sorted(fact.index for fact in current.values() if fact.phase == "Pending" and not fact.reason)
+    starts = [] if observation.warnings else starts
+    clauses = [f"{_name_nodes(starts)} of {len(current)} in a pod that starts"] if starts else []
+    missing = count_missing_pods(observation.parents, observation.pods)
+    if missing and not observation.warnings:
+        clauses.append(f"{missing} pods not created yet: the Job controller replaces a pod after 10 s")
+    return "; ".join(clauses)
+
+
+def _name_nodes(indexes: Sequence[int]) -> str:
+    shown = ", ".join(map(str, indexes[:5])) + (f" and {len(indexes) - 5} more" if len(indexes) > 5 else "")
+    return f"node{'s' if len(indexes) > 1 else ''} {shown}"
+
+
+def count_nodes_now(parents: Sequence[Mapping[str, Any]], label: str) -> int | None:
+    """How many nodes a role has after any resize; None: not known."""
+    for job in _list_jobs(parents):
+        if (job["metadata"].get("labels") or {}).get(LABEL_COMPONENT) == label:
+            nodes = (job.get("spec") or {}).get("completions")
+            return nodes if isinstance(nodes, int) else None
+    return None
+
+
+def _find_current(observation: Observation) -> dict[tuple[str, int], PodFact]:
+    """The newest pod of every node, without the nodes that a resize has ended."""
+    latest = find_latest_pods(observation.pods)
+    nodes = {role: count_nodes_now(observation.parents, role) for role, _ in latest}
+    return {
+        (role, index): fact
+        for (role, index), fact in latest.items()
+        if (known := nodes[role]) is None or index < known or fact.phase == "Running"
+    }
 
 
 def count_missing_pods(parents: Sequence[Mapping[str, Any]], pods: Sequence[PodFact]) -> int:
@@ -197,7 +259,9 @@ def _describe_conditions(observation: Observation) -> list[str]:
     has_pod = any(fact.phase == "Failed" for fact in observation.pods)
     clauses = []
     for parent in observation.parents:
-        for condition in (parent.get("status") or {}).get("conditions") or []:
+        state = _read_volcano_state(parent)
+        clauses.append(": ".join(state[key] for key in ("reason", "message") if state.get(key)))
+        for condition in list_conditions(parent):
             # FailureTarget becomes Failed once the last pods have ended.
             if condition["type"] in ("Failed", "FailureTarget") and condition["status"] == "True":
                 reason = condition.get("reason") or ""
@@ -206,6 +270,17 @@ def _describe_conditions(observation: Observation) -> list[str]:
                 known = _REASONS.get(reason, detail)
                 clauses.append(detail if reason == "PodFailurePolicy" and not has_pod else known)
     return list(dict.fromkeys(clauses))
+
+
+def _list_gone_roles(observation: Observation) -> list[str]:
+    """Flavour `job`: labels of roles whose Job was deleted after its own end, while others of the app remain."""
+    labels = [job["metadata"].get("labels") or {} for job in _list_jobs(observation.parents)]
+    present = {label[LABEL_COMPONENT] for label in labels if LABEL_COMPONENT in label}
+    try:
+        names = [role.name for role in decode_app(observation.parents[0]).roles] if present else []
+    except EngineError:  # damaged: the status says so
+        return []
+    return [label for label in label_roles(names) if label not in present]
 
 
 def _describe_running_roles(parents: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -217,7 +292,7 @@ def _describe_running_roles(parents: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _group_pods(observation: Observation, state: AppState) -> list[str]:
     """`3/4 Pending: Insufficient nvidia.com/gpu (3 of 3 nodes)`, the largest group first."""
-    current = find_latest_pods(observation.pods)
+    current = _find_current(observation)
     groups: dict[tuple[str, str], list[PodFact]] = {}
     for fact in current.values():
         reason = fact.reason or (observation.warnings.get(fact.name, "") if fact.phase == "Pending" else "")
@@ -274,25 +349,48 @@ def _read_seconds(timestamp: str) -> int:
 
 
 def _build_replicas(app: Any, observation: Observation, state: AppState) -> list[RoleStatus]:
-    current = find_latest_pods(observation.pods)
+    current = _find_current(observation)
     labels = label_roles([role.name for role in app.roles])
+    ended = (AppState.FAILED, AppState.CANCELLED)
+    gone = [] if state in ended else _list_gone_roles(observation)
     statuses = []
     for role, label in zip(app.roles, labels, strict=True):
+        shown = AppState.UNKNOWN if label in gone else state
+        nodes = count_nodes_now(observation.parents, label)
         replicas = [
-            _build_replica(role.name, index, current.get((label, index)), state) for index in range(role.num_replicas)
+            _build_replica(
+                role.name,
+                index,
+                current.get((label, index)),
+                shown,
+                is_removed=nodes is not None and index >= nodes,
+            )
+            for index in range(role.num_replicas)
         ]
         statuses.append(RoleStatus(role=role.name, replicas=replicas))
     return statuses
 
 
-def _build_replica(role: str, index: int, fact: PodFact | None, app_state: AppState) -> ReplicaStatus:
+def _build_replica(
+    role: str, index: int, fact: PodFact | None, app_state: AppState, *, is_removed: bool
+) -> ReplicaStatus:
+    if fact is None and is_removed:
+        return _build_cancelled(role, index, "ended by a resize")
     if fact is None:
         # Once the app has failed, its controller deletes the other pods.
-        without_pod = {AppState.SUCCEEDED: AppState.SUCCEEDED, AppState.FAILED: AppState.CANCELLED}
-        state = without_pod.get(app_state, AppState.CANCELLED if app_state is AppState.CANCELLED else AppState.PENDING)
+        state = _STATES_WITHOUT_POD.get(app_state, AppState.PENDING)
+        if state is AppState.CANCELLED:
+            return _build_cancelled(role, index, "its pod was deleted when the job ended")
         return ReplicaStatus(id=index, state=state, role=role, hostname="")
     error = NONE
     if fact.phase == "Failed":
         error = json.dumps(_build_torch_error(fact.report, fact.exit_code) if fact.report else _build_plain_error(fact))
     state = _POD_STATES.get(fact.phase, AppState.UNKNOWN)
     return ReplicaStatus(id=index, state=state, role=role, hostname=fact.name, structured_error_msg=error)
+
+
+def _build_cancelled(role: str, index: int, why: str) -> ReplicaStatus:
+    """A replica without a pod. TorchX prints an error that is no JSON as it is, and without one "(no reply file)"."""
+    mark = " " if index else "*"
+    text = f"\n {mark}{role}[{index}]:{AppState.CANCELLED} ({why})"
+    return ReplicaStatus(id=index, state=AppState.CANCELLED, role=role, hostname="", structured_error_msg=text)

@@ -9,7 +9,16 @@ from typing import Any, Final
 from muster.schedulers.errors import EngineError, SchedulerError
 from muster.schedulers.kubernetes.api.errors import ApiError, RequestError, Unreachable
 from muster.schedulers.kubernetes.api.objects import Objects
-from muster.schedulers.kubernetes.kinds import JOBSET, PARENT_KINDS, POD_GROUP_VERSIONS, VOLCANO_JOB, Kind, parse_kind
+from muster.schedulers.kubernetes.kinds import (
+    JOB,
+    JOBSET,
+    PARENT_KINDS,
+    POD,
+    POD_GROUP_VERSIONS,
+    VOLCANO_JOB,
+    Kind,
+    parse_kind,
+)
 from muster.schedulers.kubernetes.labels import LABEL_INSTANCE, SUBMISSION_ANNOTATION
 from muster.schedulers.kubernetes.manifests.pod_group import add_pod_group
 from muster.schedulers.kubernetes.manifests.request import Additions, Request, complete_documents
@@ -31,8 +40,8 @@ _SEVERAL_ROLES: Final = (
 def submit(resources: Objects, request: Request, *, namespace: str, notify: Callable[[str], None]) -> str:
     """Creates all objects of a request, or none.
 
-    Creates the prerequisites first, then the parent, and then makes the parent their owner, so that deleting it deletes
-    all. After a failure or an interrupt, deletes the objects created so far, found by label.
+    Creates the prerequisites first, then the parents, and then makes these their owners, so that they go with the last
+    of them. After a failure or an interrupt, deletes the objects created so far, found by label.
 
     Args:
         resources: of the cluster.
@@ -47,6 +56,8 @@ def submit(resources: Objects, request: Request, *, namespace: str, notify: Call
         SchedulerError, EngineError: one line that says what to do.
     """
     check_version(resources.read_version(), elastic=request.elastic, source="the server")
+    for kind in (JOB, POD):  # without these rights nobody could look at what was created
+        resources.list_all(kind, namespace, labels=f"{LABEL_INSTANCE}={request.name}")
     _check_flavor(resources, request)
     _check_queue(resources, request, namespace)
     submission_id = os.urandom(8).hex()
@@ -83,23 +94,23 @@ class _Submission:
 
 
 def _create_all(resources: Objects, submission: _Submission) -> None:
-    documents = submission.documents
-    owner: dict[str, Any] | None = None
-    prerequisites: list[dict[str, Any]] = []
-    for document in documents:
-        if owner is not None:
-            document["metadata"]["ownerReferences"] = [build_owner_reference(owner)]
-        is_parent = owner is None and document["kind"] in PARENT_KINDS
-        created = _create(resources, submission, document, needs_uid=is_parent)
-        if is_parent:
+    """Creates all documents. What the Jobs share belongs to all of them: the cluster deletes it with the last one.
+
+    No Job owns another: each can be deleted after its own end (`ttl_s`) while others run.
+    """
+    owners: list[dict[str, Any]] = []
+    shared: list[dict[str, Any]] = []
+    for document in submission.documents:
+        is_owner = document["kind"] in PARENT_KINDS
+        created = _create(resources, submission, document, needs_uid=is_owner)
+        if is_owner:
             owner = {**document, "metadata": {**document["metadata"], "uid": created["metadata"]["uid"]}}
-        elif owner is None:
-            prerequisites.append(document)
-    if owner is None:
-        return
-    change = {"metadata": {"ownerReferences": [build_owner_reference(owner)]}}
-    for document in prerequisites:
+            owners.append(build_owner_reference(owner))
+        else:
+            shared.append(document)
+    for document in shared:
         metadata = document["metadata"]
+        change = {"metadata": {"ownerReferences": owners}}
         resources.patch(parse_kind(document), metadata["namespace"], metadata["name"], change)
 
 

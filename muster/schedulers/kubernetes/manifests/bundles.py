@@ -14,7 +14,7 @@ from typing import Any, Final
 from muster._contract import AGENT_BUNDLE_NAME
 from muster.schedulers.bundle import build_agent_bundle
 from muster.schedulers.errors import SchedulerError
-from muster.schedulers.workspace_packing import BundleError, build_workspace_bundle, walk_workspace
+from muster.schedulers.workspace.packing import BundleError, build_workspace_bundle, walk_workspace
 
 WORKSPACE_LIMIT_BYTES: Final = 700 * 1024
 """When packed. In base64 it is a third more, and a Secret holds 1 MiB."""

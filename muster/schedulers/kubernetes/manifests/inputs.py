@@ -24,7 +24,7 @@ from muster.schedulers.kubernetes.names import (
 from muster.schedulers.kubernetes.options import Options
 from muster.schedulers.kubernetes.schema import check_version
 from muster.schedulers.runner.roles import check_roles
-from muster.schedulers.secret_variables import is_secret
+from muster.schedulers.secret_variables import MASK, is_secret, list_named_secrets, mask_args
 
 INDEX_PLACEHOLDER: Final = "\0i\0"
 """Replaces `${replica_id}` until the user's `$` are doubled. No argument or value can contain NUL."""
@@ -39,6 +39,9 @@ _HANDLE_VARIABLE: Final = "TORCHX_JOB_ID"
 _RESERVED: Final = (Env.RANK0_HOST, INDEX_VARIABLE, NAMESPACE_VARIABLE)
 _RESERVED_OF_AGENTS: Final = (Env.TOKEN, Env.REQUIRE_TOKEN, Env.NODE_NAME, Env.NODE_INDEX)
 """Variables that a role's own environment must not have: without them, or with other values, no job starts."""
+
+SECRET_ARGUMENT: Final = "MUSTER_ARGUMENT_{number}"
+"""A variable with an argument that looks secret."""
 
 _ENV_NAME: Final = re.compile(r"[-._a-zA-Z][-._a-zA-Z0-9]*")
 """Accepted by Kubernetes before 1.32 and usable in shells."""
@@ -69,7 +72,7 @@ class RoleInputs:
     env: Mapping[str, str]
     """Like `args`."""
     secret_env: Mapping[str, SecretValue]
-    """Variables with the name of a secret: stored in the Secret, never printed."""
+    """Secret variables, and those with secret arguments: stored in the Secret, never printed."""
     workspace: str | None
     """Key of the packed workspace in its Secret."""
     grace_s: int
@@ -90,6 +93,8 @@ class AppInputs:
     roles: tuple[RoleInputs, ...]
     options: Options
     naming: PodNaming
+    submitter: str = ""
+    """Value of the label that names who submitted; "": no label."""
 
     @property
     def secret_values(self) -> dict[str, str]:
@@ -114,7 +119,9 @@ class AppInputs:
         return sum(role.min_nodes for role in self.roles)
 
 
-def build_inputs(app: Any, options: Options, *, name: str, workspaces: Mapping[str, str]) -> AppInputs:
+def build_inputs(
+    app: Any, options: Options, *, name: str, workspaces: Mapping[str, str], submitter: str = ""
+) -> AppInputs:
     """Checks an app against the options and derives the inputs of its roles.
 
     Args:
@@ -122,6 +129,7 @@ def build_inputs(app: Any, options: Options, *, name: str, workspaces: Mapping[s
         options: parsed and checked.
         name: the app's unique name.
         workspaces: key in the workspaces' Secret by role name.
+        submitter: see `AppInputs`.
 
     Raises:
         SchedulerError: the adapter cannot run a role; one line with the reason.
@@ -139,7 +147,7 @@ def build_inputs(app: Any, options: Options, *, name: str, workspaces: Mapping[s
     naming = PodNaming(
         flavor=options.flavor, elastic_role=_find_elastic_role(roles) if options.flavor == "volcano" else ""
     )
-    inputs = AppInputs(name=name, app=app, roles=roles, options=options, naming=naming)
+    inputs = AppInputs(name=name, app=app, roles=roles, options=options, naming=naming, submitter=submitter)
     check_names(name, [(role.role.name, role.label, role.max_nodes) for role in roles], naming)
     return inputs
 
@@ -173,23 +181,46 @@ def _build_role_inputs(
     values = macros.Values(img_root="", app_id=name, replica_id=INDEX_PLACEHOLDER, rank0_env=Env.RANK0_HOST)
     given = {key: _check_text(text, role, key) for key, text in role.env.items()}
     env = {key: values.substitute(_add_namespace(key, text)) for key, text in given.items()}
-    secret_env = {
-        key: SecretValue(key=f"{label}.{key}", value=text)
-        for key, text in env.items()
-        if "\0" not in text and is_secret(key, text)
-    }
+    command, secret_args = _move_secret_args([values.substitute(arg) for arg in args])
+    secrets = _select_secrets(env, role) | secret_args
+    secret_env = {key: SecretValue(key=f"{label}.{key}", value=text) for key, text in secrets.items()}
     return RoleInputs(
         role=role,
         label=label,
         runs_agent=runs_agent,
         min_nodes=role.min_replicas or role.num_replicas,
         max_nodes=role.num_replicas,
-        args=tuple(escape(values.substitute(arg)) for arg in args),
+        args=command,
         env={key: escape(text) for key, text in env.items() if key not in secret_env},
         secret_env=secret_env,
         workspace=workspaces.get(role.name),
         grace_s=math.ceil(decide_grace_s(role, options.grace_s)),
     )
+
+
+def _select_secrets(env: Mapping[str, str], role: Any) -> dict[str, str]:
+    """The secret variables; one with the node's index in it stays in the pod template."""
+    named = list_named_secrets(role.metadata)
+    return {key: text for key, text in env.items() if "\0" not in text and (key in named or is_secret(key, text))}
+
+
+def _move_secret_args(words: Sequence[str]) -> tuple[tuple[str, ...], dict[str, str]]:
+    """The arguments with references to variables where they look secret, and those variables.
+
+    These are in the Secret instead of in the pod template, which more accounts may read, and Kubernetes puts their
+    values into the command. An argument with the node's index in it stays in the template.
+    """
+    args: list[str] = []
+    secrets: dict[str, str] = {}
+    for word, shown in zip(words, mask_args(words), strict=True):
+        if word == shown or "\0" in word:
+            args.append(escape(word))
+            continue
+        kept = shown.removesuffix(MASK)  # --api_key=
+        variable = SECRET_ARGUMENT.format(number=len(secrets))
+        secrets[variable] = word[len(kept) :]
+        args.append(f"{escape(kept)}$({variable})")
+    return tuple(args), secrets
 
 
 def _add_namespace(name: str, text: str) -> str:

@@ -5,6 +5,7 @@ from typing import Any
 from muster.schedulers.kubernetes.kinds import JOB
 from muster.schedulers.kubernetes.labels import (
     JOB_INDEX_LABEL,
+    KUEUE_ELASTIC,
     KUEUE_EQUAL,
     KUEUE_MINIMUM,
     KUEUE_PRIORITY,
@@ -102,7 +103,9 @@ def build_queue_labels(inputs: AppInputs) -> dict[str, str]:
 def _build_kueue_annotations(inputs: AppInputs, role: RoleInputs) -> dict[str, str]:
     if inputs.options.resolved_gang != "kueue" or not role.elastic:
         return {}
-    return {KUEUE_MINIMUM: str(role.min_nodes), KUEUE_EQUAL: "true"}
+    if inputs.options.kueue_elastic == "partial":
+        return {KUEUE_MINIMUM: str(role.min_nodes), KUEUE_EQUAL: "true"}
+    return {KUEUE_ELASTIC: "true"}
 
 
 def prune(metadata: dict[str, Any]) -> dict[str, Any]:

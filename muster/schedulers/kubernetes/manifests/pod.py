@@ -12,11 +12,13 @@ from muster.schedulers.agent_command import rewrite_agent_args, rewrite_image_ar
 from muster.schedulers.errors import SchedulerError
 from muster.schedulers.grace import build_drain_env
 from muster.schedulers.kubernetes import syntax
+from muster.schedulers.kubernetes.kinds import JOB, PARENTS
 from muster.schedulers.kubernetes.labels import (
     LABEL_COMPONENT,
     LABEL_INSTANCE,
     LABEL_MANAGED_BY,
     LABEL_NAME,
+    LABEL_SUBMITTER,
     MANAGED_BY,
 )
 from muster.schedulers.kubernetes.manifests.inputs import (
@@ -29,6 +31,7 @@ from muster.schedulers.kubernetes.manifests.inputs import (
 from muster.schedulers.kubernetes.manifests.patch import merge_pod_template
 from muster.schedulers.kubernetes.manifests.volumes import BUNDLE_DIR, SCRATCH_DIR, WORK_DIR, build_volumes
 from muster.schedulers.kubernetes.names import (
+    ACCOUNT_DIR,
     CONTAINER,
     INDEX_VARIABLE,
     NAMESPACE_VARIABLE,
@@ -44,9 +47,6 @@ _INSTANCE_TYPE: Final = "node.kubernetes.io/instance-type"
 _EFA: Final = "vpc.amazonaws.com/efa"
 _LOST_NODE_S: Final = 60
 """How long a pod stays bound to a node that does not respond; Kubernetes' default is 300 s."""
-
-_USER_ID: Final = 1000
-"""security=restricted: any user except root."""
 
 DISRUPTION_RULE: Final = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
 """Preemption, drain and eviction do not count as retries. It comes first: the first rule that matches decides."""
@@ -82,7 +82,7 @@ def build_pod_template(
         "restartPolicy": "Never",
         "subdomain": inputs.name,
         "enableServiceLinks": False,
-        "automountServiceAccountToken": False,
+        "automountServiceAccountToken": inputs.options.events and role.runs_agent,
         "terminationGracePeriodSeconds": role.grace_s,
         "tolerations": _build_tolerations(inputs),
         "securityContext": _build_pod_security(inputs),
@@ -99,6 +99,9 @@ def build_pod_template(
 def build_labels(inputs: AppInputs, role: RoleInputs | None = None) -> dict[str, str]:
     """The labels of an app's objects; with `role`, of that role's objects."""
     labels = {LABEL_NAME: build_label(inputs.app.name), LABEL_INSTANCE: inputs.name, LABEL_MANAGED_BY: MANAGED_BY}
+    if inputs.submitter:
+        labels[LABEL_SUBMITTER] = inputs.submitter
+    labels |= inputs.options.labels
     return {**labels, LABEL_COMPONENT: role.label} if role is not None else labels
 
 
@@ -144,8 +147,11 @@ def _build_tolerations(inputs: AppInputs) -> list[dict[str, Any]]:
 
 def _build_pod_security(inputs: AppInputs) -> dict[str, Any]:
     security: dict[str, Any] = {"seccompProfile": {"type": "RuntimeDefault"}}
-    if inputs.options.security == "restricted":
-        security.update(runAsNonRoot=True, runAsUser=_USER_ID, runAsGroup=_USER_ID, fsGroup=_USER_ID)
+    user = inputs.options.user
+    if user is not None:
+        # Claims belong to root: without the group their files could not be written. Our own volumes are open to all.
+        security.update(runAsNonRoot=True, fsGroup=user.gid)
+        security.update({} if user.uid is None else {"runAsUser": user.uid, "runAsGroup": user.gid})
     return security
 
 
@@ -212,8 +218,8 @@ def _build_env(inputs: AppInputs, role: RoleInputs, index_label: str, first_inde
     env: list[dict[str, Any]] = [_build_field_variable(INDEX_VARIABLE, f"metadata.labels['{index_label}']")]
     env.append(_build_field_variable(NAMESPACE_VARIABLE, "metadata.namespace"))
     ours: dict[str, str] = {Env.RANK0_HOST: inputs.build_rank0_host(role), "TMPDIR": SCRATCH_DIR}
-    if inputs.options.security == "restricted":
-        ours.update(HOME=SCRATCH_DIR, USER="muster")  # the image's passwd may lack uid 1000
+    if inputs.options.user is not None and inputs.options.user.uid is not None:
+        ours.update(HOME=SCRATCH_DIR, USER="muster")  # the image's passwd may lack the uid
     if role.runs_agent:
         env.append(_build_field_variable(Env.NODE_NAME, "metadata.name"))
         env.append(_build_secret_variable(inputs, Env.TOKEN, build_token_key(role.label)))
@@ -236,12 +242,25 @@ def _build_agent_env(inputs: AppInputs, role: RoleInputs) -> dict[str, str]:
         Env.TERMINATION_LOG: "/dev/termination-log",
         **build_drain_env(role.role, inputs.options.grace_s),
     }
+    if inputs.options.events:
+        env |= _build_events_env(inputs, role)
     if role.elastic:
         env[Env.LAST_CALL_S] = str(LAST_CALL_S)
     if role.workspace:
         env[Env.WORKSPACE] = posixpath.join(BUNDLE_DIR, role.workspace)
         env[Env.WORKSPACE_DIR] = WORK_DIR
     return env
+
+
+def _build_events_env(inputs: AppInputs, role: RoleInputs) -> dict[str, str]:
+    """Which object the agent tells of itself. A JobSet and a Volcano Job have all roles, so their names are said."""
+    kind, name = PARENTS[inputs.options.flavor], inputs.name
+    if kind is JOB:
+        name = inputs.naming.build_pod_prefix(inputs.name, role.label)
+    is_shared = kind is not JOB and sum(each.runs_agent for each in inputs.roles) > 1
+    path = kind.build_path(NAMESPACE_PLACEHOLDER, name)
+    env = {Env.JOB_OBJECT: f"{path} {role.label}" if is_shared else path, Env.ACCOUNT_DIR: ACCOUNT_DIR}
+    return {**env, Env.SECRET_NAMES: " ".join(role.secret_env)} if role.secret_env else env
 
 
 def _build_secret_variable(inputs: AppInputs, name: str, key: str) -> dict[str, Any]:

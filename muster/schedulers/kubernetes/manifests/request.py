@@ -63,8 +63,13 @@ class Request:
 
     @property
     def parent(self) -> Mapping[str, Any]:
-        """The document that owns the others."""
-        return next(document for document in self.documents if document["kind"] in PARENT_KINDS)
+        """The first document that owns those that are no Jobs."""
+        return self.parents[0]
+
+    @property
+    def parents(self) -> Sequence[Mapping[str, Any]]:
+        """The documents that own the others."""
+        return [document for document in self.documents if document["kind"] in PARENT_KINDS]
 
     @property
     def has_several_jobs(self) -> bool:
@@ -80,7 +85,8 @@ class Request:
         """What a submission adds to the documents, for the dry run."""
         added = [] if self.options.namespace else ["the namespace of the context"]
         added += ["the values of the Secret"] if self.token_roles or self.secrets else []
-        added += [f"the annotation {SUBMISSION_ANNOTATION}", f"ownerReferences to {self.parent['metadata']['name']}"]
+        owners = ", ".join(parent["metadata"]["name"] for parent in self.parents)
+        added += [f"the annotation {SUBMISSION_ANNOTATION}", f"ownerReferences to {owners}"]
         added += ["a PodGroup if the cluster has them (gang=auto)"] if self.may_add_pod_group else []
         return added
 
@@ -101,6 +107,7 @@ def build_request(
     name: str,
     workspaces: Mapping[str, bytes] | None = None,
     images_to_push: Mapping[str, Any] | None = None,
+    submitter: str = "",
 ) -> Request:
     """Builds the documents of one app. Changes no argument, contacts no cluster.
 
@@ -110,6 +117,7 @@ def build_request(
         name: the app's unique name, a DNS label.
         workspaces: packed folders, by the key in `Role.metadata`.
         images_to_push: copied to the request.
+        submitter: who submits, a valid label value; "": no label says it.
 
     Raises:
         SchedulerError: one line with the wrong value and what is allowed.
@@ -117,7 +125,7 @@ def build_request(
     options = parse_options(cfg)
     packed = dict(workspaces or {})
     keys = {role.name: role.metadata[WORKSPACE_KEY] for role in app.roles if role.metadata.get(WORKSPACE_KEY) in packed}
-    inputs = build_inputs(app, options, name=name, workspaces=keys)
+    inputs = build_inputs(app, options, name=name, workspaces=keys, submitter=submitter)
     documents = [*_build_prerequisites(inputs, packed), *_build_workload(inputs)]
     documents = _add_gang(inputs, documents)
     for document in documents:
@@ -183,7 +191,9 @@ def _build_workload(inputs: AppInputs) -> list[dict[str, Any]]:
         raise SchedulerError(
             "suspend=true cannot be used with flavor=volcano: a Volcano Job cannot be created suspended"
         )
-    workload[0]["metadata"].setdefault("annotations", {})[APPDEF_ANNOTATION] = encode_app(inputs.app)
+    encoded = encode_app(inputs.app)
+    for parent in workload:  # each: the Job of a role may be deleted while others run
+        parent["metadata"].setdefault("annotations", {})[APPDEF_ANNOTATION] = encoded
     return workload
 
 

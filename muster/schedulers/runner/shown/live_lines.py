@@ -2,10 +2,10 @@
 
 An agent whose reader is a terminal (`Env.LIVE_BARS`) writes the state of each bar once a second as a line that begins
 with a carriage return, and such a line without text when the bar has ended. Any other reader gets these as plain lines.
+Warnings that several replicas write alike are printed once by TorchX's command line, see `alike_warnings`.
 """
 
 import os
-import re
 import sys
 import textwrap
 import threading
@@ -14,9 +14,8 @@ from typing import Final, TextIO
 
 from muster._progress_bars import ProgressBars
 from muster.schedulers.runner.callers import find_printer, runs_command_line
+from muster.schedulers.runner.shown.alike_warnings import PREFIX, AlikeWarnings
 
-PREFIX: Final = re.compile(r"\[[^\[\]|]*?(?P<local>\d+)(?:\|n\d+\.r(?P<rank>\d+))?\]:")
-"""`[main0]:` or `[main0|n1.r2]:`. Source: build_prefix in `muster/agent/logs/lines.py`."""
 _HEADLINE: Final = "JOB FAILED "
 _RANK_COLOURS: Final = ("36", "33", "35", "32", "34", "96", "93", "95", "92", "94")
 """As the agent's on a terminal."""
@@ -65,6 +64,7 @@ class LiveLines:
         self._bars: ProgressBars | None = None
         self._file: TextIO | None = None
         self._is_closed = False
+        self._warnings = AlikeWarnings()
         self.has_printed = False
         """Whether TorchX's command line has printed lines of a job, and with them what its workers wrote."""
 
@@ -80,7 +80,9 @@ class LiveLines:
             environ: this process's environment.
         """
         file = find_printer()
-        self.has_printed = self.has_printed or file is not None
+        if file is not None:
+            self.has_printed = True
+            lines = self._warnings.leave_out(lines)
         if file is None or not file.isatty() or environ.get("TERM", "dumb") == "dumb":
             return _unmark(lines)
         with self._lock:

@@ -1,0 +1,331 @@
+"""Tells users of kubectl how the job fares: Events and annotations of its Job. Only where an adapter asks for it.
+
+The agent of group rank 0 does it, with the pod's service account, in a thread of its own: nothing ever waits for the
+API server but the agent's end, which does for `_CLOSE_S`. What cannot be sent is sent later; an account without the
+right to it is told so in one line, once. `http.client` and `ssl` are imported when there is something to send.
+"""
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from muster._contract import Env, show_controls
+
+if TYPE_CHECKING:
+    import http.client
+
+    from muster.agent.runtime.event_log import EventRecord
+
+_PREFIX = "muster.torchx/"
+"""Of annotations."""
+_FAILED, _HANG, _DRAIN = "MusterFailed", "MusterHang", "MusterDrain"
+_RESIZED, _RESTARTED = "MusterResized", "MusterRestarted"
+_DONE = {"checkpoint": "save a checkpoint", "pause": "pause"}
+"""What is done at the step of a drain; else the ranks stop."""
+_PROGRESS_S = 30.0
+_AGAIN_S = 5.0
+"""Until what could not be sent is sent again."""
+_COLLECT_S = 0.3
+"""A report of a hang has several lines, which become one Event."""
+_CLOSE_S = 2.0
+_ANSWER_S = 5.0
+"""How long the API server may take."""
+_KEPT = 20
+"""Events that wait for it."""
+_LIMIT_BYTES = 1000
+"""Of a message without a role's name: Kubernetes' limit is 1,024."""
+_SHORTEST = 4
+"""Shorter values of secret variables are not looked for."""
+_PASSING = (401, 408, 429)
+"""The only ones of 4xx after which the same request may succeed: a token expires, a server is busy."""
+
+
+class JobObject:
+    """Of one app, or of one role of it; an `EventSink`."""
+
+    def __init__(self, environ: Mapping[str, str], node_index: int | None, print_line: Callable[[str], None]) -> None:
+        """Send nothing yet.
+
+        Args:
+            environ: the agent's, with what the adapter and Kubernetes have set.
+            node_index: this node's. Before the first round, node 0 tells.
+            print_line: prints a line; called in any thread.
+        """
+        self._path, _, role = environ[Env.JOB_OBJECT].partition(" ")
+        self._account_dir = environ[Env.ACCOUNT_DIR]
+        self._address = environ.get("KUBERNETES_SERVICE_HOST", ""), environ.get("KUBERNETES_SERVICE_PORT", "443")
+        self._pod = environ.get(Env.NODE_NAME, "")
+        secrets = (environ.get(name, "") for name in environ.get(Env.SECRET_NAMES, "").split())
+        self._secrets = sorted((each for each in secrets if len(each) >= _SHORTEST), key=len, reverse=True)
+        self._prefix = f"{role}: " if role else ""
+        self._annotation = f"{_PREFIX}{role}." if role else _PREFIX
+        self._node_index = node_index
+        self._print_line = print_line
+        self._story = _Story()
+        self._changed = threading.Condition()
+        self._events: list[dict[str, str]] = []
+        self._annotations: dict[str, str] = {}
+        self._owner: dict[str, object] = {}
+        """The Job as Events name it, once it is known."""
+        self._count = 0
+        self._progress = ""
+        self._progress_s: float | None = None
+        self._is_closing = False
+        self._has_given_up = False
+        self._has_complained = False
+        self._thread: threading.Thread | None = None
+
+    # -- on the loop --------------------------------------------------------------------------------------------------
+
+    def write(self, record: "EventRecord") -> None:
+        """See `EventSink`."""
+        told = self._story.read(record)
+        is_teller = record.node == 0 or (record.node is None and self._node_index == 0)
+        if told is None or not is_teller:
+            return
+        reason, kind, text = told
+        with self._changed:
+            self._add(record.time_s, reason, kind, text)
+        self._wake()
+
+    def _add(self, time_s: float, reason: str, kind: str, text: str) -> None:
+        """Add an Event, and the annotation of the same name."""
+        last = self._events[-1] if self._events else {}
+        if reason == _HANG and (last.get("reason"), last.get("type")) == (reason, kind):
+            text = f"{last['text']}; {text}"
+            self._events.pop()
+        stamp, clean = _format_time(time_s), self._clean(text)
+        self._count += 1
+        event = {
+            "name": f"{self._path.rpartition('/')[2]}.{int(time_s * 1e6):x}{self._count:x}",
+            "reason": reason,
+            "type": kind,
+            "text": text,
+            "message": f"{self._prefix}{clean}",
+            "stamp": stamp,
+        }
+        self._events.append(event)
+        del self._events[:-_KEPT]
+        self._annotations[self._annotation + reason.removeprefix("Muster").lower()] = f"{stamp} {clean}"
+
+    def write_status(self, status: Mapping[str, object]) -> None:
+        """Tell how far the job is, at most twice a minute. `status` is what `telemetry.StatusFile` writes."""
+        now_s = time.monotonic()
+        self._progress = self._clean(_describe_status(status))
+        if self._progress_s is None or now_s - self._progress_s >= _PROGRESS_S:
+            self._progress_s = now_s
+            self._add_progress()
+            self._wake()
+
+    def close(self) -> None:
+        """See `EventSink`. What waits is sent, within a limit."""
+        if self._progress:
+            self._add_progress()
+            self._wake()
+        with self._changed:
+            self._is_closing = True
+            self._changed.notify()
+        if self._thread is not None:
+            self._thread.join(_CLOSE_S)
+
+    def _clean(self, text: str) -> str:
+        for secret in self._secrets:
+            text = text.replace(secret, "***")
+        text = show_controls(" ".join(text.split()))
+        return text.encode(errors="replace")[:_LIMIT_BYTES].decode(errors="ignore")
+
+    def _add_progress(self) -> None:
+        """The step and when it was seen."""
+        with self._changed:
+            self._annotations[self._annotation + "progress"] = f"{_format_time(time.time())} {self._progress}"
+        self._progress = ""
+
+    def _wake(self) -> None:
+        with self._changed:
+            if self._thread is None:
+                thread = threading.Thread(target=self._run, daemon=True, name="muster-job-object")
+                try:
+                    thread.start()
+                except RuntimeError:  # there is no thread left: the next time
+                    return
+                self._thread = thread
+            self._changed.notify()
+
+    # -- in the thread ------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._is_closing or self._events or self._annotations)
+                if not self._events and not self._annotations:
+                    return
+                self._changed.wait_for(lambda: self._is_closing, _COLLECT_S)
+                events, self._events = self._events, []
+                annotations, self._annotations = self._annotations, {}
+            problem = self._send(events, annotations)
+            if not problem:
+                continue
+            self._complain(problem)
+            if self._has_given_up:
+                return
+            with self._changed:
+                self._events = [*events, *self._events][-_KEPT:]
+                self._annotations = {**annotations, **self._annotations}
+                self._changed.wait_for(lambda: self._is_closing, _AGAIN_S)
+            time.sleep(_COLLECT_S)  # also when closing
+
+    def _send(self, events: list[dict[str, str]], annotations: dict[str, str]) -> str:
+        """Send all; those that were sent are removed. Why not all were, "" if they were."""
+        try:
+            import http.client
+            import ssl
+
+            context = ssl.create_default_context(cafile=os.path.join(self._account_dir, "ca.crt"))
+            # Set by Python 3.13. CAs of clusters often lack the key identifier that it wants.
+            context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+            host, port = self._address
+            connection = http.client.HTTPSConnection(host, int(port), timeout=_ANSWER_S, context=context)
+            try:
+                if annotations or not self._owner:
+                    self._patch(connection, annotations)
+                    annotations.clear()
+                while events:
+                    self._create(connection, events[0])
+                    del events[0]
+            finally:
+                connection.close()
+        except (FileNotFoundError, ImportError) as error:  # no token is mounted, or this Python has no TLS
+            self._has_given_up = True
+            return str(error)
+        except (OSError, ValueError, KeyError, TypeError, http.client.HTTPException) as error:
+            return str(error) or type(error).__name__
+        return ""
+
+    def _patch(self, connection: "http.client.HTTPSConnection", annotations: Mapping[str, str]) -> None:
+        change = {"metadata": {"annotations": annotations}}
+        found = json.loads(self._ask(connection, "PATCH", self._path, change, "application/merge-patch+json"))
+        self._owner = {name: found[name] for name in ("apiVersion", "kind")}
+        self._owner.update((name, found["metadata"][name]) for name in ("name", "namespace", "uid"))
+
+    def _create(self, connection: "http.client.HTTPSConnection", event: Mapping[str, str]) -> None:
+        namespace = self._owner["namespace"]
+        body = {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"name": event["name"], "namespace": namespace},
+            "involvedObject": self._owner,
+            **{name: event[name] for name in ("reason", "type", "message")},
+            "source": {"component": "muster"},
+            "firstTimestamp": event["stamp"],
+            "lastTimestamp": event["stamp"],
+            "count": 1,
+            "reportingComponent": "muster",
+            "reportingInstance": self._pod[:128],
+        }
+        self._ask(connection, "POST", f"/api/v1/namespaces/{namespace}/events", body, "application/json")
+
+    def _ask(
+        self, connection: "http.client.HTTPSConnection", verb: str, path: str, body: object, content_type: str
+    ) -> bytes:
+        """One request; the answer's body.
+
+        Raises:
+            OSError, http.client.HTTPException: it was not carried out. `_has_given_up` if it never will be.
+        """
+        with open(os.path.join(self._account_dir, "token"), encoding="ascii") as file:  # it is replaced once an hour
+            token = file.read().strip()
+        headers = {"Authorization": f"Bearer {token}", "Content-Type": content_type, "Accept": "application/json"}
+        connection.request(verb, f"{path}?fieldManager=muster", json.dumps(body), headers)
+        answer = connection.getresponse()
+        content = answer.read()
+        if answer.status < 300 or (verb == "POST" and answer.status == 409):  # 409: its first answer was lost
+            return content
+        self._has_given_up = 400 <= answer.status < 500 and answer.status not in _PASSING
+        raise OSError(_read_reason(content) or f"status {answer.status}")
+
+    def _complain(self, problem: str) -> None:
+        """Print the first problem."""
+        if not self._has_complained:
+            self._has_complained = True
+            what = "the job has no Events and annotations" if self._has_given_up else "Events and annotations are late"
+            self._print_line(f"{what}: {show_controls(problem)}; the job is not affected")
+
+
+def _read_reason(content: bytes) -> str:
+    """The message of a Status; "" if there is none."""
+    try:
+        return str(json.loads(content)["message"])
+    except (KeyError, TypeError, ValueError):
+        return ""
+
+
+def _format_time(time_s: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time_s))
+
+
+def _describe_status(status: Mapping[str, object]) -> str:
+    """`step 812 of 1000, 7.9 a second, loss 0.31`."""
+    step, total, rate, values = (status[name] for name in ("step", "total", "rate", "values"))
+    place = f"step {step}" if step is not None else f"step {status['optimizer_steps']} (by optimizer)"
+    parts = [place if total is None or step is None else f"{place} of {total}"]
+    if status["state"] == "paused":
+        parts = [f"paused at {place}"]
+    elif rate:
+        parts.append(f"{rate} a second")
+    for name, value in values.items() if isinstance(values, dict) else ():
+        parts.append(f"{name} {value:.6g}" if isinstance(value, float) else f"{name} {value}")
+    return ", ".join(parts)
+
+
+class _Story:
+    """What has been recorded of the job so far; finds what of a new record is to be told."""
+
+    def __init__(self) -> None:
+        self._nodes = 0
+        """Of the last round; 0: there was none."""
+        self._attempt = 0
+        self._broken = ""
+        """Why it ended."""
+        self._kind = ""
+        """Of the last drain."""
+
+    def read(self, record: "EventRecord") -> tuple[str, str, str] | None:
+        """The reason, type and message of an Event; None: nothing is told."""
+        detail = record.detail
+        match record.what:
+            case "hang_named" | "stood_still":
+                return _HANG, "Warning", str(detail["text"])
+            case "hang_ended" | "moved_again":
+                return _HANG, "Normal", str(detail["text"])
+            case "drain_begun":
+                self._kind = str(detail["kind"])
+            case "drain_committed":
+                return _DRAIN, "Normal", f"all ranks {_DONE.get(self._kind, 'stop')} at step {detail['step']}"
+            case "drain_withdrawn":
+                return _DRAIN, "Normal", f"the ranks go on: {detail['reason']}"
+            case "round_broken":
+                self._broken = str(detail["reason"])
+                return (_HANG, "Warning", self._broken) if detail["hang"] else None
+            case "round_formed":
+                return self._read_round(record)
+            case "job_ended" if detail["reason"]:
+                return _FAILED, "Warning", str(detail["reason"])
+            case "rendezvous_lost":
+                return _FAILED, "Warning", str(detail["reason"])
+        return None
+
+    def _read_round(self, record: "EventRecord") -> tuple[str, str, str] | None:
+        nodes, before = int(str(record.detail["nodes"])), self._nodes
+        has_failed, self._nodes, self._attempt = record.attempt > self._attempt, nodes, record.attempt
+        because = f": {self._broken}" if self._broken else ""
+        ranks = int(str(record.detail["world_size"]))
+        where = f"{nodes} node{'s' * (nodes > 1)} with {ranks} rank{'s' * (ranks > 1)}"
+        if not before and record.round == 1:
+            return None
+        if before and nodes != before and not has_failed:
+            return _RESIZED, "Normal", f"the job runs on {where}, before on {before}{because}"
+        text = f"the workers start again on {where}, attempt {record.attempt}{because}"
+        return _RESTARTED, "Warning" if has_failed else "Normal", text

@@ -1,0 +1,43 @@
+"""Records which containers of an app others than its supervisor stop, and perhaps start again at once."""
+
+import threading
+import time
+from typing import Final
+
+RESTART_S: Final = 5.0
+"""How long after `docker restart` has stopped a container it starts it at the latest. It takes about 0.4 s."""
+
+
+class OutsideStops:
+    """What the engine's events say of `docker stop` and `docker restart`: both stop a container, one starts it again.
+
+    The supervisor only sends signals, so "stop" is always of others; it starts no container a second time.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._ended: set[str] = set()
+        self._stopped_s: dict[str, float] = {}
+        """Container -> when it was stopped, on the monotonic clock; without those that were started again."""
+
+    def record(self, action: str, container: str) -> bool:
+        """Record an event of one of the app's containers; whether it was started again."""
+        with self._lock:
+            if action == "die":
+                self._ended.add(container)
+            elif action == "stop":
+                self._stopped_s[container] = time.monotonic()
+            elif action == "start" and container in self._ended:
+                self._ended.discard(container)
+                self._stopped_s.pop(container, None)
+                return True
+        return False
+
+    def may_restart(self, container: str) -> bool:
+        """Whether a container was stopped a moment ago, so that it may be about to start again."""
+        with self._lock:
+            return time.monotonic() < self._stopped_s.get(container, -RESTART_S) + RESTART_S
+
+    def may_restart_any(self) -> bool:
+        """Whether any container may be about to start again."""
+        return any(map(self.may_restart, tuple(self._stopped_s)))

@@ -1,0 +1,146 @@
+"""Marks submissions in progress: others leave their objects alone, and remove those of a command that was killed.
+
+    <state>/docker-submissions/<app id>    what is on which engine; locked by the command as long as it submits
+
+A command that fails or is interrupted rolls back by itself and removes its mark. A mark without a lock is of a command
+that was killed: the next submission to that engine, or `muster prune`, removes what its app has there. From the first
+record of its supervisor on, an app belongs to that, and only the mark goes.
+"""
+
+import fcntl
+import json
+import logging
+import os
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from muster.schedulers.docker.engine.client import Engine
+from muster.schedulers.docker.engine.errors import DockerError
+from muster.schedulers.docker.live.creation import remove_app
+from muster.schedulers.supervision.registry import AppRegistry
+
+APPS: Final = "docker-apps"
+"""In the state folder: the folders of the apps."""
+
+REGISTRY: Final = "docker"
+"""Both schedulers register their apps in one place, so that either finds them."""
+
+_MARKS: Final = "docker-submissions"
+_START_LIMIT_S: Final = 60.0
+"""A supervisor records its app within this time after the command that started it has been killed."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mark:
+    """Of one submission."""
+
+    path: Path
+    address: Mapping[str, str]
+    """Of the engine, as `Engine` takes it."""
+    labels: Mapping[str, str]
+    """Of all objects of the app."""
+    made_s: float
+    """Wall-clock seconds."""
+
+    @property
+    def app_id(self) -> str:
+        """The app's."""
+        return self.path.name
+
+    def remove(self) -> None:
+        """The app has been submitted, or nothing is left of it."""
+        self.path.unlink(missing_ok=True)
+
+
+@contextmanager
+def mark_submission(
+    state_dir: Path, app_id: str, address: Mapping[str, str], labels: Mapping[str, str]
+) -> Iterator[Mark]:
+    """Mark a submission for as long as the context lasts. Its caller removes the mark; else it counts as killed.
+
+    Raises:
+        FileExistsError: the app is being submitted, or its submission was killed.
+    """
+    path = state_dir / _MARKS / app_id
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    with ExitStack() as stack:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        stack.callback(os.close, fd)
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        os.write(fd, json.dumps({"engine": dict(address), "labels": dict(labels)}).encode())
+        yield Mark(path=path, address=address, labels=labels, made_s=time.time())
+
+
+def list_submitting(state_dir: Path) -> set[str]:
+    """Ids of the apps that are marked: they are being submitted, or their submission was killed."""
+    with suppress(FileNotFoundError):
+        return set(os.listdir(state_dir / _MARKS))
+    return set()
+
+
+def find_killed(state_dir: Path) -> list[Mark]:
+    """Marks of submissions that were killed."""
+    found = []
+    for app_id in sorted(list_submitting(state_dir)):
+        with _lock_killed(state_dir / _MARKS / app_id) as mark:
+            if mark is not None:
+                found.append(mark)
+    return found
+
+
+def remove_killed(state_dir: Path, mark: Mark) -> None:
+    """Remove what a killed submission has left on its engine and in the state folder.
+
+    Raises:
+        DockerError: the engine does not answer, or refuses.
+        OSError: a file cannot be removed.
+    """
+    with _lock_killed(mark.path) as still:
+        if still is None:
+            return
+        registry = AppRegistry(state_dir, REGISTRY)
+        folder = registry.open(mark.app_id)
+        if folder is None or folder.read_record() is None:
+            if folder is not None and time.time() < mark.made_s + _START_LIMIT_S:
+                return
+            engine = Engine(mark.address)
+            try:
+                remove_app(engine, mark.labels)
+            finally:
+                engine.close()
+            registry.remove(mark.app_id)
+            shutil.rmtree(state_dir / APPS / mark.app_id, ignore_errors=True)
+        mark.remove()
+
+
+def sweep(state_dir: Path, address: Mapping[str, str]) -> None:
+    """Remove what killed submissions have left on this engine; what cannot be removed is left for the next time."""
+    for mark in find_killed(state_dir):
+        if mark.address == address:
+            try:
+                remove_killed(state_dir, mark)
+            except (DockerError, OSError, RuntimeError) as error:
+                logger.warning("%s, of a submission that was killed, is not removed: %s", mark.app_id, error)
+
+
+@contextmanager
+def _lock_killed(path: Path) -> Iterator[Mark | None]:
+    """Lock the mark of a submission that was killed; None: it goes on, or another process handles it."""
+    with ExitStack() as stack:
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
+            stack.callback(os.close, fd)
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            made_s = os.fstat(fd).st_mtime
+            content: Any = json.loads(os.pread(fd, 1 << 16, 0))
+            mark = Mark(path=path, address=content["engine"], labels=content["labels"], made_s=made_s)
+        except (OSError, ValueError, LookupError, TypeError):  # "" while it is made
+            mark = None
+        yield mark

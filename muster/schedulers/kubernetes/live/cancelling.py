@@ -1,0 +1,188 @@
+"""Ends an app whatever its queue does, and keeps a record of it.
+
+A deadline of 1 s ends a Job: its pods get SIGTERM, and it stays with the pods that have ended. While a Job is suspended
+Kubernetes ignores its deadline, and a queue such as Kueue would start it later. Kueue also starts a JobSet again that
+someone else has suspended. So these are deleted, and what stands for them in the queue goes with them. If nothing else
+of the app is left, a Job without pods keeps its record until the app is deleted.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from muster.schedulers.errors import EngineError
+from muster.schedulers.kubernetes.api.client import Clock
+from muster.schedulers.kubernetes.api.errors import ApiError, RequestError
+from muster.schedulers.kubernetes.api.objects import Objects
+from muster.schedulers.kubernetes.app_id import AppRef
+from muster.schedulers.kubernetes.kinds import JOB, JOBSET, VOLCANO_JOB, parse_kind
+from muster.schedulers.kubernetes.labels import (
+    APPDEF_ANNOTATION,
+    CANCEL_ANNOTATION,
+    KUEUE_PRIORITY,
+    KUEUE_QUEUE,
+    LABEL_COMPONENT,
+)
+from muster.schedulers.kubernetes.live.operations import find_parents, has_app, is_cancelled, read_job_end
+from muster.schedulers.kubernetes.live.submit import build_owner_reference
+from muster.schedulers.kubernetes.names import CONTAINER
+
+_STOP_JOB: Final = {"activeDeadlineSeconds": 1}
+_MARK: Final = {"annotations": {CANCEL_ANNOTATION: "true"}}
+
+_LOOKS: Final = 20
+_LOOK_S: Final = 0.1
+"""How often `confirm_cancel` looks, and between two looks. The deadline itself takes up to 1 s."""
+
+
+def cancel(resources: Objects, ref: AppRef) -> None:
+    """Stop an app with SIGTERM, then SIGKILL after the grace period. Its state is CANCELLED from then on.
+
+    Jobs that have ended are left alone: an app that had failed before stays FAILED.
+    """
+    parents = find_parents(resources, ref)
+    marked = [_mark(resources, ref, parent) for parent in parents if read_job_end(parent) is None]
+    queued = [parent for parent in marked if _is_queued(parent)]
+    names = [parent["metadata"]["name"] for parent in queued]
+    others = [parent for parent in parents if parent["metadata"]["name"] not in names]
+    if queued:
+        _remove(resources, ref, queued, keep_record=not any(map(has_app, others)))
+
+
+def confirm_cancel(resources: Objects, ref: AppRef, clock: Clock, notify: Callable[[str], None]) -> None:
+    """Wait a moment for the Job controller, and cancel again if a queue has suspended a Job before it has ended it.
+
+    Args:
+        resources: of the cluster.
+        ref: the app.
+        clock: for the wait.
+        notify: called with a line for the user if a Job has not ended by then.
+    """
+    for _ in range(_LOOKS):
+        jobs = [parent for parent in find_parents(resources, ref) if parse_kind(parent) == JOB]
+        running = [job for job in jobs if read_job_end(job) is None]
+        if any(map(_is_queued, running)):
+            cancel(resources, ref)
+        if not running:
+            return
+        clock.sleep(_LOOK_S)
+    names = ", ".join(job["metadata"]["name"] for job in running)
+    notify(f"the cancel is recorded, and {names} has not ended within {_LOOKS * _LOOK_S:.0f} s: see `torchx status`")
+
+
+def stop_job(resources: Objects, ref: AppRef, job: Mapping[str, Any], jobs: Sequence[Mapping[str, Any]]) -> None:
+    """Stop one Job of an app that is not cancelled: the Job fails, or is deleted if it waits in a queue.
+
+    Args:
+        resources: of the cluster.
+        ref: the app.
+        job: which.
+        jobs: all of the app.
+    """
+    stopped = _patch(resources, ref, job, {"spec": _STOP_JOB})
+    others = [other for other in jobs if other["metadata"]["name"] != job["metadata"]["name"]]
+    # In apps of older versions the first Job owns the others, and only it has the AppDef: it must stay.
+    if _is_queued(stopped) and any(map(has_app, others)):
+        resources.delete(JOB, ref.namespace, job["metadata"]["name"])
+
+
+def _mark(resources: Objects, ref: AppRef, parent: Mapping[str, Any]) -> dict[str, Any]:
+    """Record the cancel, and end what can be ended in one request. Return a Job as it is after it.
+
+    A JobSet that is deleted instead has no need of a mark: its record has it.
+    """
+    kind = parse_kind(parent)
+    if kind == JOBSET and _is_queued(parent):
+        return dict(parent)
+    if kind == VOLCANO_JOB:  # first: without the right to it, nothing is changed
+        _create_abort_command(resources, ref, parent)
+    change: dict[str, Any] = {"metadata": _MARK}
+    if kind == JOB:
+        change["spec"] = _STOP_JOB
+    elif kind == JOBSET:
+        change["spec"] = {"suspend": True}
+    marked = _patch(resources, ref, parent, change)
+    return dict(parent) if kind == JOBSET else marked
+
+
+def _patch(resources: Objects, ref: AppRef, parent: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
+    changed = resources.patch(parse_kind(parent), ref.namespace, parent["metadata"]["name"], change)
+    return {**changed, "apiVersion": parent["apiVersion"], "kind": parent["kind"]}
+
+
+def _is_queued(parent: Mapping[str, Any]) -> bool:
+    """Whether something else decides when it runs, so that what `_mark` has done does not end it."""
+    kind, suspended = parse_kind(parent), bool(parent["spec"].get("suspend"))
+    if kind == JOBSET:
+        in_queue = KUEUE_QUEUE in (parent["metadata"].get("labels") or {})
+        return in_queue or (suspended and not is_cancelled(parent))
+    return kind == JOB and suspended and read_job_end(parent) is None
+
+
+def _remove(resources: Objects, ref: AppRef, parents: Sequence[Mapping[str, Any]], *, keep_record: bool) -> None:
+    """Create the record, and delete these. After an interruption in between `find_parents` finds both.
+
+    Raises:
+        EngineError: they are deleted, and the record could not be created.
+    """
+    record = _build_record(ref, next(filter(has_app, parents), None)) if keep_record else None
+    refused = record is not None and not _create_record(resources, record)
+    for parent in parents:
+        resources.delete(parse_kind(parent), ref.namespace, parent["metadata"]["name"])
+    if record is not None and refused:  # a quota of Jobs has room for it only now
+        try:
+            resources.create(record)
+        except (ApiError, RequestError) as error:
+            raise EngineError(f"{ref.name} is cancelled and deleted, and no record of it is kept: {error}") from error
+
+
+def _create_record(resources: Objects, record: Mapping[str, Any]) -> bool:
+    try:
+        resources.create(record)
+    except (ApiError, RequestError) as error:
+        return isinstance(error, RequestError) and error.refusal.reason == "AlreadyExists"
+    return True
+
+
+def _build_record(ref: AppRef, parent: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """A Job of no pods, which Kubernetes completes at once; None without an AppDef to keep.
+
+    It has no label of a queue, and its name is that of no role's Job.
+    """
+    if parent is None:
+        return None
+    labels, annotations = (parent["metadata"].get(name) or {} for name in ("labels", "annotations"))
+    queue = (KUEUE_QUEUE, KUEUE_PRIORITY, LABEL_COMPONENT)
+    kept = {key: value for key, value in labels.items() if key not in queue}
+    inner = parent["spec"] if parent["kind"] == JOB.kind else parent["spec"]["replicatedJobs"][0]["template"]["spec"]
+    container = {"name": CONTAINER, "image": inner["template"]["spec"]["containers"][0]["image"]}
+    spec: dict[str, Any] = {
+        "parallelism": 0,
+        "completions": 0,
+        "template": {"spec": {"restartPolicy": "Never", "containers": [container]}},
+    }
+    if parent["spec"].get("ttlSecondsAfterFinished") is not None:
+        spec["ttlSecondsAfterFinished"] = parent["spec"]["ttlSecondsAfterFinished"]
+    metadata = {
+        "name": ref.name,
+        "namespace": ref.namespace,
+        "labels": kept,
+        "annotations": {APPDEF_ANNOTATION: annotations[APPDEF_ANNOTATION], **_MARK["annotations"]},
+    }
+    return {"apiVersion": JOB.api_version, "kind": JOB.kind, "metadata": metadata, "spec": spec}
+
+
+def _create_abort_command(resources: Objects, ref: AppRef, job: Mapping[str, Any]) -> None:
+    """Volcano executes Command objects and then deletes them; one that still exists has the same effect."""
+    reference = {**build_owner_reference(job), "controller": True}
+    command = {
+        "apiVersion": "bus.volcano.sh/v1alpha1",
+        "kind": "Command",
+        "metadata": {"name": f"{ref.name}-abort", "namespace": ref.namespace, "ownerReferences": [reference]},
+        "action": "AbortJob",
+        "target": reference,
+    }
+    try:
+        resources.create(command)
+    except RequestError as error:
+        if error.refusal.reason != "AlreadyExists":
+            raise

@@ -1,0 +1,281 @@
+"""Packs the user's folder, the workspace, as one tar; a cluster gets it compressed, for an engine that costs only time.
+
+Deterministic: the same files give the same bytes, so that adapters can name it by its hash. Standard library only.
+
+What travels is decided by `.torchxignore`, by git's rules, and by `LEFT_OUT`: names that hold history or credentials
+stay here unless a line of `.torchxignore` such as `!.env` sends them. One with a wildcard in its last part (`!*`) sends
+only other files: nobody writes it for the sake of credentials.
+"""
+
+import fnmatch
+import gzip
+import hashlib
+import io
+import os
+import posixpath
+import shutil
+import stat
+import tarfile
+from collections.abc import Iterator, Sequence
+from enum import Enum
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+from muster.schedulers.workspace.ignore_rules import IgnoreRule, find_rule, parse_rules
+
+IGNORE_FILE: Final = ".torchxignore"
+DOCKERFILE: Final = "Dockerfile.torchx"
+
+LEFT_OUT: Final = (
+    *(".git", ".env", ".env.*", "!.env.example", "!.env.sample", "!.env.template", ".netrc", "id_*", "*.pem"),
+    *(".git-credentials", ".npmrc", ".pypirc", ".pgpass"),
+    *(".aws/credentials", ".kube/config", ".docker/config.json"),
+)
+"""Names, at any depth, that do not travel by default. The last pattern that matches decides, as in `.torchxignore`.
+
+`id_*` means the keys of SSH (`id_rsa`, `id_ed25519`, `id_rsa.pub`): with any other suffix (`id_map.json`) a name
+travels, and so does a folder. A pattern with a slash names a file and the folder it is in.
+"""
+
+_NAMED_LIMIT: Final = 5
+"""Names in a line about what was left out."""
+
+
+class BundleError(ValueError):
+    """A file of the workspace cannot be packed; the message names it and says why."""
+
+
+def build_workspace_bundle(path: str) -> bytes:
+    """Packs a folder in memory as a tar.gz; see `write_workspace_bundle`."""
+    packed = io.BytesIO()
+    with gzip.GzipFile(fileobj=packed, mode="wb", filename="", mtime=0, compresslevel=6) as out:
+        write_workspace_bundle(path, out)
+    return packed.getvalue()
+
+
+def write_workspace_bundle(path: str, out: BinaryIO | gzip.GzipFile) -> str:
+    """Packs a folder as a tar without what its `.torchxignore` names, piece by piece: its size does not matter.
+
+    Symbolic links stay links. A relative one that leaves the folder would point to something else on the node, and an
+    engine refuses it: it is left out. An absolute one into the folder becomes relative. `describe_left_out` names the
+    first and all other absolute ones. Permission bits and modification times are kept (Python trusts a stale `.pyc`
+    when size and time agree, so times must not be changed), owners are not. Sockets, pipes and devices are left out.
+
+    Args:
+        path: the folder; must exist.
+        out: gets a tar whose names are relative to `path`. The same tree gives the same bytes.
+
+    Returns:
+        The SHA-256 of what was written, in hexadecimal digits.
+
+    Raises:
+        BundleError: the folder does not exist or something in it cannot be read.
+    """
+    root = Path(path)
+    if not root.is_dir():
+        raise BundleError(f"workspace {path!r} is not a folder")
+    hashed = _HashedFile(out)
+    with tarfile.open(fileobj=hashed, mode="w", format=tarfile.PAX_FORMAT) as bundle:
+        for relative in walk_workspace(root):
+            _add(bundle, root, relative)
+    return hashed.hexdigest()
+
+
+def _read_link(root: Path, relative: str) -> str:
+    """The target of a symbolic link as it travels; one in the folder itself is relative."""
+    target = os.readlink(root / relative)
+    if not posixpath.isabs(target):
+        return target
+    for base in (os.path.abspath(root), os.path.realpath(root)):
+        if Path(posixpath.normpath(target)).is_relative_to(base):
+            return posixpath.relpath(target, posixpath.join(base, posixpath.dirname(relative)))
+    return target
+
+
+def _leaves_workspace(relative: str, target: str) -> bool:
+    """Whether a symbolic link with this target leads out of the folder by a relative path."""
+    if posixpath.isabs(target):
+        return False
+    return posixpath.normpath(posixpath.join(posixpath.dirname(relative), target)).split("/")[0] == ".."
+
+
+class _HashedFile(io.RawIOBase):
+    """Passes on what is written to it, and computes its hash."""
+
+    def __init__(self, out: BinaryIO | gzip.GzipFile) -> None:
+        super().__init__()
+        self._out = out
+        self._hash = hashlib.sha256()
+        self._size_bytes = 0
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        self._hash.update(data)
+        self._size_bytes += len(data)
+        return self._out.write(data)
+
+    def tell(self) -> int:
+        return self._size_bytes
+
+    def hexdigest(self) -> str:
+        return self._hash.hexdigest()
+
+
+def copy_workspace(path: str, into: str) -> None:
+    """Copies what travels of a folder, for tools that pack a whole folder themselves.
+
+    Raises:
+        BundleError: see `build_workspace_bundle`.
+    """
+    for relative in walk_workspace(Path(path)):
+        source, target = Path(path) / relative, Path(into) / relative
+        try:
+            status = source.lstat()
+            if stat.S_ISLNK(status.st_mode):
+                link = _read_link(Path(path), relative)
+                if not _leaves_workspace(relative, link):
+                    target.symlink_to(link)
+            elif stat.S_ISDIR(status.st_mode):
+                target.mkdir()
+            elif stat.S_ISREG(status.st_mode):
+                shutil.copy2(source, target)
+        except OSError as error:
+            raise BundleError(f"cannot copy {str(source)!r}: {error.strerror}; name it in {IGNORE_FILE}") from error
+
+
+def _add(bundle: tarfile.TarFile, root: Path, relative: str) -> None:
+    source = root / relative
+    try:
+        status = source.lstat()
+        entry = tarfile.TarInfo(relative)
+        entry.mode = stat.S_IMODE(status.st_mode) & 0o777
+        entry.mtime = int(status.st_mtime)
+        if stat.S_ISLNK(status.st_mode):
+            entry.type, entry.linkname, entry.mode = tarfile.SYMTYPE, _read_link(root, relative), 0o777
+            if not _leaves_workspace(relative, entry.linkname):
+                bundle.addfile(entry)
+        elif stat.S_ISDIR(status.st_mode):
+            entry.type = tarfile.DIRTYPE
+            bundle.addfile(entry)
+        elif stat.S_ISREG(status.st_mode):
+            with open(source, "rb") as content:
+                # A file that grows meanwhile (a log) is cut at this size, so that it does not break the archive.
+                entry.size = os.fstat(content.fileno()).st_size
+                bundle.addfile(entry, content)
+    except OSError as error:
+        why = error.strerror or f"it became shorter meanwhile ({error})"
+        raise BundleError(f"cannot pack {str(source)!r}: {why}; name it in {IGNORE_FILE}") from error
+
+
+def walk_workspace(root: Path) -> Iterator[str]:
+    """Yields the paths in a folder that travel: relative, slash-separated, sorted, each folder before its content.
+
+    See `ignore_rules`; a folder that is left out is not entered. `LEFT_OUT` counts where no line names the path itself.
+
+    Raises:
+        BundleError: a folder or the ignore file cannot be read.
+    """
+    return (relative for relative, fate in _walk(root, "", _read_rules(root)) if fate is _Fate.SENT)
+
+
+def describe_left_out(path: str) -> list[str]:
+    """Lines for the user that name what of a folder does not travel, credentials that do, and links that may dangle.
+
+    Raises:
+        BundleError: see `walk_workspace`.
+    """
+    root = Path(path)
+    found: dict[_Fate, list[str]] = {fate: [] for fate in _Fate}
+    for relative, fate in _walk(root, "", _read_rules(root)):
+        found[fate].append(relative)
+    lines = []
+    if kept := found[_Fate.KEPT_HERE]:
+        hint = f"the line !{kept[0]} in {IGNORE_FILE} would send {kept[0]}"
+        lines.append(f"not sent with the workspace: {_join_names(kept)}; {hint}")
+    if ignored := found[_Fate.IGNORED]:
+        lines.append(f"not sent with the workspace, by {IGNORE_FILE}: {_join_names(ignored)}")
+    if named := [name for name in found[_Fate.SENT] if _is_left_out(name, is_folder=_is_folder(root / name))]:
+        lines.append(f"sent with the workspace, by {IGNORE_FILE}, though it may hold credentials: {_join_names(named)}")
+    targets = {name: _read_link(root, name) for name in found[_Fate.SENT] if (root / name).is_symlink()}
+    if leaving := [f"{name} -> {target}" for name, target in targets.items() if _leaves_workspace(name, target)]:
+        what = _count_links(leaving, "leads", "lead")
+        lines.append(
+            f"not sent with the workspace: {what} out of it ({_join_names(leaving)}); copy or mount the target"
+        )
+    if absolute := [f"{name} -> {target}" for name, target in targets.items() if posixpath.isabs(target)]:
+        what = _count_links(absolute, "has an absolute target", "have absolute targets")
+        lines.append(f"workspace: {what} ({_join_names(absolute)}), which must exist on the nodes; copy or mount it")
+    return lines
+
+
+def _count_links(links: Sequence[str], one: str, several: str) -> str:
+    return f"1 symbolic link {one}" if len(links) == 1 else f"{len(links)} symbolic links {several}"
+
+
+def _join_names(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _NAMED_LIMIT} more" if len(names) > _NAMED_LIMIT else ""
+    return ", ".join(names[:_NAMED_LIMIT]) + more
+
+
+class _Fate(Enum):
+    """What becomes of a path of the workspace."""
+
+    SENT = "sent"
+    IGNORED = "ignored"
+    """By a line of `.torchxignore`."""
+    KEPT_HERE = "kept here"
+    """By `LEFT_OUT`."""
+
+
+def _walk(root: Path, folder: str, rules: Sequence[IgnoreRule]) -> Iterator[tuple[str, _Fate]]:
+    try:
+        entries = sorted(os.scandir(root / folder), key=lambda entry: entry.name)
+    except OSError as error:
+        raise BundleError(f"cannot read folder {str(root / folder)!r}: {error.strerror}") from error
+    for entry in entries:
+        relative = posixpath.join(folder, entry.name)
+        is_folder = entry.is_dir(follow_symlinks=False)
+        fate = _decide(relative, rules, is_folder=is_folder)
+        yield relative, fate
+        if is_folder and fate is _Fate.SENT:
+            yield from _walk(root, relative, rules)
+
+
+def _decide(relative: str, rules: Sequence[IgnoreRule], *, is_folder: bool) -> _Fate:
+    rule = find_rule(rules, relative, is_folder=is_folder)
+    if relative == DOCKERFILE:  # TorchX never ignores it
+        return _Fate.SENT
+    if rule is not None and not rule.keeps:
+        return _Fate.IGNORED
+    if not _is_left_out(relative, is_folder=is_folder):
+        return _Fate.SENT
+    narrow = [each for each in rules if not (each.keeps and each.is_broad)]
+    rule = find_rule(narrow, relative, is_folder=is_folder)
+    return _Fate.SENT if rule is not None and rule.keeps else _Fate.KEPT_HERE
+
+
+def _is_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
+
+
+def _is_left_out(relative: str, *, is_folder: bool) -> bool:
+    *_, folder, name = ["", *relative.split("/")]
+    left_out = False
+    for pattern in LEFT_OUT:
+        if fnmatch.fnmatchcase(name, pattern.removeprefix("!")):
+            left_out = not pattern.startswith("!")
+    if name.startswith("id_") or name.endswith(".pem"):
+        return left_out and not is_folder and Path(name).suffix in ("", ".pub", ".pem")
+    return left_out or f"{folder}/{name}" in LEFT_OUT
+
+
+def _read_rules(root: Path) -> list[IgnoreRule]:
+    path = root / IGNORE_FILE
+    try:
+        return parse_rules(path.read_bytes().decode("utf-8-sig", errors="replace"))
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise BundleError(f"cannot read {str(path)!r}: {error.strerror}") from error

@@ -1,0 +1,174 @@
+"""A submission that a signal ends, or that fails, leaves nothing; what SIGKILL leaves goes with the next command."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from torchx.specs import AppState, Resource
+
+from muster.cli.commands import main
+from muster.schedulers.docker.live import creation
+from muster.schedulers.supervision import client as supervision
+
+pytestmark = pytest.mark.docker
+
+BARE = "muster-test:bare"
+
+KILLED = """
+import os, pkgutil, signal, sys
+from torchx.runner import Runner
+from torchx.specs import AppDef, Resource, Role
+from muster.schedulers.docker import create_detached_scheduler
+
+def die(*_, **__):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+where, name, workspace = sys.argv[1:]
+setattr(pkgutil.resolve_name(where), name, die)
+resource = Resource(cpu=-1, gpu=1, memMB=0)
+role = Role("w", image="tiny", entrypoint="sh", args=["-c", "true"], resource=resource)
+Runner("test", {"docker": create_detached_scheduler}).run(AppDef("killed", roles=[role]), "docker", {}, workspace)
+"""
+
+POINTS = {
+    "preflight": ("muster.schedulers.docker.engine.client:Engine", "wait_container"),
+    "reserved": ("muster.schedulers.docker.live.creation", "_join_network"),
+    "created": ("muster.schedulers.supervision.client", "submit"),
+    "registered": ("muster.schedulers.supervision.client", "start_supervisor"),
+}
+
+
+@pytest.fixture
+def apps_with_gpus(apps_of_own_engine, fake_tools, monkeypatch, state_home):
+    monkeypatch.setenv("PATH", f"{fake_tools}:{os.environ['PATH']}")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    (state_home / "muster" / "docker-images").unlink()  # images are tried again
+    return apps_of_own_engine
+
+
+def list_left(apps):
+    """Names of all that the engine has of any app."""
+    label = {"label": "io.muster.app"}
+    api = apps.client.api
+    return [
+        *api.containers(all=True, filters=label),
+        *api.networks(filters=label),
+        *(api.volumes(filters=label)["Volumes"] or ()),
+    ]
+
+
+@pytest.fixture
+def killed(apps_with_gpus, state_home, tmp_path, request):
+    """The app id of a submission that was killed at a point."""
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "main.py").touch()
+    words = [sys.executable, "-c", KILLED, *POINTS[request.param], str(tmp_path / "code")]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert list_left(apps_with_gpus)
+    (mark,) = (state_home / "muster" / "docker-submissions").iterdir()
+    os.utime(mark, (0, 0))  # no supervisor is just starting any more
+    return mark.name
+
+
+@pytest.mark.parametrize("killed", POINTS, indirect=True)
+def test_the_next_submission_removes_what_a_killed_one_has_left(killed, apps_with_gpus, app_of, state_home, tmp_path):
+    app = app_of("sleep 600", image="tiny")
+    app.roles[0].resource = Resource(cpu=-1, gpu=3, memMB=0)  # all that the engine has
+    app_id = apps_with_gpus.run(app, workspace=str(tmp_path / "code"))
+    assert apps_with_gpus.left(killed) == []
+    assert not (state_home / "muster" / "docker-apps" / killed).exists()
+    assert list((state_home / "muster" / "docker-submissions").iterdir()) == []
+    assert len(list((state_home / "muster").glob(".packed-*"))) == 1  # of this process
+    assert [item.app_id for item in apps_with_gpus.scheduler.list()] == [app_id]
+
+
+@pytest.mark.parametrize("killed", ["reserved", "registered"], indirect=True)
+def test_prune_removes_what_a_killed_submission_has_left(killed, apps_with_gpus, state_home, capsys):
+    assert main(["prune", "--yes"]) == 0
+    told = capsys.readouterr().out
+    assert f"docker://{killed}" in told
+    assert ".packed-" in told
+    assert list_left(apps_with_gpus) == []
+    assert sorted(path.name for path in (state_home / "muster").rglob(f"*{killed}*")) == []
+    assert list((state_home / "muster").glob(".packed-*")) == []
+
+
+@pytest.mark.parametrize("killed", ["reserved"], indirect=True)
+def test_prune_removes_the_reservation_of_an_older_version(killed, apps_with_gpus, state_home, capsys):
+    (state_home / "muster" / "docker-submissions" / killed).unlink()
+    assert main(["prune", "--yes"]) == 0
+    assert f"docker://{killed}" in capsys.readouterr().out
+    assert list_left(apps_with_gpus) == []
+
+
+@pytest.mark.alone  # what an older version has left (test_docker_golden.py) is removed, too
+@pytest.mark.parametrize("point", ["created", "registered"])
+def test_prune_leaves_an_app_alone_that_is_being_submitted(apps, app_of, monkeypatch, point):
+    """Its containers were created, no state folder told of them yet, and they were removed."""
+
+    def prune_and_go_on(*args, **named):
+        assert main(["prune", "--yes"]) == 0
+        return go_on(*args, **named)
+
+    name = {"created": "submit", "registered": "start_supervisor"}[point]
+    go_on = getattr(supervision, name)
+    monkeypatch.setattr(supervision, name, prune_and_go_on)
+    app_id = apps.run(app_of("echo runs", image=BARE))
+    assert apps.wait(app_id).state == AppState.SUCCEEDED
+    assert apps.logs(app_id) == ["runs\n"]
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_command_that_a_signal_ends_leaves_nothing(apps, state_home, tmp_path, wait_until, signum):
+    """Its packed workspace stayed in the state folder, its containers and network on the engine."""
+    code = tmp_path / "code"
+    code.mkdir()
+    (code / "weights").write_bytes(os.urandom(40 << 20))
+    words = ["run", "-s", "docker", "--workspace", f"file://{code}", "utils.sh", "--image", BARE, "sleep", "600"]
+    env = {**os.environ, "TORCHX_CONFIG": "", "PYTHONWARNINGS": ""}
+    state = state_home / "muster"
+    process = subprocess.Popen(
+        [Path(sys.executable).with_name("torchx"), *words], cwd=tmp_path, env=env, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        (mark,) = wait_until(lambda: list((state / "docker-submissions").glob("*")), "a submission")
+        wait_until(lambda: apps.left(mark.name) or process.poll() is not None, "something of it")
+        process.send_signal(signum)
+        _, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.communicate()
+    assert "Traceback" not in err, err
+    assert process.returncode == -signum
+    wait_until(lambda: not apps.left(mark.name), "end of all of it")  # the engine may still be removing a probe
+    assert list(state.glob(".packed-*")) == []
+    assert [*(state / "docker-submissions").iterdir(), *(state / "docker-apps").glob("*")] == []
+
+
+def test_a_submission_that_fails_leaves_no_mark(apps, app_of, monkeypatch, state_home):
+    def fail(*_):
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(creation, "create_app", fail)
+    with pytest.raises(RuntimeError, match="a bug"):
+        apps.run(app_of("true", image=BARE))
+    assert list((state_home / "muster" / "docker-submissions").iterdir()) == []
+
+
+def test_a_build_that_fails_leaves_no_container_and_no_image(apps_of_own_engine, app_of, tmp_path):
+    client = apps_of_own_engine.client
+
+    def list_all():
+        images = {image["Id"] for image in client.api.images(all=True)}
+        return images, {container["Id"] for container in client.api.containers(all=True)}
+
+    before = list_all()
+    (tmp_path / "Dockerfile.torchx").write_text("ARG IMAGE\nFROM $IMAGE\nRUN echo a >/a\nRUN echo b >/b\nRUN exit 3\n")
+    with pytest.raises(RuntimeError, match="returned a non-zero code: 3"):
+        apps_of_own_engine.run(app_of("true", image="tiny"), workspace=str(tmp_path))
+    assert list_all() == before

@@ -1,0 +1,35 @@
+"""A leader's state while its round of two members runs, one rank each."""
+
+from muster.agent.rendezvous.consensus.actions import Action
+from muster.agent.rendezvous.consensus.decisions import decide
+from muster.agent.rendezvous.consensus.events import Event, Joined, LeaseChecked
+from muster.agent.rendezvous.consensus.members import ConsensusRules, MemberRecord
+from muster.agent.rendezvous.consensus.state import build_initial_state
+
+
+class TwoMembers:
+    """Member ids are "0", the leader's own, and "1"."""
+
+    def __init__(self, hang_action: str) -> None:
+        rules = ConsensusRules(
+            run_id="r",
+            min_nodes=2,
+            max_nodes=2,
+            max_restarts=0,
+            join_timeout_s=600,
+            last_call_s=1,
+            rejoin_wait_s=5,
+            hang_action=hang_action,
+        )
+        self.now_s = 0.0
+        self.state = build_initial_state(rules, 0.0, takeover=False)
+        for index in range(2):
+            member = MemberRecord(id=str(index), index=index, nproc=1, role="r", host="h", port=1, is_leader=index == 0)
+            self.decide(Joined(member=member))
+        self.decide(LeaseChecked(is_held=True))
+        self.number = self.state.round_number
+
+    def decide(self, event: Event) -> tuple[Action, ...]:
+        """Take the event's new state, and return the actions."""
+        self.state, actions = decide(self.state, event, self.now_s)
+        return tuple(actions)

@@ -1,0 +1,226 @@
+"""What people are told of an app on Kubernetes, seen on a real cluster: states, refusals, and logs that are gone."""
+
+import json
+
+import pytest
+from torchx import specs
+from torchx.specs.api import AppState, AppStatus
+
+from muster._control import ExitCode
+from muster.cli.commands import main
+from muster.schedulers.errors import EngineError
+
+pytestmark = pytest.mark.torchx
+
+RIGHTS = {
+    "jobs.batch": {"create", "get", "list", "patch", "delete"},
+    "pods": {"list", "watch"},
+    "pods/log": {"get"},
+    "events": {"list"},
+    "secrets": {"create", "patch", "delete"},
+    "configmaps": {"create", "patch", "delete"},
+    "services": {"create", "patch", "delete"},
+}
+CANNOT_START = (
+    "failed to create containerd task: failed to create shim task: OCI runtime create failed: runc create failed: "
+    "unable to start container process: error during container init: "
+    'exec: "python3": executable file not found in $PATH'
+)
+
+
+@pytest.fixture
+def start(cluster, scheduler):
+    """Submits an app of two nodes on nodes `n0` and `n1`, whose pods run; returns its id."""
+
+    def submit(least=None, max_retries=2):
+        args = ["-m", "muster.agent", "--nnodes", "2", "main.py"]
+        role = specs.Role(name="trainer", image="img", entrypoint="python3", args=args, num_replicas=2)
+        role.resource, role.max_retries = specs.Resource(cpu=1, gpu=0, memMB=128), max_retries
+        role.min_replicas = least
+        app_id = scheduler.submit(specs.AppDef(name="app", roles=[role]), {})
+        for index in range(2):
+            pod = find_pod(cluster, app_id, index)
+            pod["spec"]["nodeName"] = f"n{index}"
+            cluster.start_pod(pod)
+        return app_id
+
+    return submit
+
+
+def find_pod(cluster, app_id, index):
+    return cluster.find_pod(app_id.partition(":")[2], index)
+
+
+def show(status):
+    """The text of `torchx status`."""
+    shown = AppStatus(status.state, status.num_restarts, status.msg, roles=status.roles_statuses)
+    shown.structured_error_msg = status.structured_error_msg
+    return shown.format()
+
+
+def list_states(status):
+    return [replica.state for replica in status.roles_statuses[0].replicas]
+
+
+def test_a_replica_that_a_resize_has_ended_is_cancelled(cluster, scheduler, start):
+    """It was PENDING for ever."""
+    app_id = start(least=1)
+    scheduler.resize(app_id, 1)
+    status = scheduler.describe(app_id)
+    assert list_states(status) == [AppState.RUNNING, AppState.CANCELLED]
+    assert (status.state, status.msg) == (AppState.RUNNING, "<NONE>")
+    assert " trainer[1]:CANCELLED (ended by a resize)" in show(status)
+    cluster.end_pod(find_pod(cluster, app_id, 0), 0)
+    status = scheduler.describe(app_id)
+    assert (status.state, list_states(status)) == (AppState.SUCCEEDED, [AppState.SUCCEEDED, AppState.CANCELLED])
+    resumed = start(least=1)
+    scheduler.resize(resumed, 1)
+    scheduler.resize(resumed, 2)
+    assert list_states(scheduler.describe(resumed)) == [AppState.RUNNING, AppState.PENDING]
+
+
+def test_a_cancelled_replica_has_no_reply_file(cluster, scheduler, start):
+    """TorchX writes "(no reply file)" behind the state of one without an error."""
+    app_id = start(max_retries=0)
+    cluster.end_pod(find_pod(cluster, app_id, 1), 1)
+    status = scheduler.describe(app_id)
+    assert list_states(status) == [AppState.CANCELLED, AppState.FAILED]
+    assert "*trainer[0]:CANCELLED (its pod was deleted when the job ended)" in show(status)
+    assert "no reply file" not in show(status)
+
+
+@pytest.mark.parametrize("missing", ["pods", "jobs.batch"])
+def test_a_submission_looks_for_the_right_to_look_before_it_creates_anything(cluster, scheduler, start, missing):
+    """The job was created and ran, and the command failed: nobody could look at it."""
+    cluster.allowed = {kind: verbs - {"list"} if kind == missing else verbs for kind, verbs in RIGHTS.items()}
+    with pytest.raises(EngineError, match=f"is not allowed to list {missing.partition('.')[0]}"):
+        start()
+    assert cluster.objects == {}
+
+
+@pytest.mark.parametrize("words", [["stacks"], ["resize", 1], ["delete"]])
+def test_missing_rights_end_with_1_and_the_whole_reason(cluster, start, capsys, words):
+    """They ended with 6, "no agent answers", and of the server's reason only the beginning was there."""
+    app_id = start(least=1)
+    cluster.allowed = {**RIGHTS, "jobs.batch": {"get", "list"}}
+    handle = f"kubernetes://session/{app_id}"
+    assert main([words[0], handle, *map(str, words[1:])]) == ExitCode.REFUSED
+    said = capsys.readouterr().err
+    assert "forbidden: User " in said
+    assert 'in the namespace "team"' in said
+    if words == ["stacks"]:
+        assert "it needs the right to create and get pods/exec" in said
+
+
+def test_a_server_that_is_away_still_ends_with_6(cluster, start, capsys, double):
+    app_id = start()
+    cluster.server.stop()
+    assert main(["stacks", f"kubernetes://session/{app_id}"]) == ExitCode.LOST
+    double.start_again(cluster)
+
+
+@pytest.mark.parametrize("kubelet", ["gone", "silent"])
+def test_the_log_of_a_node_that_is_gone_is_one_line_soon(cluster, scheduler, clock, start, monkeypatch, kubelet):
+    """It blocked for 57 s, and printed the API server's request to the kubelet."""
+    app_id = start()
+    name = find_pod(cluster, app_id, 1)["metadata"]["name"]
+    cluster.write_log(find_pod(cluster, app_id, 0), "hello\n", 1)
+    (cluster.dead_nodes if kubelet == "gone" else cluster.hanging_nodes).add("n1")
+    monkeypatch.setattr("muster.schedulers.kubernetes.live.logs._ANSWER_LIMIT_S", 1.0)
+    began_s = clock.now_s()
+    [line] = scheduler.log_iter(app_id, "trainer", 1)
+    why = " (no route to host)" if kubelet == "gone" else ""
+    assert line == f"[muster] cannot read log of {name}: its node does not answer{why}\n"
+    assert clock.now_s() - began_s <= 1
+    assert list(scheduler.log_iter(app_id, "trainer", 0)) == ["hello\n"]
+
+
+@pytest.mark.parametrize("fault", [0, 503])
+def test_a_server_that_is_away_is_not_taken_for_a_node(cluster, scheduler, start, double, fault):
+    """It said that the node does not answer."""
+    app_id = start()
+    cluster.faults.append(double.Fault("GET", "/log[?]|/version", fault, times=10**6))
+    with pytest.raises(EngineError, match="cannot be reached" if fault == 0 else "the API server responded with 503"):
+        list(scheduler.log_iter(app_id, "trainer", 1))
+
+
+def test_an_account_that_may_not_read_the_version_is_told_of_the_node(cluster, scheduler, start, double):
+    app_id = start()
+    cluster.dead_nodes.add("n1")
+    cluster.faults.append(double.Fault("GET", "/version", 403, times=10**6))
+    [line] = scheduler.log_iter(app_id, "trainer", 1)
+    assert "its node does not answer" in line
+
+
+def test_a_followed_log_goes_on_in_the_pod_that_replaces_one_of_a_dead_node(cluster, scheduler, start):
+    app_id = start()
+    lost = find_pod(cluster, app_id, 1)
+    cluster.dead_nodes.add("n1")
+    lines = iter(scheduler.log_iter(app_id, "trainer", 1, should_tail=True))
+    cluster.end_pod(lost, 137)
+    new = find_pod(cluster, app_id, 1)
+    cluster.start_pod(new)
+    cluster.write_log(new, "again\n", 1)
+    said = next(lines)
+    assert said.startswith(f"[muster] cannot read log of {lost['metadata']['name']}: its node does not answer")
+    assert next(lines) == "again\n"
+    for index in range(2):
+        cluster.end_pod(find_pod(cluster, app_id, index), 0)
+    assert list(lines) == []
+
+
+def test_a_text_of_the_kubelet_ends_with_a_newline(cluster, scheduler, start):
+    """The next replica's first line stood behind it."""
+    app_id = start()
+    text = 'failed to try resolving symlinks in path "/var/log/pods/x/0.log": lstat: no such file or directory'
+    cluster.logs[find_pod(cluster, app_id, 0)["metadata"]["name"]] = [(0, text.encode())]
+    assert list(scheduler.log_iter(app_id, "trainer", 0)) == [f"{text}\n"]
+
+
+def test_an_image_without_python_is_told_once(cluster, scheduler, start):
+    app_id = start(max_retries=0)
+    ended = {"exitCode": 128, "reason": "StartError", "message": CANNOT_START, "finishedAt": "2026-01-01T01:00:00Z"}
+    containers = [{"name": "main", "state": {"terminated": ended}}]
+    cluster.change_pod(find_pod(cluster, app_id, 0), phase="Failed", containerStatuses=containers)
+    pod = find_pod(cluster, app_id, 0)
+    with cluster.lock:
+        cluster.apply_policies(pod, 128, ())
+    status = scheduler.describe(app_id)
+    reason = 'cannot start: exec: "python3": executable file not found in $PATH'
+    assert f"1/1 Failed: {reason}" in status.msg
+    assert status.msg.count("python3") == 1
+    error = json.loads(status.roles_statuses[0].replicas[0].structured_error_msg)
+    assert error["message"]["message"] == reason
+
+
+def test_a_drain_that_ends_both_pods_is_one_restart(cluster, scheduler, start):
+    """An eviction stops all ranks at one step, and all pods are replaced: it counted as two."""
+    app_id = start(max_retries=0)
+    evicted = [{"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}]
+    cluster.remove_pod(find_pod(cluster, app_id, 1), 143, event=("Evicted", "drain"), conditions=evicted)
+    assert scheduler.describe(app_id).num_restarts == 1
+    cluster.end_pod(find_pod(cluster, app_id, 0), 143)
+    assert scheduler.describe(app_id).num_restarts == 1
+    for index in range(2):
+        cluster.start_pod(find_pod(cluster, app_id, index))
+        cluster.end_pod(find_pod(cluster, app_id, index), 143)
+    assert scheduler.describe(app_id).num_restarts == 2
+
+
+def test_two_nodes_that_are_lost_are_two_restarts(cluster, scheduler, start):
+    app_id = start(max_retries=2)
+    for index in range(2):
+        cluster.remove_pod(find_pod(cluster, app_id, index), 137)
+    assert scheduler.describe(app_id).num_restarts == 2
+
+
+def test_while_one_of_two_nodes_joins_again_the_message_says_so(cluster, scheduler, start):
+    """It was empty."""
+    app_id = start()
+    cluster.remove_pod(find_pod(cluster, app_id, 1), 137)
+    status = scheduler.describe(app_id)
+    assert (status.state, status.msg) == (AppState.RUNNING, "node 1 of 2 in a pod that starts")
+    waiting = find_pod(cluster, app_id, 1)
+    cluster.delete_object(("/api/v1", "team", "pods", waiting["metadata"]["name"]))
+    told = "1 pods not created yet: the Job controller replaces a pod after 10 s"
+    assert scheduler.describe(app_id).msg == told

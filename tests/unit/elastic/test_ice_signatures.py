@@ -1,0 +1,38 @@
+"""Calls that ice-learn 0.4.8's own functions and classes accept are accepted here, by position and by name."""
+
+import inspect
+
+import pytest
+
+import muster.elastic
+
+pytestmark = pytest.mark.torch
+
+_LOGS = ("stdouts", "stderrs", "tee_stdouts", "tee_stderrs", "error_files")
+PARAMETERS = {
+    "tail_logfile": ("header", "file", "dst", "finished", "interval_sec", "lock", "progbar_events"),
+    "TailLog": ("name", "log_files", "dst", "interval_sec", "progbar_events"),
+    "MultiprocessContext": ("name", "entrypoint", "args", "envs", *_LOGS, "start_method", "progbar_events"),
+    "start_processes": (
+        *("name", "entrypoint", "args", "envs", "log_dir", "start_method", "redirects", "tee", "progbar_events"),
+    ),
+    "LocalElasticAgent": ("spec", "start_method", "exit_barrier_timeout", "log_dir", "events"),
+    "elastic_launch": ("config", "entrypoint"),
+    "Events": ("start_method",),
+}
+"""In their order. Source: `ice/llutil/launcher` of ice-learn 0.4.8, the methods' `self` left out."""
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_parameters(name: str) -> None:
+    signature = inspect.signature(getattr(muster.elastic, name))
+    signature.bind(*PARAMETERS[name])
+    signature.bind(**dict.fromkeys(PARAMETERS[name]))
+
+
+def test_events_have_ice_learns_attributes() -> None:
+    events = muster.elastic.Events("spawn")
+    names = ("pause", "paused", "resume", "stop_all_tasks", "trigger_save_checkpoint", "finished_save_checkpoint")
+    for name in (*names, "debugger_start", "debugger_end"):
+        assert not getattr(events, name).is_set()
+    assert (events.progress_bar_iter.value, events.progress_bar_total.value) == (-1, -1)

@@ -57,4 +57,5 @@ def find_other() -> "str | None":
     folder, name = os.path.split(spec.origin)
     if name != "__init__.py":
         return spec.origin
-    return None if os.path.exists(os.path.join(folder, "_contract.py")) or ".zip" in folder else folder
+    is_ours = any(os.path.exists(os.path.join(folder, name)) for name in ("_shared/contract.py", "_contract.py"))
+    return None if is_ours or ".zip" in folder else folder

@@ -137,9 +137,9 @@ def stop(process: "subprocess.Popen[bytes]", limit_s: float = 20.0) -> None:
 
 def list_descendants(root: int) -> list[int]:
     """List live descendants of a process."""
-    from muster import _processes
+    from muster._shared import processes
 
-    return _processes.list_descendants(root)
+    return processes.list_descendants(root)
 
 
 def pss_mb(pids: Sequence[int]) -> float:

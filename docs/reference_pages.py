@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from muster import _contract
+from muster._shared import contract
 from muster.agent.cli.flag_table import GROUPS, Flag
 from muster.agent.runtime import event_log
 from muster.components import dist
@@ -166,8 +166,8 @@ def build_exit_codes() -> str:
         "# Exit codes\n\nWhat `muster-agent` (each node of a job) exits with, and whether the schedulers start the node"
     )
     text += " again.\n\n| code | name | means |\n|---|---|---|\n"
-    meanings = _list_attributes(_contract, "ExitCode")
-    for code in _contract.ExitCode:
+    meanings = _list_attributes(contract, "ExitCode")
+    for code in contract.ExitCode:
         text += f"| {int(code)} | {code.name} | {_escape(meanings[code.name])} |\n"
     return text + (
         "| 128+n | | Signal n ended the agent or is what its workers were stopped for. Run again, as a lost node. |\n"
@@ -181,8 +181,8 @@ def build_environment() -> str:
     )
     text += " by a scheduler for the agent, or by the agent for its workers.\n\n| variable | means |\n|---|---|\n"
     sentences = ""
-    for name, meaning in _list_attributes(_contract, "Env").items():
-        value = getattr(_contract.Env, name)
+    for name, meaning in _list_attributes(contract, "Env").items():
+        value = getattr(contract.Env, name)
         if meaning and isinstance(value, str):
             text += f"| `{value}` | {_escape(meaning)} |\n"
         elif meaning:

@@ -36,8 +36,8 @@ import zlib
 from collections.abc import Callable, Iterator
 from typing import SupportsFloat
 
-from muster._contract import Env, has_controls
-from muster._contract import StatusPageLayout as Layout
+from muster._shared.contract import Env, has_controls
+from muster._shared.contract import StatusPageLayout as Layout
 
 __all__ = [
     "breakpoint",
@@ -229,11 +229,11 @@ def breakpoint(global_rank: int = 0) -> None:  # noqa: A001  # the builtin calls
     """
     if int(os.environ.get("RANK") or 0) != global_rank:
         return
-    from muster import _debugger  # loads pdb
+    from muster._shared import debugger  # loads pdb
 
     where = os.environ.get(Env.STATUS_PAGE, "").rpartition("/fd/")[0]
     slot = _state.slot if _state.is_open else _open()
-    _debugger.debug(sys._getframe(1), None if slot is None else slot.words, f"{where}/fd/0")  # noqa: SLF001
+    debugger.debug(sys._getframe(1), None if slot is None else slot.words, f"{where}/fd/0")  # noqa: SLF001
 
 
 # -- this process's slot ----------------------------------------------------------------------------------------------

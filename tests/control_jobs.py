@@ -14,7 +14,7 @@ from harness import wait_until
 from torchx.specs import AppDef, Resource, Role
 from torchx.specs.api import macros
 
-from muster import _processes
+from muster._shared import processes
 from muster.cli.commands import main
 from muster.schedulers.local import create_detached_scheduler
 from muster.schedulers.supervision.app_folder import AppFolder
@@ -90,7 +90,7 @@ class Job:
     def signal_agent(self, node: int, signum: int = signal.SIGKILL) -> None:
         """One that is killed, or fenced because it was stopped, is started again by the supervisor."""
         guard = list(self.state.read_record().handles.values())[node]["pid"]
-        [agent] = [pid for pid, parent in _processes.list_parents().items() if parent == guard]
+        [agent] = [pid for pid, parent in processes.list_parents().items() if parent == guard]
         os.kill(agent, signum)
 
     def wait_healed(self, *shells: Shell) -> None:

@@ -14,7 +14,7 @@ import signal
 import sys
 from typing import Any
 
-from muster import _processes
+from muster._shared import processes
 from muster.agent.runtime.loop import Loop
 from muster.agent.runtime.signals import ChildWatch, SignalWatch
 from muster.agent.workers.cold import CommandStarter
@@ -58,7 +58,7 @@ class Driver:
         self.records.append({"what": what, **detail})
 
     def run(self) -> None:
-        _processes.become_subreaper()
+        processes.become_subreaper()
         watch = SignalWatch(self.loop, self.children, handled=(), on_signal=lambda _: None, on_stacks=lambda: None)
         self.starter.prepare(lambda: None, lambda: None)
         while self.request.get("hold"):  # until it is killed

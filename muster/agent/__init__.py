@@ -17,5 +17,6 @@
     control/    what people ask of a running job: stop, checkpoint, pause, stacks
     telemetry/  what people are shown of it
 
-Adapters and components never import the agent: they know the command `python -m muster.agent` and `muster._contract`.
+Adapters and components never import the agent: they know the command `python -m muster.agent` and
+`muster._shared.contract`.
 """

@@ -14,7 +14,7 @@ if sys.path and os.path.abspath(sys.path[0]) == os.getcwd():
     del sys.path[0]
 
 if TYPE_CHECKING:
-    from muster._guard import GuardLease
+    from muster._shared.guard import GuardLease
 
 _WORKER_FLAG = "--muster-worker"
 """As in `workers.program`, which is imported only for this flag: in the bundle, cold workers start through here."""
@@ -24,7 +24,7 @@ _ASK = "ask"
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run an agent under its guard; the exit code (see `_contract.ExitCode`)."""
+    """Run an agent under its guard; the exit code (see `_shared.contract.ExitCode`)."""
     args = sys.argv[1:] if argv is None else argv
     if args[:1] == [_WORKER_FLAG]:
         from muster.agent.workers import program
@@ -35,8 +35,8 @@ def main(argv: list[str] | None = None) -> int:
         from muster.agent import ask
 
         return ask.main(args[1:])
-    from muster import _guard
-    from muster._contract import ADOPTED_FLAG, DRIVEN_FLAG
+    from muster._shared import guard
+    from muster._shared.contract import ADOPTED_FLAG, DRIVEN_FLAG
 
     if args[:1] == [DRIVEN_FLAG]:
         from muster.agent import driven
@@ -46,7 +46,7 @@ def main(argv: list[str] | None = None) -> int:
         from muster.agent import adopted
 
         return adopted.main(args[1:])
-    return _guard.run_guarded(lambda lease: _run_agent(args, lease), reported_as="the agent of this node")
+    return guard.run_guarded(lambda lease: _run_agent(args, lease), reported_as="the agent of this node")
 
 
 def _run_agent(args: list[str], lease: "GuardLease") -> int:

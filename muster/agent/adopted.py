@@ -15,8 +15,8 @@ them comes as descriptors. Each child was forked before its parent's exec, so it
 import os
 import socket
 
-from muster import _guard
-from muster._contract import Env
+from muster._shared import guard
+from muster._shared.contract import Env
 from muster.agent.driven import reset_dispositions, run_agent, send_end
 
 GUARD, AGENT = "guard", "agent"
@@ -36,12 +36,12 @@ def main(args: list[str]) -> int:
 
 def _run_guard(control_fd: str, caller_fd: str, lease_fds: str, folder: str, pid: str) -> int:
     reset_dispositions()
-    code = _guard.Guard(_open_lease(lease_fds), int(caller_fd)).adopt(int(pid))
+    code = guard.Guard(_open_lease(lease_fds), int(caller_fd)).adopt(int(pid))
     send_end(int(control_fd), int(caller_fd), folder, code)
     return code
 
 
-def _run_agent(control_fd: str, image: str, lease_fds: str, folder: str, guard: str, *flags: str) -> int:
+def _run_agent(control_fd: str, image: str, lease_fds: str, folder: str, guard_pid: str, *flags: str) -> int:
     control = socket.socket(fileno=int(control_fd))  # until this process ends
 
     def body() -> int:
@@ -51,11 +51,11 @@ def _run_agent(control_fd: str, image: str, lease_fds: str, folder: str, guard: 
         return run_agent(control, folder, list(flags), _open_lease(lease_fds))
 
     reset_dispositions()
-    _guard.run_guarded_process(int(guard), (), body)
+    guard.run_guarded_process(int(guard_pid), (), body)
 
 
-def _open_lease(fds: str) -> _guard.GuardLease:
+def _open_lease(fds: str) -> guard.GuardLease:
     numbers = [int(fd) for fd in fds.split(_SEPARATOR)]
     for fd in numbers:
         os.set_inheritable(fd, False)
-    return _guard.GuardLease(numbers)
+    return guard.GuardLease(numbers)

@@ -43,7 +43,7 @@ def main(args: Sequence[str]) -> int:
     except _Misuse as error:
         sys.stderr.write(f"muster: {error}\n{USAGE}")
         return MISUSE
-    from muster._contract import Env
+    from muster._shared.contract import Env
 
     if not os.environ.get(Env.STATUS_PAGE):
         return GO_ON
@@ -74,7 +74,7 @@ def _parse(args: Sequence[str]) -> tuple[int, int | None]:
 
 
 def _parse_number(name: str, text: str, least: int) -> int:
-    from muster._contract import StatusPageLayout
+    from muster._shared.contract import StatusPageLayout
 
     most = StatusPageLayout.MAX_STEP
     if not (text.isascii() and text.isdecimal()) or len(text) > 20 or not least <= int(text) <= most:

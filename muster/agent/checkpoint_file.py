@@ -10,7 +10,7 @@ import stat
 from collections.abc import Callable
 from typing import Any
 
-from muster._contract import LogNames, has_controls, parse_json
+from muster._shared.contract import LogNames, has_controls, parse_json
 from muster.agent.errors import EnvironmentFault
 from muster.agent.logs import open_own
 from muster.agent.round import Checkpoint

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from enum import IntFlag
 from typing import TYPE_CHECKING, Final
 
-from muster._contract import DEFAULT_DRAIN_LIMIT_S, Env
+from muster._shared.contract import DEFAULT_DRAIN_LIMIT_S, Env
+from muster._shared.records import NO_ITEMS, record
 from muster.agent.errors import UsageError
-from muster.agent.runtime.records import NO_ITEMS, record
 from muster.agent.workers.spec import Program
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ class LogConfig:
     """Streams that go neither to files nor are teed pass through the agent, too: with prefixes, progress bars as live
     rows. For a terminal that several workers would else write to at once."""
     marks_bars: bool = False
-    """See `_contract.Env.LIVE_BARS`."""
+    """See `_shared.contract.Env.LIVE_BARS`."""
     has_colour: bool = False
     """Terminals may get colours: neither NO_COLOR nor TERM=dumb says otherwise."""
 
@@ -158,7 +158,7 @@ class AgentConfig:
     preempt_signal: str | None = None
     """--preempt-signal: announces a preemption, as SIGTERM always does."""
     drain_limit_s: float = DEFAULT_DRAIN_LIMIT_S
-    """How long a preemption may take before the workers get the stop signal; see `_contract.Env.DRAIN_LIMIT_S`."""
+    """How long a preemption may take before the workers get the stop signal; see `contract.Env.DRAIN_LIMIT_S`."""
     virtual_local_rank: bool = False
     numa_binding: str | None = None
     omp_num_threads: int | None = None
@@ -169,7 +169,7 @@ class AgentConfig:
     monitor_interval_s: float = 0.1
     """Accepted because torchrun has it; without effect."""
     base_env: Mapping[str, str] = NO_ITEMS
-    """The environment that workers inherit: the agent's without `_contract.Env.PRIVATE`."""
+    """The environment that workers inherit: the agent's without `_shared.contract.Env.PRIVATE`."""
     agent_error_file: str | None = None
     """The agent's own TORCHELASTIC_ERROR_FILE: the root cause is copied there in torch's format."""
     node_name: str = ""

@@ -20,8 +20,8 @@ import os
 import signal
 import socket
 
-from muster import _guard, _processes
-from muster._contract import Env
+from muster._shared import guard, processes
+from muster._shared.contract import Env
 from muster.agent.control_socket import encode_message, send_message
 
 REPORT_NAME = "report.json"
@@ -40,7 +40,7 @@ def main(args: list[str]) -> int:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())  # a thread may block everything
     control = socket.socket(fileno=int(control_fd))
     send_identity(control, "guard")
-    code = _guard.run_guarded(lambda lease: run_agent(control, folder, flags, lease), caller_fd=int(caller_fd))
+    code = guard.run_guarded(lambda lease: run_agent(control, folder, flags, lease), caller_fd=int(caller_fd))
     send_end(control.fileno(), int(caller_fd), folder, code)
     return code
 
@@ -48,7 +48,7 @@ def main(args: list[str]) -> int:
 def send_end(control_fd: int, caller_fd: int, folder: str, code: int) -> None:
     """In the guard, last of all."""
     send_message(control_fd, ended=code)
-    if _processes.wait_readable(caller_fd, 0.0):  # the caller has ended; else it reads the report there
+    if processes.wait_readable(caller_fd, 0.0):  # the caller has ended; else it reads the report there
         import shutil  # only then
 
         shutil.rmtree(folder, ignore_errors=True)
@@ -71,7 +71,7 @@ def send_identity(control: socket.socket, who: str) -> None:
         os.close(fd)
 
 
-def run_agent(control: socket.socket, folder: str, flags: list[str], lease: _guard.GuardLease) -> int:
+def run_agent(control: socket.socket, folder: str, flags: list[str], lease: guard.GuardLease) -> int:
     """Run the agent, in the guarded process; its exit code."""
     from muster.agent import launch
 

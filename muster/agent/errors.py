@@ -10,7 +10,7 @@
 A worker's failure is data (`diagnosis.report.Failure`), never an exception. Only `launch` maps these to exit codes.
 """
 
-from muster._contract import ExitCode
+from muster._shared.contract import ExitCode
 
 
 class MusterError(Exception):

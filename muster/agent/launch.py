@@ -11,15 +11,15 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from muster._contract import DEFAULT_RUN_ID, NODE_INDEX_MARK, Env, ExitCode, LogNames, show_controls
-from muster._guard import GuardLease
-from muster._processes import write_stderr
+from muster._shared.contract import DEFAULT_RUN_ID, NODE_INDEX_MARK, Env, ExitCode, LogNames, show_controls
+from muster._shared.guard import GuardLease
+from muster._shared.processes import write_stderr
+from muster._shared.records import replace
 from muster.agent.cli.arguments import parse_args
 from muster.agent.config import AgentConfig
 from muster.agent.errors import InternalError, MusterError, SpawnError, UsageError
 from muster.agent.runtime.clock import JobClock
 from muster.agent.runtime.loop import Loop
-from muster.agent.runtime.records import replace
 from muster.agent.workers.environment import build_common_env
 from muster.agent.workers.spec import ProgramKind, WorkerStarter
 from muster.agent.workers.warm.template_handle import TemplateHandle, TemplateOptions
@@ -220,7 +220,7 @@ def _check_program(config: AgentConfig) -> None:
         return
     if is_file and os.path.exists(program.target):
         return
-    from muster._programs import explain_missing
+    from muster._shared.programs import explain_missing
 
     problem = explain_missing("script" if is_file else "module", program.target, os.getcwd())
     if problem is not None:

@@ -2,9 +2,9 @@
 
 from typing import Annotated
 
-from muster._contract import StatusPageLayout
-from muster.agent.runtime.fields import Count, Limit, Step
-from muster.agent.runtime.records import record
+from muster._shared.contract import StatusPageLayout
+from muster._shared.fields import Count, Limit, Step
+from muster._shared.records import record
 
 CheckpointPath = Annotated[str, Limit(most=StatusPageLayout.PATH_BYTES)]
 

@@ -4,8 +4,8 @@ import json
 import sys
 from collections.abc import Iterator
 
-from muster._contract import show_controls
-from muster._control import Answer, ControlError, RankStack
+from muster._shared.contract import show_controls
+from muster._shared.control import Answer, ControlError, RankStack
 
 
 def print_answer(answer: Answer, *, as_json: bool) -> int:

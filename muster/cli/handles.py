@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from muster._control import ControlError, ExitCode
+from muster._shared.control import ControlError, ExitCode
 from muster.schedulers.errors import EngineError, SchedulerError, UnsafeFolderError
 from muster.schedulers.supervision.registry import AppRegistry, find_last_remote, find_state_dir
 

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from typing import Final
 
-from muster._contract import AskKind, AskOutcome
-from muster._control import Answer, ControlError, ExitCode
+from muster._shared.contract import AskKind, AskOutcome
+from muster._shared.control import Answer, ControlError, ExitCode
 from muster.cli.handles import find_app
 from muster.schedulers.errors import (
     EndedAppError,

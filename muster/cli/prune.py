@@ -5,7 +5,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from muster._contract import show_controls
+from muster._shared.contract import show_controls
 from muster.cli.leftovers import Leftover, find_leftovers
 from muster.schedulers.errors import EngineError
 

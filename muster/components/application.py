@@ -8,7 +8,7 @@ from typing import Any, Final
 from torchx import specs
 from torchx.specs import macros
 
-from muster._contract import (
+from muster._shared.contract import (
     AGENT_MODULE,
     RDZV_BACKENDS,
     RDZV_CONF_KEYS,

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from torchx import specs
 
-from muster._contract import RoleKey
+from muster._shared.contract import RoleKey
 from muster.components.errors import ComponentError
 from muster.components.topology import Host, Topology
 
@@ -67,7 +67,7 @@ class ResourceRequest:
         return specs.resource(cpu=self.cpu, gpu=self.gpu, memMB=int(self.memory_mb))
 
     def build_role_metadata(self, topology: Topology) -> dict[str, str]:
-        """The role's metadata for the adapters, see `_contract.RoleKey`."""
+        """The role's metadata for the adapters, see `_shared.contract.RoleKey`."""
         if self.h or not isinstance(self.memory_mb, DefaultMemory):
             return {}
         return {RoleKey.MEMORY_REQUEST_MB: str(_MB_PER_PROCESS * self._count_processes(topology))}

@@ -6,8 +6,8 @@ import warnings
 from functools import partial
 from typing import Any, NamedTuple
 
-from muster._contract import Env, ExitCode
-from muster._guard import STOP_LIMIT_VARIABLE
+from muster._shared.contract import Env, ExitCode
+from muster._shared.guard import STOP_LIMIT_VARIABLE
 from muster.agent.errors import UsageError
 from muster.elastic.context_settings import refuse_private_overrides
 from muster.elastic.events.flags import Events, begin_job

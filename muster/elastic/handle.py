@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from muster._contract import Env, ExitCode
+from muster._shared.contract import Env, ExitCode
 from muster.agent.diagnosis.report import Failure, Report
 from muster.agent.diagnosis.root_cause import find_root
 from muster.agent.errors import MusterError, UsageError
@@ -49,7 +49,7 @@ class LaunchFailed(MusterError):
         self.report = report
         """The failure report of the whole job; None when no worker failed."""
         self.agent_exit_code = exit_code
-        """See `_contract.ExitCode`."""
+        """See `_shared.contract.ExitCode`."""
 
     @property
     def failures(self) -> tuple[Failure, ...]:

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TextIO
 
-from muster._contract import ExitCode
+from muster._shared.contract import ExitCode
 from muster.agent.config import AgentConfig
 from muster.agent.errors import UsageError
 from muster.elastic.context_settings import (

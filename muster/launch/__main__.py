@@ -4,13 +4,13 @@ import sys
 import warnings
 
 from muster import run
-from muster._contract import ExitCode
+from muster._shared.contract import ExitCode
 from muster.agent.__main__ import main as run_agent
 from muster.launch import DEPRECATED, check_args, parse_args
 
 
 def main() -> int:
-    """Run one node of a job; the exit code (see `_contract.ExitCode`)."""
+    """Run one node of a job; the exit code (see `_shared.contract.ExitCode`)."""
     warnings.warn(DEPRECATED, category=FutureWarning, stacklevel=2)
     args = parse_args(None)
     try:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import muster
-from muster._contract import (
+from muster._shared.contract import (
     AGENT_BUNDLE_NAME,
     AGENT_ENTRY_NAME,
     AGENT_MODULE,

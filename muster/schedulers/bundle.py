@@ -20,7 +20,8 @@ AGENT_BUNDLE_LIMIT_BYTES: Final = 320_000
 """Small enough for a Kubernetes ConfigMap (1 MiB) with other content, and for a Docker upload per node."""
 
 _PYTHON_API: Final = (
-    *("_control.py", "_ownership.py", "run.py", "agent/driven.py", "agent/adopted.py", "agent/control_socket.py"),
+    *("_shared/control.py", "_shared/ownership.py", "run.py"),
+    *("agent/driven.py", "agent/adopted.py", "agent/control_socket.py"),
     *("agent/workers/function.py", "agent/workers/image.py"),
     *("agent/rendezvous/backends/torch_caller.py", "agent/rendezvous/backends/torch_plugin.py"),
 )
@@ -88,7 +89,8 @@ def _find_installed() -> None:
     from importlib.util import module_from_spec
 
     others = list(spec.submodule_search_locations or ())
-    if any(machinery.PathFinder.find_spec("muster._contract", [other]) for other in others):
+    find = machinery.PathFinder.find_spec
+    if any(find("muster._shared", [other]) or find("muster._contract", [other]) for other in others):
         __path__.extend(others)
         return
     module = sys.modules["muster"] = module_from_spec(spec)
@@ -110,7 +112,8 @@ def build_agent_bundle() -> bytes:
     """
     package = Path(__file__).resolve().parent.parent
     paths = {path.relative_to(package).as_posix(): path for path in package.glob("*.py")}
-    paths |= {path.relative_to(package).as_posix(): path for path in (package / "agent").rglob("*.py")}
+    for room in ("_shared", "agent"):
+        paths |= {path.relative_to(package).as_posix(): path for path in (package / room).rglob("*.py")}
     paths |= {path.relative_to(package).as_posix(): path for path in (package / "agent").rglob("*.dist-info/*")}
     files = {f"muster/{name}": path.read_text() for name, path in paths.items() if name not in _PYTHON_API}
     return _pack(tuple(sorted(files.items())))

@@ -11,7 +11,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from muster._contract import STATUS_SCHEMA, parse_json, read_regular, show_controls
+from muster._shared.contract import STATUS_SCHEMA, parse_json, read_regular, show_controls
 
 
 def parse_report(text: str | bytes) -> Mapping[str, Any] | None:

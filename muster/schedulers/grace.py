@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from muster._contract import Env
+from muster._shared.contract import Env
 from muster.schedulers.agent_command import find_agent_flag, is_agent_role
 from muster.schedulers.errors import SchedulerError
 

@@ -18,7 +18,7 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from typing import Final
 
-from muster._contract import Env, RoleKey
+from muster._shared.contract import Env, RoleKey
 
 MASK: Final = "***"
 

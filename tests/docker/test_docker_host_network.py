@@ -6,7 +6,7 @@ import socket
 import pytest
 from torchx.specs import AppState
 
-from muster._contract import Env
+from muster._shared.contract import Env
 from muster.components import dist
 from muster.schedulers.docker.spec import HOST_PORTS
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from doubles.samples import make_round
 
-from muster._contract import StatusPageLayout as Layout
+from muster._shared.contract import StatusPageLayout as Layout
 from muster.agent.node import actions as node_actions
 from muster.agent.node import events as node_events
 from muster.agent.node.decisions import decide as decide_node

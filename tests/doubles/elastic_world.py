@@ -11,7 +11,7 @@ from functools import partial
 
 from doubles.rendezvous_world import Instance, Process, Violation, World
 
-from muster._contract import StatusPageLayout as Layout
+from muster._shared.contract import StatusPageLayout as Layout
 from muster.agent.node import actions, events
 from muster.agent.node.decisions import decide
 from muster.agent.node.state import NodeRules, NodeState

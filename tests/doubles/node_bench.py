@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import pytest
 from doubles.samples import make_round
 
-from muster._contract import AskKind
+from muster._shared.contract import AskKind
 from muster.agent.config import AgentConfig, LogConfig, RendezvousConfig
 from muster.agent.diagnosis.report import Failure, Stack
 from muster.agent.errors import SpawnError
@@ -509,9 +509,9 @@ def open_bench(monkeypatch: pytest.MonkeyPatch, folder: Path, **config: Any) -> 
     handlers = {signum: signal.getsignal(signum) for signum in HANDLED}
     bench = Bench(folder, **config)
     monkeypatch.setattr("muster.agent.node.supervisor.become_subreaper", lambda: None)
-    monkeypatch.setattr("muster._processes.send_signal", bench.send_signal)
-    monkeypatch.setattr("muster._processes.list_descendants", bench.list_descendants)
-    monkeypatch.setattr("muster._processes.read_stat", lambda pid: ["S"])
+    monkeypatch.setattr("muster._shared.processes.send_signal", bench.send_signal)
+    monkeypatch.setattr("muster._shared.processes.list_descendants", bench.list_descendants)
+    monkeypatch.setattr("muster._shared.processes.read_stat", lambda pid: ["S"])
     monkeypatch.setattr("muster.agent.diagnosis.stacks.can_dump", lambda pid: True)
     monkeypatch.setattr(
         "muster.agent.diagnosis.hangs.sessions.read_sessions",

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from muster.agent.rendezvous.protocol.codec import encode_message
+from muster._shared.codec import encode_message
 from muster.agent.rendezvous.protocol.framing import FRAME_LIMIT_BYTES, Frame
 from muster.agent.rendezvous.protocol.messages import Message
 

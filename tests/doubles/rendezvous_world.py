@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from muster._shared.records import replace
 from muster.agent.config import RendezvousConfig
 from muster.agent.diagnosis.report import Failure
 from muster.agent.rendezvous.interface import BreakKind, JobEnded, RendezvousFailed, RoundBroken, RoundFormed
@@ -24,7 +25,6 @@ from muster.agent.rendezvous.member.member import Member
 from muster.agent.rendezvous.protocol.messages import Message
 from muster.agent.rendezvous.transport.links import LinkEnd
 from muster.agent.round import Round
-from muster.agent.runtime.records import replace
 
 EPHEMERAL = 40000
 TICK_S = 1e-9

@@ -42,7 +42,7 @@ class Import:
 
     @property
     def place(self) -> str:
-        """The room, or the shared modules beside `_contract` ("")."""
+        """The room, `_shared`, or what lies beside them ("")."""
         first, slash, _ = self.path.partition("/")
         return first if slash else ""
 
@@ -100,7 +100,7 @@ def offenders(wrong: Iterator[Import]) -> list[str]:
 
 
 def test_the_scan_sees_imports_at_all(imports: list[Import]) -> None:
-    assert any(found.module == "muster._contract.AGENT_MODULE" for found in imports)
+    assert any(found.module == "muster._shared.contract.AGENT_MODULE" for found in imports)
     assert {found.place for found in imports} >= {"agent", "components"}
 
 
@@ -127,17 +127,22 @@ def test_the_agent_and_the_shared_modules_are_standard_library_only(imports: lis
         """Under TYPE_CHECKING: never run."""
         return found.top in ("typing_extensions", "_typeshed") and not found.at_import
 
-    places = {"agent", ""}
+    places = {"agent", "_shared", ""}
     ours = (found for found in imports if found.place in places and found.path != "run.py")
     foreign = (found for found in ours if found.top not in allowed)
     assert offenders(found for found in foreign if not torch_is_allowed(found) and not is_for_types(found)) == []
 
 
+def test_what_the_rooms_share_imports_no_room(imports: list[Import]) -> None:
+    ours = (found for found in imports if found.place == "_shared" and found.top == "muster")
+    assert offenders(found for found in ours if not found.module.startswith("muster._shared.")) == []
+
+
 def test_worker_imports_the_contract_and_at_a_breakpoint_the_debugger(imports: list[Import]) -> None:
-    own = [found for found in imports if found.path in ("worker.py", "_debugger.py") and found.top == "muster"]
-    allowed = ("muster._contract", "muster._debugger")
+    own = [found for found in imports if found.path in ("worker.py", "_shared/debugger.py") and found.top == "muster"]
+    allowed = ("muster._shared.contract", "muster._shared.debugger")
     assert offenders(found for found in own if not found.module.startswith(allowed)) == []
-    assert not any(found.module == "muster._debugger" and found.at_import for found in own)
+    assert not any(found.module == "muster._shared.debugger" and found.at_import for found in own)
 
 
 def test_the_python_api_knows_only_the_agents_data(imports: list[Import]) -> None:
@@ -190,14 +195,13 @@ def test_the_agents_ordinary_path_imports_no_asyncio_and_no_torch(imports: list[
         names_wrapper = any(word.startswith("torch_") for word in found.module.split(".")) and found.top == "muster"
         return names_wrapper or found.top in {"asyncio", "torch", "numpy"}
 
-    ordinary = (found for found in imports if found.place in {"agent", ""} and not is_for_torch(found.path))
+    ordinary = (found for found in imports if found.place in {"agent", "_shared", ""} and not is_for_torch(found.path))
     assert offenders(found for found in ordinary if found.at_import and is_heavy(found)) == []
 
 
 # -- inside the agent and the adapters --------------------------------------------------------------------------------
 
 WITHOUT_EFFECT = {
-    "_contract",
     "bisect",
     "collections",
     "dataclasses",
@@ -271,7 +275,7 @@ def test_no_package_imports_a_neighbour_that_imports_it(imports: list[Import]) -
 
 def test_the_runtime_knows_nothing_of_the_agent(imports: list[Import]) -> None:
     runtime = (found for found in imports if found.path.startswith("agent/runtime/") and found.top == "muster")
-    inside = ("muster.agent.runtime.", "muster._contract", "muster._processes")
+    inside = ("muster.agent.runtime.", "muster._shared.")
     assert offenders(found for found in runtime if not found.module.startswith(inside)) == []
 
 
@@ -292,16 +296,16 @@ def test_pure_decisions_import_nothing_that_acts(imports: list[Import]) -> None:
         "muster.agent.rendezvous.interface.",
         "muster.agent.node.",
         "muster.agent.diagnosis.",
-        "muster.agent.runtime.fields.",
+        "muster._shared.fields.",
         "muster.agent.runtime.persistent.",
-        "muster.agent.runtime.records.",
+        "muster._shared.records.",
         "muster.agent.round.",
         "muster.agent.config.",
     )
 
     def acts(found: Import) -> bool:
         if found.top == "muster":
-            return not found.module.startswith((*allowed, "muster._contract."))
+            return not found.module.startswith((*allowed, "muster._shared.contract."))
         return found.top not in WITHOUT_EFFECT
 
     files = [found for found in imports if found.path.startswith(pure)]

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from other_user import OTHER, needs_two_users
 
-from muster import _ownership as ownership
+from muster._shared import ownership
 from muster.schedulers.errors import EngineError, UnsafeFolderError
 from muster.schedulers.supervision.app_folder import AppFolder, AppSpec
 from muster.schedulers.supervision.registry import AppRegistry, find_state_dir

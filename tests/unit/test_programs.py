@@ -2,7 +2,7 @@
 
 import pytest
 
-from muster._programs import explain_missing
+from muster._shared.programs import explain_missing
 
 
 @pytest.fixture

@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 from muster import __version__
-from muster._contract import DEFAULT_DRAIN_LIMIT_S, Env
-from muster._guard import STOP_LIMIT_VARIABLE, parse_stop_limit_s
-from muster._processes import count_usable_cores
+from muster._shared.contract import DEFAULT_DRAIN_LIMIT_S, Env
+from muster._shared.guard import STOP_LIMIT_VARIABLE, parse_stop_limit_s
+from muster._shared.processes import count_usable_cores
 from muster.agent.cli.command_line import FlagValues, describe_seconds, format_help, parse_command_line, parse_seconds
 from muster.agent.cli.rendezvous_flags import build_rendezvous_config, parse_hang_timeout_s
 from muster.agent.config import AgentConfig, LogConfig, RendezvousConfig, Std, StdChoice

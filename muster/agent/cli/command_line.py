@@ -9,9 +9,9 @@ must never make an abbreviation of torchrun's ambiguous; its errors print a page
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from muster._shared.records import record
 from muster.agent.cli.flag_table import FLAGS, GROUPS, Flag
 from muster.agent.errors import UsageError
-from muster.agent.runtime.records import record
 
 ON: Final = "1"
 _BY_NAME: Final = {flag.name: flag for flag in FLAGS}

@@ -5,7 +5,7 @@ Source: torch/distributed/run.py (`get_args_parser`) of torch 2.13 for the flags
 
 from typing import Final
 
-from muster.agent.runtime.records import record
+from muster._shared.records import record
 
 
 @record

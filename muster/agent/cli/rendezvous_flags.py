@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping
 from typing import Final
 
-from muster._contract import DEFAULT_RDZV_PORT, DEFAULT_RUN_ID, RDZV_CONF_KEYS, RDZV_CONF_WITHOUT_EFFECT, Env
+from muster._shared.contract import DEFAULT_RDZV_PORT, DEFAULT_RUN_ID, RDZV_CONF_KEYS, RDZV_CONF_WITHOUT_EFFECT, Env
 from muster.agent.cli.command_line import FlagValues, describe_seconds, parse_seconds
 from muster.agent.config import HANG_TIMEOUT_AUTO, RendezvousConfig, read_token
 from muster.agent.errors import UsageError

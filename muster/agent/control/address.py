@@ -6,9 +6,9 @@ import socket
 import struct
 from typing import Annotated
 
-from muster._contract import AskKind
-from muster.agent.runtime.fields import Limit, Range
-from muster.agent.runtime.records import record
+from muster._shared.contract import AskKind
+from muster._shared.fields import Limit, Range
+from muster._shared.records import record
 
 LEAST_LIMIT_S = 1.0
 MOST_LIMIT_S = 86400.0

@@ -9,7 +9,8 @@ import time
 from collections.abc import Sequence
 from typing import BinaryIO
 
-from muster._contract import AskKind, Env
+from muster._shared.codec import MalformedMessageError, decode, encode
+from muster._shared.contract import AskKind, Env
 from muster.agent.control.address import (
     LEAST_LIMIT_S,
     MOST_LIMIT_S,
@@ -19,7 +20,6 @@ from muster.agent.control.address import (
     list_addresses,
     sign,
 )
-from muster.agent.rendezvous.protocol.codec import MalformedMessageError, decode, encode
 
 ANSWERED, NOT_ANSWERED, MISUSE = 0, 3, 2
 """Exit codes."""

@@ -7,7 +7,8 @@ import os
 import socket
 from collections.abc import Callable
 
-from muster._contract import AskKind, AskOutcome
+from muster._shared.codec import MalformedMessageError, decode, encode
+from muster._shared.contract import AskKind, AskOutcome
 from muster.agent.control.address import (
     LINE_LIMIT_BYTES,
     Greeting,
@@ -17,7 +18,6 @@ from muster.agent.control.address import (
     sign,
 )
 from muster.agent.rendezvous.consensus.actions import Answer
-from muster.agent.rendezvous.protocol.codec import MalformedMessageError, decode, encode
 from muster.agent.runtime.loop import Loop, Timer
 
 PEERS = 16

@@ -9,14 +9,14 @@ import re
 import signal
 from typing import Protocol
 
-from muster._contract import name_signal, read_regular
+from muster._shared.contract import name_signal, read_regular
+from muster._shared.records import record, replace
 from muster.agent.diagnosis.oom import OomWatch
 from muster.agent.diagnosis.report import Failure, OomEvidence
 from muster.agent.diagnosis.tracebacks import read_error_file, read_stderr
 from muster.agent.logs import WorkerStreams
 from muster.agent.round import Round
 from muster.agent.runtime.clock import Clock
-from muster.agent.runtime.records import record, replace
 from muster.agent.workers.pool import WorkerEnd
 
 EARLY_S = 30.0

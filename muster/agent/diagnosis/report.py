@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated
 
-from muster._contract import REPORT_SCHEMA
-from muster.agent.runtime.fields import (
+from muster._shared.contract import REPORT_SCHEMA
+from muster._shared.fields import (
     PACKED,
     Count,
     Integer,
@@ -17,7 +17,7 @@ from muster.agent.runtime.fields import (
     Step,
     Traceback,
 )
-from muster.agent.runtime.records import build, record, replace
+from muster._shared.records import build, record, replace
 
 Values = Annotated[tuple[tuple[Name, Name], ...], Limit(most=8)]
 """What a rank shows beside its step, by name: ("loss", "0.3125"). As text: a message holds no NaN."""

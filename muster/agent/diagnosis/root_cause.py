@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Iterable
 
+from muster._shared.records import record, replace
 from muster.agent.diagnosis.report import (
     ENDED,
     Failure,
@@ -21,7 +22,6 @@ from muster.agent.diagnosis.report import (
     format_size,
     name_ranks,
 )
-from muster.agent.runtime.records import record, replace
 
 REPORT_LIMIT_BYTES = 6 * 1024 * 1024
 """Limit on the size of a report as JSON. A message between members may be much longer."""

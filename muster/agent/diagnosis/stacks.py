@@ -8,11 +8,11 @@ registered it (a `--no-python` program, a worker that is still starting) never g
 import os
 from collections.abc import Callable, Mapping
 
-from muster import _processes
-from muster._contract import read_regular
+from muster._shared import processes
+from muster._shared.contract import read_regular
+from muster._shared.records import record
 from muster.agent.diagnosis.tracebacks import clean_stacks
 from muster.agent.runtime.loop import Loop
-from muster.agent.runtime.records import record
 from muster.agent.workers.spec import get_stack_signal
 
 LIMIT_S = 2.0
@@ -54,7 +54,7 @@ class _Dump:
         if self.has_text:
             self.is_complete = now_s - self._changed_s >= _QUIET_S
         else:
-            self.is_complete = _processes.read_stat(self.target.pid) is None
+            self.is_complete = processes.read_stat(self.target.pid) is None
 
     def read_text(self) -> str:
         """Read what the worker has written; "" when it cannot be read."""
@@ -77,7 +77,7 @@ class _Request:
 def can_dump(pid: int) -> bool:
     """True when the process catches the stack signal and can run its handler now."""
     number = get_stack_signal()
-    if number is None or not _processes.LINUX:
+    if number is None or not processes.LINUX:
         return False
     try:
         with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as file:
@@ -156,7 +156,7 @@ def _request_dump(target: StackTarget, now_s: float) -> _Dump | None:
     if number is None or not can_dump(target.pid):
         return None
     dump = _Dump(target, now_s)
-    _processes.send_signal([target.pid], number)
+    processes.send_signal([target.pid], number)
     return dump
 
 

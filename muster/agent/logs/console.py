@@ -10,7 +10,7 @@ import stat
 import time
 from collections.abc import Callable, Iterable
 
-from muster._contract import show_controls
+from muster._shared.contract import show_controls
 from muster.agent.config import Std
 from muster.agent.logs.console_writer import ConsoleWriter
 from muster.agent.logs.lines import AgentLine, End, Gap, Hold, LineAssembler, Span, cut_warnings

@@ -14,7 +14,7 @@ from muster.agent.logs.lines import AgentLine, Gap, Hold, Piece, Source, Span
 from muster.agent.runtime.clock import Clock
 
 if TYPE_CHECKING:  # needed on a terminal only
-    from muster._progress_bars import ProgressBars
+    from muster._shared.progress_bars import ProgressBars
 
 _WRITE_BYTES = 256 << 10
 _REDRAW_S = 0.05
@@ -354,7 +354,7 @@ class ConsoleWriter:
 
 
 def _open_progress_bars(size_fd: int) -> "ProgressBars":
-    from muster._progress_bars import ProgressBars
+    from muster._shared.progress_bars import ProgressBars
 
     return ProgressBars(lambda: _measure_terminal(size_fd))
 

@@ -13,7 +13,7 @@ import os
 import stat
 from collections.abc import Callable, Iterator
 
-from muster._contract import LogNames
+from muster._shared.contract import LogNames
 from muster.agent.config import Std
 from muster.agent.round import Round
 

@@ -7,8 +7,8 @@ with a carriage return, the sign of a progress bar, are processed line by line.
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
+from muster._shared.records import record
 from muster.agent.round import Round
-from muster.agent.runtime.records import record
 
 LINE_LIMIT_BYTES = 16 << 20
 """A line is kept in memory until it is whole; a longer one is split on the console (never in the file)."""

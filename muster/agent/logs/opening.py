@@ -9,13 +9,13 @@ import os
 from collections.abc import Callable
 from typing import TypeVar
 
+from muster._shared.records import record
 from muster.agent.config import LogConfig, Std
 from muster.agent.errors import EnvironmentFault, InternalError
 from muster.agent.logs.files import LogFile
 from muster.agent.logs.routing import FolderLayout, Layout, WorkerRoute
 from muster.agent.round import Round
 from muster.agent.runtime.loop import Loop, LoopThread, Timer
-from muster.agent.runtime.records import record
 
 T = TypeVar("T")
 

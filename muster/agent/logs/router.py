@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NoReturn
 
+from muster._shared.records import record
 from muster.agent.config import LogConfig, Std
 from muster.agent.errors import SpawnError
 from muster.agent.logs.console import Console
@@ -15,7 +16,6 @@ from muster.agent.logs.pump import PumpGroup, StreamPump, open_pipe
 from muster.agent.logs.routing import FolderLayout, Layout, WorkerStreams, shows_stderr
 from muster.agent.round import Round
 from muster.agent.runtime.loop import Loop, LoopThread, Timer
-from muster.agent.runtime.records import record
 
 if TYPE_CHECKING:  # only with filters
     from muster.agent.logs.line_filter import LineFilter

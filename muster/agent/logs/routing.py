@@ -2,11 +2,11 @@
 
 from typing import Protocol
 
-from muster._contract import LogNames
+from muster._shared.contract import LogNames
+from muster._shared.records import record
 from muster.agent.config import LogConfig, Std
 from muster.agent.logs.files import STACKS, RunFolder, build_filtered_path, build_log_path, build_rank_dir
 from muster.agent.round import Round
-from muster.agent.runtime.records import record
 
 
 @record

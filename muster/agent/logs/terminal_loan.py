@@ -1,4 +1,4 @@
-"""Lends this node's terminal to one worker's debugger at a time. The worker's side is `muster._debugger`.
+"""Lends this node's terminal to one worker's debugger at a time. The worker's side is `muster._shared.debugger`.
 
 A worker asks in its slot of the status page, and is answered there once all earlier output is printed. Then the console
 is held back until the worker has gone on or ended.
@@ -8,9 +8,9 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from muster import _processes
-from muster._contract import StatusPageLayout as Layout
-from muster._guard import GuardLease
+from muster._shared import processes
+from muster._shared.contract import StatusPageLayout as Layout
+from muster._shared.guard import GuardLease
 from muster.agent.logs.router import LogRouter
 from muster.agent.runtime.loop import Loop, Timer
 
@@ -50,7 +50,7 @@ class TerminalLoan:
         self._page = page
         self._nproc = nproc
         self._on_quit = on_quit
-        self._settings: _processes.TerminalSettings | None = None
+        self._settings: processes.TerminalSettings | None = None
         """The terminal's before the loan."""
         self._timer: Timer | None = None
         self.local_rank: int | None = None
@@ -84,7 +84,7 @@ class TerminalLoan:
         asked = self._page.read_debugger(local_rank)
         if asked == Layout.DEBUGGER_WANTS:
             if self._settings is None and self._logs.is_console_held:
-                self._settings = _processes.read_terminal_settings(_TERMINAL_FD)
+                self._settings = processes.read_terminal_settings(_TERMINAL_FD)
                 self._lease.record_terminal(is_lent=True)
                 self._page.write_terminal(local_rank, Layout.TERMINAL_LENT)
             return
@@ -99,7 +99,7 @@ class TerminalLoan:
         self.local_rank = None
         self._page.write_terminal(local_rank, 0)
         if self._settings is not None:
-            _processes.restore_terminal(_TERMINAL_FD, self._settings)
+            processes.restore_terminal(_TERMINAL_FD, self._settings)
             self._settings = None
             self._lease.record_terminal(is_lent=False)
         self._logs.release_console()

@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, TypeAlias
 
-from muster._contract import AskKind, StatusPageLayout
+from muster._shared.contract import AskKind, StatusPageLayout
+from muster._shared.records import record
 from muster.agent.node.events import RoundTimer
 from muster.agent.rendezvous.interface import DrainReport, JobEnded, LateRank, RendezvousFailed
 from muster.agent.round import Checkpoint, Round
-from muster.agent.runtime.records import record
 
 if TYPE_CHECKING:
     from muster.agent.diagnosis.report import RankProgress, RankView

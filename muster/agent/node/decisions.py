@@ -17,7 +17,8 @@ Over 400 lines: every event of a node is here, in the order of a round.
 
 import signal
 
-from muster._contract import ExitCode, name_signal
+from muster._shared.contract import ExitCode, name_signal
+from muster._shared.records import assert_never, replace
 from muster.agent.node.actions import (
     Action,
     BeginRound,
@@ -110,7 +111,6 @@ from muster.agent.rendezvous.interface import (
     StacksWanted,
 )
 from muster.agent.round import Round
-from muster.agent.runtime.records import assert_never, replace
 
 HELD_LINES_S = 0.5
 """How long after another node's end this node may be stopped, too, if both are stopped together."""

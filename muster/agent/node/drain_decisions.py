@@ -14,8 +14,9 @@ which of its ranks are late, and of a pause also when all of them wait.
 
 from typing import TypeAlias
 
-from muster._contract import StatusPageLayout as Layout
-from muster._contract import name_signal
+from muster._shared.contract import StatusPageLayout as Layout
+from muster._shared.contract import name_signal
+from muster._shared.records import assert_never, replace
 from muster.agent.node.actions import (
     Action,
     AskDrain,
@@ -58,7 +59,6 @@ from muster.agent.rendezvous.interface import (
     DrainWithdrawn,
 )
 from muster.agent.round import Round
-from muster.agent.runtime.records import assert_never, replace
 
 DrainDecision: TypeAlias = tuple[NodeState, tuple[Action, ...], bool]
 """As `Decision`, and whether a node that is preempted leaves now."""

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import TYPE_CHECKING, TypeAlias
 
-from muster._contract import AskKind
+from muster._shared.contract import AskKind
+from muster._shared.records import record
 from muster.agent.rendezvous.interface import RendezvousEvent
-from muster.agent.runtime.records import record
 
 if TYPE_CHECKING:
     from muster.agent.node.actions import WorkerStack

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
+from muster._shared.records import record, replace
 from muster.agent.config import AgentConfig
 from muster.agent.diagnosis.failures import FailureCollector
 from muster.agent.diagnosis.oom import OomWatch
@@ -14,7 +15,6 @@ from muster.agent.node.round_workers import RoundWorkers
 from muster.agent.rendezvous.interface import Rendezvous
 from muster.agent.round import Round
 from muster.agent.runtime.loop import Loop
-from muster.agent.runtime.records import record, replace
 from muster.agent.workers.spec import ProgramKind
 
 TEXTS_LIMIT_S = 2.5

@@ -5,8 +5,9 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from muster._contract import ExitCode, LogNames
-from muster._processes import read_peak_bytes
+from muster._shared.contract import ExitCode, LogNames
+from muster._shared.processes import read_peak_bytes
+from muster._shared.records import replace
 from muster.agent.config import AgentConfig, StdChoice
 from muster.agent.diagnosis.report import format_size
 from muster.agent.logs import LogRouter
@@ -14,7 +15,6 @@ from muster.agent.node.actions import Finish
 from muster.agent.rendezvous.interface import JobEnded
 from muster.agent.runtime.event_log import RunTimes
 from muster.agent.runtime.loop import run_limited
-from muster.agent.runtime.records import replace
 
 if TYPE_CHECKING:
     from muster.agent.diagnosis.report import Report

@@ -11,7 +11,8 @@ Ranks that never ask `should_stop` save a checkpoint instead, and get the signal
 lost, the job ends as without the option. A second Ctrl-C kills the workers, as always.
 """
 
-from muster._contract import AskKind, AskOutcome
+from muster._shared.contract import AskKind, AskOutcome
+from muster._shared.records import assert_never, replace
 from muster.agent.node.actions import (
     Action,
     AnswerPerson,
@@ -28,7 +29,6 @@ from muster.agent.node.state import Interrupt, InterruptStep, NodeState, Running
 from muster.agent.node.worker_decisions import OWN_REQUEST, Decision, RequestDecision
 from muster.agent.rendezvous.consensus.actions import Answer
 from muster.agent.rendezvous.interface import RequestAnswered, StacksWanted
-from muster.agent.runtime.records import assert_never, replace
 
 TERMINAL_REQUEST = 1 << 40
 """The number of the terminal's requests; other people's begin with 1."""

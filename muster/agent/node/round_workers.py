@@ -10,16 +10,16 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from muster._contract import Env
-from muster._contract import StatusPageLayout as Layout
-from muster._processes import LINUX
+from muster._shared.contract import Env
+from muster._shared.contract import StatusPageLayout as Layout
+from muster._shared.processes import LINUX
+from muster._shared.records import assert_never, record
 from muster.agent.config import HANG_TIMEOUT_AUTO, AgentConfig
 from muster.agent.errors import SpawnError
 from muster.agent.logs import LogRouter, WorkerStreams
 from muster.agent.node import actions, events
 from muster.agent.round import Round
 from muster.agent.runtime.loop import Loop, Timer
-from muster.agent.runtime.records import assert_never, record
 from muster.agent.runtime.signals import ChildWatch
 from muster.agent.workers.environment import build_worker_env, substitute_macros
 from muster.agent.workers.memory import MemoryWatch
@@ -27,7 +27,7 @@ from muster.agent.workers.pool import LiveWorker, WorkerEnd, WorkerPool
 from muster.agent.workers.spec import ProgramKind, WorkerSpec, WorkerStarter, get_stack_signal
 
 if TYPE_CHECKING:  # loaded when first needed: every import delays the first worker
-    from muster._guard import GuardLease
+    from muster._shared.guard import GuardLease
     from muster.agent.diagnosis.hang import Activity, HangWatch
     from muster.agent.diagnosis.hangs.looks import Reported
     from muster.agent.diagnosis.hangs.servers import Progress, WorkerReader

@@ -6,10 +6,10 @@ from enum import Enum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeAlias
 
-from muster._contract import DEFAULT_DRAIN_LIMIT_S, StatusPageLayout
+from muster._shared.contract import DEFAULT_DRAIN_LIMIT_S, StatusPageLayout
+from muster._shared.records import assert_never, record
 from muster.agent.node.actions import Finish, LeaveJob, LocalFailure, WorkerStack
 from muster.agent.round import Round
-from muster.agent.runtime.records import assert_never, record
 
 if TYPE_CHECKING:
     from muster.agent.node.events import SignalReceived

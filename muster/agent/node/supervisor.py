@@ -12,8 +12,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from muster._guard import GuardLease
-from muster._processes import become_subreaper
+from muster._shared.guard import GuardLease
+from muster._shared.processes import become_subreaper
+from muster._shared.records import assert_never, record
 from muster.agent.config import AgentConfig
 from muster.agent.logs import LogRouter
 from muster.agent.node import actions, events
@@ -25,12 +26,11 @@ from muster.agent.node.transition_log import TransitionLog
 from muster.agent.rendezvous.interface import Rendezvous, RendezvousEvent
 from muster.agent.runtime.event_log import EventLog
 from muster.agent.runtime.loop import Loop
-from muster.agent.runtime.records import assert_never, record
 from muster.agent.runtime.signals import ChildWatch, SignalWatch
 from muster.agent.workers.spec import WorkerStarter
 
 if TYPE_CHECKING:  # loaded when first needed: every import delays the first worker
-    from muster._contract import AskKind
+    from muster._shared.contract import AskKind
     from muster.agent.control import ControlServer
     from muster.agent.control.question import TerminalQuestion
     from muster.agent.diagnosis.report import Failure

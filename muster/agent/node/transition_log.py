@@ -3,8 +3,8 @@
 import os
 from collections.abc import Callable
 
-from muster._contract import LogNames, name_signal
-from muster._contract import StatusPageLayout as Layout
+from muster._shared.contract import LogNames, name_signal
+from muster._shared.contract import StatusPageLayout as Layout
 from muster.agent.logs import open_own
 from muster.agent.node import events
 from muster.agent.node.actions import LocalFailure

@@ -11,7 +11,8 @@ A stop: [stacks], the signal to the workers, one grace period, then SIGKILL.
 import signal
 from typing import TypeAlias
 
-from muster._contract import AskKind, name_signal
+from muster._shared.contract import AskKind, name_signal
+from muster._shared.records import replace
 from muster.agent.node.actions import (
     Action,
     CancelStarts,
@@ -60,7 +61,6 @@ from muster.agent.node.state import (
     Succeeded,
 )
 from muster.agent.round import Round
-from muster.agent.runtime.records import replace
 
 Decision: TypeAlias = tuple[NodeState, tuple[Action, ...]]
 

@@ -6,8 +6,8 @@ Source: torch/distributed/run.py (`determine_local_world_size`) of torch 2.13.
 import sys
 from collections.abc import Mapping
 
-from muster._contract import name_signal
-from muster._processes import count_allowed_cores
+from muster._shared.contract import name_signal
+from muster._shared.processes import count_allowed_cores
 from muster.agent.errors import UsageError
 
 _LIMIT_S = 120.0

@@ -33,10 +33,10 @@ from collections.abc import Callable
 from enum import Enum
 from typing import TYPE_CHECKING, Annotated, Protocol, TypeAlias
 
-from muster._contract import AskKind, StatusPageLayout
+from muster._shared.contract import AskKind, StatusPageLayout
+from muster._shared.fields import Count, Limit, Line, Range, Seconds, Step
+from muster._shared.records import record
 from muster.agent.round import Checkpoint, Round
-from muster.agent.runtime.fields import Count, Limit, Line, Range, Seconds, Step
-from muster.agent.runtime.records import record
 
 if TYPE_CHECKING:  # only a failure loads the report
     from muster.agent.diagnosis.report import Failure, Report, Stack
@@ -263,7 +263,7 @@ PostEvent: TypeAlias = Callable[[RendezvousEvent], None]
 
 
 class Lease(Protocol):
-    """The fencing lease held by the guard; see `muster._guard`."""
+    """The fencing lease held by the guard; see `muster._shared.guard`."""
 
     def renew(self, until_boottime_s: float) -> None:
         """Let the workers run until this time of CLOCK_BOOTTIME; at expiry the guard kills them."""

@@ -3,9 +3,8 @@
 `loop` is the selector of the agent's one thread, and runs in other threads what may block; `clock` the injected time;
 `signals` turns signals and children's ends into calls on the loop (what follows is decided in `node.decisions`);
 `event_log` writes one record per transition (`events.jsonl`, `--event-log-handler`), and `job_object` tells of some in
-Events and annotations of a Job of Kubernetes; `ports` reserves ports; `packages` finds what is installed; `records`
-defines cheap frozen records, `persistent` mappings and sets whose next version costs no copy, `fields` the limited
-types of what records carry between nodes.
+Events and annotations of a Job of Kubernetes; `ports` reserves ports; `packages` finds what is installed; `persistent`
+has mappings and sets whose next version costs no copy. Records are in `muster._shared.records`.
 
 Nothing here knows the rest of the agent, so everything of the agent may import from here.
 """

@@ -21,7 +21,7 @@ class Clock(Protocol):
 
 
 class Suspensions(Protocol):
-    """How long the job was stopped: `muster._guard.SuspendedTime`."""
+    """How long the job was stopped: `muster._shared.guard.SuspendedTime`."""
 
     def read_s(self) -> float:
         """In all."""

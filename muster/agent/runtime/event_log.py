@@ -45,8 +45,8 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
+from muster._shared.records import NO_ITEMS, record
 from muster.agent.runtime.clock import Clock
-from muster.agent.runtime.records import NO_ITEMS, record
 
 EVENT_LOG_HANDLERS = ("null", "console", "dynamic_rendezvous")
 """Values of `--event-log-handler`, by torchrun's names."""

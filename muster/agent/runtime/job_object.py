@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from muster._contract import Env, show_controls
+from muster._shared.contract import Env, show_controls
 
 if TYPE_CHECKING:
     import http.client

@@ -10,11 +10,11 @@ import math
 import os
 from collections.abc import Callable, Iterable, Mapping
 
-from muster._contract import STATUS_SCHEMA, LogNames
+from muster._shared.contract import STATUS_SCHEMA, LogNames
+from muster._shared.records import record
 from muster.agent.logs import open_own
 from muster.agent.round import Round
 from muster.agent.runtime.clock import Clock
-from muster.agent.runtime.records import record
 from muster.agent.workers.status_page import SlotStatus, StatusPage
 
 EVERY_S = 5.0

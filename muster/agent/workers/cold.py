@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import NoReturn
 
-from muster import _processes
+from muster._shared import processes
 from muster.agent.errors import SpawnError
 from muster.agent.workers import program
 from muster.agent.workers.spec import ProgramKind, WorkerSpec
@@ -146,7 +146,7 @@ def spawn(spec: WorkerSpec, *, keep_fd: int | None = None, until_s: float | None
 
 def _read_report(fd: int, until_s: float) -> bytes:
     """The errno of the exec; empty when it has succeeded, or has not ended yet."""
-    return os.read(fd, 16) if _processes.wait_readable(fd, until_s - time.monotonic()) else b""
+    return os.read(fd, 16) if processes.wait_readable(fd, until_s - time.monotonic()) else b""
 
 
 def _close_other_descriptors(kept: Iterable[int]) -> None:
@@ -168,7 +168,7 @@ def _exec_worker(
     code = errno.EINVAL
     try:
         os.setsid()
-        _processes.set_death_signal(signal.SIGKILL)
+        processes.set_death_signal(signal.SIGKILL)
         if os.getppid() != agent_pid:
             os._exit(_EXEC_FAILED)
         for source, target in ((spec.stdout_fd, 1), (spec.stderr_fd, 2)):
@@ -182,7 +182,7 @@ def _exec_worker(
         for signum in _RESET_SIGNALS:
             if signal.getsignal(signum) is not signal.SIG_IGN:
                 signal.signal(signum, signal.SIG_DFL)
-        for signum in _processes.IGNORED_BY_PYTHON:
+        for signum in processes.IGNORED_BY_PYTHON:
             signal.signal(signum, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         os.execvpe(command[0], command, dict(spec.env))  # noqa: S606  # deliberately without a shell

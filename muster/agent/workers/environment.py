@@ -8,10 +8,10 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from muster._contract import Env
+from muster._shared.contract import Env
+from muster._shared.records import replace
 from muster.agent.config import AgentConfig
 from muster.agent.errors import UsageError
-from muster.agent.runtime.records import replace
 from muster.agent.workers.spec import Program, ProgramKind
 
 if TYPE_CHECKING:  # imported before the template starts: its imports delay every first worker

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterator
 
-from muster.agent.runtime.records import record
+from muster._shared.records import record
 
 
 @record

@@ -4,10 +4,10 @@ import os
 import signal
 from collections.abc import Callable
 
-from muster import _processes
+from muster._shared import processes
+from muster._shared.records import record
 from muster.agent.errors import SpawnError
 from muster.agent.runtime.loop import Loop, Timer
-from muster.agent.runtime.records import record
 from muster.agent.runtime.signals import ChildWatch
 from muster.agent.workers.spec import WorkerSpec, WorkerStarter
 
@@ -118,7 +118,7 @@ class WorkerPool:
     def _record_end(self, worker: LiveWorker, code: int) -> None:
         del self._by_pid[worker.pid]
         if self._report_workers is not None:
-            _processes.kill_groups([worker.pid])  # without a subreaper its orphans cannot be found later
+            processes.kill_groups([worker.pid])  # without a subreaper its orphans cannot be found later
         self._report_pids()
         ended_s = self._loop.clock.now_s()
         self._on_ended(WorkerEnd(worker=worker, code=code, ended_s=ended_s, signalled_s=self._signalled_s))
@@ -132,8 +132,8 @@ class WorkerPool:
         """Signal the workers themselves. A stopped one (SIGSTOP) is continued, or it would not handle the signal."""
         self._record_signal()
         pids = list(self._by_pid)
-        _processes.send_signal(pids, signum)
-        _processes.send_signal(pids, signal.SIGCONT)
+        processes.send_signal(pids, signum)
+        processes.send_signal(pids, signal.SIGCONT)
 
     def _record_signal(self) -> None:
         if self._signalled_s is None:
@@ -163,12 +163,12 @@ class WorkerPool:
         if sweep.timer is not None:
             sweep.timer.cancel()
         if self._report_workers is not None:
-            _processes.kill_groups(self._by_pid)
+            processes.kill_groups(self._by_pid)
         sweep.is_looking = True
         sweep.collected.clear()
         me, own = os.getpid(), self._starter.list_own_pids()
         self._loop.call_in_thread(
-            lambda: _processes.list_descendants(me, keep=own), lambda found: self._kill(sweep, found)
+            lambda: processes.list_descendants(me, keep=own), lambda found: self._kill(sweep, found)
         )
 
     def _kill(self, sweep: _Sweep, found: list[int]) -> None:
@@ -177,7 +177,7 @@ class WorkerPool:
         if sweep is not self._sweep:
             return
         sweep.killed = set(found) - sweep.collected
-        _processes.send_signal(sweep.killed, signal.SIGKILL)
+        processes.send_signal(sweep.killed, signal.SIGKILL)
         left_s = sweep.end_s - self._loop.clock.now_s()
         if not found and not self._by_pid:
             self._sweep = None

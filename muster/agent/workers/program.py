@@ -39,7 +39,7 @@ _DROPPED_FLAGS = "ixhV?"
 """-i waits for a terminal at the end; -x skips the first line of *our* file; the others print and exit."""
 _WATCHED = "MUSTER_WATCHED"
 _STATUS_PAGE = "MUSTER_STATUS_PAGE"
-"""Names of `_contract.Env`, which a cold worker has not imported."""
+"""Names of `_shared.contract.Env`, which a cold worker has not imported."""
 _GROUPS_MODULE = "torch.distributed.distributed_c10d"
 _OPTIMIZER_MODULE = "torch.optim.optimizer"
 _OLDEST_TORCH = (2, 4)
@@ -166,7 +166,7 @@ def _choose_place(own_root: str) -> int:
     """
     for place, folder in enumerate(sys.path):
         package = os.path.join(folder, "muster")
-        if os.path.exists(f"{package}/_contract.py"):
+        if os.path.exists(f"{package}/_shared/contract.py") or os.path.exists(f"{package}/_contract.py"):
             theirs = _read_version(f"{package}/__init__.py")
             ours = _read_version(f"{own_root}/muster/__init__.py")
             if theirs != ours:

@@ -5,8 +5,8 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from enum import Enum
 from typing import Protocol
 
+from muster._shared.records import record
 from muster.agent.errors import SpawnError
-from muster.agent.runtime.records import record
 
 
 def get_stack_signal() -> int | None:

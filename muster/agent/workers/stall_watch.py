@@ -10,7 +10,7 @@ An import that waits for one answer from a network looks like one that waits for
 import os
 from collections.abc import Callable, Container, Iterable, Mapping
 
-from muster import _processes
+from muster._shared import processes
 from muster.agent.runtime.loop import Loop
 
 IMPORT_LIMIT_S = 60.0
@@ -21,7 +21,7 @@ SLOW_S = 60.0
 """So long after the request it is said that the answer is still missing."""
 
 LOOK_S = 1.0
-_PARENT, _SESSION = 1, 3  # indices in `_processes.read_stat`
+_PARENT, _SESSION = 1, 3  # indices in `_shared.processes.read_stat`
 
 Activity = Mapping[int, tuple[str, ...]]
 """By process id, what changes whenever the process runs."""
@@ -97,7 +97,7 @@ def read_activity(root: int, others: Container[int]) -> Activity:
         root: the process.
         others: processes that are left out, with what is below them.
     """
-    stats = {pid: stat for pid in _list_pids() if pid not in others and (stat := _processes.read_stat(pid))}
+    stats = {pid: stat for pid in _list_pids() if pid not in others and (stat := processes.read_stat(pid))}
     tree = {root} & stats.keys()
     found = tree
     while found:

@@ -4,7 +4,7 @@ One page per round. It is an anonymous memory file, which workers open as `/proc
 process that uses it, however the agent ends, and no full /dev/shm is in its way. Its size is sealed, so that no worker
 can cut it under the agent's reads (SIGBUS). Only Linux has it; elsewhere workers run without a page.
 
-The other side is `muster.worker`; the layout is `_contract.StatusPageLayout`.
+The other side is `muster.worker`; the layout is `_shared.contract.StatusPageLayout`.
 """
 
 import mmap
@@ -14,8 +14,8 @@ import sys
 import zlib
 from typing import NamedTuple
 
-from muster._contract import Env, has_controls
-from muster._contract import StatusPageLayout as Layout
+from muster._shared.contract import Env, has_controls
+from muster._shared.contract import StatusPageLayout as Layout
 
 _NOEXEC_SEAL = 0x0008
 """MFD_NOEXEC_SEAL of Linux 6.3, which a hardened kernel demands; older kernels refuse it.
@@ -81,7 +81,7 @@ class StatusPage:
         return {Env.STATUS_PAGE: f"/proc/{os.getpid()}/fd/{self._fd}:{self.round_number}:{local_rank}"}
 
     def write_command(self, command: int) -> None:
-        """Write the command for all workers of the node (`_contract.StatusPageLayout.pack_command`); 0 withdraws it."""
+        """Write the command for all workers of the node (`contract.StatusPageLayout.pack_command`); 0 withdraws it."""
         self._words[Layout.COMMAND] = command
 
     def write_deadline(self, deadline_ns: int) -> None:

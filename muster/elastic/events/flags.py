@@ -16,8 +16,8 @@ import threading
 import time
 
 from muster import worker
-from muster._contract import AGENT_ENTRY_NAME, AskKind, AskOutcome, Env
-from muster._control import Answer, parse_answer
+from muster._shared.contract import AGENT_ENTRY_NAME, AskKind, AskOutcome, Env
+from muster._shared.control import Answer, parse_answer
 
 _AGENT = os.path.join(os.path.dirname(os.path.abspath(worker.__file__)), AGENT_ENTRY_NAME)
 _LOOK_S = 0.005

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from muster.agent.runtime.records import record
+from muster._shared.records import record
 
 
 @record

@@ -18,12 +18,12 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from muster import _guard, _processes
-from muster._contract import ADOPTED_FLAG
+from muster._shared import guard, processes
+from muster._shared.contract import ADOPTED_FLAG
+from muster._shared.records import record
 from muster.agent.adopted import AGENT, GUARD, encode_fds
 from muster.agent.driven import send_identity
 from muster.agent.errors import SpawnError
-from muster.agent.runtime.records import record
 from muster.agent.workers import stall_watch
 from muster.elastic.fork.call import ForkedCall
 from muster.elastic.fork.descriptors import close_all_but, silence
@@ -59,7 +59,7 @@ def fork_tree(call: ForkedCall, start: AgentStart, own_fds: Sequence[int]) -> No
     old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     lease_fds: tuple[int, ...] = ()
     try:
-        lease_fds = _guard.make_lease_fds()
+        lease_fds = guard.make_lease_fds()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # since Python 3.12 of threads, which are no hazard here, see `hazards`
             pid = posix.fork()
@@ -77,11 +77,11 @@ def _wait_for_end(pid: int) -> None:
     looks, activity = 0, None
     fd = os.pidfd_open(pid)
     try:
-        while not _processes.wait_readable(fd, stall_watch.LOOK_S):
+        while not processes.wait_readable(fd, stall_watch.LOOK_S):
             before, activity = activity, stall_watch.read_activity(pid, ())
             looks = looks + 1 if activity == before else 0
             if looks * stall_watch.LOOK_S >= stall_watch.ANSWER_LIMIT_S:
-                _processes.send_signal(activity, signal.SIGKILL)
+                processes.send_signal(activity, signal.SIGKILL)
                 raise SpawnError(
                     f"cannot fork the job's processes from this program: a fork of it stood still for "
                     f"{stall_watch.ANSWER_LIMIT_S:.0f} s; a handler that a module gave to os.register_at_fork may wait "
@@ -98,7 +98,7 @@ def _run(body: Callable[[], object]) -> NoReturn:
     try:
         body()
     except BaseException:  # noqa: BLE001  # whatever it is, the program's own frames must not see it here
-        _processes.write_stderr(f"muster: cannot fork the job's processes:\n{traceback.format_exc()}")
+        processes.write_stderr(f"muster: cannot fork the job's processes:\n{traceback.format_exc()}")
     finally:
         os._exit(1)
 
@@ -111,7 +111,7 @@ def _run_intermediate(tree: _Tree) -> NoReturn:
 
 def _become_guard(tree: _Tree) -> None:
     os.setpgid(0, 0)  # a terminal's Ctrl-C, and a notebook's interrupt, are for the program only
-    _processes.become_subreaper()
+    processes.become_subreaper()
     send_identity(tree.start.control, GUARD)
     _redirect(tree.start)
     pid = posix.fork()
@@ -133,8 +133,8 @@ def _redirect(start: AgentStart) -> None:
 
 def _become_agent(tree: _Tree) -> None:
     guard_pid, agent_pid = os.getppid(), os.getpid()
-    _processes.set_death_signal(signal.SIGTERM)
-    _processes.become_subreaper()
+    processes.set_death_signal(signal.SIGTERM)
+    processes.become_subreaper()
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     pid = posix.fork()
     if pid == 0:
@@ -153,7 +153,7 @@ def _exec(start: AgentStart, args: Sequence[str], kept: Sequence[int]) -> None:
     close_all_but(kept)
     for fd in kept:
         os.set_inheritable(fd, True)
-    for number in _processes.IGNORED_BY_PYTHON:
+    for number in processes.IGNORED_BY_PYTHON:
         signal.signal(number, signal.SIG_DFL)
     *interpreter, entry = start.python
     words = [*interpreter, "-S", entry, ADOPTED_FLAG, *args]

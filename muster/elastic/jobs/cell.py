@@ -1,6 +1,6 @@
 """A job's output in a notebook: lines go to the cell in the order in which they came, progress bars into one display.
 
-The agent marks the state of each progress bar, once a second (see `_contract.Env.LIVE_BARS`). Rows of a stream cannot
+The agent marks the state of each progress bar, once a second (see `contract.Env.LIVE_BARS`). Rows of a stream cannot
 be drawn again in a notebook, so the bars of all ranks share one display, which is updated in place.
 """
 

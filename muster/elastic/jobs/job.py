@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
-from muster._contract import Env
+from muster._shared.contract import Env
 from muster.agent.diagnosis.report import Report
 from muster.agent.driven import REPORT_NAME
 from muster.agent.errors import EnvironmentFault
@@ -37,7 +37,7 @@ class Outcome:
     """How a job ended on this node."""
 
     code: int | None
-    """The agent's exit code, see `_contract.ExitCode`; None: the guard was killed, and the agent ended with it."""
+    """The agent's exit code, see `contract.ExitCode`; None: the guard was killed, and the agent ended with it."""
     error: str | None = None
     """One line, when the agent could not start or the nodes did not find each other."""
     report: Report | None = None

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import muster
-from muster import _processes
-from muster._contract import AGENT_ENTRY_NAME, DRIVEN_FLAG, Env
+from muster._shared import processes
+from muster._shared.contract import AGENT_ENTRY_NAME, DRIVEN_FLAG, Env
 from muster.agent.errors import EnvironmentFault
 
 FOLDER_MARK = "{{muster.folder}}"
@@ -143,7 +143,7 @@ class AgentProcess:
     def _wait_for_guard(self) -> None:
         """Wait for the guard's first message, which it sends before anything else."""
         while self._guard_fd < 0:
-            _processes.wait_readable(self._control.fileno(), None)
+            processes.wait_readable(self._control.fileno(), None)
             if self.receive() is None:
                 raise EnvironmentFault("the agent could not be started: its process ended at once")
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from muster._contract import AGENT_BUNDLE_NAME, Env
+from muster._shared.contract import AGENT_BUNDLE_NAME, Env
 from muster.schedulers.agent_command import is_python
 from muster.schedulers.docker.spec import AGENT_DIR, HOST_NETWORK, STATE_DIR, AppRequest, ContainerRequest, Label
 

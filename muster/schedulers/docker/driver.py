@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from muster import _processes
-from muster._contract import LogNames
+from muster._shared import processes
+from muster._shared.contract import LogNames
 from muster.schedulers.docker.engine.client import Engine
 from muster.schedulers.docker.engine.container_state import ContainerFacts
 from muster.schedulers.docker.engine.errors import DockerError, EngineUnavailable, NotFound
@@ -171,7 +171,7 @@ class DockerDriver:
             elif self._app.owns_network:
                 self._engine.remove_network(self._app.network)
         except DockerError as error:
-            _processes.write_stderr(f"not removed, use muster delete: {error}\n")  # the supervisor's log
+            processes.write_stderr(f"not removed, use muster delete: {error}\n")  # the supervisor's log
 
     # -- carried out by the pool --------------------------------------------------------------------------------------
 
@@ -328,7 +328,7 @@ class DockerDriver:
                 was_away = True
             except DockerError as error:
                 # The engine answers, but this request failed: the watcher must go on. The supervisor's log gets a line.
-                _processes.write_stderr(f"retrying: {error}\n")
+                processes.write_stderr(f"retrying: {error}\n")
             except Exception as error:  # noqa: BLE001  # a bug: without a watcher the app would never end
                 if told != repr(error):
                     told = repr(error)

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from torchx.specs import AppDef, BindMount, DeviceMount, Role, VolumeMount
 
-from muster._contract import Env, RoleKey
+from muster._shared.contract import Env, RoleKey
 from muster.schedulers import naming
 from muster.schedulers.agent_command import assign_run_ids, is_agent_role, rewrite_agent_args, rewrite_image_args
 from muster.schedulers.docker.option_values import LAST_PORT, PublishedPort

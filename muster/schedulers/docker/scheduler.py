@@ -12,8 +12,8 @@ from torchx.schedulers.api import DescribeAppResponse, ListAppResponse, Stream
 from torchx.specs import AppDef, AppDryRunInfo, AppState, Role, is_terminal
 from torchx.workspace.api import WorkspaceMixin
 
-from muster._contract import AskKind, LogNames
-from muster._control import Answer
+from muster._shared.contract import AskKind, LogNames
+from muster._shared.control import Answer
 from muster.schedulers import naming
 from muster.schedulers.bundle import build_agent_bundle
 from muster.schedulers.docker import devices

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
-from muster._contract import Env
+from muster._shared.contract import Env
 from muster.schedulers.docker.spec import AppRequest
 
 SHARED_NETWORK: Final = "muster-shared"

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Final
 
-from muster._contract import Env
+from muster._shared.contract import Env
 from muster.schedulers.secret_variables import mask_args, mask_env
 
 AGENT_DIR: Final = "/opt/muster"

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from muster._contract import Env
+from muster._shared.contract import Env
 from muster.schedulers.errors import SchedulerError
 from muster.schedulers.naming import build_role_labels
 

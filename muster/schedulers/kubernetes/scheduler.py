@@ -13,8 +13,8 @@ from torchx.schedulers.api import DescribeAppResponse, ListAppResponse, Stream
 from torchx.specs import AppDef, AppDryRunInfo, Role, runopts
 from torchx.workspace.api import WorkspaceMixin
 
-from muster._contract import AskKind, AskOutcome
-from muster._control import Answer, count_nodes
+from muster._shared.contract import AskKind, AskOutcome
+from muster._shared.control import Answer, count_nodes
 from muster.schedulers.errors import EngineError, SchedulerError
 from muster.schedulers.kubernetes.labels import WORKSPACE_KEY, find_submitter
 from muster.schedulers.kubernetes.manifests.bundles import pack_workspace

@@ -11,7 +11,7 @@ an app or a user removes the folder by hand: an app that has ended needs nothing
 
 from typing import Any
 
-from muster._processes import LINUX
+from muster._shared.processes import LINUX
 
 
 def create_scheduler(session_name: str, **kwargs: Any) -> Any:

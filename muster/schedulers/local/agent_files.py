@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from muster._contract import LogNames, read_regular
+from muster._shared.contract import LogNames, read_regular
 from muster.schedulers.failure_report import describe_running, parse_attempt, parse_report
 
 _TAIL_BYTES = 64 << 10

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from muster import _processes
-from muster._contract import AGENT_BUNDLE_NAME, NEVER_RETRY, Env, ExitCode
+from muster._shared import processes
+from muster._shared.contract import AGENT_BUNDLE_NAME, NEVER_RETRY, Env, ExitCode
 from muster.schedulers.failure_report import USAGE_LINE_LIMIT_BYTES, describe_report, find_usage_line
 from muster.schedulers.local.agent_files import read_report
 from muster.schedulers.local.capture import Capture, log_path
@@ -178,7 +178,7 @@ class LocalDriver:
     def _kill_tree(self, replica: ReplicaId) -> None:
         running = self._running.get(replica)
         if running is not None:
-            _processes.kill_descendants(running.pid)
+            processes.kill_descendants(running.pid)
             self._signal(replica, signal.SIGKILL)
 
 
@@ -213,13 +213,13 @@ def kill_orphans(guards: set[int]) -> None:
     """Kill and reap the children of this process that are not live guards, and all their descendants."""
     deadline_s = time.monotonic() + ORPHAN_LIMIT_S
     while time.monotonic() < deadline_s:
-        parents = _processes.list_parents()
+        parents = processes.list_parents()
         ours = [pid for pid, parent in parents.items() if parent == os.getpid() and pid not in guards]
         if not ours:
             return
         for pid in ours:
-            _processes.kill_descendants(pid)
-            _processes.send_signal([pid], signal.SIGKILL)
+            processes.kill_descendants(pid)
+            processes.send_signal([pid], signal.SIGKILL)
             os.waitpid(pid, os.WNOHANG)
         time.sleep(0.001)
 
@@ -234,7 +234,7 @@ def _guard_command(spec: AppSpec, command: list[str]) -> list[str]:
     """Build the command that runs `command` under the guard, without imports from the working directory."""
     program = (
         f"import sys; sys.path[:] = [*(path for path in sys.path if path), {spec.import_root!r}]\n"
-        "from muster._guard import main\n"
+        "from muster._shared.guard import main\n"
         "sys.exit(main(sys.argv[1:]))"
     )
     return [sys.executable, "-c", program, "--", *command]

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
-from muster import _processes
+from muster._shared import processes
 from muster.schedulers.supervision.driver import StartError
 
 
@@ -57,7 +57,7 @@ def _exec_program(launch: Launch, parent: int, error_fd: int) -> NoReturn:
     what = launch.cwd
     try:
         os.setsid()
-        _processes.set_death_signal(signal.SIGTERM)
+        processes.set_death_signal(signal.SIGTERM)
         if os.getppid() != parent:
             os._exit(128 + signal.SIGTERM)
         null = os.open(os.devnull, os.O_RDONLY)

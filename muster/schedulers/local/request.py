@@ -8,7 +8,7 @@ from typing import Any
 
 from torchx.specs import AppDef, Role
 
-from muster._contract import Env
+from muster._shared.contract import Env
 from muster.schedulers.agent_command import AGENT_ENTRY, assign_run_ids, is_agent_role, rewrite_agent_args
 from muster.schedulers.grace import build_drain_env, decide_app_grace_s
 from muster.schedulers.local.devices import VISIBLE, DeviceRequest, assign_devices, share_devices

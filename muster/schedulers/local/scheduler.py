@@ -16,9 +16,9 @@ from typing import Any
 from torchx.schedulers.api import DescribeAppResponse, ListAppResponse
 from torchx.specs import AppDef, AppDryRunInfo, AppState
 
-from muster._contract import AGENT_MODULE, AskKind, Env
-from muster._control import Answer
-from muster._programs import explain_missing
+from muster._shared.contract import AGENT_MODULE, AskKind, Env
+from muster._shared.control import Answer
+from muster._shared.programs import explain_missing
 from muster.schedulers.agent_command import build_ask_command, find_program, is_agent_role
 from muster.schedulers.errors import EngineError, SchedulerError, UnsafeFolderError, describe_os_error
 from muster.schedulers.failure_report import join_roles, read_error_file

@@ -5,7 +5,7 @@ Elsewhere it could neither tell which process owns an app nor whether it is aliv
 
 import sys
 
-from muster import _processes
+from muster._shared import processes
 from muster.schedulers.errors import PlatformError
 from muster.schedulers.runner.command_line import print_errors_as_lines
 
@@ -16,7 +16,7 @@ def require_linux(scheduler: str) -> None:
     Raises:
         PlatformError: one line that says what works here.
     """
-    if _processes.LINUX:
+    if processes.LINUX:
         return
     print_errors_as_lines()
     raise PlatformError(

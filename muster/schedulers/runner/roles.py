@@ -7,7 +7,7 @@ from typing import Final
 from torchx.specs import AppDef, Role, macros
 from torchx.specs.api import RetryPolicy
 
-from muster._contract import Env
+from muster._shared.contract import Env
 from muster.schedulers.agent_command import is_agent_role
 from muster.schedulers.errors import SchedulerError
 from muster.schedulers.supervision.state import RetryScope, SupervisedRole

@@ -26,8 +26,8 @@ from torchx.schedulers.api import DescribeAppResponse, ListAppResponse, Schedule
 from torchx.specs import AppDef, AppDryRunInfo, AppState
 from torchx.specs.api import NONE, ReplicaStatus, RoleStatus
 
-from muster._contract import AskKind, show_controls
-from muster._control import Answer, ControlError, ExitCode
+from muster._shared.contract import AskKind, show_controls
+from muster._shared.control import Answer, ControlError, ExitCode
 from muster.schedulers.errors import SchedulerError
 from muster.schedulers.runner import callers
 from muster.schedulers.runner.app_codec import load_app

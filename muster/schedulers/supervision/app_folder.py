@@ -31,8 +31,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from muster import _processes
-from muster._contract import parse_json
+from muster._shared import processes
+from muster._shared.contract import parse_json
 from muster.schedulers.supervision.machine import Machine
 from muster.schedulers.supervision.state import (
     AppPhase,
@@ -80,12 +80,12 @@ class ProcessId:
     @staticmethod
     def of(pid: int) -> "ProcessId | None":
         """The process that has this pid now; None when there is none."""
-        fields = _processes.read_stat(pid)
+        fields = processes.read_stat(pid)
         return None if fields is None else ProcessId(pid=pid, start_ticks=fields[19])
 
     def is_alive(self) -> bool:
         """Whether exactly this process still runs (a zombie does not)."""
-        fields = _processes.read_stat(self.pid)
+        fields = processes.read_stat(self.pid)
         return fields is not None and fields[19] == self.start_ticks and fields[0] not in ("Z", "X")
 
 

@@ -16,8 +16,8 @@ from dataclasses import replace
 from typing import Final, TypeAlias
 from urllib.parse import quote
 
-from muster._contract import AskKind, AskOutcome
-from muster._control import Answer, ControlError, ExitCode, ask_first, build_words, count_nodes, merge_answers
+from muster._shared.contract import AskKind, AskOutcome
+from muster._shared.control import Answer, ControlError, ExitCode, ask_first, build_words, count_nodes, merge_answers
 from muster.schedulers.errors import describe_os_error
 from muster.schedulers.supervision import client
 from muster.schedulers.supervision.app_folder import DRAIN_WORD, RESIZE_WORD, AppFolder, AppRecord, AppSpec, StateError

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from muster import _processes
-from muster._ownership import make_folders
+from muster._shared import processes
+from muster._shared.ownership import make_folders
 from muster.schedulers.supervision.app_folder import (
     INTERRUPT_WORD,
     AppFolder,
@@ -300,7 +300,7 @@ def _wait_process(pid: int, limit_s: float) -> None:
     except ProcessLookupError:
         return
     try:
-        _processes.wait_readable(pidfd, limit_s)
+        processes.wait_readable(pidfd, limit_s)
     finally:
         os.close(pidfd)
 

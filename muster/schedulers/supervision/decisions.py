@@ -1,6 +1,6 @@
 """Decides what a supervisor does with the replicas of its app: pure, from state and event to new state and actions.
 
-There are two kinds of roles. A role of our agent has exit codes with a meaning (`_contract.ExitCode`): 1 and 2 are
+There are two kinds of roles. A role of our agent has exit codes with a meaning (`contract.ExitCode`): 1 and 2 are
 final, 69 and an end by signal are lost replicas, which are started again one by one, at most `max_retries` per role,
 because the agents of the others keep running meanwhile. 143 means preempted: when one node is, the agents of all may
 end with it after they have saved at one step, so it uses no retry. Any other role keeps TorchX's meaning: every failure
@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final, TypeAlias
 
-from muster._contract import NEVER_RETRY, ExitCode, show_controls
-from muster._control import count_nodes
+from muster._shared.contract import NEVER_RETRY, ExitCode, show_controls
+from muster._shared.control import count_nodes
 from muster.schedulers.supervision.actions import Action, Finish, Kill, Linger, Start, Stop
 from muster.schedulers.supervision.events import (
     Begin,

@@ -5,7 +5,7 @@
 <state> is $XDG_STATE_HOME, else ~/.local/state; if neither is writable, /tmp/muster-<uid>. Nothing is removed
 automatically: `muster delete` removes one app, and a user may remove an app's folder, or all of it, by hand.
 
-What lies in these folders is started with this user's rights, so `_ownership` looks before anything is read.
+What lies in these folders is started with this user's rights, so `_shared.ownership` looks before anything is read.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from muster._ownership import check_folder, make_folders
+from muster._shared.ownership import check_folder, make_folders
 from muster.schedulers.errors import UnsafeFolderError
 from muster.schedulers.supervision.app_folder import AppFolder, may_hold_app
 

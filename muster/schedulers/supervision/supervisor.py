@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from muster import _processes
+from muster._shared import processes
 from muster.schedulers.supervision import actions, decisions, events
 from muster.schedulers.supervision.app_folder import (
     DRAIN_WORD,
@@ -122,7 +122,7 @@ class Supervisor:
             self._folder.write_record(self._record)
         except OSError as error:
             # Its log is on that disk, too.
-            _processes.write_stderr(f"muster: cannot write {self._folder.state_file}: {error.strerror}\n")
+            processes.write_stderr(f"muster: cannot write {self._folder.state_file}: {error.strerror}\n")
             return False
         return True
 
@@ -165,7 +165,7 @@ class Supervisor:
 def sweep(deadline_s: float) -> None:
     """Kill and reap all descendants of this process until there are none, or until this monotonic time."""
     while time.monotonic() < deadline_s:
-        killed = _processes.kill_descendants(os.getpid())
+        killed = processes.kill_descendants(os.getpid())
         if not _reap() and not killed:
             return
         time.sleep(0.002)
@@ -266,7 +266,7 @@ def supervise(folder: AppFolder, report_ready: Callable[[str], None], *, recover
         if earlier is not None and earlier.app.phase is AppPhase.ENDED:
             report_ready("ok")
             return
-        _processes.become_subreaper()
+        processes.become_subreaper()
         spec = folder.read_spec()
         event_queue = EventQueue()
         watch_signals(event_queue)

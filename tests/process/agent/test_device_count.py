@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from muster._processes import count_allowed_cores, count_usable_cores
+from muster._shared.processes import count_allowed_cores, count_usable_cores
 from muster.agent.errors import UsageError
 from muster.agent.placement.device_count import count_workers
 

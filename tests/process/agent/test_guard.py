@@ -10,9 +10,9 @@ from collections.abc import Callable
 import pytest
 from harness import Tree, run_tree
 
-from muster import _processes
+from muster._shared import processes
 
-GUARD = [sys.executable, "-m", "muster._guard", "--"]
+GUARD = [sys.executable, "-m", "muster._shared.guard", "--"]
 
 
 @pytest.mark.parametrize(
@@ -89,9 +89,9 @@ def test_a_guard_with_a_death_signal_gives_no_grace() -> None:
     """As local_cwd starts it: the parent's death signal is set, and the charge ignores SIGTERM."""
     parent = textwrap.dedent("""
         import os, subprocess, sys
-        from muster import _processes
+        from muster._shared import processes
         def bind():
-            _processes.set_death_signal(15)
+            processes.set_death_signal(15)
         guard = subprocess.Popen(sys.argv[1:], preexec_fn=bind)
         guard.wait()
     """)
@@ -112,7 +112,7 @@ def wait_until(holds: Callable[[], bool], timeout_s: float = 20) -> None:
 
 FENCED = """
 import os, signal, subprocess, sys, time
-from muster._guard import run_guarded
+from muster._shared.guard import run_guarded
 from muster.agent.runtime.clock import SystemClock
 
 def body(lease):
@@ -135,7 +135,7 @@ def test_the_lease_fences_even_when_the_agent_is_stopped(how: str) -> None:
     with Tree([sys.executable, "-c", FENCED, how]) as tree:
         agent, child = (int(word) for word in tree.wait_for_line("ready .* .*")[0].split()[1:])
         if how == "stop":
-            wait_until(lambda: child not in _processes.list_parents())
+            wait_until(lambda: child not in processes.list_parents())
             os.kill(agent, signal.SIGCONT)
         outcome = tree.wait()
     assert outcome.exit_code == 4, outcome.explain()
@@ -149,7 +149,7 @@ def test_a_released_lease_kills_no_process() -> None:
 
 
 def test_an_exception_in_the_body_is_shown_and_fails() -> None:
-    script = "import sys; from muster._guard import run_guarded; sys.exit(run_guarded(lambda lease: 1 // 0))"
+    script = "import sys; from muster._shared.guard import run_guarded; sys.exit(run_guarded(lambda lease: 1 // 0))"
     outcome = run_tree([sys.executable, "-c", script])
     assert outcome.exit_code == 1
     assert "ZeroDivisionError" in outcome.stderr

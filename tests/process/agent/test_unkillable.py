@@ -12,7 +12,7 @@ from harness import Outcome, Tree, run_tree, wait_until
 from subreaper import list_processes
 
 LIMIT = {"TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT": "0.5"}
-GUARD = [sys.executable, "-m", "muster._guard", "--"]
+GUARD = [sys.executable, "-m", "muster._shared.guard", "--"]
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def test_the_guard_names_what_it_cannot_end_and_ends(freezer: Freezer) -> None:
 
 FENCED = """
 import os, signal, subprocess, sys
-from muster._guard import run_guarded
+from muster._shared.guard import run_guarded
 from muster.agent.runtime.clock import SystemClock
 
 def body(lease):

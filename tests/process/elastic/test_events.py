@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from muster._contract import AskKind, AskOutcome
+from muster._shared.contract import AskKind, AskOutcome
 from muster.elastic.events.flags import _Requests
 
 

@@ -14,8 +14,8 @@ from control_jobs import COMMANDS, continue_process, list_answers, start_job
 from harness import wait_until
 from torchx import specs
 
-from muster._contract import AskKind, AskOutcome
-from muster._control import ControlError, ExitCode
+from muster._shared.contract import AskKind, AskOutcome
+from muster._shared.control import ControlError, ExitCode
 from muster.cli import operations
 from muster.cli.commands import main
 from muster.schedulers.errors import EngineError, RightError

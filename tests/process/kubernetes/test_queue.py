@@ -8,7 +8,7 @@ from doubles.kubernetes_kueue import Kueue
 from torchx import specs
 from torchx.specs.api import AppState
 
-from muster._control import ExitCode
+from muster._shared.control import ExitCode
 from muster.cli.commands import main as run_muster
 from muster.schedulers.errors import EngineError, RightError
 from muster.schedulers.kubernetes.api.objects import Objects

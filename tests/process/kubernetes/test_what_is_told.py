@@ -6,7 +6,7 @@ import pytest
 from torchx import specs
 from torchx.specs.api import AppState, AppStatus
 
-from muster._control import ExitCode
+from muster._shared.control import ExitCode
 from muster.cli.commands import main
 from muster.schedulers.errors import EngineError
 

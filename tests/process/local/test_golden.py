@@ -13,7 +13,7 @@ from torchx.runner import Runner, get_runner
 from torchx.schedulers.api import Stream
 from torchx.specs import AppState, Resource, RetryPolicy, Role
 
-from muster._control import ControlError
+from muster._shared.control import ControlError
 from muster.cli import operations
 
 pytestmark = pytest.mark.torchx

@@ -17,6 +17,7 @@ from doubles.rendezvous_links import FakeLink, encode_and_decode
 from harness import Tree
 from other_user import OTHER, call_as_other, needs_two_users, other_dir, shared_dir
 
+from muster._shared.records import replace
 from muster.agent.config import RendezvousConfig
 from muster.agent.control.server import ControlServer
 from muster.agent.rendezvous.backends.selection import create_rendezvous
@@ -28,7 +29,6 @@ from muster.agent.rendezvous.protocol.discovery_messages import LeaderQuery
 from muster.agent.rendezvous.protocol.framing import VERSION, build_frame
 from muster.agent.rendezvous.transport.tcp_network import TcpNetwork
 from muster.agent.runtime.loop import Loop
-from muster.agent.runtime.records import replace
 
 __all__ = ["other_dir", "shared_dir"]
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from subreaper import list_descendants
 
-from muster import _processes
+from muster._shared import processes
 from muster.agent.runtime.loop import Loop
 from muster.agent.runtime.signals import ChildWatch, SignalWatch
 from muster.agent.workers import cold
@@ -73,7 +73,7 @@ class Parent:
 
 @pytest.fixture
 def parent() -> Iterator[Parent]:
-    _processes.become_subreaper()
+    processes.become_subreaper()
     before = set(os.listdir("/proc/self/fd"))
     made = Parent()
     yield made
@@ -173,7 +173,7 @@ def test_a_status_that_another_thread_took_is_no_success(parent: Parent) -> None
 
 def test_a_sweep_does_not_list_all_processes_at_each_death(parent: Parent, monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[int] = []
-    list_parents = _processes.list_parents
+    list_parents = processes.list_parents
 
     def count() -> dict[int, int]:
         looks.append(1)
@@ -203,7 +203,7 @@ def test_a_sweep_does_not_list_all_processes_at_each_death(parent: Parent, monke
     while len(said) < 12:
         said += os.read(read_fd, 100)
     os.close(read_fd)
-    monkeypatch.setattr(_processes, "list_parents", count)
+    monkeypatch.setattr(processes, "list_parents", count)
     pool.sweep(lambda: swept.append(True), lambda pids: pytest.fail(f"{pids} did not end"), limit_s=60.0)
     parent.turn_until(lambda: swept)
     assert sorted(end.worker.local_rank for end in ended) == list(range(12))
@@ -239,7 +239,7 @@ def test_a_debugger_that_collects_first_costs_no_time(parent: Parent) -> None:
 
 
 def test_a_sweep_gives_up_what_does_not_end(parent: Parent, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_processes, "send_signal", lambda pids, signum: None)  # as if the kernel kept them
+    monkeypatch.setattr(processes, "send_signal", lambda pids, signum: None)  # as if the kernel kept them
     started: list[LiveWorker] = []
     pool = WorkerPool(
         parent.loop,
@@ -280,13 +280,13 @@ def test_a_long_look_at_all_processes_does_not_hold_up_the_loop(
     parent: Parent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     has_turned = threading.Event()
-    list_descendants = _processes.list_descendants
+    list_descendants = processes.list_descendants
 
     def look(root: int, *, keep: frozenset[int]) -> list[int]:
         assert has_turned.wait(30), "the loop waits for the look"
         return list_descendants(root, keep=keep)
 
-    monkeypatch.setattr(_processes, "list_descendants", look)
+    monkeypatch.setattr(processes, "list_descendants", look)
     ended: list[WorkerEnd] = []
     pool = make_pool(parent, [], ended)
     start_sleepers(pool, 2)
@@ -305,7 +305,7 @@ def test_what_was_collected_during_a_look_is_not_killed(parent: Parent, monkeypa
     start_sleepers(pool, 2)
     pids = [worker.pid for worker in started]
     killed: list[list[int]] = []
-    send_signal = _processes.send_signal
+    send_signal = processes.send_signal
 
     def record(targets: set[int], signum: int) -> None:
         killed.append(sorted(targets))
@@ -320,8 +320,8 @@ def test_what_was_collected_during_a_look_is_not_killed(parent: Parent, monkeypa
             return pids
         return []
 
-    monkeypatch.setattr(_processes, "send_signal", record)
-    monkeypatch.setattr(_processes, "list_descendants", look)
+    monkeypatch.setattr(processes, "send_signal", record)
+    monkeypatch.setattr(processes, "list_descendants", look)
     swept: list[bool] = []
     pool.sweep(lambda: swept.append(True), lambda pids: pytest.fail(f"{pids} did not end"), limit_s=60.0)
     parent.turn_until(lambda: swept)
@@ -346,7 +346,7 @@ def test_an_error_of_a_look_is_raised_on_the_loop(parent: Parent, monkeypatch: p
     def look(_root: int, *, keep: frozenset[int]) -> list[int]:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
-    monkeypatch.setattr(_processes, "list_descendants", look)
+    monkeypatch.setattr(processes, "list_descendants", look)
     pool = make_pool(parent, [], [])
     pool.sweep(lambda: pytest.fail("not swept"), lambda pids: pytest.fail(f"{pids} did not end"), limit_s=60.0)
     with pytest.raises(OSError, match="Too many open files"):

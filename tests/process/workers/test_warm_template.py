@@ -16,10 +16,10 @@ from fidelity import DRIVER, PROBES, Probe, build_env, compare, run_started
 from harness import Tree, wait_until
 from subreaper import list_processes
 
-from muster import _processes
+from muster._shared import processes
+from muster._shared.records import replace
 from muster.agent.runtime.loop import Loop
 from muster.agent.runtime.ports import PortReservation
-from muster.agent.runtime.records import replace
 from muster.agent.runtime.signals import ChildWatch, SignalWatch
 from muster.agent.workers import stall_watch
 from muster.agent.workers.cold import CommandStarter
@@ -98,7 +98,7 @@ class Agent:
 @pytest.fixture
 def make_agent() -> Iterator[Callable[..., Agent]]:
     before = set(os.listdir("/proc/self/fd"))
-    _processes.become_subreaper()
+    processes.become_subreaper()
     STRANGERS[:] = []
     STRANGERS[:] = list_children()
     agents: list[Agent] = []
@@ -212,7 +212,7 @@ def test_a_sweep_spares_workers_being_forked(make_agent: Callable[..., Agent], s
     for count in range(2, 8):
         agent.starter.park(2)
         while not agent.has("workers_parked", count):
-            _processes.kill_descendants(os.getpid(), keep=agent.starter.list_own_pids())
+            processes.kill_descendants(os.getpid(), keep=agent.starter.list_own_pids())
             agent.loop.turn(0.001)
         parked = {one.pid for one in agent.starter._parked}
         agent.start()
@@ -361,9 +361,7 @@ def test_the_end_of_the_store_is_reported(make_user: Callable[..., StoreUser]) -
     assert user.lost == ["lost its store: the store's process was killed by SIGKILL"]
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", user.port))
-    _processes.send_signal(
-        list(user.agent.started.values()), signal.SIGKILL
-    )  # one that came too late tries for minutes
+    processes.send_signal(list(user.agent.started.values()), signal.SIGKILL)  # one that came too late tries for minutes
     user.agent.wait_for_end()
 
 

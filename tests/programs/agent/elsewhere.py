@@ -1,9 +1,9 @@
 """The agent as on a system without subreapers, death signals, shared timers and /proc: as on macOS."""
 import sys
 
-from muster import _processes
+from muster._shared import processes
 
-_processes.LINUX = False
+processes.LINUX = False
 
 from muster.agent.__main__ import main
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from muster._contract import Env
+from muster._shared.contract import Env
 from muster.agent.cli import arguments
 from muster.agent.cli.arguments import parse_args
 from muster.agent.cli.rendezvous_flags import parse_endpoint

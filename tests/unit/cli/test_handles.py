@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from muster._control import ControlError, ExitCode
+from muster._shared.control import ControlError, ExitCode
 from muster.cli import handles
 from muster.cli.handles import find_app, list_names
 from muster.schedulers import kubernetes

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from muster._contract import LogNames
+from muster._shared.contract import LogNames
 from muster.agent.logs.files import RunFolder
 from muster.cli import leftovers
 

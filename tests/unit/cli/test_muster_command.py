@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from muster import __version__
-from muster._contract import AskOutcome
-from muster._control import Answer, ControlError, ExitCode, LateRank, RankStack, merge_answers
+from muster._shared.contract import AskOutcome
+from muster._shared.control import Answer, ControlError, ExitCode, LateRank, RankStack, merge_answers
 from muster.cli import answers, operations, prune
 from muster.cli.commands import build_parser, main
 from muster.cli.completion import build_completion, list_options

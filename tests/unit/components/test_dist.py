@@ -13,7 +13,7 @@ from torchx.specs import macros
 from torchx.specs.builders import materialize_appdef
 from torchx.specs.finder import ComponentValidationException, get_components
 
-from muster._contract import AGENT_MODULE, RoleKey
+from muster._shared.contract import AGENT_MODULE, RoleKey
 from muster.components import dist
 
 pytestmark = pytest.mark.torchx

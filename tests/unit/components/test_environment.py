@@ -7,7 +7,7 @@ import pytest
 from torchx.specs.builders import materialize_appdef
 from torchx.specs.finder import ComponentValidationException
 
-from muster._contract import RoleKey
+from muster._shared.contract import RoleKey
 from muster.components import dist
 from muster.components.environment import parse_env
 

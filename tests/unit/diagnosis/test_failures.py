@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from doubles.samples import make_round
 
-from muster._contract import name_signal
+from muster._shared.contract import name_signal
 from muster.agent.diagnosis.failures import FailureCollector, FailureContext, build_failure, read_crash
 from muster.agent.diagnosis.report import OomEvidence
 from muster.agent.diagnosis.report_files import build_torch_error

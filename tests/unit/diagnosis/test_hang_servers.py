@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from muster._shared.records import replace
 from muster.agent.diagnosis.hangs import servers
 from muster.agent.diagnosis.hangs.collectives import find_cause
 from muster.agent.diagnosis.hangs.servers import Answer, Place, Progress, WorkerReader
 from muster.agent.diagnosis.report import Collective, Group
-from muster.agent.runtime.records import replace
 
 SESSIONS = {7: [(7, 1)]}
 ENTERED = Group(name="0", description="default_pg", entered=3, completed=2)
@@ -155,7 +155,7 @@ def test_a_worker_that_does_not_answer_is_named_with_its_state(
     state: str, clause: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The kernel's states are made up: nothing here can be brought into D. The others wait in all-reduce 3."""
-    monkeypatch.setattr("muster._processes.read_stat", lambda pid: [state if pid == 8 else "S"])
+    monkeypatch.setattr("muster._shared.processes.read_stat", lambda pid: [state if pid == 8 else "S"])
     monkeypatch.setattr(servers, "_has_groups", lambda pid: True)
     places = servers.find_places({7: [(7, 1)], 8: [(8, 1)]})
     waits = Collective(number=3, operation="all_reduce", sizes="", age_s=62.0, is_done=False)

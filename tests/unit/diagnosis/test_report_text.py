@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from muster._contract import TERMINATION_LOG_LIMIT_BYTES
+from muster._shared.contract import TERMINATION_LOG_LIMIT_BYTES
+from muster._shared.records import replace
 from muster.agent.diagnosis.report import Failure, OomEvidence, RankProgress, Report, Stack, name_ranks, print_values
 from muster.agent.diagnosis.report_files import (
     build_termination_message,
@@ -19,7 +20,6 @@ from muster.agent.diagnosis.report_files import (
 from muster.agent.diagnosis.report_text import format_report, format_steps
 from muster.agent.diagnosis.root_cause import find_root
 from muster.agent.diagnosis.tracebacks import find_place, has_printed
-from muster.agent.runtime.records import replace
 
 TRACEBACK = 'Traceback (most recent call last):\n  File "/w/main.py", line 3, in <module>\nValueError: boom'
 

@@ -2,6 +2,7 @@
 
 from doubles.samples import make_failure
 
+from muster._shared.records import replace
 from muster.agent.diagnosis.hang_cause import put_program_first
 from muster.agent.diagnosis.report import (
     ENDED,
@@ -22,7 +23,6 @@ from muster.agent.diagnosis.root_cause import (
     describe_failure,
 )
 from muster.agent.rendezvous.restart_budget import find_final_failure
-from muster.agent.runtime.records import replace
 
 
 def see(when_s: float, global_rank: int, **changes) -> DatedFailure:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from muster import _processes
+from muster._shared import processes
 from muster.agent.diagnosis import stacks
 from muster.agent.diagnosis.stacks import LIMIT_S, StackCollector, StackTarget
 from muster.agent.diagnosis.tracebacks import clean_stacks, read_stderr
@@ -58,8 +58,8 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     world = World(tmp_path)
     monkeypatch.setattr(stacks, "can_dump", lambda pid: pid in world.alive)
     monkeypatch.setattr(stacks, "get_stack_signal", lambda: 59)
-    monkeypatch.setattr(_processes, "send_signal", lambda pids, _signum: world.signalled.extend(pids))
-    monkeypatch.setattr(_processes, "read_stat", lambda pid: ["S"] if pid in world.alive else None)
+    monkeypatch.setattr(processes, "send_signal", lambda pids, _signum: world.signalled.extend(pids))
+    monkeypatch.setattr(processes, "read_stat", lambda pid: ["S"] if pid in world.alive else None)
     yield world
     world.loop.close()
 

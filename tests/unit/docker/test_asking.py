@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from muster._control import NO_AGENT
+from muster._shared.control import NO_AGENT
 from muster.schedulers.docker.engine.errors import Conflict
 from muster.schedulers.docker.live import asking
 from muster.schedulers.supervision.state import ReplicaId

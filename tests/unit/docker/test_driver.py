@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from muster._contract import AGENT_BUNDLE_NAME, LogNames
+from muster._shared.contract import AGENT_BUNDLE_NAME, LogNames
 from muster.schedulers.docker import driver as drivers
 from muster.schedulers.docker.driver import DockerDriver
 from muster.schedulers.docker.engine import outside_stops

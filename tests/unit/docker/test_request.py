@@ -7,7 +7,7 @@ import socket
 import pytest
 from torchx.specs import AppDef, BindMount, DeviceMount, Resource, Role, VolumeMount
 
-from muster._contract import Env, RoleKey
+from muster._shared.contract import Env, RoleKey
 from muster.schedulers.docker import spec
 from muster.schedulers.docker.container_body import (
     EngineFacts,

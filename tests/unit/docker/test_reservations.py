@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torchx.specs import AppDef, Resource, Role
 
-from muster._contract import Env
+from muster._shared.contract import Env
 from muster.schedulers.docker.container_body import EngineFacts, ImageFacts
 from muster.schedulers.docker.engine.container_state import ContainerFacts
 from muster.schedulers.docker.engine.errors import DockerError

@@ -7,7 +7,7 @@ import doc_pages
 import pytest
 import yaml
 
-from muster._contract import Env
+from muster._shared.contract import Env
 from muster.cli.commands import build_parser
 from muster.schedulers.docker.options import DockerOptions
 from muster.schedulers.kubernetes.options import Options as KubernetesOptions

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from muster._contract import ExitCode
+from muster._shared.contract import ExitCode
 from muster.agent.cli.flag_table import FLAGS
 from muster.components import dist
 from muster.schedulers.runner.option_records import list_options

@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 from torchx import specs
 
-from muster._contract import RoleKey
+from muster._shared.contract import RoleKey
 from muster.schedulers.errors import SchedulerError
 from muster.schedulers.kubernetes.labels import APPDEF_ANNOTATION, find_submitter
 from muster.schedulers.kubernetes.manifests.app_annotation import decode_app

@@ -7,7 +7,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from muster._contract import Env
+from muster._shared.contract import Env
 from muster.schedulers.local.driver import LocalDriver
 from muster.schedulers.local.replica_process import Launch
 from muster.schedulers.supervision.app_folder import AppSpec

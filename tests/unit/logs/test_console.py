@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from terminal import render
 
-from muster._progress_bars import ProgressBars, fit_row
+from muster._shared.progress_bars import ProgressBars, fit_row
 from muster.agent.config import Std
 from muster.agent.logs import console as consoles
 from muster.agent.logs.console import Console, Feed

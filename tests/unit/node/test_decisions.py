@@ -9,7 +9,8 @@ from doubles import samples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from muster._contract import AskKind, AskOutcome, ExitCode
+from muster._shared.contract import AskKind, AskOutcome, ExitCode
+from muster._shared.records import replace
 from muster.agent.node.actions import (
     Action,
     AskPerson,
@@ -90,7 +91,6 @@ from muster.agent.rendezvous.interface import (
     StacksWanted,
 )
 from muster.agent.round import Checkpoint
-from muster.agent.runtime.records import replace
 
 make_round = partial(samples.make_round, restarts_left=3)
 

@@ -5,8 +5,9 @@ import signal
 import pytest
 from doubles.samples import make_round
 
-from muster._contract import ExitCode
-from muster._contract import StatusPageLayout as Layout
+from muster._shared.contract import ExitCode
+from muster._shared.contract import StatusPageLayout as Layout
+from muster._shared.records import replace
 from muster.agent.node.actions import (
     AskDrain,
     CollectStacks,
@@ -62,7 +63,6 @@ from muster.agent.rendezvous.interface import (
     JobEnded,
     RoundBroken,
 )
-from muster.agent.runtime.records import replace
 
 ROUND = make_round(number=3, group_rank=1, group_world_size=2, rank_offset=2, world_size=4)
 BEGUN = DrainBegun(round_number=3, drain=1, limit_s=8.0)

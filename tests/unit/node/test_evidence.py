@@ -4,10 +4,10 @@ from types import SimpleNamespace
 
 from doubles.samples import make_round
 
+from muster._shared.records import replace
 from muster.agent.diagnosis.hangs.servers import DEADLINE_S, JOIN_S
 from muster.agent.node.evidence import OTHERS_S, TEXTS_LIMIT_S, Evidence
 from muster.agent.node.worker_decisions import STACKS_LIMIT_S
-from muster.agent.runtime.records import replace
 from muster.agent.workers.memory import MemoryWatch
 from muster.agent.workers.spec import ProgramKind
 

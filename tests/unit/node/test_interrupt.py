@@ -5,7 +5,8 @@ import signal
 import pytest
 from doubles.samples import make_round
 
-from muster._contract import AskKind, AskOutcome
+from muster._shared.contract import AskKind, AskOutcome
+from muster._shared.records import replace
 from muster.agent.node.actions import (
     AnswerPerson,
     AskPerson,
@@ -24,7 +25,6 @@ from muster.agent.node.request_decisions import TERMINAL_REQUEST, parse_choice
 from muster.agent.node.state import NodeRules, NodeState, Rejoin, Running, Stopping
 from muster.agent.rendezvous.consensus.actions import Answer
 from muster.agent.rendezvous.interface import BreakKind, JobEnded, RequestAnswered, RoundBroken, RoundFormed
-from muster.agent.runtime.records import replace
 
 ROUND = make_round(number=3, restarts_left=1)
 CTRL_C = SignalReceived(signum=signal.SIGINT, is_at_terminal=True)

@@ -2,8 +2,9 @@
 
 from doubles.samples import make_round
 
-from muster._contract import AskKind, AskOutcome
-from muster._contract import StatusPageLayout as Layout
+from muster._shared.contract import AskKind, AskOutcome
+from muster._shared.contract import StatusPageLayout as Layout
+from muster._shared.records import replace
 from muster.agent.diagnosis.report import Stack
 from muster.agent.node.actions import (
     AnswerPerson,
@@ -43,7 +44,6 @@ from muster.agent.rendezvous.interface import (
     RoundFormed,
     StacksWanted,
 )
-from muster.agent.runtime.records import replace
 
 ROUND = make_round(number=3, rank_offset=2)
 ASKED = Requested(request=1, kind=AskKind.PAUSE, limit_s=30.0)

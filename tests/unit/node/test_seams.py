@@ -260,7 +260,7 @@ def test_in_a_hang_the_workers_get_no_signal_before_recorders_and_stacks_are_rea
         bench.send_signal(pids, signum)
 
     monkeypatch.setattr(servers, "read_workers", read)
-    monkeypatch.setattr("muster._processes.send_signal", send)
+    monkeypatch.setattr("muster._shared.processes.send_signal", send)
     bench.on("idle", 1, lambda: bench.break_round(1, BreakKind.FINAL, stacks=True))
     bench.on("stopped", 1, lambda: bench.end_job(succeeded=False))
     assert bench.run() == 1

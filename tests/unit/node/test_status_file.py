@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from doubles.samples import make_round
 
-from muster._contract import StatusPageLayout as Layout
+from muster._shared.contract import StatusPageLayout as Layout
 from muster.agent.telemetry import Pause, StatusFile
 from muster.agent.workers.status_page import StatusPage
 from muster.schedulers.failure_report import describe_progress

@@ -4,9 +4,10 @@ import pytest
 from doubles.samples import make_failure
 from doubles.two_members import TwoMembers
 
-from muster._contract import AskKind, AskOutcome
-from muster._contract import StatusPageLayout as Layout
-from muster._control import parse_answer
+from muster._shared.codec import encode
+from muster._shared.contract import AskKind, AskOutcome
+from muster._shared.contract import StatusPageLayout as Layout
+from muster._shared.control import parse_answer
 from muster.agent.diagnosis.report import ENDED, Collective, Group, RankProgress, RankView, Stack
 from muster.agent.rendezvous.consensus.actions import (
     Answer,
@@ -30,7 +31,6 @@ from muster.agent.rendezvous.consensus.events import (
     Succeeded,
 )
 from muster.agent.rendezvous.interface import AskingRank, DrainReport, LateRank
-from muster.agent.rendezvous.protocol.codec import encode
 
 
 class Job(TwoMembers):

@@ -3,6 +3,7 @@
 import pytest
 from doubles.samples import make_failure
 
+from muster._shared.records import replace
 from muster.agent.diagnosis.report import Failure, FinalFailure, Stack
 from muster.agent.rendezvous.consensus.actions import (
     BreakRound,
@@ -35,7 +36,6 @@ from muster.agent.rendezvous.consensus.quorum import RecoveredRound
 from muster.agent.rendezvous.consensus.state import FOREVER, Forming, JobState, RoundRunning, build_initial_state
 from muster.agent.rendezvous.consensus.waits import LEASE_RETRY_S
 from muster.agent.rendezvous.interface import BreakKind
-from muster.agent.runtime.records import replace
 
 
 def rules(min_nodes: int, max_nodes: int, max_restarts: int = 1) -> ConsensusRules:

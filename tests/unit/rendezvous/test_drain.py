@@ -6,7 +6,7 @@ import random
 import pytest
 from doubles.samples import make_failure
 
-from muster._contract import StatusPageLayout
+from muster._shared.contract import StatusPageLayout
 from muster.agent.rendezvous.consensus.actions import BeginDrain, BreakRound, CommitDrain, EndJob, Notify, WithdrawDrain
 from muster.agent.rendezvous.consensus.decisions import decide
 from muster.agent.rendezvous.consensus.drain import choose_step

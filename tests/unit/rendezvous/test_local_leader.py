@@ -2,8 +2,8 @@
 
 import pytest
 
-from muster._contract import AskKind, AskOutcome
-from muster._contract import StatusPageLayout as Layout
+from muster._shared.contract import AskKind, AskOutcome
+from muster._shared.contract import StatusPageLayout as Layout
 from muster.agent.cli.arguments import parse_args
 from muster.agent.rendezvous.backends.static import StandaloneRendezvous
 from muster.agent.rendezvous.interface import (

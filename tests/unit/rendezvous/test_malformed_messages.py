@@ -15,6 +15,9 @@ from doubles.samples import make_failure
 from hypothesis import given
 from hypothesis import strategies as st
 
+from muster._shared.codec import MalformedMessageError, MessageUnion
+from muster._shared.fields import Shared
+from muster._shared.records import replace
 from muster.agent.config import RendezvousConfig
 from muster.agent.diagnosis.report import FinalFailure, OomEvidence, Report, Stack
 from muster.agent.rendezvous.consensus.decisions import decide
@@ -40,12 +43,9 @@ from muster.agent.rendezvous.member.server import build_rules
 from muster.agent.rendezvous.protocol import discovery_messages as discovery
 from muster.agent.rendezvous.protocol import leader_messages as down
 from muster.agent.rendezvous.protocol import member_messages as up
-from muster.agent.rendezvous.protocol.codec import MalformedMessageError, MessageUnion
 from muster.agent.rendezvous.protocol.job_rules import build_job_rules
 from muster.agent.rendezvous.protocol.messages import Message
-from muster.agent.runtime.fields import Shared
 from muster.agent.runtime.loop import Loop
-from muster.agent.runtime.records import replace
 
 # -- a valid message of every type --------------------------------------------------------------------------------
 

@@ -16,6 +16,9 @@ from doubles.samples import make_failure
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from muster._shared.codec import MalformedMessageError, MessageUnion, decode, encode, encode_message
+from muster._shared.fields import HOST_NAME, PACKED, Limit, Range, Shared
+from muster._shared.records import record, replace
 from muster.agent.diagnosis.report import Failure, Group, OomEvidence, RankView, Report, Stack
 from muster.agent.rendezvous.backends import torch_messages
 from muster.agent.rendezvous.consensus.events import Failed, Stopped
@@ -23,11 +26,8 @@ from muster.agent.rendezvous.interface import BreakKind
 from muster.agent.rendezvous.protocol import discovery_messages as discovery
 from muster.agent.rendezvous.protocol import leader_messages as down
 from muster.agent.rendezvous.protocol import member_messages as up
-from muster.agent.rendezvous.protocol.codec import MalformedMessageError, MessageUnion, decode, encode, encode_message
 from muster.agent.rendezvous.protocol.framing import FRAME_LIMIT_BYTES, MAC_BYTES, UNAUTHENTICATED_LIMIT_BYTES
 from muster.agent.rendezvous.protocol.messages import Message
-from muster.agent.runtime.fields import HOST_NAME, PACKED, Limit, Range, Shared
-from muster.agent.runtime.records import record, replace
 
 UNIONS: list[MessageUnion] = [
     up.MEMBER_MESSAGES,

@@ -5,6 +5,8 @@ import json
 
 import pytest
 
+from muster._shared.codec import decode, encode
+from muster._shared.records import replace
 from muster.agent.rendezvous.consensus.quorum import (
     QuorumRound,
     RecoveredRound,
@@ -13,8 +15,6 @@ from muster.agent.rendezvous.consensus.quorum import (
     may_form_round,
     may_take_over,
 )
-from muster.agent.rendezvous.protocol.codec import decode, encode
-from muster.agent.runtime.records import replace
 
 
 def quorum_round(

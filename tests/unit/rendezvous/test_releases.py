@@ -8,11 +8,11 @@ import pytest
 from doubles.rendezvous_links import FakeHandle, FakeLink, FakeNetwork, StandingClock
 
 from muster import __version__
+from muster._shared.codec import encode_message
 from muster.agent.config import RendezvousConfig
 from muster.agent.rendezvous.interface import Notice
 from muster.agent.rendezvous.leader.peer_lines import LIMIT, PeerLines
 from muster.agent.rendezvous.member.member import Member
-from muster.agent.rendezvous.protocol.codec import encode_message
 from muster.agent.rendezvous.protocol.discovery_messages import DiscoveryRole, QueryReply
 from muster.agent.rendezvous.protocol.framing import FRAME_LIMIT_BYTES
 from muster.agent.rendezvous.protocol.job_rules import build_job_rules

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from muster._shared.records import replace
 from muster.agent.logs import open_own
 from muster.agent.runtime.clock import SystemClock
 from muster.agent.runtime.event_log import EVENT_LOG_HANDLERS, EventLog, EventRecord, JsonlSink, open_sinks
-from muster.agent.runtime.records import replace
 
 RECORD = EventRecord(
     time_s=1.0, monotonic_s=2.0, node=0, node_index=0, round=1, attempt=0, what="round_formed", ranks=(0, 1)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from muster.agent.runtime.records import record, replace
+from muster._shared.records import record, replace
 
 
 @record

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from muster._contract import AGENT_SHORT_SWITCHES, AGENT_SWITCHES
+from muster._shared.contract import AGENT_SHORT_SWITCHES, AGENT_SWITCHES
 from muster.agent.cli.command_line import parse_command_line
 from muster.agent.cli.flag_table import FLAGS
 from muster.agent.errors import UsageError

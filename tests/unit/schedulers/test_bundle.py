@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from torchx.specs import Resource, Role
 
-from muster._contract import AGENT_BUNDLE_NAME
+from muster._shared.contract import AGENT_BUNDLE_NAME
 from muster.schedulers import bundle
 from muster.schedulers.agent_command import is_agent_command, is_agent_role, rewrite_agent_args
 
@@ -89,9 +89,12 @@ class TestAgentBundle:
     def test_holds_the_agent_and_no_adapter(self):
         with zipfile.ZipFile(io.BytesIO(bundle.build_agent_bundle())) as archive:
             names = archive.namelist()
-        assert {"__main__.py", "muster/__init__.py", "muster/_contract.py", "muster/agent/runtime/loop.py"} <= set(
-            names
-        )
+        assert {
+            "__main__.py",
+            "muster/__init__.py",
+            "muster/_shared/contract.py",
+            "muster/agent/runtime/loop.py",
+        } <= set(names)
         assert not [name for name in names if "schedulers" in name or "components" in name or "__pycache__" in name]
 
     def test_main_compiles_on_an_old_python(self):

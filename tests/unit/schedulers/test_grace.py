@@ -3,7 +3,7 @@
 import pytest
 from torchx.specs import Resource, Role
 
-from muster._contract import DEFAULT_DRAIN_LIMIT_S
+from muster._shared.contract import DEFAULT_DRAIN_LIMIT_S
 from muster.schedulers.errors import SchedulerError
 from muster.schedulers.grace import (
     DEFAULT_SHUTDOWN_TIMEOUT_S,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from muster import _processes
+from muster._shared import processes
 from muster.schedulers import docker, local
 from muster.schedulers.errors import EngineError
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.torchx
     ],
 )
 def test_what_needs_linux_says_so_in_one_line(monkeypatch, factory, name):
-    monkeypatch.setattr(_processes, "LINUX", False)
+    monkeypatch.setattr(processes, "LINUX", False)
     with pytest.raises(EngineError, match=f"the scheduler {name} needs Linux, this is linux: run torchx in") as raised:
         factory("test")
     assert isinstance(raised.value, ModuleNotFoundError)  # what `torchx runopts` prints as a line

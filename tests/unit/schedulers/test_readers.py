@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster._control import parse_answer
+from muster._shared.control import parse_answer
 from muster.schedulers.docker.engine.errors import one_line
 from muster.schedulers.failure_report import (
     describe_progress,

@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 from doubles.samples import make_round
 
+from muster._shared import records
+from muster._shared.records import replace
 from muster.agent.cli.arguments import parse_args
 from muster.agent.config import AgentConfig
 from muster.agent.errors import UsageError
-from muster.agent.runtime import records
-from muster.agent.runtime.records import replace
 from muster.agent.workers.environment import build_worker_env, substitute_macros
 from muster.agent.workers.spec import Program, ProgramKind
 

@@ -10,7 +10,7 @@ from contextlib import closing
 import pytest
 from doubles.node_bench import BenchLoop, FakeChildren, FakeClock, JumpingSelector
 
-from muster import _processes
+from muster._shared import processes
 from muster.agent.errors import SpawnError
 from muster.agent.runtime.loop import Loop
 from muster.agent.workers import stall_watch
@@ -57,7 +57,7 @@ class World:
         self.looks = 0
         self.others: Container[int] = ()
         monkeypatch.setattr(stall_watch, "read_activity", self.read)
-        monkeypatch.setattr(_processes, "send_signal", self.send)
+        monkeypatch.setattr(processes, "send_signal", self.send)
 
     def read(self, root: int, others: Container[int]) -> stall_watch.Activity:
         self.others = others

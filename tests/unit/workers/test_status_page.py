@@ -11,8 +11,8 @@ import zlib
 import pytest
 
 from muster import worker
-from muster._contract import Env
-from muster._contract import StatusPageLayout as Layout
+from muster._shared.contract import Env
+from muster._shared.contract import StatusPageLayout as Layout
 from muster.agent.workers.status_page import StatusPage
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs memory files, which only Linux has")

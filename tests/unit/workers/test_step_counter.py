@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from muster._contract import Env
-from muster._contract import StatusPageLayout as Layout
+from muster._shared.contract import Env
+from muster._shared.contract import StatusPageLayout as Layout
 from muster.agent.workers import program
 from muster.agent.workers.hooks import steps
 from muster.agent.workers.status_page import StatusPage

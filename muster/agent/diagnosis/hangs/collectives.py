@@ -17,8 +17,8 @@ that are left, the one that waits longest counts.
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
+from muster._shared.records import record
 from muster.agent.diagnosis.report import ENDED, Collective, Group, RankView, name_ranks
-from muster.agent.runtime.records import record
 
 _STATES = {"T": "is stopped (SIGSTOP)", "t": "is stopped by a debugger", "D": "is in an uninterruptible system call"}
 _STATES[ENDED] = "has ended"

@@ -10,7 +10,7 @@ Whatever was learned, and with a limit in seconds too, a rank that waits in a co
 ends it.
 """
 
-from muster.agent.runtime.records import record
+from muster._shared.records import record
 
 FACTOR = 5.0
 """A limit is so many times the longest pause. NVRx has the same margin."""

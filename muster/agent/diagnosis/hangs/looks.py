@@ -6,12 +6,12 @@ The looks may block, and run in a thread. What the workers have reported is read
 import time
 from collections.abc import Mapping
 
+from muster._shared.records import record
 from muster.agent.diagnosis.hangs import servers, sessions
 from muster.agent.diagnosis.hangs.sessions import ProcessKey, Reading
 from muster.agent.diagnosis.report import Group, RankProgress, RankView, print_values
 from muster.agent.diagnosis.report_text import format_rate
 from muster.agent.round import Round
-from muster.agent.runtime.records import record
 from muster.agent.workers.status_page import SlotStatus
 
 APART_S = 1.0

@@ -6,10 +6,10 @@ entries stay "scheduled" and are done when `retired`; its `pg_config` says nothi
 
 from collections.abc import Mapping, Sequence
 
-from muster._contract import parse_json
+from muster._shared.contract import parse_json
+from muster._shared.fields import MOST
+from muster._shared.records import record
 from muster.agent.diagnosis.report import ENTRY_LIMIT, Collective, Group
-from muster.agent.runtime.fields import MOST
-from muster.agent.runtime.records import record
 
 _DTYPES = {"Float": "float32", "Double": "float64", "Half": "float16", "BFloat16": "bfloat16", "Long": "int64"}
 _DTYPES |= {"Int": "int32", "Short": "int16", "Char": "int8", "Byte": "uint8", "Bool": "bool"}

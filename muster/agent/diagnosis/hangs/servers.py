@@ -12,11 +12,11 @@ import threading
 import time
 from collections.abc import Iterable, Mapping
 
-from muster import _processes
+from muster._shared import processes
+from muster._shared.records import record, replace
 from muster.agent.diagnosis.hangs.limits import TORCH_MARGIN_S
 from muster.agent.diagnosis.hangs.reading import read_groups, read_recorder
 from muster.agent.diagnosis.report import Collective, Group, RankView
-from muster.agent.runtime.records import record, replace
 
 DEADLINE_S = 1.0
 """The longest that one worker's answer may take. 2000 entries take 0.1 s."""
@@ -58,7 +58,7 @@ def find_places(sessions: Mapping[int, Iterable[tuple[int, int]]]) -> dict[int, 
 
 def _find_place(pid: int, members: Iterable[int]) -> Place:
     server_pid = next((each for each in (pid, *sorted(members)) if _has_groups(each)), None)
-    stat = _processes.read_stat(server_pid or pid)
+    stat = processes.read_stat(server_pid or pid)
     return Place(pid=pid, state="" if stat is None else stat[0], server_pid=server_pid)
 
 

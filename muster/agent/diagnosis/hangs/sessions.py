@@ -6,8 +6,8 @@ import threading
 from collections.abc import Collection, Mapping
 from typing import TypeAlias
 
-from muster import _processes
-from muster.agent.runtime.records import record
+from muster._shared import processes
+from muster._shared.records import record
 
 ProcessKey: TypeAlias = tuple[int, int]
 """A process id and the start time of the process (clock ticks since boot), because ids are reused."""
@@ -117,11 +117,11 @@ def read_sessions(
         sizes: reads how much that is; None: what is written does not matter.
     """
     sessions: dict[int, dict[ProcessKey, Reading]] = {pid: {} for pid in stack_files}
-    if not _processes.LINUX:
+    if not processes.LINUX:
         return sessions
     tick_s = 1.0 / os.sysconf("SC_CLK_TCK")
     for name in os.listdir("/proc"):
-        stat = _processes.read_stat(int(name)) if name.isdigit() else None
+        stat = processes.read_stat(int(name)) if name.isdigit() else None
         if stat is None or int(stat[3]) not in sessions:
             continue
         # A process that has ended writes nothing, and only root may read how much it has written.

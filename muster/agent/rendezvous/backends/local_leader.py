@@ -4,6 +4,7 @@ The decisions are those of `consensus.drain`, about a job with one member. Impor
 asks: most jobs of one node end without.
 """
 
+from muster._shared.records import assert_never, replace
 from muster.agent.rendezvous.consensus import drain, events
 from muster.agent.rendezvous.consensus.actions import (
     Action,
@@ -30,7 +31,6 @@ from muster.agent.rendezvous.interface import (
 from muster.agent.round import Checkpoint
 from muster.agent.runtime.clock import Clock
 from muster.agent.runtime.persistent import PersistentMap
-from muster.agent.runtime.records import assert_never, replace
 
 MEMBER_ID = "this"
 

@@ -1,10 +1,10 @@
 """Chooses the backend, and imports only that one."""
 
+from muster._shared.records import replace
 from muster.agent.config import RendezvousConfig
 from muster.agent.errors import UsageError
 from muster.agent.rendezvous.interface import Lease, Notice, PostEvent, Rendezvous
 from muster.agent.runtime.loop import Loop
-from muster.agent.runtime.records import replace
 
 OWN_NAMES = frozenset({"muster", "c10d"})
 """On our command line `c10d` means muster's own; torch's is `c10d-torch`."""

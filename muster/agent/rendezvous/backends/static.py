@@ -7,7 +7,7 @@ more than one node `member` implements `static`: no node can know alone whether 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from muster._contract import AskKind
+from muster._shared.contract import AskKind
 from muster.agent.config import RendezvousConfig
 from muster.agent.rendezvous.backends.restart_policy import LocalRestartPolicy, Next
 from muster.agent.rendezvous.interface import (

@@ -9,7 +9,8 @@ nodes; torch's agent instead takes 300 s of waiting for success.
 from collections.abc import Callable
 from typing import Protocol
 
-from muster._contract import AskKind, AskOutcome
+from muster._shared.contract import AskKind, AskOutcome
+from muster._shared.records import assert_never
 from muster.agent.config import RendezvousConfig
 from muster.agent.diagnosis.report import Failure, Stack
 from muster.agent.rendezvous.backends.restart_policy import LocalRestartPolicy, Next
@@ -37,7 +38,6 @@ from muster.agent.rendezvous.interface import (
 )
 from muster.agent.round import Round
 from muster.agent.runtime.loop import Loop
-from muster.agent.runtime.records import assert_never
 
 
 class CommandThread(Protocol):

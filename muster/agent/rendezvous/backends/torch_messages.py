@@ -6,10 +6,8 @@ Where that thread belongs to the program that drives this agent, each is one JSO
 from enum import Enum
 from typing import Annotated
 
-from muster.agent.diagnosis.report import Failure
-from muster.agent.rendezvous.backends.torch_watch import FailedElsewhere, NodeLost
-from muster.agent.rendezvous.protocol.codec import MessageUnion, encode_message
-from muster.agent.runtime.fields import (
+from muster._shared.codec import MessageUnion, encode_message
+from muster._shared.fields import (
     Count,
     GroupRank,
     Limit,
@@ -20,7 +18,9 @@ from muster.agent.runtime.fields import (
     Processes,
     Size,
 )
-from muster.agent.runtime.records import record
+from muster._shared.records import record
+from muster.agent.diagnosis.report import Failure
+from muster.agent.rendezvous.backends.torch_watch import FailedElsewhere, NodeLost
 
 LINE_LIMIT_BYTES = 1 << 20
 COMMAND_LIMIT_BYTES = 1 << 16

@@ -27,7 +27,8 @@ from torch.distributed.elastic.rendezvous.api import (
     RendezvousTimeoutError,
 )
 
-from muster._contract import DEFAULT_RDZV_PORT
+from muster._shared.contract import DEFAULT_RDZV_PORT
+from muster._shared.records import assert_never
 from muster.agent.config import RendezvousConfig, read_token
 from muster.agent.errors import InternalError
 from muster.agent.rendezvous.interface import (
@@ -50,7 +51,6 @@ from muster.agent.rendezvous.transport.tcp_network import TcpNetwork
 from muster.agent.round import Round
 from muster.agent.runtime.loop import Loop
 from muster.agent.runtime.ports import PortReservation
-from muster.agent.runtime.records import assert_never
 
 STORE_TIMEOUT = timedelta(seconds=60)
 _PORT_LIMIT = 65535

@@ -15,6 +15,8 @@ import traceback
 from enum import Enum
 from typing import TYPE_CHECKING, Protocol
 
+from muster._shared.codec import decode
+from muster._shared.records import assert_never
 from muster.agent.config import RendezvousConfig
 from muster.agent.diagnosis.report import Failure
 from muster.agent.rendezvous.backends.torch_messages import (
@@ -29,10 +31,8 @@ from muster.agent.rendezvous.backends.torch_messages import (
     ThreadNotice,
 )
 from muster.agent.rendezvous.backends.torch_watch import AllDone, FailedElsewhere, RoundWatch
-from muster.agent.rendezvous.protocol.codec import decode
 from muster.agent.runtime.packages import add_installed
 from muster.agent.runtime.ports import PortReservation
-from muster.agent.runtime.records import assert_never
 
 if TYPE_CHECKING:  # torch itself is imported in the thread
     from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo

@@ -17,10 +17,10 @@ import json
 from collections.abc import Callable
 from typing import Protocol
 
+from muster._shared.codec import MalformedMessageError, decode, encode
+from muster._shared.fields import GroupRank, Line, Seconds
+from muster._shared.records import record
 from muster.agent.diagnosis.report import Failure
-from muster.agent.rendezvous.protocol.codec import MalformedMessageError, decode, encode
-from muster.agent.runtime.fields import GroupRank, Line, Seconds
-from muster.agent.runtime.records import record
 
 HEARTBEAT_S = 1.0
 HEARTBEATS_PER_SILENCE = 5

@@ -2,21 +2,21 @@
 
 from typing import Annotated
 
-from muster._contract import AskOutcome, StatusPageLayout
+from muster._shared.contract import AskOutcome, StatusPageLayout
+from muster._shared.fields import Count, Limit, Line, Seconds, Step
+from muster._shared.records import record
 from muster.agent.diagnosis.report import FinalFailure, RankProgress, Report, Stacks
 from muster.agent.rendezvous.consensus.members import RankAssignment
 from muster.agent.rendezvous.consensus.quorum import QuorumRound
 from muster.agent.rendezvous.interface import BreakKind, LateRank, NoticeKind
 from muster.agent.round import Checkpoint
-from muster.agent.runtime.fields import Count, Limit, Line, Seconds, Step
-from muster.agent.runtime.records import record
 
 LateRanks = Annotated[tuple[LateRank, ...], Limit(most=64)]
 
 
 @record
 class Answer:
-    """What became of a person's request; `muster._control.Answer` is the same on the person's side."""
+    """What became of a person's request; `muster._shared.control.Answer` is the same on the person's side."""
 
     outcome: AskOutcome
     line: Line

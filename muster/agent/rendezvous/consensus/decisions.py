@@ -31,6 +31,7 @@ job; `drain` agrees on the step at which all ranks stop; `diagnosis.root_cause` 
 report.
 """
 
+from muster._shared.records import assert_never, replace
 from muster.agent.rendezvous.consensus.actions import CommitRound, SetTimer
 from muster.agent.rendezvous.consensus.events import (
     Asked,
@@ -68,7 +69,6 @@ from muster.agent.rendezvous.consensus.membership import (
 from muster.agent.rendezvous.consensus.state import Decision, Ending, Forming, JobState, RoundRunning
 from muster.agent.rendezvous.consensus.waits import find_join_deadline_s, find_next_due_s
 from muster.agent.runtime.persistent import PersistentMap, PersistentSet
-from muster.agent.runtime.records import assert_never, replace
 
 
 def decide(state: JobState, event: Event, now_s: float) -> Decision:

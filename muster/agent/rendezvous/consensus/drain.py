@@ -33,8 +33,9 @@ also while the round is being stopped. A member that is lost before it has repor
 from collections.abc import Iterable
 from math import gcd
 
-from muster._contract import AskKind, AskOutcome
-from muster._contract import StatusPageLayout as Layout
+from muster._shared.contract import AskKind, AskOutcome
+from muster._shared.contract import StatusPageLayout as Layout
+from muster._shared.records import replace
 from muster.agent.diagnosis.report import Stack
 from muster.agent.rendezvous.consensus.actions import (
     Action,
@@ -74,7 +75,6 @@ from muster.agent.rendezvous.consensus.state import (
 from muster.agent.rendezvous.interface import BreakKind, DrainReport, LateRank, NoticeKind
 from muster.agent.round import Checkpoint
 from muster.agent.runtime.persistent import PersistentSet
-from muster.agent.runtime.records import replace
 
 LATE_LIMIT = 64
 _NAMED_LATE = 4

@@ -1,16 +1,16 @@
 """Events of the leader: what it feeds to `decisions.decide`.
 
-Those that a member reports are also the messages that it sends, with the limits of `runtime.fields`.
+Those that a member reports are also the messages that it sends, with the limits of `_shared.fields`.
 """
 
-from muster._contract import AskKind
+from muster._shared.contract import AskKind
+from muster._shared.fields import Count, Line, Name, Port, RoundNumber, Seconds, Step
+from muster._shared.records import record
 from muster.agent.diagnosis.report import Failures, Stacks
 from muster.agent.rendezvous.consensus.actions import LateRanks
 from muster.agent.rendezvous.consensus.members import MemberRecord
 from muster.agent.rendezvous.interface import DrainReport
 from muster.agent.round import CheckpointPath
-from muster.agent.runtime.fields import Count, Line, Name, Port, RoundNumber, Seconds, Step
-from muster.agent.runtime.records import record
 
 
 @record

@@ -4,6 +4,7 @@ Only a worker's failure makes a new attempt. The restart budget is the job's. A 
 attempt.
 """
 
+from muster._shared.records import replace
 from muster.agent.diagnosis.report import Failure, FinalFailure
 from muster.agent.diagnosis.root_cause import DatedFailure, choose_root, describe_failure, find_signature
 from muster.agent.rendezvous.consensus.actions import Action, BreakRound, Notify
@@ -21,7 +22,6 @@ from muster.agent.rendezvous.consensus.state import (
 from muster.agent.rendezvous.interface import BreakKind, NoticeKind
 from muster.agent.rendezvous.restart_budget import find_final_failure
 from muster.agent.runtime.persistent import PersistentSet
-from muster.agent.runtime.records import replace
 
 GOES_ON = Notify(text="the job goes on: it has not hung", kind=NoticeKind.HANG_OVER)
 

@@ -1,5 +1,6 @@
 """Forming rounds: when, and with which members; and ending the job. Pure."""
 
+from muster._shared.records import assert_never, replace
 from muster.agent.diagnosis.report import FinalFailure
 from muster.agent.diagnosis.root_cause import build_report
 from muster.agent.rendezvous.consensus.actions import CheckLease, EndJob, FailRendezvous, FormRound, Notify
@@ -18,7 +19,6 @@ from muster.agent.rendezvous.consensus.state import (
 )
 from muster.agent.rendezvous.consensus.waits import LEASE_RETRY_S
 from muster.agent.runtime.persistent import PersistentMap, PersistentSet
-from muster.agent.runtime.records import assert_never, replace
 
 
 def form_or_end(state: JobState, now_s: float) -> Decision:

@@ -1,11 +1,11 @@
 """Records of members: the job's rules, a member, its recovery state, and its ranks in a round."""
 
+from muster._shared.fields import Count, Name, Paragraph, RoundNumber
+from muster._shared.records import record
 from muster.agent.config import RendezvousConfig
 from muster.agent.diagnosis.report import FinalFailure
 from muster.agent.rendezvous.consensus.quorum import RecoveredRound
 from muster.agent.round import Checkpoint
-from muster.agent.runtime.fields import Count, Name, Paragraph, RoundNumber
-from muster.agent.runtime.records import record
 
 FENCE_S = 0.3
 

@@ -6,6 +6,7 @@ their workers need. This module also adopts the recovery state of joining member
 
 from collections.abc import Iterable
 
+from muster._shared.records import replace
 from muster.agent.diagnosis.report import FinalFailure
 from muster.agent.rendezvous.consensus.actions import Action, DropMembers, Notify
 from muster.agent.rendezvous.consensus.events import Joined, Leaving, MemberLost, Prepared, ProcessEnded
@@ -24,7 +25,6 @@ from muster.agent.rendezvous.consensus.state import (
 from muster.agent.rendezvous.consensus.waits import find_batch_due_s
 from muster.agent.rendezvous.interface import BreakKind
 from muster.agent.round import Checkpoint
-from muster.agent.runtime.records import replace
 
 
 def on_joined(state: JobState, event: Joined, now_s: float) -> Decision:

@@ -33,9 +33,9 @@ that made the takeover possible could be counted again, and two sides could cont
 from collections.abc import Iterable
 from typing import Annotated
 
-from muster.agent.runtime.fields import Count, GroupRank, Limit, Name, RoundNumber, Size
+from muster._shared.fields import Count, GroupRank, Limit, Name, RoundNumber, Size
+from muster._shared.records import record, replace
 from muster.agent.runtime.persistent import PersistentMap
-from muster.agent.runtime.records import record, replace
 
 INDICES_KEPT = 64
 """What every member knows of a round must not grow with the number of members."""

@@ -5,7 +5,8 @@ Per-member facts are in persistent maps and sets, so that the cost of an event d
 
 import math
 
-from muster._contract import AskKind, StatusPageLayout
+from muster._shared.contract import AskKind, StatusPageLayout
+from muster._shared.records import record
 from muster.agent.diagnosis.report import Failure, FinalFailure, Stack
 from muster.agent.diagnosis.root_cause import DatedFailure
 from muster.agent.rendezvous.consensus.actions import Action, EndJob, FormRound, SetTimer
@@ -14,7 +15,6 @@ from muster.agent.rendezvous.consensus.quorum import QuorumRound
 from muster.agent.rendezvous.interface import DrainReport, LateRank
 from muster.agent.round import Checkpoint
 from muster.agent.runtime.persistent import PersistentMap, PersistentSet
-from muster.agent.runtime.records import record
 
 FOREVER = math.inf
 

@@ -19,8 +19,8 @@
 A hang ends no wait here: nodes measure `--hang-timeout` and report idleness, `failures` decides whether the job hangs.
 """
 
+from muster._shared.records import assert_never
 from muster.agent.rendezvous.consensus.state import FOREVER, Ending, Forming, JobState, RoundRunning
-from muster.agent.runtime.records import assert_never
 
 LEASE_RETRY_S = 0.1
 """How soon a round that the leader's lease did not cover is tried again: heartbeats may have extended the lease."""

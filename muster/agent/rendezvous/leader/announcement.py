@@ -6,7 +6,7 @@ returned look the same.
 
 from collections.abc import Callable
 
-from muster.agent.rendezvous.protocol.codec import MalformedMessageError
+from muster._shared.codec import MalformedMessageError
 from muster.agent.rendezvous.protocol.discovery_messages import ANNOUNCEMENT_ANSWERS, Announcement, AnnouncementRefused
 from muster.agent.rendezvous.protocol.framing import Frame
 from muster.agent.rendezvous.protocol.messages import Message

@@ -1,12 +1,12 @@
 """The members connected to the leader, and a leader's options."""
 
-from muster._contract import show_controls
+from muster._shared.contract import show_controls
+from muster._shared.records import record
 from muster.agent.rendezvous.consensus.members import ConsensusRules
 from muster.agent.rendezvous.interface import PostNotice
 from muster.agent.rendezvous.protocol.job_rules import JobRules
 from muster.agent.rendezvous.protocol.member_messages import Join
 from muster.agent.rendezvous.transport.links import Link, LocalLink
-from muster.agent.runtime.records import record
 
 
 class MemberConnection:

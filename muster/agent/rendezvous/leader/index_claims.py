@@ -6,12 +6,12 @@ succeeds when the member is lost, and is refused when the member sends something
 own index it is refused at once before the first round; later it waits for the leader's end: it may be its replacement.
 """
 
+from muster._shared.records import record
 from muster.agent.rendezvous.leader.connections import MemberConnection, describe_newcomer
 from muster.agent.rendezvous.leader.peer_lines import PeerLines, refuse
 from muster.agent.rendezvous.protocol.member_messages import Join
 from muster.agent.rendezvous.transport.links import Link
 from muster.agent.runtime.clock import Clock
-from muster.agent.runtime.records import record
 
 DUPLICATE_S = 1.5
 """How long after a claim the first node must send something to count as alive."""

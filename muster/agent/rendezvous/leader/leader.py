@@ -7,6 +7,8 @@ silent for too long, and when the lease of its own workers ends.
 from collections import deque
 
 from muster import __version__
+from muster._shared.codec import MalformedMessageError
+from muster._shared.records import assert_never, replace
 from muster.agent.rendezvous.consensus.actions import Action, CheckLease, DropMembers, SetTimer
 from muster.agent.rendezvous.consensus.decisions import decide
 from muster.agent.rendezvous.consensus.events import (
@@ -45,7 +47,6 @@ from muster.agent.rendezvous.leader.lease_limit import find_lease_limit_s
 from muster.agent.rendezvous.leader.loss_detection import LossDetector
 from muster.agent.rendezvous.leader.outgoing import OutgoingMessages
 from muster.agent.rendezvous.leader.peer_lines import PeerLines, refuse
-from muster.agent.rendezvous.protocol.codec import MalformedMessageError
 from muster.agent.rendezvous.protocol.framing import Frame
 from muster.agent.rendezvous.protocol.job_rules import describe_difference
 from muster.agent.rendezvous.protocol.leader_messages import Goodbye, HeartbeatReply, Redirect, Welcome
@@ -60,7 +61,6 @@ from muster.agent.rendezvous.protocol.member_messages import (
 from muster.agent.rendezvous.protocol.messages import Message
 from muster.agent.rendezvous.transport.links import Link, LinkEnd, LocalLink, Network
 from muster.agent.runtime.loop import Loop, Timer
-from muster.agent.runtime.records import assert_never, replace
 
 
 class Leader:

@@ -3,6 +3,8 @@
 This module also finds the address of each rank, and lets no member exit before all have acknowledged the job's end.
 """
 
+from muster._shared.fields import Shared
+from muster._shared.records import assert_never, replace
 from muster.agent.rendezvous.consensus.actions import (
     AnswerRequest,
     BeginDrain,
@@ -43,9 +45,7 @@ from muster.agent.rendezvous.protocol.leader_messages import (
 )
 from muster.agent.rendezvous.transport.addresses import is_loopback
 from muster.agent.round import Checkpoint
-from muster.agent.runtime.fields import Shared
 from muster.agent.runtime.loop import Loop, Timer
-from muster.agent.runtime.records import assert_never, replace
 
 SUCCESSORS = 8
 ACKNOWLEDGE_SILENCES = 3

@@ -5,6 +5,6 @@
 `discovery` decides which leader to join and when to attempt a takeover (`consensus.quorum` whether it succeeds),
 `search` asks every known address. `server` owns the node's listening sockets, answers first messages, and holds the
 leader when this node leads. `lease_renewal` sends heartbeats and renews the fencing lease, which fires in
-`muster._guard`. `recovery` keeps what a new leader needs to know, `master_ports` offers the port of the store,
+`muster._shared.guard`. `recovery` keeps what a new leader needs to know, `master_ports` offers the port of the store,
 `waiting_lines` words what a node prints while it waits.
 """

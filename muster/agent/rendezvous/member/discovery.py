@@ -6,13 +6,13 @@ endpoint. `consensus.quorum.may_take_over` decides whether a candidate may lead.
 
 from typing import Protocol
 
+from muster._shared.records import record
 from muster.agent.rendezvous.member.recovery import RecoveryTracker
 from muster.agent.rendezvous.member.search import Search, Target
 from muster.agent.rendezvous.protocol.discovery_messages import DiscoveryRole, LeaderQuery, QueryReply
 from muster.agent.rendezvous.protocol.job_rules import JobRules, describe_difference
 from muster.agent.rendezvous.transport.links import Cause, Link, LinkEnd, Network
 from muster.agent.runtime.loop import Loop, Timer
-from muster.agent.runtime.records import record
 
 ENDPOINT_SEARCH_S = 2.0
 """How long the node at the job's endpoint searches for a leader elsewhere before it leads the nodes that join it."""

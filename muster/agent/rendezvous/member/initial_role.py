@@ -2,9 +2,9 @@
 
 from typing import Protocol
 
+from muster._shared.codec import MalformedMessageError, read_host
 from muster.agent.config import RendezvousConfig
 from muster.agent.rendezvous.member.server import ENDPOINT_RETRY_S, Server, find_endpoint
-from muster.agent.rendezvous.protocol.codec import MalformedMessageError, read_host
 from muster.agent.rendezvous.transport.addresses import is_loopback, parse_numeric
 from muster.agent.rendezvous.transport.links import Network
 from muster.agent.runtime.loop import Loop

@@ -1,4 +1,4 @@
-"""Where the fencing lease of this node's workers is renewed. It fires in the guard: `_guard.Guard._turn`.
+"""Where the fencing lease of this node's workers is renewed. It fires in the guard: `_shared.guard.Guard._turn`.
 
 `LeaseRenewal` runs the renewal that fits the current leader. With a leader elsewhere, `FollowerRenewal` sends
 heartbeats, and each answer renews the lease. The leader gives a member up when it has received nothing for the silence

@@ -7,8 +7,10 @@ import os
 from collections.abc import Callable
 
 from muster import __version__
-from muster._contract import AskKind, AskOutcome
-from muster._processes import read_peak_bytes
+from muster._shared.codec import clean_name
+from muster._shared.contract import AskKind, AskOutcome
+from muster._shared.processes import read_peak_bytes
+from muster._shared.records import assert_never, replace
 from muster.agent.config import RendezvousConfig
 from muster.agent.diagnosis.report import Failure, Stack
 from muster.agent.rendezvous.consensus.actions import Answer
@@ -53,12 +55,10 @@ from muster.agent.rendezvous.member.recovery import RecoveryTracker
 from muster.agent.rendezvous.member.session import Session
 from muster.agent.rendezvous.protocol import leader_messages as down
 from muster.agent.rendezvous.protocol import member_messages as up
-from muster.agent.rendezvous.protocol.codec import clean_name
 from muster.agent.rendezvous.protocol.job_rules import build_job_rules
 from muster.agent.rendezvous.transport.links import Network, Reservation
 from muster.agent.round import Checkpoint, Round
 from muster.agent.runtime.loop import Loop, Timer
-from muster.agent.runtime.records import assert_never, replace
 
 FIRST_WAIT_LINE_S = 3.0
 """After this long, a node that waits for a round says why; then after each `NEXT_WAIT_LINE_S`."""

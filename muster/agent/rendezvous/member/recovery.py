@@ -1,11 +1,11 @@
 """What one node knows of the job and sends to its next leader, so that nothing is lost when a leader ends."""
 
+from muster._shared.records import replace
 from muster.agent.rendezvous.consensus.members import RecoveryState
 from muster.agent.rendezvous.consensus.quorum import RecoveredRound, build_quorum_round
 from muster.agent.rendezvous.interface import BreakKind
 from muster.agent.rendezvous.protocol.leader_messages import RoundBreak, RoundFacts, Successor
 from muster.agent.round import Checkpoint
-from muster.agent.runtime.records import replace
 
 
 class RecoveryTracker:

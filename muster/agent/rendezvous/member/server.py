@@ -11,6 +11,8 @@ import errno
 from collections.abc import Callable
 
 from muster import __version__
+from muster._shared.codec import MalformedMessageError, clean_name
+from muster._shared.records import assert_never, record, replace
 from muster.agent.config import RendezvousConfig
 from muster.agent.rendezvous.consensus.members import FENCE_S, ConsensusRules, find_margin_s, find_silence_s
 from muster.agent.rendezvous.interface import PostNotice
@@ -19,7 +21,6 @@ from muster.agent.rendezvous.leader.connections import LeaderOptions
 from muster.agent.rendezvous.leader.leader import Leader
 from muster.agent.rendezvous.leader.peer_lines import PeerLines, refuse
 from muster.agent.rendezvous.member.recovery import RecoveryTracker
-from muster.agent.rendezvous.protocol.codec import MalformedMessageError, clean_name
 from muster.agent.rendezvous.protocol.discovery_messages import (
     FIRST_MESSAGES,
     Announcement,
@@ -37,7 +38,6 @@ from muster.agent.rendezvous.protocol.messages import Message
 from muster.agent.rendezvous.transport.addresses import is_loopback, parse_numeric
 from muster.agent.rendezvous.transport.links import Link, LinkEnd, Listener, LocalLink, Network, Reservation
 from muster.agent.runtime.loop import Loop, Timer
-from muster.agent.runtime.records import assert_never, record, replace
 
 ENDPOINT_RETRY_S = 0.2
 """How soon an endpoint in use is tried again where the workers' store listens there too."""

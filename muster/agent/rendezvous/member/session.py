@@ -7,6 +7,7 @@ states, and does what discovery and the initial role ask of it.
 
 from typing import Protocol
 
+from muster._shared.codec import MalformedMessageError, clean_name
 from muster.agent.config import RendezvousConfig
 from muster.agent.rendezvous.consensus.members import find_silence_s
 from muster.agent.rendezvous.interface import Lease, NoticeKind
@@ -18,7 +19,6 @@ from muster.agent.rendezvous.member.search import Target
 from muster.agent.rendezvous.member.server import Server, build_server_options, find_endpoint
 from muster.agent.rendezvous.protocol import leader_messages as down
 from muster.agent.rendezvous.protocol import member_messages as up
-from muster.agent.rendezvous.protocol.codec import MalformedMessageError, clean_name
 from muster.agent.rendezvous.protocol.framing import Frame
 from muster.agent.rendezvous.protocol.job_rules import build_job_rules
 from muster.agent.rendezvous.protocol.messages import Message

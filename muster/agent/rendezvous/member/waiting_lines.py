@@ -1,7 +1,7 @@
 """Says why a node waits. Pure; imported by `session` once a node has waited for a few seconds."""
 
+from muster._shared.records import record
 from muster.agent.config import RendezvousConfig
-from muster.agent.runtime.records import record
 
 LONG_S = 60.0
 """After this long a member prints a line of its own; until then its leader's lines are enough."""

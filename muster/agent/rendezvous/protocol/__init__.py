@@ -1,7 +1,7 @@
 """What travels between nodes: messages, and how they are encoded. Bytes in, records out; no sockets.
 
-A message is declared once, as a record: `codec` encodes, validates and limits it from the types of its fields, which
-are in `runtime.fields`. To add one, declare it and name it in its union below; the rest is what sends it and what
+A message is declared once, as a record: `_shared.codec` encodes, validates and limits it from the types of its fields,
+which are in `_shared.fields`. To add one, declare it and name it in its union below; the rest is what sends it and what
 matches that union.
 
 `member_messages` go from a member to its leader, `leader_messages` from the leader to its members; nodes exchange

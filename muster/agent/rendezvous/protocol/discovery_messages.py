@@ -2,12 +2,12 @@
 
 from enum import Enum
 
-from muster.agent.rendezvous.protocol.codec import MessageUnion
+from muster._shared.codec import MessageUnion
+from muster._shared.fields import Count, GroupRank, Host, Name, Port, RoundNumber
+from muster._shared.records import record
 from muster.agent.rendezvous.protocol.job_rules import JobRules
 from muster.agent.rendezvous.protocol.leader_messages import Rejected
 from muster.agent.rendezvous.protocol.member_messages import Join
-from muster.agent.runtime.fields import Count, GroupRank, Host, Name, Port, RoundNumber
-from muster.agent.runtime.records import record
 
 
 class DiscoveryRole(Enum):

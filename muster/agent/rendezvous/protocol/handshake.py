@@ -4,7 +4,7 @@ import os
 import struct
 from collections.abc import Callable, Iterator
 
-from muster.agent.rendezvous.protocol.codec import encode_message, to_json
+from muster._shared.codec import encode_message, to_json
 from muster.agent.rendezvous.protocol.framing import (
     FRAME_LIMIT_BYTES,
     HANDSHAKE_LIMIT_BYTES,

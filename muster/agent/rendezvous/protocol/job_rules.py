@@ -7,9 +7,9 @@ node to node (workers, roles, log folders, names) are not among them.
 
 from enum import Enum
 
+from muster._shared.fields import Count, Seconds, Size
+from muster._shared.records import record
 from muster.agent.config import RendezvousConfig
-from muster.agent.runtime.fields import Count, Seconds, Size
-from muster.agent.runtime.records import record
 
 
 class Backend(Enum):

@@ -2,14 +2,9 @@
 
 from typing import Annotated
 
-from muster._contract import StatusPageLayout
-from muster.agent.diagnosis.report import FinalFailure, Report
-from muster.agent.rendezvous.consensus.actions import Answer
-from muster.agent.rendezvous.consensus.quorum import EndedRanks, RecoveredRound
-from muster.agent.rendezvous.interface import BreakKind
-from muster.agent.rendezvous.protocol.codec import MessageUnion
-from muster.agent.round import Checkpoint
-from muster.agent.runtime.fields import (
+from muster._shared.codec import MessageUnion
+from muster._shared.contract import StatusPageLayout
+from muster._shared.fields import (
     Count,
     GroupRank,
     Host,
@@ -25,7 +20,12 @@ from muster.agent.runtime.fields import (
     Size,
     Step,
 )
-from muster.agent.runtime.records import record
+from muster._shared.records import record
+from muster.agent.diagnosis.report import FinalFailure, Report
+from muster.agent.rendezvous.consensus.actions import Answer
+from muster.agent.rendezvous.consensus.quorum import EndedRanks, RecoveredRound
+from muster.agent.rendezvous.interface import BreakKind
+from muster.agent.round import Checkpoint
 
 DrainNumber = Annotated[int, Range(least=0, most=StatusPageLayout.MAX_DRAIN)]
 """0: the drain that was asked for has not begun."""

@@ -2,6 +2,9 @@
 
 from typing import Annotated
 
+from muster._shared.codec import MessageUnion
+from muster._shared.fields import Count, Host, Name, Port, Processes, Range, RoundNumber, Seconds
+from muster._shared.records import record
 from muster.agent.rendezvous.consensus.events import (
     Asked,
     DrainAsked,
@@ -19,10 +22,7 @@ from muster.agent.rendezvous.consensus.events import (
     Succeeded,
 )
 from muster.agent.rendezvous.consensus.members import RecoveryState
-from muster.agent.rendezvous.protocol.codec import MessageUnion
 from muster.agent.rendezvous.protocol.job_rules import JobRules
-from muster.agent.runtime.fields import Count, Host, Name, Port, Processes, Range, RoundNumber, Seconds
-from muster.agent.runtime.records import record
 
 Duration = Annotated[float, Range(least=0.0, most=1e7)]
 

@@ -9,9 +9,9 @@ import socket
 from collections import deque
 from collections.abc import Callable
 
+from muster._shared.records import record
 from muster.agent.rendezvous.transport.links import Cause, LinkEnd
 from muster.agent.runtime.loop import Loop
-from muster.agent.runtime.records import record
 
 Address = tuple[int, str]
 """Address family and numeric host."""

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Protocol
 
+from muster._shared.records import record
 from muster.agent.rendezvous.protocol.framing import Frame
 from muster.agent.rendezvous.protocol.messages import Message
 from muster.agent.runtime.loop import Loop
-from muster.agent.runtime.records import record
 
 
 class Cause(Enum):

@@ -19,7 +19,7 @@ _PAGE_MAGIC = 0x6D75737465720002
 _BLOCK_BYTES = 4096
 _MAGIC_WORD, _SLOTS, _ROUND, _ATTEMPT = 0, 1, 2, 3
 _STEP, _CHANGED_NS, _OPTIMIZER_STEPS = 1, 4, 6
-"""Of `_contract.StatusPageLayout`."""
+"""Of `_shared.contract.StatusPageLayout`."""
 
 
 def build_step_counter() -> "Callable[[Any], object]":

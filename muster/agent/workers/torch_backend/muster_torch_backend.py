@@ -10,9 +10,9 @@ import os
 import sys
 
 _WATCHED = "MUSTER_WATCHED"
-"""`_contract.Env.WATCHED`."""
+"""`_shared.contract.Env.WATCHED`."""
 _STACK_FILE = "MUSTER_STACK_FILE"
-"""`_contract.Env.STACK_FILE`."""
+"""`_shared.contract.Env.STACK_FILE`."""
 _GROUPS_MODULE = "torch.distributed.distributed_c10d"
 
 

@@ -8,7 +8,7 @@ import sys
 import time
 from typing import TypedDict
 
-from muster.agent.runtime.records import record
+from muster._shared.records import record
 
 _SETTERS = tuple(
     f"{prefix}openblas_set_num_threads{suffix}" for prefix in ("scipy_", "") for suffix in ("64_", "", "_64")

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NoReturn, TypedDict, final
 
-from muster.agent.runtime.records import record
+from muster._shared.records import record
 from muster.agent.workers.warm import fork_safety, forked_worker
 
 if TYPE_CHECKING:

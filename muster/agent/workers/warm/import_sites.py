@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from muster.agent.runtime.records import record
+from muster._shared.records import record
 from muster.agent.workers.warm.preload import BRING_TORCH, MAX_FILES, find_module, find_source, is_type_checking, parse
 
 _SETTERS: Final = frozenset(("filterwarnings", "simplefilter"))

@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator
 
-from muster.agent.runtime.records import record
+from muster._shared.records import record
 from muster.agent.workers.warm.fork_safety import is_read_early
 
 MAX_FILES = 40

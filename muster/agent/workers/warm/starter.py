@@ -17,11 +17,11 @@ from collections.abc import Callable, Container, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from muster import _processes
-from muster._contract import name_signal
+from muster._shared import processes
+from muster._shared.contract import name_signal
+from muster._shared.records import assert_never, record
 from muster.agent.errors import SpawnError
 from muster.agent.runtime.loop import Loop, Timer
-from muster.agent.runtime.records import assert_never, record
 from muster.agent.runtime.signals import ChildWatch
 from muster.agent.workers.spec import ProgramKind, WorkerSpec, WorkerStarter
 from muster.agent.workers.warm.fork_safety import find_early_difference
@@ -36,7 +36,7 @@ if TYPE_CHECKING:  # loaded when needed: most answers come in time, and only a p
 _IN_TIME_S = 1.0
 """So long after a request the answer is not late."""
 _SESSION = 3
-"""Index of the session in `_processes.read_stat`."""
+"""Index of the session in `_shared.processes.read_stat`."""
 
 
 class TemplatePhase(Enum):
@@ -67,7 +67,7 @@ class _OwnPids:
             return True
         if not isinstance(pid, int) or pid in self.released:
             return False
-        stat = _processes.read_stat(pid)
+        stat = processes.read_stat(pid)
         return stat is not None and stat[_SESSION] == str(self.session)
 
 
@@ -148,7 +148,7 @@ class TemplateStarter:
         self._on_prepared = on_prepared
         if self._options.program.kind is ProgramKind.COMMAND:
             self._switch_to_cold(f"{self._options.program.target} is not run by this Python")
-        elif not _processes.LINUX:
+        elif not processes.LINUX:
             self._switch_to_cold(f"warm workers need Linux, this is {sys.platform}")
         else:
             self._start_template()
@@ -243,13 +243,13 @@ class TemplateStarter:
     def close(self) -> None:
         """Kill the template, all parked workers and the store: they have nothing to clean up."""
         own = self.list_own_pids()
-        pids = [pid for pid in _processes.list_parents() if pid in own] if self._template or self._parked else []
+        pids = [pid for pid in processes.list_parents() if pid in own] if self._template or self._parked else []
         self._waiting.clear()
         self.end_store()
         self._phase = TemplatePhase.GONE
         self._close_template()
         self._close_parked()
-        _processes.send_signal(pids, signal.SIGKILL)
+        processes.send_signal(pids, signal.SIGKILL)
         self._cold.close()
 
     # -- the template -----------------------------------------------------------------------------------------------
@@ -351,7 +351,7 @@ class TemplateStarter:
         """Kill a template that stands still, and what it has not reported. A new one would most likely do the same."""
         where = " when it was to fork workers" if self._phase is TemplatePhase.READY else self._say_what_is_imported()
         reason = f"the template stood still for {limit_s:.0f} s{where}, and was killed"
-        _processes.send_signal(pids, signal.SIGKILL)
+        processes.send_signal(pids, signal.SIGKILL)
         self._on_record("template_ended", status=-signal.SIGKILL, reason=reason, last_line="")
         self._close_template()
         self._switch_to_cold(reason)

@@ -11,8 +11,8 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 
-from muster import _processes
-from muster._contract import name_signal
+from muster._shared import processes
+from muster._shared.contract import name_signal
 from muster.agent.errors import SpawnError
 from muster.agent.runtime.loop import Loop
 from muster.agent.runtime.ports import bind_address
@@ -139,7 +139,7 @@ class StoreHandle:
         """Clients that have come wait in the backlog for the next process."""
         self._close_control()
         self.pid = 0
-        _processes.send_signal(pids, signal.SIGKILL)
+        processes.send_signal(pids, signal.SIGKILL)
         self._on_stalled()
 
     def _receive(self) -> None:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING, Final, TypedDict, final
 
-from muster.agent.runtime.records import record
+from muster._shared.records import record
 from muster.agent.workers.warm import fork_safety, forked_worker
 from muster.agent.workers.warm.early_end import EarlyEnd
 from muster.agent.workers.warm.forking import (

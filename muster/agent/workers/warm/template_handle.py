@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
+from muster._shared.records import record
 from muster.agent.errors import SpawnError
 from muster.agent.runtime.loop import Loop
-from muster.agent.runtime.records import record
 from muster.agent.workers import program
 from muster.agent.workers.cold import spawn
 from muster.agent.workers.spec import Program, ProgramKind, WorkerSpec, get_stack_signal

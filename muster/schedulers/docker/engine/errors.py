@@ -1,6 +1,6 @@
 """Errors of the engine. They do not need torchx; the scheduler prints each as one line."""
 
-from muster._contract import show_controls
+from muster._shared.contract import show_controls
 
 
 def one_line(text: object) -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from muster._control import NO_AGENT, call_limited
+from muster._shared.control import NO_AGENT, call_limited
 from muster.schedulers.agent_command import build_ask_command
 from muster.schedulers.docker.engine.client import Engine
 from muster.schedulers.docker.engine.errors import Conflict, NotFound

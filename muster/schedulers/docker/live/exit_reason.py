@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from muster._contract import ExitCode
+from muster._shared.contract import ExitCode
 from muster.schedulers.docker.engine.container_state import ContainerFacts
 from muster.schedulers.docker.engine.errors import one_line
 from muster.schedulers.failure_report import describe_report, parse_report

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from muster._contract import AGENT_BUNDLE_NAME
+from muster._shared.contract import AGENT_BUNDLE_NAME
 from muster.schedulers.docker.spec import AppRequest
 from muster.schedulers.workspace.packing import write_workspace_bundle
 

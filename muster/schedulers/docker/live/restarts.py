@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
-from muster._contract import Env, LogNames
+from muster._shared.contract import Env, LogNames
 from muster.schedulers import agent_command
 from muster.schedulers.docker.engine.client import Engine
 from muster.schedulers.docker.engine.errors import DockerError

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import urlencode
 
-from muster._control import call_limited
+from muster._shared.control import call_limited
 from muster.schedulers.errors import RightError
 from muster.schedulers.kubernetes.api.connection import Connection
 from muster.schedulers.kubernetes.api.errors import Refusal, Unreachable, explain

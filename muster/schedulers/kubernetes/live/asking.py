@@ -8,8 +8,8 @@ from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any, Final
 
-from muster._contract import AskKind, AskOutcome, Env, LogNames
-from muster._control import (
+from muster._shared.contract import AskKind, AskOutcome, Env, LogNames
+from muster._shared.control import (
     NO_AGENT,
     Answer,
     ControlError,
@@ -219,7 +219,7 @@ def _read_records(resources: Objects, ref: AppRef, pod: Mapping[str, Any]) -> by
 
 
 class _PodAsker:
-    """A `_control.AskNode` for pods, by name."""
+    """A `_shared.control.AskNode` for pods, by name."""
 
     def __init__(self, resources: Objects, ref: AppRef, pods: Sequence[Mapping[str, Any]], limit_s: float) -> None:
         self._resources = resources
@@ -245,7 +245,7 @@ class _PodAsker:
         return run_in_pod(connection, namespace, node, container["name"], command, limit_s=self._limit_s)
 
     def __call__(self, node: str, words: Sequence[str]) -> tuple[int, str, str]:
-        """See `_control.AskNode`."""
+        """See `_shared.control.AskNode`."""
         try:
             return self.run(node, words)
         except Unreachable as error:  # this pod has ended, or its kubelet does not answer

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from muster._contract import show_controls
+from muster._shared.contract import show_controls
 from muster.schedulers.failure_report import parse_report
 from muster.schedulers.kubernetes.labels import (
     INDEX_FAILURES,

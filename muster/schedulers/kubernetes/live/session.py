@@ -9,8 +9,8 @@ from typing import Any
 from torchx.schedulers.api import DescribeAppResponse, ListAppResponse
 from torchx.specs.api import AppState
 
-from muster._contract import AskKind
-from muster._control import Answer
+from muster._shared.contract import AskKind
+from muster._shared.control import Answer
 from muster.schedulers.errors import SchedulerError
 from muster.schedulers.kubernetes.api.client import Client, Clock, SystemClock
 from muster.schedulers.kubernetes.api.connection import Access

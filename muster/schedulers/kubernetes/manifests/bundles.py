@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from muster._contract import AGENT_BUNDLE_NAME
+from muster._shared.contract import AGENT_BUNDLE_NAME
 from muster.schedulers.bundle import build_agent_bundle
 from muster.schedulers.errors import SchedulerError
 from muster.schedulers.workspace.packing import BundleError, build_workspace_bundle, walk_workspace

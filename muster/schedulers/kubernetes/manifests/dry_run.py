@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from muster._contract import TOKEN_PLACEHOLDER
+from muster._shared.contract import TOKEN_PLACEHOLDER
 from muster.schedulers.kubernetes.labels import APPDEF_ANNOTATION
 from muster.schedulers.secret_variables import mask_args
 

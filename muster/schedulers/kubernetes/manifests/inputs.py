@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from torchx.specs import macros
 
-from muster._contract import Env
+from muster._shared.contract import Env
 from muster.schedulers.agent_command import assign_run_ids, is_agent_role
 from muster.schedulers.errors import SchedulerError
 from muster.schedulers.grace import decide_grace_s

@@ -7,7 +7,7 @@ of node 0 is a host name.
 import posixpath
 from typing import Any, Final
 
-from muster._contract import NEVER_RETRY, NODE_INDEX_MARK, Env, ExitCode, RoleKey
+from muster._shared.contract import NEVER_RETRY, NODE_INDEX_MARK, Env, ExitCode, RoleKey
 from muster.schedulers.agent_command import rewrite_agent_args, rewrite_image_args
 from muster.schedulers.errors import SchedulerError
 from muster.schedulers.grace import build_drain_env

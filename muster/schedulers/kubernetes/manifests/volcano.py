@@ -12,7 +12,7 @@ one that runs the agent.
 
 from typing import Any, Final
 
-from muster._contract import NEVER_RETRY, ExitCode
+from muster._shared.contract import NEVER_RETRY, ExitCode
 from muster.schedulers.kubernetes.kinds import VOLCANO_JOB
 from muster.schedulers.kubernetes.labels import TASK_INDEX_LABEL
 from muster.schedulers.kubernetes.manifests.inputs import AppInputs, RoleInputs

@@ -8,7 +8,7 @@ cannot contain a slash.
 import posixpath
 from typing import Any, Final
 
-from muster._contract import RoleKey
+from muster._shared.contract import RoleKey
 from muster.schedulers.errors import SchedulerError
 from muster.schedulers.kubernetes import syntax
 from muster.schedulers.kubernetes.manifests.inputs import AppInputs, RoleInputs

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, TextIO
 
-from muster._progress_bars import ProgressBars
+from muster._shared.progress_bars import ProgressBars
 from muster.schedulers.runner.callers import find_printer, runs_command_line
 from muster.schedulers.runner.shown.alike_warnings import PREFIX, AlikeWarnings
 

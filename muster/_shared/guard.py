@@ -11,7 +11,7 @@ lease and its process are read together.
 
 Rejected: a guard that is the agent's child. It does not see such orphans.
 
-    python -m muster._guard -- COMMAND ARGS     guards any command
+    python -m muster._shared.guard -- COMMAND ARGS     guards any command
     run_guarded(body)                           guards a Python function, which gets the lease
 """
 
@@ -26,8 +26,8 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NoReturn
 
-from muster import _processes
-from muster._contract import Env, name_signal
+from muster._shared import processes
+from muster._shared.contract import Env, name_signal
 
 FORWARDED_SIGNALS = (
     signal.SIGTERM,
@@ -102,9 +102,9 @@ class GuardLease:
         """A new one; or, from the descriptors of `make_lease_fds`, the one that the other side has too."""
         timer_fd, page_fd, suspended_fd = fds or (None, -1, -1)
         self.suspended = SuspendedTime(suspended_fd)
-        self._timer = _processes.BoottimeTimer(timer_fd) if _processes.LINUX else None
+        self._timer = processes.BoottimeTimer(timer_fd) if processes.LINUX else None
         self._page = mmap.mmap(page_fd, mmap.PAGESIZE)
-        self._alive_read, self._alive_write = (-1, -1) if _processes.LINUX else os.pipe()
+        self._alive_read, self._alive_write = (-1, -1) if processes.LINUX else os.pipe()
 
     @property
     def fd(self) -> int | None:
@@ -194,7 +194,7 @@ class GuardLease:
 
 def make_lease_fds() -> tuple[int, int, int]:
     """What guard and agent need to share a lease when both are made by exec. Linux only; the caller closes them."""
-    timer_fd = _processes.BoottimeTimer().fd
+    timer_fd = processes.BoottimeTimer().fd
     pages = [os.memfd_create(name) for name in ("lease", "suspended")]
     for fd in pages:
         os.ftruncate(fd, mmap.PAGESIZE)
@@ -250,7 +250,7 @@ class Guard:
         self._reported_as = reported_as
         self._caller_fd = caller_fd
         self._parent = os.getppid()
-        self._ends_with_parent = _processes.read_death_signal() != 0
+        self._ends_with_parent = processes.read_death_signal() != 0
         self._stops_together = os.environ.get(Env.STOPS_TOGETHER) == "1"
         self._waits_suspended = self._stops_together or os.getpid() == 1
         """No shell must see this process stop, so that it waits for SIGCONT, which stays blocked: none is missed."""
@@ -273,7 +273,7 @@ class Guard:
         The mask holds back signals that come before the handlers are set, so none is lost and none kills the guard
         between fork and wait.
         """
-        _processes.become_subreaper()
+        processes.become_subreaper()
         # nohup and shells that start background jobs set some signals to be ignored: they stay ignored.
         forwarded = [signum for signum in FORWARDED_SIGNALS if signal.getsignal(signum) is not signal.SIG_IGN]
         old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, {*forwarded, signal.SIGCHLD})
@@ -299,7 +299,7 @@ class Guard:
         return self._run_until_ended(list(FORWARDED_SIGNALS), ())
 
     def _run_until_ended(self, forwarded: list[signal.Signals], old_mask: Collection[int]) -> int:
-        terminal = _processes.read_terminal_settings(0)
+        terminal = processes.read_terminal_settings(0)
         stops = [] if signal.getsignal(signal.SIGTSTP) is signal.SIG_IGN else [signal.SIGTSTP]
         for signum in (*forwarded, *stops, signal.SIGCHLD):
             signal.signal(signum, _do_nothing)
@@ -310,7 +310,7 @@ class Guard:
         if self._killed_by and self._reported_as:
             self._report_killed(self._killed_by)
         if terminal is not None and self._lease.is_terminal_lent():
-            _processes.restore_terminal(0, terminal)
+            processes.restore_terminal(0, terminal)
         for signum in forwarded:
             # The guarded process is gone, and the interpreter's shutdown restores defaults: a signal that came then
             # would replace the exit code.
@@ -337,7 +337,7 @@ class Guard:
             for signum in set(os.read(self._wake_read, 4096)):
                 self._handle_signal(signum)
         if (polled or self._lease.fd in ready) and self._lease.acknowledge_expiry(time.monotonic()):
-            _processes.kill_groups(self._lease.read_workers())
+            processes.kill_groups(self._lease.read_workers())
             self._fencing = _Pauses(self._stop_limit_s)
         if self._caller_fd is not None and self._caller_fd in ready:
             self._poller.unregister(self._caller_fd)
@@ -357,22 +357,22 @@ class Guard:
             # Our parent has ended, and prctl makes us end with it: no grace period, because no process waits for one.
             self._kill_guarded()
         else:
-            _processes.send_signal([self._guarded_pid], signum)
+            processes.send_signal([self._guarded_pid], signum)
 
     def _kill_guarded(self) -> None:
         self._reported_as = ""  # it is this process that kills it
-        _processes.send_signal([self._guarded_pid], signal.SIGKILL)
+        processes.send_signal([self._guarded_pid], signal.SIGKILL)
 
     def _report_killed(self, signum: int) -> None:
         if signum not in FORWARDED_SIGNALS:  # that is the end that a person asked for
             hint = "; the kernel does so when memory runs out" if signum == signal.SIGKILL else ""
-            _processes.write_stderr(
+            processes.write_stderr(
                 f"muster: {self._reported_as} was ended by {name_signal(signum)}{hint}: its workers were killed, too\n"
             )
 
     def _suspend(self) -> None:
         """Stop the whole job, then this process; after SIGCONT continue it."""
-        from muster import _suspension  # the guard stays small: most jobs are never stopped
+        from muster._shared import suspension  # the guard stays small: most jobs are never stopped
 
         left_s = self._lease.read_left_s()
         stops_together = self._stops_together
@@ -387,18 +387,18 @@ class Guard:
                     file=sys.stderr,
                     flush=True,
                 )
-        _suspension.stop_tree(self._guarded_pid)
+        suspension.stop_tree(self._guarded_pid)
         monotonic_s, boottime_s = time.monotonic(), read_boottime_s()
-        _suspension.stop_self(is_blocked=self._waits_suspended)
+        suspension.stop_self(is_blocked=self._waits_suspended)
         stands_still = stops_together or not left_s
         lease_s = read_boottime_s() - boottime_s if stands_still else 0.0
         self._lease.suspended.add(time.monotonic() - monotonic_s, lease_s)
         if left_s and stops_together:
             self._lease.renew(boottime_s + left_s - (self._lease.suspended.read_lease_s() - lease_s))
         elif left_s and self._lease.read_left_s() == 0.0:
-            _processes.kill_groups(self._lease.read_workers())
-            _processes.kill_descendants(self._guarded_pid)  # before one of them runs again; `_fence` does the rest
-        _suspension.continue_tree()
+            processes.kill_groups(self._lease.read_workers())
+            processes.kill_descendants(self._guarded_pid)  # before one of them runs again; `_fence` does the rest
+        suspension.continue_tree()
 
     def _fence(self) -> float | None:
         """Kill the guarded process's descendants, but not itself: it must join again. Returns the next pause.
@@ -407,7 +407,7 @@ class Guard:
         """
         if self._fencing is None:
             return None
-        if _processes.kill_descendants(self._guarded_pid) and not self._fencing.are_over:
+        if processes.kill_descendants(self._guarded_pid) and not self._fencing.are_over:
             return self._fencing.take_next_s()
         self._fencing = None
         return None
@@ -430,11 +430,11 @@ class Guard:
         """Kill what is left of the job until no process is left, or what is left cannot be ended; the exit code."""
         pauses = _Pauses(_GIVEN_UP_LIMIT_S if self._lease.read_not_ended() else self._stop_limit_s)
         me = os.getpid()
-        _processes.kill_groups(self._lease.read_workers())
-        while _processes.kill_descendants(me) or self._reap():
+        processes.kill_groups(self._lease.read_workers())
+        while processes.kill_descendants(me) or self._reap():
             if pauses.are_over:
-                left = ", ".join(map(str, _processes.list_descendants(me)))
-                _processes.write_stderr(f"muster: left running, because the kernel cannot end them: {left}\n")
+                left = ", ".join(map(str, processes.list_descendants(me)))
+                processes.write_stderr(f"muster: left running, because the kernel cannot end them: {left}\n")
                 return self._code or 1
             self._turn(pauses.take_next_s())
         assert self._code is not None  # noqa: S101  # _wait returned, so the guarded process has been reaped
@@ -453,7 +453,7 @@ def _do_nothing(_signum: int, _frame: object) -> None:
 
 def run_guarded_process(guard_pid: int, mask: Collection[int], body: Callable[[], int]) -> NoReturn:
     """In the child: set the death signal, restore default dispositions, run."""
-    _processes.set_death_signal(signal.SIGTERM)
+    processes.set_death_signal(signal.SIGTERM)
     if os.getppid() != guard_pid:
         os._exit(128 + signal.SIGTERM)
     # A terminal's Ctrl-C reaches its whole foreground group; in a group of its own the guarded process gets it once,
@@ -504,25 +504,25 @@ def run_guarded(body: Callable[[GuardLease], int], *, caller_fd: int | None = No
 
 def _report_shortage(error: OSError) -> int:
     """Report that the machine has no descriptor, memory or process left; the exit code."""
-    _processes.write_stderr(f"muster: cannot start: {error.strerror}\n")
+    processes.write_stderr(f"muster: cannot start: {error.strerror}\n")
     return 1
 
 
 def _exec_command(command: Sequence[str]) -> int:
-    for signum in _processes.IGNORED_BY_PYTHON:
+    for signum in processes.IGNORED_BY_PYTHON:
         signal.signal(signum, signal.SIG_DFL)
     try:
         os.execvp(command[0], list(command))  # noqa: S606  # no shell, on purpose
     except OSError as error:
-        _processes.write_stderr(f"muster: cannot run {command[0]!r}: {error.strerror}\n")
+        processes.write_stderr(f"muster: cannot run {command[0]!r}: {error.strerror}\n")
         return 127 if isinstance(error, FileNotFoundError) else 126
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run `python -m muster._guard -- COMMAND ARGS`; the exit code."""
+    """Run `python -m muster._shared.guard -- COMMAND ARGS`; the exit code."""
     command = argv[1:] if argv[:1] == ["--"] else argv
     if not command:
-        print("muster: usage: python -m muster._guard -- COMMAND [ARG ...]", file=sys.stderr)
+        print("muster: usage: python -m muster._shared.guard -- COMMAND [ARG ...]", file=sys.stderr)
         return 2
     return run_guarded(lambda _lease: _exec_command(command))
 

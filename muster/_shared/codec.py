@@ -1,4 +1,4 @@
-"""Records to JSON and back, from their annotated fields alone: see `runtime.fields` for the types and their limits.
+"""Records to JSON and back, from their annotated fields alone: see `_shared.fields` for the types and their limits.
 
 Any process that can reach the port may write to it, and Python's JSON parser accepts infinite numbers and NaN, integers
 of any length, and text that cannot be printed. What `decode` returns needs no further check: every number is in range,
@@ -15,7 +15,7 @@ from enum import Enum
 from functools import cache
 from typing import Annotated, Any, Generic, Protocol, TypeVar, Union, get_args, get_origin
 
-from muster.agent.runtime.fields import HOST_NAME, NAME_LIMIT_BYTES, PACKED, Limit, Range, Shared
+from muster._shared.fields import HOST_NAME, NAME_LIMIT_BYTES, PACKED, Limit, Range, Shared
 
 T = TypeVar("T")
 

@@ -14,7 +14,7 @@ import time
 from types import FrameType
 from typing import ClassVar, TextIO
 
-from muster._contract import StatusPageLayout as Layout
+from muster._shared.contract import StatusPageLayout as Layout
 
 _LOOK_S = 0.02
 

@@ -1,4 +1,4 @@
-"""Types of the fields of messages, with the limits that `protocol.codec` enforces.
+"""Types of the fields of messages, with the limits that `_shared.codec` enforces.
 
 `count: Count` is the whole declaration: a value that was read needs no further check. Numbers out of range are
 refused. A text that is too long is shortened before it is sent; one that arrives too long is refused, like a list.
@@ -6,8 +6,8 @@ refused. A text that is too long is shortened before it is sent; one that arrive
 
 from typing import Annotated, Generic, TypeVar
 
-from muster._contract import StatusPageLayout
-from muster.agent.runtime.records import record
+from muster._shared.contract import StatusPageLayout
+from muster._shared.records import record
 
 T = TypeVar("T")
 
@@ -30,7 +30,7 @@ class Limit:
 
 
 class Shared(Generic[T]):
-    """A part that messages to many members have in common: `protocol.codec` encodes it once."""
+    """A part that messages to many members have in common: `_shared.codec` encodes it once."""
 
     def __init__(self, value: T) -> None:
         self.value = value

@@ -12,7 +12,7 @@ import os
 import signal
 import time
 
-from muster import _processes
+from muster._shared import processes
 
 _LIMIT_S = 2.0
 """How long stopping takes at most; a process in uninterruptible sleep stops when that ends."""
@@ -21,23 +21,23 @@ _LIMIT_S = 2.0
 def stop_tree(guarded_pid: int) -> list[int]:
     """Stop the guarded process, then all descendants of this process; returns them. The first one starts no more."""
     end_s = time.monotonic() + _LIMIT_S
-    _processes.send_signal([guarded_pid], signal.SIGSTOP)
+    processes.send_signal([guarded_pid], signal.SIGSTOP)
     while True:
-        found = _processes.list_descendants(os.getpid())
+        found = processes.list_descendants(os.getpid())
         running = [pid for pid in found if not _is_stopped(pid)]
         if not running or time.monotonic() > end_s:
             return found
-        _processes.send_signal(running, signal.SIGSTOP)
+        processes.send_signal(running, signal.SIGSTOP)
         time.sleep(0.002)
 
 
 def continue_tree() -> None:
     """Continue all descendants of this process."""
-    _processes.send_signal(_processes.list_descendants(os.getpid()), signal.SIGCONT)
+    processes.send_signal(processes.list_descendants(os.getpid()), signal.SIGCONT)
 
 
 def _is_stopped(pid: int) -> bool:
-    stat = _processes.read_stat(pid)
+    stat = processes.read_stat(pid)
     return stat is None or stat[0] in ("T", "t", "Z", "X")
 
 

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from enum import IntEnum
 from typing import Final, TypeAlias, TypeVar
 
-from muster._contract import AskKind, AskOutcome, parse_json
+from muster._shared.contract import AskKind, AskOutcome, parse_json
 
 T = TypeVar("T")
 

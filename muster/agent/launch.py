@@ -124,7 +124,7 @@ def _run_supervisor(
     # Imported while the template, which needs none of this, imports torch.
     from muster.agent.logs import LogRouter
     from muster.agent.node.supervisor import AgentParts, Supervisor
-    from muster.agent.rendezvous.backends.selection import create_rendezvous
+    from muster.agent.rendezvous.selection import create_rendezvous
     from muster.agent.runtime.signals import ChildWatch
 
     logs = LogRouter(

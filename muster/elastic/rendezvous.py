@@ -1,7 +1,7 @@
 """A rendezvous handler that the caller made: any of torch's, or a subclass of `RendezvousHandler` of its own.
 
 Its calls run in this process, in a thread of their own; the ranks are assigned through the store that it returns, by
-the same code as for the agent's own handlers. `agent.rendezvous.backends.torch_caller` is the other end.
+the same code as for the agent's own handlers. `agent.rendezvous.torch_handlers.caller` is the other end.
 """
 
 import sys
@@ -9,14 +9,14 @@ from collections.abc import Callable
 from typing import Any
 
 from muster.agent.config import RendezvousConfig
-from muster.agent.rendezvous.backends.torch_messages import (
+from muster.agent.rendezvous.torch_handlers.messages import (
     COMMANDS,
     HandlerFormedRound,
     Layout,
     ThreadFinding,
     encode_line,
 )
-from muster.agent.rendezvous.backends.torch_thread import HandlerThread
+from muster.agent.rendezvous.torch_handlers.thread import HandlerThread
 
 BACKEND = "caller"
 
@@ -106,7 +106,7 @@ class CallersRendezvous:
         self._thread.stop()
 
     def post_finding(self, finding: ThreadFinding) -> None:
-        """See `torch_thread.Owner`: the agent's loop is elsewhere, so it is sent there."""
+        """See `torch_handlers.thread.Owner`: the agent's loop is elsewhere, so it is sent there."""
         if isinstance(finding, HandlerFormedRound):
             layout = Layout(**{**vars(finding.layout), **self._own_master})
             finding = HandlerFormedRound(**{**vars(finding), "layout": layout})

@@ -23,7 +23,7 @@ _PYTHON_API: Final = (
     *("_shared/control.py", "_shared/ownership.py", "run.py"),
     *("agent/driven.py", "agent/adopted.py", "agent/control_socket.py"),
     *("agent/workers/function.py", "agent/workers/image.py"),
-    *("agent/rendezvous/backends/torch_caller.py", "agent/rendezvous/backends/torch_plugin.py"),
+    *("agent/rendezvous/torch_handlers/caller.py", "agent/rendezvous/torch_handlers/plugin.py"),
 )
 """For programs that start an agent, and for torchrun, which finds the plug-in by its entry point: they have muster
 installed."""

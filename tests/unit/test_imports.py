@@ -90,9 +90,9 @@ def imports() -> list[Import]:
     return all_imports()
 
 
-def is_for_torch(path: str) -> bool:
-    """The agent's modules that wrap what torch has are called torch_*.py; other programs do not load them."""
-    return path.startswith("agent/") and path.rpartition("/")[2].startswith("torch_")
+TORCH_HANDLERS = "agent/rendezvous/torch_handlers/"
+FOR_TORCH = (TORCH_HANDLERS, "agent/logs/torch_logs_specs.py")
+"""The agent's modules that wrap what torch has, called torch_*; other programs do not load them."""
 
 
 def offenders(wrong: Iterator[Import]) -> list[str]:
@@ -121,7 +121,7 @@ def test_the_agent_and_the_shared_modules_are_standard_library_only(imports: lis
     def torch_is_allowed(found: Import) -> bool:
         if (found.path, found.top) == ("agent/workers/function.py", "cloudpickle"):
             return True  # for results of functions, where it is installed
-        return found.top == "torch" and (found.path.startswith("agent/workers/") or is_for_torch(found.path))
+        return found.top == "torch" and found.path.startswith(("agent/workers/", *FOR_TORCH))
 
     def is_for_types(found: Import) -> bool:
         """Under TYPE_CHECKING: never run."""
@@ -148,7 +148,7 @@ def test_worker_imports_the_contract_and_at_a_breakpoint_the_debugger(imports: l
 def test_the_python_api_knows_only_the_agents_data(imports: list[Import]) -> None:
     data = ("cli.", "config.", "diagnosis.", "driven.", "errors.", "placement.device_count.")
     data += ("runtime.event_log.",)
-    data += ("rendezvous.backends.torch_thread.", "rendezvous.backends.torch_messages.")  # for handlers of the caller
+    data += ("rendezvous.torch_handlers.thread.", "rendezvous.torch_handlers.messages.")  # for handlers of the caller
     allowed = tuple(f"muster.agent.{name}" for name in data)
     program = {"muster.agent.__main__.main"}  # `python -m muster.run` is the agent
     api = (found for found in imports if found.place in ("elastic", "launch") or found.path == "run.py")
@@ -195,8 +195,17 @@ def test_the_agents_ordinary_path_imports_no_asyncio_and_no_torch(imports: list[
         names_wrapper = any(word.startswith("torch_") for word in found.module.split(".")) and found.top == "muster"
         return names_wrapper or found.top in {"asyncio", "torch", "numpy"}
 
-    ordinary = (found for found in imports if found.place in {"agent", "_shared", ""} and not is_for_torch(found.path))
+    ours = (found for found in imports if found.place in {"agent", "_shared", ""})
+    ordinary = (found for found in ours if not found.path.startswith(FOR_TORCH))
     assert offenders(found for found in ordinary if found.at_import and is_heavy(found)) == []
+
+
+def test_only_the_selection_of_a_backend_knows_torchs_handlers(imports: list[Import]) -> None:
+    """The other end of a caller's handler does, too: it is in the program that starts the agent."""
+    package = "muster." + TORCH_HANDLERS.replace("/", ".")
+    known = [found for found in imports if f"{found.module}.".startswith(package)]
+    outside = {found.path for found in known if not found.path.startswith(TORCH_HANDLERS)}
+    assert outside == {"agent/rendezvous/selection.py", "elastic/rendezvous.py"}
 
 
 # -- inside the agent and the adapters --------------------------------------------------------------------------------

@@ -1,18 +1,20 @@
 """Agreement among the nodes: which take part, with which ranks, and where MASTER_ADDR:MASTER_PORT is.
 
 `interface` is what the supervisor uses: the `Rendezvous` protocol, and the events that a backend posts.
+`selection` makes the backend that `--rdzv-backend` names.
 Two pure rules that more than one of the parts below uses: `restart_budget` decides whether a failed job may be started
 again, `drain_ceiling` how far a node's ranks may go before the job's step to stop at is agreed.
-`backends.selection.create_rendezvous` makes one of the backends:
 
-    consensus/  the leader's decisions, pure: membership, rank assignment, failures, the step of a drain; `quorum`
-                decides whether a takeover succeeds
-    leader/     notices lost members; carries messages to those decisions and their actions back to the members
-    member/     one node's part: lease, rounds; `discovery` decides which leader to join and when to attempt a takeover
-    protocol/   the messages, and how they are framed and authenticated
-    transport/  TCP links and addresses; limits unauthenticated peers
-    backends/   muster's own, static, standalone, torch's registry, and muster inside torchrun
+    consensus/       the leader's decisions, pure: membership, rank assignment, failures, the step of a drain; `quorum`
+                     decides whether a takeover succeeds
+    leader/          notices lost members; carries messages to those decisions and their actions back to the members
+    member/          one node's part: lease, rounds; `discovery` decides which leader to join and when to attempt a
+                     takeover
+    protocol/        the messages, and how they are framed and authenticated
+    transport/       TCP links and addresses; limits unauthenticated peers
+    backends/        static and standalone: one node, which agrees with itself
+    torch_handlers/  torch's registry, and muster inside torchrun; stands apart: nothing here but `selection` knows it
 
-From outside, import `interface`, `drain_ceiling` and `backends.selection`; `muster.elastic.rendezvous` imports the
-parts of `backends` that run a handler of torch's.
+From outside, import `interface`, `drain_ceiling` and `selection`; `muster.elastic.rendezvous` imports the parts of
+`torch_handlers` that run a handler of torch's.
 """

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from muster.agent.config import RendezvousConfig
-from muster.agent.rendezvous.backends.selection import create_rendezvous
 from muster.agent.rendezvous.interface import JobEnded, Notice, RendezvousFailed, RoundBroken, RoundFormed
 from muster.agent.rendezvous.leader.peer_lines import UNPROVED
 from muster.agent.rendezvous.protocol.discovery_messages import LeaderQuery
 from muster.agent.rendezvous.protocol.framing import ProtocolError, build_frame
+from muster.agent.rendezvous.selection import create_rendezvous
 from muster.agent.rendezvous.transport import tcp_network as network_module
 from muster.agent.rendezvous.transport.tcp_network import TcpNetwork
 from muster.agent.runtime.loop import Loop

@@ -14,8 +14,8 @@ from doubles.samples import make_failure
 
 from muster.agent.config import RendezvousConfig
 from muster.agent.errors import InternalError
-from muster.agent.rendezvous.backends.selection import create_rendezvous
 from muster.agent.rendezvous.interface import BreakKind, JobEnded, RendezvousFailed, RoundBroken, RoundFormed
+from muster.agent.rendezvous.selection import create_rendezvous
 from muster.agent.runtime.loop import Loop
 
 pytestmark = [
@@ -190,7 +190,7 @@ def test_torchrun_with_our_backend_restarts_after_a_crash(tmp_path: Path) -> Non
 def test_a_bug_of_ours_reaches_torchs_agent(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch's agent waits for the next round without a limit of its own."""
     api = pytest.importorskip("torch.distributed.elastic.rendezvous.api")
-    from muster.agent.rendezvous.backends import torch_plugin
+    from muster.agent.rendezvous.torch_handlers import plugin
 
     def fail(*_args: object) -> None:
         raise TypeError("our own bug")
@@ -199,7 +199,7 @@ def test_a_bug_of_ours_reaches_torchs_agent(monkeypatch: pytest.MonkeyPatch) -> 
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     parameters = api.RendezvousParameters("muster", f"127.0.0.1:{port}", "run", 1, 2, rank=0)
-    handler = torch_plugin.build_handler(parameters)
+    handler = plugin.build_handler(parameters)
     with pytest.raises(InternalError, match="ended with an error"):
         handler.next_rendezvous()
     handler.shutdown()
@@ -209,11 +209,11 @@ def test_a_bug_of_ours_reaches_torchs_agent(monkeypatch: pytest.MonkeyPatch) -> 
 def build_plugin():
     """Build muster's handler as torch does, with values of --rdzv-conf."""
     api = pytest.importorskip("torch.distributed.elastic.rendezvous.api")
-    from muster.agent.rendezvous.backends import torch_plugin
+    from muster.agent.rendezvous.torch_handlers import plugin
 
     def build(**conf: object):
         endpoint = conf.pop("endpoint", f"127.0.0.1:{find_port()}")
-        return torch_plugin.build_handler(api.RendezvousParameters("muster", endpoint, "run", 2, 2, rank=0, **conf))
+        return plugin.build_handler(api.RendezvousParameters("muster", endpoint, "run", 2, 2, rank=0, **conf))
 
     return build
 

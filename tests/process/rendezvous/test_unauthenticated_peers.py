@@ -13,9 +13,9 @@ import pytest
 from doubles.rendezvous_links import StandingClock
 
 from muster.agent.config import RendezvousConfig
-from muster.agent.rendezvous.backends.selection import create_rendezvous
 from muster.agent.rendezvous.interface import BreakKind, Notice, RendezvousFailed, RoundBroken, RoundFormed
 from muster.agent.rendezvous.protocol.framing import UNAUTHENTICATED_LIMIT_BYTES, VERSION
+from muster.agent.rendezvous.selection import create_rendezvous
 from muster.agent.rendezvous.transport import addresses
 from muster.agent.rendezvous.transport import tcp_network as network_module
 from muster.agent.rendezvous.transport.links import Cause, LinkEnd

@@ -123,7 +123,7 @@ def test_a_negative_shutdown_timeout_is_torchs_error() -> None:
 
 
 def test_a_handler_of_the_caller_needs_a_caller() -> None:
-    from muster.agent.rendezvous.backends.selection import create_rendezvous
+    from muster.agent.rendezvous.selection import create_rendezvous
     from muster.agent.runtime.loop import Loop
 
     config = parse_args(["--rdzv-backend", "caller", "main.py"], {}).rendezvous

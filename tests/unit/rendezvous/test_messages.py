@@ -20,7 +20,6 @@ from muster._shared.codec import MalformedMessageError, MessageUnion, decode, en
 from muster._shared.fields import HOST_NAME, PACKED, Limit, Range, Shared
 from muster._shared.records import record, replace
 from muster.agent.diagnosis.report import Failure, Group, OomEvidence, RankView, Report, Stack
-from muster.agent.rendezvous.backends import torch_messages
 from muster.agent.rendezvous.consensus.events import Failed, Stopped
 from muster.agent.rendezvous.interface import BreakKind
 from muster.agent.rendezvous.protocol import discovery_messages as discovery
@@ -28,6 +27,7 @@ from muster.agent.rendezvous.protocol import leader_messages as down
 from muster.agent.rendezvous.protocol import member_messages as up
 from muster.agent.rendezvous.protocol.framing import FRAME_LIMIT_BYTES, MAC_BYTES, UNAUTHENTICATED_LIMIT_BYTES
 from muster.agent.rendezvous.protocol.messages import Message
+from muster.agent.rendezvous.torch_handlers import messages as torch_messages
 
 UNIONS: list[MessageUnion] = [
     up.MEMBER_MESSAGES,

@@ -11,8 +11,8 @@ from doubles.rendezvous_links import StandingClock
 
 from muster.agent.control_socket import ControlSink
 from muster.agent.diagnosis.report import Failure
-from muster.agent.rendezvous.backends.torch_caller import LATE_S, CallerThread
-from muster.agent.rendezvous.backends.torch_messages import COMMANDS, Command, Order, ThreadFinding, ThreadNotice
+from muster.agent.rendezvous.torch_handlers.caller import LATE_S, CallerThread
+from muster.agent.rendezvous.torch_handlers.messages import COMMANDS, Command, Order, ThreadFinding, ThreadNotice
 from muster.agent.runtime.loop import Loop
 
 LONG = "x" * 200_000

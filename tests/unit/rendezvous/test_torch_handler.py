@@ -6,9 +6,9 @@ from collections.abc import Iterator
 import pytest
 
 from muster.agent.config import RendezvousConfig
-from muster.agent.rendezvous.backends.torch_handler import TorchRendezvous
-from muster.agent.rendezvous.backends.torch_messages import Command, ThreadNotice
 from muster.agent.rendezvous.interface import Notice, RendezvousEvent
+from muster.agent.rendezvous.torch_handlers.messages import Command, ThreadNotice
+from muster.agent.rendezvous.torch_handlers.rendezvous import TorchRendezvous
 from muster.agent.runtime.loop import Loop
 
 FOUND = ThreadNotice(text="found")

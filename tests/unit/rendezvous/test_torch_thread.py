@@ -1,9 +1,9 @@
 """What the thread that owns one of torch's handlers says when the round's store is gone."""
 
 from muster.agent.config import RendezvousConfig
-from muster.agent.rendezvous.backends.torch_messages import Command, Order, ThreadFinding, ThreadNotice
-from muster.agent.rendezvous.backends.torch_thread import HandlerThread
-from muster.agent.rendezvous.backends.torch_watch import RoundWatch
+from muster.agent.rendezvous.torch_handlers.messages import Command, Order, ThreadFinding, ThreadNotice
+from muster.agent.rendezvous.torch_handlers.thread import HandlerThread
+from muster.agent.rendezvous.torch_handlers.watch import RoundWatch
 
 FRAMES = "".join(f"frame #{number}: c10d::detail::TCPClient::sendRaw\n" for number in range(99))
 CONFIG = RendezvousConfig(backend="c10d-torch", run_id="run", host="h", port=1, node_index=0, min_nodes=1, max_nodes=1)

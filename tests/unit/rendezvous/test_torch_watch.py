@@ -5,7 +5,7 @@ import json
 import pytest
 from doubles.samples import make_failure
 
-from muster.agent.rendezvous.backends.torch_watch import AllDone, FailedElsewhere, NodeLost, RoundWatch
+from muster.agent.rendezvous.torch_handlers.watch import AllDone, FailedElsewhere, NodeLost, RoundWatch
 
 SILENCE_S = 15.0
 ROOT = make_failure(node=1, node_index=1, host="h1", global_rank=3, pid=7, time_s=1.0, exit_code=3)

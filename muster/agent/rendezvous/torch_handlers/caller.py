@@ -1,7 +1,7 @@
 """A rendezvous handler that is an object of the program that drives this agent: its calls run in that program.
 
-This end sends the commands of `torch_handler` over the control socket and passes on what comes back; the other end,
-`muster.elastic.rendezvous`, owns a `torch_thread.HandlerThread`. `torch_messages` has the messages.
+This end sends the commands of `rendezvous` over the control socket and passes on what comes back; the other end,
+`muster.elastic.rendezvous`, owns a `thread.HandlerThread`. `messages` has the messages.
 """
 
 import json
@@ -9,14 +9,14 @@ import os
 import socket
 from collections import deque
 
-from muster.agent.rendezvous.backends.torch_messages import (
+from muster.agent.rendezvous.torch_handlers.messages import (
     COMMAND_LIMIT_BYTES,
     THREAD_FINDINGS,
     Command,
     ThreadNotice,
     encode_line,
 )
-from muster.agent.rendezvous.backends.torch_thread import Owner
+from muster.agent.rendezvous.torch_handlers.thread import Owner
 from muster.agent.runtime.loop import Loop, Timer
 
 LATE_S = 10.0

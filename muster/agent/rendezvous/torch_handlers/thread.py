@@ -19,7 +19,7 @@ from muster._shared.codec import decode
 from muster._shared.records import assert_never
 from muster.agent.config import RendezvousConfig
 from muster.agent.diagnosis.report import Failure
-from muster.agent.rendezvous.backends.torch_messages import (
+from muster.agent.rendezvous.torch_handlers.messages import (
     Command,
     EndKnown,
     HandlerFailed,
@@ -30,7 +30,7 @@ from muster.agent.rendezvous.backends.torch_messages import (
     ThreadFinding,
     ThreadNotice,
 )
-from muster.agent.rendezvous.backends.torch_watch import AllDone, FailedElsewhere, RoundWatch
+from muster.agent.rendezvous.torch_handlers.watch import AllDone, FailedElsewhere, RoundWatch
 from muster.agent.runtime.packages import add_installed
 from muster.agent.runtime.ports import PortReservation
 

@@ -2,7 +2,7 @@
 
 torch's handlers block, so one thread owns the handler, carries out the loop's commands and posts what it finds on the
 loop. What the handler cannot do is not imitated: every agent has its own restart budget, and the node that a failure
-happened on reports it. Through the round's store (`torch_watch`) the agents agree on the end of the job and on lost
+happened on reports it. Through the round's store (`watch`) the agents agree on the end of the job and on lost
 nodes; torch's agent instead takes 300 s of waiting for success.
 """
 
@@ -14,17 +14,6 @@ from muster._shared.records import assert_never
 from muster.agent.config import RendezvousConfig
 from muster.agent.diagnosis.report import Failure, Stack
 from muster.agent.rendezvous.backends.restart_policy import LocalRestartPolicy, Next
-from muster.agent.rendezvous.backends.torch_messages import (
-    Command,
-    EndKnown,
-    HandlerFailed,
-    HandlerFormedRound,
-    NodesWaiting,
-    Order,
-    ThreadFinding,
-    ThreadNotice,
-)
-from muster.agent.rendezvous.backends.torch_watch import FailedElsewhere, NodeLost
 from muster.agent.rendezvous.interface import (
     BreakKind,
     DrainReport,
@@ -36,12 +25,23 @@ from muster.agent.rendezvous.interface import (
     RequestAnswered,
     RoundFormed,
 )
+from muster.agent.rendezvous.torch_handlers.messages import (
+    Command,
+    EndKnown,
+    HandlerFailed,
+    HandlerFormedRound,
+    NodesWaiting,
+    Order,
+    ThreadFinding,
+    ThreadNotice,
+)
+from muster.agent.rendezvous.torch_handlers.watch import FailedElsewhere, NodeLost
 from muster.agent.round import Round
 from muster.agent.runtime.loop import Loop
 
 
 class CommandThread(Protocol):
-    """`torch_thread.HandlerThread`, or `torch_caller.CallerThread`, which passes all calls on to one."""
+    """`thread.HandlerThread`, or `caller.CallerThread`, which passes all calls on to one."""
 
     def start(self) -> None:
         """Begin."""

@@ -1,4 +1,4 @@
-"""What passes between `torch_handler` and the thread that owns torch's handler: commands one way, findings the other.
+"""What passes between `rendezvous` and the thread that owns torch's handler: commands one way, findings the other.
 
 Where that thread belongs to the program that drives this agent, each is one JSON line, {"rendezvous": message}.
 """
@@ -20,7 +20,7 @@ from muster._shared.fields import (
 )
 from muster._shared.records import record
 from muster.agent.diagnosis.report import Failure
-from muster.agent.rendezvous.backends.torch_watch import FailedElsewhere, NodeLost
+from muster.agent.rendezvous.torch_handlers.watch import FailedElsewhere, NodeLost
 
 LINE_LIMIT_BYTES = 1 << 20
 COMMAND_LIMIT_BYTES = 1 << 16

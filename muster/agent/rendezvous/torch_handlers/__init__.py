@@ -1,0 +1,17 @@
+"""torch's registry of rendezvous handlers, in both directions. A reader of muster's own rendezvous need not read it.
+
+A handler of torch's behind our protocol (`--rdzv-backend c10d-torch`, `etcd`, `etcd-v2`, a third party's, a caller's):
+
+    rendezvous  `TorchRendezvous`, what the supervisor calls; on the agent's loop
+    messages    what passes between it and the thread: commands one way, findings the other
+    thread      owns the handler, whose calls block; agrees on the ranks through the round's store
+    watch       agrees on the end of a round, and on lost nodes, through that store
+    caller      stands for the thread where the handler is an object of the program that drives this agent
+
+The other way round, `plugin` is muster's own rendezvous inside torchrun, as a handler of torch's; pyproject.toml names
+it as an entry point.
+
+Only `rendezvous.selection` imports from here, when such a backend is asked for; outside of the agent
+`muster.elastic.rendezvous`, the other end of `caller`, imports `thread` and `messages`. What is not here: which
+failures end the job (`backends.restart_policy`).
+"""

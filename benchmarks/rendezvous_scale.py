@@ -233,7 +233,7 @@ def read_line(child, host):
 
 
 def build_failure(attempt):
-    from muster.agent.diagnosis.report import Failure
+    from muster._shared.reports import Failure
 
     return Failure(
         node=0,

@@ -7,7 +7,7 @@
     ├── RendezvousError     rendezvous could not be formed in time                               exit 69
     └── InternalError       muster's: a broken invariant                                         exit 1
 
-A worker's failure is data (`diagnosis.report.Failure`), never an exception. Only `launch` maps these to exit codes.
+A worker's failure is data (`_shared.reports.Failure`), never an exception. Only `launch` maps these to exit codes.
 """
 
 from muster._shared.contract import ExitCode

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from muster._shared.contract import ExitCode, name_signal
-from muster.agent.diagnosis.report import Failure, name_ranks
+from muster._shared.reports import Failure, name_ranks
 from muster.agent.diagnosis.root_cause import find_root
 from muster.agent.errors import UsageError
 from muster.elastic.jobs.errors import AgentLost, JobFailed, WorkerFailed

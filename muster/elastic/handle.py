@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from muster._shared.contract import Env, ExitCode
-from muster.agent.diagnosis.report import Failure, Report
+from muster._shared.reports import Failure, Report
 from muster.agent.diagnosis.root_cause import find_root
 from muster.agent.errors import MusterError, UsageError
 from muster.agent.placement.device_count import count_workers

@@ -21,8 +21,8 @@ import pytest
 from doubles.samples import make_round
 
 from muster._shared.contract import AskKind
+from muster._shared.reports import Failure, Stack
 from muster.agent.config import AgentConfig, LogConfig, RendezvousConfig
-from muster.agent.diagnosis.report import Failure, Stack
 from muster.agent.errors import SpawnError
 from muster.agent.logs import WorkerStreams
 from muster.agent.node.supervisor import AgentParts, Supervisor

@@ -18,8 +18,8 @@ from functools import partial
 from typing import Any
 
 from muster._shared.records import replace
+from muster._shared.reports import Failure
 from muster.agent.config import RendezvousConfig
-from muster.agent.diagnosis.report import Failure
 from muster.agent.rendezvous.interface import BreakKind, JobEnded, RendezvousFailed, RoundBroken, RoundFormed
 from muster.agent.rendezvous.member.member import Member
 from muster.agent.rendezvous.protocol.messages import Message

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from muster.agent.diagnosis.report import Failure
+from muster._shared.reports import Failure
 from muster.agent.round import Round
 
 

@@ -308,6 +308,7 @@ def test_pure_decisions_import_nothing_that_acts(imports: list[Import]) -> None:
         "muster._shared.fields.",
         "muster.agent.runtime.persistent.",
         "muster._shared.records.",
+        "muster._shared.reports.",
         "muster.agent.round.",
         "muster.agent.config.",
     )

@@ -4,8 +4,8 @@
 reads what Python wrote of an exception. `stacks` collects the Python stacks of live workers; `hang` detects that no
 worker of this node is active (`rendezvous.consensus.failures` decides whether the job hangs), and `hang_cause` finds
 the ranks that keep the others waiting, with the flight recorders that the package `hangs` reads. `root_cause` orders
-failures and names the root cause for all readers. `report` is the result as data, `report_text` formats it for people,
-`report_files` writes it to files.
+failures and names the root cause for all readers. The result is a `_shared.reports.Report`, which `report_text` formats
+for people and `report_files` writes to files.
 
 Not here: what follows from a failure (`node.worker_decisions`, `rendezvous.consensus.failures`), and where the report
 goes (`node.outcome`). Modules that only a failure, a hang or a command needs are imported then.

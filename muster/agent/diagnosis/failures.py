@@ -11,8 +11,8 @@ from typing import Protocol
 
 from muster._shared.contract import name_signal, read_regular
 from muster._shared.records import record, replace
+from muster._shared.reports import Failure, OomEvidence
 from muster.agent.diagnosis.oom import OomWatch
-from muster.agent.diagnosis.report import Failure, OomEvidence
 from muster.agent.diagnosis.tracebacks import read_error_file, read_stderr
 from muster.agent.logs import WorkerStreams
 from muster.agent.round import Round

@@ -12,8 +12,8 @@ from collections import Counter
 from collections.abc import Iterable
 
 from muster._shared.records import record
+from muster._shared.reports import Stack, name_ranks
 from muster.agent.diagnosis.hangs.collectives import find_cause
-from muster.agent.diagnosis.report import Stack, name_ranks
 
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]*)", line (?P<line>\d+)(?: in (?P<function>.*))?$')
 _WAITING = ("/torch/distributed/", "/torch/nn/parallel/", "/torch/autograd/")

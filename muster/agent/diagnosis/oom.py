@@ -4,7 +4,7 @@ A SIGKILL that the agent did not send has few possible senders. The counter of O
 proves one; a limit that was reached, or a kill anywhere on the machine, only makes it likely and is called a guess.
 """
 
-from muster.agent.diagnosis.report import OomEvidence
+from muster._shared.reports import OomEvidence
 from muster.agent.workers.memory import MemoryCgroup, MemoryWatch, read_number
 
 _UNLIMITED_BYTES = 1 << 60

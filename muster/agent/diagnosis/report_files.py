@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from muster._shared.contract import TERMINATION_LOG_LIMIT_BYTES
 from muster._shared.records import replace
-from muster.agent.diagnosis.report import Failure, Report
+from muster._shared.reports import Failure, Report
 from muster.agent.diagnosis.root_cause import describe_failure, find_root
 from muster.agent.diagnosis.tracebacks import load_error_file
 from muster.agent.logs import open_own

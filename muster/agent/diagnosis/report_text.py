@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 
 from muster._shared.contract import show_controls
-from muster.agent.diagnosis.report import Failure, OomEvidence, RankProgress, Report, format_size, name_ranks
+from muster._shared.reports import Failure, OomEvidence, RankProgress, Report, format_size, name_ranks
 from muster.agent.diagnosis.root_cause import find_kind, find_root
 from muster.agent.diagnosis.stacks import group_stacks
 from muster.agent.diagnosis.tracebacks import find_place, remove_traceback

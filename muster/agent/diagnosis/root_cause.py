@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable
 
 from muster._shared.records import record, replace
-from muster.agent.diagnosis.report import (
+from muster._shared.reports import (
     ENDED,
     Failure,
     FinalFailure,

@@ -10,7 +10,7 @@ from muster.agent.rendezvous.interface import DrainReport, JobEnded, LateRank, R
 from muster.agent.round import Checkpoint, Round
 
 if TYPE_CHECKING:
-    from muster.agent.diagnosis.report import RankProgress, RankView
+    from muster._shared.reports import RankProgress, RankView
     from muster.agent.rendezvous.consensus.actions import Answer
 
 

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Mapping
 
 from muster._shared.records import record, replace
+from muster._shared.reports import ENDED, Failure, RankProgress, RankView, Stack, print_values
 from muster.agent.config import AgentConfig
 from muster.agent.diagnosis.failures import FailureCollector
 from muster.agent.diagnosis.oom import OomWatch
-from muster.agent.diagnosis.report import ENDED, Failure, RankProgress, RankView, Stack, print_values
 from muster.agent.diagnosis.root_cause import add_early_exits
 from muster.agent.diagnosis.stacks import StackCollector, StackTarget, find_python
 from muster.agent.logs import LogRouter, WorkerStreams

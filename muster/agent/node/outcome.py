@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from muster._shared.contract import ExitCode, LogNames
 from muster._shared.processes import read_peak_bytes
 from muster._shared.records import replace
+from muster._shared.reports import format_size
 from muster.agent.config import AgentConfig, StdChoice
-from muster.agent.diagnosis.report import format_size
 from muster.agent.logs import LogRouter
 from muster.agent.node.actions import Finish
 from muster.agent.rendezvous.interface import JobEnded
@@ -17,7 +17,7 @@ from muster.agent.runtime.event_log import RunTimes
 from muster.agent.runtime.loop import run_limited
 
 if TYPE_CHECKING:
-    from muster.agent.diagnosis.report import Report
+    from muster._shared.reports import Report
     from muster.agent.round import Round
 
 _WRITE_LIMIT_S = 2.0

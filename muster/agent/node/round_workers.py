@@ -28,11 +28,11 @@ from muster.agent.workers.spec import ProgramKind, WorkerSpec, WorkerStarter, ge
 
 if TYPE_CHECKING:  # loaded when first needed: every import delays the first worker
     from muster._shared.guard import GuardLease
+    from muster._shared.reports import RankProgress, RankView
     from muster.agent.diagnosis.hang import Activity, HangWatch
     from muster.agent.diagnosis.hangs.looks import Reported
     from muster.agent.diagnosis.hangs.servers import Progress, WorkerReader
     from muster.agent.diagnosis.hangs.sessions import FileSizes, Sessions
-    from muster.agent.diagnosis.report import RankProgress, RankView
     from muster.agent.logs.terminal_loan import TerminalLoan
     from muster.agent.placement.affinity import WorkerPlacement
     from muster.agent.rendezvous.drain_ceiling import RankSlot

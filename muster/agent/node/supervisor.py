@@ -31,9 +31,9 @@ from muster.agent.workers.spec import WorkerStarter
 
 if TYPE_CHECKING:  # loaded when first needed: every import delays the first worker
     from muster._shared.contract import AskKind
+    from muster._shared.reports import Failure
     from muster.agent.control import ControlServer
     from muster.agent.control.question import TerminalQuestion
-    from muster.agent.diagnosis.report import Failure
     from muster.agent.node.evidence import Evidence
     from muster.agent.placement.affinity import WorkerPlacement
     from muster.agent.round import Checkpoint, Round

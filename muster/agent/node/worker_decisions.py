@@ -274,7 +274,7 @@ def on_slow_stop(state: NodeState) -> Decision:
     phase = state.phase
     if not isinstance(phase, Stopping) or phase.step is not StopStep.GRACE:
         return state, ()
-    from muster.agent.diagnosis.report import name_ranks  # most stops are over before
+    from muster._shared.reports import name_ranks  # most stops are over before
 
     ranks = name_ranks(phase.round.rank_offset + local_rank for local_rank in phase.alive)
     text = f"{ranks} did not end within {SLOW_STOP_S:g} s of {name_signal(phase.signum)}; "

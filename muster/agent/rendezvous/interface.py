@@ -39,7 +39,7 @@ from muster._shared.records import record
 from muster.agent.round import Checkpoint, Round
 
 if TYPE_CHECKING:  # only a failure loads the report
-    from muster.agent.diagnosis.report import Failure, Report, Stack
+    from muster._shared.reports import Failure, Report, Stack
     from muster.agent.rendezvous.consensus.actions import Answer
 
 

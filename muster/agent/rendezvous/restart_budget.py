@@ -4,7 +4,7 @@ An attempt is counted when the next round is formed (`formation`) and refunded w
 (`failures.refund_attempt`).
 """
 
-from muster.agent.diagnosis.report import Failure, FinalFailure
+from muster._shared.reports import Failure, FinalFailure
 from muster.agent.diagnosis.root_cause import describe_failure, find_signature
 
 

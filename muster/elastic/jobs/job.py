@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from muster._shared.contract import Env
-from muster.agent.diagnosis.report import Report
+from muster._shared.reports import Report
 from muster.agent.driven import REPORT_NAME
 from muster.agent.errors import EnvironmentFault
 from muster.elastic.jobs.cell import CellOutput, is_cell

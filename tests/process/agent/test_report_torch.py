@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from doubles.samples import make_failure
 
-from muster.agent.diagnosis.report import Report
+from muster._shared.reports import Report
 from muster.agent.diagnosis.report_files import write_torch_error_file
 from muster.agent.diagnosis.tracebacks import read_error_file
 

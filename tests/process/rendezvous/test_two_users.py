@@ -327,7 +327,7 @@ def test_another_user_cannot_join_agents_started_by_hand(
     assert secret.stat().st_mode & 0o777 == 0o600
     import encodings.idna  # noqa: F401  # the other user cannot read it
 
-    import muster.agent.diagnosis.report
+    import muster._shared.reports
     import muster.agent.rendezvous.transport.dial  # noqa: F401
 
     reader, writer = os.pipe()

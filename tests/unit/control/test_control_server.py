@@ -13,10 +13,10 @@ import pytest
 
 from muster._shared.codec import encode
 from muster._shared.contract import AskKind, AskOutcome
+from muster._shared.reports import Stack
 from muster.agent.control import address
 from muster.agent.control.address import SignedRequest
 from muster.agent.control.server import ANSWER_LIMIT_S, FLUSH_S, PEERS, ControlServer
-from muster.agent.diagnosis.report import Stack
 from muster.agent.rendezvous.consensus.actions import Answer
 from muster.agent.runtime.loop import Loop
 

@@ -11,8 +11,8 @@ import pytest
 from doubles.samples import make_round
 
 from muster._shared.contract import name_signal
+from muster._shared.reports import OomEvidence
 from muster.agent.diagnosis.failures import FailureCollector, FailureContext, build_failure, read_crash
-from muster.agent.diagnosis.report import OomEvidence
 from muster.agent.diagnosis.report_files import build_torch_error
 from muster.agent.diagnosis.tracebacks import read_error_file, read_stderr, trim_traceback
 from muster.agent.logs import WorkerStreams

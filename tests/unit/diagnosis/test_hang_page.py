@@ -1,10 +1,10 @@
 """What is said of a job that is looked at while it runs: of one that hangs, and of one that does not."""
 
 from muster._shared.records import replace
+from muster._shared.reports import Collective, Group, RankProgress, RankView, Stack
 from muster.agent.diagnosis.hangs.looks import Look, Reported, compare
 from muster.agent.diagnosis.hangs.page import describe_hang, describe_ranks
 from muster.agent.diagnosis.hangs.sessions import Reading
-from muster.agent.diagnosis.report import Collective, Group, RankProgress, RankView, Stack
 from muster.agent.workers.status_page import SlotStatus
 
 SIXTH = "all_reduce #6 of default_pg (4 x float32)"

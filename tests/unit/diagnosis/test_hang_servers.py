@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import pytest
 
 from muster._shared.records import replace
+from muster._shared.reports import Collective, Group
 from muster.agent.diagnosis.hangs import servers
 from muster.agent.diagnosis.hangs.collectives import find_cause
 from muster.agent.diagnosis.hangs.servers import Answer, Place, Progress, WorkerReader
-from muster.agent.diagnosis.report import Collective, Group
 
 SESSIONS = {7: [(7, 1)]}
 ENTERED = Group(name="0", description="default_pg", entered=3, completed=2)

@@ -9,10 +9,10 @@ import pytest
 
 from muster._shared.codec import MalformedMessageError, decode, encode
 from muster._shared.records import replace
+from muster._shared.reports import ENDED, ENTRY_LIMIT, Collective, Group, RankView, Stack
 from muster.agent.diagnosis.hangs.collectives import find_cause
 from muster.agent.diagnosis.hangs.page import describe_slow_ranks
 from muster.agent.diagnosis.hangs.reading import KnownGroups, read_groups, read_recorder
-from muster.agent.diagnosis.report import ENDED, ENTRY_LIMIT, Collective, Group, RankView, Stack
 
 
 def call(number: int, operation: str = "all_reduce", *, age_s: float = 62.0, done: bool = False) -> Collective:

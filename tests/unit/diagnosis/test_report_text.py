@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from muster._shared.contract import TERMINATION_LOG_LIMIT_BYTES
 from muster._shared.records import replace
-from muster.agent.diagnosis.report import Failure, OomEvidence, RankProgress, Report, Stack, name_ranks, print_values
+from muster._shared.reports import Failure, OomEvidence, RankProgress, Report, Stack, name_ranks, print_values
 from muster.agent.diagnosis.report_files import (
     build_termination_message,
     build_torch_error,

@@ -3,8 +3,7 @@
 from doubles.samples import make_failure
 
 from muster._shared.records import replace
-from muster.agent.diagnosis.hang_cause import put_program_first
-from muster.agent.diagnosis.report import (
+from muster._shared.reports import (
     ENDED,
     Collective,
     FinalFailure,
@@ -14,6 +13,7 @@ from muster.agent.diagnosis.report import (
     Report,
     Stack,
 )
+from muster.agent.diagnosis.hang_cause import put_program_first
 from muster.agent.diagnosis.report_text import format_report
 from muster.agent.diagnosis.root_cause import (
     DatedFailure,

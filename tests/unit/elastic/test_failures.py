@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from doubles.samples import make_failure
 
-from muster.agent.diagnosis.report import Report
+from muster._shared.reports import Report
 from muster.elastic.failures import build_child_failed_error, raise_for_outcome
 from muster.elastic.jobs.errors import AgentLost
 from muster.elastic.jobs.job import Outcome

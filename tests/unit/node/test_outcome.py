@@ -2,8 +2,8 @@
 
 import pytest
 
+from muster._shared.reports import format_size
 from muster.agent.cli.arguments import parse_args
-from muster.agent.diagnosis.report import format_size
 from muster.agent.node.outcome import describe_logs, format_duration
 from muster.agent.runtime.event_log import RunTimes
 

@@ -5,7 +5,7 @@ from doubles.samples import make_round
 from muster._shared.contract import AskKind, AskOutcome
 from muster._shared.contract import StatusPageLayout as Layout
 from muster._shared.records import replace
-from muster.agent.diagnosis.report import Stack
+from muster._shared.reports import Stack
 from muster.agent.node.actions import (
     AnswerPerson,
     PrintStacks,

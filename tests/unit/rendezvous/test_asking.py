@@ -8,7 +8,7 @@ from muster._shared.codec import encode
 from muster._shared.contract import AskKind, AskOutcome
 from muster._shared.contract import StatusPageLayout as Layout
 from muster._shared.control import parse_answer
-from muster.agent.diagnosis.report import ENDED, Collective, Group, RankProgress, RankView, Stack
+from muster._shared.reports import ENDED, Collective, Group, RankProgress, RankView, Stack
 from muster.agent.rendezvous.consensus.actions import (
     Answer,
     AnswerRequest,

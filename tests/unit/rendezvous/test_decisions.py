@@ -4,7 +4,7 @@ import pytest
 from doubles.samples import make_failure
 
 from muster._shared.records import replace
-from muster.agent.diagnosis.report import Failure, FinalFailure, Stack
+from muster._shared.reports import Failure, FinalFailure, Stack
 from muster.agent.rendezvous.consensus.actions import (
     BreakRound,
     CheckLease,

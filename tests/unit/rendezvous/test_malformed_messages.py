@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from muster._shared.codec import MalformedMessageError, MessageUnion
 from muster._shared.fields import Shared
 from muster._shared.records import replace
+from muster._shared.reports import FinalFailure, OomEvidence, Report, Stack
 from muster.agent.config import RendezvousConfig
-from muster.agent.diagnosis.report import FinalFailure, OomEvidence, Report, Stack
 from muster.agent.rendezvous.consensus.decisions import decide
 from muster.agent.rendezvous.consensus.events import (
     Failed,

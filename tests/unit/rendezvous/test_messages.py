@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from muster._shared.codec import MalformedMessageError, MessageUnion, decode, encode, encode_message
 from muster._shared.fields import HOST_NAME, PACKED, Limit, Range, Shared
 from muster._shared.records import record, replace
-from muster.agent.diagnosis.report import Failure, Group, OomEvidence, RankView, Report, Stack
+from muster._shared.reports import Failure, Group, OomEvidence, RankView, Report, Stack
 from muster.agent.rendezvous.consensus.events import Failed, Stopped
 from muster.agent.rendezvous.interface import BreakKind
 from muster.agent.rendezvous.protocol import discovery_messages as discovery

@@ -7,7 +7,7 @@ from doubles.samples import make_failure
 
 from muster._shared.codec import encode_message
 from muster._shared.fields import Shared
-from muster.agent.diagnosis.report import FinalFailure, Stack
+from muster._shared.reports import FinalFailure, Stack
 from muster.agent.diagnosis.root_cause import LEFT_OUT, DatedFailure, build_report
 from muster.agent.rendezvous.protocol.framing import FRAME_LIMIT_BYTES
 from muster.agent.rendezvous.protocol.leader_messages import JobEnd

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from doubles.two_members import TwoMembers
 
-from muster.agent.diagnosis.report import Collective, Group, RankProgress, RankView, Stack
+from muster._shared.reports import Collective, Group, RankProgress, RankView, Stack
 from muster.agent.rendezvous.consensus.actions import Notify, WantStacks
 from muster.agent.rendezvous.consensus.events import StacksTaken, StoodStill, Succeeded
 from muster.agent.rendezvous.interface import NoticeKind

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from doubles.rendezvous_links import StandingClock
 
+from muster._shared.reports import Failure
 from muster.agent.control_socket import ControlSink
-from muster.agent.diagnosis.report import Failure
 from muster.agent.rendezvous.torch_handlers.caller import LATE_S, CallerThread
 from muster.agent.rendezvous.torch_handlers.messages import COMMANDS, Command, Order, ThreadFinding, ThreadNotice
 from muster.agent.runtime.loop import Loop

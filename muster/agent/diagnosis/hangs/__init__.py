@@ -1,7 +1,7 @@
 """Which rank keeps the others waiting, and in which collective.
 
 `servers` asks the workers of this node (`workers.hooks.groups` is their side), `reading` turns the answers into records
-(`diagnosis.report.RankView`, which travels to the leader), `collectives` finds the ranks to blame, purely. `page` is
+(`_shared.reports.RankView`, which travels to the leader), `collectives` finds the ranks to blame, purely. `page` is
 what is printed of it while the job goes on. `limits` learns how long a job may pause, and
 `standstill` sees that it stands still before that is learned. `sessions` reads from /proc what
 the workers' processes have done. `looks` looks at all of it once, or twice to see what moves.

@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from muster._shared.records import record
-from muster.agent.diagnosis.report import ENDED, Collective, Group, RankView, name_ranks
+from muster._shared.reports import ENDED, Collective, Group, RankView, name_ranks
 
 _STATES = {"T": "is stopped (SIGSTOP)", "t": "is stopped by a debugger", "D": "is in an uninterruptible system call"}
 _STATES[ENDED] = "has ended"

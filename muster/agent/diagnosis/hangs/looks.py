@@ -7,9 +7,9 @@ import time
 from collections.abc import Mapping
 
 from muster._shared.records import record
+from muster._shared.reports import Group, RankProgress, RankView, print_values
 from muster.agent.diagnosis.hangs import servers, sessions
 from muster.agent.diagnosis.hangs.sessions import ProcessKey, Reading
-from muster.agent.diagnosis.report import Group, RankProgress, RankView, print_values
 from muster.agent.diagnosis.report_text import format_rate
 from muster.agent.round import Round
 from muster.agent.workers.status_page import SlotStatus

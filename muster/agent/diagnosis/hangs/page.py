@@ -7,8 +7,8 @@ against a rank while it, or one that waits for it, has moved between two looks, 
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
+from muster._shared.reports import Failure, RankProgress, RankView, Stack, name_ranks
 from muster.agent.diagnosis.hang_cause import HangCause, explain_hang
-from muster.agent.diagnosis.report import Failure, RankProgress, RankView, Stack, name_ranks
 from muster.agent.diagnosis.report_text import describe_progress, format_stacks, format_steps
 
 _LATE_S = 0.1

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from muster._shared.contract import parse_json
 from muster._shared.fields import MOST
 from muster._shared.records import record
-from muster.agent.diagnosis.report import ENTRY_LIMIT, Collective, Group
+from muster._shared.reports import ENTRY_LIMIT, Collective, Group
 
 _DTYPES = {"Float": "float32", "Double": "float64", "Half": "float16", "BFloat16": "bfloat16", "Long": "int64"}
 _DTYPES |= {"Int": "int32", "Short": "int16", "Char": "int8", "Byte": "uint8", "Bool": "bool"}

@@ -14,9 +14,9 @@ from collections.abc import Iterable, Mapping
 
 from muster._shared import processes
 from muster._shared.records import record, replace
+from muster._shared.reports import Collective, Group, RankView
 from muster.agent.diagnosis.hangs.limits import TORCH_MARGIN_S
 from muster.agent.diagnosis.hangs.reading import read_groups, read_recorder
-from muster.agent.diagnosis.report import Collective, Group, RankView
 
 DEADLINE_S = 1.0
 """The longest that one worker's answer may take. 2000 entries take 0.1 s."""

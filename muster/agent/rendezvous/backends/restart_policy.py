@@ -20,7 +20,7 @@ from muster.agent.rendezvous.interface import (
 from muster.agent.runtime.clock import Clock
 
 if TYPE_CHECKING:  # only a failure loads them
-    from muster.agent.diagnosis.report import Failure, FinalFailure, Stack
+    from muster._shared.reports import Failure, FinalFailure, Stack
     from muster.agent.diagnosis.root_cause import DatedFailure
 
 
@@ -116,7 +116,7 @@ class LocalRestartPolicy:
         """
         if self.has_ended or self._final is not None:
             return
-        from muster.agent.diagnosis.report import FinalFailure
+        from muster._shared.reports import FinalFailure
 
         self._final, self._is_own = FinalFailure(cause=reason), False
         self._record((root,) if root is not None else ())
@@ -183,7 +183,7 @@ class LocalRestartPolicy:
             self._post(JobEnded(succeeded=False, is_drained=True))
             return
         if not succeeded:
-            from muster.agent.diagnosis.report import FinalFailure
+            from muster._shared.reports import FinalFailure
             from muster.agent.diagnosis.root_cause import build_report
 
             report = build_report(

@@ -22,7 +22,7 @@ from muster.agent.runtime.loop import Loop
 from muster.agent.runtime.ports import PortReservation
 
 if TYPE_CHECKING:  # only a failure loads the report
-    from muster.agent.diagnosis.report import Failure, Stack
+    from muster._shared.reports import Failure, Stack
     from muster.agent.rendezvous.backends.local_leader import LocalEvent, LocalLeader
 
 

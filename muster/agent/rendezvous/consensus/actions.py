@@ -5,7 +5,7 @@ from typing import Annotated
 from muster._shared.contract import AskOutcome, StatusPageLayout
 from muster._shared.fields import Count, Limit, Line, Seconds, Step
 from muster._shared.records import record
-from muster.agent.diagnosis.report import FinalFailure, RankProgress, Report, Stacks
+from muster._shared.reports import FinalFailure, RankProgress, Report, Stacks
 from muster.agent.rendezvous.consensus.members import RankAssignment
 from muster.agent.rendezvous.consensus.quorum import QuorumRound
 from muster.agent.rendezvous.interface import BreakKind, LateRank, NoticeKind

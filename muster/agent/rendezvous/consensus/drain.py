@@ -36,7 +36,7 @@ from math import gcd
 from muster._shared.contract import AskKind, AskOutcome
 from muster._shared.contract import StatusPageLayout as Layout
 from muster._shared.records import replace
-from muster.agent.diagnosis.report import Stack
+from muster._shared.reports import Stack
 from muster.agent.rendezvous.consensus.actions import (
     Action,
     Answer,

@@ -6,7 +6,7 @@ Those that a member reports are also the messages that it sends, with the limits
 from muster._shared.contract import AskKind
 from muster._shared.fields import Count, Line, Name, Port, RoundNumber, Seconds, Step
 from muster._shared.records import record
-from muster.agent.diagnosis.report import Failures, Stacks
+from muster._shared.reports import Failures, Stacks
 from muster.agent.rendezvous.consensus.actions import LateRanks
 from muster.agent.rendezvous.consensus.members import MemberRecord
 from muster.agent.rendezvous.interface import DrainReport

@@ -5,7 +5,7 @@ attempt.
 """
 
 from muster._shared.records import replace
-from muster.agent.diagnosis.report import Failure, FinalFailure
+from muster._shared.reports import Failure, FinalFailure
 from muster.agent.diagnosis.root_cause import DatedFailure, choose_root, describe_failure, find_signature
 from muster.agent.rendezvous.consensus.actions import Action, BreakRound, Notify
 from muster.agent.rendezvous.consensus.events import Failed, Idle, Stopped

@@ -1,7 +1,7 @@
 """Forming rounds: when, and with which members; and ending the job. Pure."""
 
 from muster._shared.records import assert_never, replace
-from muster.agent.diagnosis.report import FinalFailure
+from muster._shared.reports import FinalFailure
 from muster.agent.diagnosis.root_cause import build_report
 from muster.agent.rendezvous.consensus.actions import CheckLease, EndJob, FailRendezvous, FormRound, Notify
 from muster.agent.rendezvous.consensus.events import LeaseChecked

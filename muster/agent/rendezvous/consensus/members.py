@@ -2,8 +2,8 @@
 
 from muster._shared.fields import Count, Name, Paragraph, RoundNumber
 from muster._shared.records import record
+from muster._shared.reports import FinalFailure
 from muster.agent.config import RendezvousConfig
-from muster.agent.diagnosis.report import FinalFailure
 from muster.agent.rendezvous.consensus.quorum import RecoveredRound
 from muster.agent.round import Checkpoint
 

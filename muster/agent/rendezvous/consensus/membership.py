@@ -7,7 +7,7 @@ their workers need. This module also adopts the recovery state of joining member
 from collections.abc import Iterable
 
 from muster._shared.records import replace
-from muster.agent.diagnosis.report import FinalFailure
+from muster._shared.reports import FinalFailure
 from muster.agent.rendezvous.consensus.actions import Action, DropMembers, Notify
 from muster.agent.rendezvous.consensus.events import Joined, Leaving, MemberLost, Prepared, ProcessEnded
 from muster.agent.rendezvous.consensus.failures import break_for_loss, break_round, refund_attempt

@@ -7,7 +7,7 @@ import math
 
 from muster._shared.contract import AskKind, StatusPageLayout
 from muster._shared.records import record
-from muster.agent.diagnosis.report import Failure, FinalFailure, Stack
+from muster._shared.reports import Failure, FinalFailure, Stack
 from muster.agent.diagnosis.root_cause import DatedFailure
 from muster.agent.rendezvous.consensus.actions import Action, EndJob, FormRound, SetTimer
 from muster.agent.rendezvous.consensus.members import ConsensusRules, MemberRecord, RankAssignment

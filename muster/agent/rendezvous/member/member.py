@@ -11,8 +11,8 @@ from muster._shared.codec import clean_name
 from muster._shared.contract import AskKind, AskOutcome
 from muster._shared.processes import read_peak_bytes
 from muster._shared.records import assert_never, replace
+from muster._shared.reports import Failure, Stack
 from muster.agent.config import RendezvousConfig
-from muster.agent.diagnosis.report import Failure, Stack
 from muster.agent.rendezvous.consensus.actions import Answer
 from muster.agent.rendezvous.consensus.events import (
     Asked,

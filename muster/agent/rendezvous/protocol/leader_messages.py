@@ -21,7 +21,7 @@ from muster._shared.fields import (
     Step,
 )
 from muster._shared.records import record
-from muster.agent.diagnosis.report import FinalFailure, Report
+from muster._shared.reports import FinalFailure, Report
 from muster.agent.rendezvous.consensus.actions import Answer
 from muster.agent.rendezvous.consensus.quorum import EndedRanks, RecoveredRound
 from muster.agent.rendezvous.interface import BreakKind

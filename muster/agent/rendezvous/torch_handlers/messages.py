@@ -19,7 +19,7 @@ from muster._shared.fields import (
     Size,
 )
 from muster._shared.records import record
-from muster.agent.diagnosis.report import Failure
+from muster._shared.reports import Failure
 from muster.agent.rendezvous.torch_handlers.watch import FailedElsewhere, NodeLost
 
 LINE_LIMIT_BYTES = 1 << 20

@@ -11,8 +11,8 @@ from typing import Protocol
 
 from muster._shared.contract import AskKind, AskOutcome
 from muster._shared.records import assert_never
+from muster._shared.reports import Failure, Stack
 from muster.agent.config import RendezvousConfig
-from muster.agent.diagnosis.report import Failure, Stack
 from muster.agent.rendezvous.backends.restart_policy import LocalRestartPolicy, Next
 from muster.agent.rendezvous.interface import (
     BreakKind,

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from muster._shared.codec import decode
 from muster._shared.records import assert_never
+from muster._shared.reports import Failure
 from muster.agent.config import RendezvousConfig
-from muster.agent.diagnosis.report import Failure
 from muster.agent.rendezvous.torch_handlers.messages import (
     Command,
     EndKnown,

@@ -20,7 +20,7 @@ from typing import Protocol
 from muster._shared.codec import MalformedMessageError, decode, encode
 from muster._shared.fields import GroupRank, Line, Seconds
 from muster._shared.records import record
-from muster.agent.diagnosis.report import Failure
+from muster._shared.reports import Failure
 
 HEARTBEAT_S = 1.0
 HEARTBEATS_PER_SILENCE = 5

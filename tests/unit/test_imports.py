@@ -325,7 +325,8 @@ def test_pure_decisions_import_nothing_that_acts(imports: list[Import]) -> None:
 
 @pytest.mark.parametrize("path", sorted(PACKAGE.rglob("__init__.py")), ids=lambda path: path.parent.name)
 def test_a_package_has_at_most_twelve_modules(path: Path) -> None:
-    assert len(list(path.parent.glob("*.py"))) <= 1 + 12
+    """But `_shared`, whose map is a table: a reader comes with the name of what is shared."""
+    assert len(list(path.parent.glob("*.py"))) <= 1 + (16 if path.parent.name == "_shared" else 12)
 
 
 @pytest.mark.parametrize("path", sorted(PACKAGE.rglob("__init__.py")), ids=lambda path: path.parent.name)

@@ -91,7 +91,7 @@ class Driver:
 
     def build_spec(self, number: int, local_rank: int, files: list[int]) -> WorkerSpec:
         stem = os.path.join(self.request["folder"], f"{number}.{local_rank}")
-        out = err = None
+        out, err = 1, 2
         if not self.request.get("own_streams"):
             out, err = (os.open(f"{stem}.{name}", os.O_WRONLY | os.O_CREAT | os.O_APPEND) for name in ("out", "err"))
             files += [out, err]
@@ -104,7 +104,8 @@ class Driver:
             stderr_fd=err,
             cpus=self.choose_cpus("cpus"),
             error_file=f"{stem}.json",
-            stack_file=f"{stem}.stack" if self.request.get("stacks") else None,
+            stack_file=f"{stem}.stack" if self.request.get("stacks") else "",
+            crash_file=f"{stem}.stack" if self.request.get("stacks") and self.request.get("own_streams") else "",
         )
 
 

@@ -139,8 +139,8 @@ class Env:
     watches for hangs and reads torch's flight recorder; "0": it does not."""
 
     STACK_FILE: Final = "MUSTER_STACK_FILE"
-    """`NUMBER:PATH`, set by the agent beside `WATCHED` in workers that are no Python programs: Python programs below
-    them append their stacks to the file on the signal (`agent.workers.torch_backend`)."""
+    """Set by the agent beside `WATCHED` in workers that are no Python programs: Python programs below them append their
+    stacks to the file on the agent's signal (`agent.workers.torch_backend`)."""
 
     RESUME_PATH: Final = "MUSTER_RESUME_PATH"
     """Set by the agent in its workers: the path of the last checkpoint that all ranks have saved at one step."""

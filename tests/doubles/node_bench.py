@@ -38,7 +38,8 @@ from muster.agent.rendezvous.interface import (
 from muster.agent.round import Round
 from muster.agent.runtime.event_log import EventLog, EventRecord
 from muster.agent.runtime.loop import Loop
-from muster.agent.workers.spec import Program, ProgramKind, WorkerSpec, get_stack_signal
+from muster.agent.workers.program import get_stack_signal
+from muster.agent.workers.spec import Program, ProgramKind, WorkerSpec
 
 T = TypeVar("T")
 

@@ -158,6 +158,7 @@ def test_the_python_api_knows_only_the_agents_data(imports: list[Import]) -> Non
         "runtime.records.",
         "workers.function.",
         "workers.program.",
+        "workers.spec.",
         "workers.stall_watch.",
         "workers.warm.forking.",
         "workers.warm.forked_worker.",

@@ -1,8 +1,8 @@
 """Collects Python stacks of live workers without disturbing them.
 
-Workers register faulthandler on `spec.get_stack_signal()` (see `workers.program`): a handler in C that writes all
-threads' stacks to the rank's stack file even when the main thread is stuck in native code. A process that has not
-registered it (a `--no-python` program, a worker that is still starting) never gets the signal: it would kill it.
+Workers register faulthandler on `workers.program.get_stack_signal()`: a handler in C that writes all threads' stacks
+to the rank's stack file even when the main thread is stuck in native code. A process that has not registered it
+(a `--no-python` program, a worker that is still starting) never gets the signal: it would kill it.
 """
 
 import os
@@ -13,7 +13,7 @@ from muster._shared.contract import read_regular
 from muster._shared.records import record
 from muster.agent.diagnosis.tracebacks import clean_stacks
 from muster.agent.runtime.loop import Loop
-from muster.agent.workers.spec import get_stack_signal
+from muster.agent.workers.program import get_stack_signal
 
 LIMIT_S = 2.0
 """The longest time that stacks may delay a kill."""

@@ -24,7 +24,7 @@ from muster.agent.runtime.signals import ChildWatch
 from muster.agent.workers.environment import build_worker_env, substitute_macros
 from muster.agent.workers.memory import MemoryWatch
 from muster.agent.workers.pool import LiveWorker, WorkerEnd, WorkerPool
-from muster.agent.workers.spec import ProgramKind, WorkerSpec, WorkerStarter, get_stack_signal
+from muster.agent.workers.spec import ProgramKind, WorkerSpec, WorkerStarter
 
 if TYPE_CHECKING:  # loaded when first needed: every import delays the first worker
     from muster._shared.guard import GuardLease
@@ -209,17 +209,18 @@ class RoundWorkers:
         placement = self._placements[local_rank] if self._placements else None
         env = build_worker_env(self._config, formed, local_rank, error_file=streams.error_file)
         if self._config.program.kind is ProgramKind.COMMAND and streams.stack_file and env[Env.WATCHED] == "1":
-            env[Env.STACK_FILE] = f"{get_stack_signal() or 0}:{streams.stack_file}"
+            env[Env.STACK_FILE] = streams.stack_file
         return WorkerSpec(
             local_rank=local_rank,
             program=substitute_macros(self._config.program, local_rank),
             env={**env, **self.page.build_env(local_rank)} if self.page else env,
-            stdout_fd=streams.stdout_fd,
-            stderr_fd=streams.stderr_fd,
+            stdout_fd=1 if streams.stdout_fd is None else streams.stdout_fd,
+            stderr_fd=2 if streams.stderr_fd is None else streams.stderr_fd,
             cpus=placement.cpus if placement else None,
             command_prefix=placement.command_prefix if placement else (),
-            error_file=streams.error_file,
-            stack_file=streams.stack_file,
+            error_file=streams.error_file or "",
+            stack_file=streams.stack_file or "",
+            crash_file=(streams.stderr_fd is None and streams.stack_file) or "",
         )
 
     def _renew_page(self, formed: Round) -> None:

@@ -94,10 +94,7 @@ def build_command(spec: WorkerSpec) -> list[str]:
     prog = spec.program
     if prog.kind is ProgramKind.COMMAND:
         return [*spec.command_prefix, prog.target, *prog.args]
-    argv = program.build_cold_argv(
-        prog, error_file=spec.error_file, stack_file=spec.stack_file, crash_file=spec.crash_file
-    )
-    return [*spec.command_prefix, sys.executable, *argv]
+    return [*spec.command_prefix, sys.executable, *program.build_argv(program.build_words(spec))]
 
 
 def spawn(spec: WorkerSpec, *, keep_fd: int | None = None, until_s: float | None = None) -> int:
@@ -172,7 +169,7 @@ def _exec_worker(
         if os.getppid() != agent_pid:
             os._exit(_EXEC_FAILED)
         for source, target in ((spec.stdout_fd, 1), (spec.stderr_fd, 2)):
-            if source is not None:
+            if source != target:
                 os.dup2(source, target)
         _close_other_descriptors({report_write} if keep_fd is None else {report_write, keep_fd})
         if keep_fd is not None:
@@ -185,7 +182,7 @@ def _exec_worker(
         for signum in processes.IGNORED_BY_PYTHON:
             signal.signal(signum, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        os.execvpe(command[0], command, dict(spec.env))  # noqa: S606  # deliberately without a shell
+        os.execvpe(command[0], command, spec.env)  # noqa: S606  # deliberately without a shell
     except OSError as error:
         code = error.errno or code
     finally:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from types import CodeType, ModuleType, TracebackType
     from typing import Any
 
-    from muster.agent.workers.spec import Program
+    from muster.agent.workers.spec import Program, WorkerSpec
 
 WORKER_FLAG = "--muster-worker"
 """First argument of our own processes; in the bundle, `__main__` passes what follows it to `main`."""
@@ -49,33 +49,15 @@ _OLDEST_TORCH = (2, 4)
 # -- in the agent -----------------------------------------------------------------------------------------------------
 
 
-def build_cold_argv(
-    program: "Program", *, error_file: "str | None", stack_file: "str | None", crash_file: "str | None" = None
-) -> "list[str]":
-    """Build the command line of a cold Python worker, without the interpreter.
+def build_argv(words: "Sequence[str]") -> "list[str]":
+    """Build the command line of a process of ours, without the interpreter; `main` gets the words."""
+    return [*list_interpreter_flags(sys.orig_argv), find_entry_path(), WORKER_FLAG, *words]
 
-    Args:
-        program: of kind SCRIPT, MODULE or RUN_PATH.
-        error_file: where an uncaught exception is written; None: nowhere.
-        stack_file: where stacks are written; None: the stack signal is not caught.
-        crash_file: where the stack of a crash is written, the same as `stack_file`; None: on stderr.
-    """
-    from muster.agent.workers.spec import get_stack_signal
 
-    signum = get_stack_signal() if stack_file else None
-    flags = list_interpreter_flags(sys.orig_argv)
-    return [
-        *flags,
-        find_entry_path(),
-        WORKER_FLAG,
-        program.kind.value,
-        error_file or "",
-        str(signum or 0),
-        stack_file or "",
-        crash_file or "",
-        program.target,
-        *program.args,
-    ]
+def build_words(spec: "WorkerSpec") -> "list[str]":
+    """Build what a cold worker is told: the fields that are text, by name, then kind, target and arguments."""
+    named = [f"{name}={text}" for name, text in vars(spec).items() if isinstance(text, str)]
+    return [*named, spec.program.kind.value, spec.program.target, *spec.program.args]
 
 
 def find_entry_path() -> str:
@@ -128,6 +110,18 @@ def _split_options(word: str) -> "tuple[str, str, bool]":
 # -- in the worker ----------------------------------------------------------------------------------------------------
 
 
+def read_words(words: "list[str]") -> "WorkerSpec":
+    """The inverse of `build_words`: a spec without the fields that are no text."""
+    named = {}
+    while "=" in words[0]:
+        name, _, text = words[0].partition("=")
+        named[name], words = text, words[1:]
+    kind, target, *args = words
+    namespace: Any = type(sys.implementation)  # the record's class is not imported here
+    spec: WorkerSpec = namespace(program=namespace(kind=kind, target=target, args=args), **named)
+    return spec
+
+
 def main(argv: "list[str]") -> None:
     """Run as a worker, the template that forks them, or the store. `argv` is what follows `WORKER_FLAG`."""
     interpreter_argv = sys.orig_argv[: len(sys.orig_argv) - len(sys.argv)]
@@ -137,18 +131,16 @@ def main(argv: "list[str]") -> None:
         _import_own(own_root, "store").serve_cold(int(argv[1]))
     if argv[0] == TEMPLATE:
         serve = _import_own(own_root, "template").serve
-        launch, early_end = serve(argv[1:], prepare_main=prepare_main, rename_process=rename_process)
-        kind, error_file, stack_signum, stack_file, crash_file, target, args = launch
+        spec, early_end = serve(argv[1:], prepare_main=prepare_main, rename_process=rename_process)
         record_code = early_end.record_code
     else:
-        kind, error_file, signum, stack_file, crash_file, target, *args = argv
-        stack_signum = int(signum)
+        spec = read_words(argv)
         for name in [name for name in sys.modules if name == "muster" or name.startswith("muster.")]:
             del sys.modules[name]  # ours, perhaps from the bundle; the program imports the installed one
     if not os.path.isdir(own_root) or os.path.exists(f"{own_root}/muster/_bundled.py"):
         # The bundle, or where it is unpacked.
         sys.path.insert(_choose_place(own_root), own_root)
-    run(kind, target, args, error_file, stack_signum, stack_file, interpreter_argv, crash_file, record_code)
+    run(spec, interpreter_argv, record_code)
 
 
 def _remove_own_folder(entry: str) -> str:
@@ -208,38 +200,25 @@ def _import_own(own_root: str, name: str) -> "ModuleType":
 
 
 def run(
-    kind: str,
-    target: str,
-    args: "list[str]",
-    error_file: str,
-    stack_signum: int,
-    stack_file: str,
-    interpreter_argv: "list[str]",
-    crash_file: str = "",
-    record_code: "Callable[[int | None], None] | None" = None,
+    spec: "WorkerSpec", interpreter_argv: "list[str]", record_code: "Callable[[int | None], None] | None" = None
 ) -> None:
     """Run the user's program in this process; its exceptions pass through.
 
     Args:
-        kind: value of a `spec.ProgramKind`, not COMMAND.
-        target: script path or module name.
-        args: the program's own.
-        error_file: "" for none.
-        stack_signum: 0 for none.
-        stack_file: "" for none.
+        spec: of this worker, perhaps only what `read_words` returns. No COMMAND.
         interpreter_argv: the interpreter and its flags, for `sys.orig_argv`.
-        crash_file: "" for stderr.
         record_code: called with the exit code as soon as it is known; None: only the interpreter can tell.
     """
-    words = [*interpreter_argv, *(("-m", target) if kind == "module" else (target,)), *args]
+    program, error_file = spec.program, spec.error_file
+    words = [*interpreter_argv, *(["-m"] if program.kind == "module" else []), program.target, *program.args]
     sys.orig_argv[:] = words
     rename_process(words)
-    enable_faulthandler(stack_signum, stack_file, crash_file)
+    enable_faulthandler(spec.stack_file, spec.crash_file)
     hook_torch()
     before = (os.getpid(), _stat_file(error_file))
     try:
-        prepare_main(kind, target, args)
-        call, arguments = choose_call(kind, target)
+        prepare_main(program)
+        call, arguments = choose_call(program)
         call(*arguments)
         if record_code is not None:
             record_code(0)
@@ -254,7 +233,7 @@ def run(
                 write_error_file(ImportError(str(stop.__context__)), None, error_file)
             elif not (stop.code is None or isinstance(stop.code, int)):  # sys.exit("text"): the text is the reason
                 write_error_file(stop, _find_user_frames(stop.__traceback__), error_file)
-            elif crash_file and (refusal := find_refusal(stop)):  # else the agent reads it on stderr
+            elif spec.crash_file and (refusal := find_refusal(stop)):  # else the agent reads it on stderr
                 write_error_file(stop, None, error_file, refusal)
         raise
     except BaseException as error:  # all but sys.exit are recorded, GeneratorExit too, and raised again
@@ -265,12 +244,13 @@ def run(
         raise
 
 
-def prepare_main(kind: str, target: str, args: "list[str]") -> None:
+def prepare_main(program: "Program") -> None:
     """Make `sys.argv`, `sys.path[0]` and `sys.modules["__main__"]` what the program expects.
 
     Source: pymain_run_python in CPython's Modules/main.c.
     """
-    sys.argv[:] = ["-m" if kind == "module" else target, *args]
+    kind, target = program.kind, program.target
+    sys.argv[:] = ["-m" if kind == "module" else target, *program.args]
     _create_main()
     if kind == "module":
         _insert_first(os.getcwd())
@@ -280,8 +260,9 @@ def prepare_main(kind: str, target: str, args: "list[str]") -> None:
         _insert_first(os.path.dirname(os.path.realpath(target)))
 
 
-def choose_call(kind: str, target: str) -> "tuple[Callable[..., None], tuple[object, ...]]":
+def choose_call(program: "Program") -> "tuple[Callable[..., None], tuple[object, ...]]":
     """The callable that runs the prepared program, and its arguments; it leaves as few of our frames as possible."""
+    kind, target = program.kind, program.target
     if kind == "module":
         return _find_module_runner(), (target, True)
     if kind == "run_path":
@@ -517,7 +498,17 @@ def _load_own_file(name: str) -> "dict[str, Any]":
 # -- faults and exceptions --------------------------------------------------------------------------------------------
 
 
-def enable_faulthandler(stack_signum: int, stack_file: str, crash_file: str) -> None:
+def get_stack_signal() -> "int | None":
+    """The signal that makes a Python worker append its threads' stacks to its stack file; None where there is none.
+
+    A real-time signal near the upper end: glibc, Go and JVM runtimes use the low ones, and many programs use SIGUSR1
+    and SIGUSR2. Its default action ends a process: send it only to one that catches it (see `diagnosis.stacks`).
+    """
+    highest = getattr(sys.modules["_signal"], "SIGRTMAX", None)  # `signal` would import more
+    return None if highest is None else int(highest) - 5
+
+
+def enable_faulthandler(stack_file: str, crash_file: str = "") -> None:
     """Make fatal signals print the Python stack, and the stack signal append it to `stack_file` at any time.
 
     If the agent does not see this worker's stderr, a crash goes to the stack file, so that the report can show it.
@@ -528,6 +519,7 @@ def enable_faulthandler(stack_signum: int, stack_file: str, crash_file: str) -> 
     is_ours = "PYTHONFAULTHANDLER" not in os.environ
     if is_ours and sys.stderr is not None:
         faulthandler.enable()
+    stack_signum = get_stack_signal()
     if not (stack_signum and stack_file):
         return
     try:

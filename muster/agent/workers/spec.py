@@ -1,26 +1,18 @@
 """What a worker is, cold or warm: the user's program, its environment, its descriptors."""
 
-import signal
-from collections.abc import Callable, Container, Mapping, Sequence
+import json
+from collections.abc import Callable, Collection, Container, Sequence
 from enum import Enum
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from muster._shared.records import record
-from muster.agent.errors import SpawnError
+from muster._shared.records import build, record
 
-
-def get_stack_signal() -> int | None:
-    """The signal that makes a Python worker append its threads' stacks to its stack file; None where there is none.
-
-    A real-time signal near the upper end: glibc, Go and JVM runtimes use the low ones, and many programs use SIGUSR1
-    and SIGUSR2. Its default action ends a process: send it only to one that catches it (see `diagnosis.stacks`).
-    """
-    highest = getattr(signal, "SIGRTMAX", None)
-    return None if highest is None else int(highest) - 5
+if TYPE_CHECKING:  # the template imports this module, and no error
+    from muster.agent.errors import SpawnError
 
 
-class ProgramKind(Enum):
-    """How the user named the program."""
+class ProgramKind(str, Enum):
+    """How the user named the program. A worker gets the text, and compares it with `==`."""
 
     SCRIPT = "script"
     """`python script.py args`."""
@@ -44,29 +36,45 @@ class Program:
 
 @record
 class WorkerSpec:
-    """Everything that is needed to start one worker."""
+    """How one worker is launched: the one record that says it, made once.
+
+    A cold worker is told the program and the fields that are text, see `program.build_words`; what the rest says is
+    done before its first line runs. A parked worker gets all of it as JSON. Both read them by these names.
+    """
 
     local_rank: int
     program: Program
     """With macros substituted for this rank."""
-    env: Mapping[str, str]
+    env: dict[str, str]
     """The worker's whole environment."""
-    stdout_fd: int | None = None
-    """Write end the worker gets as its descriptor 1; None: the agent's own. The caller closes it."""
-    stderr_fd: int | None = None
-    cpus: frozenset[int] | None = None
+    stdout_fd: int = 1
+    """Write end the worker gets as its descriptor 1, by default the agent's own. The caller closes it."""
+    stderr_fd: int = 2
+    cpus: Collection[int] | None = None
     """CPU affinity; None: the agent's own."""
-    command_prefix: tuple[str, ...] = ()
+    command_prefix: Sequence[str] = ()
     """Words put before the command (numactl ...); cold workers only."""
-    error_file: str | None = None
-    """Where an uncaught exception is written in torch's format; also in env as TORCHELASTIC_ERROR_FILE."""
-    stack_file: str | None = None
-    """Where the worker appends its Python stacks when it receives `get_stack_signal()`."""
+    error_file: str = ""
+    """Where an uncaught exception is written in torch's format; also in env as TORCHELASTIC_ERROR_FILE. "": nowhere."""
+    stack_file: str = ""
+    """Where the worker appends its Python stacks when it receives `program.get_stack_signal()`; "": nowhere."""
+    crash_file: str = ""
+    """Where the worker writes the stack of a crash; "": on its stderr, because the agent reads that."""
 
-    @property
-    def crash_file(self) -> str | None:
-        """Where the worker writes the stack of a crash; None: on its stderr, because the agent reads that."""
-        return self.stack_file if self.stderr_fd is None else None
+    def to_json(self) -> str:
+        """All of it, for a parked worker; the descriptors travel beside."""
+        return json.dumps(self, default=_list_parts)
+
+    @classmethod
+    def from_json(cls, text: bytes, *, stdout_fd: int, stderr_fd: int) -> "WorkerSpec":
+        """The inverse of `to_json`, with the descriptors as they arrived."""
+        values = json.loads(text)
+        program = build(Program, values["program"])
+        return build(cls, {**values, "program": program, "stdout_fd": stdout_fd, "stderr_fd": stderr_fd})
+
+
+def _list_parts(value: object) -> object:
+    return sorted(value) if isinstance(value, frozenset) else vars(value)
 
 
 class WorkerStarter(Protocol):
@@ -114,7 +122,7 @@ class WorkerStarter(Protocol):
         self,
         specs: Sequence[WorkerSpec],
         on_started: Callable[[int, int], None],
-        on_failed: Callable[[int, SpawnError], None],
+        on_failed: "Callable[[int, SpawnError], None]",
     ) -> None:
         """Start one worker per spec. Returns at once; calls back on the loop, in any order, possibly before returning.
 

@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 from muster.agent.workers import function, program
+from muster.agent.workers.spec import WorkerSpec
 from muster.agent.workers.warm import forked_worker
 from muster.elastic.fork.call import ForkedCall
 
@@ -56,47 +57,47 @@ def forget_program() -> None:
     process._process_counter = itertools.count(1)  # type: ignore[attr-defined]  # noqa: SLF001
 
 
-def run(call: ForkedCall, release: forked_worker.Release) -> NoReturn:
+def run(call: ForkedCall, spec: WorkerSpec) -> NoReturn:
     """Become the worker, call the function, and end."""
-    kept = _become_worker(call, release)
-    spec = release.spec
+    kept = _become_worker(call, spec)
     program.rename_process(sys.orig_argv)
-    program.enable_faulthandler(spec["stack_signum"], spec["stack_file"], spec["crash_file"])
+    program.enable_faulthandler(spec.stack_file, spec.crash_file)
     program.hook_torch()
     code = 1
     try:
-        connection = function.connect(*spec["args"])
+        folder, local_rank = spec.program.args
+        connection = function.connect(folder, local_rank)
         connection.recv(4096)  # there are no descriptors: it has them all
         args = tuple(call.args)
         if call.substitutes_macros:
-            args = function.substitute_macros(args, spec["args"][1])
+            args = function.substitute_macros(args, local_rank)
         function.call(connection, call.function, args, dict(call.kwargs))
         code = 0
     except SystemExit as stop:
-        code = _choose_code(stop, spec["error_file"])
+        code = _choose_code(stop, spec.error_file)
     except BaseException as error:  # noqa: BLE001  # the program's own frames must not see it here
-        _report(error, spec["error_file"])
+        _report(error, spec.error_file)
     finally:
         _end(code)
         del kept
 
 
-def _become_worker(call: ForkedCall, release: forked_worker.Release) -> list[Any]:
+def _become_worker(call: ForkedCall, spec: WorkerSpec) -> list[Any]:
     """Set session, streams, environment and affinity; what must not be destroyed before the end."""
     os.setsid()
-    os.dup2(release.stdout_fd, 1)
-    os.dup2(release.stderr_fd, 2)
+    os.dup2(spec.stdout_fd, 1)
+    os.dup2(spec.stderr_fd, 2)
     if call.joins_streams and all(stat.S_ISFIFO(os.fstat(fd).st_mode) for fd in (1, 2)):
         os.dup2(1, 2)
-    for fd in (release.stdout_fd, release.stderr_fd):
+    for fd in (spec.stdout_fd, spec.stderr_fd):
         os.close(fd)
     old = [sys.stdin, sys.stdout, sys.stderr, sys.__stdin__, sys.__stdout__, sys.__stderr__]  # they hold the program's
     sys.stdin = sys.__stdin__ = open(0, closefd=False, encoding="utf-8")  # type: ignore[misc]  # noqa: SIM115
     sys.stdout = sys.__stdout__ = _open_stream("stdout", 1)  # type: ignore[misc]
     sys.stderr = sys.__stderr__ = _open_stream("stderr", 2)  # type: ignore[misc]
-    forked_worker.replace_environment(release.spec["env"])
-    if release.spec["cpus"] is not None:
-        forked_worker.bind_to_cpus(release.spec["cpus"])
+    forked_worker.replace_environment(spec.env)
+    if spec.cpus is not None:
+        forked_worker.bind_to_cpus(spec.cpus)
     steps = sys.modules.get("muster.worker")
     if steps is not None:
         steps.look_again()

@@ -16,7 +16,7 @@ import pytest
 from fidelity import DRIVER, PROBES, Probe, build_env, clean, compare, run_started
 from harness import Tree, wait_until
 
-from muster.agent.workers.spec import get_stack_signal
+from muster.agent.workers.program import get_stack_signal
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="warm start is for Linux")
 BOTH = pytest.mark.parametrize("how", ["cold", "warm"])

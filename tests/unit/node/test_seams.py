@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from muster.agent.diagnosis.hangs import servers
 from muster.agent.diagnosis.hangs.servers import Answer, Place
 from muster.agent.rendezvous.interface import BreakKind, GlobalRank0Started, RendezvousFailed
-from muster.agent.workers.spec import get_stack_signal
+from muster.agent.workers.program import get_stack_signal
 
 Build = Callable[..., Bench]
 

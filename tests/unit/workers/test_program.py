@@ -2,6 +2,7 @@
 
 import argparse
 import io
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -9,10 +10,23 @@ from typing import Any
 
 import pytest
 
+from muster._shared.records import replace
 from muster.agent.diagnosis.tracebacks import read_error_file
 from muster.agent.workers import program
-from muster.agent.workers.spec import Program, ProgramKind, get_stack_signal
+from muster.agent.workers.cold import build_command
+from muster.agent.workers.spec import Program, ProgramKind, WorkerSpec
 from muster.agent.workers.warm.fork_safety import find_early_difference, is_read_early
+
+SPEC = WorkerSpec(
+    local_rank=3,
+    program=Program(kind=ProgramKind.MODULE, target="a.b", args=("-x=1", "")),
+    env={"A": "1", "B": "\udcff"},
+    stdout_fd=7,
+    cpus=frozenset({3, 0}),
+    command_prefix=("numactl",),
+    error_file="/e=1",
+    stack_file="/s",
+)
 
 
 @pytest.mark.parametrize(
@@ -38,18 +52,34 @@ def test_workers_get_the_interpreters_flags(orig_argv: list[str], flags: list[st
 
 def test_cold_argv(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "orig_argv", ["python", "-E", "-m", "muster.agent"])
-    mine = Program(kind=ProgramKind.MODULE, target="a.b", args=("-x", ""))
-    argv = program.build_cold_argv(mine, error_file="/e", stack_file="/s")
-    expected = ["--muster-worker", "module", "/e", str(get_stack_signal()), "/s", "", "a.b", "-x", ""]
-    assert argv == ["-u", "-E", str(Path(program.__file__).with_name("entry.py")), *expected]
-    silent = program.build_cold_argv(mine, error_file=None, stack_file=None)
-    assert silent[3:] == ["--muster-worker", "module", "", "0", "", "", "a.b", "-x", ""]
+    entry = str(Path(program.__file__).with_name("entry.py"))
+    told = ["error_file=/e=1", "stack_file=/s", "crash_file=", "module", "a.b", "-x=1", ""]
+    command = [sys.executable, "-u", "-E", entry, "--muster-worker", *told]
+    assert build_command(SPEC) == ["numactl", *command]
+
+
+def test_what_a_cold_worker_is_told_is_what_it_reads() -> None:
+    """It has no other way: a text that a later version adds to `WorkerSpec` travels, too."""
+    told = program.read_words(program.build_words(SPEC))
+    assert (told.program.kind, told.program.target, told.program.args) == ("module", "a.b", ["-x=1", ""])
+    texts = {name: text for name, text in vars(SPEC).items() if isinstance(text, str)}
+    assert {name: text for name, text in vars(told).items() if name != "program"} == texts
+    assert {"error_file", "stack_file", "crash_file"} <= set(texts)
+
+
+def test_a_parked_worker_gets_the_whole_spec() -> None:
+    arrived = WorkerSpec.from_json(SPEC.to_json().encode(), stdout_fd=11, stderr_fd=12)
+    assert (arrived.stdout_fd, arrived.stderr_fd, arrived.cpus) == (11, 12, [0, 3])
+    assert arrived.program.kind == ProgramKind.MODULE
+    same = replace(arrived, stdout_fd=SPEC.stdout_fd, stderr_fd=SPEC.stderr_fd)
+    assert json.loads(same.to_json()) == json.loads(SPEC.to_json())
+    assert set(vars(arrived)) == set(vars(SPEC))
 
 
 def test_the_stack_signal_is_one_a_process_may_catch() -> None:
     import signal
 
-    number = get_stack_signal()
+    number = program.get_stack_signal()
     if number is not None:
         assert number in signal.valid_signals()
         assert signal.SIGRTMIN < number < signal.SIGRTMAX
@@ -186,7 +216,8 @@ def test_what_argparse_refused_is_the_reason_where_stderr_is_not_captured(
     script.write_text("from argparse import ArgumentParser\nArgumentParser(prog='main.py').parse_args(['--no'])\n")
 
     def run(crash_file: str) -> None:
-        call = (str(script), [], str(error_file), 0, "", [sys.executable], crash_file)
+        mine = Program(kind=ProgramKind.SCRIPT, target=str(script))
+        spec = WorkerSpec(local_rank=0, program=mine, env={}, error_file=str(error_file), crash_file=crash_file)
         with pytest.MonkeyPatch.context() as patch:
             for name in ("enable_faulthandler", "rename_process"):
                 patch.setattr(program, name, lambda *_: None)
@@ -194,7 +225,7 @@ def test_what_argparse_refused_is_the_reason_where_stderr_is_not_captured(
             patch.setattr(sys, "path", sys.path[:])
             patch.setattr(sys, "orig_argv", sys.orig_argv[:])
             patch.setitem(sys.modules, "__main__", sys.modules["__main__"])
-            stop_of(lambda: program.run("script", *call))
+            stop_of(lambda: program.run(spec, [sys.executable]))
 
     run("")
     assert not error_file.exists()  # the agent reads it on stderr

@@ -27,8 +27,7 @@ def hook() -> None:
         exec(loader.get_code("program"), names)  # noqa: S102  # our own code
         names["hook_torch"]()
         if os.environ[_WATCHED] == "1":
-            number, _, stack_file = os.environ.get(_STACK_FILE, "0:").partition(":")
-            names["enable_faulthandler"](int(number), stack_file, "")
+            names["enable_faulthandler"](os.environ.get(_STACK_FILE, ""))
     except Exception:  # noqa: BLE001, S110  # no sources, another program.py: all goes on without it
         pass
 

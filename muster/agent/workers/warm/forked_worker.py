@@ -6,9 +6,9 @@ import io
 import os
 import sys
 import time
-from typing import TypedDict
+from collections.abc import Collection
 
-from muster._shared.records import record
+from muster.agent.workers.spec import WorkerSpec
 
 _SETTERS = tuple(
     f"{prefix}openblas_set_num_threads{suffix}" for prefix in ("scipy_", "") for suffix in ("64_", "", "_64")
@@ -16,37 +16,13 @@ _SETTERS = tuple(
 """The names that builds of OpenBLAS export: numpy's wheels add a prefix, 64-bit builds a suffix."""
 
 
-class WorkerMessage(TypedDict):
-    """What a parked worker needs of its `WorkerSpec`; an empty name stands for no file."""
-
-    kind: str
-    target: str
-    args: list[str]
-    env: dict[str, str]
-    cpus: list[int] | None
-    error_file: str
-    stack_signum: int
-    """0: none."""
-    stack_file: str
-    crash_file: str
-
-
-@record
-class Release:
-    """What the agent sends to a parked worker: the worker it must become."""
-
-    spec: WorkerMessage
-    stdout_fd: int
-    stderr_fd: int
-
-
-def become_worker(release: Release) -> None:
+def become_worker(spec: WorkerSpec) -> None:
     """Set session, descriptors, environment, affinity and random generators. The order matters: torch comes last."""
     os.setsid()
-    _replace_streams(release.stdout_fd, release.stderr_fd)
-    replace_environment(release.spec["env"])
-    if release.spec["cpus"] is not None:
-        bind_to_cpus(release.spec["cpus"])
+    _replace_streams(spec.stdout_fd, spec.stderr_fd)
+    replace_environment(spec.env)
+    if spec.cpus is not None:
+        bind_to_cpus(spec.cpus)
     _reseed_generators()
     _renew_process_identity()
 
@@ -119,7 +95,7 @@ def _find_coerced_locale() -> str | None:
     return None if given else value
 
 
-def bind_to_cpus(cpus: list[int]) -> None:
+def bind_to_cpus(cpus: Collection[int]) -> None:
     """Set the affinity, and thread pools to its size."""
     os.sched_setaffinity(0, cpus)
     _fit_to_cpus(len(cpus))

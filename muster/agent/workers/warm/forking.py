@@ -17,7 +17,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NoReturn, TypedDict, final
 
 from muster._shared.records import record
-from muster.agent.workers.warm import fork_safety, forked_worker
+from muster.agent.workers.spec import WorkerSpec
+from muster.agent.workers.warm import fork_safety
 
 if TYPE_CHECKING:
     from muster.agent.workers.warm.template import TemplateMessage
@@ -226,8 +227,8 @@ def _wait_for_adoption(go_read: int, agent_pid: int) -> None:
     exit_with_agent(agent_pid)
 
 
-def wait_for_release(parked: socket.socket, rename_process: Callable[[list[str]], None]) -> forked_worker.Release:
-    """Sleep until the agent sends the release. Does not return in the store's process."""
+def wait_for_release(parked: socket.socket, rename_process: Callable[[list[str]], None]) -> WorkerSpec:
+    """Sleep until the agent says which worker to become. Does not return in the store's process."""
     message, fds, _flags, _address = socket.recv_fds(parked, 4, 3)
     if not message:
         os._exit(0)  # not needed any more
@@ -241,5 +242,4 @@ def wait_for_release(parked: socket.socket, rename_process: Callable[[list[str]]
     parked.close()
     with os.fdopen(fds[0], "rb") as file:
         file.seek(0)
-        spec = json.load(file)
-    return forked_worker.Release(spec=spec, stdout_fd=fds[1], stderr_fd=fds[2])
+        return WorkerSpec.from_json(file.read(), stdout_fd=fds[1], stderr_fd=fds[2])

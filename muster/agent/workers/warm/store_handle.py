@@ -7,7 +7,6 @@ backlog. torch's client that is refused would try again a quarter to a whole sec
 import os
 import signal
 import socket
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -19,7 +18,6 @@ from muster.agent.runtime.ports import bind_address
 from muster.agent.runtime.signals import ChildWatch
 from muster.agent.workers import program, stall_watch
 from muster.agent.workers.cold import spawn
-from muster.agent.workers.spec import Program, ProgramKind, WorkerSpec
 from muster.agent.workers.warm.store import SERVES
 from muster.agent.workers.warm.template_handle import TemplateOptions
 
@@ -118,7 +116,7 @@ class StoreHandle:
         ours, theirs = socket.socketpair()
         with theirs:
             try:
-                pid = spawn(_build_spec(options, theirs.fileno()), keep_fd=theirs.fileno())
+                pid = spawn(options.build_spec(program.STORE, str(theirs.fileno())), keep_fd=theirs.fileno())
             except BaseException:  # whatever it is, it is raised again
                 ours.close()
                 raise
@@ -200,14 +198,3 @@ class StoreHandle:
         if self.pid:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
-
-
-def _build_spec(options: TemplateOptions, control_fd: int) -> WorkerSpec:
-    words = (program.find_entry_path(), program.WORKER_FLAG, program.STORE, str(control_fd))
-    flags = program.list_interpreter_flags(sys.orig_argv)
-    return WorkerSpec(
-        local_rank=-1,
-        program=Program(kind=ProgramKind.COMMAND, target=sys.executable, args=(*flags, *words)),
-        env=options.env,
-        cpus=options.cpus,
-    )

@@ -1,15 +1,15 @@
 """The template: a Python process that has imported what the program will import, and forks workers from itself.
 
-Runs from `program.main`; `serve` returns in each worker, in the interpreter's outermost frames, with the arguments of
-`program.run`. How a worker starts::
+Runs from `program.main`; `serve` returns in each worker, in the interpreter's outermost frames, with its `WorkerSpec`.
+How a worker starts::
 
     template --fork--> intermediate --fork--> worker (parked)   the intermediate ends: the worker is the agent's child
     agent    ------- release, over its own socket ------> worker runs the program
 
 Control is a SOCK_SEQPACKET pair, one JSON object per message: from the agent {"fork": n} with n sockets attached, to
-the agent a `TemplateMessage`. A release is one byte with three descriptors: a memory file with JSON, standard output,
-standard error. One with a single descriptor makes it the store's process instead, see `store`. On end of file the
-template and parked workers exit.
+the agent a `TemplateMessage`. A release is one byte with three descriptors: a memory file with the `WorkerSpec`,
+standard output, standard error. One with a single descriptor makes it the store's process instead, see `store`. On end
+of file the template and parked workers exit.
 """
 
 import gc
@@ -21,6 +21,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Final, TypedDict, final
 
 from muster._shared.records import record
+from muster.agent.workers.spec import Program, ProgramKind, WorkerSpec
 from muster.agent.workers.warm import fork_safety, forked_worker
 from muster.agent.workers.warm.early_end import EarlyEnd
 from muster.agent.workers.warm.forking import (
@@ -34,9 +35,6 @@ from muster.agent.workers.warm.forking import (
 
 if TYPE_CHECKING:
     from muster.agent.workers.warm.import_sites import ImportSite
-
-Launch = tuple[str, str, int, str, str, str, list[str]]
-"""kind, error file, stack signal, stack file, crash file, target, arguments."""
 
 
 @final
@@ -93,9 +91,9 @@ _PAUSED_THRESHOLD: Final = 1_000_003
 def serve(
     argv: list[str],
     *,
-    prepare_main: Callable[[str, str, list[str]], None],
+    prepare_main: Callable[[Program], None],
     rename_process: Callable[[list[str]], None],
-) -> tuple[Launch, EarlyEnd]:
+) -> tuple[WorkerSpec, EarlyEnd]:
     """Import, then fork on demand; returns only in a worker that has been released and set up.
 
     Args:
@@ -104,50 +102,41 @@ def serve(
         rename_process: likewise.
 
     Returns:
-        The arguments of `program.run`, and what ends the worker when the program has ended.
+        What this process is launched as, and what ends it when the program has ended.
     """
     early_end = EarlyEnd()
     control_fd, agent_pid, requested, kind, target, *args = argv
+    program = Program(kind=ProgramKind(kind), target=target, args=tuple(args))
     control = socket.socket(fileno=int(control_fd))
     control.set_inheritable(False)
     exit_with_agent(int(agent_pid))
     rename_process(["muster-template", target])
     path_before = len(sys.path)
-    prepare_main(kind, target, args)
+    prepare_main(program)
     first_folder = sys.path[0] if len(sys.path) > path_before else None
-    modules = _import_all(control, requested, kind, target)
+    modules = _import_all(control, requested, program)
     early_end.record_template()
     # Listed here: a worker that looks at the names of all modules copies their pages.
     own_modules = [name for name in sys.modules if name == "muster" or name.startswith("muster.")]
     send(control, {"ready": {"modules": modules, "pid": os.getpid(), "memory": _read_memory()}})
     parked = fork_on_demand(control, int(agent_pid))
     control.close()
-    release = wait_for_release(parked, rename_process)
-    forked_worker.become_worker(release)
-    says = release.spec["env"].get("RANK", "0") == "0"
+    spec = wait_for_release(parked, rename_process)
+    forked_worker.become_worker(spec)
+    says = spec.env.get("RANK", "0") == "0"
     check_late_changes = _watch_late_changes(early_end.template_modules, says=says)
     if first_folder in sys.path:
         sys.path.remove(first_folder)
     early_end.record_start(check_late_changes)
     for name in own_modules:
         sys.modules.pop(name, None)  # the program imports the installed ones
-    spec = release.spec
-    launch = (
-        spec["kind"],
-        spec["error_file"],
-        spec["stack_signum"],
-        spec["stack_file"],
-        spec["crash_file"],
-        spec["target"],
-        spec["args"],
-    )
-    return launch, early_end
+    return spec, early_end
 
 
 # -- imports ----------------------------------------------------------------------------------------------------------
 
 
-def _import_all(control: socket.socket, requested: str, kind: str, target: str) -> list[str]:
+def _import_all(control: socket.socket, requested: str, program: Program) -> list[str]:
     """Import the requested modules and prepare memory for forking; exits when forking cannot be safe."""
     # A program that is the template of its own workers needs neither.
     from muster.agent.workers.warm.import_sites import ImportSites
@@ -155,10 +144,10 @@ def _import_all(control: socket.socket, requested: str, kind: str, target: str) 
 
     known = fork_safety.list_descriptors()
     thresholds = _pause_collections()
-    preload = choose_modules(requested, kind=kind, target=target)
+    preload = choose_modules(requested, kind=program.kind, target=program.target)
     if preload.notice:
         send(control, {"notice": preload.notice})
-    sites = ImportSites(kind, target)
+    sites = ImportSites(program.kind, program.target)
     hidden = sites.find_hidden()  # before anything of the program's is imported
     if hidden is not None:
         exit_unsafe(control, f"the program imports {hidden}, and another module of that name is loaded already")

@@ -4,7 +4,7 @@ import json
 import os
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
@@ -13,10 +13,9 @@ from muster.agent.errors import SpawnError
 from muster.agent.runtime.loop import Loop
 from muster.agent.workers import program
 from muster.agent.workers.cold import spawn
-from muster.agent.workers.spec import Program, ProgramKind, WorkerSpec, get_stack_signal
+from muster.agent.workers.spec import Program, ProgramKind, WorkerSpec
 
 if TYPE_CHECKING:
-    from muster.agent.workers.warm.forked_worker import WorkerMessage
     from muster.agent.workers.warm.template import TemplateMessage
 
 _MAX_FORKS_PER_REQUEST = 200
@@ -31,12 +30,19 @@ class TemplateOptions:
 
     program: Program
     nproc: int
-    env: Mapping[str, str]
+    env: dict[str, str]
     """What all workers' environments have in common, including OMP_NUM_THREADS."""
     preload: str = "auto"
     cpus: frozenset[int] | None = None
     """CPU affinity: with bound workers as many CPUs as the one with the fewest has, because libraries count them at
     import, and their thread pools can grow later but not shrink."""
+
+    def build_spec(self, *words: str, stdout_fd: int = 1, stderr_fd: int = 2) -> WorkerSpec:
+        """Build what a process of ours is started with in this environment; `program.main` gets the words."""
+        command = Program(kind=ProgramKind.COMMAND, target=sys.executable, args=tuple(program.build_argv(words)))
+        return WorkerSpec(
+            local_rank=-1, program=command, env=self.env, stdout_fd=stdout_fd, stderr_fd=stderr_fd, cpus=self.cpus
+        )
 
 
 class TemplateHandle:
@@ -79,14 +85,9 @@ class TemplateHandle:
             except OSError as error:
                 raise SpawnError(f"cannot start the template: {error.strerror}", error.errno) from error
             self._control.setblocking(False)
-            spec = WorkerSpec(
-                local_rank=-1,
-                program=build_template_program(options, theirs.fileno()),
-                env=options.env,
-                stdout_fd=out_fd,
-                stderr_fd=self._stderr_fd,
-                cpus=options.cpus,
-            )
+            known = (program.TEMPLATE, str(theirs.fileno()), str(os.getpid()), options.preload)
+            prog = (options.program.kind.value, options.program.target, *options.program.args)
+            spec = options.build_spec(*known, *prog, stdout_fd=out_fd, stderr_fd=self._stderr_fd)
             # Started like a cold worker, so that warm workers inherit the same. (Not by posix_spawn: glibc's leaves its
             # two internal signals ignored.)
             self.pid = spawn(spec, keep_fd=theirs.fileno())
@@ -166,26 +167,6 @@ class TemplateHandle:
             self._stderr_fd = -1
 
 
-def build_template_program(options: TemplateOptions, control_fd: int) -> Program:
-    """Build the template's command: this interpreter, its flags, and the arguments of `template.serve`."""
-    return Program(
-        kind=ProgramKind.COMMAND,
-        target=sys.executable,
-        args=(
-            *program.list_interpreter_flags(sys.orig_argv),
-            program.find_entry_path(),
-            program.WORKER_FLAG,
-            program.TEMPLATE,
-            str(control_fd),
-            str(os.getpid()),
-            options.preload,
-            options.program.kind.value,
-            options.program.target,
-            *options.program.args,
-        ),
-    )
-
-
 def _make_pairs(count: int) -> list[tuple[socket.socket, socket.socket]]:
     """Make all pairs or, with an OSError, none."""
     with ExitStack() as stack:
@@ -207,14 +188,12 @@ def release_worker(parked: socket.socket, spec: WorkerSpec) -> bool:
         SpawnError: that file cannot be made (no descriptor is left, or RLIMIT_FSIZE is too small) or sent.
     """
     try:
-        memory_fd = _make_memory_file(json.dumps(encode_worker(spec)).encode())
+        memory_fd = _make_memory_file(spec.to_json().encode())
     except OSError as error:
         parked.close()
         raise SpawnError(f"cannot send a parked worker its spec: {error.strerror}", error.errno) from error
     try:
-        stdout_fd = 1 if spec.stdout_fd is None else spec.stdout_fd
-        stderr_fd = 2 if spec.stderr_fd is None else spec.stderr_fd
-        socket.send_fds(parked, [b"!"], [memory_fd, stdout_fd, stderr_fd])
+        socket.send_fds(parked, [b"!"], [memory_fd, spec.stdout_fd, spec.stderr_fd])
     except ConnectionError:
         return False
     except OSError as error:
@@ -233,21 +212,6 @@ def _make_memory_file(data: bytes) -> int:
         os.close(memory_fd)
         raise
     return memory_fd
-
-
-def encode_worker(spec: WorkerSpec) -> "WorkerMessage":
-    """Encode what a released worker needs, as JSON types."""
-    return {
-        "kind": spec.program.kind.value,
-        "target": spec.program.target,
-        "args": list(spec.program.args),
-        "env": dict(spec.env),
-        "cpus": None if spec.cpus is None else sorted(spec.cpus),
-        "error_file": spec.error_file or "",
-        "stack_signum": (get_stack_signal() or 0) if spec.stack_file else 0,
-        "stack_file": spec.stack_file or "",
-        "crash_file": spec.crash_file or "",
-    }
 
 
 def _write_all(fd: int, data: bytes) -> None:

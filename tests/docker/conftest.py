@@ -286,6 +286,15 @@ def apps_of_own_engine(own_engine, apps_on, monkeypatch):
 
 
 @pytest.fixture
+def volume(client, apps):
+    """A volume of the engine; removed after the containers that use it."""
+    volume = client.volumes.create()
+    yield volume
+    apps.remove_all()
+    volume.remove(force=True)
+
+
+@pytest.fixture
 def app_of():
     """Makes an AppDef of one role that runs a shell command."""
     from torchx.specs import AppDef, Resource, Role

@@ -20,14 +20,6 @@ PROGRAMS = ROOT / "tests" / "programs"
 IMAGE = "muster-test:torch"
 
 
-@pytest.fixture
-def volume(client, apps):
-    volume = client.volumes.create()
-    yield volume
-    apps.remove_all()
-    volume.remove(force=True)
-
-
 def ddp(script, j, volume=None, **how):
     mounts = [] if volume is None else ["type=volume", f"src={volume.name}", "dst=/data"]
     return dist.ddp(script=script, j=j, image=IMAGE, name="job", mounts=mounts, **how)

@@ -14,14 +14,6 @@ PROGRAMS = Path(__file__).resolve().parents[1] / "programs"
 BARE = "muster-test:bare"
 
 
-@pytest.fixture
-def volume(client, apps):
-    volume = client.volumes.create()
-    yield volume
-    apps.remove_all()
-    volume.remove(force=True)
-
-
 def test_a_container_that_is_restarted_runs_on_and_uses_no_retry(apps, app_of, wait_until):
     app_id = apps.run(app_of("trap 'exit 3' TERM; echo begun; while :; do sleep 0.1; done", replicas=2, image=BARE))
     wait_until(lambda: apps.logs(app_id, replica=1), "first start")

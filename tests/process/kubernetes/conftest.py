@@ -1,7 +1,11 @@
 """The double of the API server and a scheduler that talks to it."""
 
 import importlib.util
+import os
+import subprocess
+import sys
 import threading
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -59,3 +63,24 @@ def scheduler(cluster, clock):
     made = KubernetesScheduler("session", clock=clock)
     yield made
     made.close()
+
+
+@pytest.fixture
+def run_and_wait(cluster, tmp_path):
+    """Runs `torchx run --wait` until it waits; gives the process, and its lines on stderr so far."""
+
+    @contextmanager
+    def run():
+        (tmp_path / "main.py").write_text("print('hello')\n")
+        command = [sys.executable, "-m", "torchx.cli.main", "run", "-s", "kubernetes", "--wait"]
+        command += ["dist.ddp", "-j", "1x1", "--script", "main.py"]
+        environment = {**os.environ, "HOME": str(tmp_path)}
+        with subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True) as waiting:
+            said = []
+            for line in waiting.stderr:
+                said.append(line)
+                if "Waiting for the app to finish" in line:
+                    break
+            yield waiting, said
+
+    return run

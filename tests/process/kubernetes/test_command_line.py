@@ -60,18 +60,8 @@ def test_a_job_that_is_cancelled(cluster, torchx):
     assert "CANCELLED" in torchx("status", handle).stdout
 
 
-def test_ctrl_c_prints_no_traceback(cluster, tmp_path):
-    (tmp_path / "main.py").write_text("print('hello')\n")
-    command = [sys.executable, "-m", "torchx.cli.main", "run", "-s", "kubernetes", "--wait", "dist.ddp", "-j", "1x1"]
-    environment = {**os.environ, "HOME": str(tmp_path)}
-    with subprocess.Popen(
-        [*command, "--script", "main.py"], cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True
-    ) as waiting:
-        said = []
-        for line in waiting.stderr:
-            said.append(line)
-            if "Waiting for the app to finish" in line:
-                break
+def test_ctrl_c_prints_no_traceback(run_and_wait):
+    with run_and_wait() as (waiting, said):
         waiting.send_signal(signal.SIGINT)
         said.append(waiting.communicate(timeout=90)[1])
     assert waiting.returncode == -signal.SIGINT, "as shells expect it"

@@ -11,6 +11,7 @@ import time
 
 import pytest
 from control_jobs import COMMANDS, continue_process, list_answers, start_job
+from doubles import kubernetes_apps as apps
 from harness import wait_until
 from torchx import specs
 
@@ -30,16 +31,7 @@ from muster.schedulers.supervision.state import ReplicaId
 
 pytestmark = pytest.mark.torchx
 
-RIGHTS = {
-    "jobs.batch": {"create", "get", "list", "patch", "delete"},
-    "pods": {"list", "watch"},
-    "pods/log": {"get"},
-    "events": {"list"},
-    "pods/exec": {"create", "get"},
-    "secrets": {"create", "patch", "delete"},
-    "configmaps": {"create", "patch", "delete"},
-    "services": {"create", "patch", "delete"},
-}
+RIGHTS = {**apps.RIGHTS, "pods/exec": {"create", "get"}}
 SAVED = {"outcome": "done", "line": "all 8 ranks saved at step 1200 in 2.1 s", "step": 1200, "ranks": 8, "took_s": 2.1}
 STOPPED = {"outcome": "done", "line": "all 8 ranks have stopped at step 1201 and ended, after 1.0 s", "step": 1201}
 

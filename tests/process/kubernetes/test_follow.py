@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable
 
 import pytest
+from doubles.kubernetes_apps import build_agent_role
 from torchx import specs
 
 from muster.schedulers.errors import EngineError, SchedulerError
@@ -17,16 +18,7 @@ def app(cluster, scheduler):
     """Submits an app of some nodes and starts its pods."""
 
     def start(nodes=1, max_retries=3, running=True):
-        args = ["-m", "muster.agent", "--nnodes", str(nodes), "main.py"]
-        role = specs.Role(
-            name="trainer",
-            image="img",
-            entrypoint="python3",
-            args=args,
-            num_replicas=nodes,
-            max_retries=max_retries,
-            resource=specs.Resource(cpu=1, gpu=0, memMB=128),
-        )
+        role = build_agent_role(nodes=nodes, max_retries=max_retries)
         app_id = scheduler.submit(specs.AppDef(name="app", roles=[role]), {})
         if running:
             for index in range(nodes):

@@ -4,6 +4,7 @@ import random
 import threading
 
 import pytest
+from doubles.kubernetes_apps import build_agent_role
 from doubles.kubernetes_kueue import Kueue
 from torchx import specs
 from torchx.specs.api import AppState
@@ -27,23 +28,11 @@ def kueue(cluster):
     return cluster.kueue
 
 
-def build_role(name="trainer", nodes=2, least=None):
-    args = ["-m", "muster.agent", "--nnodes", str(nodes), "--node-rank", specs.macros.replica_id, "main.py"]
-    resource = specs.Resource(cpu=1, gpu=0, memMB=128)
-    return specs.Role(
-        name=name,
-        image="img",
-        entrypoint="python3",
-        args=args,
-        num_replicas=nodes,
-        min_replicas=least,
-        resource=resource,
-    )
-
-
 def submit(scheduler, *roles, **cfg):
     """Returns the app's id and its name."""
-    app_id = scheduler.submit(specs.AppDef(name="app", roles=list(roles) or [build_role()]), {"queue": "gpu", **cfg})
+    app_id = scheduler.submit(
+        specs.AppDef(name="app", roles=list(roles) or [build_agent_role()]), {"queue": "gpu", **cfg}
+    )
     return app_id, app_id.partition(":")[2]
 
 
@@ -77,7 +66,7 @@ def test_a_queued_app_runs_when_there_is_quota(cluster, scheduler, kueue, flavor
 @pytest.mark.parametrize("flavor", FLAVORS)
 def test_a_queued_app_that_is_cancelled_never_starts(cluster, scheduler, kueue, flavor, least):
     """A suspended Job ignores its deadline: it started later. Its workload stayed in the queue."""
-    app_id, name = submit(scheduler, build_role(least=least), flavor=flavor)
+    app_id, name = submit(scheduler, build_agent_role(least=least), flavor=flavor)
     scheduler.cancel(app_id)
     assert cluster.find("workloads") == [], "nothing of it is in the queue"
     assert find_objects(cluster) == [("jobs", name)], "the record, without pods"
@@ -132,7 +121,7 @@ def test_an_app_that_is_created_suspended_can_be_cancelled(cluster, scheduler, k
 
 def test_of_two_roles_one_runs_and_one_waits(cluster, scheduler, kueue):
     """The Job that ran keeps the record. The first role's may go, too: it owns the other no more."""
-    app_id, name = submit(scheduler, build_role("big", nodes=4), build_role("small", nodes=1))
+    app_id, name = submit(scheduler, build_agent_role("big", nodes=4), build_agent_role("small", nodes=1))
     let_run(kueue, quota=1)
     assert [pod.startswith(f"{name}-small") for pod in list_pods(cluster)] == [True]
     scheduler.cancel(app_id)
@@ -147,7 +136,7 @@ def test_of_two_roles_one_runs_and_one_waits(cluster, scheduler, kueue):
 
 
 def test_a_role_that_waits_does_not_start_after_another_has_failed(cluster, scheduler, kueue):
-    app_id, name = submit(scheduler, build_role("big", nodes=4), build_role("small", nodes=1))
+    app_id, name = submit(scheduler, build_agent_role("big", nodes=4), build_agent_role("small", nodes=1))
     let_run(kueue, quota=1)
     pod = cluster.find_pod(f"{name}-small", 0)
     cluster.start_pod(pod)
@@ -196,10 +185,10 @@ def test_quota_that_comes_and_goes_during_a_cancel(cluster, scheduler, kueue, fl
 
 def test_an_elastic_app_in_a_queue_is_resized(cluster, scheduler, kueue, capsys):
     """Kueue refuses it where it admits a part of a Job, which all elastic apps asked for."""
-    app_id, name = submit(scheduler, build_role(nodes=4, least=2))
+    app_id, name = submit(scheduler, build_agent_role(nodes=4, least=2))
     let_run(kueue)
     assert run_muster(["resize", f"kubernetes://session/{app_id}", "3"]) == 0
-    partial, other = submit(scheduler, build_role(nodes=4, least=2), kueue_elastic="partial")
+    partial, other = submit(scheduler, build_agent_role(nodes=4, least=2), kueue_elastic="partial")
     let_run(kueue)
     assert run_muster(["resize", f"kubernetes://session/{partial}", "3"]) == ExitCode.REFUSED
     assert "Kueue admitted a part of its nodes and keeps their number" in capsys.readouterr().err

@@ -1,11 +1,9 @@
 """The API server is restarted while a command waits: a wait and a followed log go on, as the job does."""
 
-import os
-import subprocess
-import sys
 import threading
 
 import pytest
+from doubles.kubernetes_apps import build_agent_role
 from harness import wait_until
 from torchx import specs
 from torchx.runner import Runner
@@ -20,9 +18,7 @@ pytestmark = pytest.mark.torchx
 @pytest.fixture
 def app(cluster, scheduler):
     """An app whose only pod runs; its id."""
-    args = ["-m", "muster.agent", "--nnodes", "1", "main.py"]
-    resource = specs.Resource(cpu=1, gpu=0, memMB=128)
-    role = specs.Role(name="trainer", image="img", entrypoint="python3", args=args, resource=resource, max_retries=1)
+    role = build_agent_role(nodes=1, max_retries=1)
     app_id = scheduler.submit(specs.AppDef(name="app", roles=[role]), {})
     cluster.start_pod(find_pod(cluster, app_id))
     return app_id
@@ -135,19 +131,9 @@ def test_a_right_that_an_account_never_had_is_no_reason_to_wait(cluster, app, cl
     other.close()
 
 
-def test_torchx_run_wait_lasts_through_a_restart_of_the_server(cluster, double, tmp_path):
+def test_torchx_run_wait_lasts_through_a_restart_of_the_server(cluster, double, run_and_wait):
     """By the command line, in real time."""
-    (tmp_path / "main.py").write_text("print('hello')\n")
-    command = [sys.executable, "-m", "torchx.cli.main", "run", "-s", "kubernetes", "--wait", "dist.ddp", "-j", "1x1"]
-    environment = {**os.environ, "HOME": str(tmp_path)}
-    with subprocess.Popen(
-        [*command, "--script", "main.py"], cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True
-    ) as waiting:
-        said = []
-        for line in waiting.stderr:
-            said.append(line)
-            if "Waiting for the app to finish" in line:
-                break
+    with run_and_wait() as (waiting, said):
         wait_for_requests(cluster, 2)
         cluster.server.stop()
         for line in waiting.stderr:

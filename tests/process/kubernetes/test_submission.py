@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+from doubles.kubernetes_apps import build_agent_role
 from harness import wait_until
 from torchx import specs
 from torchx.specs.api import AppState
@@ -26,17 +27,7 @@ JOBS, PODS = "/apis/batch/v1/namespaces/team/jobs", "/pods"
 
 
 def build_app(nodes=2, least=None, max_retries=0, extra=()):
-    args = ["-m", "muster.agent", "--nnodes", str(nodes), "--node-rank", specs.macros.replica_id, "main.py"]
-    role = specs.Role(
-        name="trainer",
-        image="img",
-        entrypoint="python3",
-        args=args,
-        num_replicas=nodes,
-        min_replicas=least,
-        max_retries=max_retries,
-        resource=specs.Resource(cpu=1, gpu=0, memMB=128),
-    )
+    role = build_agent_role(nodes=nodes, least=least, max_retries=max_retries)
     return specs.AppDef(name="app", roles=[role, *extra])
 
 

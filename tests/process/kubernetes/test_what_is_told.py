@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from doubles.kubernetes_apps import RIGHTS, build_agent_role
 from torchx import specs
 from torchx.specs.api import AppState, AppStatus
 
@@ -12,15 +13,6 @@ from muster.schedulers.errors import EngineError
 
 pytestmark = pytest.mark.torchx
 
-RIGHTS = {
-    "jobs.batch": {"create", "get", "list", "patch", "delete"},
-    "pods": {"list", "watch"},
-    "pods/log": {"get"},
-    "events": {"list"},
-    "secrets": {"create", "patch", "delete"},
-    "configmaps": {"create", "patch", "delete"},
-    "services": {"create", "patch", "delete"},
-}
 CANNOT_START = (
     "failed to create containerd task: failed to create shim task: OCI runtime create failed: runc create failed: "
     "unable to start container process: error during container init: "
@@ -33,10 +25,7 @@ def start(cluster, scheduler):
     """Submits an app of two nodes on nodes `n0` and `n1`, whose pods run; returns its id."""
 
     def submit(least=None, max_retries=2):
-        args = ["-m", "muster.agent", "--nnodes", "2", "main.py"]
-        role = specs.Role(name="trainer", image="img", entrypoint="python3", args=args, num_replicas=2)
-        role.resource, role.max_retries = specs.Resource(cpu=1, gpu=0, memMB=128), max_retries
-        role.min_replicas = least
+        role = build_agent_role(least=least, max_retries=max_retries)
         app_id = scheduler.submit(specs.AppDef(name="app", roles=[role]), {})
         for index in range(2):
             pod = find_pod(cluster, app_id, index)

@@ -67,5 +67,6 @@ def test_a_question_outside_of_a_job_loads_next_to_nothing() -> None:
         "muster",
         "muster.agent",
         "muster.agent.ask",
+        "muster._shared",
         "muster._shared.contract",
     }

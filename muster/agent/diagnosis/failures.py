@@ -1,23 +1,22 @@
-"""Why one worker failed: its exit status, its error file, its last output, and the kernel's memory counters.
-
-`FailureCollector` collects the evidence, `build_failure` interprets it (pure except for the error file).
-"""
+"""Why one worker failed: its exit status, its error file, its last output, and the kernel's memory counters."""
 
 import errno
 import os
 import re
 import signal
-from typing import Protocol
+from collections.abc import Mapping
 
 from muster._shared.contract import name_signal, read_regular
-from muster._shared.records import record, replace
-from muster._shared.reports import Failure, OomEvidence
+from muster._shared.records import NO_ITEMS, record, replace
+from muster._shared.reports import Failure, OomEvidence, print_values
 from muster.agent.diagnosis.oom import OomWatch
+from muster.agent.diagnosis.root_cause import add_early_exits
 from muster.agent.diagnosis.tracebacks import read_error_file, read_stderr
 from muster.agent.logs import WorkerStreams
 from muster.agent.round import Round
 from muster.agent.runtime.clock import Clock
 from muster.agent.workers.pool import WorkerEnd
+from muster.agent.workers.status_page import SlotStatus
 
 EARLY_S = 30.0
 """A start-up error comes within this time; importing torch from a slow disk takes a while."""
@@ -46,129 +45,126 @@ _NOT_FOUND_CODES = (126, 127)
 
 
 @record
-class FailureContext:
-    """All that is known about a failed worker."""
+class FailedWorker:
+    """What its node knows of one worker that has failed, before any of its files is read."""
 
     round: Round
+    """The one it was started for."""
     local_rank: int
-    host: str
-    code: int | None
-    """As from os.waitstatus_to_exitcode; None: there was no process."""
-    pid: int = 0
-    reason: str = ""
+    end: WorkerEnd | None = None
+    """None when no process has ended: the worker could not be started, or it hangs."""
+    hung_pid: int | None = None
+    """The process of a worker that hangs; None: it has ended or was never started."""
     spawn_errno: int | None = None
     """Of the call that could not start it."""
-    time_s: float = 0.0
-    """Wall clock of its end."""
-    age_s: float = 0.0
-    """Seconds since then."""
-    run_time_s: float = 0.0
-    stopped_by_us: bool = False
-    hung: bool = False
-    error_file: str | None = None
-    log_path: str | None = None
+    reason: str = ""
+    """One line, when there is no exit status."""
+    streams: WorkerStreams | None = None
+    """None when there were none yet."""
     stderr_text: str = ""
     """The end of its stderr, some 64 KiB."""
     stderr_tail: tuple[str, ...] = ()
-    oom: OomEvidence | None = None
+    """Its last lines."""
+    slot: SlotStatus | None = None
+    """What it has reported on the status page."""
+    values: Mapping[str, float] = NO_ITEMS
+    """Likewise."""
+    ended_ranks: tuple[int, ...] = ()
+    """Global ranks of this node that had ended with success before."""
 
 
-class StderrSource(Protocol):
-    """What the collector needs of `logs.LogRouter`."""
+class FailureBuilder:
+    """Builds what is reported of a failed worker."""
 
-    def read_stderr_text(self, local_rank: int) -> str:
-        """The end of the worker's stderr."""
-        ...
-
-    def read_stderr_tail(self, local_rank: int) -> tuple[str, ...]:
-        """Its last lines."""
-        ...
-
-
-class FailureCollector:
-    """Collects the evidence of a failed worker."""
-
-    def __init__(self, *, host: str, clock: Clock, logs: StderrSource, oom: OomWatch) -> None:
+    def __init__(self, *, host: str, clock: Clock, oom: OomWatch) -> None:
         """Set what all failures of this node share.
 
         Args:
             host: the name of this machine in reports.
             clock: of the agent's loop.
-            logs: keeps the end of the workers' stderr.
             oom: has been reset when the round's workers were started.
         """
         self._host = host
         self._clock = clock
-        self._logs = logs
         self._oom = oom
 
-    def collect(
-        self,
-        round: Round,  # noqa: A002
-        local_rank: int,
-        end: WorkerEnd | None,
-        streams: WorkerStreams | None = None,
-        reason: str = "",
-        *,
-        spawn_errno: int | None = None,
-        hung_pid: int | None = None,
-    ) -> Failure:
-        """Collect the failure of one worker.
+    def build(self, worker: FailedWorker) -> Failure:
+        """Build the failure of one worker; reads its error file and stack file."""
+        formed, end, streams, slot = worker.round, worker.end, worker.streams, worker.slot
+        age_s, stopped_by_us = self._date(worker)
+        code = end.code if end else None
+        exception, traceback = _find_exception(worker) or (None, None)
+        error_file = streams.error_file if streams else None
+        step = slot.step if slot else None
+        failure = Failure(
+            node=formed.group_rank,
+            node_index=formed.node_index,
+            host=self._host,
+            local_rank=worker.local_rank,
+            global_rank=formed.rank_offset + worker.local_rank,
+            attempt=formed.attempt,
+            round=formed.number,
+            pid=end.worker.pid if end else worker.hung_pid or 0,
+            time_s=self._clock.wall_s() - age_s,
+            age_s=age_s,
+            exit_code=code if code is not None and code >= 0 else None,
+            signal=name_signal(-code) if code is not None and code < 0 else None,
+            reason=worker.reason,
+            exception=exception,
+            traceback=traceback,
+            error_file=error_file if error_file and os.path.exists(error_file) else None,
+            stderr_tail=worker.stderr_tail,
+            log_path=streams.log_path if streams else None,
+            oom=None if code is None or stopped_by_us else self._find_oom(code),
+            stopped_by_us=stopped_by_us,
+            collateral=stopped_by_us,
+            step=step,
+            total_steps=slot.total if slot else None,
+            optimizer_steps=slot.optimizer_steps if slot and step is None else None,
+            values=print_values(worker.values),
+            hung=worker.hung_pid is not None,
+        )
+        run_time_s = max(0.0, end.ended_s - end.worker.started_s) if end else 0.0
+        failure = replace(failure, early=is_early(failure, run_time_s, worker.spawn_errno))
+        return add_early_exits(failure, worker.ended_ranks)
 
-        Args:
-            round: the round it was started for.
-            local_rank: its rank on this node.
-            end: None when no process has ended: the worker could not be started, or it hangs.
-            streams: None when there were none yet.
-            reason: one line, when there is no exit status.
-            spawn_errno: of the call that could not start it.
-            hung_pid: the process of a worker that hangs; None: it has ended or was never started.
-        """
-        now_s = self._clock.now_s()
-        age_s = max(0.0, now_s - end.ended_s) if end else 0.0
-        raised_age_s = self._find_exception_age_s(end, streams, now_s)
-        signal_age_s = now_s - end.signalled_s if end and end.signalled_s is not None else None
-        stopped_by_us = signal_age_s is not None
+    def _date(self, worker: FailedWorker) -> tuple[float, bool]:
+        """How long ago it failed, in seconds, and whether it had got a signal of ours before."""
+        end, now_s = worker.end, self._clock.now_s()
+        if end is None:
+            return 0.0, False
+        raised_age_s = self._find_exception_age_s(end, worker.streams, now_s)
+        signal_age_s = None if end.signalled_s is None else now_s - end.signalled_s
         if raised_age_s is not None and (signal_age_s is None or raised_age_s > signal_age_s):
             # It takes an interpreter with torch up to a second to end after an exception, and its connections close
             # somewhere in between: the exit status may come after a victim's, or after our signal.
-            age_s, stopped_by_us = raised_age_s, False
-        killed = end is not None and end.code == -signal.SIGKILL
-        evidence = None if end is None or stopped_by_us else self._oom.check()
-        return build_failure(
-            FailureContext(
-                round=round,
-                local_rank=local_rank,
-                host=self._host,
-                code=end.code if end else None,
-                pid=end.worker.pid if end else hung_pid or 0,
-                hung=hung_pid is not None,
-                reason=reason,
-                spawn_errno=spawn_errno,
-                time_s=self._clock.wall_s() - age_s,
-                age_s=age_s,
-                run_time_s=max(0.0, end.ended_s - end.worker.started_s) if end else 0.0,
-                stopped_by_us=stopped_by_us,
-                error_file=streams.error_file if streams else None,
-                log_path=streams.log_path if streams else None,
-                stderr_text=self._logs.read_stderr_text(local_rank) or read_crash(streams),
-                stderr_tail=self._logs.read_stderr_tail(local_rank),
-                # A counted kill may have hit a child, whose parent then failed; a guess must explain a SIGKILL.
-                oom=evidence if evidence and (evidence.certain or killed) else None,
-            )
-        )
+            return raised_age_s, False
+        return max(0.0, now_s - end.ended_s), signal_age_s is not None
 
-    def _find_exception_age_s(self, end: WorkerEnd | None, streams: WorkerStreams | None, now_s: float) -> float | None:
+    def _find_exception_age_s(self, end: WorkerEnd, streams: WorkerStreams | None, now_s: float) -> float | None:
         """Seconds since the worker recorded its exception; None: it recorded none."""
-        path = streams.error_file if streams else None
-        if end is None or path is None:
+        if streams is None or streams.error_file is None:
             return None
         try:
-            age_s = self._clock.wall_s() - os.stat(path).st_mtime
+            age_s = self._clock.wall_s() - os.stat(streams.error_file).st_mtime
         except OSError:
             return None
         # The wall clock may have been set since then.
         return min(max(age_s, now_s - end.ended_s), now_s - end.worker.started_s)
+
+    def _find_oom(self, code: int) -> OomEvidence | None:
+        """A counted kill may have hit a child, whose parent then failed; a guess must explain a SIGKILL."""
+        evidence = self._oom.check()
+        return evidence if evidence and (evidence.certain or code == -signal.SIGKILL) else None
+
+
+def _find_exception(worker: FailedWorker) -> tuple[str, str | None] | None:
+    """Exception and traceback, as far as Python has said them anywhere."""
+    streams = worker.streams
+    found = read_error_file(streams.error_file if streams else None)
+    found = found or read_stderr(worker.stderr_text or read_crash(streams))
+    sign = None if found else _find_early_sign(worker.end.code if worker.end else None, worker.stderr_tail)
+    return (sign, None) if sign else found
 
 
 def read_crash(streams: WorkerStreams | None) -> str:
@@ -178,40 +174,6 @@ def read_crash(streams: WorkerStreams | None) -> str:
         return text.decode("utf-8", "replace").rpartition(_STACKS_HEADER)[2]
     except OSError:
         return ""
-
-
-def build_failure(context: FailureContext) -> Failure:
-    """Build the failure from what is known."""
-    sign = _find_early_sign(context.code, context.stderr_tail)
-    found = read_error_file(context.error_file) or read_stderr(context.stderr_text)
-    if found is None and sign is not None:
-        found = sign, None
-    code = context.code
-    failure = Failure(
-        node=context.round.group_rank,
-        node_index=context.round.node_index,
-        host=context.host,
-        local_rank=context.local_rank,
-        global_rank=context.round.rank_offset + context.local_rank,
-        attempt=context.round.attempt,
-        round=context.round.number,
-        pid=context.pid,
-        time_s=context.time_s,
-        age_s=context.age_s,
-        exit_code=code if code is not None and code >= 0 else None,
-        signal=name_signal(-code) if code is not None and code < 0 else None,
-        reason=context.reason,
-        exception=found[0] if found else None,
-        traceback=found[1] if found else None,
-        error_file=context.error_file if context.error_file and os.path.exists(context.error_file) else None,
-        stderr_tail=context.stderr_tail,
-        log_path=context.log_path,
-        oom=context.oom,
-        stopped_by_us=context.stopped_by_us,
-        collateral=context.stopped_by_us,
-        hung=context.hung,
-    )
-    return replace(failure, early=is_early(failure, context.run_time_s, context.spawn_errno))
 
 
 def is_early(failure: Failure, run_time_s: float, spawn_errno: int | None = None) -> bool:

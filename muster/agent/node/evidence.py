@@ -2,14 +2,13 @@
 
 from collections.abc import Callable, Mapping
 
-from muster._shared.records import record, replace
-from muster._shared.reports import ENDED, Failure, RankProgress, RankView, Stack, print_values
+from muster._shared.records import replace
+from muster._shared.reports import ENDED, Failure, RankProgress, RankView, Stack
 from muster.agent.config import AgentConfig
-from muster.agent.diagnosis.failures import FailureCollector
+from muster.agent.diagnosis.failures import FailedWorker, FailureBuilder
 from muster.agent.diagnosis.oom import OomWatch
-from muster.agent.diagnosis.root_cause import add_early_exits
 from muster.agent.diagnosis.stacks import StackCollector, StackTarget, find_python
-from muster.agent.logs import LogRouter, WorkerStreams
+from muster.agent.logs import LogRouter
 from muster.agent.node.actions import LocalFailure, WorkerStack
 from muster.agent.node.round_workers import RoundWorkers
 from muster.agent.rendezvous.interface import Rendezvous
@@ -35,7 +34,7 @@ class Evidence:
         self._clock = loop.clock
         self._logs = logs
         self._workers = workers
-        self._oom = OomWatch(workers.memory)
+        self._builder = FailureBuilder(host=config.node_name, clock=loop.clock, oom=OomWatch(workers.memory))
         self._has_reported_disk = False
         self._thread = logs.files.thread
         """The stack files may be on a disk that hangs; a stop waits for stacks within its own limit."""
@@ -55,34 +54,28 @@ class Evidence:
         )
 
     def _collect(self, round: Round, failure: LocalFailure, *, hung_pid: int | None = None) -> Failure:  # noqa: A002
-        local_rank = failure.local_rank
-        end, streams = self._workers.ends.get(local_rank), self._workers.streams.get(local_rank)
-        stderr = _Stderr(
-            text=self._logs.read_stderr_text(local_rank),
-            tail=self._logs.read_stderr_tail(local_rank),
+        workers, local_rank = self._workers, failure.local_rank
+        page = workers.page
+        worker = FailedWorker(
+            round=round,
+            local_rank=local_rank,
+            end=workers.ends.get(local_rank),
+            hung_pid=hung_pid,
+            spawn_errno=failure.errno,
+            reason=failure.reason,
+            streams=workers.streams.get(local_rank),
+            stderr_text=self._logs.read_stderr_text(local_rank),
+            stderr_tail=self._logs.read_stderr_tail(local_rank),
+            slot=None if page is None else page.read_slot(local_rank),
+            values={} if page is None else page.read_values(local_rank),
+            ended_ranks=tuple(round.rank_offset + rank for rank in workers.early_exits),
         )
-        collector = FailureCollector(host=self._host, clock=self._clock, logs=stderr, oom=self._oom)
-
-        def collect(files: WorkerStreams | None) -> Failure:
-            return collector.collect(
-                round, local_rank, end, files, failure.reason, spawn_errno=failure.errno, hung_pid=hung_pid
-            )
-
-        collected = self._logs.files.call(lambda: collect(streams))
-        if collected is None:
-            self._report_hanging_disk()
-            collected = collect(streams and replace(streams, error_file=None, stack_file=None))
-        collected = add_early_exits(collected, (round.rank_offset + rank for rank in self._workers.early_exits))
-        if self._workers.page is None:
-            return collected
-        status = self._workers.page.read_slot(local_rank)
-        return replace(
-            collected,
-            step=status.step,
-            total_steps=status.total,
-            optimizer_steps=status.optimizer_steps if status.step is None else None,
-            values=print_values(self._workers.page.read_values(local_rank)),
-        )
+        built = self._logs.files.call(lambda: self._builder.build(worker))
+        if built is not None:
+            return built
+        self._report_hanging_disk()
+        unread = worker.streams and replace(worker.streams, error_file=None, stack_file=None)
+        return self._builder.build(replace(worker, streams=unread))
 
     def _report_hanging_disk(self) -> None:
         if not self._has_reported_disk:
@@ -192,22 +185,6 @@ class Evidence:
     def _count_missing(self, stacks: Mapping[int, WorkerStack]) -> int:
         """How many live workers have given no stack; some that have may have ended since."""
         return max(0, len(self._workers.live) - sum(1 for stack in stacks.values() if stack.text))
-
-
-@record
-class _Stderr:
-    """What one worker wrote last, as `FailureCollector` asks for it."""
-
-    text: str
-    tail: tuple[str, ...]
-
-    def read_stderr_text(self, _local_rank: int) -> str:
-        """See `StderrSource`."""
-        return self.text
-
-    def read_stderr_tail(self, _local_rank: int) -> tuple[str, ...]:
-        """See `StderrSource`."""
-        return self.tail
 
 
 def _join(texts: Mapping[int, str], views: Mapping[int, RankView]) -> dict[int, WorkerStack]:

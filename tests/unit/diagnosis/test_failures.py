@@ -11,20 +11,63 @@ import pytest
 from doubles.samples import make_round
 
 from muster._shared.contract import name_signal
-from muster._shared.reports import OomEvidence
-from muster.agent.diagnosis.failures import FailureCollector, FailureContext, build_failure, read_crash
+from muster._shared.reports import Failure, OomEvidence
+from muster.agent.diagnosis.failures import FailedWorker, FailureBuilder, read_crash
 from muster.agent.diagnosis.report_files import build_torch_error
 from muster.agent.diagnosis.tracebacks import read_error_file, read_stderr, trim_traceback
 from muster.agent.logs import WorkerStreams
 from muster.agent.runtime.clock import SystemClock
 from muster.agent.workers.pool import LiveWorker, WorkerEnd
+from muster.agent.workers.status_page import SlotStatus
 
 ROUND = make_round(number=3, attempt=1, group_rank=1, group_world_size=2, rank_offset=4, world_size=8, node_index=5)
 TRACEBACK = 'Traceback (most recent call last):\n  File "m.py", line 1, in <module>\n    x\nNameError: name'
 
 
-def make_context(**changes: Any) -> FailureContext:
-    return FailureContext(**{"round": ROUND, "local_rank": 2, "host": "h", "code": 1, "run_time_s": 1.0, **changes})
+class FakeOomWatch:
+    """In place of `OomWatch`."""
+
+    def __init__(self, evidence: OomEvidence | None) -> None:
+        self.evidence = evidence
+
+    def reset(self) -> None: ...
+
+    def check(self) -> OomEvidence | None:
+        return self.evidence
+
+
+class FixedClock(SystemClock):
+    def now_s(self) -> float:
+        return 100.0
+
+    def wall_s(self) -> float:
+        return 5000.0
+
+
+def make_streams(error_file: str | None = None, stack_file: str | None = None) -> WorkerStreams:
+    return WorkerStreams(
+        stdout_fd=None,
+        stderr_fd=None,
+        error_file=error_file,
+        stack_file=stack_file,
+        stdout_log="/o",
+        stderr_log="/e",
+    )
+
+
+def make_failure(
+    *,
+    code: int | None = 1,
+    run_time_s: float = 1.0,
+    signalled_s: float | None = None,
+    oom: OomEvidence | None = None,
+    **changes: Any,
+) -> Failure:
+    """Build the failure of local rank 2, whose process ended half a second ago; `code` None: there was none."""
+    worker = LiveWorker(round_number=3, local_rank=2, pid=9, started_s=99.5 - run_time_s)
+    end = None if code is None else WorkerEnd(worker=worker, code=code, ended_s=99.5, signalled_s=signalled_s)
+    builder = FailureBuilder(host="h", clock=FixedClock(), oom=FakeOomWatch(oom))  # type: ignore[arg-type]
+    return builder.build(FailedWorker(**{"round": ROUND, "local_rank": 2, "end": end, **changes}))
 
 
 @pytest.mark.parametrize(
@@ -82,12 +125,12 @@ def test_long_tracebacks_keep_the_frames_that_matter() -> None:
 
 
 def test_a_failure_has_its_rank_and_its_end() -> None:
-    failure = build_failure(make_context(code=-signal.SIGSEGV, stderr_text=TRACEBACK, pid=9))
+    failure = make_failure(code=-signal.SIGSEGV, stderr_text=TRACEBACK)
     assert (failure.node, failure.node_index, failure.global_rank, failure.round, failure.attempt) == (1, 5, 6, 3, 1)
     assert (failure.exit_code, failure.signal, failure.pid) == (None, "SIGSEGV", 9)
     assert failure.exception == "NameError: name"
     assert not failure.collateral
-    assert build_failure(make_context(stopped_by_us=True)).collateral
+    assert make_failure(signalled_s=99.0).collateral
 
 
 def test_signals_have_names() -> None:
@@ -96,7 +139,7 @@ def test_signals_have_names() -> None:
 
 
 def early(**changes: Any) -> bool:
-    return build_failure(make_context(**changes)).early
+    return make_failure(**changes).early
 
 
 @pytest.mark.parametrize(
@@ -124,11 +167,12 @@ def early(**changes: Any) -> bool:
 )
 def test_start_up_errors(changes: dict[str, Any]) -> None:
     assert early(**changes)
-    assert not early(**changes, run_time_s=3600.0) or changes.get("code") == 0
-    assert not early(**changes, stopped_by_us=True)
+    if "spawn_errno" not in changes:  # else there was no process
+        assert not early(**changes, run_time_s=3600.0)
+        assert not early(**changes, signalled_s=99.0)
 
 
-@pytest.mark.parametrize("changes", [{"code": 1}, {"code": None, "hung": True}, {"code": -9}])
+@pytest.mark.parametrize("changes", [{"code": 1}, {"code": None, "hung_pid": 9}, {"code": -9}])
 @pytest.mark.parametrize(
     "line",
     [
@@ -138,7 +182,7 @@ def test_start_up_errors(changes: dict[str, Any]) -> None:
 )
 def test_a_warning_of_a_library_is_not_the_reason(line: str, changes: dict[str, Any]) -> None:
     """Only the interpreter's own lines are."""
-    failure = build_failure(make_context(**changes, stderr_tail=(line, "  cpu = _conversion_method_template()")))
+    failure = make_failure(**changes, stderr_tail=(line, "  cpu = _conversion_method_template()"))
     assert failure.exception is None
     assert not failure.early
 
@@ -149,9 +193,9 @@ def test_a_warning_of_a_library_is_not_the_reason(line: str, changes: dict[str, 
 def test_wrong_arguments_of_the_program_are_the_reason(line: str) -> None:
     """argparse and click exit with 2 and raise nothing that could be recorded."""
     usage = "usage: train.py [-h] --lr LR"
-    assert build_failure(make_context(code=2, stderr_tail=(usage, line))).exception == line
-    assert build_failure(make_context(code=3, stderr_tail=(usage, line))).exception is None
-    assert build_failure(make_context(code=2, stderr_tail=(line, "bye"))).exception is None
+    assert make_failure(code=2, stderr_tail=(usage, line)).exception == line
+    assert make_failure(code=3, stderr_tail=(usage, line)).exception is None
+    assert make_failure(code=2, stderr_tail=(line, "bye")).exception is None
 
 
 @pytest.mark.parametrize(
@@ -171,68 +215,37 @@ def test_other_ends_may_be_retried(changes: dict[str, Any]) -> None:
     assert not early(**changes)
 
 
-class FakeStderr:
-    """In place of the log router."""
-
-    def read_stderr_text(self, local_rank: int) -> str:
-        return TRACEBACK if local_rank == 2 else ""
-
-    def read_stderr_tail(self, local_rank: int) -> tuple[str, ...]:
-        return ("last line",) if local_rank == 2 else ()
-
-
-class FakeOomWatch:
-    """In place of `OomWatch`."""
-
-    def __init__(self, evidence: OomEvidence | None) -> None:
-        self.evidence = evidence
-
-    def reset(self) -> None: ...
-
-    def check(self) -> OomEvidence | None:
-        return self.evidence
-
-
-class FixedClock(SystemClock):
-    def now_s(self) -> float:
-        return 100.0
-
-    def wall_s(self) -> float:
-        return 5000.0
-
-
-def collect(
-    evidence: OomEvidence | None, code: int, *, signalled_s: float | None = None, error_file: Path | None = None
-) -> Any:
-    collector = FailureCollector(host="h", clock=FixedClock(), logs=FakeStderr(), oom=FakeOomWatch(evidence))  # type: ignore[arg-type]
-    worker = LiveWorker(round_number=3, local_rank=2, pid=7, started_s=90.0)
-    end = WorkerEnd(worker=worker, code=code, ended_s=99.5, signalled_s=signalled_s)
-    streams = WorkerStreams(
-        stdout_fd=None,
-        stderr_fd=None,
-        error_file=error_file and str(error_file),
-        stack_file=None,
-        stdout_log="/o",
-        stderr_log="/e",
+def test_a_failure_combines_all_evidence() -> None:
+    slot = SlotStatus(7, 3, 9, "", None, None, 5, (None,) * 3, (True,) * 3, (0,) * 3)
+    failure = make_failure(
+        stderr_text=TRACEBACK.replace("NameError: name", "RuntimeError: Connection reset by peer"),
+        stderr_tail=("last line",),
+        streams=make_streams(),
+        slot=slot,
+        values={"loss": 0.25},
+        ended_ranks=(5,),
     )
-    return collector.collect(ROUND, 2, end, streams)
-
-
-def test_the_collector_combines_all_evidence() -> None:
-    failure = collect(None, 1)
-    assert (failure.age_s, failure.time_s, failure.pid) == (0.5, 4999.5, 7)
-    assert failure.exception == "NameError: name"
+    assert (failure.age_s, failure.time_s, failure.pid) == (0.5, 4999.5, 9)
+    assert failure.exception == "RuntimeError: Connection reset by peer"
     assert failure.stderr_tail == ("last line",)
     assert failure.log_path == "/e"
+    assert (failure.step, failure.total_steps, failure.optimizer_steps) == (3, 9, None)
+    assert failure.values == (("loss", "0.25"),)
+    assert failure.ended_ranks == (5,)
+    counted = make_failure(slot=slot._replace(step=None))
+    assert (counted.step, counted.optimizer_steps) == (None, 5)
+    hung = make_failure(code=None, hung_pid=8, reason="used no CPU time")
+    assert (hung.hung, hung.pid, hung.exit_code, hung.signal, hung.age_s) == (True, 8, None, None, 0.0)
 
 
 def test_memory_evidence_is_kept_only_where_it_explains_the_end() -> None:
     sure, guess = OomEvidence(certain=True), OomEvidence(certain=False)
-    assert collect(sure, -9).oom == sure
-    assert collect(sure, 1).oom == sure  # a child of the worker was killed, and the worker failed
-    assert collect(guess, -9).oom == guess
-    assert collect(guess, 1).oom is None
-    assert collect(sure, -9, signalled_s=99.0).oom is None
+    assert make_failure(oom=sure, code=-9).oom == sure
+    assert make_failure(oom=sure).oom == sure  # a child of the worker was killed, and the worker failed
+    assert make_failure(oom=guess, code=-9).oom == guess
+    assert make_failure(oom=guess).oom is None
+    assert make_failure(oom=sure, code=-9, signalled_s=99.0).oom is None
+    assert make_failure(oom=sure, code=None).oom is None
 
 
 def test_a_failure_is_dated_by_its_exception_not_by_the_end_of_its_process(tmp_path: Path) -> None:
@@ -240,23 +253,22 @@ def test_a_failure_is_dated_by_its_exception_not_by_the_end_of_its_process(tmp_p
     error_file = tmp_path / "error.json"
     error_file.write_text(json.dumps({"message": {"message": "ValueError: bad"}}))
     os.utime(error_file, (4998.0, 4998.0))  # 2 s ago, as 98.0 on the monotonic clock
-    own = collect(None, 1, error_file=error_file)
+    streams = make_streams(str(error_file))
+    own = make_failure(streams=streams, run_time_s=9.5)
     assert (own.age_s, own.time_s, own.stopped_by_us) == (2.0, 4998.0, False)
-    raised_first = collect(None, -15, signalled_s=98.5, error_file=error_file)
+    raised_first = make_failure(code=-15, signalled_s=98.5, streams=streams, run_time_s=9.5)
     assert (raised_first.age_s, raised_first.collateral) == (2.0, False)
-    raised_later = collect(None, -15, signalled_s=97.0, error_file=error_file)
+    raised_later = make_failure(code=-15, signalled_s=97.0, streams=streams, run_time_s=9.5)
     assert (raised_later.age_s, raised_later.collateral) == (0.5, True)
     os.utime(error_file, (1.0, 1.0))  # the clock was set: not before the worker's start
-    assert collect(None, 1, error_file=error_file).age_s == 10.0
+    assert make_failure(streams=streams, run_time_s=9.5).age_s == 10.0
 
 
 def test_the_crash_of_a_worker_whose_stderr_is_not_captured(tmp_path: Path) -> None:
     stack_file = tmp_path / "stacks.txt"
     crash = "Fatal Python error: Segmentation fault"
     stack_file.write_text(f"--- stacks of process 1\n{crash}\n--- stacks of process 2\n")
-    streams = WorkerStreams(
-        stdout_fd=None, stderr_fd=None, error_file=None, stack_file=str(stack_file), stdout_log=None, stderr_log=None
-    )
+    streams = make_streams(stack_file=str(stack_file))
     assert read_stderr(read_crash(streams)) is None  # that of an earlier process
     with stack_file.open("a") as file:
         file.write(f"{crash}\n\nCurrent thread\n")
@@ -265,8 +277,7 @@ def test_the_crash_of_a_worker_whose_stderr_is_not_captured(tmp_path: Path) -> N
 
 
 def test_a_worker_that_could_not_be_started() -> None:
-    collector = FailureCollector(host="h", clock=FixedClock(), logs=FakeStderr(), oom=FakeOomWatch(None))  # type: ignore[arg-type]
-    failure = collector.collect(ROUND, 0, None, None, "cannot start x: Permission denied")
+    failure = make_failure(code=None, reason="cannot start x: Permission denied")
     assert (failure.exit_code, failure.signal, failure.pid) == (None, None, 0)
     assert failure.reason == "cannot start x: Permission denied"
 
@@ -291,7 +302,7 @@ MALFORMED = [
 def test_an_error_file_of_any_content_gives_a_failure_that_can_be_written(tmp_path: Path, text: str) -> None:
     path = tmp_path / "error.json"
     path.write_text(text)
-    failure = build_failure(make_context(error_file=str(path)))
+    failure = make_failure(streams=make_streams(str(path)))
     assert failure.exception is None or isinstance(failure.exception, str)
     json.dumps(build_torch_error(failure))
 
@@ -300,12 +311,4 @@ def test_an_error_file_of_any_content_gives_a_failure_that_can_be_written(tmp_pa
 def test_a_pipe_in_a_files_place_holds_nothing_up(tmp_path: Path, name: str) -> None:
     os.mkfifo(tmp_path / name)
     assert read_error_file(str(tmp_path / name)) is None
-    streams = WorkerStreams(
-        stdout_fd=None,
-        stderr_fd=None,
-        error_file=None,
-        stack_file=str(tmp_path / name),
-        stdout_log=None,
-        stderr_log=None,
-    )
-    assert read_crash(streams) == ""
+    assert read_crash(make_streams(stack_file=str(tmp_path / name))) == ""

@@ -5,5 +5,6 @@ agent that reads variables. `flag_table` lists every flag as data, `command_line
 formats `--help`, `rendezvous_flags` parses the group of flags with a grammar of its own.
 
 Not here: the configuration itself (`agent.config`), and `-j` and `-cfg`, which belong to components and schedulers.
+
 From outside, import `arguments.parse_args`; `muster.run` also imports `flag_table` and `rendezvous_flags`.
 """

@@ -7,6 +7,8 @@ asks at the terminal of the agent, at Ctrl-C.
 No file is used: the socket's name is in Linux's abstract name space, and goes with the agent however it ends. Two
 checks replace a file's permissions: the user id of the process that connects, and a signature with the job's token,
 which workers do not have. Containers that share their host's network need the second.
+
+From outside, import `ControlServer`, `client` and `question`.
 """
 
 from muster.agent.control.server import ControlServer

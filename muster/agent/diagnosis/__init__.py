@@ -9,4 +9,6 @@ for people and `report_files` writes to files.
 
 Not here: what follows from a failure (`node.worker_decisions`, `rendezvous.consensus.failures`), and where the report
 goes (`node.outcome`). Modules that only a failure, a hang or a command needs are imported then.
+
+From outside, import any module, and of `hangs` what its own docstring names.
 """

@@ -10,8 +10,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from muster.agent.diagnosis.hangs.sessions import ProcessKey, Reading, count_cpu_s, find_background_s, has_written
-from muster.agent.diagnosis.hangs.standstill import StandStill
+from muster.agent.diagnosis.hangs.sessions import (
+    ProcessKey,
+    Reading,
+    count_cpu_s,
+    find_background_s,
+    has_loaded,
+    has_written,
+)
 from muster.agent.runtime.loop import Loop, Timer
 
 if TYPE_CHECKING:  # only --hang-timeout auto needs it
@@ -21,6 +27,12 @@ _LONGEST_INTERVAL_S = 5.0
 """Between two looks."""
 _LEAST_WAIT_S = 60.0
 """A worker that waits for less is not said to hang, however short the timeout of its process group is."""
+STILL_S = 50.0
+"""After so long it is said for the first time that workers stand still, and then at intervals that double."""
+STILL_FACTOR = 5.0
+"""And not before so many times the longest time that they have stood still before."""
+_WAITING_SHARE = 0.1
+"""CPU share that other threads of a worker may use while it waits in a collective."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +60,56 @@ class Activity:
     def is_judged_by_output(self) -> bool:
         """Whether it has shown neither collectives nor steps, so that output and CPU time count."""
         return self.progress_ns is None and self.collectives is None
+
+
+class StandStill:
+    """Since when all workers of a node stand still: long before they count as hung, while nothing is learned yet. Pure.
+
+    A worker stands still if it does no step, enters and completes no collective, uses no CPU time, and writes and loads
+    nothing. While it waits in a collective, other threads of it may write and use a little CPU time. So one that
+    computes, compiles, loads its data or saves a checkpoint does not stand still, and the watch says nothing.
+    """
+
+    def __init__(self) -> None:
+        self.for_s = 0.0
+        """For how long all of them have stood still; 0: one does not, or none runs."""
+        self._before: Mapping[int, Activity] = {}
+        self._before_s = 0.0
+        self._since_s: dict[int, float] = {}
+        """By local rank, of those that run."""
+        self._longest_s = 0.0
+        self._said_s = 0.0
+
+    def record(self, activities: Mapping[int, Activity], now_s: float) -> None:
+        """Record what a look has found, by local rank."""
+        took_s = now_s - self._before_s
+        before, self._before, self._before_s = self._before, activities, now_s
+        self._since_s = {
+            rank: self._since_s[rank] if rank in before and _stands_still(before[rank], activity, took_s) else now_s
+            for rank, activity in activities.items()
+        }
+        last_s, self.for_s = self.for_s, now_s - max(self._since_s.values(), default=now_s)
+        if self.for_s < last_s:
+            self._longest_s = max(self._longest_s, last_s)
+
+    def forget(self) -> None:
+        """The workers could not be looked at, and may not have been able to work."""
+        self._before = {}
+
+    def find_due_s(self, limit_s: float) -> float | None:
+        """For how long they have stood still, if that is to be said now; 0: they did, and go on; None: nothing.
+
+        Args:
+            limit_s: after which workers that are quiet count as hung: it is no use to say it just before.
+        """
+        if self.for_s < self._said_s:
+            self._said_s = 0.0
+            return 0.0
+        least_s = max(STILL_S, STILL_FACTOR * self._longest_s)
+        if self.for_s < max(least_s, 2 * self._said_s) or 2 * least_s > limit_s:
+            return None
+        self._said_s = self.for_s
+        return self.for_s
 
 
 @dataclass
@@ -82,7 +144,7 @@ class HangWatch:
                 limit and after each further `limit_s`; with None when a worker is active again. The second argument
                 says that torch is about to end a worker, whatever the others do.
             on_still: called with for how long all workers have stood still, now and then, before that is a hang; and
-                with 0 when they go on (see `standstill`).
+                with 0 when they go on (see `StandStill`).
         """
         self._loop = loop
         self._limit_s = limit_s
@@ -225,6 +287,17 @@ def _has_moved(before: Activity, now: Activity, allowed_s: float) -> bool:
     return now.is_judged_by_output and (
         _has_written(before, now) or count_cpu_s(before.processes, now.processes) > allowed_s
     )
+
+
+def _stands_still(before: Activity, now: Activity, took_s: float) -> bool:
+    is_same = (before.progress_ns, before.phase, before.collectives) == (now.progress_ns, now.phase, now.collectives)
+    if not is_same or has_loaded(before.processes, now.processes, took_s):
+        return False
+    cpu_s = count_cpu_s(before.processes, now.processes)
+    if before.is_waiting and now.is_waiting:
+        return cpu_s <= _WAITING_SHARE * took_s
+    has_output = before.captured_bytes != now.captured_bytes or has_written(before.processes, now.processes)
+    return not has_output and cpu_s <= find_background_s(took_s)
 
 
 def _has_written(before: Activity, now: Activity) -> bool:

@@ -1,15 +1,12 @@
 """Moves one stream of one worker from its pipe to its file, to the console, and to the tail kept for the report."""
 
 import os
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 from muster.agent.logs.console import Feed
 from muster.agent.logs.files import LogFile
+from muster.agent.logs.lines import LineAssembler
 from muster.agent.runtime.loop import Loop, Timer
-
-if TYPE_CHECKING:  # only with filters
-    from muster.agent.logs.line_filter import LineFilter
 
 _READ_BYTES = 256 << 10
 _PIPE_BYTES = 1 << 20
@@ -44,6 +41,35 @@ def open_pipe() -> tuple[int, int]:
     return read_fd, write_fd
 
 
+class LineFilter:
+    """Copies the lines of one stream that contain any of the strings (`--duplicate-stdout-filters`).
+
+    Several filters share one file; the router closes it.
+    """
+
+    def __init__(self, *, prefix: bytes, needles: Sequence[str], file: LogFile) -> None:
+        self._prefix = prefix
+        self._needles = tuple(needle.encode("utf-8", "surrogateescape") for needle in needles)
+        self._file = file
+        self._lines = LineAssembler(b"")
+
+    def push(self, chunk: bytes) -> None:
+        """The stream's next bytes."""
+        self._pick(self._lines.push(chunk))
+
+    def finish(self) -> None:
+        """The stream has ended: its unterminated last line counts."""
+        self._pick(self._lines.finish())
+
+    def _pick(self, lines: bytes) -> None:
+        # Most chunks match nothing: one search over a whole chunk is far cheaper than splitting it.
+        if not any(needle in lines for needle in self._needles):
+            return
+        picked = [line for line in lines[:-1].split(b"\n") if any(needle in line for needle in self._needles)]
+        if picked:
+            self._file.write(b"".join(self._prefix + line + b"\n" for line in picked))
+
+
 class StreamPump:
     """Reads one pipe until its end. Owns the read end, its file and its feed; `close` releases them.
 
@@ -58,7 +84,7 @@ class StreamPump:
         file: LogFile | None,
         feed: Feed | None,
         open_fallback_feed: Callable[[], Feed | None],
-        line_filter: "LineFilter | None",
+        line_filter: LineFilter | None,
         keeps_tail: bool,
         on_end: Callable[["StreamPump"], None],
     ) -> None:

@@ -3,7 +3,7 @@
 import errno
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from muster._shared.records import record
 from muster.agent.config import LogConfig, Std
@@ -12,13 +12,10 @@ from muster.agent.logs.console import Console
 from muster.agent.logs.files import LogFile, RunFolder
 from muster.agent.logs.lines import build_prefix, find_last_frame
 from muster.agent.logs.opening import FileOpener, OnTrouble, WorkerFiles, raise_broken
-from muster.agent.logs.pump import PumpGroup, StreamPump, open_pipe
+from muster.agent.logs.pump import LineFilter, PumpGroup, StreamPump, open_pipe
 from muster.agent.logs.routing import FolderLayout, Layout, WorkerStreams, shows_stderr
 from muster.agent.round import Round
 from muster.agent.runtime.loop import Loop, LoopThread, Timer
-
-if TYPE_CHECKING:  # only with filters
-    from muster.agent.logs.line_filter import LineFilter
 
 _TAIL_LINES = 20
 _TAIL_LINE_CHARS = 500
@@ -344,13 +341,11 @@ class LogRouter:
             self._group = PumpGroup(self._thread.loop)
         return self._thread, self._group
 
-    def _make_line_filter(self, std: Std, file: LogFile | None, prefix: bytes) -> "LineFilter | None":
+    def _make_line_filter(self, std: Std, file: LogFile | None, prefix: bytes) -> LineFilter | None:
         if file is None:
             return None
         config = self._config
         needles = config.duplicate_stdout_filters if std is Std.OUT else config.duplicate_stderr_filters
-        from muster.agent.logs.line_filter import LineFilter
-
         return LineFilter(prefix=prefix, needles=needles, file=file)
 
 

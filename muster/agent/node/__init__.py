@@ -9,6 +9,7 @@ round's workers: starts, failures, stops with their grace period (whether a fail
 round's store if this node hosts it. `evidence` reads why workers failed, and their stacks; `transition_log` records
 what happens, `outcome` reports how the job ended.
 
-Not here: how workers are started (`workers`), what nodes agree on (`rendezvous`). From outside, import
-`supervisor.Supervisor`.
+Not here: how workers are started (`workers`), what nodes agree on (`rendezvous`).
+
+From outside, import `supervisor.Supervisor`.
 """

@@ -9,8 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from muster.agent.errors import EnvironmentFault, UsageError
-from muster.agent.placement.cpu_topology import CpuTopology, format_ranges
-from muster.agent.placement.gpus import Gpu, choose_visible, list_gpus
+from muster.agent.placement.machine import CpuTopology, Gpu, choose_visible, format_ranges, list_gpus
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,6 +15,6 @@ again, `drain_ceiling` how far a node's ranks may go before the job's step to st
     backends/        static and standalone: one node, which agrees with itself
     torch_handlers/  torch's registry, and muster inside torchrun; stands apart: nothing here but `selection` knows it
 
-From outside, import `interface`, `drain_ceiling` and `selection`; `muster.elastic.rendezvous` imports the parts of
-`torch_handlers` that run a handler of torch's.
+From outside, import `interface`, `drain_ceiling` and `selection`, and of `consensus.actions` the answer to a person's
+request; `muster.elastic.rendezvous` imports the parts of `torch_handlers` that run a handler of torch's.
 """

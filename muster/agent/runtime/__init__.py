@@ -7,4 +7,6 @@ Events and annotations of a Job of Kubernetes; `ports` reserves ports; `packages
 has mappings and sets whose next version costs no copy. Records are in `muster._shared.records`.
 
 Nothing here knows the rest of the agent, so everything of the agent may import from here.
+
+From outside, import any module.
 """

@@ -3,6 +3,8 @@
 Not here: what must not be lost (failures, checkpoints), which are events and messages of rendezvous.
 
 Imported when a rank has done its first step, never before the first worker.
+
+From outside, import `Pause` and `StatusFile`.
 """
 
 from muster.agent.telemetry.status_file import Pause, StatusFile

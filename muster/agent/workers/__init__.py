@@ -11,6 +11,7 @@ workers add to torch; the folder `torch_backend`, no package, has torch install 
 
 Not here: when workers are stopped, and their grace period (`node.worker_decisions`).
 
-From outside, import `spec`, `environment`, `pool`, `memory`, `cold`, `status_page`, `program` (the agent's `__main__`),
-and of `warm` what its own docstring names.
+From outside, import `spec`, `environment`, `pool`, `memory`, `cold`, `image`, `status_page`, and of `warm` what its own
+docstring names; the agent's `__main__` imports `program`, and `muster.elastic.fork`, whose program is the template and
+the workers itself, imports `program`, `function` and `stall_watch`.
 """

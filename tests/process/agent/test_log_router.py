@@ -15,7 +15,8 @@ from doubles.samples import make_round
 
 from muster.agent.config import LogConfig, Std, StdChoice
 from muster.agent.errors import InternalError, SpawnError, UsageError
-from muster.agent.logs import Console, LogRouter, WorkerStreams, router
+from muster.agent.logs import LogRouter, WorkerStreams, router
+from muster.agent.logs.console import Console
 from muster.agent.round import Round
 from muster.agent.runtime.loop import Loop
 

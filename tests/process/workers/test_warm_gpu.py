@@ -11,7 +11,7 @@ import pytest
 from fidelity import PROBES, Probe, build_env, run_plainly, run_started
 from harness import Outcome, run_tree
 
-from muster.agent.placement.cpu_topology import parse_ranges
+from muster.agent.placement.machine import parse_ranges
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 BOTH = pytest.mark.parametrize("how", ["cold", "warm"])

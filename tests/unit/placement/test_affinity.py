@@ -7,8 +7,7 @@ import pytest
 
 from muster.agent.errors import EnvironmentFault, UsageError
 from muster.agent.placement.affinity import find_numactl, plan_affinity
-from muster.agent.placement.cpu_topology import CpuTopology, format_ranges, parse_ranges
-from muster.agent.placement.gpus import Gpu, choose_visible, list_gpus
+from muster.agent.placement.machine import CpuTopology, Gpu, choose_visible, format_ranges, list_gpus, parse_ranges
 
 CORES_PER_NODE, NODES, NODES_PER_SOCKET, CORES_PER_COMPLEX = 4, 4, 2, 2
 CORES = CORES_PER_NODE * NODES

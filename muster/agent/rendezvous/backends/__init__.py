@@ -5,4 +5,6 @@
 `shared_token` has a token for nodes on one machine.
 
 What is not here: muster's own rendezvous of several nodes (`member.member.Member`), and torch's (`torch_handlers`).
+
+From outside, import `static`, `restart_policy` and `shared_token`.
 """

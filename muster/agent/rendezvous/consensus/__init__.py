@@ -8,4 +8,7 @@ at which step all ranks stop, from what members report (their own rule for that 
 and counts what all ranks have saved. `formation` forms the next round or ends the job, `rank_assignment` assigns ranks,
 `quorum` decides which side may continue or take over when members are silent. `waits` is the table of everything that
 the leader waits for.
+
+From outside, import `decisions`, `events`, `actions`, `state`, `members`, `quorum` and `waits`, and for a job of one
+node `drain`.
 """

@@ -7,4 +7,6 @@
 leader when this node leads. `lease_renewal` sends heartbeats and renews the fencing lease, which fires in
 `muster._shared.guard`. `recovery` keeps what a new leader needs to know, `master_ports` offers the port of the store,
 `waiting_lines` words what a node prints while it waits.
+
+From outside, import `member.Member`.
 """

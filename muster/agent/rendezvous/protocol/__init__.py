@@ -7,4 +7,6 @@ matches that union.
 `member_messages` go from a member to its leader, `leader_messages` from the leader to its members; nodes exchange
 `discovery_messages` before they have a leader; `messages` is the union of all. `job_rules` are the settings that must
 be equal for all agents of a job. `framing` splits the stream into frames, `handshake` authenticates them.
+
+From outside, import any module.
 """

@@ -11,7 +11,8 @@ A handler of torch's behind our protocol (`--rdzv-backend c10d-torch`, `etcd`, `
 The other way round, `plugin` is muster's own rendezvous inside torchrun, as a handler of torch's; pyproject.toml names
 it as an entry point.
 
-Only `rendezvous.selection` imports from here, when such a backend is asked for; outside of the agent
-`muster.elastic.rendezvous`, the other end of `caller`, imports `thread` and `messages`. What is not here: which
-failures end the job (`backends.restart_policy`).
+Not here: which failures end the job (`backends.restart_policy`).
+
+From outside, import nothing but where a backend is selected: there `rendezvous`, `thread` and `caller`. The other end
+of a caller's handler, `muster.elastic.rendezvous`, imports `thread` and `messages`.
 """

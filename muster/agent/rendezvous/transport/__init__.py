@@ -3,4 +3,6 @@
 `links` defines what members and the leader need of a network, `tcp_link` provides it over TCP, `tcp_network` accepts
 connections and limits how many unauthenticated peers there are, and for how long, `dial` opens them, `addresses`
 resolves names and checks which are local, `probe` checks whether the process at an address has ended.
+
+From outside, import `links`, `addresses` and `tcp_network`.
 """

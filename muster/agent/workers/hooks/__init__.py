@@ -3,5 +3,7 @@
 `groups` follows process groups, for the hang watch and so that the worker can end; `steps` counts the steps of
 optimizers. They are no modules of the worker: `muster` may be another package there. The agent imports none of them.
 
+From outside, import nothing.
+
 Not here: how torch is made to call them (`program`, and the folder `torch_backend` for what commands start).
 """

@@ -1,4 +1,6 @@
-"""Forks workers: the part of a template's process that answers the agent's requests. `template` describes the protocol.
+"""Forks workers: the part of a template's process that answers the agent's requests, and the messages that it sends.
+
+`template` describes the protocol.
 
 An intermediate forks the workers of one request, and is forked itself ahead of it, while nothing else happens: it holds
 page tables and no more, and a restart waits for one fork less. What there is of it ends with the template.
@@ -14,14 +16,11 @@ import signal
 import socket
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, NoReturn, TypedDict, final
+from typing import Final, NoReturn, TypedDict, final
 
 from muster._shared.records import record
 from muster.agent.workers.spec import WorkerSpec
 from muster.agent.workers.warm import fork_safety
-
-if TYPE_CHECKING:
-    from muster.agent.workers.warm.template import TemplateMessage
 
 _MESSAGE_BYTES: Final = 65536
 _MAX_SOCKETS: Final = 250
@@ -29,6 +28,36 @@ _MAX_SOCKETS: Final = 250
 _AHEAD_AFTER_S: Final = 0.1
 """So long after a request the next one's intermediate is forked: the workers' own start comes first."""
 _PR_SET_PDEATHSIG: Final = 1
+
+
+@final
+class BringsTorch(TypedDict):
+    """Whether what it is about to import includes torch."""
+
+    brings_torch: bool
+
+
+@final
+class Importing(TypedDict):
+    """The module that it begins to import."""
+
+    importing: str
+
+
+class Imported(TypedDict):
+    """What the template is when all is imported."""
+
+    modules: list[str]
+    pid: int
+    memory: dict[str, int]
+    """See `template._read_memory`."""
+
+
+@final
+class Ready(TypedDict):
+    """It can fork."""
+
+    ready: Imported
 
 
 @final
@@ -43,6 +72,24 @@ class Forked(TypedDict):
     duration_s: float
 
 
+@final
+class TemplateNotice(TypedDict):
+    """One line for the console."""
+
+    notice: str
+
+
+@final
+class Unsafe(TypedDict):
+    """Why no worker may be forked; it ends."""
+
+    unsafe: str
+
+
+TemplateMessage = BringsTorch | Importing | Ready | Forked | TemplateNotice | Unsafe
+"""What a template sends to the agent."""
+
+
 def exit_with_agent(agent_pid: int) -> None:
     """Have the kernel kill this process when the agent dies. The check comes second: the agent may have died before."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -50,7 +97,7 @@ def exit_with_agent(agent_pid: int) -> None:
         os._exit(1)
 
 
-def send(control: socket.socket, message: "TemplateMessage") -> None:
+def send(control: socket.socket, message: TemplateMessage) -> None:
     """Send one message to the agent."""
     control.send(json.dumps(message).encode())
 

@@ -29,9 +29,8 @@ from muster.agent.workers.warm.template_handle import TemplateHandle, TemplateOp
 
 if TYPE_CHECKING:  # loaded when needed: most answers come in time, and only a program with torch needs a store
     from muster.agent.workers.stall_watch import StallWatch
-    from muster.agent.workers.warm.forking import Forked
+    from muster.agent.workers.warm.forking import Forked, Imported, TemplateMessage
     from muster.agent.workers.warm.store_handle import StoreHandle
-    from muster.agent.workers.warm.template import Imported, TemplateMessage
 
 _IN_TIME_S = 1.0
 """So long after a request the answer is not late."""

@@ -18,14 +18,13 @@ import socket
 import sys
 from collections.abc import Callable, Mapping
 from types import ModuleType
-from typing import TYPE_CHECKING, Final, TypedDict, final
+from typing import TYPE_CHECKING, Final
 
 from muster._shared.records import record
 from muster.agent.workers.spec import Program, ProgramKind, WorkerSpec
 from muster.agent.workers.warm import fork_safety, forked_worker
 from muster.agent.workers.warm.early_end import EarlyEnd
 from muster.agent.workers.warm.forking import (
-    Forked,
     exit_unsafe,
     exit_with_agent,
     fork_on_demand,
@@ -35,53 +34,6 @@ from muster.agent.workers.warm.forking import (
 
 if TYPE_CHECKING:
     from muster.agent.workers.warm.import_sites import ImportSite
-
-
-@final
-class BringsTorch(TypedDict):
-    """Whether what it is about to import includes torch."""
-
-    brings_torch: bool
-
-
-@final
-class Importing(TypedDict):
-    """The module that it begins to import."""
-
-    importing: str
-
-
-class Imported(TypedDict):
-    """What the template is when all is imported."""
-
-    modules: list[str]
-    pid: int
-    memory: dict[str, int]
-    """See `_read_memory`."""
-
-
-@final
-class Ready(TypedDict):
-    """It can fork."""
-
-    ready: Imported
-
-
-@final
-class TemplateNotice(TypedDict):
-    """One line for the console."""
-
-    notice: str
-
-
-@final
-class Unsafe(TypedDict):
-    """Why no worker may be forked; it ends."""
-
-    unsafe: str
-
-
-TemplateMessage = BringsTorch | Importing | Ready | Forked | TemplateNotice | Unsafe
 
 _LINE_CHARACTERS: Final = 500
 _PAUSED_THRESHOLD: Final = 1_000_003

@@ -16,7 +16,7 @@ from muster.agent.workers.cold import spawn
 from muster.agent.workers.spec import Program, ProgramKind, WorkerSpec
 
 if TYPE_CHECKING:
-    from muster.agent.workers.warm.template import TemplateMessage
+    from muster.agent.workers.warm.forking import TemplateMessage
 
 _MAX_FORKS_PER_REQUEST = 200
 """The kernel passes at most 253 descriptors with a message."""

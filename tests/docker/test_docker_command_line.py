@@ -19,8 +19,8 @@ def torchx(state_home, tmp_path, apps):
     """Starts `torchx` in an empty folder; kills what is left of it."""
     started = []
 
-    def start(*words):
-        command = [Path(sys.executable).with_name("torchx"), *words]
+    def start(*words, program=None):
+        command = [*(program or [Path(sys.executable).with_name("torchx")]), *words]
         env = {**os.environ, "TORCHX_CONFIG": "", "PYTHONWARNINGS": "", "PYTHONUNBUFFERED": "1"}  # the handle is read
         process = subprocess.Popen(
             command, cwd=tmp_path, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -96,19 +96,35 @@ def test_detached_app_stays(torchx, apps, wait_until):
     assert apps.status(app_id).state == AppState.RUNNING
 
 
-def test_interrupted_submission_leaves_nothing(torchx, apps, wait_until, client):
-    def list_containers():
-        return client.containers.list(filters={"label": "io.muster.role=sh"}, ignore_removed=True)
+@pytest.fixture
+def list_running(client, state_home):
+    """Lists the running containers of this test's commands."""
+    label = f"io.muster.state_dir={state_home / 'muster'}"
+    return lambda: client.containers.list(filters={"label": label}, ignore_removed=True)
 
-    others = {container.id for container in list_containers()}  # a developer's own jobs
+
+def test_interrupted_submission_leaves_nothing(torchx, apps, wait_until, list_running):
     process = torchx(*shell("local_docker"))
-    (found,) = wait_until(lambda: [each for each in list_containers() if each.id not in others], "a container")
+    (found,) = wait_until(list_running, "a container")
     apps.ids.append(found.labels["io.muster.app"])
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=60)
     status = apps.status(apps.ids[0])
     assert status is None or status.state == AppState.CANCELLED  # it may just have been through
     assert apps.containers(apps.ids[0], every=False) == []
+
+
+@pytest.mark.parametrize("function", ["ensure_images", "create_app", "now_s", "read_events"])
+def test_ctrl_c_is_kept_while_a_response_ends(torchx, apps, list_running, function):
+    """Python drops the exception there: the command went on as if there had been no Ctrl-C."""
+    program = [sys.executable, Path(__file__).parents[1] / "programs" / "torchx_interrupted.py", function]
+    process = torchx(*shell("local_docker"), program=program)
+    out, err = process.communicate(timeout=60)
+    if handle := out.strip():  # it came while the command waited
+        apps.ids.append(handle.rsplit("/", 1)[-1])
+        assert apps.status(apps.ids[0]).state == AppState.CANCELLED
+    assert process.returncode == -signal.SIGINT, err
+    assert list_running() == []
 
 
 def test_console_shows_the_logs_and_the_exit_code(torchx, apps):

@@ -37,6 +37,7 @@ from muster.schedulers.errors import EngineError, SchedulerError, UnsafeFolderEr
 from muster.schedulers.failure_report import read_error_file
 from muster.schedulers.gpus import GpuError, list_gpus
 from muster.schedulers.grace import DEFAULT_SHUTDOWN_TIMEOUT_S, GRACE_MARGIN_S
+from muster.schedulers.interrupts import raise_dropped_interrupts
 from muster.schedulers.lines import Readers
 from muster.schedulers.runner.app_codec import dump_app
 from muster.schedulers.runner.dry_run import build_dryrun_info
@@ -182,10 +183,11 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
         with _translate_errors():
             if self._registry().find(asked.app_id) is not None:
                 raise SchedulerError(f"app {asked.app_id!r} exists already; give this one another name")
-            submissions.sweep(state_dir, address)
-            # Checked before an image is pulled for nothing.
-            request, gpus = self._find_gpus(asked)
-            creation.ensure_images(self._engine, request, report_progress)
+            with raise_dropped_interrupts():
+                submissions.sweep(state_dir, address)
+                # Checked before an image is pulled for nothing.
+                request, gpus = self._find_gpus(asked)
+                creation.ensure_images(self._engine, request, report_progress)
             with submissions.mark_submission(state_dir, asked.app_id, address, asked.labels) as mark:
                 spec = self._submit(submission, request, gpus, mark, report_progress)
         self._submitted.add(spec.app_id)
@@ -205,14 +207,16 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
         """Create everything of an app and start it; if one step fails, remove all of it."""
         with ExitStack() as undo:
             undo.callback(self._remove_created, mark)
-            creation.build_images(self._engine, request, self._workspaces.files, report_progress)
-            request = check_images(self._engine, request, find_state_dir(os.environ) / "docker-images")
-            payload = self._build_payload(request)
-            request = creation.create_app(self._engine, request, payload, gpus)
+            with raise_dropped_interrupts():
+                creation.build_images(self._engine, request, self._workspaces.files, report_progress)
+                request = check_images(self._engine, request, find_state_dir(os.environ) / "docker-images")
+                payload = self._build_payload(request)
+                request = creation.create_app(self._engine, request, payload, gpus)
             spec = self._build_spec(submission, request)
             client.submit(spec, self._registry(), files=build_payload(payload))
             undo.callback(self._roll_back, spec)
-            self._wait_started(spec, request)
+            with raise_dropped_interrupts():
+                self._wait_started(spec, request)
             undo.pop_all()
         mark.remove()
         return spec

@@ -29,6 +29,7 @@ from torchx.specs.api import NONE, ReplicaStatus, RoleStatus
 from muster._shared.contract import AskKind, show_controls
 from muster._shared.control import Answer, ControlError, ExitCode
 from muster.schedulers.errors import SchedulerError
+from muster.schedulers.interrupts import raise_dropped_interrupts
 from muster.schedulers.runner import callers
 from muster.schedulers.runner.app_codec import load_app
 from muster.schedulers.runner.command_line import print_errors_as_lines, unwind_on_signals
@@ -228,7 +229,8 @@ class PluginScheduler(Scheduler, abc.ABC):  # type: ignore[misc]
         Raises:
             SchedulerError: a command of `torchx` names an app that does not exist, and would not say so.
         """
-        response = self.describe_app(app_id)
+        with raise_dropped_interrupts():  # what waits for an app spends its time here
+            response = self.describe_app(app_id)
         if response is None and callers.needs_app():
             raise self._build_unknown(app_id)
         if response is not None and self._live_lines.has_printed and response.structured_error_msg != NONE:

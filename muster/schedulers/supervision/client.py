@@ -16,6 +16,7 @@ from pathlib import Path
 
 from muster._shared import processes
 from muster._shared.ownership import make_folders
+from muster.schedulers.interrupts import raise_dropped_interrupts
 from muster.schedulers.supervision.app_folder import (
     INTERRUPT_WORD,
     AppFolder,
@@ -30,6 +31,8 @@ from muster.schedulers.supervision.registry import AppRegistry, check_app_folder
 from muster.schedulers.supervision.state import AppPhase
 
 LOG_TAIL_LIMIT_BYTES = 2000
+INTERRUPT_POLL_S = 1.0
+"""A signal between Python's last look for one and the system call does not end that."""
 OTHER_HOST_POLL_S = 0.2
 RECOVERS = "recovers"
 """The word that tells a supervisor of `recover`."""
@@ -63,10 +66,11 @@ def submit(spec: AppSpec, registry: AppRegistry, files: Mapping[str, bytes | Pat
     folder.create(spec)
     with ExitStack() as undo:
         undo.callback(_roll_back, folder, spec, registry)
-        for name, content in (files or {}).items():
-            _put_file(folder.state_dir / name, content)
-        registry.add(spec.app_id, folder.path)
-        start_supervisor(folder, spec)
+        with raise_dropped_interrupts():
+            for name, content in (files or {}).items():
+                _put_file(folder.state_dir / name, content)
+            registry.add(spec.app_id, folder.path)
+            start_supervisor(folder, spec)
         undo.pop_all()
 
 
@@ -290,7 +294,7 @@ def wait_ended(folder: AppFolder, *, limit_s: float) -> bool:
         elif record.supervisor is None or not runs_here(record):
             time.sleep(min(left_s, OTHER_HOST_POLL_S))  # there is no notification of writes on another machine
         else:
-            _wait_process(record.supervisor.pid, left_s)
+            _wait_process(record.supervisor.pid, min(left_s, INTERRUPT_POLL_S))
 
 
 def _wait_process(pid: int, limit_s: float) -> None:

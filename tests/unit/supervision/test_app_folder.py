@@ -218,6 +218,27 @@ def test_apps_of_another_host_are_only_read(spec):
     assert client.read_app(folder) == (spec, elsewhere)
 
 
+def test_a_wait_looks_for_signals_again_and_again(monkeypatch, spec):
+    """One that arrives between Python's last look and the system call does not end that."""
+    folder = AppFolder(spec.folder)
+    folder.create(spec)
+    running = SupervisedApp(
+        replicas={ReplicaId("r", 0): ReplicaState(status=ReplicaStatus.RUNNING)}, phase=AppPhase.RUNNING
+    )
+    folder.write_record(AppRecord(app=running, machine=Machine.here(), supervisor=ProcessId.of(os.getpid())))
+    limits = []
+
+    def wait(_fd, limit_s):
+        limits.append(limit_s)
+        if len(limits) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(client.processes, "wait_readable", wait)
+    with pytest.raises(KeyboardInterrupt):
+        client.wait_ended(folder, limit_s=60.0)
+    assert max(limits) <= client.INTERRUPT_POLL_S
+
+
 def test_registry_finds_and_removes_apps(tmp_path, spec):
     registry = AppRegistry(tmp_path / "state", "local_cwd")
     assert list(registry) == []

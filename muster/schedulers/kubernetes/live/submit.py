@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from muster.schedulers.errors import EngineError, SchedulerError
+from muster.schedulers.interrupts import raise_dropped_interrupts
 from muster.schedulers.kubernetes.api.errors import ApiError, RequestError, Unreachable
 from muster.schedulers.kubernetes.api.objects import Objects
 from muster.schedulers.kubernetes.kinds import (
@@ -55,6 +56,20 @@ def submit(resources: Objects, request: Request, *, namespace: str, notify: Call
     Raises:
         SchedulerError, EngineError: one line that says what to do.
     """
+    with raise_dropped_interrupts():
+        submission = _prepare(resources, request, namespace, notify)
+    with ExitStack() as undo:
+        undo.callback(_roll_back, resources, submission, notify)
+        with raise_dropped_interrupts():
+            _create_all(resources, submission)
+        undo.pop_all()
+    if request.has_several_jobs:
+        notify(_SEVERAL_ROLES)
+    return request.name
+
+
+def _prepare(resources: Objects, request: Request, namespace: str, notify: Callable[[str], None]) -> "_Submission":
+    """Checks whether the cluster can run the request, and completes its documents; changes nothing."""
     check_version(resources.read_version(), elastic=request.elastic, source="the server")
     for kind in (JOB, POD):  # without these rights nobody could look at what was created
         resources.list_all(kind, namespace, labels=f"{LABEL_INSTANCE}={request.name}")
@@ -71,14 +86,7 @@ def submit(resources: Objects, request: Request, *, namespace: str, notify: Call
     if request.options.validate_spec:
         for document in documents:
             resources.create(document, dry_run=True)
-    submission = _Submission(name=request.name, namespace=namespace, submission_id=submission_id, documents=documents)
-    with ExitStack() as undo:
-        undo.callback(_roll_back, resources, submission, notify)
-        _create_all(resources, submission)
-        undo.pop_all()
-    if request.has_several_jobs:
-        notify(_SEVERAL_ROLES)
-    return request.name
+    return _Submission(name=request.name, namespace=namespace, submission_id=submission_id, documents=documents)
 
 
 @dataclass(kw_only=True)

@@ -86,9 +86,15 @@ def this_process() -> dict[str, Any]:
     return {"pid": os.getpid(), "start_ticks": after_name[22 - 3]}
 
 
+def read_rows(name: str) -> list[dict[str, Any]]:
+    """The objects of a submission, each with its place."""
+    rows: list[dict[str, Any]] = yaml.safe_load((DATA / "kubernetes" / f"{name}.yaml").read_text())
+    return rows
+
+
 def load(cluster: Any, name: str) -> str:
     """Give the double of the API server the objects of a submission as they were; returns the app's id."""
-    for row in yaml.safe_load((DATA / "kubernetes" / f"{name}.yaml").read_text()):
+    for row in read_rows(name):
         item = json.loads(json.dumps(row["object"]))  # a copy: pods share their spec in the file
         cluster.load_object((row["group"], row["namespace"], row["plural"], row["name"]), item)
     return f"team:{name}-golden"

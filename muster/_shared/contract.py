@@ -119,10 +119,6 @@ class Env:
     """"1" when a reader of this node's output draws progress bars: the state of each comes once a second as a line that
     begins with a carriage return, and without text when the bar has ended."""
 
-    NODE_INDEX: Final = "MUSTER_NODE_INDEX"
-    """This node's index as a number or a sum, such as `1+3`: set by an adapter whose controller counts a part of the
-    nodes from 0 and cannot add. The agent replaces `NODE_INDEX_MARK` with it in its arguments and variables."""
-
     INCARNATION: Final = "MUSTER_INCARNATION"
     """How often this replica was started before, set by an adapter that counts. Above 0, an agent that leads knows that
     its memory of the job is lost, and that the job may continue on nodes that it cannot reach."""
@@ -164,7 +160,7 @@ class Env:
 
     PRIVATE: Final = (
         *(RDZV_FD, RDZV_PORT, TOKEN, REQUIRE_TOKEN, WORKSPACE, WORKSPACE_DIR, LAST_CALL_S, TERMINATION_LOG),
-        *(STOPS_TOGETHER, LIVE_BARS, NODE_INDEX, INCARNATION, DRAIN_LIMIT_S, CHECKPOINT, CONTROL_FD, REPORT_FILE),
+        *(STOPS_TOGETHER, LIVE_BARS, INCARNATION, DRAIN_LIMIT_S, CHECKPOINT, CONTROL_FD, REPORT_FILE),
         *(IMAGE, JOB_OBJECT, ACCOUNT_DIR, SECRET_NAMES),
     )
     """What the agent removes from its workers' environment."""
@@ -172,9 +168,6 @@ class Env:
 
 TOKEN_PLACEHOLDER: Final = "<{key}>"
 """What a dry run prints instead of a token. The agent refuses one of this form: it was never filled in."""
-
-NODE_INDEX_MARK: Final = "{{muster.node_index}}"
-"""See `Env.NODE_INDEX`."""
 
 
 class ExitCode(IntEnum):

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from muster._shared.contract import DEFAULT_RUN_ID, NODE_INDEX_MARK, Env, ExitCode, LogNames, show_controls
+from muster._shared.contract import DEFAULT_RUN_ID, Env, ExitCode, LogNames, show_controls
 from muster._shared.guard import GuardLease
 from muster._shared.processes import write_stderr
 from muster._shared.records import replace
@@ -79,7 +79,6 @@ def _report_error(line: str, code: int) -> int:
 
 
 def _run(args: Sequence[str], environ: Mapping[str, str], lease: GuardLease) -> int:
-    args, environ = _substitute_node_index(args, environ)
     _unpack_workspace(environ)
     config = parse_args(args, environ)
     _check_program(config)
@@ -225,21 +224,6 @@ def _check_program(config: AgentConfig) -> None:
     problem = explain_missing("script" if is_file else "module", program.target, os.getcwd())
     if problem is not None:
         raise UsageError(problem)
-
-
-def _substitute_node_index(args: Sequence[str], environ: Mapping[str, str]) -> tuple[Sequence[str], Mapping[str, str]]:
-    """Replace `NODE_INDEX_MARK` with this node's index, see `Env.NODE_INDEX`."""
-    text = environ.get(Env.NODE_INDEX)
-    if not text:
-        return args, environ
-    try:
-        index = str(sum(int(part) for part in text.split("+")))
-    except ValueError as error:
-        raise UsageError(f"{Env.NODE_INDEX}={text!r} is neither a number nor a sum of numbers") from error
-    return (
-        [arg.replace(NODE_INDEX_MARK, index) for arg in args],
-        {key: value.replace(NODE_INDEX_MARK, index) for key, value in environ.items()},
-    )
 
 
 def _unpack_workspace(environ: Mapping[str, str]) -> None:

@@ -28,7 +28,7 @@ _CHUNK_BYTES = 65536
 _MAX_SOCKET_PATH_BYTES = 90
 """A Unix socket's path has at most 107 bytes; below the folder a few more follow."""
 
-_STRIPPED = (Env.RDZV_FD, Env.RDZV_PORT, Env.WORKSPACE, Env.WORKSPACE_DIR, Env.NODE_INDEX)
+_STRIPPED = (Env.RDZV_FD, Env.RDZV_PORT, Env.WORKSPACE, Env.WORKSPACE_DIR)
 """What an adapter said to the node that this program runs on: a job started here is another one."""
 
 

@@ -1,11 +1,11 @@
-"""Kubernetes: an AppDef becomes a Job (or a JobSet, or a Volcano Job) and what its pods need.
+"""Kubernetes: an AppDef becomes a Job (or a JobSet) and what its pods need.
 
-`scheduler` is what TorchX and the `muster` command call. `options` declares and checks its `-cfg`
-options, `names` builds and checks every name, `labels` are the keys by which objects are found again, `kinds` the
-kinds of objects and their API versions. `app_id` parses app ids, `syntax` has the patterns of Kubernetes' names and
-values, `schema` checks documents against the published fields. `manifests` builds the documents (pure), `api` sends
-requests to the API server, `live` submits, watches and ends an app, and explains why its pods wait or ended
-(`live.pod_status`).
+`scheduler` is what TorchX and the `muster` command call. `options` declares and checks its `-cfg` options, `names`
+builds and checks every name, `labels` are the keys by which objects are found again, `kinds` the kinds of objects and
+their API versions. `app_id` parses app ids, `syntax` has the patterns of Kubernetes' names and values, `schema` checks
+documents against the published fields, `volcano_jobs` has what the jobs of versions with `flavor=volcano` need.
+`manifests` builds the documents (pure), `api` sends requests to the API server, `live` submits, watches and ends an
+app, and explains why its pods wait or ended (`live.pod_status`).
 """
 
 from muster.schedulers.kubernetes.scheduler import KubernetesScheduler, create_scheduler

@@ -46,12 +46,10 @@ EVENT: Final = Kind(api_version="v1", kind="Event")
 JOB: Final = Kind(api_version="batch/v1", kind="Job")
 JOBSET: Final = Kind(api_version="jobset.x-k8s.io/v1alpha2", kind="JobSet")
 VOLCANO_JOB: Final = Kind(api_version="batch.volcano.sh/v1alpha1", kind="Job")
-
-PARENTS: Final = {"job": JOB, "jobset": JOBSET, "volcano": VOLCANO_JOB}
-"""Of which kind the first object of a job is, by flavour."""
+"""What versions that had `flavor=volcano` submitted."""
 
 PARENT_KINDS: Final = ("Job", "JobSet")
-"""These own all other objects of a request. Volcano's is a Job, too."""
+"""These own all other objects of a request."""
 
 NATIVE_GROUP: Final = "scheduling.k8s.io"
 VOLCANO_POD_GROUP_VERSION: Final = "scheduling.volcano.sh/v1beta1"
@@ -65,3 +63,16 @@ POD_GROUP_VERSIONS: Final = {
 def parse_kind(document: Mapping[str, Any]) -> Kind:
     """The kind of a document."""
     return Kind(api_version=document["apiVersion"], kind=document["kind"])
+
+
+def build_owner_reference(owner: Mapping[str, Any]) -> dict[str, Any]:
+    """A reference that ties an object's deletion to its owner's. Not blocking: that would need a further right."""
+    metadata = owner["metadata"]
+    return {
+        "apiVersion": owner["apiVersion"],
+        "kind": owner["kind"],
+        "name": metadata["name"],
+        "uid": metadata["uid"],
+        "controller": False,
+        "blockOwnerDeletion": False,
+    }

@@ -14,8 +14,6 @@ LABEL_SUBMITTER: Final = "muster.torchx/submitter"
 """The user name of the account that submitted, for people and for accounting."""
 
 JOB_INDEX_LABEL: Final = "batch.kubernetes.io/job-completion-index"
-TASK_INDEX_LABEL: Final = "volcano.sh/task-index"
-TASK_LABEL: Final = "volcano.sh/task-spec"
 
 INDEX_FAILURES: Final = (
     "batch.kubernetes.io/job-index-failure-count",
@@ -44,7 +42,7 @@ _CONTROLLER_DOMAINS: Final = ("batch.kubernetes.io", "jobset.sigs.k8s.io", "volc
 
 
 def is_reserved(key: str) -> bool:
-    """Whether a label is set by muster, or by the controller of a Job, JobSet or Volcano job."""
+    """Whether a label is set by muster, or by the controller of a Job, JobSet or job of Volcano."""
     return key in _OWN_LABELS + _CONTROLLER_LABELS or key.partition("/")[0] in _CONTROLLER_DOMAINS
 
 

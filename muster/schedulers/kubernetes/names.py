@@ -1,7 +1,6 @@
 """Names of objects, pods, containers and variables, checked against Kubernetes' limits before anything is sent."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from muster._shared.contract import Env
@@ -22,32 +21,16 @@ NAMESPACE_VARIABLE: Final = Env.POD_NAMESPACE
 ACCOUNT_DIR: Final = "/var/run/secrets/kubernetes.io/serviceaccount"
 """Where Kubernetes mounts the token of the pod's service account."""
 
-LEADER_TASK: Final = "lead"
-"""Volcano: the task of node 0 of an elastic role."""
+_INFIX: Final = {"job": "", "jobset": "-0"}
+"""Between the role and the node's index, by flavour."""
 
-_INFIX: Final = {"job": "", "jobset": "-0", "volcano": ""}
-"""Between the role and the node's index."""
-
-_RANDOM_LENGTH: Final = {"job": 6, "jobset": 6, "volcano": 0}
-"""Number of characters that a controller appends to the index, as in `-x7k2p`."""
+_RANDOM_LENGTH: Final = len("-x7k2p")
+"""Number of characters that the Job controller appends to the index."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class PodNaming:
-    """How one flavour names the pods of a role."""
-
-    flavor: str
-    elastic_role: str = ""
-    """Volcano: label of the elastic role, whose node 0 is a separate task; "" without one."""
-
-    def build_pod_prefix(self, app: str, label: str) -> str:
-        """A pod's name up to its index. With flavour `job`: the Job's name."""
-        return f"{app}-{label}{_INFIX[self.flavor]}"
-
-    def build_rank0_host(self, app: str, label: str) -> str:
-        """The host name of a role's replica 0, for the app's pods."""
-        task = LEADER_TASK if label == self.elastic_role else label
-        return f"{self.build_pod_prefix(app, task)}-0.{app}"
+def build_job_name(app: str, label: str, flavor: str) -> str:
+    """The name of a role's Job: of its pods' names, what comes before their index."""
+    return f"{app}-{label}{_INFIX[flavor]}"
 
 
 def build_secret_name(app: str) -> str:
@@ -85,25 +68,22 @@ def label_roles(names: Sequence[str]) -> list[str]:
 
 def compute_app_limit(labels: Sequence[str], flavor: str, nodes: int) -> int:
     """How many characters the app's name may have, so that every pod's host name and every label fits."""
-    longest = max(len(label) for label in (*labels, LEADER_TASK))
-    return NAME_LIMIT - 1 - longest - len(_INFIX[flavor]) - 1 - len(str(nodes)) - _RANDOM_LENGTH[flavor]
+    return NAME_LIMIT - 1 - max(map(len, labels)) - len(_INFIX[flavor]) - 1 - len(str(nodes)) - _RANDOM_LENGTH
 
 
-def check_names(app: str, roles: Sequence[tuple[str, str, int]], naming: PodNaming) -> None:
+def check_names(app: str, roles: Sequence[tuple[str, str, int]], flavor: str) -> None:
     """Refuses an app whose pods' names would be too long or would clash.
 
     Args:
         app: the app's unique name.
         roles: (name, label, number of replicas) of each.
-        naming: the flavour's.
+        flavor: `job` or `jobset`.
 
     Raises:
         SchedulerError: with the name, its length and the limit.
     """
     for name, label, nodes in roles:
-        if naming.elastic_role and label == LEADER_TASK:
-            raise SchedulerError(f"role name {name!r} is reserved: flavor=volcano uses it for node 0 of an elastic job")
-        limit = compute_app_limit([label], naming.flavor, nodes)
+        limit = compute_app_limit([label], flavor, nodes)
         if len(app) > limit:
             raise SchedulerError(
                 f"app name {app!r} has {len(app)} characters; with role {name!r} and {nodes} replicas, "

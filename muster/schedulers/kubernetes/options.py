@@ -22,7 +22,7 @@ from muster.schedulers.runner.option_records import (
     parse_count,
 )
 
-FLAVORS: Final = ("job", "jobset", "volcano")
+FLAVORS: Final = ("job", "jobset")
 GANGS: Final = ("auto", "none", "kueue", "podgroup", "volcano")
 KUEUE_ELASTICS: Final = ("resize", "partial")
 AGENTS: Final = ("bundled", "image")
@@ -32,6 +32,12 @@ _DEVICE: Final = re.compile(rf"{syntax.RESOURCE.pattern}(:[1-9]\d*)?", re.ASCII)
 EFFECTS: Final = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 
 # -- parsers ----------------------------------------------------------------------------------------------------------
+
+
+def _parse_flavor(name: str, value: Any) -> Any:
+    if value == "volcano":
+        raise OptionError(f"{name}=volcano is gone: with gang=volcano, Volcano starts the pods of a Job together", name)
+    return build_choice_parser(*FLAVORS)(name, value)
 
 
 def _parse_secrets(name: str, value: Any) -> tuple[str, ...]:
@@ -163,11 +169,11 @@ class Options:
         str,
         f"one of {', '.join(FLAVORS)}; job needs nothing installed in the cluster",
         default="job",
-        parse=build_choice_parser(*FLAVORS),
+        parse=_parse_flavor,
     )
     queue: str | None = option(
         str,
-        "name of a Kueue LocalQueue (flavor=job, jobset) or of a Volcano queue",
+        "name of a Kueue LocalQueue; with gang=volcano, of a Volcano queue",
         parse=build_pattern_parser(syntax.NAME, "the name of a queue"),
     )
     priority_class: str | None = option(
@@ -298,11 +304,7 @@ class Options:
     @property
     def resolved_gang(self) -> str:
         """`gang` as far as the options decide it; "auto" remains where it depends on the cluster."""
-        if self.gang != "auto":
-            return self.gang
-        if self.flavor == "volcano":
-            return "volcano"
-        return "kueue" if self.queue else "auto"
+        return "kueue" if self.gang == "auto" and self.queue else self.gang
 
 
 def declare_options(opts: StrictOpts) -> None:
@@ -328,8 +330,6 @@ def parse_options(cfg: Mapping[str, Any]) -> Options:
 
 def _check_together(options: Options) -> None:
     gang, flavor = options.gang, options.flavor
-    if flavor == "volcano" and gang not in ("auto", "volcano"):
-        raise OptionError(f"gang={gang} contradicts flavor=volcano, which schedules gangs itself; remove gang", "gang")
     if flavor == "jobset" and gang in ("podgroup", "volcano"):
         raise OptionError(f"gang={gang} cannot be used with flavor=jobset, which allows auto, none or kueue", "gang")
     if gang == "kueue" and not options.queue:

@@ -51,8 +51,7 @@ class Case:
     def __enter__(self) -> "Case":  # noqa: PYI034 - typing.Self is Python 3.11, nobody derives
         self._serving = double.serve()
         self.cluster = self._serving.__enter__()
-        self.cluster.kinds |= {"jobset.x-k8s.io/v1alpha2": ["jobsets"], "batch.volcano.sh/v1alpha1": ["jobs"]}
-        self.cluster.kinds["bus.volcano.sh/v1alpha1"] = ["commands"]
+        self.cluster.kinds["jobset.x-k8s.io/v1alpha2"] = ["jobsets"]
         self.folder = Path(tempfile.mkdtemp(prefix="golden-cluster-"))
         double.write_kubeconfig(self.folder / "kubeconfig", self.cluster)
         os.environ["KUBECONFIG"] = str(self.folder / "kubeconfig")
@@ -143,9 +142,6 @@ def main() -> None:
         case.scheduler.cancel(case.app_id)
     with Case("jobset", train(), flavor="jobset"):
         pass
-    with Case("volcano", train(nodes=4, min_replicas=2), flavor="volcano") as case:
-        (job,) = case.cluster.find("jobs")
-        job["status"] = {"state": {"phase": "Running"}}
 
 
 if __name__ == "__main__":

@@ -70,7 +70,7 @@ def test_ctrl_c_prints_no_traceback(run_and_wait):
 
 def test_a_wrong_option_is_one_line(cluster, torchx):
     done = torchx("run", "-s", "kubernetes", "-cfg", "flavor=jobs", "dist.ddp", "--script", "main.py", code=1)
-    assert "flavor='jobs' is not one of job, jobset, volcano" in done.stderr
+    assert "flavor='jobs' is not one of job, jobset" in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -11,6 +11,7 @@ import threading
 import time
 from pathlib import Path
 
+import golden_state
 import pytest
 from doubles.kubernetes_apps import build_agent_role
 from harness import wait_until
@@ -262,22 +263,36 @@ def test_a_requested_gang_is_not_left_out(cluster, scheduler):
 
 
 @pytest.mark.parametrize("loses", [True, False])
-@pytest.mark.parametrize("flavor", ["jobset", "volcano"])
-def test_the_rights_that_the_documentation_lists_for_other_flavours(cluster, scheduler, double, flavor, loses):
-    cluster.allowed = read_rights(f"`flavor={flavor}`")
+def test_the_rights_that_the_documentation_lists_for_a_jobset(cluster, scheduler, double, loses):
+    cluster.allowed = read_rights("`flavor=jobset`")
     cluster.kinds["jobset.x-k8s.io/v1alpha2"] = ["jobsets"]
-    cluster.kinds["batch.volcano.sh/v1alpha1"] = ["jobs"]
-    cluster.kinds["bus.volcano.sh/v1alpha1"] = ["commands"]
     if loses:
-        lose_responses(cluster, double, "secrets", "configmaps", "jobs", "jobsets", "commands")
-    app_id = submit(scheduler, build_app(nodes=3, least=2), flavor=flavor)
+        lose_responses(cluster, double, "secrets", "configmaps", "jobsets")
+    app_id = submit(scheduler, build_app(nodes=3, least=2), flavor="jobset")
     assert scheduler.describe(app_id).state is AppState.SUBMITTED
     assert [app.app_id for app in scheduler.list()] == [app_id]
-    if flavor == "volcano":
-        scheduler.resize(app_id, 2)
+    scheduler.cancel(app_id)
+    scheduler.delete(app_id)
+    assert leftovers(cluster) == []
+
+
+@pytest.mark.parametrize("loses", [True, False])
+def test_the_rights_that_the_documentation_lists_for_a_job_of_volcano(cluster, scheduler, double, loses):
+    cluster.allowed = read_rights("`flavor=volcano`")
+    offer_volcano_jobs(cluster)
+    if loses:
+        lose_responses(cluster, double, "jobs", "commands")
+    app_id = golden_state.load(cluster, "volcano")
+    assert scheduler.describe(app_id).state is AppState.PENDING
+    assert [app.app_id for app in scheduler.list()] == [app_id]
+    scheduler.resize(app_id, 2)
     scheduler.cancel(app_id)
     scheduler.delete(app_id)
     assert [plural for plural in leftovers(cluster) if plural != "commands"] == []
+
+
+def offer_volcano_jobs(cluster):
+    cluster.kinds |= {"batch.volcano.sh/v1alpha1": ["jobs"], "bus.volcano.sh/v1alpha1": ["commands"]}
 
 
 def test_a_secret_whose_response_was_lost_is_removed(cluster, scheduler, double):
@@ -415,7 +430,7 @@ def test_an_old_server_is_refused(cluster, scheduler):
     ("cfg", "message"),
     [
         ({"flavor": "jobset"}, "JobSet is not installed in this cluster .*; install it, or use flavor=job"),
-        ({"flavor": "volcano"}, "Volcano is not installed in this cluster"),
+        ({"gang": "volcano"}, "Volcano is not installed in this cluster; use gang=none or gang=auto"),
         ({"queue": "q"}, "queue=q: Kueue is not installed in this cluster"),
         ({"context": "nope"}, "kubeconfig .*nope"),
         ({"kubeconfig": "/no/where"}, "kubeconfig '/no/where' does not exist"),
@@ -425,6 +440,15 @@ def test_missing_parts_of_the_cluster_are_reported_before_anything_is_created(cl
     with pytest.raises(EngineError, match=message) as caught:
         submit(scheduler, **cfg)
     assert "\n" not in str(caught.value)
+    assert leftovers(cluster) == []
+
+
+def test_a_queue_of_volcano_without_its_gang_is_answered_with_it(cluster, scheduler):
+    """As in TorchX, whose `kubernetes` is Volcano and needs a queue."""
+    offer_gangs(cluster, "volcano")
+    message = "queue=q: Kueue is not installed in this cluster; for a queue of Volcano give gang=volcano, too"
+    with pytest.raises(EngineError, match=message):
+        submit(scheduler, queue="q")
     assert leftovers(cluster) == []
 
 
@@ -495,20 +519,45 @@ def test_jobset_over_http(cluster, scheduler):
     assert leftovers(cluster) == []
 
 
-def test_volcano_over_http(cluster, scheduler):
-    cluster.kinds["batch.volcano.sh/v1alpha1"] = ["jobs"]
-    cluster.kinds["bus.volcano.sh/v1alpha1"] = ["commands"]
-    app_id = submit(scheduler, build_app(nodes=4, least=2), flavor="volcano")
+@pytest.mark.parametrize("by_muster", [True, False])
+def test_a_job_of_volcano_that_is_cancelled(cluster, scheduler, by_muster):
+    """Also by a Command of another program, which leaves no mark of ours."""
+    offer_volcano_jobs(cluster)
+    app_id = golden_state.load(cluster, "volcano")
     (job,) = cluster.find("jobs")
-    job["status"] = {"state": {"phase": "Running"}}
-    scheduler.resize(app_id, 3)
-    assert [task["replicas"] for task in job["spec"]["tasks"]] == [1, 2]
-    scheduler.cancel(app_id)
-    scheduler.cancel(app_id)
-    (command,) = cluster.find("commands")
-    assert command["action"] == "AbortJob"
+    if by_muster:
+        scheduler.cancel(app_id)
+        scheduler.cancel(app_id)
+        (command,) = cluster.find("commands")
+        assert command["action"] == "AbortJob"
     job["status"] = {"state": {"phase": "Aborted"}}
     assert scheduler.describe(app_id).state is AppState.CANCELLED
+    assert [app.state for app in scheduler.list()] == [AppState.CANCELLED]
+
+
+def test_the_nodes_of_an_elastic_job_of_volcano(cluster, scheduler):
+    """Volcano names its pods by their task: node 1 is `trainer-0`."""
+    offer_volcano_jobs(cluster)
+    app_id = golden_state.load(cluster, "volcano")
+    (job,) = cluster.find("jobs")
+    for task, index in ((0, 0), (1, 0), (1, 1)):
+        template = job["spec"]["tasks"][task]["template"]
+        name = f"volcano-golden-{job['spec']['tasks'][task]['name']}-{index}"
+        labels = {**template["metadata"]["labels"], "volcano.sh/task-index": str(index)}
+        pod = {"metadata": {"name": name, "namespace": "team", "labels": labels}, "spec": template["spec"]}
+        cluster.add_object("/api/v1", "team", "pods", {**pod, "status": {"phase": "Running"}})
+        cluster.write_log(pod, f"{name}\n", 1)
+    status = scheduler.describe(app_id)
+    assert status.state is AppState.RUNNING
+    [role] = status.roles_statuses
+    assert [replica.hostname for replica in role.replicas] == [
+        "volcano-golden-lead-0",
+        "volcano-golden-trainer-0",
+        "volcano-golden-trainer-1",
+        "",
+    ]
+    assert list(scheduler.log_iter(app_id, "trainer", 1)) == ["volcano-golden-trainer-0\n"]
+    assert [app.state for app in scheduler.list()] == [AppState.RUNNING]
 
 
 def test_in_cluster_the_pods_own_account_is_used(monkeypatch, tmp_path):
@@ -634,9 +683,8 @@ def test_a_job_that_does_not_end_after_its_cancel_is_told_of(cluster, scheduler,
 
 
 def test_a_volcano_job_without_the_right_to_commands_is_not_marked_as_cancelled(cluster, scheduler, double):
-    cluster.kinds["batch.volcano.sh/v1alpha1"] = ["jobs"]
-    cluster.kinds["bus.volcano.sh/v1alpha1"] = ["commands"]
-    app_id = submit(scheduler, flavor="volcano")
+    offer_volcano_jobs(cluster)
+    app_id = golden_state.load(cluster, "volcano")
     cluster.faults.append(double.Fault("POST", "/commands", 403, "forbidden", "Forbidden"))
     patches = cluster.count("PATCH", "/jobs/")
     with pytest.raises(EngineError, match="is not allowed to create command/"):
@@ -646,9 +694,8 @@ def test_a_volcano_job_without_the_right_to_commands_is_not_marked_as_cancelled(
 
 @pytest.mark.parametrize(("phase", "state"), [("Completed", AppState.SUCCEEDED), ("Failed", AppState.FAILED)])
 def test_a_volcano_job_that_has_ended_is_left_alone(cluster, scheduler, phase, state):
-    cluster.kinds["batch.volcano.sh/v1alpha1"] = ["jobs"]
-    cluster.kinds["bus.volcano.sh/v1alpha1"] = ["commands"]
-    app_id = submit(scheduler, flavor="volcano")
+    offer_volcano_jobs(cluster)
+    app_id = golden_state.load(cluster, "volcano")
     [job] = cluster.find("jobs")
     job["status"] = {"state": {"phase": phase}}
     scheduler.cancel(app_id)
@@ -981,18 +1028,16 @@ def test_list(cluster, scheduler):
     assert {app.app_id: app.state for app in scheduler.list()} == {first: AppState.PENDING, second: AppState.CANCELLED}
 
 
-@pytest.mark.parametrize("flavor", ["job", "jobset", "volcano"])
+@pytest.mark.parametrize("flavor", ["job", "jobset"])
 def test_list_shows_running_jobs_as_running(cluster, scheduler, flavor):
     """They were PENDING: parents do not tell whether a pod runs."""
-    cluster.kinds |= {"jobset.x-k8s.io/v1alpha2": ["jobsets"], "batch.volcano.sh/v1alpha1": ["jobs"]}
+    cluster.kinds["jobset.x-k8s.io/v1alpha2"] = ["jobsets"]
     waiting, running = submit(scheduler, flavor=flavor), submit(scheduler, flavor=flavor)
     name = running.partition(":")[2]
     if flavor == "job":
         cluster.start_pod(cluster.find_pod(name, 0))
-    else:  # the double has no such controllers
-        (parent,) = (
-            item for item in cluster.find("jobsets") + cluster.find("jobs") if item["metadata"]["name"] == name
-        )
+    else:  # the double has no such controller
+        (parent,) = (item for item in cluster.find("jobsets") if item["metadata"]["name"] == name)
         parent["status"] = {}
         labels = {"app.kubernetes.io/instance": name, "app.kubernetes.io/managed-by": "muster"}
         metadata = {"name": f"{name}-0", "namespace": "team", "labels": labels}
@@ -1052,15 +1097,6 @@ def test_resize_takes_the_only_elastic_role_or_the_one_it_is_given(cluster, sche
     sizes = {job["metadata"]["name"]: job["spec"]["completions"] for job in cluster.find("jobs")}
     name = both.partition(":")[2]
     assert (sizes[f"{name}-trainer"], sizes[f"{name}-eval"]) == (4, 2)
-
-
-def test_resize_of_an_elastic_role_beside_another_with_volcano(cluster, scheduler):
-    cluster.groups["batch.volcano.sh"], cluster.kinds["batch.volcano.sh/v1alpha1"] = ["v1alpha1"], ["jobs"]
-    app = build_app(nodes=4, least=2)
-    app_id = submit(scheduler, specs.AppDef("app", roles=[echo_role(), *app.roles]), flavor="volcano")
-    scheduler.resize(app_id, 3)
-    (job,) = cluster.find("jobs")
-    assert {task["name"]: task["replicas"] for task in job["spec"]["tasks"]} == {"echo": 1, "lead": 1, "trainer": 2}
 
 
 def test_an_app_that_does_not_exist(cluster, scheduler):

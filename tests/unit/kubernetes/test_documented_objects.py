@@ -31,7 +31,7 @@ def select(policy):
     return [policy["spec"]["podSelector"], *(each["podSelector"] for each in source["from"])]
 
 
-@pytest.mark.parametrize("flavor", ["job", "jobset", "volcano"])
+@pytest.mark.parametrize("flavor", ["job", "jobset"])
 def test_the_network_policy_is_for_the_pods_of_jobs(flavor):
     [policy] = [document for _, document in list_objects() if document["kind"] == "NetworkPolicy"]
     request = build_request(ddp(script="main.py", image="i", j="2x1"), {"flavor": flavor}, name="main-x1")
@@ -42,7 +42,7 @@ def test_the_network_policy_is_for_the_pods_of_jobs(flavor):
 
 
 def find_pod_labels(parent):
-    """Of the pod template, wherever it is in a Job, a JobSet or a Volcano Job."""
+    """Of the pod template, wherever it is in a Job or a JobSet."""
     found = []
 
     def walk(content):

@@ -126,7 +126,7 @@ def test_a_bug_in_the_watch_is_an_error_of_its_readers():
         def list_all(self, *_args, **_more):
             raise KeyError("uid")
 
-    watch = PodWatch(Broken(), AppRef(namespace="n", name="app"), elastic_role="", check_ended=lambda: False)
+    watch = PodWatch(Broken(), AppRef(namespace="n", name="app"), check_ended=lambda: False)
     with pytest.raises(EngineError, match=r"^cannot follow the pods of app: KeyError\('uid'\)$"), watch:
         pass
 
@@ -146,7 +146,7 @@ def test_readers_ask_at_most_every_two_seconds_whether_the_app_has_ended():
 
     checks, clock = [], Hands()
     ref = AppRef(namespace="ns", name="app-x1")
-    watch = PodWatch(None, ref, elastic_role="", check_ended=lambda: bool(checks.append(clock.seconds)), clock=clock)
+    watch = PodWatch(None, ref, check_ended=lambda: bool(checks.append(clock.seconds)), clock=clock)
     for step in range(50):
         clock.seconds = step / 10
         assert watch.has_app_ended() is False

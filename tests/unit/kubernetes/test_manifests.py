@@ -2,6 +2,7 @@
 
 import base64
 import copy
+import dataclasses
 import hashlib
 import importlib.util
 import json
@@ -127,7 +128,7 @@ def versions():
     return [f"1.{minor}" for minor in range(29, newest[1] + 1)]
 
 
-FLAVORS = ("job", "jobset", "volcano")
+FLAVORS = ("job", "jobset")
 
 
 @pytest.mark.parametrize("version", versions())
@@ -252,7 +253,7 @@ def test_every_request_passes_the_strict_schema(bundle, name, app_roles, options
     assert described == before
 
 
-@pytest.mark.parametrize("flavor", ["job", "jobset", "volcano"])
+@pytest.mark.parametrize("flavor", FLAVORS)
 def test_every_object_and_every_pod_has_the_labels_of_the_options_and_of_the_submitter(flavor):
     wanted = {"team": "vision", "muster.torchx/submitter": "anna"}
     request = build(
@@ -273,7 +274,6 @@ def test_every_object_and_every_pod_has_the_labels_of_the_options_and_of_the_sub
     [
         ("job", "/apis/batch/v1/namespaces/$(MUSTER_POD_NAMESPACE)/jobs/app-x1-trainer"),
         ("jobset", "/apis/jobset.x-k8s.io/v1alpha2/namespaces/$(MUSTER_POD_NAMESPACE)/jobsets/app-x1"),
-        ("volcano", "/apis/batch.volcano.sh/v1alpha1/namespaces/$(MUSTER_POD_NAMESPACE)/jobs/app-x1"),
     ],
 )
 def test_events_tell_the_agent_its_object_and_mount_the_token_for_agents_only(flavor, place):
@@ -377,6 +377,24 @@ def test_golden(flavor, size):
     assert text == path.read_text(), f"to accept the change: write the text to {path}"
 
 
+def test_the_priority_class_is_also_that_of_volcanos_pod_group():
+    """Volcano orders jobs by it, and not by the pods' class; also where the cluster decides for Volcano."""
+    given = build(agent_role(nodes=4), gang="volcano", priority_class="high")
+    found = build(agent_role(nodes=4), priority_class="high")
+    added = dataclasses.replace(ADDED, pod_group_version="scheduling.volcano.sh/v1beta1")
+    for documents in (given.documents, complete_documents(found, added)):
+        [group] = [document for document in documents if document["kind"] == "PodGroup"]
+        assert group["spec"] == {"minMember": 4, "priorityClassName": "high"}
+        [job] = [document for document in documents if document["kind"] == "Job"]
+        assert job["spec"]["template"]["spec"]["priorityClassName"] == "high"
+
+
+def test_golden_gang_of_volcano():
+    text = golden_text(build(agent_role(nodes=4), plain_role(), gang="volcano", queue="training"))
+    path = GOLDEN / "job-volcano.yaml"
+    assert text == path.read_text(), f"to accept the change: write the text to {path}"
+
+
 # -- properties ------------------------------------------------------------------------------------------------------
 
 
@@ -388,7 +406,7 @@ def test_the_size_does_not_depend_on_the_number_of_nodes(flavor):
 
     printed, sent = size(4096)
     assert sent <= 8192
-    assert printed <= 8192 or flavor == "volcano"  # two tasks, each with a template: more indentation
+    assert printed <= 8192
     assert abs(size(4096)[1] - size(16)[1]) < 64
 
 
@@ -408,10 +426,10 @@ def strip_files(request):
 
 @pytest.mark.parametrize(
     ("flavor", "name", "words"),
-    [("job", "job/app-x1-trainer", 1), ("jobset", "jobset/app-x1", 2), ("volcano", "job/app-x1", 2)],
+    [("job", "job/app-x1-trainer", 1), ("jobset", "jobset/app-x1", 2)],
 )
 def test_an_object_that_is_too_large_is_one_line(flavor, name, words):
-    """A JobSet and a Volcano Job hold all roles: each may be small enough, and all together not."""
+    """A JobSet holds all roles: each may be small enough, and all together not."""
     roles = [
         agent_role(name=f"r{index}" if words > 1 else "trainer", script=["x" * ((1 << 20) // words)])
         for index in range(words)
@@ -644,14 +662,9 @@ def test_the_agent_runs_from_the_bundle_or_from_the_image():
     assert "ConfigMap" not in [document["kind"] for document in request.documents]
 
 
+@pytest.mark.parametrize("least", [None, 1])
 @pytest.mark.parametrize(
-    ("flavor", "least", "host"),
-    [
-        ("job", None, "app-x1-trainer-0.app-x1"),
-        ("jobset", None, "app-x1-trainer-0-0.app-x1"),
-        ("volcano", None, "app-x1-trainer-0.app-x1"),
-        ("volcano", 1, "app-x1-lead-0.app-x1"),
-    ],
+    ("flavor", "host"), [("job", "app-x1-trainer-0.app-x1"), ("jobset", "app-x1-trainer-0-0.app-x1")]
 )
 def test_the_address_of_node_0(flavor, least, host):
     request = build(agent_role(least=least), flavor=flavor)
@@ -690,12 +703,12 @@ def test_several_roles_share_the_service():
 
 
 def containers_of(request):
-    """The container of each role, by the role's label; with Volcano, that of an elastic role's node 0."""
+    """The container of each role, by the role's label."""
     found = {}
     for document in request.documents:
         spec = document.get("spec", {})
         inner = [item["template"]["spec"] for item in spec.get("replicatedJobs", ())]
-        for holder in (spec, *inner, *spec.get("tasks", ())):
+        for holder in (spec, *inner):
             if "template" in holder:
                 label = holder["template"]["metadata"]["labels"]["app.kubernetes.io/component"]
                 found.setdefault(label, holder["template"]["spec"]["containers"][0])
@@ -739,21 +752,16 @@ def test_each_agent_role_is_a_job_of_its_own(flavor):
 @pytest.mark.parametrize("least", [None, 1])
 def test_a_plain_role_before_the_agents_does_not_change_their_rendezvous(flavor, least):
     request = build(plain_role(name="ps"), agent_role(least=least), flavor=flavor)
-    task = "lead" if flavor == "volcano" and least else "trainer"
     place = "-0" if flavor == "jobset" else ""
     terms = rendezvous_of(request)
-    assert terms["trainer"][:2] == (f"app-x1-{task}{place}-0.app-x1", "app-x1")
+    assert terms["trainer"][:2] == (f"app-x1-trainer{place}-0.app-x1", "app-x1")
     assert terms["ps"][0] == f"app-x1-ps{place}-0.app-x1", "TorchX's meaning: replica 0 of role 0"
 
 
-def test_one_elastic_agent_role_at_most_in_a_volcano_job():
+@pytest.mark.parametrize("flavor", FLAVORS)
+def test_an_elastic_agent_role_beside_another(flavor):
     roles = (agent_role(name="actor"), agent_role(name="critic", nodes=4, least=2))
-    message = r"role 'critic' is elastic \(2:4\) and not the only role that runs the agent: .*; use flavor=job or"
-    with pytest.raises(SchedulerError, match=message) as caught:
-        build(*roles, flavor="volcano")
-    assert "\n" not in str(caught.value)
-    for flavor in ("job", "jobset"):
-        assert rendezvous_of(build(*roles, flavor=flavor))["critic"][1] == "app-x1-critic"
+    assert rendezvous_of(build(*roles, flavor=flavor))["critic"][1] == "app-x1-critic"
 
 
 def test_memory_from_a_default_is_not_a_limit():
@@ -842,7 +850,6 @@ def test_restricted_passes_pod_security():
         ({"run_as": "image"}, {"fsGroup": 1000}),
         ({"run_as": "image", "security": "restricted"}, {"fsGroup": 1000}),
         ({"run_as": "5000", "flavor": "jobset"}, {"runAsUser": 5000, "runAsGroup": 5000, "fsGroup": 5000}),
-        ({"run_as": "5000", "flavor": "volcano"}, {"runAsUser": 5000, "runAsGroup": 5000, "fsGroup": 5000}),
     ],
 )
 def test_pods_run_as_another_user_than_root(cfg, expected):
@@ -881,21 +888,10 @@ def test_gangs():
     volcano = build(agent_role(nodes=4), gang="volcano", queue="q")
     assert pod_of(volcano)["metadata"]["annotations"]["scheduling.k8s.io/group-name"] == "app-x1"
     assert pod_of(volcano)["spec"]["schedulerName"] == "volcano"
+    group = next(document for document in volcano.documents if document["kind"] == "PodGroup")
+    assert group["spec"] == {"minMember": 4, "queue": "q"}
     with pytest.raises(SchedulerError, match=r"gang=podgroup needs Kubernetes 1\.36"):
         build(agent_role(nodes=4), gang="podgroup", kube_version="1.35")
-
-
-def test_the_agent_numbers_the_rest_of_an_elastic_volcano_job():
-    """Volcano counts each task from 0: the agent adds the first index."""
-    role = agent_role(nodes=3, least=1, script=["--shard", "${replica_id}"], env={"WHO": "node-${replica_id}"})
-    leader, rest = build(role, flavor="volcano").parent["spec"]["tasks"]
-    expected = {"leader": "$(MUSTER_POD_INDEX)", "rest": "{{muster.node_index}}"}
-    for task, index in ((leader, expected["leader"]), (rest, expected["rest"])):
-        container = task["template"]["spec"]["containers"][0]
-        assert (container["args"][4], container["args"][-1]) == (index, index)
-        env = {entry["name"]: entry.get("value") for entry in container["env"]}
-        assert env["WHO"] == f"node-{index}"
-        assert env.get("MUSTER_NODE_INDEX") == ("1+$(MUSTER_POD_INDEX)" if task is rest else None)
 
 
 @pytest.mark.parametrize(
@@ -957,7 +953,6 @@ def test_the_agent_numbers_the_rest_of_an_elastic_volcano_job():
             {"pod_template": '{"metadata": {"labels": {"app.kubernetes.io/instance": "x"}}}'},
             "labels.app.kubernetes.io/instance cannot be set",
         ),
-        ([agent_role()], {"flavor": "volcano", "suspend": True}, "suspend=true cannot be used with flavor=volcano"),
     ],
 )
 def test_an_invalid_app_is_one_clear_line(roles, cfg, message):

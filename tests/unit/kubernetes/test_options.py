@@ -49,7 +49,7 @@ def test_tolerations_as_the_command_line_can_pass_them():
     ("cfg", "message"),
     [
         ({"quue": "x"}, "did you mean 'queue'"),
-        ({"flavor": "jobs"}, "flavor='jobs' is not one of job, jobset, volcano"),
+        ({"flavor": "jobs"}, "flavor='jobs' is not one of job, jobset"),
         ({"namespace": "Team"}, "namespace='Team' is not the name of a namespace"),
         ({"ttl_s": -1}, "ttl_s=-1 is not a whole number from 0 to 2147483647"),
         ({"shm_size": "lots"}, "shm_size='lots' is not a size such as 16Gi"),
@@ -69,7 +69,7 @@ def test_tolerations_as_the_command_line_can_pass_them():
             ({"run_as": user}, rf"run_as='{user}' is not 'image', UID or UID:GID with numbers from 1 to 2147483647")
             for user in ("0", "root", "1000:0", "-1", "1:2:3", "2147483648", "1 ", "\u0661")
         ),
-        ({"flavor": "volcano", "gang": "kueue"}, "gang=kueue contradicts flavor=volcano"),
+        ({"flavor": "volcano"}, "flavor=volcano is gone: with gang=volcano, Volcano starts the pods of a Job together"),
         ({"flavor": "jobset", "gang": "volcano"}, "gang=volcano cannot be used with flavor=jobset, which allows auto"),
         ({"gang": "kueue"}, "gang=kueue needs queue=NAME"),
         ({"queue": "q", "kueue_elastic": "some"}, "kueue_elastic='some' is not one of resize, partial"),

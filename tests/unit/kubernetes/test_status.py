@@ -7,7 +7,6 @@ from torchx import specs
 from torchx.specs.api import AppState, AppStatus
 
 from muster.schedulers.kubernetes.labels import APPDEF_ANNOTATION, CANCEL_ANNOTATION
-from muster.schedulers.kubernetes.live.observation import find_elastic_role
 from muster.schedulers.kubernetes.live.pod_status import find_latest_pods, read_pod
 from muster.schedulers.kubernetes.live.status import Observation, build_status
 from muster.schedulers.kubernetes.manifests.app_annotation import encode_app
@@ -282,29 +281,3 @@ def test_a_failed_volcano_job_says_why():
     assert "ValueError: bad batch" in status.msg
     assert "PodFailed: the job exceeded maxRetry" in status.msg
     assert describe([{**volcano, "status": {"conditions": phases}}], []).state is AppState.PENDING
-
-
-def test_indices_of_an_elastic_volcano_job():
-    def index_of(role, task, elastic_role):
-        item = pod(0)
-        item["metadata"]["labels"] = {
-            "app.kubernetes.io/component": role,
-            "volcano.sh/task-index": "0",
-            "volcano.sh/task-spec": task,
-        }
-        return read_pod(item, elastic_role=elastic_role).index
-
-    assert index_of("trainer", "trainer", "") == 0
-    assert index_of("trainer", "lead", "trainer") == 0
-    assert index_of("trainer", "trainer", "trainer") == 1
-    assert index_of("echo", "echo", "trainer") == 0, "the other roles of the app are one task each"
-
-
-def test_the_elastic_role_of_a_volcano_job():
-    def task(name, role):
-        return {"name": name, "template": {"metadata": {"labels": {"app.kubernetes.io/component": role}}}}
-
-    tasks = [task("ps", "ps"), task("lead", "trainer"), task("trainer", "trainer")]
-    assert find_elastic_role({"spec": {"tasks": tasks}}) == "trainer"
-    assert find_elastic_role({"spec": {"tasks": tasks[:1]}}) == ""
-    assert find_elastic_role({"spec": {}}) == ""

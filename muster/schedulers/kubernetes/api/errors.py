@@ -9,7 +9,6 @@ from muster.schedulers.errors import EngineError, RightError, SchedulerError
 
 _MISSING_KINDS = {
     "jobset.x-k8s.io": "JobSet is not installed in this cluster; install it, or use flavor=job",
-    "batch.volcano.sh": "Volcano is not installed in this cluster; install it, or use flavor=job",
     "scheduling.volcano.sh": "Volcano is not installed in this cluster; use gang=none or gang=auto",
     "scheduling.k8s.io": "this cluster has no native PodGroups; use gang=none or gang=auto",
     "kueue.x-k8s.io": "Kueue is not installed in this cluster; install it, or remove queue",

@@ -104,7 +104,7 @@ def stop_app(resources: Objects, ref: AppRef, limit_s: float, cancel: Callable[[
 
 
 def _find_running(resources: Objects, ref: AppRef) -> list[dict[str, Any]]:
-    """The app's Jobs, or its JobSet or Volcano Job; some of it has not ended."""
+    """The app's Jobs, or its JobSet or job of Volcano; some of it has not ended."""
     parents = find_parents(resources, ref)
     if not parents:
         raise ControlError(f"there is no app {ref.name!r} in namespace {ref.namespace!r}", ExitCode.UNKNOWN)

@@ -23,8 +23,8 @@ from muster.schedulers.kubernetes.labels import (
     LABEL_COMPONENT,
 )
 from muster.schedulers.kubernetes.live.operations import find_parents, has_app, is_cancelled, read_job_end
-from muster.schedulers.kubernetes.live.submit import build_owner_reference
 from muster.schedulers.kubernetes.names import CONTAINER
+from muster.schedulers.kubernetes.volcano_jobs import build_abort_command
 
 _STOP_JOB: Final = {"activeDeadlineSeconds": 1}
 _MARK: Final = {"annotations": {CANCEL_ANNOTATION: "true"}}
@@ -94,7 +94,7 @@ def _mark(resources: Objects, ref: AppRef, parent: Mapping[str, Any]) -> dict[st
     if kind == JOBSET and _is_queued(parent):
         return dict(parent)
     if kind == VOLCANO_JOB:  # first: without the right to it, nothing is changed
-        _create_abort_command(resources, ref, parent)
+        _create_if_missing(resources, build_abort_command(parent))
     change: dict[str, Any] = {"metadata": _MARK}
     if kind == JOB:
         change["spec"] = _STOP_JOB
@@ -125,7 +125,12 @@ def _remove(resources: Objects, ref: AppRef, parents: Sequence[Mapping[str, Any]
         EngineError: they are deleted, and the record could not be created.
     """
     record = _build_record(ref, next(filter(has_app, parents), None)) if keep_record else None
-    refused = record is not None and not _create_record(resources, record)
+    refused = False
+    if record is not None:
+        try:
+            _create_if_missing(resources, record)
+        except (ApiError, RequestError):
+            refused = True
     for parent in parents:
         resources.delete(parse_kind(parent), ref.namespace, parent["metadata"]["name"])
     if record is not None and refused:  # a quota of Jobs has room for it only now
@@ -135,12 +140,12 @@ def _remove(resources: Objects, ref: AppRef, parents: Sequence[Mapping[str, Any]
             raise EngineError(f"{ref.name} is cancelled and deleted, and no record of it is kept: {error}") from error
 
 
-def _create_record(resources: Objects, record: Mapping[str, Any]) -> bool:
+def _create_if_missing(resources: Objects, document: Mapping[str, Any]) -> None:
     try:
-        resources.create(record)
-    except (ApiError, RequestError) as error:
-        return isinstance(error, RequestError) and error.refusal.reason == "AlreadyExists"
-    return True
+        resources.create(document)
+    except RequestError as error:
+        if error.refusal.reason != "AlreadyExists":
+            raise
 
 
 def _build_record(ref: AppRef, parent: Mapping[str, Any] | None) -> dict[str, Any] | None:
@@ -169,20 +174,3 @@ def _build_record(ref: AppRef, parent: Mapping[str, Any] | None) -> dict[str, An
         "annotations": {APPDEF_ANNOTATION: annotations[APPDEF_ANNOTATION], **_MARK["annotations"]},
     }
     return {"apiVersion": JOB.api_version, "kind": JOB.kind, "metadata": metadata, "spec": spec}
-
-
-def _create_abort_command(resources: Objects, ref: AppRef, job: Mapping[str, Any]) -> None:
-    """Volcano executes Command objects and then deletes them; one that still exists has the same effect."""
-    reference = {**build_owner_reference(job), "controller": True}
-    command = {
-        "apiVersion": "bus.volcano.sh/v1alpha1",
-        "kind": "Command",
-        "metadata": {"name": f"{ref.name}-abort", "namespace": ref.namespace, "ownerReferences": [reference]},
-        "action": "AbortJob",
-        "target": reference,
-    }
-    try:
-        resources.create(command)
-    except RequestError as error:
-        if error.refusal.reason != "AlreadyExists":
-            raise

@@ -9,11 +9,10 @@ from muster.schedulers.kubernetes.api.errors import ApiError
 from muster.schedulers.kubernetes.api.objects import Objects
 from muster.schedulers.kubernetes.app_id import AppRef
 from muster.schedulers.kubernetes.kinds import EVENT, JOB, POD, POD_GROUP_VERSIONS, Kind, parse_kind
-from muster.schedulers.kubernetes.labels import KUEUE_QUEUE, LABEL_COMPONENT, LABEL_INSTANCE
+from muster.schedulers.kubernetes.labels import KUEUE_QUEUE, LABEL_INSTANCE
 from muster.schedulers.kubernetes.live.operations import find_parents, list_conditions, read_job_end
 from muster.schedulers.kubernetes.live.pod_status import PodFact, read_pod
 from muster.schedulers.kubernetes.live.status import Observation, count_missing_pods
-from muster.schedulers.kubernetes.names import LEADER_TASK
 
 _Result = TypeVar("_Result")
 
@@ -35,7 +34,7 @@ def observe(resources: Objects, ref: AppRef) -> Observation | None:
     parents = find_parents(resources, ref)
     if not parents:
         return None
-    pods = list_pods(resources, ref, elastic_role=find_elastic_role(parents[0]))
+    pods = list_pods(resources, ref)
     waiting = [fact for fact in pods if fact.phase == "Pending"]
     failed = [parent for parent in parents if parse_kind(parent) == JOB and read_job_end(parent) == "Failed"]
     needs_events = any(fact.needs_events for fact in waiting) or count_missing_pods(parents, pods) > 0
@@ -65,18 +64,10 @@ def _read_if_allowed(read: Callable[[], _Result], default: _Result) -> _Result:
         raise
 
 
-def list_pods(resources: Objects, ref: AppRef, *, elastic_role: str) -> list[PodFact]:
+def list_pods(resources: Objects, ref: AppRef) -> list[PodFact]:
     """All pods of an app, also those that have ended."""
     items, _ = resources.list_all(POD, ref.namespace, labels=f"{LABEL_INSTANCE}={ref.name}")
-    return [read_pod(item, elastic_role=elastic_role) for item in items]
-
-
-def find_elastic_role(parent: Mapping[str, Any]) -> str:
-    """Volcano: label of the elastic role, whose node 0 is a separate task; "" without one."""
-    for task in (parent.get("spec") or {}).get("tasks") or ():
-        if task.get("name") == LEADER_TASK:
-            return str(task["template"]["metadata"]["labels"].get(LABEL_COMPONENT, ""))
-    return ""
+    return [read_pod(item) for item in items]
 
 
 def _read_warnings(resources: Objects, ref: AppRef) -> dict[str, str]:

@@ -1,10 +1,10 @@
 """Operations on an existing app: find, delete, resize."""
 
-import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from muster.schedulers.errors import EndedAppError, SchedulerError, UnknownAppError
+from muster.schedulers.kubernetes import volcano_jobs
 from muster.schedulers.kubernetes.api.errors import ApiError
 from muster.schedulers.kubernetes.api.objects import Objects
 from muster.schedulers.kubernetes.app_id import AppRef
@@ -20,7 +20,6 @@ from muster.schedulers.kubernetes.labels import (
 )
 from muster.schedulers.kubernetes.manifests.app_annotation import decode_app
 from muster.schedulers.kubernetes.names import (
-    LEADER_TASK,
     build_config_map_name,
     build_secret_name,
     build_workspace_name,
@@ -32,11 +31,11 @@ _POD_GROUPS: Final = tuple(
     Kind(api_version=version, kind="PodGroup") for versions in POD_GROUP_VERSIONS.values() for version in versions
 )
 
-_ENDS: Final = {"Complete": "Complete", "Completed": "Complete", "Failed": "Failed", "FailureTarget": "Failed"}
-"""Condition of a Job or a JobSet that has ended -> how."""
-
-_VOLCANO_ENDS: Final = {"Completed": "Complete", "Failed": "Failed", "Terminated": "Failed", "Aborted": "Failed"}
-"""Phase of a Job of Volcano that has ended -> how."""
+_ENDS: Final = {
+    **dict.fromkeys(("Complete", "Completed"), "Complete"),
+    **dict.fromkeys(("Failed", "FailureTarget", "Terminated", volcano_jobs.ABORTED), "Failed"),
+}
+"""Condition of a Job or a JobSet that has ended, or phase of a job of Volcano -> how."""
 
 
 def _list_prerequisites(app: str) -> tuple[tuple[Kind, str], ...]:
@@ -46,7 +45,7 @@ def _list_prerequisites(app: str) -> tuple[tuple[Kind, str], ...]:
 
 
 def find_parents(resources: Objects, ref: AppRef) -> list[dict[str, Any]]:
-    """The app's Jobs, or its JobSet or Volcano Job; [] if it does not exist. The first has the AppDef.
+    """The app's Jobs, or its JobSet or job of Volcano; [] if it does not exist. The first has the AppDef.
 
     In apps of older versions that is the first role's Job, which owns the others. Now every Job has it.
     """
@@ -86,7 +85,8 @@ def _read_if_allowed(resources: Objects, kind: Kind, ref: AppRef) -> dict[str, A
 
 def is_cancelled(parent: Mapping[str, Any]) -> bool:
     """Whether a user has cancelled the app that this object belongs to."""
-    return CANCEL_ANNOTATION in (parent["metadata"].get("annotations") or {})
+    aborted = volcano_jobs.read_state(parent).get("phase") == volcano_jobs.ABORTED
+    return aborted or CANCEL_ANNOTATION in (parent["metadata"].get("annotations") or {})
 
 
 def _is_record(job: Mapping[str, Any]) -> bool:
@@ -97,19 +97,17 @@ def _is_record(job: Mapping[str, Any]) -> bool:
 def read_job_end(job: Mapping[str, Any]) -> str | None:
     """How a Job ended: "Complete", "Failed" (also while its last pods still end), or None while it runs.
 
-    JobSets and Jobs of Volcano count in the same way. The record of an app that was cancelled in its queue has no pods
+    JobSets and jobs of Volcano count in the same way. The record of an app that was cancelled in its queue has no pods
     to complete: it counts as failed.
     """
     if _is_record(job):
         return "Failed"
-    for kind in (condition["type"] for condition in list_conditions(job) if condition["status"] == "True"):
-        if kind in _ENDS:
-            return _ENDS[kind]
-    return _VOLCANO_ENDS.get(((job.get("status") or {}).get("state") or {}).get("phase", ""))
+    kinds = [condition["type"] for condition in list_conditions(job) if condition["status"] == "True"]
+    return next((_ENDS[kind] for kind in (*kinds, volcano_jobs.read_state(job).get("phase")) if kind in _ENDS), None)
 
 
 def list_conditions(item: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The conditions of an object. Those of a Volcano Job are the phases that it went through: none has a type."""
+    """The conditions of an object. Those of a job of Volcano are the phases that it went through: none has a type."""
     return [each for each in (item.get("status") or {}).get("conditions") or [] if "type" in each]
 
 
@@ -167,7 +165,7 @@ def resize(resources: Objects, ref: AppRef, nodes: int, role_name: str | None = 
     kind = Kind(api_version=parent["apiVersion"], kind=parent["kind"])
     if kind == JOB and parent["metadata"]["labels"].get(LABEL_COMPONENT) != label:
         raise EndedAppError(f"the Job of role {role.name!r} of {ref.name!r} is gone: nothing was changed")
-    if kind not in _RESIZES:
+    if kind == JOBSET:
         raise SchedulerError(f"app {ref.name!r} is a {parent['kind']}, which cannot be resized; use flavor=job")
     if kind == JOB and read_job_end(parent) is not None:
         raise EndedAppError(f"role {role.name!r} of {ref.name!r} has ended already: nothing was changed")
@@ -176,28 +174,14 @@ def resize(resources: Objects, ref: AppRef, nodes: int, role_name: str | None = 
             f"role {role.name!r} of {ref.name!r} cannot be resized: Kueue admitted a part of its nodes and keeps their "
             "number; submit it with -cfg kueue_elastic=resize"
         )
-    resources.patch(kind, ref.namespace, parent["metadata"]["name"], {"spec": _RESIZES[kind](parent, label, nodes)})
+    # Both in one patch: Kubernetes accepts a new number of completions only if it equals the parallelism.
+    change: dict[str, Any] = {"parallelism": nodes, "completions": nodes}
+    if kind == VOLCANO_JOB:
+        change = volcano_jobs.resize_tasks(parent, label, nodes)
+    resources.patch(kind, ref.namespace, parent["metadata"]["name"], {"spec": change})
 
 
 def _find_parent_of_role(parents: Sequence[dict[str, Any]], label: str) -> dict[str, Any]:
-    """The role's own Job; the JobSet or Volcano Job has all roles."""
+    """The role's own Job; the JobSet or job of Volcano has all roles."""
     labels = [(parent["metadata"].get("labels") or {}).get(LABEL_COMPONENT) for parent in parents]
     return parents[labels.index(label)] if label in labels else parents[0]
-
-
-def _resize_job(_: Mapping[str, Any], __: str, nodes: int) -> dict[str, Any]:
-    # Both in one patch: Kubernetes accepts a new number of completions only if it equals the parallelism.
-    return {"parallelism": nodes, "completions": nodes}
-
-
-def _resize_volcano(job: Mapping[str, Any], label: str, nodes: int) -> dict[str, Any]:
-    tasks = copy.deepcopy(job["spec"]["tasks"])
-    names = [task["name"] for task in tasks]
-    tasks[names.index(label)]["replicas"] = nodes - 1 if LEADER_TASK in names else nodes
-    return {"tasks": tasks}
-
-
-_RESIZES: Final[Mapping[Kind, Callable[[Mapping[str, Any], str, int], dict[str, Any]]]] = {
-    JOB: _resize_job,
-    VOLCANO_JOB: _resize_volcano,
-}

@@ -7,14 +7,13 @@ from typing import Any, Final
 
 from muster._shared.contract import show_controls
 from muster.schedulers.failure_report import parse_report
+from muster.schedulers.kubernetes import volcano_jobs
 from muster.schedulers.kubernetes.labels import (
     INDEX_FAILURES,
     JOB_INDEX_LABEL,
     LABEL_COMPONENT,
-    TASK_INDEX_LABEL,
-    TASK_LABEL,
 )
-from muster.schedulers.kubernetes.names import CONTAINER, LEADER_TASK
+from muster.schedulers.kubernetes.names import CONTAINER
 
 _IMAGE_REASONS: Final = ("ImagePullBackOff", "ErrImagePull", "InvalidImageName", "ErrImageNeverPull")
 _NORMAL_WAIT_REASONS: Final = ("ContainerCreating", "PodInitializing", "")
@@ -69,14 +68,8 @@ class PodFact:
     """This pod was disrupted, or ended by SIGTERM."""
 
 
-def read_pod(pod: Mapping[str, Any], *, elastic_role: str = "") -> PodFact:
-    """Reads a pod from the API server's object.
-
-    Args:
-        pod: a v1 Pod.
-        elastic_role: Volcano: label of the elastic role; "" without one. Its node 0 is a separate task, so that the
-            indices of its other nodes are one too low.
-    """
+def read_pod(pod: Mapping[str, Any]) -> PodFact:
+    """Read a v1 Pod as the API server gives it."""
     metadata, status = pod["metadata"], pod.get("status") or {}
     labels = metadata.get("labels") or {}
     terminated = _find_terminated(status)
@@ -93,7 +86,7 @@ def read_pod(pod: Mapping[str, Any], *, elastic_role: str = "") -> PodFact:
     return PodFact(
         name=metadata["name"],
         role=labels.get(LABEL_COMPONENT, ""),
-        index=_read_index(labels, elastic_role),
+        index=_read_index(pod, labels),
         phase=phase,
         created=metadata.get("creationTimestamp") or "",
         node=(pod.get("spec") or {}).get("nodeName") or "",
@@ -126,12 +119,10 @@ def find_latest_pods(facts: Sequence[PodFact]) -> dict[tuple[str, int], PodFact]
     return newest
 
 
-def _read_index(labels: Mapping[str, str], elastic_role: str) -> int:
-    text = labels.get(JOB_INDEX_LABEL) or labels.get(TASK_INDEX_LABEL) or ""
-    if not text.isdecimal():
-        return -1
-    is_elastic = bool(elastic_role) and labels.get(LABEL_COMPONENT) == elastic_role
-    return int(text) + (is_elastic and labels.get(TASK_LABEL) != LEADER_TASK)
+def _read_index(pod: Mapping[str, Any], labels: Mapping[str, str]) -> int:
+    text = labels.get(JOB_INDEX_LABEL, "")
+    index = int(text) if text.isdecimal() else volcano_jobs.find_index(pod)
+    return -1 if index is None else index
 
 
 def _find_container(statuses: Sequence[Mapping[str, Any]] | None) -> Mapping[str, Any]:

@@ -108,7 +108,7 @@ def stop_other_roles(resources: Objects, ref: AppRef, notify: Callable[[str], No
     kept_logs.stop_and_keep_logs(
         resources.client,
         ref,
-        lambda: [fact for fact in list_pods(resources, ref, elastic_role="") if fact.role in roles],
+        lambda: [fact for fact in list_pods(resources, ref) if fact.role in roles],
         stop,
         notify,
     )

@@ -21,7 +21,7 @@ from muster.schedulers.kubernetes.kinds import JOB, JOBSET, POD, VOLCANO_JOB, Ki
 from muster.schedulers.kubernetes.labels import LABEL_INSTANCE, LABEL_MANAGED_BY, MANAGED_BY
 from muster.schedulers.kubernetes.live import asking, cancelling, kept_logs, operations
 from muster.schedulers.kubernetes.live.logs import ConnectionLimits, LogReader, PodLogQuery, convert_to_stamp
-from muster.schedulers.kubernetes.live.observation import find_elastic_role, list_pods, observe
+from muster.schedulers.kubernetes.live.observation import list_pods, observe
 from muster.schedulers.kubernetes.live.role_stop import RoleStop
 from muster.schedulers.kubernetes.live.status import Observation, build_status, decide_state
 from muster.schedulers.kubernetes.live.submit import submit
@@ -95,11 +95,10 @@ class Session:
         parents = operations.find_parents(resources, ref)
         if all(operations.read_job_end(parent) is not None for parent in parents):
             return
-        elastic_role = find_elastic_role(parents[0])
         kept_logs.stop_and_keep_logs(
             resources.client,
             ref,
-            lambda: list_pods(resources, ref, elastic_role=elastic_role),
+            lambda: list_pods(resources, ref),
             lambda: cancelling.cancel(resources, ref),
             _print_notice,
         )
@@ -174,20 +173,17 @@ class Session:
         )
         reader = LogReader(resources.client, self._limits, self._clock)
         if not tail:
-            pods = list_pods(resources, ref, elastic_role=find_elastic_role(parents[0]))
-            return reader.read(query, PodSnapshot(pods))
-        return _follow(reader, query, self._find_watch(app_id, ref, resources, parents))
+            return reader.read(query, PodSnapshot(list_pods(resources, ref)))
+        return _follow(reader, query, self._find_watch(app_id, ref, resources))
 
-    def _find_watch(self, app_id: str, ref: AppRef, resources: Objects, parents: Sequence[dict[str, Any]]) -> PodWatch:
+    def _find_watch(self, app_id: str, ref: AppRef, resources: Objects) -> PodWatch:
         """One watch for all log readers of an app."""
 
         def has_ended() -> bool:
             current = operations.find_parents(resources, ref)
             return not current or decide_state(Observation(parents=current, pods=())) in _END_STATES
 
-        elastic_role = find_elastic_role(parents[0])
-        watch = PodWatch(resources, ref, elastic_role=elastic_role, check_ended=has_ended)
-        return self._watches.setdefault(app_id, watch)
+        return self._watches.setdefault(app_id, PodWatch(resources, ref, check_ended=has_ended))
 
 
 def _follow(reader: LogReader, query: PodLogQuery, watch: PodWatch) -> Iterator[str]:

@@ -12,25 +12,15 @@ from torchx.specs.api import NONE, AppDef, AppState, ReplicaStatus, RoleStatus
 
 from muster.schedulers.errors import EngineError
 from muster.schedulers.failure_report import describe_report, find_root_cause
+from muster.schedulers.kubernetes.kinds import JOB, parse_kind
 from muster.schedulers.kubernetes.labels import LABEL_COMPONENT
 from muster.schedulers.kubernetes.live.operations import is_cancelled, list_conditions, read_job_end
 from muster.schedulers.kubernetes.live.pod_status import PodFact, find_latest_pods
 from muster.schedulers.kubernetes.manifests.app_annotation import decode_app
 from muster.schedulers.kubernetes.names import label_roles
+from muster.schedulers.kubernetes.volcano_jobs import read_state
 from muster.schedulers.timestamps import parse_timestamp
 
-_VOLCANO_STATES: Final = {
-    "Pending": AppState.PENDING,
-    "Aborting": AppState.RUNNING,
-    "Aborted": AppState.CANCELLED,
-    "Running": AppState.RUNNING,
-    "Restarting": AppState.RUNNING,
-    "Completing": AppState.RUNNING,
-    "Completed": AppState.SUCCEEDED,
-    "Terminating": AppState.RUNNING,
-    "Terminated": AppState.FAILED,
-    "Failed": AppState.FAILED,
-}
 _POD_STATES: Final = {
     "Pending": AppState.PENDING,
     "Running": AppState.RUNNING,
@@ -60,7 +50,7 @@ class Observation:
     """All that was read of an app, at about the same time."""
 
     parents: Sequence[Mapping[str, Any]]
-    """Jobs (the first has the AppDef), or one JobSet or Volcano Job; not empty."""
+    """Jobs (the first has the AppDef), or one JobSet or job of Volcano; not empty."""
     pods: Sequence[PodFact]
     queue_reason: str = ""
     """Why Kueue or a PodGroup makes the app wait."""
@@ -122,7 +112,7 @@ def count_replaced_pods(observation: Observation) -> int:
 
 def _list_jobs(parents: Sequence[Mapping[str, Any]], *, running: bool = False) -> list[Mapping[str, Any]]:
     """The parents that are Jobs of Kubernetes, all or those that have not ended."""
-    jobs = [parent for parent in parents if parent["apiVersion"].startswith("batch/v1") and parent["kind"] == "Job"]
+    jobs = [parent for parent in parents if parse_kind(parent) == JOB]
     return [job for job in jobs if read_job_end(job) is None] if running else jobs
 
 
@@ -147,23 +137,12 @@ def decide_state(observation: Observation) -> AppState:
 
 
 def _decide_end(parents: Sequence[Mapping[str, Any]]) -> AppState | None:
-    if parents[0]["kind"] == "JobSet":
-        conditions = {item["type"] for item in list_conditions(parents[0]) if item["status"] == "True"}
-        if "Failed" in conditions:
-            return AppState.FAILED
-        return AppState.SUCCEEDED if "Completed" in conditions else None
-    if not parents[0]["apiVersion"].startswith("batch/"):
-        state = _VOLCANO_STATES.get(_read_volcano_state(parents[0]).get("phase", ""))
-        return state if state in (AppState.SUCCEEDED, AppState.FAILED, AppState.CANCELLED) else None
-    ends = [read_job_end(job) for job in parents]
+    if parse_kind(parents[0]) != JOB:
+        parents = parents[:1]  # the record of a cancel that was interrupted may follow
+    ends = [read_job_end(parent) for parent in parents]
     if "Failed" in ends:
         return AppState.FAILED
     return AppState.SUCCEEDED if all(end == "Complete" for end in ends) else None
-
-
-def _read_volcano_state(parent: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Phase, reason and message of a Volcano Job; {} for other kinds."""
-    return (parent.get("status") or {}).get("state") or {}
 
 
 # -- the message --------------------------------------------------------------------------------------------------
@@ -259,7 +238,7 @@ def _describe_conditions(observation: Observation) -> list[str]:
     has_pod = any(fact.phase == "Failed" for fact in observation.pods)
     clauses = []
     for parent in observation.parents:
-        state = _read_volcano_state(parent)
+        state = read_state(parent)
         clauses.append(": ".join(state[key] for key in ("reason", "message") if state.get(key)))
         for condition in list_conditions(parent):
             # FailureTarget becomes Failed once the last pods have ended.

@@ -16,8 +16,9 @@ from muster.schedulers.kubernetes.kinds import (
     PARENT_KINDS,
     POD,
     POD_GROUP_VERSIONS,
-    VOLCANO_JOB,
+    VOLCANO_POD_GROUP_VERSION,
     Kind,
+    build_owner_reference,
     parse_kind,
 )
 from muster.schedulers.kubernetes.labels import LABEL_INSTANCE, SUBMISSION_ANNOTATION
@@ -25,12 +26,6 @@ from muster.schedulers.kubernetes.manifests.pod_group import add_pod_group
 from muster.schedulers.kubernetes.manifests.request import Additions, Request, complete_documents
 from muster.schedulers.kubernetes.schema import check_version
 from muster.schedulers.naming import make_secret
-
-_FLAVOR_KINDS: Final = {
-    "jobset": (JOBSET.api_version, "jobsets", "JobSet is not installed in this cluster"),
-    "volcano": (VOLCANO_JOB.api_version, "jobs", "Volcano is not installed in this cluster"),
-}
-
 
 _SEVERAL_ROLES: Final = (
     "each role is a Job of its own: when one fails, this process stops the others as long as it lives (--wait, --log), "
@@ -135,19 +130,6 @@ def _create(
         raise
 
 
-def build_owner_reference(owner: Mapping[str, Any]) -> dict[str, Any]:
-    """A reference that ties an object's deletion to its owner's. Not blocking: that would need a further right."""
-    metadata = owner["metadata"]
-    return {
-        "apiVersion": owner["apiVersion"],
-        "kind": owner["kind"],
-        "name": metadata["name"],
-        "uid": metadata["uid"],
-        "controller": False,
-        "blockOwnerDeletion": False,
-    }
-
-
 def _roll_back(resources: Objects, submission: _Submission, notify: Callable[[str], None]) -> None:
     """Deletes what this submission created, also where responses were lost. Reports errors, does not raise them."""
     kinds = list(dict.fromkeys(parse_kind(document) for document in reversed(submission.documents)))
@@ -193,9 +175,11 @@ def _list_own(resources: Objects, kind: Kind, submission: _Submission) -> list[s
 
 
 def _check_flavor(resources: Objects, request: Request) -> None:
-    needed = _FLAVOR_KINDS.get(request.options.flavor)
-    if needed and not resources.has_kind(needed[0], needed[1]):
-        raise EngineError(f"{needed[2]} ({needed[0]}); install it, or use flavor=job, which does not need it")
+    if request.options.flavor == "jobset" and not resources.has_kind(JOBSET.api_version, "jobsets"):
+        raise EngineError(
+            f"JobSet is not installed in this cluster ({JOBSET.api_version}); install it, or use flavor=job, which "
+            "does not need it"
+        )
 
 
 def _check_queue(resources: Objects, request: Request, namespace: str) -> None:
@@ -203,9 +187,9 @@ def _check_queue(resources: Objects, request: Request, namespace: str) -> None:
     if options.resolved_gang == "kueue" and options.queue:
         versions = resources.list_group_versions("kueue.x-k8s.io")
         if not versions:
-            raise EngineError(
-                f"queue={options.queue}: Kueue is not installed in this cluster; install it or remove queue"
-            )
+            has_volcano = bool(resources.list_group_versions(VOLCANO_POD_GROUP_VERSION.partition("/")[0]))
+            advice = "for a queue of Volcano give gang=volcano, too" if has_volcano else "install it or remove queue"
+            raise EngineError(f"queue={options.queue}: Kueue is not installed in this cluster; {advice}")
         kind = Kind(api_version=versions[0], kind="LocalQueue")
         _check_queue_exists(resources, kind, namespace, options.queue, f"namespace {namespace!r} has no LocalQueue")
     elif options.resolved_gang == "volcano" and options.queue:

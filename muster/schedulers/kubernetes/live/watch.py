@@ -53,7 +53,6 @@ class PodWatch:
     Args:
         resources: of the cluster.
         ref: the app.
-        elastic_role: see `pod_status.read_pod`.
         check_ended: reads from the cluster whether the app has ended.
         clock: monotonic time; default: the machine's.
     """
@@ -63,13 +62,11 @@ class PodWatch:
         resources: Objects,
         ref: AppRef,
         *,
-        elastic_role: str,
         check_ended: Callable[[], bool],
         clock: Clock | None = None,
     ) -> None:
         self._resources = resources
         self._ref = ref
-        self._elastic_role = elastic_role
         self._check_ended = check_ended
         self._clock: Clock = clock or SystemClock()
         self._ended = False
@@ -175,7 +172,7 @@ class PodWatch:
     def _list(self) -> str:
         labels = f"{LABEL_INSTANCE}={self._ref.name}"
         items, version = self._resources.list_all(POD, self._ref.namespace, labels=labels)
-        facts = [read_pod(item, elastic_role=self._elastic_role) for item in items]
+        facts = [read_pod(item) for item in items]
         with self._changed:
             self._facts = {fact.uid: fact for fact in facts}
             self._version = version
@@ -203,7 +200,7 @@ class PodWatch:
         return version
 
     def _apply(self, change: str, item: Mapping[str, Any]) -> None:
-        fact = read_pod(item, elastic_role=self._elastic_role)
+        fact = read_pod(item)
         with self._changed:
             if change == "DELETED":
                 self._facts.pop(fact.uid, None)

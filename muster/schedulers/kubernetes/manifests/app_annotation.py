@@ -34,7 +34,7 @@ def decode_app(parent: Mapping[str, Any]) -> Any:
     """The AppDef in the annotation of an app's object. Drops fields that this version of TorchX does not have.
 
     Args:
-        parent: the app's first Job, its JobSet or its Volcano Job.
+        parent: the app's first Job, its JobSet or its job of Volcano.
 
     Raises:
         EngineError: the annotation is missing or malformed; another program has changed it.

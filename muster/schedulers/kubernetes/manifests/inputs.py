@@ -16,7 +16,7 @@ from muster.schedulers.kubernetes import syntax
 from muster.schedulers.kubernetes.names import (
     INDEX_VARIABLE,
     NAMESPACE_VARIABLE,
-    PodNaming,
+    build_job_name,
     build_token_key,
     check_names,
     label_roles,
@@ -37,7 +37,7 @@ _HANDLE_VARIABLE: Final = "TORCHX_JOB_ID"
 """TorchX's `ENV_TORCHX_JOB_ID`, on 0.7 and the nightly: `SCHEDULER://SESSION/${app_id}`."""
 
 _RESERVED: Final = (Env.RANK0_HOST, INDEX_VARIABLE, NAMESPACE_VARIABLE)
-_RESERVED_OF_AGENTS: Final = (Env.TOKEN, Env.REQUIRE_TOKEN, Env.NODE_NAME, Env.NODE_INDEX)
+_RESERVED_OF_AGENTS: Final = (Env.TOKEN, Env.REQUIRE_TOKEN, Env.NODE_NAME)
 """Variables that a role's own environment must not have: without them, or with other values, no job starts."""
 
 SECRET_ARGUMENT: Final = "MUSTER_ARGUMENT_{number}"
@@ -92,7 +92,6 @@ class AppInputs:
     app: Any
     roles: tuple[RoleInputs, ...]
     options: Options
-    naming: PodNaming
     submitter: str = ""
     """Value of the label that names who submitted; "": no label."""
 
@@ -111,7 +110,8 @@ class AppInputs:
 
         An agent role is a job of its own: its own replica 0. Other roles: replica 0 of the first role, as in TorchX.
         """
-        return self.naming.build_rank0_host(self.name, role.label if role.runs_agent else self.roles[0].label)
+        label = role.label if role.runs_agent else self.roles[0].label
+        return f"{build_job_name(self.name, label, self.options.flavor)}-0.{self.name}"
 
     @property
     def minimum(self) -> int:
@@ -144,28 +144,8 @@ def build_inputs(
         _build_role_inputs(role, labels[role.name], args[role.name], options, name, workspaces) for role in app.roles
     )
     check_version(options.schema_version, elastic=any(role.elastic for role in roles), source="kube_version")
-    naming = PodNaming(
-        flavor=options.flavor, elastic_role=_find_elastic_role(roles) if options.flavor == "volcano" else ""
-    )
-    inputs = AppInputs(name=name, app=app, roles=roles, options=options, naming=naming, submitter=submitter)
-    check_names(name, [(role.role.name, role.label, role.max_nodes) for role in roles], naming)
-    return inputs
-
-
-def _find_elastic_role(roles: Sequence[RoleInputs]) -> str:
-    """Volcano: label of the elastic role, "" without one.
-
-    Raises:
-        SchedulerError: it is not the only agent role.
-    """
-    elastic = [role for role in roles if role.elastic]
-    if elastic and sum(role.runs_agent for role in roles) > 1:
-        raise SchedulerError(
-            f"role {elastic[0].role.name!r} is elastic ({elastic[0].min_nodes}:{elastic[0].max_nodes}) and not the "
-            "only role that runs the agent: a Volcano Job ends as a whole when its first elastic role succeeds; "
-            "use flavor=job or jobset, or a fixed number of nodes"
-        )
-    return elastic[0].label if elastic else ""
+    check_names(name, [(role.role.name, role.label, role.max_nodes) for role in roles], options.flavor)
+    return AppInputs(name=name, app=app, roles=roles, options=options, submitter=submitter)
 
 
 def _build_role_inputs(

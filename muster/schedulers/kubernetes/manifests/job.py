@@ -4,7 +4,6 @@ from typing import Any
 
 from muster.schedulers.kubernetes.kinds import JOB
 from muster.schedulers.kubernetes.labels import (
-    JOB_INDEX_LABEL,
     KUEUE_ELASTIC,
     KUEUE_EQUAL,
     KUEUE_MINIMUM,
@@ -20,7 +19,7 @@ from muster.schedulers.kubernetes.manifests.pod import (
     build_labels,
     build_pod_template,
 )
-from muster.schedulers.kubernetes.names import PodNaming
+from muster.schedulers.kubernetes.names import build_job_name
 
 
 def build_jobs(inputs: AppInputs) -> list[dict[str, Any]]:
@@ -35,9 +34,8 @@ def _build_job(inputs: AppInputs, role: RoleInputs) -> dict[str, Any]:
         spec["ttlSecondsAfterFinished"] = options.ttl_s
     if options.suspend:
         spec["suspend"] = True
-    naming = PodNaming(flavor="job")
     metadata = {
-        "name": naming.build_pod_prefix(inputs.name, role.label),
+        "name": build_job_name(inputs.name, role.label, "job"),
         "labels": {**build_labels(inputs, role), **build_queue_labels(inputs)},
         "annotations": _build_kueue_annotations(inputs, role),
     }
@@ -68,7 +66,7 @@ def build_job_spec(inputs: AppInputs, role: RoleInputs) -> dict[str, Any]:
         else:
             spec["backoffLimitPerIndex"] = role.role.max_retries
             spec["maxFailedIndexes"] = 0
-    spec["template"] = build_pod_template(inputs, role, index_label=JOB_INDEX_LABEL)
+    spec["template"] = build_pod_template(inputs, role)
     return spec
 
 

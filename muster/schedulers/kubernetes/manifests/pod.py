@@ -7,13 +7,14 @@ of node 0 is a host name.
 import posixpath
 from typing import Any, Final
 
-from muster._shared.contract import NEVER_RETRY, NODE_INDEX_MARK, Env, ExitCode, RoleKey
+from muster._shared.contract import NEVER_RETRY, Env, ExitCode, RoleKey
 from muster.schedulers.agent_command import rewrite_agent_args, rewrite_image_args
 from muster.schedulers.errors import SchedulerError
 from muster.schedulers.grace import build_drain_env
 from muster.schedulers.kubernetes import syntax
-from muster.schedulers.kubernetes.kinds import JOB, PARENTS
+from muster.schedulers.kubernetes.kinds import JOB, JOBSET
 from muster.schedulers.kubernetes.labels import (
+    JOB_INDEX_LABEL,
     LABEL_COMPONENT,
     LABEL_INSTANCE,
     LABEL_MANAGED_BY,
@@ -35,6 +36,7 @@ from muster.schedulers.kubernetes.names import (
     CONTAINER,
     INDEX_VARIABLE,
     NAMESPACE_VARIABLE,
+    build_job_name,
     build_secret_name,
     build_token_key,
 )
@@ -63,16 +65,8 @@ EXIT_RULE: Final = {
 }
 
 
-def build_pod_template(
-    inputs: AppInputs, role: RoleInputs, *, index_label: str, first_index: int = 0
-) -> dict[str, Any]:
+def build_pod_template(inputs: AppInputs, role: RoleInputs) -> dict[str, Any]:
     """Builds one role's pod template.
-
-    Args:
-        inputs: the app's.
-        role: one of the app's roles.
-        index_label: pod label to which the controller writes the node's index.
-        first_index: index of the node whose label is 0; above 0 only for a role that runs our agent.
 
     Raises:
         SchedulerError: an invalid mount, resource or patch.
@@ -86,7 +80,7 @@ def build_pod_template(
         "terminationGracePeriodSeconds": role.grace_s,
         "tolerations": _build_tolerations(inputs),
         "securityContext": _build_pod_security(inputs),
-        "containers": [_build_container(inputs, role, mounts, index_label, first_index)],
+        "containers": [_build_container(inputs, role, mounts)],
         "volumes": volumes,
     }
     if role.workspace and not role.runs_agent:
@@ -165,15 +159,13 @@ def _build_security(inputs: AppInputs, role: RoleInputs) -> dict[str, Any]:
     return {"allowPrivilegeEscalation": False, "capabilities": capabilities}
 
 
-def _build_container(
-    inputs: AppInputs, role: RoleInputs, mounts: list[dict[str, Any]], index_label: str, first_index: int
-) -> dict[str, Any]:
+def _build_container(inputs: AppInputs, role: RoleInputs, mounts: list[dict[str, Any]]) -> dict[str, Any]:
     container: dict[str, Any] = {
         "name": CONTAINER,
         "image": role.role.image,
         "command": [escape(role.role.entrypoint)],
-        "args": _build_args(inputs, role, first_index),
-        "env": _build_env(inputs, role, index_label, first_index),
+        "args": _build_args(inputs, role),
+        "env": _build_env(inputs, role),
         "resources": build_resources(inputs, role),
         "volumeMounts": mounts,
         "terminationMessagePath": "/dev/termination-log",
@@ -189,18 +181,18 @@ def _build_container(
     return container
 
 
-def _build_args(inputs: AppInputs, role: RoleInputs, first_index: int) -> list[str]:
+def _build_args(inputs: AppInputs, role: RoleInputs) -> list[str]:
     args = list(role.args)
     if role.runs_agent:
         bundled = inputs.options.agent == "bundled"
         args = rewrite_agent_args(args, BUNDLE_DIR) if bundled else rewrite_image_args(args)
-    return [_insert_index(arg, first_index) for arg in args]
+    return [_insert_index(arg) for arg in args]
 
 
-def _insert_index(text: str, first_index: int) -> str:
-    """Inserts a reference that Kubernetes replaces by the index; if that is not the node's, one for the agent."""
-    index = NODE_INDEX_MARK if first_index else f"$({INDEX_VARIABLE})"
-    return text.replace(INDEX_PLACEHOLDER, index).replace(NAMESPACE_PLACEHOLDER, f"$({NAMESPACE_VARIABLE})")
+def _insert_index(text: str) -> str:
+    """Insert references that Kubernetes replaces by the node's index and the namespace."""
+    text = text.replace(INDEX_PLACEHOLDER, f"$({INDEX_VARIABLE})")
+    return text.replace(NAMESPACE_PLACEHOLDER, f"$({NAMESPACE_VARIABLE})")
 
 
 def _build_ports(role: RoleInputs) -> list[dict[str, Any]]:
@@ -213,9 +205,9 @@ def _build_ports(role: RoleInputs) -> list[dict[str, Any]]:
     return ports
 
 
-def _build_env(inputs: AppInputs, role: RoleInputs, index_label: str, first_index: int) -> list[dict[str, Any]]:
+def _build_env(inputs: AppInputs, role: RoleInputs) -> list[dict[str, Any]]:
     # These come first: other variables refer to them, and can refer only to earlier ones.
-    env: list[dict[str, Any]] = [_build_field_variable(INDEX_VARIABLE, f"metadata.labels['{index_label}']")]
+    env: list[dict[str, Any]] = [_build_field_variable(INDEX_VARIABLE, f"metadata.labels['{JOB_INDEX_LABEL}']")]
     env.append(_build_field_variable(NAMESPACE_VARIABLE, "metadata.namespace"))
     ours: dict[str, str] = {Env.RANK0_HOST: inputs.build_rank0_host(role), "TMPDIR": SCRATCH_DIR}
     if inputs.options.user is not None and inputs.options.user.uid is not None:
@@ -224,11 +216,9 @@ def _build_env(inputs: AppInputs, role: RoleInputs, index_label: str, first_inde
         env.append(_build_field_variable(Env.NODE_NAME, "metadata.name"))
         env.append(_build_secret_variable(inputs, Env.TOKEN, build_token_key(role.label)))
         ours.update(_build_agent_env(inputs, role))
-    if first_index:
-        env.append({"name": Env.NODE_INDEX, "value": f"{first_index}+$({INDEX_VARIABLE})"})
     for key, text in {**ours, **role.env}.items():
         if key not in role.secret_env:
-            env.append({"name": key, "value": _insert_index(text, first_index)})
+            env.append({"name": key, "value": _insert_index(text)})
     env += [_build_secret_variable(inputs, name, secret.key) for name, secret in role.secret_env.items()]
     return env
 
@@ -253,13 +243,13 @@ def _build_agent_env(inputs: AppInputs, role: RoleInputs) -> dict[str, str]:
 
 
 def _build_events_env(inputs: AppInputs, role: RoleInputs) -> dict[str, str]:
-    """Which object the agent tells of itself. A JobSet and a Volcano Job have all roles, so their names are said."""
-    kind, name = PARENTS[inputs.options.flavor], inputs.name
-    if kind is JOB:
-        name = inputs.naming.build_pod_prefix(inputs.name, role.label)
-    is_shared = kind is not JOB and sum(each.runs_agent for each in inputs.roles) > 1
-    path = kind.build_path(NAMESPACE_PLACEHOLDER, name)
-    env = {Env.JOB_OBJECT: f"{path} {role.label}" if is_shared else path, Env.ACCOUNT_DIR: ACCOUNT_DIR}
+    """Which object the agent tells of itself. A JobSet has all roles, so their names are said."""
+    if inputs.options.flavor == "job":
+        told = JOB.build_path(NAMESPACE_PLACEHOLDER, build_job_name(inputs.name, role.label, "job"))
+    else:
+        told = JOBSET.build_path(NAMESPACE_PLACEHOLDER, inputs.name)
+        told += f" {role.label}" if sum(each.runs_agent for each in inputs.roles) > 1 else ""
+    env = {Env.JOB_OBJECT: told, Env.ACCOUNT_DIR: ACCOUNT_DIR}
     return {**env, Env.SECRET_NAMES: " ".join(role.secret_env)} if role.secret_env else env
 
 

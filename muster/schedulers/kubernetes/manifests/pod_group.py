@@ -1,4 +1,10 @@
-"""Gang scheduling for flavour `job` without Kueue: a PodGroup, Kubernetes' own or Volcano's."""
+"""Gang scheduling for flavour `job` without Kueue: a PodGroup, Kubernetes' own or Volcano's.
+
+Volcano finds a pod's PodGroup by the annotation in all its releases, and reads the fields that we write in those since
+0.4. It orders jobs by the PodGroup's priority class, and not by the pods'.
+
+Source: volcano-sh/volcano, pkg/scheduler/api/job_info.go and pkg/scheduler/cache/cache.go, read at v0.4.2 to v1.15.1.
+"""
 
 import copy
 from collections.abc import Mapping, Sequence
@@ -19,7 +25,12 @@ def find_native_version(kube_version: tuple[int, int]) -> str | None:
 
 
 def add_pod_group(
-    documents: Sequence[Mapping[str, Any]], *, api_version: str, minimum: int, queue: str | None = None
+    documents: Sequence[Mapping[str, Any]],
+    *,
+    api_version: str,
+    minimum: int,
+    queue: str | None = None,
+    priority_class: str | None = None,
 ) -> list[dict[str, Any]]:
     """Copies of the documents, with a PodGroup before the first Job and all Jobs' pods in it.
 
@@ -28,6 +39,7 @@ def add_pod_group(
         api_version: one of `POD_GROUP_VERSIONS`.
         minimum: pods that start together or not at all.
         queue: Volcano's. Kubernetes' own PodGroup has no queue; the options refuse one.
+        priority_class: of Volcano's PodGroup.
     """
     changed = [copy.deepcopy(dict(document)) for document in documents]
     jobs = [document for document in changed if document["kind"] == "Job"]
@@ -38,7 +50,8 @@ def add_pod_group(
         _add_to_group(job["spec"]["template"], name, native=native)
     spec: dict[str, Any] = {"schedulingPolicy": {"gang": {"minCount": minimum}}}
     if not native:
-        spec = {"minMember": minimum, **({"queue": queue} if queue else {})}
+        given = {"queue": queue, "priorityClassName": priority_class}
+        spec = {"minMember": minimum, **{key: value for key, value in given.items() if value}}
     place = {key: jobs[0]["metadata"][key] for key in ("namespace",) if key in jobs[0]["metadata"]}
     metadata = {"name": name, **place, "labels": labels}
     group = {"apiVersion": api_version, "kind": "PodGroup", "metadata": metadata, "spec": spec}

@@ -25,7 +25,6 @@ from muster.schedulers.kubernetes.manifests.job import build_jobs, build_service
 from muster.schedulers.kubernetes.manifests.jobset import build_jobset
 from muster.schedulers.kubernetes.manifests.pod import build_labels
 from muster.schedulers.kubernetes.manifests.pod_group import add_pod_group, find_native_version
-from muster.schedulers.kubernetes.manifests.volcano import build_volcano_job
 from muster.schedulers.kubernetes.manifests.volumes import needs_agent
 from muster.schedulers.kubernetes.names import build_config_map_name, build_secret_name, build_workspace_name
 from muster.schedulers.kubernetes.options import Options, parse_options
@@ -181,16 +180,7 @@ def _check_size(document: Mapping[str, Any]) -> None:
 
 
 def _build_workload(inputs: AppInputs) -> list[dict[str, Any]]:
-    if inputs.options.flavor == "job":
-        workload = build_jobs(inputs)
-    elif inputs.options.flavor == "jobset":
-        workload = [build_jobset(inputs)]
-    else:
-        workload = [build_volcano_job(inputs)]
-    if inputs.options.suspend and inputs.options.flavor == "volcano":
-        raise SchedulerError(
-            "suspend=true cannot be used with flavor=volcano: a Volcano Job cannot be created suspended"
-        )
+    workload = build_jobs(inputs) if inputs.options.flavor == "job" else [build_jobset(inputs)]
     encoded = encode_app(inputs.app)
     for parent in workload:  # each: the Job of a role may be deleted while others run
         parent["metadata"].setdefault("annotations", {})[APPDEF_ANNOTATION] = encoded
@@ -199,11 +189,15 @@ def _build_workload(inputs: AppInputs) -> list[dict[str, Any]]:
 
 def _add_gang(inputs: AppInputs, documents: list[dict[str, Any]]) -> list[dict[str, Any]]:
     options = inputs.options
-    if options.flavor != "job" or options.resolved_gang not in ("podgroup", "volcano"):
+    if options.resolved_gang not in ("podgroup", "volcano"):
         return documents
     if options.resolved_gang == "volcano":
         return add_pod_group(
-            documents, api_version=VOLCANO_POD_GROUP_VERSION, minimum=inputs.minimum, queue=options.queue
+            documents,
+            api_version=VOLCANO_POD_GROUP_VERSION,
+            minimum=inputs.minimum,
+            queue=options.queue,
+            priority_class=options.priority_class,
         )
     version = find_native_version(options.schema_version)
     if version is None:
@@ -242,7 +236,12 @@ def complete_documents(request: Request, additions: Additions) -> list[dict[str,
     """Copies of the request's documents, ready to send. The owner's uid is known only once it exists."""
     documents = [copy.deepcopy(dict(document)) for document in request.documents]
     if additions.pod_group_version is not None:
-        documents = add_pod_group(documents, api_version=additions.pod_group_version, minimum=request.minimum)
+        documents = add_pod_group(
+            documents,
+            api_version=additions.pod_group_version,
+            minimum=request.minimum,
+            priority_class=request.options.priority_class,
+        )
     values = {**request.secrets, **_derive_tokens(additions.secret, request.token_roles)}
     for document in documents:
         metadata = document["metadata"]

@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from harness import run_tree
 
@@ -76,27 +76,44 @@ def reset_signals() -> None:
         signal.signal(signum, signal.SIG_DFL)
 
 
-def run_plainly(probe: Probe) -> Shown:
-    """`python -u <flags> script args`, as a session leader."""
-    words = ["-m", probe.target] if probe.kind == "module" else [probe.target]
-    env = build_env({**probe.env, "PROBE_PARENT": str(os.getpid())})
-    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        code = subprocess.run(
-            [*probe.prefix, probe.python, "-u", *probe.flags, *words, *probe.args],
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=err,
-            env=env,
-            cwd=PROBES,
-            start_new_session=True,
-            preexec_fn=reset_signals,  # no threads here
-            timeout=100,
-        ).returncode
+@dataclass(frozen=True, kw_only=True)
+class Running:
+    """A program that runs in plain Python."""
+
+    process: subprocess.Popen[bytes]
+    streams: tuple[IO[bytes], IO[bytes]]
+
+    def wait(self) -> Shown:
+        """Wait for its end."""
+        code = self.process.wait(timeout=100)
         texts = []
-        for file in (out, err):
-            file.seek(0)
-            texts.append(file.read().decode(errors="surrogateescape"))
-    return Shown(code=code, stdout=texts[0], stderr=texts[1])
+        for file in self.streams:
+            with file:
+                file.seek(0)
+                texts.append(file.read().decode(errors="surrogateescape"))
+        return Shown(code=code, stdout=texts[0], stderr=texts[1])
+
+
+def start_plainly(probe: Probe) -> Running:
+    """Start `python -u <flags> script args`, as a session leader."""
+    words = ["-m", probe.target] if probe.kind == "module" else [probe.target]
+    streams = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115  # `wait` closes them
+    process = subprocess.Popen(
+        [*probe.prefix, probe.python, "-u", *probe.flags, *words, *probe.args],
+        stdin=subprocess.DEVNULL,
+        stdout=streams[0],
+        stderr=streams[1],
+        env=build_env({**probe.env, "PROBE_PARENT": str(os.getpid())}),
+        cwd=PROBES,
+        start_new_session=True,
+        preexec_fn=reset_signals,  # noqa: PLW1509  # no threads here
+    )
+    return Running(process=process, streams=streams)
+
+
+def run_plainly(probe: Probe) -> Shown:
+    """Run it so to its end."""
+    return start_plainly(probe).wait()
 
 
 def run_started(probe: Probe, how: str, folder: Path, **request: Any) -> Started:

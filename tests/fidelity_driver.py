@@ -3,7 +3,8 @@
     python fidelity_driver.py REQUEST.json
 
 The request: how ("cold" or "warm"), kind, target, args, env, nproc, preload, folder, rounds, worker_env, cpus,
-template_cpus, stacks, own_streams (workers share the driver's), hold (start none). Each worker's output goes to
+template_cpus, stacks, own_streams (workers share the driver's), hold (start none), each (of each round the worker's
+programs, as {"target", "args"}, in place of nproc and rounds). Each worker's output goes to
 `<folder>/<round>.<local_rank>.{out,err}`, its error and stack files beside it (.json, .stack). At the end
 `<folder>/result.json` has codes, records, notices, failed.
 """
@@ -36,7 +37,11 @@ class Driver:
             kind=ProgramKind(request["kind"]), target=request["target"], args=tuple(request.get("args", ()))
         )
         self.env: dict[str, str] = request.get("env") or dict(os.environ)
-        self.nproc = int(request.get("nproc", 1))
+        self.rounds: list[list[Program]] = [
+            [Program(kind=self.program.kind, target=one["target"], args=tuple(one["args"])) for one in part]
+            for part in request.get("each", ())
+        ] or [[self.program] * int(request.get("nproc", 1))] * int(request.get("rounds", 1))
+        self.nproc = len(self.rounds[0])
         self.starter = self.build_starter()
 
     def build_starter(self) -> WorkerStarter:
@@ -63,7 +68,7 @@ class Driver:
         self.starter.prepare(lambda: None, lambda: None)
         while self.request.get("hold"):  # until it is killed
             self.loop.turn()
-        rounds = [self.run_round(number) for number in range(int(self.request.get("rounds", 1)))]
+        rounds = [self.run_round(number, programs) for number, programs in enumerate(self.rounds)]
         self.starter.close()
         watch.close()
         self.children.close()
@@ -75,21 +80,21 @@ class Driver:
     def started(self, local_rank: int, pid: int) -> None:
         self.children.watch(pid, lambda code: self.codes.__setitem__(local_rank, code))
 
-    def run_round(self, number: int) -> list[int]:
+    def run_round(self, number: int, programs: list[Program]) -> list[int]:
         self.codes.clear()
         files: list[int] = []
-        specs = [self.build_spec(number, local_rank, files) for local_rank in range(self.nproc)]
+        specs = [self.build_spec(number, rank, program, files) for rank, program in enumerate(programs)]
         self.starter.start(specs, self.started, self.failed.__setitem__)
-        while len(self.codes) + len(self.failed) < self.nproc:
+        while len(self.codes) + len(self.failed) < len(programs):
             self.loop.turn()
         for fd in files:
             os.close(fd)
-        return [self.codes.get(local_rank, 1000) for local_rank in range(self.nproc)]
+        return [self.codes.get(local_rank, 1000) for local_rank in range(len(programs))]
 
     def choose_cpus(self, key: str) -> frozenset[int] | None:
         return frozenset(self.request[key]) if key in self.request else None
 
-    def build_spec(self, number: int, local_rank: int, files: list[int]) -> WorkerSpec:
+    def build_spec(self, number: int, local_rank: int, program: Program, files: list[int]) -> WorkerSpec:
         stem = os.path.join(self.request["folder"], f"{number}.{local_rank}")
         out, err = 1, 2
         if not self.request.get("own_streams"):
@@ -98,7 +103,7 @@ class Driver:
         parent = str(os.getpid())
         return WorkerSpec(
             local_rank=local_rank,
-            program=self.program,
+            program=program,
             env={**self.env, **self.request.get("worker_env", {}), "RANK": str(local_rank), "PROBE_PARENT": parent},
             stdout_fd=out,
             stderr_fd=err,

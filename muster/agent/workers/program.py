@@ -3,11 +3,12 @@
 A cold worker is `python <flags> entry.py --muster-worker ...`; in the bundle, the zip replaces `entry.py` and its
 `__main__` calls `main`. A warm worker is a fork of the template and calls `run`. Both run the program in a new
 `__main__`, from the interpreter's outermost frames, and let every exception leave through the interpreter itself: the
-effects of `sys.exit`, KeyboardInterrupt, atexit and non-daemon threads are never imitated.
+effects of `sys.exit`, KeyboardInterrupt, atexit and non-daemon threads are never imitated. A warm worker
+may leave out the interpreter's own end, where none of it could be seen: `warm/early_end` says when, and what it does.
 
 Beyond plain Python, a worker also writes an uncaught exception in torch's error.json format, has faulthandler on, and
 writes all threads' stacks to a file on one real-time signal. What cannot be hidden: three frames of this file lie below
-the program's own in `inspect.stack()`.
+the program's own in `inspect.stack()`, and two below those of a `sys.excepthook` that fails itself.
 
 This file runs before the user's `sys.path` is set, and its time is added to every cold start: it imports only `sys` and
 `os` at the top, which every interpreter has already loaded. It is one file of over 400 lines for the same reason: a
@@ -241,6 +242,9 @@ def run(
         _limit_traceback(error, shown, record_code)
         if error_file and not isinstance(error, KeyboardInterrupt) and before == (os.getpid(), _stat_file(error_file)):
             write_error_file(error, shown, error_file)
+        del (
+            shown
+        )  # this frame is below the program's: they would hold each other, and end when the interpreter collects
         raise
 
 

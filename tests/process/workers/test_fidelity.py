@@ -1,4 +1,4 @@
-"""A cold and a warm worker behave like `python script args`: one probe program per item."""
+"""A cold and a warm worker behave like `python script args`: one probe program per item. Ends: `test_end_programs`."""
 
 import shutil
 import sys
@@ -9,13 +9,6 @@ import pytest
 from fidelity import PROBES, Probe, compare
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="warm start is for Linux")
-
-ENDS = (
-    *("zero", "exit_none", "exit_text", "exit_seven", "exit_negative", "exit_large", "exit_float", "exit_true"),
-    *("exit_subclass", "os_exit", "sigterm", "sigkill", "raise", "odd", "chain", "context", "keyboard"),
-    *("interrupted", "generator_exit", "group", "noted", "thread", "thread_exit", "linger", "hook", "exiting_hook"),
-    *("no_hook", "at_exit", "unencodable", "broken_stdout"),
-)
 
 
 @pytest.mark.parametrize(
@@ -73,11 +66,6 @@ def test_main_of_compiled_code(tmp_path: Path) -> None:
 )
 def test_options_of_the_interpreter(flags: tuple[str, ...], tmp_path: Path) -> None:
     compare(Probe(target="main_module.py", flags=flags), tmp_path)
-
-
-@pytest.mark.parametrize("how", ENDS)
-def test_ends(how: str, tmp_path: Path) -> None:
-    compare(Probe(target="exits.py", args=(how,)), tmp_path)
 
 
 def test_a_forked_child_that_fails_records_nothing(tmp_path: Path) -> None:

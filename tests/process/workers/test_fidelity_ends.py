@@ -1,48 +1,24 @@
-"""The end of a warm worker: what the program left behind ends as in plain Python, whether early or in the slow way."""
+"""Which end a warm worker takes, where the worker's start and not its program decides. See also `test_end_programs`."""
 
-import platform
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from fidelity import PROBES, Probe, compare, run_started
+from fidelity import Probe, run_started
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="warm start is for Linux")
 
-LISTED = subprocess.run([sys.executable, str(PROBES / "ends.py"), "list"], capture_output=True, text=True, check=True)
-WAYS = [way for way in LISTED.stdout.split() if not way.startswith(("aborts", "gloo"))]
-PRELOAD = "atexit,builtins,contextlib,ctypes,functools,json,logging,tempfile,threading,weakref"
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_what_a_program_leaves_ends_as_in_plain_python(way: str, tmp_path: Path) -> None:
-    compare(Probe(target="ends.py", args=(way,), preload=PRELOAD), tmp_path)
-
-
-@pytest.mark.parametrize("way", ["gloo", "gloo_exception"])
-def test_a_process_group_that_is_left_ends_as_in_plain_python(way: str, tmp_path: Path) -> None:
-    pytest.importorskip("torch")
-    compare(Probe(target="ends.py", args=(way,), preload="torch"), tmp_path)
+PRELOAD = "atexit,ctypes,hashlib"
 
 
 @pytest.mark.parametrize(
-    ("way", "preload", "code"),
-    [
-        ("aborts_in_c", PRELOAD, 0),
-        pytest.param(
-            *("aborts_in_c_names", PRELOAD, 0),  # a module of the name service, as nsswitch.conf may name one
-            marks=pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the module is glibc's"),
-        ),
-        ("aborts_in_c_exception", PRELOAD, 1),
-        ("aborts_in_c_elsewhere", PRELOAD, -signal.SIGABRT),
-        ("aborts_in_c", "json", -signal.SIGABRT),  # the program loads libcrypto, which has exit handlers of its own
-    ],
+    ("preload", "code"),
+    [(PRELOAD, 0), ("ctypes", -signal.SIGABRT)],
 )
-def test_only_an_end_that_could_differ_takes_the_slow_way(way: str, preload: str, code: int, tmp_path: Path) -> None:
-    """C's exit handlers run in the slow way only."""
-    started = run_started(Probe(target="ends.py", args=(way,), preload=preload), "warm", tmp_path)
+def test_a_worker_ends_early_where_its_template_has_all_libraries(preload: str, code: int, tmp_path: Path) -> None:
+    started = run_started(Probe(target="ends.py", preload=preload), "warm", tmp_path)
     assert set(started.ways) == {"warm"}
     assert started.shown[0][0].code == code
 
@@ -55,14 +31,14 @@ def test_only_an_end_that_could_differ_takes_the_slow_way(way: str, preload: str
 def test_where_the_two_ends_could_differ_the_interpreter_ends_the_worker(
     flags: tuple[str, ...], env: dict[str, str], tmp_path: Path
 ) -> None:
-    probe = Probe(target="ends.py", args=("aborts_in_c",), preload=PRELOAD, flags=flags, env=env)
+    probe = Probe(target="ends.py", preload=PRELOAD, flags=flags, env=env)
     started = run_started(probe, "warm", tmp_path)
     assert set(started.ways) == {"warm"}
     assert started.shown[0][0].code == -signal.SIGABRT
 
 
 OPERATORS = """
-import sys, weakref
+import gc, sys, weakref
 from muster.agent.workers.warm.early_end import EarlyEnd
 
 class Library:
@@ -75,6 +51,7 @@ remove.__module__, remove.__qualname__ = "torch.library", "_del_library"
 end, library = EarlyEnd(), Library()
 weakref.finalize(library, remove)
 end.record_template()
+gc.freeze()
 end.record_start(bool)
 weakref.finalize(library, print, "own")
 end.record_code(eval(sys.argv[1]))

@@ -1,17 +1,26 @@
-"""Ends a warm worker early: tears down what the program made, and not what the template had imported.
+"""Ends a warm worker early, where nothing that the interpreter's own end does could be seen.
 
-The interpreter's own end clears every module and then runs the static destructors of every library: for torch that is
-some 0.3 s of CPU per worker, and all workers of a node end at once. Nothing that a user could see depends on it. So the
-last exit handler (it was registered first, in the template) does for the program's modules what the interpreter would
-do for all, in the same order, and then leaves with `os._exit`:
+That end destroys every object, clears every module and then runs the static destructors of every library: for torch
+some 0.3 s of CPU per worker, and all workers of a node end at once. The last exit handler (it was registered first, in
+the template) leaves with `os._exit` in place of it, if nothing is left that has an end of its own: no object that runs
+code when it is destroyed (`__del__`, an open file or socket, a suspended generator, a weak reference with the program's
+callback), no other thread, no library loaded since, no device, no profiler. Else it returns, and the interpreter goes
+on as it always does. So an early end runs no code of the program's.
 
-    collect; clear `sys`'s attributes and `sys.modules`; collect; clear the modules that are still referenced, the last
-    imported first; collect; flush
+This is the one place that does what `Py_FinalizeEx` would, and what it does is this, in this order:
 
-Objects of the program that are kept alive by the template's modules (a registry of torch, say) would not be destroyed.
-If one of them has anything to do at its end (`__del__`, a file open for writing, a suspended generator), and wherever
-else the two ends could differ (threads, libraries loaded since, devices, profilers), this process takes the slow way:
-it returns, and the interpreter goes on as it always does.
+    - flush standard output and standard error; what fails there is left to the interpreter
+    - destroy gloo's process groups
+    - collect garbage, unless the program has switched that off
+    - clear the program's modules and collect: what C libraries do when their objects are destroyed is done
+    - flush C's streams
+
+What still differs, and why: in the `__del__` of what that collection finds `sys.is_finalizing()` is false, since the
+interpreter has not begun to end. An object of a C library that only a module of the template or a context variable
+holds is not destroyed (a program that keeps a connection to a database in `json`, say), since no list of such objects
+exists. Torch's own operators stay in torch's tables, which no code reads any more.
+
+Which programs end in which way, and that each ends as in plain Python: `tests/end_programs.py`.
 
 Source: Py_FinalizeEx and finalize_modules in CPython's Python/pylifecycle.c.
 """
@@ -24,15 +33,9 @@ import os
 import sys
 import types
 import weakref
-from collections.abc import Callable
-from types import ModuleType
+from collections.abc import Callable, Iterator
+from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Final, TextIO, cast
-
-_CLEARED_IN_SYS: Final = (
-    *("path", "argv", "ps1", "ps2", "last_exc", "last_type", "last_value", "last_traceback"),
-    *("path_hooks", "path_importer_cache", "meta_path", "__interactivehook__"),
-)
-"""Source: sys_deletes in CPython's Python/pylifecycle.c."""
 
 _TOOLS: Final = (
     *("LD_PRELOAD", "LD_AUDIT", "CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH", "OMP_TOOL_LIBRARIES"),
@@ -46,6 +49,10 @@ a user loads them, `init_process_group` too. At their end they close what they h
 
 _DEVICE_MODULES: Final = ("torch.cuda", "torch.xpu", "torch.mtia", "torch.hpu", "torch.npu")
 _GENERATORS: Final = (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)
+_IN_MEMORY: Final = (io.StringIO, io.BytesIO)
+_HAS_COLLECTOR: Final = 1 << 14
+"""Py_TPFLAGS_HAVE_GC: the collector knows the instances of such a class."""
+_LAST_ERROR: Final = ("last_exc", "last_type", "last_value", "last_traceback")
 
 
 class EarlyEnd:
@@ -89,13 +96,13 @@ class EarlyEnd:
             is_early = self._code is not None and self._can_end_early()
         except Exception:  # noqa: BLE001  # no descriptors left, or whatever a program has made of `sys`
             is_early = False
+        if is_early and self._code is not None:
+            self._destroy_own_objects()
+            ctypes.PyDLL(None).fflush(None)
+            os._exit(self._code)
+        self.template_modules.clear()  # a module that nothing holds is destroyed, another one's names are cleared
         if self._code is None:
             return
-        if is_early:
-            own = self._remove_own_modules()
-            if self._tear_down(own):
-                os._exit(self._code)
-            sys.modules.update(self.template_modules)  # the interpreter clears the rest
         for finalizer in reversed(self._finalizers):
             found = finalizer.detach()
             if found is not None:
@@ -117,6 +124,7 @@ class EarlyEnd:
             and self._loaded_no_library()
             and _flush(self._streams)
             and _leave_process_groups()
+            and not self._has_an_end()
         )
 
     def _loaded_no_library(self) -> bool:
@@ -128,75 +136,73 @@ class EarlyEnd:
         loaded = _list_libraries() - self._libraries
         return all(path.startswith(own) or os.path.basename(path).startswith(_NAME_SERVICE) for path in loaded)
 
-    # -- tearing down -------------------------------------------------------------------------------------------------
+    def _has_an_end(self) -> bool:
+        """Whether there is an object whose destruction a user could see; of those that are older than the program, no.
 
-    def _remove_own_modules(self) -> "list[weakref.ref[ModuleType]]":
-        """Remove all modules from `sys`, as the interpreter does; returns those of the program, oldest first."""
+        Those are the template's, and the collector does not list them.
+        """
         if gc.isenabled():
             gc.collect()
-        for name in _CLEARED_IN_SYS:
-            if hasattr(sys, name):
-                setattr(sys, name, None)
-        sys.is_finalizing = lambda: True
-        known = self.template_modules
+        things = gc.get_objects()
+        kinds = {
+            kind
+            for kind in set(map(type, things))
+            if hasattr(kind, "__del__") or issubclass(kind, (type, weakref.ReferenceType))
+        }
+        standard = {id(layer) for stream in self._streams for layer in _list_layers(stream)}
+        return any(
+            type(thing) in kinds and id(thing) not in standard and self._has_an_end_of_its_own(thing)
+            for thing in things
+        )
+
+    def _has_an_end_of_its_own(self, thing: object) -> bool:
+        """Whether something happens when this object is destroyed that a user could see.
+
+        Asks for its type, not by `isinstance`: that also asks the object for its class, and a weak proxy its referent.
+        """
+        kind = type(thing)
+        if issubclass(kind, type):
+            return hasattr(thing, "__del__") and not cast("type", thing).__flags__ & _HAS_COLLECTOR
+        if issubclass(kind, weakref.ReferenceType):
+            return self._is_visible(cast("weakref.ref[object]", thing).__callback__)
+        if issubclass(kind, _GENERATORS):
+            return any(getattr(thing, name, None) is not None for name in ("gi_frame", "cr_frame", "ag_frame"))
+        if issubclass(kind, io.IOBase):
+            return kind not in _IN_MEMORY and not cast("io.IOBase", thing).closed
+        return True
+
+    def _is_visible(self, callback: object) -> bool:
+        """Whether a weak reference's callback is the program's, not of a package that the template has imported."""
+        if type(callback) is BuiltinFunctionType:
+            return type(callback.__self__) is not weakref.ReferenceType  # else it is of an abstract class's registry
+        if type(callback) is not FunctionType:
+            return callback is not None
+        name = callback.__module__  # of muster's own hooks it is in no list
+        return name == "__main__" or (name in sys.modules and name.partition(".")[0] not in self.template_modules)
+
+    # -- at the end ---------------------------------------------------------------------------------------------------
+
+    def _destroy_own_objects(self) -> None:
+        """Let go of all that the program's modules, its exit handlers and its failure hold."""
+        atexit._clear()  # noqa: SLF001
+        for name in _LAST_ERROR:
+            vars(sys).pop(name, None)
         own = [
-            weakref.ref(module)
+            object.__getattribute__(module, "__dict__")  # `vars` would load a lazy module
             for name, module in sys.modules.items()
-            if isinstance(module, ModuleType) and (name == "__main__" or known.get(name) is not module)
+            if isinstance(module, ModuleType) and (name == "__main__" or self.template_modules.get(name) is not module)
         ]
-        known.pop("__main__", None)
-        sys.modules.clear()
-        return own
-
-    def _tear_down(self, own: "list[weakref.ref[ModuleType]]") -> bool:
-        """Whether everything the program made that has something to do at its end has done it."""
+        for names in reversed(own):
+            names.clear()
         gc.collect()
-        for reference in reversed(own):
-            module = reference()
-            if module is not None:
-                _clear_module(module)
-                del module
-        gc.collect()
-        try:
-            if any(map(_has_an_end_of_its_own, gc.get_objects())):
-                return False
-        except Exception:  # noqa: BLE001  # an object's own code, or a stream that was detached
-            return False
-        return _flush(self._streams)
 
 
-def _clear_module(module: ModuleType) -> None:
-    """Set the module's names to None: first those with one underscore, then the others, `__builtins__` never.
-
-    Source: _PyModule_ClearDict in CPython's Objects/moduleobject.c.
-    """
-    names = module.__dict__
-    for is_private in (True, False):
-        for name in list(names):
-            starts = isinstance(name, str) and name.startswith("_") and name[1:2] != "_"
-            if names[name] is not None and (starts if is_private else name != "__builtins__"):
-                names[name] = None
-
-
-def _has_an_end_of_its_own(thing: object) -> bool:
-    """Whether something happens when this object is destroyed that a user could see.
-
-    Asks for its type, not by `isinstance`: that also asks the object for its class, and a weak proxy its referent.
-    """
-    kind = type(thing)
-    if issubclass(kind, io.IOBase):
-        stream = cast("io.IOBase", thing)
-        return not stream.closed and stream.writable() and not _is_standard(stream)
-    if issubclass(kind, _GENERATORS):
-        return any(getattr(thing, name, None) is not None for name in ("gi_frame", "cr_frame", "ag_frame"))
-    return hasattr(kind, "__del__") and not issubclass(kind, type)
-
-
-def _is_standard(stream: io.IOBase) -> bool:
-    try:
-        return stream.fileno() in (0, 1, 2)
-    except (OSError, ValueError):
-        return False
+def _list_layers(stream: TextIO | None) -> Iterator[object]:
+    """The stream, its buffer and its file: as many as it has."""
+    layer: object = stream
+    while layer is not None:
+        yield layer
+        layer = getattr(layer, "buffer", None) or getattr(layer, "raw", None)
 
 
 # -- what the process has ---------------------------------------------------------------------------------------------

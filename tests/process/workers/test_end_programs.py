@@ -1,0 +1,136 @@
+"""The table of ends: each program ends alike under `python`, cold and warm, and a warm worker early where it may.
+
+All programs run once, some at a time: the cold and the warm workers of all have one driver each.
+"""
+
+import fcntl
+import importlib.util
+import json
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from itertools import islice
+from pathlib import Path
+
+import pytest
+from end_programs import END_PROGRAMS
+from fidelity import Probe, Shown, expect_same, run_started, start_plainly
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="warm start is for Linux")
+
+HAS_TORCH = importlib.util.find_spec("torch") is not None
+PROGRAMS = {name: program for name, program in END_PROGRAMS.items() if HAS_TORCH or not program.needs_torch}
+PRELOAD = (
+    *("asyncio", "atexit", "builtins", "concurrent.futures", "contextlib", "ctypes", "functools", "gzip", "json"),
+    *("logging.handlers", "multiprocessing", "pathlib", "shelve", "sqlite3", "socket", "subprocess", "tempfile"),
+    *(("torch", "torch._dynamo") if HAS_TORCH else ()),
+    *(("tabulate",) if importlib.util.find_spec("tabulate") else ()),  # torch._dynamo imports it at exit
+)
+WAYS = ("plain", "cold", "warm")
+AT_A_TIME = 8
+
+MARK = (
+    "import ctypes as c, os, sys; f = sys.argv[1]; l = c.CDLL(None); l.strdup.restype = c.c_void_p; "
+    "l.on_exit(c.cast(l.mkdirat, c.c_void_p), c.c_void_p(l.strdup(os.fsencode(f + '.ended')))); os.chdir(f); "
+    "del c, os, sys, l, f\n"
+)
+"""Begins each program. C's `exit` makes a folder: an early end is none of those, nor is `os._exit` or a signal."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended(Shown):
+    """What a program showed and left behind."""
+
+    way: str
+    name: str
+    files: Mapping[str, str]
+    called_exit: bool
+    """The process ended through C's `exit`, as the interpreter's own end does."""
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> Mapping[tuple[str, str], Ended]:
+    """Of each way and program, what became of it. The first of pytest's processes runs them for all."""
+    root = tmp_path_factory.getbasetemp()
+    root = (root.parent if "PYTEST_XDIST_WORKER" in os.environ else root) / "ends"
+    root.mkdir(exist_ok=True)
+    results = root / "results.json"
+    with open(root / "lock", "w", encoding="utf-8") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not results.exists():
+            results.write_text(json.dumps([asdict(one) for one in run_all(root)]))
+    return {(one["way"], one["name"]): Ended(**one) for one in json.loads(results.read_text())}
+
+
+def run_all(root: Path) -> Iterator[Ended]:
+    for name, program in PROGRAMS.items():
+        for way in WAYS:
+            (root / way / name).mkdir(parents=True)
+        (root / "programs" / name).mkdir(parents=True)
+        (root / "programs" / name / "main.py").write_text(MARK + program.source)
+    for way in WAYS:
+        for name, shown in run_plainly(root) if way == "plain" else run_workers(root, way):
+            yield read_ended(root / way / name, shown)
+
+
+def batch(names: Mapping[str, object]) -> Iterator[list[str]]:
+    left = iter(names)
+    while part := list(islice(left, AT_A_TIME)):
+        yield part
+
+
+def run_plainly(root: Path) -> Iterator[tuple[str, Shown]]:
+    for names in batch(PROGRAMS):
+        started = {name: start_plainly(build_probe(root, "plain", name)) for name in names}
+        yield from ((name, one.wait()) for name, one in started.items())
+
+
+def build_probe(root: Path, way: str, name: str) -> Probe:
+    return Probe(target=str(root / "programs" / name / "main.py"), args=(str(root / way / name),))
+
+
+def run_workers(root: Path, way: str) -> Iterator[tuple[str, Shown]]:
+    """Run all in the workers of one driver, a round for each part."""
+    parts = list(batch(PROGRAMS))
+    probes = [[build_probe(root, way, name) for name in names] for names in parts]
+    each = [[{"target": probe.target, "args": probe.args} for probe in part] for part in probes]
+    first = Probe(target=probes[0][0].target, preload=",".join(PRELOAD))
+    started = run_started(first, way, root / f"{way}-driver", each=each)
+    assert way != "warm" or started.ways == ["warm"] * len(PROGRAMS), started.notices
+    for names, shown in zip(parts, started.shown, strict=True):
+        yield from zip(names, shown, strict=True)
+
+
+def read_ended(folder: Path, shown: Shown) -> Ended:
+    return Ended(
+        way=folder.parent.name,
+        name=folder.name,
+        code=shown.code,
+        stdout=clean_own(shown.stdout, folder),
+        stderr=clean_own(shown.stderr, folder),
+        files={
+            path.relative_to(folder).as_posix(): path.read_text(errors="replace")
+            for path in sorted(folder.rglob("*"))
+            if path.is_file()
+        },
+        called_exit=os.path.exists(f"{folder}.ended"),
+    )
+
+
+def clean_own(text: str, folder: Path) -> str:
+    """Remove the folder, process ids, and how many references the interpreter sees to what it cannot print."""
+    text = re.sub(r"\b(object refcount :) \d+", r"\1 N", text.replace(str(folder), "FOLDER"))
+    return re.sub(r"\b(pid|process) \d+", r"\1 PID", text)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_it_ends_alike_in_all_three_ways(name: str, ended: Mapping[tuple[str, str], Ended]) -> None:
+    plain, cold, warm = (ended[way, name] for way in WAYS)
+    program = PROGRAMS[name]
+    expect_same("cold", cold, "warm", warm)
+    expect_same("plain", replace(plain, stderr=cold.stderr) if program.shows_frames else plain, "cold", cold)
+    assert plain.files == cold.files == warm.files
+    assert plain.called_exit == cold.called_exit
+    assert (plain.called_exit and not warm.called_exit) == program.early

@@ -217,12 +217,33 @@ class AskOutcome(Enum):
     """Nodes that were to do it, or to answer, are gone."""
 
 
+_HIGHEST_SIGNAL_CODE: Final = 128 + 64
+
+
 def name_signal(signum: int) -> str:
     """`SIGKILL` for 9; `signal 40` for one without a name, as most real-time signals are."""
     try:
         return signal.Signals(signum).name
     except ValueError:
         return f"signal {signum}"
+
+
+def describe_end(code: int | None, signal_name: str | None = None, *, plural: bool = False) -> str:
+    """Say how a process ended: "exited with code 1", "was ended by SIGKILL". No other place words it.
+
+    Args:
+        code: as from os.waitstatus_to_exitcode; None when `signal_name` says it.
+        signal_name: as from `name_signal`.
+        plural: the subject is several processes.
+    """
+    if code is not None and code < 0:
+        signal_name = name_signal(-code)
+    return f"{'were' if plural else 'was'} ended by {signal_name}" if signal_name else f"exited with code {code}"
+
+
+def describe_exit_code(code: int) -> str:
+    """The same of an agent's, a container's or a shell's exit code, which is 128+n when signal n ended it."""
+    return describe_end(128 - code if 128 < code <= _HIGHEST_SIGNAL_CODE else code)
 
 
 class RoleKey:

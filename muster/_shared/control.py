@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from enum import IntEnum
 from typing import Final, TypeAlias, TypeVar
 
-from muster._shared.contract import AskKind, AskOutcome, parse_json
+from muster._shared.contract import AskKind, AskOutcome, describe_exit_code, parse_json
 
 T = TypeVar("T")
 
@@ -140,7 +140,7 @@ def ask_first(nodes: Iterable[str], words: Sequence[str], ask_node: AskNode, non
                 return Answer(outcome=AskOutcome.LOST, line=f"{node} gave no answer that can be read ({error})")
         if code != NO_AGENT:
             lines = errors.strip().splitlines()
-            why = lines[-1] if lines else f"its command exited with {code}"
+            why = lines[-1] if lines else f"its command {describe_exit_code(code)}"
             return Answer(outcome=AskOutcome.LOST, line=f"{node} cannot be asked: {why}")
     return Answer(outcome=AskOutcome.LOST, line=none)
 

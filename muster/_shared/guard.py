@@ -27,7 +27,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NoReturn
 
 from muster._shared import processes
-from muster._shared.contract import Env, name_signal
+from muster._shared.contract import Env, describe_end
 
 FORWARDED_SIGNALS = (
     signal.SIGTERM,
@@ -367,7 +367,7 @@ class Guard:
         if signum not in FORWARDED_SIGNALS:  # that is the end that a person asked for
             hint = "; the kernel does so when memory runs out" if signum == signal.SIGKILL else ""
             processes.write_stderr(
-                f"muster: {self._reported_as} was ended by {name_signal(signum)}{hint}: its workers were killed, too\n"
+                f"muster: {self._reported_as} {describe_end(-signum)}{hint}: its workers were killed, too\n"
             )
 
     def _suspend(self) -> None:

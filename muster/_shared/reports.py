@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated
 
-from muster._shared.contract import REPORT_SCHEMA
+from muster._shared.contract import REPORT_SCHEMA, describe_end
 from muster._shared.fields import (
     PACKED,
     Count,
@@ -84,6 +84,12 @@ class Failure:
     """It failed with a start-up error within seconds; the same error twice in a row is not retried."""
     hung: bool = False
     """It was alive but idle for the hang timeout; `reason` says what it did not do."""
+
+    def describe_end(self, *, plural: bool = False) -> str:
+        """Say how it ended; `plural`: it and others, in the same way."""
+        if self.reason or (self.exit_code is None and self.signal is None):
+            return self.reason or "did not start"
+        return describe_end(self.exit_code, self.signal, plural=plural)
 
     def to_json(self) -> dict[str, object]:
         """A dict of JSON types."""

@@ -6,7 +6,7 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
-from muster._shared.contract import ExitCode, name_signal
+from muster._shared.contract import ExitCode, describe_exit_code
 from muster._shared.reports import Failure, name_ranks
 from muster.agent.diagnosis.root_cause import find_root
 from muster.agent.errors import UsageError
@@ -48,15 +48,8 @@ def raise_for_outcome(outcome: Outcome, *, name: str, load_exception: LoadExcept
         raise AgentLost(outcome.error)
     if outcome.code == ExitCode.TERMINATED and any(_has_drained(record) for record in outcome.records):
         raise build_signal_exception(signal.SIGTERM)
-    if outcome.code is not None and outcome.code > 128:
-        ended = name_signal(outcome.code - 128)
-        raise AgentLost(f"the agent was ended by {ended}; no process of the job is left on this node")
-    how = (
-        "the job's muster process was killed"
-        if outcome.code is None
-        else f"the agent ended with exit code {outcome.code}"
-    )
-    raise AgentLost(f"{how}; no process of the job is left on this node")
+    ended = "job's muster process was killed" if outcome.code is None else f"agent {describe_exit_code(outcome.code)}"
+    raise AgentLost(f"the {ended}; no process of the job is left on this node")
 
 
 def _has_drained(record: Record) -> bool:
@@ -179,5 +172,5 @@ def build_cause(root: Failure, load_exception: LoadException | None) -> BaseExce
 
 def format_worker_failure(failure: Failure) -> str:
     """One line: which worker, and why."""
-    how = failure.exception or failure.reason or failure.signal or f"exit code {failure.exit_code}"
+    how = failure.exception or failure.describe_end()
     return f"rank {failure.global_rank} (local rank {failure.local_rank} on {failure.host}): {how}"

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from muster._shared.contract import Env, ExitCode
+from muster._shared.contract import Env, ExitCode, describe_exit_code
 from muster._shared.reports import Failure, Report
 from muster.agent.diagnosis.root_cause import find_root
 from muster.agent.errors import MusterError, UsageError
@@ -370,5 +370,5 @@ def _raise_if_failed(outcome: Outcome, server: WorkerServer) -> None:
         raise LaunchFailed(line, outcome.report, outcome.code) from build_cause(root, server.load_exception)
     if outcome.code is None or outcome.code == 128 + 9:
         raise AgentLost("the job's muster process was killed; no process of the job is left on this node")
-    line = outcome.error or f"the job was stopped; the agent's exit code is {outcome.code}"
+    line = outcome.error or f"the job was stopped; the agent {describe_exit_code(outcome.code)}"
     raise LaunchFailed(line, outcome.report, outcome.code)

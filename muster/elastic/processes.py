@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TextIO
 
-from muster._shared.contract import ExitCode
+from muster._shared.contract import ExitCode, describe_exit_code
 from muster.agent.config import AgentConfig
 from muster.agent.errors import UsageError
 from muster.elastic.context_settings import (
@@ -269,7 +269,8 @@ class PContext:
         if outcome.report is None and self._was_stopped:
             return self._build_stopped()
         if outcome.report is None:
-            how = outcome.error or f"the agent ended with exit code {outcome.code}"
+            ended = "was killed" if outcome.code is None else describe_exit_code(outcome.code)
+            how = outcome.error or f"the agent {ended}"
             raise AgentLost(f"{how}; none of the processes is left")
         # as torch: of functions the first failure, of commands also those that were stopped because of it
         failures = outcome.report.failures if isinstance(self.entrypoint, str) else outcome.report.failures[:1]

@@ -166,7 +166,7 @@ def test_failure_names_what_the_worker_raised(apps):
     app_id = apps.run(ddp("docker_raises.py", "2x1", start="cold", max_retries=0), workspace=str(PROGRAMS))
     status = apps.wait(app_id)
     assert status.state == AppState.FAILED
-    assert "exited with 1" in status.msg
+    assert "exited with code 1" in status.msg
     assert "ValueError: the data set is empty" in status.msg
     assert "the data set is empty" in status.structured_error_msg
     assert status.num_restarts == 0  # an agent's exit 1 is never tried again

@@ -133,7 +133,7 @@ def test_console_shows_the_logs_and_the_exit_code(torchx, apps):
     apps.ids.append(out.strip().rsplit("/", 1)[-1])
     assert process.returncode == 1
     assert "to the console" in err
-    assert "sh/0 exited with 5" in err
+    assert "sh/0 exited with code 5" in err
 
 
 def test_dry_run_needs_no_engine(torchx, monkeypatch):

@@ -31,7 +31,7 @@ def test_failed_replica_stops_the_app(apps, app_of):
     app_id = apps.run(app_of("[ $REPLICA = 1 ] && exit 3; sleep 600", replicas=2, env={"REPLICA": "${replica_id}"}))
     status = apps.wait(app_id)
     assert status.state == AppState.FAILED
-    assert "w/1 exited with 3" in status.msg
+    assert "w/1 exited with code 3" in status.msg
     assert apps.containers(app_id, every=False) == []
 
 

@@ -284,7 +284,7 @@ def test_a_role_that_fails_leaves_the_others_until_cancel(start, wait, resources
     handle = job.runner.run(specs.AppDef(name="echo", roles=roles), "kubernetes", options)
     other = type(job)(job.runner, resources, handle)
     try:
-        assert "exit 3" in other.wait_for("FAILED").msg
+        assert "exited with code 3" in other.wait_for("FAILED").msg
         assert "cost: $5 from 0" in other.log(0)
         assert "still running: role beside; `torchx cancel` stops it" in other.status().msg
         job.runner.cancel(handle)

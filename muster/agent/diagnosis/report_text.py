@@ -75,8 +75,8 @@ def _format_failure(failure: Failure, printed_as: str | None, columns: int) -> I
     yield from _wrap("  rank      : ", place, columns)
     yield f"  host      : {failure.host}"
     yield from _wrap("  time      : ", f"{_format_time(failure.time_s)} on that host's clock", columns)
-    end = "hung, then stopped" if failure.hung else describe_end(failure)
-    yield from _wrap("  ended     : ", end + (f" (pid {failure.pid})" if failure.pid else ""), columns)
+    end = "hung, then was stopped" if failure.hung else failure.describe_end()
+    yield from _wrap("  process   : ", end + (f" (pid {failure.pid})" if failure.pid else ""), columns)
     step = describe_step(failure.step, failure.total_steps, failure.optimizer_steps)
     if step is not None:
         yield from _wrap("  step      : ", ", ".join((step, *format_values(failure.values))), columns)
@@ -127,15 +127,6 @@ def _wrap(label: str, text: str, columns: int) -> Iterator[str]:
             label = " " * len(label)
 
 
-def describe_end(failure: Failure) -> str:
-    """`exit code 1`, `killed by SIGKILL`, or the reason when no process has exited."""
-    if failure.reason:
-        return failure.reason
-    if failure.signal:
-        return f"killed by {failure.signal}"
-    return "did not start" if failure.exit_code is None else f"exit code {failure.exit_code}"
-
-
 def describe_oom(oom: OomEvidence) -> str:
     """Describe the evidence in one line; a guess is called one."""
     figures = [
@@ -156,18 +147,18 @@ def _format_others(title: str, failures: list[Failure], columns: int, *, with_en
     yield title
     groups: dict[tuple[int, str], list[Failure]] = {}
     for failure in failures:
-        groups.setdefault((failure.node, find_kind(failure) or describe_end(failure)), []).append(failure)
+        groups.setdefault((failure.node, find_kind(failure) or failure.describe_end()), []).append(failure)
     for members in list(groups.values())[:_LISTED]:
         first, ranks = members[0], name_ranks(member.global_rank for member in members)
-        end = f": {_describe_briefly(first)}" if with_end else ""
+        end = f": {_describe_briefly(first, plural=len(members) > 1)}" if with_end else ""
         yield from _wrap("  ", f"{ranks} (node {first.node}, {first.host}){end}", columns)
     yield from _format_rest(len(groups) - _LISTED, "such line")
 
 
-def _describe_briefly(failure: Failure) -> str:
+def _describe_briefly(failure: Failure, *, plural: bool) -> str:
     """How it ended, or the beginning of its exception."""
     if not failure.exception:
-        return describe_end(failure)
+        return failure.describe_end(plural=plural)
     text = failure.exception.splitlines()[0]
     if len(text) <= _BRIEF_CHARS:
         return text

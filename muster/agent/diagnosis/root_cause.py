@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Iterable
 
+from muster._shared.contract import describe_end
 from muster._shared.records import record, replace
 from muster._shared.reports import (
     ENDED,
@@ -167,25 +168,22 @@ def describe_failure(root: Failure | None) -> str:
         return "a worker failed"
     if root.hung and root.reason.startswith("hung: "):  # no rank is known to keep the others waiting
         return f"the job {root.reason}"
+    how = f"{_describe_end(root)}{_describe_ended(root)}"
     what = f" ({root.exception.splitlines()[0][:200]})" if root.exception else ""
-    return f"rank {root.global_rank} on node {root.node} ({root.host}) {_describe_how(root)}{what}"
-
-
-def _describe_how(failure: Failure) -> str:
-    return f"{_describe_end(failure)}{_describe_ended(failure)}"
+    return f"rank {root.global_rank} on node {root.node} ({root.host}) {how}{what}"
 
 
 def _describe_ended(failure: Failure) -> str:
-    return f" after {name_ranks(failure.ended_ranks)} had exited with code 0" if failure.ended_ranks else ""
+    return f" after {name_ranks(failure.ended_ranks)} had {describe_end(0)}" if failure.ended_ranks else ""
 
 
-def _describe_end(failure: Failure) -> str:
-    if failure.reason:
-        return failure.reason
-    if failure.exception and failure.signal == "SIGTERM":
+def _describe_end(failure: Failure, *, plural: bool = False) -> str:
+    if not failure.reason and failure.exception and failure.signal == "SIGTERM":
         return "failed"  # our signal, or the user's, came while it was ending
-    how = f"was ended by {failure.signal}" if failure.signal else f"exited with code {failure.exit_code}"
-    return how if failure.oom is None else f"{how}: {_describe_memory(failure.oom, is_killed=bool(failure.signal))}"
+    how = failure.describe_end(plural=plural)
+    if failure.oom is None or failure.reason:
+        return how
+    return f"{how}: {_describe_memory(failure.oom, is_killed=bool(failure.signal))}"
 
 
 def _describe_memory(oom: OomEvidence, *, is_killed: bool) -> str:
@@ -210,8 +208,8 @@ def describe_cause(failures: tuple[Failure, ...]) -> str:
         return f"{name_ranks(same)} {root.reason}"
     if len(same) == 1:
         return describe_failure(root)
-    what = f"{root.exception.splitlines()[0][:200]}{_describe_ended(root)}" if root.exception else _describe_how(root)
-    return f"{name_ranks(same)} failed in the same way: {what}"
+    how = root.exception.splitlines()[0][:200] if root.exception else _describe_end(root, plural=True)
+    return f"{name_ranks(same)} failed in the same way: {how}{_describe_ended(root)}"
 
 
 # -- the report -------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ A stop: [stacks], the signal to the workers, one grace period, then SIGKILL.
 import signal
 from typing import TypeAlias
 
-from muster._shared.contract import AskKind, name_signal
+from muster._shared.contract import AskKind, describe_end, name_signal
 from muster._shared.records import replace
 from muster.agent.node.actions import (
     Action,
@@ -136,8 +136,9 @@ def _on_drained(state: NodeState, phase: Running, drain: NodeDrain, event: Worke
     if event.code == 0:
         return state, actions
     rank = phase.round.rank_offset + event.local_rank
-    how = f"ended with exit code {event.code}" if event.code > 0 else f"was ended by {name_signal(-event.code)}"
-    line = f"rank {rank} {how} after it was told to stop at step {drain.step}: it may not have saved"
+    line = (
+        f"rank {rank} {describe_end(event.code)} after it was told to stop at step {drain.step}: it may not have saved"
+    )
     return state, (PrintLine(text=line), *actions)
 
 

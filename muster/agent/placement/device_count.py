@@ -6,7 +6,7 @@ Source: torch/distributed/run.py (`determine_local_world_size`) of torch 2.13.
 import sys
 from collections.abc import Mapping
 
-from muster._shared.contract import name_signal
+from muster._shared.contract import describe_end
 from muster._shared.processes import count_allowed_cores
 from muster.agent.errors import UsageError
 
@@ -73,9 +73,7 @@ def _count_devices(kind: str, *, origin: str, env: Mapping[str, str], python: st
     except (OSError, subprocess.TimeoutExpired) as error:
         raise UsageError(f"{origin} {kind!r}: cannot count the devices: {error}") from error
     if done.returncode != 0:
-        code = done.returncode
-        how = f"ended with exit code {code}" if code > 0 else f"was ended by {name_signal(-code)}"
-        lines = done.stderr.strip().splitlines() or [f"the counting process {how}"]
+        lines = done.stderr.strip().splitlines() or [f"the counting process {describe_end(done.returncode)}"]
         raise UsageError(f"{origin} {kind!r}: {lines[-1]}; must be a number, auto, cpu, gpu, xpu, or a device's name")
     number = int(done.stdout.split()[-1])
     return count_allowed_cores() if number < 0 else number

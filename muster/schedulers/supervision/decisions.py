@@ -12,12 +12,11 @@ An elastic role of our agent can be resized: it then has its replicas with the l
 and stay stopped however they end; those that it has again are started, whatever became of them before, without a retry.
 """
 
-import signal
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final, TypeAlias
 
-from muster._shared.contract import NEVER_RETRY, ExitCode, show_controls
+from muster._shared.contract import NEVER_RETRY, ExitCode, describe_exit_code, show_controls
 from muster._shared.control import count_nodes
 from muster.schedulers.supervision.actions import Action, Finish, Kill, Linger, Start, Stop
 from muster.schedulers.supervision.events import (
@@ -104,15 +103,8 @@ def decide(plan: Plan, state: SupervisedApp, event: Event) -> Decision:
 
 
 def describe_end(exit_code: int | None) -> str:
-    """An exit code in words: "exited with 1", "was ended by SIGKILL"."""
-    if exit_code is None:
-        return "vanished"
-    if exit_code <= 128:
-        return f"exited with {exit_code}"
-    try:
-        return f"was ended by {signal.Signals(exit_code - 128).name}"
-    except ValueError:
-        return f"exited with {exit_code}"
+    """The end of a replica in words; None: it is gone, with its exit code."""
+    return "vanished" if exit_code is None else describe_exit_code(exit_code)
 
 
 def _begin(state: SupervisedApp) -> Decision:
@@ -202,7 +194,7 @@ def _explain_final(what: str, role: SupervisedRole, event: ReplicaEnded) -> str:
     if not role.runs_agent or event.final:
         return what
     if event.reason and event.exit_code in NEVER_RETRY:
-        return f"{event.reason} ({event.replica} exited with {event.exit_code})"
+        return f"{event.reason} ({event.replica} {describe_end(event.exit_code)})"
     meaning = {
         int(ExitCode.WORKERS_FAILED): "its workers failed for good; see its log for the report",
         int(ExitCode.USAGE): "its command line is wrong; see its log",

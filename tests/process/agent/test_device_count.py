@@ -47,7 +47,7 @@ def test_a_count_that_fails_gives_the_reason(fake_python: Path, kind: str) -> No
         count(kind, make(fake_python, "echo Traceback >&2; echo no such device >&2; exit 1"))
     with pytest.raises(UsageError, match="was ended by SIGKILL"):
         count(kind, make(fake_python, "kill -9 $$"))
-    with pytest.raises(UsageError, match="ended with exit code 3"):
+    with pytest.raises(UsageError, match="exited with code 3"):
         count(kind, make(fake_python, "exit 3"))
     with pytest.raises(UsageError, match="cannot count the devices"):
         count(kind)

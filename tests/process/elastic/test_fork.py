@@ -94,7 +94,7 @@ def test_a_result_that_cannot_be_sent_back_is_named(tmp_path: Path) -> None:
 
 def test_a_lost_image_ends_the_job_with_a_reason(tmp_path: Path) -> None:
     outcome = run_forks("image_lost", folder=tmp_path)
-    assert "the template ended (SIGKILL)" in outcome.stdout, outcome.explain()
+    assert "the template was ended by SIGKILL" in outcome.stdout, outcome.explain()
 
 
 def test_a_fork_handler_that_blocks_is_an_error_and_no_hang(tmp_path: Path) -> None:

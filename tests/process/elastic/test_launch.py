@@ -114,7 +114,7 @@ def test_a_handle_stops_the_job(tmp_path: Path) -> None:
     running, waiting, stopped, phase = outcome.stdout.replace("idle 0\n", "").replace("idle 1\n", "").splitlines()
     assert running == "running (0, 1) 2 0", outcome.explain()
     assert waiting == "the job still runs after 0.1 s"
-    assert stopped == "the job was stopped; the agent's exit code is 143 ()", outcome.explain()
+    assert stopped == "the job was stopped; the agent was ended by SIGTERM ()", outcome.explain()
     assert phase == "failed"
 
 

@@ -103,7 +103,7 @@ class TestNormalRun:
         app_id = submit(scheduler, shell("exit 7"), shell("sleep 1000", name="side"))
         response = wait(scheduler, app_id)
         assert response.state.name == "FAILED"
-        assert response.msg == "r/0 exited with 7; no retries (max_retries is 0)"
+        assert response.msg == "r/0 exited with code 7; no retries (max_retries is 0)"
 
     def test_running_while_it_runs(self, scheduler):
         app_id = submit(scheduler, shell("sleep 1000"))
@@ -139,7 +139,7 @@ class TestNormalRun:
         app_id = submit(scheduler, shell("", entrypoint="no-such-command"))
         response = wait(scheduler, app_id)
         assert response.state.name == "FAILED"
-        assert "exited with 127" in response.msg
+        assert "exited with code 127" in response.msg
         assert any("no-such-command" in line for line in read(scheduler, app_id))
 
     def test_an_interpreter_that_does_not_exist(self, scheduler):

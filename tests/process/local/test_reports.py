@@ -105,7 +105,7 @@ def test_the_status_says_what_an_agent_refuses(scheduler, tmp_path) -> None:
     wait_until(lambda: scheduler.describe(app_id).state.name == "FAILED", timeout_s=120, what="the end")
     msg = scheduler.describe(app_id).msg
     assert msg.startswith("--rdzv-backend 'foo': must be one of muster, "), msg
-    assert msg.endswith(" (train/0 exited with 2)"), msg
+    assert msg.endswith(" (train/0 exited with code 2)"), msg
 
 
 @pytest.mark.torch

@@ -358,7 +358,7 @@ def test_the_end_of_the_store_is_reported(make_user: Callable[..., StoreUser]) -
     user.agent.turn_until(lambda: len(user.agent.started) == 2)
     os.kill(user.pid, signal.SIGKILL)
     user.agent.turn_until(lambda: user.lost)
-    assert user.lost == ["lost its store: the store's process was killed by SIGKILL"]
+    assert user.lost == ["lost its store: the store's process was ended by SIGKILL"]
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", user.port))
     processes.send_signal(list(user.agent.started.values()), signal.SIGKILL)  # one that came too late tries for minutes
@@ -418,7 +418,7 @@ def test_a_dead_template_is_started_again_and_workers_start_cold_meanwhile(
     agent.start()
     assert agent.wait_for_end() == [40, 41]
     assert agent.ways == ["warm", "warm", "cold", "cold"]
-    assert any("the template ended (SIGKILL)" in notice for notice in agent.notices)
+    assert any("the template was ended by SIGKILL" in notice for notice in agent.notices)
     agent.turn_until(lambda: agent.has("template_ready", 2))
     agent.start()
     assert agent.wait_for_end() == [40, 41]
@@ -514,7 +514,7 @@ def test_a_template_that_dies_importing_is_not_tried_again(make_agent: Callable[
     agent.start()
     assert agent.wait_for_end() == [3, 3]
     assert agent.ways == ["cold", "cold"]
-    assert agent.notices == ["workers start cold: the template ended (exit code 9) while importing fatal: no such luck"]
+    assert agent.notices == ["workers start cold: the template exited with code 9 while importing fatal: no such luck"]
 
 
 FAKE_TORCH = """

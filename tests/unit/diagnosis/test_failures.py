@@ -10,15 +10,19 @@ from typing import Any
 import pytest
 from doubles.samples import make_round
 
-from muster._shared.contract import name_signal
-from muster._shared.reports import Failure, OomEvidence
+from muster._shared.contract import describe_end, describe_exit_code, name_signal
+from muster._shared.reports import Failure, OomEvidence, Report
 from muster.agent.diagnosis.failures import FailedWorker, FailureBuilder, read_crash
 from muster.agent.diagnosis.report_files import build_torch_error
+from muster.agent.diagnosis.report_text import format_report
+from muster.agent.diagnosis.root_cause import describe_failure
 from muster.agent.diagnosis.tracebacks import read_error_file, read_stderr, trim_traceback
 from muster.agent.logs import WorkerStreams
 from muster.agent.runtime.clock import SystemClock
 from muster.agent.workers.pool import LiveWorker, WorkerEnd
 from muster.agent.workers.status_page import SlotStatus
+from muster.elastic.failures import format_worker_failure
+from muster.schedulers.supervision.decisions import describe_end as describe_replica_end
 
 ROUND = make_round(number=3, attempt=1, group_rank=1, group_world_size=2, rank_offset=4, world_size=8, node_index=5)
 TRACEBACK = 'Traceback (most recent call last):\n  File "m.py", line 1, in <module>\n    x\nNameError: name'
@@ -136,6 +140,34 @@ def test_a_failure_has_its_rank_and_its_end() -> None:
 def test_signals_have_names() -> None:
     assert name_signal(9) == "SIGKILL"
     assert name_signal(45) == "signal 45"
+
+
+def test_an_end_has_the_same_words_everywhere() -> None:
+    """On the console, in the report, in the status and in the exceptions of the Python API."""
+    assert (describe_end(3), describe_end(-9), describe_end(-45, plural=True)) == (
+        "exited with code 3",
+        "was ended by SIGKILL",
+        "were ended by signal 45",
+    )
+    codes = {
+        0: "exited with code 0",
+        128: "exited with code 128",
+        137: "was ended by SIGKILL",
+        193: "exited with code 193",
+    }
+    assert {code: describe_exit_code(code) for code in codes} == codes
+    for failure, words in (
+        (make_failure(code=3), "exited with code 3"),
+        (make_failure(code=-9), "was ended by SIGKILL"),
+        (make_failure(code=None), "did not start"),
+        (make_failure(code=None, reason="cannot run x"), "cannot run x"),
+    ):
+        report = Report(run_id="r", reason="", attempt=0, max_restarts=0, failures=(failure,))
+        assert failure.describe_end() == words
+        assert describe_failure(failure) == f"rank 6 on node 1 (h) {words}"
+        assert words in format_report(report)
+        assert format_worker_failure(failure) == f"rank 6 (local rank 2 on h): {words}"
+    assert describe_replica_end(137) == "was ended by SIGKILL"
 
 
 def early(**changes: Any) -> bool:

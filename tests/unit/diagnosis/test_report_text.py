@@ -91,12 +91,12 @@ def test_the_page_names_everything_once() -> None:
     assert "JOB FAILED  job: rank 3 failed" in page
     assert "rank      : 3 (local rank 1 on node 1)" in page
     assert "host      : host-b" in page
-    assert "ended     : exit code 1 (pid 4711)" in page
+    assert "process   : exited with code 1 (pid 4711)" in page
     assert page.count("ValueError: boom") == 1  # at the traceback's end
     assert 'File "/w/main.py", line 3' in page
     assert "    | loading" in page
     assert "/logs/job/attempt_0/1/stderr.log" in page
-    assert "ranks 0-2 (node 0, host-a): killed by SIGTERM" in page
+    assert "ranks 0-2 (node 0, host-a): were ended by SIGTERM" in page
     assert page.count("in wait") == 1
     assert "ranks 0-1:" in page
 
@@ -112,7 +112,7 @@ def test_ranks_that_were_stopped_are_no_cause_when_no_rank_has_failed() -> None:
     reason = "node 1 (host-b): the debugger of one of its ranks was quit"
     page = format_report(make_report(make_collateral(0), make_collateral(1), reason=reason))
     assert "Root cause" not in page
-    assert "Ended because of it\n  ranks 0-1 (node 0, host-a): killed by SIGTERM\n" in page
+    assert "Ended because of it\n  ranks 0-1 (node 0, host-a): were ended by SIGTERM\n" in page
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_ranks_that_were_stopped_are_no_cause_when_no_rank_has_failed() -> None:
 def test_an_oom_kill_is_named_and_a_guess_is_called_one(certain: bool, text: str) -> None:
     oom = OomEvidence(certain=certain, limit_bytes=4 << 30, peak_bytes=int(3.99 * (1 << 30)), source="/sys/x")
     page = format_report(make_report(make_failure(exit_code=None, signal="SIGKILL", oom=oom)))
-    assert "killed by SIGKILL" in page
+    assert "was ended by SIGKILL" in page
     assert text in " ".join(page.split())
 
 

@@ -143,8 +143,8 @@ def test_the_state(parents, pods, state):
             pod(0, "Failed", containerStatuses=terminated(137, reason="OOMKilled")),
             "OOMKilled: out of memory, limit 2Gi; request more with --memMB",
         ),
-        (pod(0, "Failed", containerStatuses=terminated(143)), "exit 143: terminated by SIGTERM"),
-        (pod(0, "Failed", containerStatuses=terminated(1)), "exit 1"),
+        (pod(0, "Failed", containerStatuses=terminated(143)), "was ended by SIGTERM"),
+        (pod(0, "Failed", containerStatuses=terminated(1)), "exited with code 1"),
         (
             pod(
                 0, "Failed", containerStatuses=terminated(128, reason="StartError", message="exec: python3: not found")
@@ -249,7 +249,9 @@ def test_the_reason_of_the_end_is_shown_while_other_pods_still_end():
     lost = pod(0, "Failed", containerStatuses=terminated(143))
     terminating = pod(1, metadata={"deletionTimestamp": "2026-01-01T00:01:00Z"})
     status = describe([job(("FailureTarget", "FailedIndexes"))], [lost, terminating])
-    assert status.msg.startswith("a replica failed more often than max_retries allows; 1/2 Failed: exit 143")
+    assert status.msg.startswith(
+        "a replica failed more often than max_retries allows; 1/2 Failed: was ended by SIGTERM"
+    )
     assert status.num_restarts == 0, "no pod was replaced"
     both = job(("FailureTarget", "FailedIndexes"), ("Failed", "FailedIndexes"))
     assert describe([both], [lost]).msg.count("max_retries") == 1
@@ -258,9 +260,9 @@ def test_the_reason_of_the_end_is_shown_while_other_pods_still_end():
 def test_a_pod_without_a_report_shows_its_last_line():
     failed = [pod(0, "Failed", containerStatuses=terminated(3, message="line 1\nSystemExit: 3\n"))]
     status = describe([job(("Failed", "BackoffLimitExceeded"))], failed)
-    assert status.msg == "more replicas failed than max_retries allows; 1/1 Failed: exit 3 (SystemExit: 3)"
+    assert status.msg == "more replicas failed than max_retries allows; 1/1 Failed: exited with code 3 (SystemExit: 3)"
     shown = AppStatus(status.state, roles=status.roles_statuses)
-    assert "exit 3: SystemExit: 3" in shown.format()
+    assert "exited with code 3: SystemExit: 3" in shown.format()
 
 
 def test_other_kinds():

@@ -387,7 +387,7 @@ def test_workers_that_end_after_the_step_end_the_drain_whatever_their_code():
     node = Node()
     node.commit()
     [line] = node.send(exited(1, code=1))
-    assert line.text == "rank 3 ended with exit code 1 after it was told to stop at step 12: it may not have saved"
+    assert line.text == "rank 3 exited with code 1 after it was told to stop at step 12: it may not have saved"
     assert node.send(exited(0)) == [ReportSucceeded(round=ROUND, drained_rank=2)]
     assert node.state.phase == Succeeded(round=ROUND, is_told=True)
     actions = node.send(JobEnded(succeeded=False, is_drained=True), WorkersGone(round_number=3))

@@ -339,7 +339,7 @@ def test_a_lost_store_is_reported_once_as_a_failure_of_rank_0(build: Build, is_l
 
     def lose() -> None:
         assert bench.starter.lose_store is not None
-        bench.starter.lose_store("lost its store: the store's process was killed by SIGKILL")
+        bench.starter.lose_store("lost its store: the store's process was ended by SIGKILL")
 
     bench.on("join", None, lambda: bench.form(hosts_store=True))
     bench.at(1.0 if is_late else 0.0, lose)

@@ -101,7 +101,7 @@ class TestAgentExitCodes:
         app.begin()
         assert app.end("trainer/0", exit_code) == ["stop trainer/1"]
         assert app.end("trainer/1", 143) == ["finish FAILED"]
-        assert f"trainer/0 exited with {exit_code}" in app.state.reason
+        assert f"trainer/0 exited with code {exit_code}" in app.state.reason
 
     @pytest.mark.parametrize("exit_code", [69, 129, 130, 137, 139, None])
     def test_lost_replicas_are_started_again(self, exit_code):
@@ -149,8 +149,8 @@ class TestAgentExitCodes:
 
     def test_what_an_agent_says_about_its_command_line_is_the_reason(self):
         for reason, expected in (
-            ("no such script: x.py", "no such script: x.py (trainer/0 exited with 2)"),
-            ("", "trainer/0 exited with 2: its command line is wrong; see its log"),
+            ("no such script: x.py", "no such script: x.py (trainer/0 exited with code 2)"),
+            ("", "trainer/0 exited with code 2: its command line is wrong; see its log"),
         ):
             app = App(agents(1, max_retries=3))
             app.begin()
@@ -371,8 +371,8 @@ class TestSupervisorStartedAgain:
 
 @pytest.mark.parametrize(
     ("exit_code", "words"),
-    [(0, "exited with 0"), (1, "exited with 1"), (137, "was ended by SIGKILL"), (143, "was ended by SIGTERM"),
-     (255, "exited with 255"), (None, "vanished")],
+    [(0, "exited with code 0"), (1, "exited with code 1"), (137, "was ended by SIGKILL"), (143, "was ended by SIGTERM"),
+     (255, "exited with code 255"), (None, "vanished")],
 )  # fmt: skip
 def test_exit_codes_in_words(exit_code, words):
     assert describe_end(exit_code) == words

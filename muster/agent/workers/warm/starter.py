@@ -18,7 +18,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from muster._shared import processes
-from muster._shared.contract import name_signal
+from muster._shared.contract import describe_end
 from muster._shared.records import assert_never, record
 from muster.agent.errors import SpawnError
 from muster.agent.runtime.loop import Loop, Timer
@@ -307,8 +307,7 @@ class TemplateStarter:
         if self._phase is TemplatePhase.GONE:
             return
         was_ready = self._phase is TemplatePhase.READY
-        how = name_signal(-status) if status < 0 else f"exit code {status}"
-        reason = f"the template ended ({how}){'' if was_ready else self._say_what_is_imported()}"
+        reason = f"the template {describe_end(status)}{'' if was_ready else self._say_what_is_imported()}"
         self._on_record("template_ended", status=status, reason=reason, last_line=last_line)
         self._template_ends += 1
         if not was_ready or self._template_ends >= self.max_template_ends:

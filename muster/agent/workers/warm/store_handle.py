@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from muster._shared import processes
-from muster._shared.contract import name_signal
+from muster._shared.contract import describe_end
 from muster.agent.errors import SpawnError
 from muster.agent.runtime.loop import Loop
 from muster.agent.runtime.ports import bind_address
@@ -169,8 +169,7 @@ class StoreHandle:
         if not self._closed and pid == self.pid:
             self.close()
             if status:
-                how = f"was killed by {name_signal(-status)}" if status < 0 else f"exited with code {status}"
-                self._on_lost(f"lost its store: the store's process {how}")
+                self._on_lost(f"lost its store: the store's process {describe_end(status)}")
 
     def fail(self, reason: str) -> None:
         """No process can be started for it."""

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from muster._shared.contract import show_controls
+from muster._shared.contract import describe_exit_code, show_controls
 from muster.schedulers.failure_report import parse_report
 from muster.schedulers.kubernetes import volcano_jobs
 from muster.schedulers.kubernetes.labels import (
@@ -222,11 +222,7 @@ def _explain_exit(status: Mapping[str, Any], terminated: Mapping[str, Any]) -> s
     code = terminated.get("exitCode")
     if code is None:
         return _format_line(str(status.get("message") or status.get("reason") or "ended without an exit code"))
-    if code == _SIGTERM_CODE:
-        return "exit 143: terminated by SIGTERM"
-    if code == 137:
-        return "exit 137: killed by SIGKILL"
-    return f"exit {code}"
+    return describe_exit_code(code)
 
 
 def _shorten_start_error(message: str) -> str:

@@ -8,11 +8,11 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from muster._shared.records import replace
 from muster.agent.config import RendezvousConfig
 from muster.agent.rendezvous.torch_handlers.messages import (
     COMMANDS,
     HandlerFormedRound,
-    Layout,
     ThreadFinding,
     encode_line,
 )
@@ -108,7 +108,6 @@ class CallersRendezvous:
     def post_finding(self, finding: ThreadFinding) -> None:
         """See `torch_handlers.thread.Owner`: the agent's loop is elsewhere, so it is sent there."""
         if isinstance(finding, HandlerFormedRound):
-            layout = Layout(**{**vars(finding.layout), **self._own_master})
-            finding = HandlerFormedRound(**{**vars(finding), "layout": layout})
+            finding = replace(finding, **self._own_master)
         if self._send is not None:
             self._send(encode_line(finding))

@@ -2,15 +2,11 @@
 
 from muster._shared.records import replace
 from muster.agent.config import RendezvousConfig
-from muster.agent.errors import UsageError
 from muster.agent.rendezvous.interface import Lease, Notice, PostEvent, Rendezvous
 from muster.agent.runtime.loop import Loop
 
 OWN_NAMES = frozenset({"muster", "c10d"})
 """On our command line `c10d` means muster's own; torch's is `c10d-torch`."""
-
-CALLERS_NAME = "caller"
-"""The handler is an object of the program that drives this agent, see `torch_handlers.caller`."""
 
 
 def create_rendezvous(
@@ -46,22 +42,9 @@ def create_rendezvous(
         return StaticRendezvous(config, nproc=nproc, loop=loop, post=post, node_name=node_name)
     if config.backend in OWN_NAMES or config.backend == "static":
         return _create_own(config, nproc, role, loop, lease, node_name, post)
-    from muster.agent.rendezvous.torch_handlers.rendezvous import TorchRendezvous
+    from muster.agent.rendezvous.torch_handlers.rendezvous import create_torch_rendezvous
 
-    control_fd = config.control_fd
-    if config.backend == CALLERS_NAME and control_fd is None:
-        raise UsageError("--rdzv-backend caller: only a program that starts the agent can have a handler of its own")
-    if control_fd is not None:
-        from muster.agent.rendezvous.torch_handlers.caller import CallerThread
-
-        return TorchRendezvous(
-            config, loop=loop, post=post, make_thread=lambda owner: CallerThread(control_fd, loop, owner)
-        )
-    from muster.agent.rendezvous.torch_handlers.thread import HandlerThread
-
-    return TorchRendezvous(
-        config, loop=loop, post=post, make_thread=lambda owner: HandlerThread(config, nproc, role, owner)
-    )
+    return create_torch_rendezvous(config, nproc, role, loop, post)
 
 
 def _create_own(

@@ -204,19 +204,19 @@ class Loop:
 class LoopThread:
     """A loop in its own thread; the agent's thread submits commands, the thread replies."""
 
-    def __init__(self, agent_loop: Loop, name: str, *, on_failure: Callback) -> None:
+    def __init__(self, agent_loop: Loop | None, name: str, *, on_failure: Callback) -> None:
         """Start it.
 
         Args:
-            agent_loop: where replies run.
+            agent_loop: where replies run; None: in the thread, for a program that has no loop.
             name: of the thread.
-            on_failure: called on the agent's loop when a command has raised: the thread runs no others.
+            on_failure: a reply, when a command has raised: the thread runs no others.
 
         Raises:
             OSError: no descriptors left.
             RuntimeError: no threads left; how `threading` reports EAGAIN.
         """
-        self.loop = Loop(agent_loop.clock)
+        self.loop = Loop(agent_loop.clock if agent_loop else None)
         """Belongs to the thread: only commands may use it."""
         self._agent_loop = agent_loop
         self._on_failure = on_failure
@@ -235,7 +235,10 @@ class LoopThread:
 
     def reply(self, command: Callback) -> None:
         """Run it on the agent's loop, soon, in order."""
-        self._agent_loop.call_from_thread(command)
+        if self._agent_loop is None:
+            command()
+        else:
+            self._agent_loop.call_from_thread(command)
 
     def run(self, command: Callback, limit_s: float) -> bool:
         """Run it in the thread and wait for it; False when it took longer than `limit_s` (it may still run later).

@@ -13,6 +13,6 @@ it as an entry point.
 
 Not here: which failures end the job (`backends.restart_policy`).
 
-From outside, import nothing but where a backend is selected: there `rendezvous`, `thread` and `caller`. The other end
-of a caller's handler, `muster.elastic.rendezvous`, imports `thread` and `messages`.
+From outside, import `rendezvous`, and only where a backend is selected. The other end of a caller's handler,
+`muster.elastic.rendezvous`, imports `thread` and `messages`.
 """

@@ -4,13 +4,11 @@ Where that thread belongs to the program that drives this agent, each is one JSO
 """
 
 from enum import Enum
-from typing import Annotated
 
 from muster._shared.codec import MessageUnion, encode_message
 from muster._shared.fields import (
     Count,
     GroupRank,
-    Limit,
     Line,
     Name,
     Paragraph,
@@ -25,8 +23,6 @@ from muster.agent.rendezvous.torch_handlers.watch import FailedElsewhere, NodeLo
 LINE_LIMIT_BYTES = 1 << 20
 COMMAND_LIMIT_BYTES = 1 << 16
 """A socket that can be written to takes as much as this at once."""
-Counts = Annotated[tuple[Count, ...], Limit(most=1 << 16)]
-"""One for each node, in the order of group ranks."""
 
 
 class Order(Enum):
@@ -56,26 +52,17 @@ class Command:
 
 
 @record
-class Layout:
-    """The ranks of all nodes and MASTER_ADDR:PORT; written by rank 0's agent, read by all."""
+class HandlerFormedRound:
+    """A round of torch's handler is complete; this node's place in it, see `agent.round.Round`."""
 
-    offsets: Counts
-    role_offsets: Counts
-    role_sizes: Counts
+    group_rank: GroupRank
+    group_world_size: Size
+    rank_offset: Count
     world_size: Processes
+    role_rank_offset: Count
+    role_world_size: Processes
     master_addr: Name
     master_port: Port
-    nonce: Name
-    """Unique to this round."""
-
-
-@record
-class HandlerFormedRound:
-    """A round of torch's handler is complete."""
-
-    rank: GroupRank
-    size: Size
-    layout: Layout
     use_agent_store: bool
 
 

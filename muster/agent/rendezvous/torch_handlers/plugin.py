@@ -1,7 +1,7 @@
 """muster's rendezvous inside torchrun: `torchrun --rdzv-backend muster --rdzv-endpoint HOST[:PORT]`.
 
 torch's agent calls a handler from one thread and blocks in `next_rendezvous`, while a member must send and answer
-heartbeats at any time: a thread of the handler runs the loop. torchrun sets the workers' store up as with any handler
+heartbeats at any time: a `LoopThread` runs it. torchrun sets the workers' store up as with any handler
 (`RendezvousStoreInfo`), through a TCPStore that the agent of rank 0 hosts on the round's MASTER_PORT.
 
 Named in `pyproject.toml` under `torchrun.handlers`. torch calls the named function without arguments and registers
@@ -12,8 +12,6 @@ import math
 import os
 import queue
 import socket
-import threading
-from collections import deque
 from collections.abc import Callable
 from datetime import timedelta
 
@@ -49,7 +47,7 @@ from muster.agent.rendezvous.interface import (
 from muster.agent.rendezvous.member.member import Member
 from muster.agent.rendezvous.transport.tcp_network import TcpNetwork
 from muster.agent.round import Round
-from muster.agent.runtime.loop import Loop
+from muster.agent.runtime.loop import Loop, LoopThread
 from muster.agent.runtime.ports import PortReservation
 
 STORE_TIMEOUT = timedelta(seconds=60)
@@ -115,62 +113,37 @@ def _read_number(params: RendezvousParameters, key: str, default: float, *, is_z
     return number
 
 
-class _LoopThread(threading.Thread):
-    """Runs the member's loop, and keeps results for torch's agent, which asks from another thread."""
+class MusterHandler(RendezvousHandler):  # type: ignore[misc] # torch's types are not read
+    """torch's `RendezvousHandler` over one of our members."""
+
+    _member: Member
+    """Made with the thread, which alone uses it then."""
 
     def __init__(self, config: RendezvousConfig) -> None:
-        super().__init__(daemon=True, name="muster-rendezvous")
-        self._loop = Loop()
-        self._events: deque[RendezvousEvent] = deque()
-        self.results: queue.SimpleQueue[Round | JobEnded | RendezvousFailed | InternalError] = queue.SimpleQueue()
-        self.waiting = 0
+        self._config = config
+        self._thread: LoopThread | None = None
+        """Runs the member's loop, from the first round that torch's agent asks for."""
+        self._results: queue.SimpleQueue[Round | JobEnded | RendezvousFailed | InternalError] = queue.SimpleQueue()
+        self._waiting = 0
         """What `num_nodes_waiting` returns: above 0 once the round is broken."""
-        self.ended: JobEnded | RendezvousFailed | None = None
-        self._quit = False
-        self.member = Member(
-            config,
-            nproc=1,
-            role="default",
-            loop=self._loop,
-            post=self._events.append,
-            lease=None,
-            node_name=socket.gethostname(),
-            network=TcpNetwork(self._loop, config.token),
-            reserve=PortReservation,
-        )
+        self._ended: JobEnded | RendezvousFailed | None = None
+        self._round: Round | None = None
+        self._store: TCPStore | None = None
+        self._closed = False
 
-    def call(self, callback: Callable[[], None]) -> None:
-        """Run something on the loop's thread. Does nothing when it has ended."""
-        self._loop.call_from_thread(callback)
-
-    def run(self) -> None:
-        """Turn the loop until `stop`."""
-        try:
-            while not self._quit:
-                self._loop.turn()
-                while self._events:
-                    self._handle_event(self._events.popleft())
-        finally:
-            if not self._quit:  # a bug of ours: torch's agent must not wait for a round that never comes
-                self.waiting = 1
-                self.results.put(InternalError("muster's rendezvous thread has ended with an error, see above"))
-            self._close()
-
-    def _close(self) -> None:
-        self.member.close()
-        self._loop.close()
+    # -- called by the loop's thread --------------------------------------------------------------------------------
 
     def _handle_event(self, event: RendezvousEvent) -> None:
         match event:
             case RoundFormed():
-                self.waiting = 0
-                self.results.put(event.round)
+                self._waiting = 0
+                self._results.put(event.round)
             case RoundBroken():
-                self.waiting = 1
+                self._waiting = 1
             case JobEnded() | RendezvousFailed():
-                self.ended = event
-                self.waiting = 1
-                self.results.put(event)
+                self._ended = event
+                self._waiting = 1
+                self._results.put(event)
             case Notice():
                 import logging
 
@@ -188,29 +161,13 @@ class _LoopThread(threading.Thread):
             case _:
                 assert_never(event)
 
-    def stop(self) -> None:
-        """End the thread, which closes its descriptors. Idempotent."""
+    def _report_bug(self) -> None:
+        """A bug of ours has ended the thread: torch's agent must not wait for a round that never comes."""
+        self._waiting = 1
+        self._results.put(InternalError("muster's rendezvous thread has ended with an error, see above"))
+        self._member.close()
 
-        def quit_loop() -> None:
-            self._quit = True
-
-        if self.ident is not None:
-            self.call(quit_loop)
-            self.join(2.0)
-        elif not self._quit:  # it was never started
-            self._quit = True
-            self._close()
-
-
-class MusterHandler(RendezvousHandler):  # type: ignore[misc] # torch's types are not read
-    """torch's `RendezvousHandler` over one of our members."""
-
-    def __init__(self, config: RendezvousConfig) -> None:
-        self._config = config
-        self._thread = _LoopThread(config)
-        self._round: Round | None = None
-        self._store: TCPStore | None = None
-        self._closed = False
+    # -- called by torch's agent ------------------------------------------------------------------------------------
 
     def get_backend(self) -> str:
         """See torch's class."""
@@ -225,17 +182,18 @@ class MusterHandler(RendezvousHandler):  # type: ignore[misc] # torch's types ar
         """See torch's class."""
         if self._closed:
             raise RendezvousClosedError("the rendezvous is closed")
-        if self._thread.ident is None:
-            self._thread.start()
-            self._thread.call(self._thread.member.join)
+        if self._thread is None:
+            self._thread = LoopThread(None, "muster-rendezvous", on_failure=self._report_bug)
+            self._member = self._build_member(self._thread.loop)
+            self._thread.submit(self._member.join)
         elif self._round is not None:
             # torch's agent comes back because the round broke or because its own workers failed. Either way they are
             # stopped; it counts its restarts itself, so for us both are a change of membership.
             number = self._round.number
-            self._thread.call(lambda: self._thread.member.report_stopped(number))
-        result = self._thread.results.get()
+            self._thread.submit(lambda: self._member.report_stopped(number))
+        result = self._results.get()
         if not isinstance(result, Round):
-            self._thread.results.put(result)  # for a later call, too
+            self._results.put(result)  # for a later call, too
         if isinstance(result, InternalError):
             raise result
         if isinstance(result, RendezvousFailed):
@@ -244,6 +202,19 @@ class MusterHandler(RendezvousHandler):  # type: ignore[misc] # torch's types ar
             raise RendezvousClosedError("the job has ended")
         self._round = result
         return self._build_info(result)
+
+    def _build_member(self, loop: Loop) -> Member:
+        return Member(
+            self._config,
+            nproc=1,
+            role="default",
+            loop=loop,
+            post=self._handle_event,
+            lease=None,
+            node_name=socket.gethostname(),
+            network=TcpNetwork(loop, self._config.token),
+            reserve=PortReservation,
+        )
 
     def _build_info(self, round_: Round) -> RendezvousInfo:
         is_host = round_.group_rank == 0
@@ -262,7 +233,7 @@ class MusterHandler(RendezvousHandler):  # type: ignore[misc] # torch's types ar
 
     def is_closed(self) -> bool:
         """See torch's class."""
-        return self._closed or self._thread.ended is not None
+        return self._closed or self._ended is not None
 
     def set_closed(self) -> None:
         """See torch's class."""
@@ -270,7 +241,7 @@ class MusterHandler(RendezvousHandler):  # type: ignore[misc] # torch's types ar
 
     def num_nodes_waiting(self) -> int:
         """See torch's class."""
-        return self._thread.waiting
+        return self._waiting
 
     def get_run_id(self) -> str:
         """See torch's class."""
@@ -279,7 +250,10 @@ class MusterHandler(RendezvousHandler):  # type: ignore[misc] # torch's types ar
     def shutdown(self) -> bool:
         """See torch's class."""
         self._closed = True
-        self._thread.call(lambda: self._thread.member.report_leaving("its torchrun agent has ended"))
-        self._thread.stop()
         self._store = None
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.submit(lambda: self._member.report_leaving("its torchrun agent has ended"))
+            thread.submit(self._member.close)
+            thread.close(2.0)
         return True

@@ -13,6 +13,7 @@ from muster._shared.contract import AskKind, AskOutcome
 from muster._shared.records import assert_never
 from muster._shared.reports import Failure, Stack
 from muster.agent.config import RendezvousConfig
+from muster.agent.errors import UsageError
 from muster.agent.rendezvous.backends.restart_policy import LocalRestartPolicy, Next
 from muster.agent.rendezvous.interface import (
     BreakKind,
@@ -35,9 +36,13 @@ from muster.agent.rendezvous.torch_handlers.messages import (
     ThreadFinding,
     ThreadNotice,
 )
+from muster.agent.rendezvous.torch_handlers.thread import HandlerThread
 from muster.agent.rendezvous.torch_handlers.watch import FailedElsewhere, NodeLost
 from muster.agent.round import Round
 from muster.agent.runtime.loop import Loop
+
+CALLERS_NAME = "caller"
+"""The handler is an object of the program that drives this agent, see `caller`."""
 
 
 class CommandThread(Protocol):
@@ -111,21 +116,20 @@ class TorchRendezvous:
             return
         self._awaits_round = False
         self._policy.begin_round()
-        rank, layout = formed.rank, formed.layout
         self._post(
             RoundFormed(
                 round=Round(
                     number=self._policy.number,
                     attempt=self._policy.attempt,
                     restarts_left=self._policy.restarts_left,
-                    group_rank=rank,
-                    group_world_size=formed.size,
-                    rank_offset=layout.offsets[rank],
-                    world_size=layout.world_size,
-                    role_rank_offset=layout.role_offsets[rank],
-                    role_world_size=layout.role_sizes[rank],
-                    master_addr=layout.master_addr,
-                    master_port=layout.master_port,
+                    group_rank=formed.group_rank,
+                    group_world_size=formed.group_world_size,
+                    rank_offset=formed.rank_offset,
+                    world_size=formed.world_size,
+                    role_rank_offset=formed.role_rank_offset,
+                    role_world_size=formed.role_world_size,
+                    master_addr=formed.master_addr,
+                    master_port=formed.master_port,
                     use_agent_store=formed.use_agent_store,
                     node_index=self._config.node_index or 0,
                 )
@@ -235,3 +239,32 @@ class TorchRendezvous:
             return
         self._closed = self._policy.has_ended = True
         self._thread.stop()
+
+
+def create_torch_rendezvous(
+    config: RendezvousConfig, nproc: int, role: str, loop: Loop, post: PostEvent
+) -> TorchRendezvous:
+    """The handler that `config` names, in a thread of this agent or of the program that drives it.
+
+    Args:
+        config: where and how the nodes find each other.
+        nproc: workers on this node.
+        role: the role whose role ranks are counted together.
+        loop: the agent's.
+        post: gets the events, on the loop.
+
+    Raises:
+        UsageError: no program has started this agent, and could have a handler of its own.
+    """
+    control_fd = config.control_fd
+
+    def make_thread(owner: TorchRendezvous) -> CommandThread:
+        if control_fd is None:
+            return HandlerThread(config, nproc, role, owner)
+        from muster.agent.rendezvous.torch_handlers.caller import CallerThread  # no other program has one
+
+        return CallerThread(control_fd, loop, owner)
+
+    if config.backend == CALLERS_NAME and control_fd is None:
+        raise UsageError("--rdzv-backend caller: only a program that starts the agent can have a handler of its own")
+    return TorchRendezvous(config, loop=loop, post=post, make_thread=make_thread)

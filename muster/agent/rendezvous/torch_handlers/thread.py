@@ -12,6 +12,7 @@ import socket
 import threading
 import time
 import traceback
+from contextlib import suppress
 from enum import Enum
 from typing import TYPE_CHECKING, Protocol
 
@@ -24,7 +25,6 @@ from muster.agent.rendezvous.torch_handlers.messages import (
     EndKnown,
     HandlerFailed,
     HandlerFormedRound,
-    Layout,
     NodesWaiting,
     Order,
     ThreadFinding,
@@ -96,7 +96,6 @@ class HandlerThread(threading.Thread):
         self._owner = owner
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._given = handler
-        self._rank = self._size = 0
         self._port: PortReservation | None = None
         self._watch: RoundWatch | None = None
         """The watch of the current round; None before the first."""
@@ -227,7 +226,6 @@ class HandlerThread(threading.Thread):
         found = watch.check()
         if isinstance(found, AllDone):
             self._stage = _Stage.SUCCEEDED
-            self._wait_until_s = time.monotonic() + self._silence_s
             self._shut_down_handler(watch)
         elif isinstance(found, FailedElsewhere):
             self._stage = _Stage.STOPPING
@@ -242,19 +240,18 @@ class HandlerThread(threading.Thread):
 
     def _shut_down_handler(self, watch: RoundWatch) -> None:
         """Shut down the handler before writing `seen`: the store exists until all have written that, but not longer."""
-        try:
+        self._wait_until_s = time.monotonic()
+        with suppress(Exception):  # a plug-in's store may raise anything: here, that its host is gone
             self._handler.shutdown()
             watch.post_seen()
-        except Exception:  # noqa: BLE001  # a plug-in's store may raise anything: here, that its host is gone
-            self._wait_until_s = time.monotonic()
+            self._wait_until_s += self._silence_s
 
     def _poll_end(self, watch: RoundWatch) -> None:
         """End when the others know the end too: this process may hold the store."""
-        try:
+        is_seen = True
+        with suppress(Exception):  # as above
             watch.send_heartbeat()
             is_seen = watch.is_end_seen_by_all()
-        except Exception:  # noqa: BLE001  # as above
-            is_seen = True
         if is_seen or time.monotonic() >= self._wait_until_s:
             succeeded, self._stage = self._stage is _Stage.SUCCEEDED, _Stage.STOPPING
             self._owner.post_finding(EndKnown(succeeded=succeeded))
@@ -272,10 +269,9 @@ class HandlerThread(threading.Thread):
 
     def _find_failure(self) -> FailedElsewhere | None:
         """What a node wrote when the job failed for good in the last round, if the store can still be read."""
-        try:
+        with suppress(Exception):  # as above
             return None if self._watch is None else self._watch.read_failed()
-        except Exception:  # noqa: BLE001  # as above
-            return None
+        return None
 
     def _next_round(self) -> None:
         found = self._find_failure()
@@ -283,21 +279,17 @@ class HandlerThread(threading.Thread):
             self._owner.post_finding(found)
             return
         info = self._handler.next_rendezvous()
-        self._rank, self._size = info.rank, info.world_size
-        layout = self._agree_layout(info)
+        formed, nonce = self._agree_place(info)
         self._watch = RoundWatch(
             info.store,
-            f"muster/{layout.nonce}",
-            rank=self._rank,
-            size=self._size,
+            f"muster/{nonce}",
+            rank=formed.group_rank,
+            size=formed.group_world_size,
             silence_s=self._silence_s,
             now_s=time.monotonic,
         )
         self._stage = _Stage.RUNNING
-        shared = self._keeps_bootstrap() and bool(self._handler.use_agent_store)
-        self._owner.post_finding(
-            HandlerFormedRound(rank=self._rank, size=self._size, layout=layout, use_agent_store=shared)
-        )
+        self._owner.post_finding(formed)
 
     def _keeps_bootstrap(self) -> bool:
         """True for third-party handlers, which name the workers' store themselves.
@@ -308,17 +300,33 @@ class HandlerThread(threading.Thread):
         own = type(self._handler).__module__.startswith("torch.")  # one that a program made has no name here
         return self._config.backend not in TORCH_NAMES and not own
 
-    def _agree_layout(self, info: "RendezvousInfo") -> Layout:
-        """Every node writes its size; rank 0 computes all ranks and chooses MASTER_ADDR:PORT."""
-        info.store.set(f"muster/node/{self._rank}", json.dumps([self._nproc, self._role]))
-        if self._rank == 0:
-            nodes = [json.loads(info.store.get(f"muster/node/{rank}")) for rank in range(self._size)]
+    def _agree_place(self, info: "RendezvousInfo") -> tuple[HandlerFormedRound, str]:
+        """Every node writes its size; rank 0 computes all ranks and chooses MASTER_ADDR:PORT.
+
+        Returns:
+            This node's place, and a name that no other round has.
+        """
+        rank, size = info.rank, info.world_size
+        info.store.set(f"muster/node/{rank}", json.dumps([self._nproc, self._role]))
+        if rank == 0:
+            nodes = [json.loads(info.store.get(f"muster/node/{each}")) for each in range(size)]
             addr, port = self._find_master(info)
-            layout = {"nodes": _sum_sizes(nodes), "addr": addr, "port": port, "nonce": os.urandom(8).hex()}
-            info.store.set("muster/layout", json.dumps(layout))
+            agreed = {"nodes": _sum_sizes(nodes), "addr": addr, "port": port, "nonce": os.urandom(8).hex()}
+            info.store.set("muster/layout", json.dumps(agreed))
         layout = json.loads(info.store.get("muster/layout"))
-        addresses = {"master_addr": layout["addr"], "master_port": layout["port"], "nonce": layout["nonce"]}
-        return decode(Layout, {**layout["nodes"], **addresses})
+        sizes = layout["nodes"]
+        place = {
+            "group_rank": rank,
+            "group_world_size": size,
+            "rank_offset": sizes["offsets"][rank],
+            "world_size": sizes["world_size"],
+            "role_rank_offset": sizes["role_offsets"][rank],
+            "role_world_size": sizes["role_sizes"][rank],
+            "master_addr": layout["addr"],
+            "master_port": layout["port"],
+            "use_agent_store": self._keeps_bootstrap() and bool(self._handler.use_agent_store),
+        }
+        return decode(HandlerFormedRound, place), layout["nonce"]
 
     def _find_master(self, info: "RendezvousInfo") -> tuple[str, int]:
         bootstrap = info.bootstrap_store_info

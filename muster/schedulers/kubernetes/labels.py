@@ -2,7 +2,8 @@
 
 import getpass
 import re
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 LABEL_NAME: Final = "app.kubernetes.io/name"
 LABEL_INSTANCE: Final = "app.kubernetes.io/instance"
@@ -26,6 +27,7 @@ WORKSPACE_KEY: Final = "muster.kubernetes_workspace"
 """In `Role.metadata`: the key of the role's packed workspace in its Secret. Older versions kept it in the AppDef."""
 
 CANCEL_ANNOTATION: Final = "muster.torchx/cancelled"
+CANCEL_MARK: Final = {CANCEL_ANNOTATION: "true"}
 SUBMISSION_ANNOTATION: Final = "muster.torchx/submission"
 """A random value on every object of one submission, by which a repeated request recognises its own objects."""
 
@@ -44,6 +46,11 @@ _CONTROLLER_DOMAINS: Final = ("batch.kubernetes.io", "jobset.sigs.k8s.io", "volc
 def is_reserved(key: str) -> bool:
     """Whether a label is set by muster, or by the controller of a Job, JobSet or job of Volcano."""
     return key in _OWN_LABELS + _CONTROLLER_LABELS or key.partition("/")[0] in _CONTROLLER_DOMAINS
+
+
+def read_role(item: Mapping[str, Any]) -> str:
+    """The label of the role that an object belongs to; "" for one that all roles share."""
+    return str((item["metadata"].get("labels") or {}).get(LABEL_COMPONENT, ""))
 
 
 def find_submitter() -> str:

@@ -2,10 +2,13 @@
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from muster.schedulers.errors import EngineError, RightError, SchedulerError
+
+_Result = TypeVar("_Result")
 
 _MISSING_KINDS = {
     "jobset.x-k8s.io": "JobSet is not installed in this cluster; install it, or use flavor=job",
@@ -64,6 +67,14 @@ class ApiError(EngineError):
 
 class ForbiddenError(ApiError, RightError):
     """The API server refused a request because the account lacks the right."""
+
+
+def read_if_allowed(read: Callable[[], _Result], default: _Result) -> _Result:
+    """What `read` returns; the default if the account lacks the right to it."""
+    try:
+        return read()
+    except ForbiddenError:
+        return default
 
 
 class RequestError(SchedulerError):

@@ -8,7 +8,7 @@ from typing import Any, Final
 from muster.schedulers.kubernetes.api.client import Client
 from muster.schedulers.kubernetes.api.errors import ApiError, RequestError, Unreachable
 from muster.schedulers.kubernetes.kinds import Kind, parse_kind
-from muster.schedulers.kubernetes.labels import SUBMISSION_ANNOTATION
+from muster.schedulers.kubernetes.labels import LABEL_INSTANCE, SUBMISSION_ANNOTATION
 from muster.schedulers.kubernetes.schema import parse_version
 from muster.schedulers.lines import LineSplitter
 
@@ -154,7 +154,13 @@ class Objects:
 
         If the continue token expires between two pages (410), the list starts again.
         """
-        return self._list_again(kind, namespace, labels, fields)
+        items, version = self._list_again(kind, namespace, labels, fields)
+        # The server leaves both out of a list's items.
+        return [{**item, "apiVersion": kind.api_version, "kind": kind.kind} for item in items], version
+
+    def list_app(self, kind: Kind, namespace: str, app: str) -> list[Any]:
+        """All objects of an app, of one kind."""
+        return self.list_all(kind, namespace, labels=f"{LABEL_INSTANCE}={app}")[0]
 
     def list_metadata(self, kind: Kind, namespace: str, *, labels: str = "", fields: str = "") -> list[Any]:
         """Like `list_all`, but each object has only its `metadata`: less than a tenth of a pod."""

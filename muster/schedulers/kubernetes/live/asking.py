@@ -8,7 +8,7 @@ from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any, Final
 
-from muster._shared.contract import AskKind, AskOutcome, Env, LogNames
+from muster._shared.contract import AskKind, AskOutcome, LogNames
 from muster._shared.control import (
     NO_AGENT,
     Answer,
@@ -26,16 +26,14 @@ from muster.schedulers.kubernetes.api.errors import Unreachable
 from muster.schedulers.kubernetes.api.execution import run_in_pod
 from muster.schedulers.kubernetes.api.objects import Objects
 from muster.schedulers.kubernetes.app_id import AppRef
-from muster.schedulers.kubernetes.kinds import JOB, POD, Kind
-from muster.schedulers.kubernetes.labels import (
-    CANCEL_ANNOTATION,
-    LABEL_COMPONENT,
-    LABEL_INSTANCE,
-)
+from muster.schedulers.kubernetes.kinds import JOB, parse_kind
+from muster.schedulers.kubernetes.labels import CANCEL_MARK
+from muster.schedulers.kubernetes.live.observation import list_pods
 from muster.schedulers.kubernetes.live.operations import find_parents, is_cancelled, read_job_end
+from muster.schedulers.kubernetes.live.pod_status import PodFact
 from muster.schedulers.kubernetes.live.status import Observation
-from muster.schedulers.kubernetes.manifests.app_annotation import decode_app
-from muster.schedulers.kubernetes.names import label_roles
+from muster.schedulers.kubernetes.manifests.app_annotation import decode_roles
+from muster.schedulers.kubernetes.names import CONTAINER
 
 EXEC_MARGIN_S: Final = 40.0
 """How much longer than the limit the command in the pod may take."""
@@ -133,8 +131,8 @@ def _check_right(resources: Objects, ref: AppRef, parents: Sequence[Mapping[str,
 def _record_stop(resources: Objects, ref: AppRef, parent: Mapping[str, Any], limit_s: float) -> None:
     if read_job_end(parent) is not None:
         return
-    change: dict[str, Any] = {"metadata": {"annotations": {CANCEL_ANNOTATION: "true"}}}
-    kind = Kind(api_version=parent["apiVersion"], kind=parent["kind"])
+    change: dict[str, Any] = {"metadata": {"annotations": CANCEL_MARK}}
+    kind = parse_kind(parent)
     started = (parent.get("status") or {}).get("startTime")
     if kind == JOB and started:
         age_s = (datetime.now(timezone.utc) - datetime.fromisoformat(started.replace("Z", "+00:00"))).total_seconds()
@@ -169,15 +167,10 @@ def _build_askers(
     resources: Objects, ref: AppRef, parents: Sequence[Mapping[str, Any]], limit_s: float
 ) -> "dict[str, _PodAsker]":
     """By role that runs agents: what asks its running pods."""
-    roles = decode_app(parents[0]).roles
-    labels = label_roles([role.name for role in roles])
-    pods, _ = resources.list_all(POD, ref.namespace, labels=f"{LABEL_INSTANCE}={ref.name}")
-    running = [pod for pod in pods if pod["status"].get("phase") == "Running"]
+    running = [fact for fact in list_pods(resources, ref) if fact.phase == "Running"]
     return {
-        role.name: _PodAsker(
-            resources, ref, [pod for pod in running if pod["metadata"]["labels"].get(LABEL_COMPONENT) == label], limit_s
-        )
-        for label, role in zip(labels, roles, strict=True)
+        role.name: _PodAsker(resources, ref, [fact for fact in running if fact.role == label], limit_s)
+        for label, role in decode_roles(parents[0]).items()
         if is_agent_role(role)
     }
 
@@ -188,43 +181,34 @@ def read_running(resources: Objects, ref: AppRef, observation: Observation) -> s
     It runs `tail` in a pod, and changes nothing. Without the right to it, or without an answer soon, nothing is known.
     """
     try:
-        roles = decode_app(observation.parents[0]).roles
+        roles = decode_roles(observation.parents[0])
     except EngineError:  # damaged: the status says so
         return ""
-    labels = label_roles([role.name for role in roles])
-    names = {fact.role: fact.name for fact in observation.pods if fact.phase == "Running" and fact.index == 0}
-    by_name: dict[str, Mapping[str, Any]] = {}
-    with contextlib.suppress(EngineError):
-        pods, _ = resources.list_all(POD, ref.namespace, labels=f"{LABEL_INSTANCE}={ref.name}")
-        by_name = {pod["metadata"]["name"]: pod for pod in pods}
+    first = {fact.role: fact for fact in observation.pods if fact.phase == "Running" and fact.index == 0}
     found: dict[str, str] = {}
-    for label, role in zip(labels, roles, strict=True):
-        pod = by_name.get(names.get(label, ""))
-        if is_agent_role(role) and pod is not None:
+    for label, role in roles.items():
+        if is_agent_role(role) and label in first:
             with contextlib.suppress(EngineError):
-                found[role.name] = describe_running(_read_records(resources, ref, pod))
+                found[role.name] = describe_running(_read_records(resources, ref, first[label]))
     return join_roles(found)
 
 
-def _read_records(resources: Objects, ref: AppRef, pod: Mapping[str, Any]) -> bytes:
-    container = pod["spec"]["containers"][0]
-    command = [*(container.get("command") or ()), *(container.get("args") or ())]
-    log_dir = next((each.get("value") for each in container.get("env") or () if each["name"] == Env.LOG_DIR), None)
+def _read_records(resources: Objects, ref: AppRef, pod: PodFact) -> bytes:
     names = (LogNames.EVENTS, LogNames.STATUS)  # in this order: the status is one line
-    paths = [path for name in names if (path := find_run_file(command, log_dir or "", name)) is not None]
+    paths = [path for name in names if (path := find_run_file(pod.command, pod.log_dir, name)) is not None]
     if not paths:
         return b""
     asker = _PodAsker(resources, ref, [pod], _LOOK_LIMIT_S)
-    return asker.execute(pod["metadata"]["name"], ["tail", "-q", "-c", str(_TAIL_BYTES), *paths])[1].encode()
+    return asker.execute(pod.name, ["tail", "-q", "-c", str(_TAIL_BYTES), *paths])[1].encode()
 
 
 class _PodAsker:
     """A `_shared.control.AskNode` for pods, by name."""
 
-    def __init__(self, resources: Objects, ref: AppRef, pods: Sequence[Mapping[str, Any]], limit_s: float) -> None:
+    def __init__(self, resources: Objects, ref: AppRef, pods: Sequence[PodFact], limit_s: float) -> None:
         self._resources = resources
         self._ref = ref
-        self._pods = {str(pod["metadata"]["name"]): pod for pod in pods}
+        self._pods = {pod.name: pod for pod in pods}
         self._limit_s = limit_s
 
     @property
@@ -234,15 +218,12 @@ class _PodAsker:
 
     def run(self, node: str, words: Sequence[str]) -> tuple[int, str, str]:
         """Run the agent's command with these words in a pod. Raises as `run_in_pod`."""
-        container = self._pods[node]["spec"]["containers"][0]
-        own = [*(container.get("command") or ()), *(container.get("args") or ())]
-        return self.execute(node, build_ask_command(own, words))
+        return self.execute(node, build_ask_command(self._pods[node].command, words))
 
     def execute(self, node: str, command: Sequence[str]) -> tuple[int, str, str]:
         """Run a command in a pod. Raises as `run_in_pod`."""
-        container = self._pods[node]["spec"]["containers"][0]
         connection, namespace = self._resources.client.connection, self._ref.namespace
-        return run_in_pod(connection, namespace, node, container["name"], command, limit_s=self._limit_s)
+        return run_in_pod(connection, namespace, node, CONTAINER, command, limit_s=self._limit_s)
 
     def __call__(self, node: str, words: Sequence[str]) -> tuple[int, str, str]:
         """See `_shared.control.AskNode`."""
@@ -256,8 +237,7 @@ def _wait_ended(resources: Objects, ref: AppRef, clock: Clock) -> bool:
     """Wait until no pod of the app runs; False after the limit."""
     deadline_s = clock.now_s() + END_LIMIT_S
     while True:
-        pods, _ = resources.list_all(POD, ref.namespace, labels=f"{LABEL_INSTANCE}={ref.name}")
-        if not any((pod["status"].get("phase") or "") in ("Pending", "Running") for pod in pods):
+        if not any(fact.phase in ("Pending", "Running") for fact in list_pods(resources, ref)):
             return True
         if clock.now_s() >= deadline_s:
             return False

@@ -17,7 +17,7 @@ from muster.schedulers.kubernetes.app_id import AppRef
 from muster.schedulers.kubernetes.kinds import JOB, JOBSET, VOLCANO_JOB, parse_kind
 from muster.schedulers.kubernetes.labels import (
     APPDEF_ANNOTATION,
-    CANCEL_ANNOTATION,
+    CANCEL_MARK,
     KUEUE_PRIORITY,
     KUEUE_QUEUE,
     LABEL_COMPONENT,
@@ -27,7 +27,6 @@ from muster.schedulers.kubernetes.names import CONTAINER
 from muster.schedulers.kubernetes.volcano_jobs import build_abort_command
 
 _STOP_JOB: Final = {"activeDeadlineSeconds": 1}
-_MARK: Final = {"annotations": {CANCEL_ANNOTATION: "true"}}
 
 _LOOKS: Final = 20
 _LOOK_S: Final = 0.1
@@ -95,7 +94,7 @@ def _mark(resources: Objects, ref: AppRef, parent: Mapping[str, Any]) -> dict[st
         return dict(parent)
     if kind == VOLCANO_JOB:  # first: without the right to it, nothing is changed
         _create_if_missing(resources, build_abort_command(parent))
-    change: dict[str, Any] = {"metadata": _MARK}
+    change: dict[str, Any] = {"metadata": {"annotations": CANCEL_MARK}}
     if kind == JOB:
         change["spec"] = _STOP_JOB
     elif kind == JOBSET:
@@ -105,8 +104,7 @@ def _mark(resources: Objects, ref: AppRef, parent: Mapping[str, Any]) -> dict[st
 
 
 def _patch(resources: Objects, ref: AppRef, parent: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
-    changed = resources.patch(parse_kind(parent), ref.namespace, parent["metadata"]["name"], change)
-    return {**changed, "apiVersion": parent["apiVersion"], "kind": parent["kind"]}
+    return resources.patch(parse_kind(parent), ref.namespace, parent["metadata"]["name"], change)
 
 
 def _is_queued(parent: Mapping[str, Any]) -> bool:
@@ -171,6 +169,6 @@ def _build_record(ref: AppRef, parent: Mapping[str, Any] | None) -> dict[str, An
         "name": ref.name,
         "namespace": ref.namespace,
         "labels": kept,
-        "annotations": {APPDEF_ANNOTATION: annotations[APPDEF_ANNOTATION], **_MARK["annotations"]},
+        "annotations": {APPDEF_ANNOTATION: annotations[APPDEF_ANNOTATION], **CANCEL_MARK},
     }
     return {"apiVersion": JOB.api_version, "kind": JOB.kind, "metadata": metadata, "spec": spec}

@@ -2,19 +2,17 @@
 
 import itertools
 import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
-from muster.schedulers.kubernetes.api.errors import ApiError
+from muster.schedulers.kubernetes.api.errors import read_if_allowed
 from muster.schedulers.kubernetes.api.objects import Objects
 from muster.schedulers.kubernetes.app_id import AppRef
 from muster.schedulers.kubernetes.kinds import EVENT, JOB, POD, POD_GROUP_VERSIONS, Kind, parse_kind
-from muster.schedulers.kubernetes.labels import KUEUE_QUEUE, LABEL_INSTANCE
+from muster.schedulers.kubernetes.labels import KUEUE_QUEUE
 from muster.schedulers.kubernetes.live.operations import find_parents, list_conditions, read_job_end
 from muster.schedulers.kubernetes.live.pod_status import PodFact, read_pod
 from muster.schedulers.kubernetes.live.status import Observation, count_missing_pods
-
-_Result = TypeVar("_Result")
 
 _REPEATING_EVENTS: Final = ("Failed: Error: ErrImagePull", "Failed: Error: ImagePullBackOff")
 """Events that only repeat the reason of the event before, which explains what is wrong with the image."""
@@ -30,7 +28,10 @@ _END_REASONS: Final = {
 
 
 def observe(resources: Objects, ref: AppRef) -> Observation | None:
-    """Reads an app; None if it does not exist. A healthy app needs two requests."""
+    """Read an app; None if it does not exist. A healthy app needs two requests.
+
+    A state needs no right to events, Kueue's workloads or PodGroups.
+    """
     parents = find_parents(resources, ref)
     if not parents:
         return None
@@ -39,14 +40,14 @@ def observe(resources: Objects, ref: AppRef) -> Observation | None:
     failed = [parent for parent in parents if parse_kind(parent) == JOB and read_job_end(parent) == "Failed"]
     needs_events = any(fact.needs_events for fact in waiting) or count_missing_pods(parents, pods) > 0
     no_warnings: dict[str, str] | None = None
-    warnings = _read_if_allowed(lambda: _read_warnings(resources, ref), no_warnings) if needs_events else {}
+    warnings = read_if_allowed(lambda: _read_warnings(resources, ref), no_warnings) if needs_events else {}
     return Observation(
         parents=parents,
         pods=pods,
         lost_pod=_describe_lost_pod(resources, ref, failed[0])
         if failed and not any(fact.phase == "Failed" for fact in pods)
         else "",
-        queue_reason=_read_if_allowed(lambda: _read_queue(resources, ref, parents[0]), "")
+        queue_reason=read_if_allowed(lambda: _read_queue(resources, ref, parents[0]), "")
         if waiting or not pods
         else "",
         warnings=warnings or {},
@@ -54,20 +55,9 @@ def observe(resources: Objects, ref: AppRef) -> Observation | None:
     )
 
 
-def _read_if_allowed(read: Callable[[], _Result], default: _Result) -> _Result:
-    """The default without the right: a state must not need rights to events, Kueue's workloads or PodGroups."""
-    try:
-        return read()
-    except ApiError as error:
-        if error.refusal.status == 403:
-            return default
-        raise
-
-
 def list_pods(resources: Objects, ref: AppRef) -> list[PodFact]:
     """All pods of an app, also those that have ended."""
-    items, _ = resources.list_all(POD, ref.namespace, labels=f"{LABEL_INSTANCE}={ref.name}")
-    return [read_pod(item) for item in items]
+    return [read_pod(item) for item in resources.list_app(POD, ref.namespace, ref.name)]
 
 
 def _read_warnings(resources: Objects, ref: AppRef) -> dict[str, str]:
@@ -91,7 +81,7 @@ def _describe_lost_pod(resources: Objects, ref: AppRef, failed: Mapping[str, Any
     """
     prefixes = _list_failed_prefixes(failed)
     no_ends: dict[str, tuple[str, str]] | None = None
-    ends = _read_if_allowed(lambda: _read_pod_ends(resources, ref, prefixes), no_ends)
+    ends = read_if_allowed(lambda: _read_pod_ends(resources, ref, prefixes), no_ends)
     if ends:
         failed_at = _find_failure_time(failed)
         before = {name: end for name, end in ends.items() if not failed_at or end[0] <= failed_at}

@@ -1,29 +1,29 @@
 """Operations on an existing app: find, delete, resize."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from functools import partial
 from typing import Any, Final
 
 from muster.schedulers.errors import EndedAppError, SchedulerError, UnknownAppError
 from muster.schedulers.kubernetes import volcano_jobs
-from muster.schedulers.kubernetes.api.errors import ApiError
+from muster.schedulers.kubernetes.api.errors import ApiError, read_if_allowed
 from muster.schedulers.kubernetes.api.objects import Objects
 from muster.schedulers.kubernetes.app_id import AppRef
-from muster.schedulers.kubernetes.kinds import JOB, JOBSET, POD_GROUP_VERSIONS, VOLCANO_JOB, Kind
+from muster.schedulers.kubernetes.kinds import JOB, JOBSET, POD_GROUP_VERSIONS, VOLCANO_JOB, Kind, parse_kind
 from muster.schedulers.kubernetes.labels import (
     APPDEF_ANNOTATION,
     CANCEL_ANNOTATION,
     KUEUE_MINIMUM,
-    LABEL_COMPONENT,
     LABEL_INSTANCE,
     LABEL_MANAGED_BY,
     MANAGED_BY,
+    read_role,
 )
-from muster.schedulers.kubernetes.manifests.app_annotation import decode_app
+from muster.schedulers.kubernetes.manifests.app_annotation import decode_roles
 from muster.schedulers.kubernetes.names import (
     build_config_map_name,
     build_secret_name,
     build_workspace_name,
-    label_roles,
 )
 from muster.schedulers.runner.roles import build_role_plan, find_elastic_role
 
@@ -49,17 +49,16 @@ def find_parents(resources: Objects, ref: AppRef) -> list[dict[str, Any]]:
 
     In apps of older versions that is the first role's Job, which owns the others. Now every Job has it.
     """
-    jobs, _ = resources.list_all(JOB, ref.namespace, labels=f"{LABEL_INSTANCE}={ref.name}")
-    # Items of a list have neither apiVersion nor kind.
-    ours = [{**job, "apiVersion": JOB.api_version, "kind": JOB.kind} for job in jobs if not is_inner(job)]
+    ours = [job for job in resources.list_app(JOB, ref.namespace, ref.name) if not is_inner(job)]
     ours.sort(key=lambda job: not has_app(job))
     ours = ours if ours and has_app(ours[0]) else []
     if not all(map(_is_record, ours)):
         return ours
     for kind in (JOBSET, VOLCANO_JOB):  # next to its record, if a cancel was interrupted before it was deleted
-        parent = _read_if_allowed(resources, kind, ref)
+        # Rights to Jobs are enough for flavour `job`.
+        parent = read_if_allowed(partial(resources.read, kind, ref.namespace, ref.name), None)
         if parent is not None:
-            return [{**parent, "apiVersion": kind.api_version, "kind": kind.kind}, *ours]
+            return [parent, *ours]
     return ours
 
 
@@ -71,16 +70,6 @@ def is_inner(job: Mapping[str, Any]) -> bool:
 def has_app(item: Mapping[str, Any]) -> bool:
     """Whether the app can be read from this object."""
     return APPDEF_ANNOTATION in (item["metadata"].get("annotations") or {})
-
-
-def _read_if_allowed(resources: Objects, kind: Kind, ref: AppRef) -> dict[str, Any] | None:
-    """The object; None also if the account may not read the kind: rights to Jobs are enough for flavour `job`."""
-    try:
-        return resources.read(kind, ref.namespace, ref.name)
-    except ApiError as error:
-        if error.refusal.status == 403:
-            return None
-        raise
 
 
 def is_cancelled(parent: Mapping[str, Any]) -> bool:
@@ -116,8 +105,7 @@ def delete(resources: Objects, ref: AppRef) -> bool:
     found = False
     parents = find_parents(resources, ref)
     for parent in reversed(parents):
-        kind = Kind(api_version=parent["apiVersion"], kind=parent["kind"])
-        found = resources.delete(kind, ref.namespace, parent["metadata"]["name"]) or found
+        found = resources.delete(parse_kind(parent), ref.namespace, parent["metadata"]["name"]) or found
     # By name, not by label: few accounts may list Secrets.
     for kind, name in _list_prerequisites(ref.name):
         if parents or _is_ours(resources, kind, ref, name):
@@ -157,13 +145,13 @@ def resize(resources: Objects, ref: AppRef, nodes: int, role_name: str | None = 
     parents = find_parents(resources, ref)
     if not parents:
         raise UnknownAppError(f"there is no app {ref.name!r} in namespace {ref.namespace!r}")
-    app = decode_app(parents[0])
-    roles = [build_role_plan(role) for role in app.roles]
-    role = find_elastic_role(ref.name, roles, role_name, nodes)
-    label = label_roles([each.name for each in roles])[roles.index(role)]
-    parent = _find_parent_of_role(parents, label)
-    kind = Kind(api_version=parent["apiVersion"], kind=parent["kind"])
-    if kind == JOB and parent["metadata"]["labels"].get(LABEL_COMPONENT) != label:
+    roles = {label: build_role_plan(role) for label, role in decode_roles(parents[0]).items()}
+    role = find_elastic_role(ref.name, list(roles.values()), role_name, nodes)
+    label = next(label for label, each in roles.items() if each is role)
+    # A JobSet or a job of Volcano has all roles.
+    parent = next((parent for parent in parents if read_role(parent) == label), parents[0])
+    kind = parse_kind(parent)
+    if kind == JOB and read_role(parent) != label:
         raise EndedAppError(f"the Job of role {role.name!r} of {ref.name!r} is gone: nothing was changed")
     if kind == JOBSET:
         raise SchedulerError(f"app {ref.name!r} is a {parent['kind']}, which cannot be resized; use flavor=job")
@@ -179,9 +167,3 @@ def resize(resources: Objects, ref: AppRef, nodes: int, role_name: str | None = 
     if kind == VOLCANO_JOB:
         change = volcano_jobs.resize_tasks(parent, label, nodes)
     resources.patch(kind, ref.namespace, parent["metadata"]["name"], {"spec": change})
-
-
-def _find_parent_of_role(parents: Sequence[dict[str, Any]], label: str) -> dict[str, Any]:
-    """The role's own Job; the JobSet or job of Volcano has all roles."""
-    labels = [(parent["metadata"].get("labels") or {}).get(LABEL_COMPONENT) for parent in parents]
-    return parents[labels.index(label)] if label in labels else parents[0]

@@ -5,13 +5,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from muster._shared.contract import describe_exit_code, show_controls
+from muster._shared.contract import Env, describe_exit_code, show_controls
 from muster.schedulers.failure_report import parse_report
 from muster.schedulers.kubernetes import volcano_jobs
 from muster.schedulers.kubernetes.labels import (
     INDEX_FAILURES,
     JOB_INDEX_LABEL,
-    LABEL_COMPONENT,
+    read_role,
 )
 from muster.schedulers.kubernetes.names import CONTAINER
 
@@ -66,12 +66,16 @@ class PodFact:
     """The same of pods that were disrupted or drained. One drain of a job ends and replaces all its pods."""
     is_drained: bool = False
     """This pod was disrupted, or ended by SIGTERM."""
+    command: Sequence[str] = ()
+    """Of our container, with its arguments."""
+    log_dir: str = ""
+    """Where its agent writes; "" if the pod does not say."""
 
 
 def read_pod(pod: Mapping[str, Any]) -> PodFact:
     """Read a v1 Pod as the API server gives it."""
     metadata, status = pod["metadata"], pod.get("status") or {}
-    labels = metadata.get("labels") or {}
+    container = _find_container((pod.get("spec") or {}).get("containers"))
     terminated = _find_terminated(status)
     report, text = _read_message(str(terminated.get("message") or ""))
     phase = status.get("phase") or "Unknown"
@@ -85,8 +89,8 @@ def read_pod(pod: Mapping[str, Any]) -> PodFact:
     failed_before, drained_before = (_read_count(metadata.get("annotations") or {}, name) for name in INDEX_FAILURES)
     return PodFact(
         name=metadata["name"],
-        role=labels.get(LABEL_COMPONENT, ""),
-        index=_read_index(pod, labels),
+        role=read_role(pod),
+        index=_read_index(pod),
         phase=phase,
         created=metadata.get("creationTimestamp") or "",
         node=(pod.get("spec") or {}).get("nodeName") or "",
@@ -102,6 +106,8 @@ def read_pod(pod: Mapping[str, Any]) -> PodFact:
         failed_before=failed_before,
         drained_before=drained_before,
         is_drained=phase == "Failed" and (terminated.get("exitCode") == _SIGTERM_CODE or _is_disrupted(status)),
+        command=(*(container.get("command") or ()), *(container.get("args") or ())),
+        log_dir=next((each.get("value", "") for each in container.get("env") or () if each["name"] == Env.LOG_DIR), ""),
     )
 
 
@@ -119,15 +125,15 @@ def find_latest_pods(facts: Sequence[PodFact]) -> dict[tuple[str, int], PodFact]
     return newest
 
 
-def _read_index(pod: Mapping[str, Any], labels: Mapping[str, str]) -> int:
-    text = labels.get(JOB_INDEX_LABEL, "")
+def _read_index(pod: Mapping[str, Any]) -> int:
+    text = (pod["metadata"].get("labels") or {}).get(JOB_INDEX_LABEL, "")
     index = int(text) if text.isdecimal() else volcano_jobs.find_index(pod)
     return -1 if index is None else index
 
 
-def _find_container(statuses: Sequence[Mapping[str, Any]] | None) -> Mapping[str, Any]:
-    named = [status for status in statuses or () if status.get("name") == CONTAINER]
-    return named[0] if named else {}
+def _find_container(containers: Sequence[Mapping[str, Any]] | None) -> Mapping[str, Any]:
+    """Our container, or its status, in a list of them."""
+    return next((each for each in containers or () if each.get("name") == CONTAINER), {})
 
 
 def _find_terminated(status: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -9,14 +9,14 @@ With `flavor=jobset` the cluster does it by itself.
 
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Final
 
 from muster.schedulers.errors import EngineError, SchedulerError
 from muster.schedulers.kubernetes.api.objects import Objects
 from muster.schedulers.kubernetes.app_id import AppRef
 from muster.schedulers.kubernetes.kinds import JOB
-from muster.schedulers.kubernetes.labels import LABEL_COMPONENT, LABEL_INSTANCE
+from muster.schedulers.kubernetes.labels import read_role
 from muster.schedulers.kubernetes.live import kept_logs
 from muster.schedulers.kubernetes.live.cancelling import stop_job
 from muster.schedulers.kubernetes.live.observation import list_pods
@@ -91,15 +91,14 @@ def stop_other_roles(resources: Objects, ref: AppRef, notify: Callable[[str], No
     Raises:
         EngineError, SchedulerError: the server does not answer, or refuses.
     """
-    items, _ = resources.list_all(JOB, ref.namespace, labels=f"{LABEL_INSTANCE}={ref.name}")
-    jobs = [{**item, "apiVersion": JOB.api_version, "kind": JOB.kind} for item in items]
+    jobs = resources.list_app(JOB, ref.namespace, ref.name)
     running = [job for job in jobs if read_job_end(job) is None]
     failed = [job for job in jobs if read_job_end(job) == "Failed"]
     if not running or any(map(is_cancelled, jobs)):
         return True
     if not failed:
         return False
-    roles = _list_roles(running)
+    roles = sorted(map(read_role, running))
 
     def stop() -> None:
         for job in running:
@@ -112,9 +111,5 @@ def stop_other_roles(resources: Objects, ref: AppRef, notify: Callable[[str], No
         stop,
         notify,
     )
-    notify(f"{ref.name}: role {', '.join(_list_roles(failed))} has failed: stopped role {', '.join(roles)}")
+    notify(f"{ref.name}: role {', '.join(sorted(map(read_role, failed)))} has failed: stopped role {', '.join(roles)}")
     return True
-
-
-def _list_roles(jobs: Sequence[Mapping[str, Any]]) -> list[str]:
-    return sorted((job["metadata"].get("labels") or {}).get(LABEL_COMPONENT, "") for job in jobs)

@@ -14,7 +14,7 @@ from muster._shared.control import Answer
 from muster.schedulers.errors import SchedulerError
 from muster.schedulers.kubernetes.api.client import Client, Clock, SystemClock
 from muster.schedulers.kubernetes.api.connection import Access
-from muster.schedulers.kubernetes.api.errors import ApiError
+from muster.schedulers.kubernetes.api.errors import ApiError, read_if_allowed
 from muster.schedulers.kubernetes.api.objects import Objects
 from muster.schedulers.kubernetes.app_id import AppRef, parse_app_id
 from muster.schedulers.kubernetes.kinds import JOB, JOBSET, POD, VOLCANO_JOB, Kind
@@ -26,9 +26,8 @@ from muster.schedulers.kubernetes.live.role_stop import RoleStop
 from muster.schedulers.kubernetes.live.status import Observation, build_status, decide_state
 from muster.schedulers.kubernetes.live.submit import submit
 from muster.schedulers.kubernetes.live.watch import PodSnapshot, PodWatch
-from muster.schedulers.kubernetes.manifests.app_annotation import decode_app
+from muster.schedulers.kubernetes.manifests.app_annotation import decode_roles
 from muster.schedulers.kubernetes.manifests.request import Request
-from muster.schedulers.kubernetes.names import label_roles
 from muster.schedulers.kubernetes.options import Options
 from muster.schedulers.runner import callers
 
@@ -192,23 +191,22 @@ def _follow(reader: LogReader, query: PodLogQuery, watch: PodWatch) -> Iterator[
 
 
 def _find_label(app_id: str, parents: Sequence[dict[str, Any]], role: str, index: int) -> str:
-    replicas = {item.name: item.num_replicas for item in decode_app(parents[0]).roles}
-    if role not in replicas:
-        raise SchedulerError(f"{app_id} has no role {role!r}; it has: {', '.join(replicas)}")
-    last = replicas[role] - 1
-    if not 0 <= index <= last:
-        raise SchedulerError(f"{app_id}/{role} has replicas 0 to {last}, not {index}")
-    return label_roles(list(replicas))[list(replicas).index(role)]
+    found = {each.name: (label, each.num_replicas) for label, each in decode_roles(parents[0]).items()}
+    if role not in found:
+        raise SchedulerError(f"{app_id} has no role {role!r}; it has: {', '.join(found)}")
+    label, replicas = found[role]
+    if not 0 <= index < replicas:
+        raise SchedulerError(f"{app_id}/{role} has replicas 0 to {replicas - 1}, not {index}")
+    return label
 
 
 def _list_parents(resources: Objects, kind: Kind, namespace: str) -> list[dict[str, Any]]:
     try:
-        items, _ = resources.list_all(kind, namespace, labels=f"{LABEL_MANAGED_BY}={MANAGED_BY}")
+        return resources.list_all(kind, namespace, labels=f"{LABEL_MANAGED_BY}={MANAGED_BY}")[0]
     except ApiError as error:
         if error.refusal.status == 404 or (error.refusal.status == 403 and kind != JOB):
             return []
         raise
-    return [{**item, "apiVersion": kind.api_version, "kind": kind.kind} for item in items]
 
 
 def _find_running(resources: Objects, namespace: str) -> frozenset[str]:
@@ -217,14 +215,9 @@ def _find_running(resources: Objects, namespace: str) -> frozenset[str]:
     One request for all apps, for the metadata alone: a list must not read every pod. An account that may not list pods
     sees PENDING.
     """
-    try:
-        items = resources.list_metadata(
-            POD, namespace, labels=f"{LABEL_MANAGED_BY}={MANAGED_BY}", fields="status.phase=Running"
-        )
-    except ApiError as error:
-        if error.refusal.status == 403:
-            return frozenset()
-        raise
+    labels, fields = f"{LABEL_MANAGED_BY}={MANAGED_BY}", "status.phase=Running"
+    none: list[dict[str, Any]] = []
+    items = read_if_allowed(lambda: resources.list_metadata(POD, namespace, labels=labels, fields=fields), none)
     return frozenset(str((item["metadata"].get("labels") or {}).get(LABEL_INSTANCE)) for item in items)
 
 

@@ -13,10 +13,10 @@ from torchx.specs.api import NONE, AppDef, AppState, ReplicaStatus, RoleStatus
 from muster.schedulers.errors import EngineError
 from muster.schedulers.failure_report import describe_report, find_root_cause
 from muster.schedulers.kubernetes.kinds import JOB, parse_kind
-from muster.schedulers.kubernetes.labels import LABEL_COMPONENT
+from muster.schedulers.kubernetes.labels import LABEL_COMPONENT, read_role
 from muster.schedulers.kubernetes.live.operations import is_cancelled, list_conditions, read_job_end
 from muster.schedulers.kubernetes.live.pod_status import PodFact, find_latest_pods
-from muster.schedulers.kubernetes.manifests.app_annotation import decode_app
+from muster.schedulers.kubernetes.manifests.app_annotation import decode_app, decode_roles
 from muster.schedulers.kubernetes.names import label_roles
 from muster.schedulers.kubernetes.volcano_jobs import read_state
 from muster.schedulers.timestamps import parse_timestamp
@@ -253,19 +253,17 @@ def _describe_conditions(observation: Observation) -> list[str]:
 
 def _list_gone_roles(observation: Observation) -> list[str]:
     """Flavour `job`: labels of roles whose Job was deleted after its own end, while others of the app remain."""
-    labels = [job["metadata"].get("labels") or {} for job in _list_jobs(observation.parents)]
-    present = {label[LABEL_COMPONENT] for label in labels if LABEL_COMPONENT in label}
+    present = {role for role in map(read_role, _list_jobs(observation.parents)) if role}
     try:
-        names = [role.name for role in decode_app(observation.parents[0]).roles] if present else []
+        labels = list(decode_roles(observation.parents[0])) if present else []
     except EngineError:  # damaged: the status says so
         return []
-    return [label for label in label_roles(names) if label not in present]
+    return [label for label in labels if label not in present]
 
 
 def _describe_running_roles(parents: Sequence[Mapping[str, Any]]) -> list[str]:
     """Flavour `job`: roles of an app that has failed, if the process that submitted it is gone (see `role_stop`)."""
-    labels = [job["metadata"].get("labels") or {} for job in _list_jobs(parents, running=True)]
-    names = sorted(label.get(LABEL_COMPONENT, "") for label in labels)
+    names = sorted(map(read_role, _list_jobs(parents, running=True)))
     return [f"still running: role {', '.join(names)}; `torchx cancel` stops it"] if names else []
 
 

@@ -1,5 +1,6 @@
 """Creates an app's objects: checks first, then creates all of them or none."""
 
+import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -8,7 +9,7 @@ from typing import Any, Final
 
 from muster.schedulers.errors import EngineError, SchedulerError
 from muster.schedulers.interrupts import raise_dropped_interrupts
-from muster.schedulers.kubernetes.api.errors import ApiError, RequestError, Unreachable
+from muster.schedulers.kubernetes.api.errors import ApiError, ForbiddenError, RequestError, Unreachable
 from muster.schedulers.kubernetes.api.objects import Objects
 from muster.schedulers.kubernetes.kinds import (
     JOB,
@@ -21,7 +22,7 @@ from muster.schedulers.kubernetes.kinds import (
     build_owner_reference,
     parse_kind,
 )
-from muster.schedulers.kubernetes.labels import LABEL_INSTANCE, SUBMISSION_ANNOTATION
+from muster.schedulers.kubernetes.labels import SUBMISSION_ANNOTATION
 from muster.schedulers.kubernetes.manifests.pod_group import add_pod_group
 from muster.schedulers.kubernetes.manifests.request import Additions, Request, complete_documents
 from muster.schedulers.kubernetes.schema import check_version
@@ -67,7 +68,7 @@ def _prepare(resources: Objects, request: Request, namespace: str, notify: Calla
     """Checks whether the cluster can run the request, and completes its documents; changes nothing."""
     check_version(resources.read_version(), elastic=request.elastic, source="the server")
     for kind in (JOB, POD):  # without these rights nobody could look at what was created
-        resources.list_all(kind, namespace, labels=f"{LABEL_INSTANCE}={request.name}")
+        resources.list_app(kind, namespace, request.name)
     _check_flavor(resources, request)
     _check_queue(resources, request, namespace)
     submission_id = os.urandom(8).hex()
@@ -162,10 +163,8 @@ def _delete_own(resources: Objects, kind: Kind, submission: _Submission) -> Engi
 def _list_own(resources: Objects, kind: Kind, submission: _Submission) -> list[str]:
     """Names of this submission's objects of a kind; of those it attempted to create, if it may not list the kind."""
     try:
-        items, _ = resources.list_all(kind, submission.namespace, labels=f"{LABEL_INSTANCE}={submission.name}")
-    except ApiError as error:
-        if error.refusal.status != 403:
-            raise
+        items = resources.list_app(kind, submission.namespace, submission.name)
+    except ForbiddenError:
         return [document["metadata"]["name"] for document in submission.attempted if parse_kind(document) == kind]
     return [
         item["metadata"]["name"]
@@ -199,12 +198,9 @@ def _check_queue(resources: Objects, request: Request, namespace: str) -> None:
 
 def _check_queue_exists(resources: Objects, kind: Kind, namespace: str, name: str, problem: str) -> None:
     """Refuses a queue that does not exist. An account that may not read queues: no check."""
-    try:
+    with contextlib.suppress(ForbiddenError):
         if resources.read(kind, namespace, name) is None:
             raise SchedulerError(f"{problem} {name!r}; {_describe_queues(resources, kind, namespace)}")
-    except ApiError as error:
-        if error.refusal.status != 403:
-            raise
 
 
 def _describe_queues(resources: Objects, kind: Kind, namespace: str) -> str:
@@ -244,8 +240,8 @@ def _may_create(resources: Objects, document: Mapping[str, Any]) -> bool:
     """Whether the account may create the document. Its creation will report other errors."""
     try:
         resources.create(document, dry_run=True)
-    except ApiError as error:
-        return error.refusal.status != 403
-    except RequestError:
+    except ForbiddenError:
+        return False
+    except (ApiError, RequestError):
         return True
     return True

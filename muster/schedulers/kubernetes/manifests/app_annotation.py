@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from muster.schedulers.errors import EngineError, SchedulerError
 from muster.schedulers.kubernetes.labels import APPDEF_ANNOTATION, WORKSPACE_KEY
+from muster.schedulers.kubernetes.names import label_roles
 from muster.schedulers.runner.app_codec import dump_app, load_app
 from muster.schedulers.runner.roles import BASE_IMAGE_KEY
 
@@ -46,3 +47,9 @@ def decode_app(parent: Mapping[str, Any]) -> Any:
     except (AttributeError, LookupError, TypeError, ValueError, zlib.error) as error:
         what = f"annotation {APPDEF_ANNOTATION} of {parent['kind']} {metadata['name']} is missing or malformed"
         raise EngineError(f"{what} ({type(error).__name__}: {error}); `muster delete` removes the app") from error
+
+
+def decode_roles(parent: Mapping[str, Any]) -> dict[str, Any]:
+    """The roles of the AppDef, by their labels, in its order. Arguments and errors are those of `decode_app`."""
+    roles = decode_app(parent).roles
+    return dict(zip(label_roles([role.name for role in roles]), roles, strict=True))

@@ -103,7 +103,9 @@ class Host:
             self.formed += 1
             self.number = event.round.number
         elif kind == "RoundBroken":
-            self.members[place].report_stopped(event.round_number)
+            from muster.agent.rendezvous.report_messages import Stopped
+
+            self.members[place].send(Stopped(round_number=event.round_number))
         elif kind == "RendezvousFailed":
             raise SystemExit(event.reason)
 
@@ -192,8 +194,10 @@ def measure(members, port, rounds):
             first_counts = dict(counter)
             after_kib = rss_kib()
         if number < rounds:
+            from muster.agent.rendezvous.report_messages import Failed
+
             begin = time.monotonic()
-            host.members[0].report_failures(host.number, (build_failure(number),))
+            host.members[0].send(Failed(round_number=host.number, failures=(build_failure(number),)))
     total = counter["sent"] + counter["received"]
     for child in children:
         child.stdin.write("end\n")

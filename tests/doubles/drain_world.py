@@ -22,9 +22,11 @@ from muster.agent.rendezvous import interface
 from muster.agent.rendezvous.consensus import actions as leader_actions
 from muster.agent.rendezvous.consensus import events as leader_events
 from muster.agent.rendezvous.consensus.decisions import decide as decide_leader
+from muster.agent.rendezvous.consensus.events import RoundAcknowledged
 from muster.agent.rendezvous.consensus.members import ConsensusRules, MemberRecord
 from muster.agent.rendezvous.consensus.state import build_initial_state
 from muster.agent.rendezvous.drain_ceiling import LOOK_S, RankSlot
+from muster.agent.rendezvous.report_messages import Failed
 
 FOREVER = float("inf")
 
@@ -144,7 +146,7 @@ class DrainWorld:
             state, _ = decide_leader(state, leader_events.Joined(member=member), 0.0)
         state, _ = decide_leader(state, leader_events.LeaseChecked(is_held=True), 0.0)
         for index in range(nodes):
-            event = leader_events.RoundAcknowledged(id=str(index), round_number=state.round_number)
+            event = leader_events.Reported(id=str(index), message=RoundAcknowledged(round_number=state.round_number))
             state, _ = decide_leader(state, event, 0.0)
         return state
 
@@ -312,26 +314,15 @@ class DrainWorld:
             case node_actions.StartTimer():
                 expired = node_events.TimerExpired(timer=action.timer)
                 self.at(self.now_s + action.delay_s, lambda: self._handle(node, expired))
-            case node_actions.AskDrain():
-                asked = leader_events.DrainAsked(
-                    id=member, round_number=number, reason=action.reason, limit_s=action.limit_s
-                )
-                self._to_leader(node, asked)
-            case node_actions.ReportDrain():
-                reported = leader_events.DrainReported(
-                    id=member, round_number=number, drain=action.drain, report=action.report
-                )
-                self._to_leader(node, reported)
-            case node_actions.ReportSucceeded():
-                succeeded = leader_events.Succeeded(id=member, round_number=number, drained_rank=action.drained_rank)
-                self._to_leader(node, succeeded)
+            case node_actions.Send():
+                self._to_leader(node, leader_events.Reported(id=member, message=action.message))
             case node_actions.ReportFailed():
-                self._to_leader(node, leader_events.Failed(id=member, round_number=number, failures=()))
+                self._to_leader(
+                    node, leader_events.Reported(id=member, message=Failed(round_number=number, failures=()))
+                )
             case node_actions.SettleFailure():
                 settled = node_events.FailureSettled(round_number=number, local_rank=action.failure.local_rank)
                 self.at(self.now_s, lambda: self._handle(node, settled))
-            case node_actions.LeaveJob():
-                self._to_leader(node, leader_events.Leaving(id=member, reason=action.reason))
             case node_actions.SignalWorkers() | node_actions.KillWorkers():
                 self._kill(node)
                 if isinstance(action, node_actions.KillWorkers):
@@ -376,41 +367,23 @@ class DrainWorld:
 
     def _send(self, action) -> None:
         match action:
-            case leader_actions.BeginDrain():
-                event = interface.DrainBegun(
-                    round_number=action.round_number, drain=action.drain, limit_s=action.limit_s
-                )
-            case leader_actions.CommitDrain():
-                self.commits.append(action.step)
-                event = interface.DrainCommitted(round_number=action.round_number, drain=action.drain, step=action.step)
-            case leader_actions.WithdrawDrain():
-                event = interface.DrainWithdrawn(
-                    round_number=action.round_number, drain=action.drain, reason=action.reason
-                )
-            case leader_actions.BreakRound():
+            case leader_actions.Send(message=message):
+                if isinstance(message, interface.DrainCommitted):
+                    self.commits.append(message.step)
+                if isinstance(message, leader_actions.RoundBreak):
+                    message = message.broken
+                elif isinstance(message, leader_actions.JobEnd):
+                    message = interface.JobEnded(succeeded=message.succeeded, is_drained=message.is_drained)
                 for member in action.ids:
-                    broken = interface.RoundBroken(
-                        round_number=action.round_number,
-                        kind=action.kind,
-                        reason=action.reason,
-                        leaves=member in action.leaving,
-                    )
-                    self._to_node(self.nodes[int(member)], broken)
-                return
-            case leader_actions.EndJob():
-                event = interface.JobEnded(succeeded=action.succeeded, is_drained=action.is_drained)
+                    self._to_node(self.nodes[int(member)], message)
             case leader_actions.SetTimer():
                 if action.due_s < FOREVER:
                     fired = leader_events.TimerFired(round_number=action.round_number)
                     self.at(action.due_s, lambda: self._lead(fired))
-                return
             case leader_actions.Notify():
                 self.leader_lines.append(action.text)
-                return
             case _:
-                return
-        for member in action.ids:
-            self._to_node(self.nodes[int(member)], event)
+                pass
 
 
 def build_slot(rank: Rank) -> RankSlot:

@@ -16,7 +16,8 @@ from muster.agent.node import actions, events
 from muster.agent.node.decisions import decide
 from muster.agent.node.state import NodeRules, NodeState
 from muster.agent.rendezvous.drain_ceiling import LOOK_S, RankSlot
-from muster.agent.rendezvous.interface import BreakKind, RoundBroken
+from muster.agent.rendezvous.interface import BreakKind, RoundBroken, Saved
+from muster.agent.rendezvous.report_messages import Failed, Stopped
 from muster.agent.round import Checkpoint, Round
 
 
@@ -100,8 +101,8 @@ class DrainingProcess(Process):
         match action:
             case actions.JoinJob():
                 member.join(is_prepared=action.is_prepared)
-            case actions.ReportPrepared():
-                member.report_prepared()
+            case actions.Send():
+                member.send(action.message)
             case actions.StartWorkers():
                 self.start_ranks(action.round)
             case actions.SignalWorkers():
@@ -122,26 +123,16 @@ class DrainingProcess(Process):
                 if Layout.is_committed(self.command):
                     raise Violation(f"{self.machine.host}: a committed drain was withdrawn")
                 self.command = 0
-            case actions.ReportSucceeded():
-                member.report_succeeded(action.round.number, action.drained_rank)
             case actions.ReportFailed():
                 failure = self.build_failure()
-                member.report_failures(number, () if failure is None else (failure,))
+                member.send(Failed(round_number=number, failures=() if failure is None else (failure,)))
             case actions.SettleFailure():
                 failed = action.failure.local_rank
                 self.post(events.FailureSettled(round_number=number, local_rank=failed))
             case actions.CollectStacks():
                 self.post(events.StacksCollected(round_number=action.round_number, texts={}))
-            case actions.AskDrain():
-                member.ask_drain(action.round.number, action.reason, action.limit_s)
-            case actions.ReportDrain():
-                member.report_drain(action.round.number, action.drain, action.report)
-            case actions.ReportSaved():
-                member.report_saved(action.round.number, action.step, action.path)
             case actions.ReportStopped():
-                member.report_stopped(action.round.number)
-            case actions.LeaveJob():
-                member.report_leaving(action.reason)
+                member.send(Stopped(round_number=action.round.number))
             case actions.KeepCheckpoint():
                 self.checkpoint = action.checkpoint
             case actions.PrintLine():
@@ -238,7 +229,7 @@ class DrainingProcess(Process):
         mine = self.saved.setdefault(step, set())
         mine.add(rank.local_rank)
         if len(mine) == self.world.nproc:
-            saved = events.CheckpointSaved(round_number=rank.instance[0], step=step, path=f"step-{step}")
+            saved = Saved(round_number=rank.instance[0], step=step, path=f"step-{step}")
             self.post(saved, delay_s=self.world.random.choice((0.0, 0.001)))
 
     def end(self, rank: Rank, code: int) -> None:

@@ -20,17 +20,14 @@ from typing import Any, TypeVar
 import pytest
 from doubles.samples import make_round
 
-from muster._shared.contract import AskKind
-from muster._shared.reports import Failure, Stack
 from muster.agent.config import AgentConfig, LogConfig, RendezvousConfig
 from muster.agent.errors import SpawnError
 from muster.agent.logs import WorkerStreams
 from muster.agent.node.supervisor import AgentParts, Supervisor
 from muster.agent.rendezvous.interface import (
     BreakKind,
-    DrainReport,
     JobEnded,
-    LateRank,
+    NodeMessage,
     RendezvousEvent,
     RoundBroken,
     RoundFormed,
@@ -285,6 +282,26 @@ class FakeStarter:
         pass
 
 
+NAMES = {
+    "Prepared": "prepared",
+    "AllStarted": "started",
+    "Failed": "failed",
+    "Idle": "idle",
+    "StoodStill": "still",
+    "AllSucceeded": "succeeded",
+    "DrainAsked": "drain asked",
+    "DrainReported": "drain reported",
+    "DrainFollowed": "drain followed",
+    "Asked": "asked",
+    "StacksTaken": "stacks",
+    "Saved": "saved",
+    "Stopped": "stopped",
+    "Leaving": "leaving",
+}
+HIDDEN = ("is_urgent", "port", "can_host_store", "ends_job", "is_interrupt")
+"""Fields that are no part of a call's detail."""
+
+
 class FakeRendezvous:
     """Records calls as (name, round number or None, detail); what follows is up to the test."""
 
@@ -297,49 +314,12 @@ class FakeRendezvous:
     def join(self, *, is_prepared: bool = True, can_host_store: Callable[[], bool] = bool) -> None:
         self._record("join", detail=is_prepared)
 
-    def report_prepared(self) -> None:
-        self._record("prepared")
-
-    def report_started(self, round_number: int) -> None:
-        self._record("started", round_number)
-
-    def report_failures(self, round_number: int, failures: tuple[Failure, ...]) -> None:
-        self._record("failed", round_number, failures)
-
-    def report_idle(self, round_number: int, failures: tuple[Failure, ...], *, is_urgent: bool = False) -> None:
-        self._record("idle", round_number, failures)
-
-    def report_still(self, round_number: int, for_s: float) -> None:
-        self._record("still", round_number, for_s)
-
-    def report_succeeded(self, round_number: int, drained_rank: int | None = None) -> None:
-        self._record("succeeded", round_number, drained_rank)
-
-    def ask_drain(self, round_number: int, reason: str, limit_s: float) -> None:
-        self._record("drain asked", round_number, (reason, limit_s))
-
-    def report_followed(self, round_number: int, drain: int, late: tuple[LateRank, ...]) -> None:
-        self._record("drain followed", round_number, (drain, late))
-
-    def ask(self, round_number: int, request: int, kind: AskKind, limit_s: float) -> None:
-        self._record("asked", round_number, (request, kind, limit_s))
-
-    def report_stacks(self, round_number: int, number: int, stacks: tuple[Stack, ...], missing: int) -> None:
-        self._record("stacks", round_number, (number, stacks, missing))
-
-    def report_drain(self, round_number: int, drain: int, report: DrainReport) -> None:
-        self._record("drain reported", round_number, (drain, report))
-
-    def report_saved(self, round_number: int, step: int, path: str) -> None:
-        self._record("saved", round_number, (step, path))
-
-    def report_stopped(
-        self, round_number: int, failures: tuple[Failure, ...] = (), stacks: tuple[Stack, ...] = ()
-    ) -> None:
-        self._record("stopped", round_number, (failures, stacks))
-
-    def report_leaving(self, reason: str, *, ends_job: bool = False, is_interrupt: bool = False) -> None:
-        self._record("leaving", detail=reason)
+    def send(self, message: NodeMessage) -> None:
+        values = dict(vars(message))
+        number = values.pop("round_number", None)
+        values = {name: values[name] for name in values if name not in HIDDEN}
+        detail = tuple(values.values()) if len(values) > 1 else next(iter(values.values()), None)
+        self._record(NAMES[type(message).__name__], number, detail)
 
     def close(self) -> None:
         self._record("closed")

@@ -20,9 +20,20 @@ from typing import Any
 from muster._shared.records import replace
 from muster._shared.reports import Failure
 from muster.agent.config import RendezvousConfig
-from muster.agent.rendezvous.interface import BreakKind, JobEnded, RendezvousFailed, RoundBroken, RoundFormed
+from muster.agent.rendezvous.interface import (
+    AllStarted,
+    AllSucceeded,
+    BreakKind,
+    JobEnded,
+    Leaving,
+    Prepared,
+    RendezvousFailed,
+    RoundBroken,
+    RoundFormed,
+)
 from muster.agent.rendezvous.member.member import Member
 from muster.agent.rendezvous.protocol.messages import Message
+from muster.agent.rendezvous.report_messages import Failed, Idle, Stopped
 from muster.agent.rendezvous.transport.links import LinkEnd
 from muster.agent.round import Round
 
@@ -361,7 +372,7 @@ class Process:
         """Join the job; workers could start so much later."""
         self.world.schedule(0.0, self, lambda: self.member.join(is_prepared=not imports_s))
         self.prepared_s = self.world.now_s + imports_s
-        self.world.schedule(imports_s, self, self.member.report_prepared)
+        self.world.schedule(imports_s, self, lambda: self.member.send(Prepared()))
 
     @property
     def can_run(self) -> bool:
@@ -415,7 +426,7 @@ class Process:
         self.instance = (round_.number, round_.master_port, round_.group_world_size)
         self.workers_alive, self.workers_done, self.breaking = True, False, False
         self.world.record_start(self)
-        self.member.report_started(round_.number)
+        self.member.send(AllStarted(round_number=round_.number))
 
     def finish_stop(self, number: int) -> None:
         if self.round is None or self.round.number != number:
@@ -424,12 +435,12 @@ class Process:
         if self.world.now_s < self.stuck_until_s:
             self.world.schedule(self.stuck_until_s - self.world.now_s, self, lambda: self.finish_stop(number))
         else:
-            self.member.report_stopped(number)
+            self.member.send(Stopped(round_number=number))
 
     def give_up(self) -> None:
         """Leave the job without the workers that do not end."""
         if self.world.now_s < self.stuck_until_s:
-            self.member.report_leaving("its workers do not end")
+            self.member.send(Leaving(reason="its workers do not end"))
             self.exit()
             self.world.on_given_up(self)
 
@@ -440,7 +451,7 @@ class Process:
         """Report workers that the guard has killed: the supervisor does not know why they ended."""
         failure = self.build_failure()
         if failure is not None and not self.workers_done:
-            self.run(lambda: self.member.report_failures(failure.round, (failure,)))
+            self.run(lambda: self.member.send(Failed(round_number=failure.round, failures=(failure,))))
 
     def fail_worker(self) -> None:
         """A worker of the running round fails by itself."""
@@ -448,14 +459,14 @@ class Process:
         if failure is not None and self.can_run and self.workers_alive and not self.workers_done:
             if not self.breaking:  # else it was asked to end
                 self.world.failures.append((self.world.now_s, self.instance))
-            self.run(lambda: self.member.report_failures(failure.round, (failure,)))
+            self.run(lambda: self.member.send(Failed(round_number=failure.round, failures=(failure,))))
 
     def report_idle(self, *, is_urgent: bool = False) -> None:
         """Report that the workers of the running round hang."""
         failure = self.build_failure()
         if failure is not None and self.workers_alive and not self.workers_done:
             idle = replace(failure, exit_code=None, hung=True, reason="hung: why")
-            self.member.report_idle(failure.round, (idle,), is_urgent=is_urgent)
+            self.member.send(Idle(round_number=failure.round, failures=(idle,), is_urgent=is_urgent))
 
     def report_idle_again(self, instance: Instance, *, is_urgent: bool) -> None:
         """Report it as long as this round runs here."""
@@ -483,7 +494,7 @@ class Process:
         is_hung = instance in self.world.hung
         if self.workers_alive and not self.workers_done and not is_hung and self.instance == instance:
             self.workers_done = True
-            self.run(lambda: self.member.report_succeeded(instance[0]))
+            self.run(lambda: self.member.send(AllSucceeded(round_number=instance[0])))
 
     def exit(self) -> None:
         self.member.close()

@@ -1,6 +1,9 @@
 """A leader's state while its round of two members runs, one rank each."""
 
-from muster.agent.rendezvous.consensus.actions import Action
+from typing import Any
+
+from doubles.sent import show_sent
+
 from muster.agent.rendezvous.consensus.decisions import decide
 from muster.agent.rendezvous.consensus.events import Event, Joined, LeaseChecked
 from muster.agent.rendezvous.consensus.members import ConsensusRules, MemberRecord
@@ -29,7 +32,7 @@ class TwoMembers:
         self.decide(LeaseChecked(is_held=True))
         self.number = self.state.round_number
 
-    def decide(self, event: Event) -> tuple[Action, ...]:
+    def decide(self, event: Event) -> list[Any]:
         """Take the event's new state, and return the actions."""
         self.state, actions = decide(self.state, event, self.now_s)
-        return tuple(actions)
+        return show_sent(actions)

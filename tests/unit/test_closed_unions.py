@@ -24,18 +24,16 @@ FILES = (
     "rendezvous/consensus/formation",
     "rendezvous/consensus/waits",
     "rendezvous/leader/leader",
-    "rendezvous/leader/outgoing",
-    "rendezvous/member/member",
+    "rendezvous/backends/static",
+    "rendezvous/consensus/drain",
 )
 TAKEN_OUT = {
     "node/decisions": "GlobalRank0Started",
     "node/request_decisions": "PersonChose",
     "node/round_workers": "KillWorkers",
-    "node/supervisor": "LeaveJob",
+    "node/supervisor": "ReportStopped",
     "rendezvous/consensus/decisions": "ProcessEnded",
-    "rendezvous/leader/outgoing": "CommitRound",
-    "rendezvous/leader/leader": "EndAcknowledged",
-    "rendezvous/member/member": "RoundBreak",
+    "rendezvous/leader/leader": "DropMembers",
 }
 """By module, a case that one more copy lacks."""
 

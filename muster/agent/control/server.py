@@ -17,7 +17,7 @@ from muster.agent.control.address import (
     is_same_user,
     sign,
 )
-from muster.agent.rendezvous.consensus.actions import Answer
+from muster.agent.rendezvous.report_messages import Answer
 from muster.agent.runtime.loop import Loop, Timer
 
 PEERS = 16

@@ -3,15 +3,15 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, TypeAlias
 
-from muster._shared.contract import AskKind, StatusPageLayout
+from muster._shared.contract import StatusPageLayout
 from muster._shared.records import record
 from muster.agent.node.events import RoundTimer
-from muster.agent.rendezvous.interface import DrainReport, JobEnded, LateRank, RendezvousFailed
+from muster.agent.rendezvous.interface import JobEnded, PlainNodeMessage, RendezvousFailed
 from muster.agent.round import Checkpoint, Round
 
 if TYPE_CHECKING:
     from muster._shared.reports import RankProgress, RankView
-    from muster.agent.rendezvous.consensus.actions import Answer
+    from muster.agent.rendezvous.report_messages import Answer
 
 
 @record
@@ -178,26 +178,21 @@ DiagnosisAction: TypeAlias = SettleFailure | CollectStacks | PrintStacks | Print
 
 @record
 class JoinJob:
-    """Rendezvous: ask to take part."""
+    """Ask to take part in the job."""
 
     is_prepared: bool
 
 
 @record
-class ReportPrepared:
-    """Rendezvous: workers would now start at once."""
+class Send:
+    """Send this to the leader."""
 
-
-@record
-class ReportStarted:
-    """Rendezvous: all workers of the round run."""
-
-    round: Round
+    message: PlainNodeMessage
 
 
 @record
 class ReportFailed:
-    """Rendezvous: this worker failed."""
+    """Send `Failed` of this worker."""
 
     round: Round
     failure: LocalFailure
@@ -205,7 +200,7 @@ class ReportFailed:
 
 @record
 class ReportIdle:
-    """Rendezvous: these workers are idle; empty: they are active again. It decides whether the whole job hangs."""
+    """Send `Idle` of these workers; empty: they are active again. The leader decides whether the whole job hangs."""
 
     round: Round
     local_ranks: tuple[int, ...] = ()
@@ -214,71 +209,8 @@ class ReportIdle:
 
 
 @record
-class ReportStill:
-    """Rendezvous: all workers have stood still for so long; 0: they go on."""
-
-    round: Round
-    for_s: float
-
-
-@record
-class ReportSucceeded:
-    """Rendezvous: all workers of the round exited with 0, or stopped at the step of a drain."""
-
-    round: Round
-    drained_rank: int | None = None
-    """The global rank that ended last, if any has stopped at the step of a drain."""
-
-
-@record
-class AskDrain:
-    """Rendezvous: let all ranks of the round stop at one step."""
-
-    round: Round
-    reason: str
-    limit_s: float
-
-
-@record
-class ReportDrain:
-    """Rendezvous: the workers wait at a ceiling, or no step can be agreed on with them."""
-
-    round: Round
-    drain: int
-    report: DrainReport
-
-
-@record
-class ReportFollowed:
-    """Rendezvous: the workers have done what the drain wants, or its limit is over."""
-
-    round: Round
-    drain: int
-    late: tuple[LateRank, ...] = ()
-
-
-@record
-class SendRequest:
-    """Rendezvous: ask the leader for what a person wants."""
-
-    round: Round
-    request: int
-    kind: AskKind
-    limit_s: float
-
-
-@record
-class ReportSaved:
-    """Rendezvous: all workers of this node have saved the step; `path` as in `events.CheckpointSaved`."""
-
-    round: Round
-    step: int
-    path: str
-
-
-@record
 class ReportStopped:
-    """Rendezvous: no worker of the round is left."""
+    """Send `Stopped`: no worker of the round is left."""
 
     round: Round
     late: tuple[LocalFailure, ...] = ()
@@ -287,33 +219,7 @@ class ReportStopped:
     """By local rank, as far as they were collected."""
 
 
-@record
-class LeaveJob:
-    """Rendezvous: this node leaves the job."""
-
-    reason: str
-    ends_job: bool = False
-    """Its user has ended the whole job here: no other node goes on."""
-    is_interrupt: bool = False
-    """By a Ctrl-C."""
-
-
-RendezvousAction: TypeAlias = (
-    JoinJob
-    | ReportPrepared
-    | ReportStarted
-    | ReportFailed
-    | ReportIdle
-    | ReportStill
-    | ReportSucceeded
-    | ReportStopped
-    | AskDrain
-    | ReportDrain
-    | ReportFollowed
-    | SendRequest
-    | ReportSaved
-    | LeaveJob
-)
+RendezvousAction: TypeAlias = JoinJob | Send | ReportFailed | ReportIdle | ReportStopped
 
 # -- the agent itself ------------------------------------------------------------------------------------------------
 

@@ -28,19 +28,16 @@ from muster.agent.node.actions import (
     InterruptWorker,
     JoinJob,
     KeepCheckpoint,
-    LeaveJob,
     ParkWorkers,
     PrintLine,
     RecordJobFailure,
-    ReportPrepared,
-    ReportSaved,
     ReportStopped,
+    Send,
     StartTimer,
     StartWorkers,
 )
 from muster.agent.node.events import (
     AgentStarted,
-    CheckpointSaved,
     Event,
     FailureSettled,
     PersonChose,
@@ -60,7 +57,6 @@ from muster.agent.node.events import (
     WorkersIdle,
     WorkersNotEnded,
     WorkersPrepared,
-    WorkersStill,
     WorkerStarted,
 )
 from muster.agent.node.state import (
@@ -102,13 +98,17 @@ from muster.agent.rendezvous.interface import (
     DrainWithdrawn,
     GlobalRank0Started,
     JobEnded,
+    Leaving,
     Notice,
     NoticeKind,
+    Prepared,
     RendezvousFailed,
     RequestAnswered,
     RoundBroken,
     RoundFormed,
+    Saved,
     StacksWanted,
+    StoodStill,
 )
 from muster.agent.round import Round
 
@@ -129,7 +129,7 @@ def decide(state: NodeState, event: Event) -> Decision:  # noqa: C901  # one lin
             return replace(state, phase=Joining()), (JoinJob(is_prepared=state.is_prepared),)
         case WorkersPrepared():
             has_joined = not isinstance(state.phase, Starting)
-            return replace(state, is_prepared=True), (ReportPrepared(),) if has_joined else ()
+            return replace(state, is_prepared=True), (Send(message=Prepared()),) if has_joined else ()
         case RoundFormed():
             is_new = state.round is None or event.round.number > state.round.number
             return _on_round_changed(state, event) if is_new else (state, ())
@@ -153,7 +153,7 @@ def decide(state: NodeState, event: Event) -> Decision:  # noqa: C901  # one lin
             return on_failure_settled(state, event)
         case WorkersIdle() | WorkersActive():
             return on_idle_changed(state, event)
-        case WorkersStill():
+        case StoodStill():
             return on_still(state, event)
         case StacksRequested():
             return on_stacks_requested(state)
@@ -171,8 +171,8 @@ def decide(state: NodeState, event: Event) -> Decision:  # noqa: C901  # one lin
             return _on_drain(state, event)
         case Requested() | RequestAnswered() | StacksWanted() | PersonChose():
             return _on_request(state, event)
-        case CheckpointSaved():
-            return _on_checkpoint_saved(state, event)
+        case Saved():
+            return _on_saved(state, event)
         case CheckpointCompleted():
             return state, (KeepCheckpoint(checkpoint=event.checkpoint),)
         case _:
@@ -315,12 +315,12 @@ def _is_leaving(state: NodeState) -> bool:
     return isinstance(state.phase, Stopping) and isinstance(state.phase.then, Finish)
 
 
-def _on_checkpoint_saved(state: NodeState, event: CheckpointSaved) -> Decision:
+def _on_saved(state: NodeState, event: Saved) -> Decision:
     """Report it also while the workers are being stopped: a checkpoint of the last moment counts."""
     phase = state.phase
     if not isinstance(phase, Running | Succeeded | Stopping) or event.round_number != phase.round.number:
         return state, ()
-    return state, (ReportSaved(round=phase.round, step=event.step, path=event.path),)
+    return state, (Send(message=event),)
 
 
 def _describe_break(state: NodeState, event: RoundBroken, broken: Round) -> str | None:
@@ -502,7 +502,7 @@ def _on_workers_not_ended(state: NodeState, event: WorkersNotEnded) -> Decision:
         state, actions = _end(state, replace(phase.then, code=phase.then.code or ExitCode.WORKERS_FAILED))
         return state, (line, *actions)
     state, actions = _end(state, Finish(code=ExitCode.RENDEZVOUS))
-    return state, (line, LeaveJob(reason=reason), *actions)
+    return state, (line, Send(message=Leaving(reason=reason)), *actions)
 
 
 def _on_signal(state: NodeState, event: SignalReceived) -> Decision:
@@ -571,11 +571,11 @@ def _leave_on_signal(state: NodeState, event: SignalReceived) -> Decision:
     told = (PrintLine(text=_describe_stop(state, event)),) if is_told else ()
     if event.is_quit:
         reason = "the debugger of one of its ranks was quit"
-    leave = LeaveJob(reason=reason, ends_job=event.is_quit, is_interrupt=event.signum == signal.SIGINT)
+    leave = Leaving(reason=reason, ends_job=event.is_quit, is_interrupt=event.signum == signal.SIGINT)
     state = replace(state, held_lines=())
     if isinstance(state.phase, Stopping) and state.phase.step is StopStep.STACKS:
         return replace(state, phase=replace(state.phase, leave=leave)), (*told, *actions)
-    return state, (*told, leave, *actions)
+    return state, (*told, Send(message=leave), *actions)
 
 
 def _on_drain(
@@ -597,7 +597,7 @@ def _leave_drained(state: NodeState, phase: Running | Succeeded, *, kill: bool =
     signum = signal.SIGTERM if state.preemption is None else state.preemption.signum
     reason = "its ranks were told to stop" if state.preemption is None else _name_cause(signum)
     state, actions = begin_stop(state, phase, signum=signum, kill=kill, then=Finish(code=ExitCode.TERMINATED))
-    return state, (LeaveJob(reason=reason), *actions)
+    return state, (Send(message=Leaving(reason=reason)), *actions)
 
 
 def _is_over(state: NodeState, phase: Running | Succeeded, broken: RoundBroken) -> bool:

@@ -1,6 +1,6 @@
 """What one node does in a drain. Pure, a part of `decisions`; imported when a drain begins.
 
-    SIGTERM --AskDrain--> DrainBegun: ReadSlots, WriteCommand(ceiling) --LOOK--> ReadSlots ... ReportDrain
+    SIGTERM --DrainAsked--> DrainBegun: ReadSlots, WriteCommand(ceiling) --LOOK--> ReadSlots ... DrainReported
         DrainCommitted: WriteCommand(step), the workers save and end, JobEnded(is_drained=True)
         DrainWithdrawn: the workers go on; a node that is preempted leaves, which stops them on all nodes
 
@@ -19,12 +19,10 @@ from muster._shared.contract import name_signal
 from muster._shared.records import assert_never, replace
 from muster.agent.node.actions import (
     Action,
-    AskDrain,
     CollectStacks,
     PrintLine,
     ReadSlots,
-    ReportDrain,
-    ReportFollowed,
+    Send,
     StartTimer,
     WithdrawCommand,
     WriteCommand,
@@ -53,9 +51,12 @@ from muster.agent.rendezvous.drain_ceiling import (
     list_late,
 )
 from muster.agent.rendezvous.interface import (
+    DrainAsked,
     DrainBegun,
     DrainCommitted,
+    DrainFollowed,
     DrainReport,
+    DrainReported,
     DrainWithdrawn,
 )
 from muster.agent.round import Round
@@ -92,7 +93,7 @@ def on_preemption(state: NodeState, phase: Running | Succeeded, event: SignalRec
     return state, (
         PrintLine(text=f"{cause}: {what}, up to {limit_s:g} s"),
         *page,
-        AskDrain(round=phase.round, reason=cause, limit_s=limit_s),
+        Send(message=DrainAsked(round_number=phase.round.number, reason=cause, limit_s=limit_s)),
         StartTimer(timer=timer, delay_s=limit_s),
     )
 
@@ -142,7 +143,7 @@ def _refuse(state: NodeState, event: DrainBegun) -> tuple[Action, ...]:
     if waiting is None:
         return ()
     report = DrainReport(ceiling=0, refusal="a node has not started its workers yet")
-    return (ReportDrain(round=waiting, drain=event.drain, report=report),)
+    return (_send_report(waiting, event.drain, report),)
 
 
 def _begin(state: NodeState, phase: Running, event: DrainBegun) -> DrainDecision:
@@ -213,7 +214,8 @@ def _look_for_followers(state: NodeState, phase: Running, drain: NodeDrain, even
     if not drain.is_over and not drain.is_pause:
         return state, (), False
     state = replace(state, phase=replace(phase, drain=replace(drain, is_over=False, has_followed=True)))
-    return state, (ReportFollowed(round=phase.round, drain=drain.number, late=late),), False
+    followed = DrainFollowed(round_number=phase.round.number, drain=drain.number, late=late)
+    return state, (Send(message=followed),), False
 
 
 def _list_live_slots(phase: Running, event: SlotsRead) -> list[RankSlot]:
@@ -223,7 +225,11 @@ def _list_live_slots(phase: Running, event: SlotsRead) -> list[RankSlot]:
 
 def _report(state: NodeState, phase: Running, drain: NodeDrain, report: DrainReport) -> DrainDecision:
     state = replace(state, phase=replace(phase, drain=replace(drain, is_reported=True)))
-    return state, (ReportDrain(round=phase.round, drain=drain.number, report=report),), False
+    return state, (_send_report(phase.round, drain.number, report),), False
+
+
+def _send_report(current: Round, drain: int, report: DrainReport) -> Send:
+    return Send(message=DrainReported(round_number=current.number, drain=drain, report=report))
 
 
 def _commit(state: NodeState, phase: Running, event: DrainCommitted) -> DrainDecision:

@@ -1,4 +1,6 @@
-"""Events of one node: the input of `decisions.decide`. Those of rendezvous are in `rendezvous.interface`.
+"""Events of one node: the input of `decisions.decide`.
+
+Those of rendezvous are in `rendezvous.interface`, also the two that the node sends on as they are: Saved, StoodStill.
 
 An event about workers or a timer carries the number of the round that it belongs to: an older round's changes nothing.
 """
@@ -9,7 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from muster._shared.contract import AskKind
 from muster._shared.records import record
-from muster.agent.rendezvous.interface import RendezvousEvent
+from muster.agent.rendezvous.interface import RendezvousEvent, Saved, StoodStill
 
 if TYPE_CHECKING:
     from muster.agent.node.actions import WorkerStack
@@ -121,14 +123,6 @@ class WorkersActive:
 
 
 @record
-class WorkersStill:
-    """All workers of the round have stood still for so long, which may be a hang; 0: they did, and go on."""
-
-    round_number: int
-    for_s: float
-
-
-@record
 class StacksRequested:
     """Print the stacks of all workers (SIGUSR2)."""
 
@@ -217,15 +211,6 @@ class Requested:
     limit_s: float
 
 
-@record
-class CheckpointSaved:
-    """All workers of round `round_number` have saved this step; `path` as the lowest local rank named it, or ""."""
-
-    round_number: int
-    step: int
-    path: str
-
-
 Event: TypeAlias = (
     RendezvousEvent
     | AgentStarted
@@ -237,7 +222,7 @@ Event: TypeAlias = (
     | FailureSettled
     | WorkersIdle
     | WorkersActive
-    | WorkersStill
+    | StoodStill
     | StacksRequested
     | StacksCollected
     | TimerExpired
@@ -247,5 +232,5 @@ Event: TypeAlias = (
     | PersonChose
     | SlotsRead
     | Requested
-    | CheckpointSaved
+    | Saved
 )

@@ -12,6 +12,7 @@ from muster.agent.logs import LogRouter
 from muster.agent.node.actions import LocalFailure, WorkerStack
 from muster.agent.node.round_workers import RoundWorkers
 from muster.agent.rendezvous.interface import Rendezvous
+from muster.agent.rendezvous.report_messages import StacksTaken
 from muster.agent.round import Round
 from muster.agent.runtime.loop import Loop
 from muster.agent.workers.spec import ProgramKind
@@ -163,7 +164,7 @@ class Evidence:
         def send_them(stacks: dict[int, WorkerStack]) -> None:
             missing = self._count_missing(stacks)
             known = (*build_stacks(round, stacks), *self.list_ended(round))
-            rendezvous.report_stacks(round.number, number, known, missing)
+            rendezvous.send(StacksTaken(round_number=round.number, number=number, stacks=known, missing=missing))
 
         self.collect_stacks(round, send_them, always=True)
 

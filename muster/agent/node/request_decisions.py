@@ -20,15 +20,15 @@ from muster.agent.node.actions import (
     EndQuestion,
     PrintLine,
     PrintStacks,
-    SendRequest,
+    Send,
     SendStacks,
 )
 from muster.agent.node.drain_decisions import find_round
 from muster.agent.node.events import Choice, PersonChose, Requested, SignalReceived
 from muster.agent.node.state import Interrupt, InterruptStep, NodeState, Running, Stopping, Succeeded
 from muster.agent.node.worker_decisions import OWN_REQUEST, Decision, RequestDecision
-from muster.agent.rendezvous.consensus.actions import Answer
-from muster.agent.rendezvous.interface import RequestAnswered, StacksWanted
+from muster.agent.rendezvous.interface import Asked, RequestAnswered, StacksWanted
+from muster.agent.rendezvous.report_messages import Answer
 
 TERMINAL_REQUEST = 1 << 40
 """The number of the terminal's requests; other people's begin with 1."""
@@ -79,8 +79,9 @@ def _send(state: NodeState, event: Requested) -> Decision:
         line = "no workers are running: they are being started or stopped; nothing was changed"
         refused = Answer(outcome=AskOutcome.REFUSED, line=line)
         return state, (AnswerPerson(requests=(event.request,), answer=refused),)
-    send = SendRequest(round=phase.round, request=event.request, kind=event.kind, limit_s=event.limit_s)
-    return replace(state, requests=state.requests | {event.request}), (send,)
+    number = phase.round.number
+    asked = Asked(round_number=number, request=event.request, kind=event.kind, limit_s=event.limit_s)
+    return replace(state, requests=state.requests | {event.request}), (Send(message=asked),)
 
 
 def _on_answered(state: NodeState, event: RequestAnswered) -> RequestDecision:

@@ -18,6 +18,7 @@ from muster.agent.config import HANG_TIMEOUT_AUTO, AgentConfig
 from muster.agent.errors import SpawnError
 from muster.agent.logs import LogRouter, WorkerStreams
 from muster.agent.node import actions, events
+from muster.agent.rendezvous.interface import Saved, StoodStill
 from muster.agent.round import Round
 from muster.agent.runtime.loop import Loop, Timer
 from muster.agent.runtime.signals import ChildWatch
@@ -264,7 +265,7 @@ class RoundWorkers:
         found = None if self.page is None else self.page.read_checkpoint()
         if found is not None and found != self._reported:
             self._reported = found
-            self._post(events.CheckpointSaved(round_number=round_number, step=found[0], path=found[1]))
+            self._post(Saved(round_number=round_number, step=found[0], path=found[1]))
 
     def _look_for_debugger(self) -> None:
         page = self.page
@@ -430,7 +431,7 @@ class RoundWorkers:
             limits=LearnedLimits() if is_auto else None,
             read=lambda idle_s, then: self._read_activity(reader, sizes, idle_s, then),
             on_idle=on_idle,
-            on_still=lambda for_s: self._post(events.WorkersStill(round_number=number, for_s=for_s)),
+            on_still=lambda for_s: self._post(StoodStill(round_number=number, for_s=for_s)),
         )
 
     @property

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from muster._shared.contract import DEFAULT_DRAIN_LIMIT_S, StatusPageLayout
 from muster._shared.records import assert_never, record
-from muster.agent.node.actions import Finish, LeaveJob, LocalFailure, WorkerStack
+from muster.agent.node.actions import Finish, LocalFailure, WorkerStack
+from muster.agent.rendezvous.interface import Leaving
 from muster.agent.round import Round
 
 if TYPE_CHECKING:
@@ -74,11 +75,11 @@ class NodeDrain:
     number: int
     kind: int = StatusPageLayout.STOP
     is_asked: bool = False
-    """A person waits for `ReportFollowed`."""
+    """A person waits for `DrainFollowed`."""
     is_over: bool = False
     """Its limit has passed: the next look says who is late."""
     has_followed: bool = False
-    """`ReportFollowed` has said that all ranks have done it."""
+    """`DrainFollowed` has said that all ranks have done it."""
     ceiling: "Ceiling | None" = None
     """What the workers wait at; None: they have not been looked at yet, or the drain is decided."""
     is_reported: bool = False
@@ -241,8 +242,8 @@ class Stopping:
     """What follows once the workers are gone."""
     stacks: Mapping[int, WorkerStack] = NO_STACKS
     """By local rank, as far as they were collected."""
-    leave: LeaveJob | None = None
-    """What is reported after the stacks: the other nodes stop their workers then, which these may wait for."""
+    leave: Leaving | None = None
+    """What is sent after the stacks: the other nodes stop their workers then, which these may wait for."""
 
 
 @record

@@ -23,7 +23,14 @@ from muster.agent.node.decisions import decide
 from muster.agent.node.round_workers import RoundWorkers, WorkerParts
 from muster.agent.node.state import NodeRules, NodeState
 from muster.agent.node.transition_log import TransitionLog
-from muster.agent.rendezvous.interface import Rendezvous, RendezvousEvent
+from muster.agent.rendezvous.interface import (
+    AllStarted,
+    DrainAsked,
+    Leaving,
+    PlainNodeMessage,
+    Rendezvous,
+    RendezvousEvent,
+)
 from muster.agent.runtime.event_log import EventLog
 from muster.agent.runtime.loop import Loop
 from muster.agent.runtime.signals import ChildWatch, SignalWatch
@@ -31,7 +38,7 @@ from muster.agent.workers.spec import WorkerStarter
 
 if TYPE_CHECKING:  # loaded when first needed: every import delays the first worker
     from muster._shared.contract import AskKind
-    from muster._shared.reports import Failure
+    from muster._shared.reports import Failure, Stack
     from muster.agent.control import ControlServer
     from muster.agent.control.question import TerminalQuestion
     from muster.agent.node.evidence import Evidence
@@ -211,19 +218,10 @@ class Supervisor:
                 self._diagnose(action)
             case (
                 actions.JoinJob()
-                | actions.ReportPrepared()
-                | actions.ReportStarted()
+                | actions.Send()
                 | actions.ReportFailed()
                 | actions.ReportIdle()
-                | actions.ReportStill()
-                | actions.ReportSucceeded()
                 | actions.ReportStopped()
-                | actions.AskDrain()
-                | actions.ReportDrain()
-                | actions.ReportFollowed()
-                | actions.SendRequest()
-                | actions.ReportSaved()
-                | actions.LeaveJob()
             ):
                 self._report(action)
             case _:
@@ -280,46 +278,43 @@ class Supervisor:
     def _after_turns(self, turns: int, call: Callable[[], None]) -> None:
         self._loop.call_soon(call if turns <= 1 else lambda: self._after_turns(turns - 1, call))
 
-    def _report(self, action: actions.RendezvousAction) -> None:  # noqa: C901  # one case for each
+    def _report(self, action: actions.RendezvousAction) -> None:
         rendezvous = self._rendezvous
         match action:
             case actions.JoinJob():
                 rendezvous.join(is_prepared=action.is_prepared, can_host_store=self._workers.can_host_store)
-            case actions.ReportPrepared():
-                rendezvous.report_prepared()
-            case actions.ReportStarted(round=started):
-                self._transition_log.write_started(started, self._config.nproc)
-                rendezvous.report_started(started.number)
-                # What a failure needs costs some 6 ms to load: then they would be part of the recovery.
-                self._loop.call_later(_LOAD_EVIDENCE_AFTER_S, self._load_evidence)
+            case actions.Send():
+                self._note_sending(action.message)
+                rendezvous.send(action.message)
             case actions.ReportFailed():
-                failures = self._collect_failures(action.round, (action.failure,))
-                rendezvous.report_failures(action.round.number, failures)
+                self._report_failed(action)
             case actions.ReportIdle():
-                self._transition_log.write_idle(action.round, action.local_ranks)
-                rendezvous.report_idle(action.round.number, self._collect_idle(action), is_urgent=action.is_urgent)
-            case actions.ReportStill():
-                rendezvous.report_still(action.round.number, action.for_s)
-            case actions.ReportSucceeded():
-                rendezvous.report_succeeded(action.round.number, action.drained_rank)
+                self._report_idle(action)
             case actions.ReportStopped():
                 self._report_stopped(action)
-            case actions.AskDrain():
-                self._logs.mute_notices()
-                rendezvous.ask_drain(action.round.number, action.reason, action.limit_s)
-            case actions.ReportDrain():
-                rendezvous.report_drain(action.round.number, action.drain, action.report)
-            case actions.ReportFollowed():
-                rendezvous.report_followed(action.round.number, action.drain, action.late)
-            case actions.SendRequest():
-                rendezvous.ask(action.round.number, action.request, action.kind, action.limit_s)
-            case actions.ReportSaved():
-                rendezvous.report_saved(action.round.number, action.step, action.path)
-            case actions.LeaveJob():
-                self._logs.mute_notices()
-                rendezvous.report_leaving(action.reason, ends_job=action.ends_job, is_interrupt=action.is_interrupt)
             case _:
                 assert_never(action)
+
+    def _note_sending(self, message: PlainNodeMessage) -> None:
+        if isinstance(message, AllStarted) and self._state.round is not None:
+            self._transition_log.write_started(self._state.round, self._config.nproc)
+            # What a failure needs costs some 6 ms to load: then they would be part of the recovery.
+            self._loop.call_later(_LOAD_EVIDENCE_AFTER_S, self._load_evidence)
+        elif isinstance(message, DrainAsked | Leaving):
+            self._logs.mute_notices()
+
+    def _report_failed(self, action: actions.ReportFailed) -> None:
+        from muster.agent.rendezvous.report_messages import Failed
+
+        failures = self._collect_failures(action.round, (action.failure,))
+        self._rendezvous.send(Failed(round_number=action.round.number, failures=failures))
+
+    def _report_idle(self, action: actions.ReportIdle) -> None:
+        from muster.agent.rendezvous.report_messages import Idle
+
+        self._transition_log.write_idle(action.round, action.local_ranks)
+        failures = self._collect_idle(action)
+        self._rendezvous.send(Idle(round_number=action.round.number, failures=failures, is_urgent=action.is_urgent))
 
     def _collect_failures(self, round: "Round", failures: tuple[LocalFailure, ...]) -> "tuple[Failure, ...]":  # noqa: A002
         return self._read_evidence().collect_failures(round, failures) if failures else ()
@@ -332,14 +327,15 @@ class Supervisor:
     def _report_stopped(self, action: actions.ReportStopped) -> None:
         if self._config.rendezvous.lends_endpoint:
             self._workers.end_store()  # the leader listens there again
-        failures = self._collect_failures(action.round, action.late)
-        if not (action.stacks or self._workers.early_exits):
-            self._rendezvous.report_stopped(action.round.number, failures)
-            return
-        from muster.agent.node.evidence import build_stacks
+        from muster.agent.rendezvous.report_messages import Stopped
 
-        stacks = (*build_stacks(action.round, action.stacks), *self._read_evidence().list_ended(action.round))
-        self._rendezvous.report_stopped(action.round.number, failures, stacks)
+        failures = self._collect_failures(action.round, action.late)
+        stacks: tuple[Stack, ...] = ()
+        if action.stacks or self._workers.early_exits:
+            from muster.agent.node.evidence import build_stacks
+
+            stacks = (*build_stacks(action.round, action.stacks), *self._read_evidence().list_ended(action.round))
+        self._rendezvous.send(Stopped(round_number=action.round.number, failures=failures, stacks=stacks))
 
     def _act_alone(self, action: actions.AgentAction) -> None:  # noqa: C901  # one case for each
         match action:

@@ -26,10 +26,7 @@ from muster.agent.node.actions import (
     RecordFencing,
     ReportFailed,
     ReportIdle,
-    ReportStarted,
-    ReportStill,
-    ReportSucceeded,
-    SendRequest,
+    Send,
     SettleFailure,
     SignalWorkers,
     StartTimer,
@@ -45,7 +42,6 @@ from muster.agent.node.events import (
     WorkerExited,
     WorkersActive,
     WorkersIdle,
-    WorkersStill,
     WorkerStarted,
 )
 from muster.agent.node.state import (
@@ -60,6 +56,7 @@ from muster.agent.node.state import (
     StopStep,
     Succeeded,
 )
+from muster.agent.rendezvous.interface import AllStarted, AllSucceeded, Asked, StoodStill
 from muster.agent.round import Round
 
 Decision: TypeAlias = tuple[NodeState, tuple[Action, ...]]
@@ -92,7 +89,9 @@ def on_worker_started(state: NodeState, event: WorkerStarted) -> Decision:
     if isinstance(phase, Stopping):  # it was started just before its start was cancelled
         return replace(state, phase=phase), ()
     phase = replace(phase, awaited=phase.awaited - {event.local_rank})
-    return replace(state, phase=phase), (() if phase.awaited else (ReportStarted(round=phase.round),))
+    return replace(state, phase=phase), (
+        () if phase.awaited else (Send(message=AllStarted(round_number=phase.round.number)),)
+    )
 
 
 def on_worker_exited(state: NodeState, event: WorkerExited) -> Decision:
@@ -124,7 +123,7 @@ def _on_succeeded(state: NodeState, phase: Running, local_rank: int) -> Decision
         return replace(state, phase=phase), ()
     last = None if phase.drain is None else phase.drain.last_rank
     drained_rank = None if last is None else phase.round.rank_offset + last
-    report = ReportSucceeded(round=phase.round, drained_rank=drained_rank)
+    report = Send(message=AllSucceeded(round_number=phase.round.number, drained_rank=drained_rank))
     is_told = phase.drain is not None and phase.drain.is_told
     return replace(state, phase=Succeeded(round=phase.round, is_told=is_told)), (report,)
 
@@ -209,14 +208,14 @@ def on_idle_changed(state: NodeState, event: WorkersIdle | WorkersActive) -> Dec
     return state, (idle,)
 
 
-def on_still(state: NodeState, event: WorkersStill) -> Decision:
+def on_still(state: NodeState, event: StoodStill) -> Decision:
     """Report that the workers stand still: only rendezvous knows what those of other nodes do."""
     phase = state.phase
     if not isinstance(phase, Running) or event.round_number != phase.round.number:
         return state, ()
     if event.for_s > 0.0 and phase.drain is not None:
         return state, ()
-    return state, (ReportStill(round=phase.round, for_s=event.for_s),)
+    return state, (Send(message=event),)
 
 
 def _add_failure(book: FailureBook, failure: LocalFailure) -> FailureBook:
@@ -286,7 +285,7 @@ def kill_now(state: NodeState, phase: Stopping) -> Decision:
     """Kill what is left of the workers, once."""
     if phase.step is StopStep.KILLING:
         return replace(state, phase=phase), ()
-    leave = () if phase.leave is None else (phase.leave,)
+    leave = () if phase.leave is None else (Send(message=phase.leave),)
     phase = replace(phase, step=StopStep.KILLING, leave=None)
     return replace(state, phase=phase), (*leave, KillWorkers(round_number=phase.round.number))
 
@@ -297,7 +296,7 @@ def end_stacks_wait(state: NodeState, phase: Stopping) -> Decision:
         return replace(state, phase=phase), ()
     if not phase.alive:
         return kill_now(state, phase)
-    leave = () if phase.leave is None else (phase.leave,)
+    leave = () if phase.leave is None else (Send(message=phase.leave),)
     state, actions = _signal_workers(state, replace(phase, leave=None))
     return state, (*leave, *actions)
 
@@ -313,8 +312,9 @@ def on_stacks_requested(state: NodeState) -> Decision:
     """Stacks of the workers of all nodes; of this node's, where the leader cannot be asked."""
     phase = state.phase
     if isinstance(phase, Running) and phase.round.group_world_size > 1:
-        send = SendRequest(round=phase.round, request=OWN_REQUEST, kind=AskKind.STACKS, limit_s=STACKS_LIMIT_S)
-        return replace(state, requests=state.requests | {OWN_REQUEST}), (send,)
+        number = phase.round.number
+        asked = Asked(round_number=number, request=OWN_REQUEST, kind=AskKind.STACKS, limit_s=STACKS_LIMIT_S)
+        return replace(state, requests=state.requests | {OWN_REQUEST}), (Send(message=asked),)
     return state, (PrintStacks(round=phase.round),) if isinstance(phase, Running | Stopping) else ()
 
 

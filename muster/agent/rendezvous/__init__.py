@@ -1,6 +1,7 @@
 """Agreement among the nodes: which take part, with which ranks, and where MASTER_ADDR:MASTER_PORT is.
 
-`interface` is what the supervisor uses: the `Rendezvous` protocol, and the events that a backend posts.
+`interface` is what the supervisor uses: the `Rendezvous` protocol, and the messages both ways; those that hold failures
+or stacks are in `report_messages`.
 `selection` makes the backend that `--rdzv-backend` names.
 Two pure rules that more than one of the parts below uses: `restart_budget` decides whether a failed job may be started
 again, `drain_ceiling` how far a node's ranks may go before the job's step to stop at is agreed.
@@ -15,6 +16,6 @@ again, `drain_ceiling` how far a node's ranks may go before the job's step to st
     backends/        static and standalone: one node, which agrees with itself
     torch_handlers/  torch's registry, and muster inside torchrun; stands apart: nothing here but `selection` knows it
 
-From outside, import `interface`, `drain_ceiling` and `selection`, and of `consensus.actions` the answer to a person's
-request; `muster.elastic.rendezvous` imports the parts of `torch_handlers` that run a handler of torch's.
+From outside, import `interface`, `report_messages`, `drain_ceiling` and `selection`; `muster.elastic.rendezvous`
+imports the parts of `torch_handlers` that run a handler of torch's.
 """

@@ -3,30 +3,34 @@
 A backend implements the `Rendezvous` protocol below. It runs on the agent's loop, never blocks it, and posts the
 events of this module through the function it is given. The supervisor alone starts and stops workers.
 
-The order of calls and events, as the supervisor sees it::
+Each record is declared once, here, or in `report_messages` if it holds failures or stacks: what a node sends is the
+message on the wire and what the leader decides on, and what the leader sends is what the node decides on. The limits of
+the fields are those of the wire.
+
+The order of messages, as the supervisor sees it::
 
     join() ................................... RoundFormed(1)
         workers run
-        a worker fails -> report_failures()    RoundBroken(kind=FAILURE)    all nodes
-        workers stopped -> report_stopped()    RoundFormed(2)               all nodes, fresh MASTER_PORT
+        a worker fails -> Failed               RoundBroken(kind=FAILURE)    all nodes
+        workers stopped -> Stopped             RoundFormed(2)               all nodes, fresh MASTER_PORT
         a node is lost                         RoundBroken(kind=MEMBERSHIP)
-        workers stopped -> report_stopped()    RoundFormed(3)
-        all done -> report_succeeded()         JobEnded(succeeded=True)     once every node has reported success
+        workers stopped -> Stopped             RoundFormed(3)
+        all done -> AllSucceeded               JobEnded(succeeded=True)     once every node has reported success
     close()
 
 A drain, which ends a round at one step of all ranks::
 
-    ask_drain() ............................ DrainBegun                         all nodes
+    DrainAsked ............................. DrainBegun                         all nodes
         write a ceiling, look again
-        report_drain()                       DrainCommitted or DrainWithdrawn   all nodes
+        DrainReported                        DrainCommitted or DrainWithdrawn   all nodes
         workers stop at the step
-        report_succeeded(drained_rank=...)   JobEnded(is_drained=True)
+        AllSucceeded(drained_rank=...)       JobEnded(is_drained=True)
                                              or RoundBroken(kind=DRAINED), if enough nodes stay
 
 The ranks do the same when they save, or pause, at one step: a drain has a kind. What a person asks for begins one, too:
 
-    ask(request, kind) ..................... DrainBegun (kind) ...              all nodes
-        report_followed()                    RequestAnswered                    the node that was asked
+    Asked .................................. DrainBegun (kind) ...              all nodes
+        DrainFollowed                        RequestAnswered                    the node that was asked
 """
 
 from collections.abc import Callable
@@ -34,13 +38,21 @@ from enum import Enum
 from typing import TYPE_CHECKING, Annotated, Protocol, TypeAlias
 
 from muster._shared.contract import AskKind, StatusPageLayout
-from muster._shared.fields import Count, Limit, Line, Range, Seconds, Step
+from muster._shared.fields import Count, Limit, Line, Range, RoundNumber, Seconds, Step
 from muster._shared.records import record
-from muster.agent.round import Checkpoint, Round
+from muster.agent.round import Checkpoint, CheckpointPath, Round
 
 if TYPE_CHECKING:  # only a failure loads the report
-    from muster._shared.reports import Failure, Report, Stack
-    from muster.agent.rendezvous.consensus.actions import Answer
+    from muster._shared.reports import Report
+    from muster.agent.rendezvous.report_messages import Answer, EvidenceMessage
+
+DrainNumber = Annotated[int, Range(least=0, most=StatusPageLayout.MAX_DRAIN)]
+"""0: the drain that was asked for has not begun."""
+
+DrainKind = Annotated[int, Range(least=0, most=len(StatusPageLayout.KINDS) - 1)]
+
+
+# -- from the leader ---------------------------------------------------------------------------------------------------
 
 
 class BreakKind(Enum):
@@ -74,19 +86,19 @@ class RoundFormed:
 class GlobalRank0Started:
     """The workers of the node that has global rank 0 have been started."""
 
-    round_number: int
+    round_number: RoundNumber
 
 
 @record
 class RoundBroken:
-    """Stop this node's workers of the round, then call `report_stopped`. At most once per round and kind."""
+    """Stop this node's workers of the round, then send `Stopped`. At most once per round and kind."""
 
-    round_number: int
+    round_number: RoundNumber
     kind: BreakKind
-    reason: str
+    reason: Line
     """One line for the console: "node 1 (host-b) was lost: connection closed"."""
     want_stacks: bool = False
-    """Take the Python stacks of the workers before they are stopped, and hand them to `report_stopped`."""
+    """Take the Python stacks of the workers before they are stopped, and send them with `Stopped`."""
     is_hang: bool = False
     """With the stacks, read the flight recorders."""
     leaves: bool = False
@@ -112,88 +124,51 @@ class JobEnded:
 
 
 @record
-class AskingRank:
-    """How far a rank has asked `muster.worker.should_stop`."""
-
-    global_rank: Count
-    asked: Step
-    """The step last asked about."""
-    stride: Annotated[int, Range(least=1, most=StatusPageLayout.MAX_STEP)]
-    """The rank asks about `asked` plus multiples of this."""
-
-
-@record
-class DrainReport:
-    """What a node reports once its workers wait at a ceiling."""
-
-    ceiling: Step
-    """No rank of this node goes on with this step, or a later one, before the drain is decided."""
-    ranks: Annotated[tuple[AskingRank, ...], Limit(most=1 << 16)] = ()
-    """The ranks that ask. Those that have ended, or have done no step, are left out: they hold nothing up."""
-    has_silent: bool = False
-    """A rank lives, and has neither done a step nor asked."""
-    refusal: Line | None = None
-    """Why no step can be agreed on with a rank of this node."""
-
-
-@record
-class LateRank:
-    """A rank that has not done in time what was agreed on."""
-
-    global_rank: Count
-    step: Step | None
-    """The last that it has reported; None: none."""
-    silent_s: Seconds | None
-    """Since then."""
-
-
-@record
 class DrainBegun:
-    """Write a ceiling for the workers of the round, and call `report_drain`."""
+    """Write a ceiling for the workers of the round, and send `DrainReported`."""
 
-    round_number: int
-    drain: int
-    limit_s: float
-    """What the drain is for ends the workers so much later; of other kinds than a stop: when `report_followed` names
+    round_number: RoundNumber
+    drain: DrainNumber
+    limit_s: Seconds
+    """What the drain is for ends the workers so much later; of other kinds than a stop: when `DrainFollowed` names
     the ranks that are late."""
-    kind: int = StatusPageLayout.STOP
+    kind: DrainKind = StatusPageLayout.STOP
     is_asked: bool = False
-    """A person waits for `report_followed`."""
+    """A person waits for `DrainFollowed`."""
 
 
 @record
 class DrainCommitted:
     """All ranks that ask stop at this step."""
 
-    round_number: int
-    drain: int
-    step: int
+    round_number: RoundNumber
+    drain: DrainNumber
+    step: Step
 
 
 @record
 class DrainWithdrawn:
     """No step was agreed on: the workers go on."""
 
-    round_number: int
-    drain: int
-    """0: the drain that was asked for has not begun."""
-    reason: str
+    round_number: RoundNumber
+    drain: DrainNumber
+    reason: Line
 
 
 @record
 class RequestAnswered:
-    """What became of `ask`."""
+    """What became of `Asked`. What travels is `report_messages.RequestAnswer`, which knows how to encode the answer."""
 
-    request: int
+    request: Count
     answer: "Answer"
 
 
 @record
 class StacksWanted:
-    """Collect the stacks of this node's workers, and call `report_stacks`."""
+    """Collect the stacks of this node's workers, and send `StacksTaken`."""
 
-    round_number: int
-    number: int
+    round_number: RoundNumber
+    number: Count
 
 
 @record
@@ -207,7 +182,7 @@ class CheckpointCompleted:
 class RendezvousFailed:
     """The nodes did not join in time, or no leader was found again: exit 69 (2 if `usage`)."""
 
-    reason: str
+    reason: Line
     usage: bool = False
 
 
@@ -243,23 +218,181 @@ class PostNotice(Protocol):
         ...
 
 
+PlainLeaderMessage: TypeAlias = (
+    GlobalRank0Started | DrainBegun | DrainCommitted | DrainWithdrawn | StacksWanted | CheckpointCompleted
+)
+"""What a node decides on just as the leader sends it. All but `CheckpointCompleted` is about a round."""
+
 RendezvousEvent: TypeAlias = (
-    RoundFormed
-    | GlobalRank0Started
-    | RoundBroken
-    | DrainBegun
-    | DrainCommitted
-    | DrainWithdrawn
-    | RequestAnswered
-    | StacksWanted
-    | CheckpointCompleted
-    | JobEnded
-    | RendezvousFailed
-    | Notice
+    PlainLeaderMessage | RoundFormed | RoundBroken | RequestAnswered | JobEnded | RendezvousFailed | Notice
 )
 """What a backend posts."""
 
 PostEvent: TypeAlias = Callable[[RendezvousEvent], None]
+
+
+# -- from a node -------------------------------------------------------------------------------------------------------
+
+
+@record
+class Prepared:
+    """Workers would now start at once: follows `join(is_prepared=False)`."""
+
+
+@record
+class AllStarted:
+    """All workers of the node have been started; from global rank 0's node, all others get GlobalRank0Started."""
+
+    round_number: RoundNumber
+
+
+@record
+class StoodStill:
+    """All workers of the node have stood still for so long, which may be a hang; 0: they go on.
+
+    Once all nodes say so, the leader says which rank the others wait for. Nothing follows from it.
+    """
+
+    round_number: RoundNumber
+    for_s: Seconds
+
+
+@record
+class AllSucceeded:
+    """All workers of the node have succeeded, or have stopped at the step of a drain."""
+
+    round_number: RoundNumber
+    drained_rank: Count | None = None
+    """The global rank that ended last, if any of them has stopped at the step of a drain."""
+
+
+@record
+class DrainAsked:
+    """Let all ranks stop at one step: DrainBegun or DrainWithdrawn follows, unless the round is broken."""
+
+    round_number: RoundNumber
+    reason: Line
+    """Why, for a line on the console: "received SIGTERM"."""
+    limit_s: Seconds
+    """How long it may take until the workers have ended."""
+
+
+@record
+class AskingRank:
+    """How far a rank has asked `muster.worker.should_stop`."""
+
+    global_rank: Count
+    asked: Step
+    """The step last asked about."""
+    stride: Annotated[int, Range(least=1, most=StatusPageLayout.MAX_STEP)]
+    """The rank asks about `asked` plus multiples of this."""
+
+
+@record
+class DrainReport:
+    """What a node reports once its workers wait at a ceiling."""
+
+    ceiling: Step
+    """No rank of this node goes on with this step, or a later one, before the drain is decided."""
+    ranks: Annotated[tuple[AskingRank, ...], Limit(most=1 << 16)] = ()
+    """The ranks that ask. Those that have ended, or have done no step, are left out: they hold nothing up."""
+    has_silent: bool = False
+    """A rank lives, and has neither done a step nor asked."""
+    refusal: Line | None = None
+    """Why no step can be agreed on with a rank of this node."""
+
+
+@record
+class DrainReported:
+    """The answer to DrainBegun: the workers wait at a ceiling, or no step can be agreed on with them."""
+
+    round_number: RoundNumber
+    drain: Count
+    report: DrainReport
+
+
+@record
+class LateRank:
+    """A rank that has not done in time what was agreed on."""
+
+    global_rank: Count
+    step: Step | None
+    """The last that it has reported; None: none."""
+    silent_s: Seconds | None
+    """Since then."""
+
+
+LateRanks = Annotated[tuple[LateRank, ...], Limit(most=64)]
+
+
+@record
+class DrainFollowed:
+    """The workers have done what the drain wants of them, or its limit is over: who is late."""
+
+    round_number: RoundNumber
+    drain: Count
+    late: LateRanks = ()
+
+
+@record
+class Asked:
+    """A person asks for something of the job. RequestAnswered follows, unless the round is broken."""
+
+    round_number: RoundNumber
+    request: Count
+    """The node's number of it; the answer has it."""
+    kind: AskKind
+    limit_s: Seconds
+    """How long it may take."""
+
+
+@record
+class Saved:
+    """All workers of the node have saved a checkpoint of the step.
+
+    CheckpointCompleted follows once all nodes of the round have said so, if one of them named a path.
+    """
+
+    round_number: RoundNumber
+    step: Step
+    path: CheckpointPath = ""
+    """As the lowest rank of the node that named one has named it; "": none has."""
+
+
+@record
+class Leaving:
+    """This node leaves (a signal): the others need not wait for silence. `close` follows.
+
+    Its workers may still be stopping: the leader takes them for gone when the connection closes.
+    """
+
+    reason: Line
+    """Why, in a clause."""
+    ends_job: bool = False
+    """Its user has ended the whole job there: the others stop, too."""
+    is_interrupt: bool = False
+    """By a Ctrl-C."""
+
+
+PlainNodeMessage: TypeAlias = (
+    Prepared
+    | AllStarted
+    | StoodStill
+    | AllSucceeded
+    | DrainAsked
+    | DrainReported
+    | DrainFollowed
+    | Asked
+    | Saved
+    | Leaving
+)
+"""What a node sends that holds neither failures nor stacks: its decisions build it."""
+
+NodeMessage: TypeAlias = "PlainNodeMessage | EvidenceMessage"
+"""What a node sends. All but `Prepared` and `Leaving` are about a round."""
+
+
+# -- what the supervisor uses ------------------------------------------------------------------------------------------
 
 
 class Lease(Protocol):
@@ -284,105 +417,15 @@ class Rendezvous(Protocol):
             can_host_store: whether this node's agent would host the store of a round in which it has global rank 0;
                 called for every round. The default is False.
             is_prepared: False while workers could not start at once if a round were formed now: a job that has as
-                many nodes as it needs continues without this one until `report_prepared` is called.
+                many nodes as it needs continues without this one until it sends `Prepared`.
         """
         ...
 
-    def report_prepared(self) -> None:
-        """Report after `join(is_prepared=False)` that workers would now start at once. Idempotent."""
-        ...
+    def send(self, message: NodeMessage) -> None:
+        """Send it to the leader. Nothing follows from a message about a round that is not this node's current one.
 
-    def report_started(self, round_number: int) -> None:
-        """Report all of this node's workers as started; from global rank 0's node, all get GlobalRank0Started."""
-        ...
-
-    def report_failures(self, round_number: int, failures: "tuple[Failure, ...]") -> None:
-        """Report failed workers of this node. The backend posts RoundBroken (FAILURE or FINAL)."""
-        ...
-
-    def report_idle(self, round_number: int, failures: "tuple[Failure, ...]", *, is_urgent: bool = False) -> None:
-        """Report that no worker of this node makes progress (one failure per worker), or one does again (no failures).
-
-        A node may be waiting for another: the job hangs only when every node that has not succeeded reports this, or
-        one of them with `is_urgent`: torch is about to end a worker that has waited for too long. The backend then
-        treats it as `report_failures` of all that have reported it.
-        """
-        ...
-
-    def report_still(self, round_number: int, for_s: float) -> None:
-        """Report that all workers of this node have stood still for so long; with 0 that they go on.
-
-        Once all nodes do, the backend says so, and which rank the others wait for. Nothing follows from it.
-        """
-        ...
-
-    def report_succeeded(self, round_number: int, drained_rank: int | None = None) -> None:
-        """Report that all of this node's workers of the round have succeeded.
-
-        Args:
-            round_number: of the round.
-            drained_rank: the global rank that ended last, if any of them has stopped at a drain's step.
-        """
-        ...
-
-    def ask_drain(self, round_number: int, reason: str, limit_s: float) -> None:
-        """Ask for a drain of the round; DrainBegun or DrainWithdrawn follows, unless the round is broken.
-
-        Args:
-            round_number: of the round.
-            reason: why, for a line on the console: "received SIGTERM".
-            limit_s: how long it may take until the workers have ended.
-        """
-        ...
-
-    def report_drain(self, round_number: int, drain: int, report: DrainReport) -> None:
-        """Report after DrainBegun that this node's workers wait at a ceiling, or why no step can be agreed on."""
-        ...
-
-    def report_followed(self, round_number: int, drain: int, late: tuple[LateRank, ...]) -> None:
-        """Report that this node's workers have done what the drain wants, or that its limit is over: who is late."""
-        ...
-
-    def ask(self, round_number: int, request: int, kind: AskKind, limit_s: float) -> None:
-        """Ask the leader for what a person wants of the job. RequestAnswered follows, unless the round is broken.
-
-        Args:
-            round_number: of the round.
-            request: a number of this node's; the answer has it.
-            kind: what is wanted.
-            limit_s: how long it may take.
-        """
-        ...
-
-    def report_stacks(self, round_number: int, number: int, stacks: "tuple[Stack, ...]", missing: int) -> None:
-        """Report after StacksWanted the stacks of this node's workers; `missing` of them gave none."""
-        ...
-
-    def report_saved(self, round_number: int, step: int, path: str) -> None:
-        """Report that all of this node's workers have saved a checkpoint of the step.
-
-        CheckpointCompleted follows once all nodes of the round have reported the step, if one of them named a path.
-
-        Args:
-            round_number: of the round.
-            step: of all of them.
-            path: as the lowest rank of the node that named one has named it; "": none has.
-        """
-        ...
-
-    def report_stopped(
-        self, round_number: int, failures: "tuple[Failure, ...]" = (), stacks: "tuple[Stack, ...]" = ()
-    ) -> None:
-        """Report after RoundBroken that no worker is left here, with `failures` that were not reported before."""
-        ...
-
-    def report_leaving(self, reason: str, *, ends_job: bool = False, is_interrupt: bool = False) -> None:
-        """Report that this node leaves (a signal): the others need not wait for silence. Call `close` afterwards.
-
-        Args:
-            reason: why, in a clause.
-            ends_job: its user has ended the whole job here: the others stop, too.
-            is_interrupt: by a Ctrl-C.
+        `Idle` of one node is not yet a hang: the job hangs only when every node that has not succeeded says so, or one
+        of them with `is_urgent`. The backend then treats it as `Failed` of all that have said so.
         """
         ...
 

@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from muster.agent.config import RendezvousConfig
-from muster.agent.rendezvous.interface import JobEnded, Notice, RendezvousFailed, RoundBroken, RoundFormed
+from muster.agent.rendezvous.interface import AllSucceeded, JobEnded, Notice, RendezvousFailed, RoundBroken, RoundFormed
 from muster.agent.rendezvous.leader.peer_lines import UNPROVED
-from muster.agent.rendezvous.protocol.discovery_messages import LeaderQuery
 from muster.agent.rendezvous.protocol.framing import ProtocolError, build_frame
+from muster.agent.rendezvous.protocol.messages import LeaderQuery
+from muster.agent.rendezvous.report_messages import Stopped
 from muster.agent.rendezvous.selection import create_rendezvous
 from muster.agent.rendezvous.transport import tcp_network as network_module
 from muster.agent.rendezvous.transport.tcp_network import TcpNetwork
@@ -102,13 +103,13 @@ def test_two_nodes_form_restart_and_end(nodes, port, token, indices) -> None:
     assert {r.group_rank for r in rounds} == {0, 1}
     assert {(r.world_size, r.master_addr, r.master_port) for r in rounds} == {(4, "127.0.0.1", rounds[0].master_port)}
     first_port = rounds[0].master_port
-    two.member.report_stopped(1)
+    two.member.send(Stopped(round_number=1))
     wait_for(lambda: one.find(RoundBroken), one, two)
-    one.member.report_stopped(1)
+    one.member.send(Stopped(round_number=1))
     wait_for(lambda: all(node.find(RoundFormed).round.number == 2 for node in nodes), one, two)
     assert one.find(RoundFormed).round.master_port != first_port
     for node in nodes:
-        node.member.report_succeeded(2)
+        node.member.send(AllSucceeded(round_number=2))
     wait_for(lambda: one.find(JobEnded) and two.find(JobEnded), one, two)
     assert one.find(JobEnded).succeeded
 

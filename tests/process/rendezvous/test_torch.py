@@ -14,7 +14,15 @@ from doubles.samples import make_failure
 
 from muster.agent.config import RendezvousConfig
 from muster.agent.errors import InternalError
-from muster.agent.rendezvous.interface import BreakKind, JobEnded, RendezvousFailed, RoundBroken, RoundFormed
+from muster.agent.rendezvous.interface import (
+    AllSucceeded,
+    BreakKind,
+    JobEnded,
+    RendezvousFailed,
+    RoundBroken,
+    RoundFormed,
+)
+from muster.agent.rendezvous.report_messages import Failed, Stopped
 from muster.agent.rendezvous.selection import create_rendezvous
 from muster.agent.runtime.loop import Loop
 
@@ -83,19 +91,19 @@ def run_job(backend: str, endpoint: str) -> None:
         assert {r.world_size for r in rounds} == {6}
         assert len({(r.master_addr, r.master_port) for r in rounds}) == 1
         failure = make_failure(exit_code=1)
-        nodes[0].member.report_failures(1, (failure,))
+        nodes[0].member.send(Failed(round_number=1, failures=(failure,)))
         wait_for(lambda: nodes[0].find(RoundBroken), *nodes)
         assert nodes[0].find(RoundBroken).kind is BreakKind.FAILURE
-        nodes[0].member.report_stopped(1)
+        nodes[0].member.send(Stopped(round_number=1))
         wait_for(lambda: nodes[1].find(RoundBroken), *nodes)
         assert nodes[1].find(RoundBroken).kind is BreakKind.MEMBERSHIP
-        nodes[1].member.report_stopped(1)
+        nodes[1].member.send(Stopped(round_number=1))
         wait_for(lambda: all(node.round_number() == 2 for node in nodes), *nodes)
         again = [node.find(RoundFormed).round for node in nodes]
         assert {r.attempt for r in again} == {0, 1}  # every agent has its own restart budget, as under torchrun
         assert again[0].master_port != rounds[0].master_port
         for node in nodes:
-            node.member.report_succeeded(2)
+            node.member.send(AllSucceeded(round_number=2))
         wait_for(lambda: all(node.find(JobEnded) for node in nodes), *nodes)
         assert all(node.find(JobEnded).succeeded for node in nodes)
     finally:

@@ -24,8 +24,8 @@ from muster.agent.rendezvous.backends.shared_token import find_shared_token
 from muster.agent.rendezvous.interface import RoundFormed
 from muster.agent.rendezvous.member.recovery import RecoveryTracker
 from muster.agent.rendezvous.member.server import Server, build_server_options
-from muster.agent.rendezvous.protocol.discovery_messages import LeaderQuery
 from muster.agent.rendezvous.protocol.framing import VERSION, build_frame
+from muster.agent.rendezvous.protocol.messages import LeaderQuery
 from muster.agent.rendezvous.selection import create_rendezvous
 from muster.agent.rendezvous.transport.tcp_network import TcpNetwork
 from muster.agent.runtime.loop import Loop

@@ -6,6 +6,7 @@ from typing import Any, get_args
 
 import pytest
 from doubles import samples
+from doubles.sent import unwrap
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,13 +20,11 @@ from muster.agent.node.actions import (
     Finish,
     JoinJob,
     KillWorkers,
-    LeaveJob,
     LocalFailure,
     PrintLine,
     PrintPage,
     ReportFailed,
     ReportIdle,
-    ReportStill,
     ReportStopped,
     SignalWorkers,
     StartTimer,
@@ -35,7 +34,6 @@ from muster.agent.node.actions import (
 from muster.agent.node.decisions import HOLD_S, decide
 from muster.agent.node.events import (
     AgentStarted,
-    CheckpointSaved,
     Choice,
     Event,
     FailureSettled,
@@ -56,7 +54,6 @@ from muster.agent.node.events import (
     WorkersIdle,
     WorkersNotEnded,
     WorkersPrepared,
-    WorkersStill,
     WorkerStarted,
 )
 from muster.agent.node.request_decisions import TERMINAL_REQUEST
@@ -73,7 +70,6 @@ from muster.agent.node.state import (
     StopStep,
     Succeeded,
 )
-from muster.agent.rendezvous.consensus.actions import Answer
 from muster.agent.rendezvous.interface import (
     BreakKind,
     CheckpointCompleted,
@@ -82,14 +78,18 @@ from muster.agent.rendezvous.interface import (
     DrainWithdrawn,
     GlobalRank0Started,
     JobEnded,
+    Leaving,
     Notice,
     NoticeKind,
     RendezvousFailed,
     RequestAnswered,
     RoundBroken,
     RoundFormed,
+    Saved,
     StacksWanted,
+    StoodStill,
 )
+from muster.agent.rendezvous.report_messages import Answer
 from muster.agent.round import Checkpoint
 
 make_round = partial(samples.make_round, restarts_left=3)
@@ -155,7 +155,7 @@ def run(*events: Event, state: NodeState | None = None) -> tuple[NodeState, list
     history = []
     for event in events:
         state, actions = decide(state, event)
-        history.append(actions)
+        history.append(tuple(unwrap(actions)))
     return state, history
 
 
@@ -166,7 +166,7 @@ def play(*events: Event) -> tuple[NodeState, list[tuple[str, ...]]]:
 
 
 RUNNING = (formed(), started(0), started(1))
-RUN = [("BeginRound", "StartWorkers"), (), ("ReportStarted",)]
+RUN = [("BeginRound", "StartWorkers"), (), ("AllStarted",)]
 STOP = ("ParkWorkers", "SignalWorkers", "StartTimer", "StartTimer")
 STACKS = ("ParkWorkers", "StartTimer", "CollectStacks")
 SIGTERM = SignalReceived(signum=signal.SIGTERM)
@@ -175,7 +175,7 @@ CASES: dict[str, tuple[tuple[Event, ...], list[tuple[str, ...]], type]] = {
     "a round starts the workers, the last start is reported": (RUNNING, RUN, Running),
     "held workers start when global rank 0 has been started": (
         (formed(is_held=True), GlobalRank0Started(round_number=1), started(0), started(1)),
-        [("BeginRound", "StartTimer"), ("StartWorkers",), (), ("ReportStarted",)],
+        [("BeginRound", "StartTimer"), ("StartWorkers",), (), ("AllStarted",)],
         Running,
     ),
     "held workers start when the limit has passed, once": (
@@ -217,12 +217,12 @@ CASES: dict[str, tuple[tuple[Event, ...], list[tuple[str, ...]], type]] = {
     ),
     "a signal before the workers of a round are started ends at once": (
         (formed(is_held=True), SIGTERM),
-        [("BeginRound", "StartTimer"), ("LeaveJob", "Finish")],
+        [("BeginRound", "StartTimer"), ("Leaving", "Finish")],
         Ended,
     ),
     "all succeeded: reported once, nothing stopped": (
         (*RUNNING, exited(0), exited(1)),
-        [*RUN, (), ("ReportSucceeded",)],
+        [*RUN, (), ("AllSucceeded",)],
         Succeeded,
     ),
     "a failure is reported, and nothing happens before the leader answers": (
@@ -277,12 +277,12 @@ CASES: dict[str, tuple[tuple[Event, ...], list[tuple[str, ...]], type]] = {
     ),
     "a signal while stacks are collected: it is sent at once, and only once": (
         (*RUNNING, broken(want_stacks=True), SIGTERM, stacks()),
-        [*RUN, STACKS, ("LeaveJob", "SignalWorkers", "StartTimer", "StartTimer"), ()],
+        [*RUN, STACKS, ("Leaving", "SignalWorkers", "StartTimer", "StartTimer"), ()],
         Stopping,
     ),
     "a signal while stacks are collected of workers that have ended: killed at once": (
         (*RUNNING, broken(want_stacks=True), exited(0, 1), exited(1, 1), SIGTERM, stacks()),
-        [*RUN, STACKS, (), (), ("LeaveJob", "KillWorkers"), ()],
+        [*RUN, STACKS, (), (), ("Leaving", "KillWorkers"), ()],
         Stopping,
     ),
     "stacks are printed on request, also during a stop, and only of workers": (
@@ -341,7 +341,7 @@ CASES: dict[str, tuple[tuple[Event, ...], list[tuple[str, ...]], type]] = {
         [
             *RUN,
             (),
-            ("ReportSucceeded",),
+            ("AllSucceeded",),
             ("ParkWorkers", "KillWorkers"),
             ("ReportStopped",),
             ("BeginRound", "StartWorkers"),
@@ -386,38 +386,38 @@ CASES: dict[str, tuple[tuple[Event, ...], list[tuple[str, ...]], type]] = {
     ),
     "a second signal does not end the grace period": (
         (*RUNNING, SIGTERM, SIGTERM),
-        [*RUN, ("LeaveJob", "SignalWorkers", "StartTimer", "StartTimer"), ()],
+        [*RUN, ("Leaving", "SignalWorkers", "StartTimer", "StartTimer"), ()],
         Stopping,
     ),
     "a second Ctrl-C does": (
         (*RUNNING, SIGINT, SIGINT),
-        [*RUN, ("LeaveJob", "SignalWorkers", "StartTimer", "StartTimer"), ("KillWorkers",)],
+        [*RUN, ("Leaving", "SignalWorkers", "StartTimer", "StartTimer"), ("KillWorkers",)],
         Stopping,
     ),
     "after the guard's death there is no grace period": (
         (*RUNNING, SignalReceived(signum=signal.SIGTERM, guard_died=True)),
-        [*RUN, ("LeaveJob", "KillWorkers")],
+        [*RUN, ("Leaving", "KillWorkers")],
         Stopping,
     ),
     "a signal while a round is being stopped ends the node after it": (
         (*RUNNING, broken(), SIGTERM, exited(0), exited(1), gone()),
-        [*RUN, STOP, ("LeaveJob",), (), ("KillWorkers",), ("Finish",)],
+        [*RUN, STOP, ("Leaving",), (), ("KillWorkers",), ("Finish",)],
         Ended,
     ),
-    "a signal before the first round ends at once": ((SIGTERM,), [("LeaveJob", "Finish")], Ended),
+    "a signal before the first round ends at once": ((SIGTERM,), [("Leaving", "Finish")], Ended),
     "a signal without a name is like any other": (
         (SignalReceived(signum=signal.SIGRTMIN + 6),),
-        [("LeaveJob", "Finish")],
+        [("Leaving", "Finish")],
         Ended,
     ),
     "the job's end kills what the workers left running": (
         (*RUNNING, exited(0), exited(1), JobEnded(succeeded=True), gone()),
-        [*RUN, (), ("ReportSucceeded",), ("KillWorkers",), ("Finish",)],
+        [*RUN, (), ("AllSucceeded",), ("KillWorkers",), ("Finish",)],
         Ended,
     ),
     "workers that cannot be ended: the node leaves, the others go on": (
         (*RUNNING, broken(), grace_over(), WorkersNotEnded(round_number=1, pids=(7, 8)), gone()),
-        [*RUN, STOP, ("KillWorkers",), ("LeaveJob", "Finish"), ()],
+        [*RUN, STOP, ("KillWorkers",), ("Leaving", "Finish"), ()],
         Ended,
     ),
     "workers of a round before that could not be ended change nothing": (
@@ -455,7 +455,7 @@ def test_a_stop_of_workers_that_stand_still_prints_what_they_do_first() -> None:
         "CollectStacks",
     ]
     page, leave, signalled = history[4][:3]
-    assert isinstance(leave, LeaveJob), "later than the page: the workers of other nodes end then"
+    assert isinstance(leave, Leaving), "later than the page: the workers of other nodes end then"
     assert page == PrintPage(round=make_round(), stacks={0: WorkerStack(text="stack")})
     assert signalled == SignalWorkers(signum=signal.SIGINT)
     assert isinstance(state.phase, Stopping)
@@ -472,14 +472,14 @@ def test_a_stop_of_workers_that_stand_still_prints_what_they_do_first() -> None:
 def test_the_page_delays_neither_the_stop_for_long_nor_the_second_ctrl_c(event: Event, follows: str) -> None:
     state, history = run(*RUNNING, STILL_INT, event)
     names = [type(each).__name__ for each in history[-1]]
-    assert "LeaveJob" in names[: names.index(follows)]
+    assert "Leaving" in names[: names.index(follows)]
     assert not any(isinstance(each, PrintPage) for each in decide(state, stacks())[1])
 
 
 def test_workers_that_stand_still_are_reported_but_not_in_a_drain() -> None:
-    still, moves = (WorkersStill(round_number=1, for_s=for_s) for for_s in (50.0, 0.0))
+    still, moves = (StoodStill(round_number=1, for_s=for_s) for for_s in (50.0, 0.0))
     state, history = run(*RUNNING, still, moves)
-    assert history[3:] == [(ReportStill(round=make_round(), for_s=for_s),) for for_s in (50.0, 0.0)]
+    assert history[3:] == [(StoodStill(round_number=1, for_s=for_s),) for for_s in (50.0, 0.0)]
     assert decide(state, replace(still, round_number=2))[1] == ()
     paused = replace(state, phase=replace(state.phase, drain=NodeDrain(number=1)))
     assert [decide(paused, each)[1] != () for each in (still, moves)] == [False, True]
@@ -567,7 +567,7 @@ def test_the_agent_joins_once_it_has_started() -> None:
     state = NodeState(rules=NodeRules(nproc=2))
     assert isinstance(state.phase, Starting)
     for events, expected in (
-        ((AgentStarted(), WorkersPrepared()), [("JoinJob",), ("ReportPrepared",)]),
+        ((AgentStarted(), WorkersPrepared()), [("JoinJob",), ("Prepared",)]),
         ((WorkersPrepared(), AgentStarted()), [(), ("JoinJob",)]),
     ):
         _, history = run(*events, state=state)
@@ -637,7 +637,7 @@ def test_a_ctrl_c_has_one_signal_on_all_nodes_that_stop_together(stops_together:
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_a_node_says_whether_a_ctrl_c_ends_it(signum: int) -> None:
     _, history = run(*RUNNING, SignalReceived(signum=signum))
-    [leave] = [action for action in history[-1] if isinstance(action, LeaveJob)]
+    [leave] = [action for action in history[-1] if isinstance(action, Leaving)]
     assert leave.is_interrupt is (signum == signal.SIGINT)
 
 
@@ -748,7 +748,7 @@ def any_event() -> st.SearchStrategy[Event]:
         st.builds(lost, number),
         st.builds(hung, number),
         st.builds(active, number),
-        st.builds(lambda n, s: WorkersStill(round_number=n, for_s=s), number, st.sampled_from([0.0, 50.0])),
+        st.builds(lambda n, s: StoodStill(round_number=n, for_s=s), number, st.sampled_from([0.0, 50.0])),
         st.builds(stacks, number),
         st.builds(gone, number),
         st.builds(lambda n: WorkersNotEnded(round_number=n, pids=(7,)), number),
@@ -782,7 +782,7 @@ def any_event() -> st.SearchStrategy[Event]:
         st.builds(lambda n, s: DrainCommitted(round_number=n, drain=1, step=s), number, st.integers(0, 3)),
         st.builds(lambda n: DrainWithdrawn(round_number=n, drain=1, reason="x"), number),
         st.builds(lambda n, s: SlotsRead(round_number=n, drain=1, slots=s), number, st.none() | st.just(())),
-        st.builds(lambda n: CheckpointSaved(round_number=n, step=4, path="/4"), number),
+        st.builds(lambda n: Saved(round_number=n, step=4, path="/4"), number),
         st.builds(lambda n: CheckpointCompleted(checkpoint=Checkpoint(number=n, step=4, path="/4")), number),
         st.builds(lambda ok: JobEnded(succeeded=ok), st.booleans()),
     )
@@ -932,7 +932,7 @@ def test_the_first_node_says_once_which_number_of_threads_workers_get() -> None:
 
 def test_the_others_hear_that_a_guard_was_killed() -> None:
     _, history = run(*RUNNING, SignalReceived(signum=signal.SIGTERM, guard_died=True))
-    reasons = [action.reason for actions in history for action in actions if isinstance(action, LeaveJob)]
+    reasons = [action.reason for actions in history for action in actions if isinstance(action, Leaving)]
     assert reasons == ["its launched muster-agent process was killed"]
 
 

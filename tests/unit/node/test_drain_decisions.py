@@ -4,22 +4,19 @@ import signal
 
 import pytest
 from doubles.samples import make_round
+from doubles.sent import unwrap
 
 from muster._shared.contract import ExitCode
 from muster._shared.contract import StatusPageLayout as Layout
 from muster._shared.records import replace
 from muster.agent.node.actions import (
-    AskDrain,
     CollectStacks,
     Finish,
     KillWorkers,
-    LeaveJob,
     ParkWorkers,
     PrintLine,
     PrintPage,
     ReadSlots,
-    ReportDrain,
-    ReportSucceeded,
     SettleFailure,
     SignalWorkers,
     StartTimer,
@@ -55,12 +52,16 @@ from muster.agent.node.state import (
 )
 from muster.agent.rendezvous.drain_ceiling import RankSlot
 from muster.agent.rendezvous.interface import (
+    AllSucceeded,
     BreakKind,
+    DrainAsked,
     DrainBegun,
     DrainCommitted,
     DrainReport,
+    DrainReported,
     DrainWithdrawn,
     JobEnded,
+    Leaving,
     RoundBroken,
 )
 
@@ -103,7 +104,7 @@ class Node:
         actions = ()
         for event in events:
             self.state, actions = decide(self.state, event)
-        return list(actions)
+        return unwrap(actions)
 
     def commit(self):
         return self.send(
@@ -119,7 +120,7 @@ def test_a_preempted_node_asks_for_a_drain_and_its_workers_run_on():
     node = Node()
     line, ask, timer = node.send(term())
     assert line.text == "received SIGTERM: asking all ranks to stop at one step, up to 10 s"
-    assert ask == AskDrain(round=ROUND, reason="received SIGTERM", limit_s=10.0)
+    assert ask == DrainAsked(round_number=ROUND.number, reason="received SIGTERM", limit_s=10.0)
     assert (timer.timer.purpose, timer.delay_s) == (TimerPurpose.DRAIN, 10.0)
     assert isinstance(node.state.phase, Running)
 
@@ -129,7 +130,7 @@ def test_a_preempted_node_whose_workers_stand_still_prints_what_they_do_beside_t
     assert CollectStacks not in kinds(Node().send(replace(term(), still_s=9.0)))
     actions = node.send(replace(term(), still_s=12.0))
     assert CollectStacks(round=ROUND, is_hang=True) in actions
-    assert AskDrain in kinds(actions)
+    assert DrainAsked in kinds(actions)
     stacks = {0: WorkerStack(text="stack")}
     assert node.send(StacksCollected(round_number=ROUND.number, stacks=stacks)) == [
         PrintPage(round=ROUND, stacks=stacks)
@@ -156,7 +157,7 @@ def test_what_is_no_preemption_stops_the_workers_at_once(event, rules):
 
 def test_another_signal_may_announce_a_preemption():
     node = Node(preempt_signals=frozenset({signal.SIGTERM, signal.SIGUSR1}))
-    assert AskDrain in kinds(node.send(term(signum=signal.SIGUSR1)))
+    assert DrainAsked in kinds(node.send(term(signum=signal.SIGUSR1)))
     unasked = Node(preempt_signals=frozenset({signal.SIGTERM, signal.SIGUSR1}))
     actions = unasked.send(term(signum=signal.SIGUSR1, is_asked=False))
     assert SignalWorkers(signum=signal.SIGUSR1) in actions
@@ -169,7 +170,7 @@ def test_a_second_signal_hastens_but_not_a_copy_of_the_first():
     assert node.send(term(5.5)) == []
     actions = node.send(term(6.5))
     assert SignalWorkers(signum=signal.SIGTERM) in actions
-    assert LeaveJob in kinds(actions)
+    assert Leaving in kinds(actions)
 
 
 def test_the_ceiling_is_written_looked_at_again_and_reported():
@@ -184,7 +185,7 @@ def test_the_ceiling_is_written_looked_at_again_and_reported():
     write, wait = node.send(read(slot(11), slot(9)))
     assert (write.step, wait.timer.purpose) == (13, TimerPurpose.LOOK)
     [report] = node.send(read(slot(12), slot(9)))
-    assert isinstance(report, ReportDrain)
+    assert isinstance(report, DrainReported)
     assert report.report.ceiling == 13
     assert [(rank.global_rank, rank.asked) for rank in report.report.ranks] == [(2, 12), (3, 9)]
     assert node.send(expired(TimerPurpose.LOOK)) == []
@@ -213,7 +214,7 @@ def test_a_rank_that_asked_once_is_looked_at_again_until_its_stride_is_known():
 def test_a_rank_with_which_no_step_can_be_agreed_on_is_reported(event, refusal):
     node = Node()
     [action] = node.send(BEGUN, event)
-    assert action == ReportDrain(round=ROUND, drain=1, report=DrainReport(ceiling=0, refusal=refusal))
+    assert action == DrainReported(round_number=ROUND.number, drain=1, report=DrainReport(ceiling=0, refusal=refusal))
 
 
 def test_ranks_that_have_ended_are_left_out():
@@ -269,7 +270,7 @@ def test_before_its_workers_are_started_a_node_refuses(phase):
     node.state = replace(node.state, phase=phase)
     [action] = node.send(BEGUN)
     refusal = "a node has not started its workers yet"
-    assert action == ReportDrain(round=ROUND, drain=1, report=DrainReport(ceiling=0, refusal=refusal))
+    assert action == DrainReported(round_number=ROUND.number, drain=1, report=DrainReport(ceiling=0, refusal=refusal))
     assert node.send(replace(BEGUN, round_number=4)) == []
 
 
@@ -283,7 +284,7 @@ def test_withdrawn_the_workers_go_on_and_the_preempted_node_leaves():
     actions = node.send(WITHDRAWN)
     assert kinds(actions)[:2] == [WithdrawCommand, WriteDeadline]
     assert SignalWorkers(signum=signal.SIGTERM) in actions
-    assert LeaveJob(reason="received SIGTERM") in actions
+    assert Leaving(reason="received SIGTERM") in actions
     assert node.state.phase.then == Finish(code=143)
 
 
@@ -299,10 +300,10 @@ def test_a_node_that_is_preempted_while_a_failure_of_its_own_is_reported_leaves_
     """The round ends anyway, and no drain with it."""
     node = Node()
     node.send(exited(1, code=1, asked=None))
-    assert LeaveJob in kinds(node.send(term()))
+    assert Leaving in kinds(node.send(term()))
     reported = Node()
     reported.send(exited(1, code=1, asked=None), FailureSettled(round_number=3, local_rank=1))
-    assert LeaveJob in kinds(reported.send(term()))
+    assert Leaving in kinds(reported.send(term()))
 
 
 def test_a_node_whose_ranks_know_the_step_says_that_it_leaves_with_them():
@@ -335,7 +336,7 @@ def test_a_later_drain_takes_the_place_of_one_whose_end_was_not_told():
 def test_a_preempted_node_leaves_in_time_also_during_a_pause():
     node = Node()
     node.send(term(), replace(BEGUN, kind=Layout.PAUSE))
-    assert LeaveJob in kinds(node.send(expired(TimerPurpose.DRAIN)))
+    assert Leaving in kinds(node.send(expired(TimerPurpose.DRAIN)))
 
 
 def test_a_node_that_is_not_preempted_keeps_the_limit_of_the_stop_too():
@@ -378,7 +379,7 @@ def test_when_the_round_ends_the_preempted_node_leaves(kind):
     node = Node()
     node.send(term(), BEGUN)
     actions = node.send(RoundBroken(round_number=3, kind=kind, reason="node 0 was lost"))
-    assert LeaveJob in kinds(actions)
+    assert Leaving in kinds(actions)
     assert (KillWorkers in kinds(actions)) == (kind is BreakKind.FENCED)
     assert node.state.phase.then == Finish(code=143)
 
@@ -388,7 +389,7 @@ def test_workers_that_end_after_the_step_end_the_drain_whatever_their_code():
     node.commit()
     [line] = node.send(exited(1, code=1))
     assert line.text == "rank 3 exited with code 1 after it was told to stop at step 12: it may not have saved"
-    assert node.send(exited(0)) == [ReportSucceeded(round=ROUND, drained_rank=2)]
+    assert node.send(exited(0)) == [AllSucceeded(round_number=ROUND.number, drained_rank=2)]
     assert node.state.phase == Succeeded(round=ROUND, is_told=True)
     actions = node.send(JobEnded(succeeded=False, is_drained=True), WorkersGone(round_number=3))
     assert actions[-1].code == 143
@@ -399,7 +400,7 @@ def test_workers_that_end_before_the_step_have_succeeded_or_failed_as_ever():
     node = Node()
     node.commit()
     assert node.send(exited(1, asked=11)) == []
-    assert node.send(exited(0, asked=None)) == [ReportSucceeded(round=ROUND)]
+    assert node.send(exited(0, asked=None)) == [AllSucceeded(round_number=ROUND.number)]
     failing = Node()
     failing.commit()
     assert SettleFailure in kinds(failing.send(exited(1, code=1, asked=11)))
@@ -431,7 +432,7 @@ def test_step_0_is_a_step():
     node.send(BEGUN, read(slot(None), slot(None)), read(slot(None), slot(None)))
     node.send(DrainCommitted(round_number=3, drain=1, step=0))
     node.send(exited(0, asked=0))
-    assert node.send(exited(1, asked=0)) == [ReportSucceeded(round=ROUND, drained_rank=3)]
+    assert node.send(exited(1, asked=0)) == [AllSucceeded(round_number=ROUND.number, drained_rank=3)]
 
 
 @pytest.mark.parametrize("has_ended", [False, True])
@@ -441,7 +442,7 @@ def test_when_the_round_ends_after_the_step_was_committed_every_node_exits_with_
     if has_ended:
         node.send(exited(0), exited(1))
     actions = node.send(RoundBroken(round_number=3, kind=BreakKind.MEMBERSHIP, reason="node 0 was lost"))
-    assert LeaveJob(reason="its ranks were told to stop") in actions
+    assert Leaving(reason="its ranks were told to stop") in actions
     assert node.state.phase.then == Finish(code=143)
 
 
@@ -453,7 +454,7 @@ def test_in_an_elastic_job_a_node_that_stays_goes_on(has_ended, kind):
     if has_ended:
         node.send(exited(0), exited(1))
     actions = node.send(RoundBroken(round_number=3, kind=kind, reason="node 0 left"))
-    assert LeaveJob not in kinds(actions)
+    assert Leaving not in kinds(actions)
     assert node.state.phase.then == Rejoin(round=ROUND)
     assert (ParkWorkers in kinds(actions)) == (kind is not BreakKind.FENCED)
 
@@ -474,7 +475,7 @@ def test_a_node_leaves_when_the_leader_says_so_or_when_it_is_preempted(kind):
         node.commit()
         node.send(exited(0), exited(1))
         broken = RoundBroken(round_number=3, kind=kind, reason="node 0 leaves", leaves=not is_preempted)
-        assert LeaveJob in kinds(node.send(broken))
+        assert Leaving in kinds(node.send(broken))
         assert node.state.phase.then == Finish(code=143)
 
 
@@ -493,16 +494,16 @@ def test_a_signal_after_the_workers_have_stopped_waits_for_the_others_too():
     node.send(exited(0), exited(1))
     line, ask, _ = node.send(term(is_asked=False))
     assert line.text == "received SIGTERM: leaving when all ranks have stopped, up to 10 s"
-    assert isinstance(ask, AskDrain)
+    assert isinstance(ask, DrainAsked)
     assert node.send(term(at_s=0.5)) == [], "the same signal once more"
-    assert LeaveJob in kinds(node.send(term(at_s=3.0)))
+    assert Leaving in kinds(node.send(term(at_s=3.0)))
 
 
 def test_a_job_that_has_failed_for_good_is_reported_as_ever():
     node = Node()
     node.commit()
     actions = node.send(RoundBroken(round_number=3, kind=BreakKind.FINAL, reason="rank 0 failed"))
-    assert LeaveJob not in kinds(actions)
+    assert Leaving not in kinds(actions)
 
 
 def test_a_node_whose_workers_ended_before_is_told_too():

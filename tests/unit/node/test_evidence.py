@@ -8,6 +8,7 @@ from muster._shared.records import replace
 from muster.agent.diagnosis.hangs.servers import DEADLINE_S, JOIN_S
 from muster.agent.node.evidence import OTHERS_S, TEXTS_LIMIT_S, Evidence
 from muster.agent.node.worker_decisions import STACKS_LIMIT_S
+from muster.agent.rendezvous.report_messages import StacksTaken
 from muster.agent.workers.memory import MemoryWatch
 from muster.agent.workers.spec import ProgramKind
 
@@ -58,7 +59,7 @@ class Node:
         )
         config = SimpleNamespace(node_name="host", program=SimpleNamespace(kind=ProgramKind.SCRIPT))
         self.evidence = evidence = Evidence(config, loop, logs, self.workers)
-        rendezvous = SimpleNamespace(report_stacks=lambda *sent: self.reported.append(sent))
+        rendezvous = SimpleNamespace(send=self.reported.append)
         evidence.send_stacks(ROUND, 5, rendezvous)
 
     def call_later(self, delay_s, call):
@@ -74,7 +75,7 @@ def test_a_disk_that_hangs_does_not_keep_the_leader_waiting():
     [timer] = node.timers
     assert timer.delay_s == TEXTS_LIMIT_S
     timer.call()
-    assert node.reported == [(3, 5, (), 1)]
+    assert node.reported == [StacksTaken(round_number=3, number=5, stacks=(), missing=1)]
     node.thread.collect()
     assert len(node.reported) == 1, "the disk answers late"
 
@@ -123,8 +124,8 @@ def test_workers_that_have_ended_by_themselves_are_reported_with_the_stacks():
     """The others may wait for them."""
     node = Node(early_exits=(1,))
     node.timers[0].call()
-    [(_, _, stacks, missing)] = node.reported
-    assert missing == 1
-    assert [(stack.global_rank, stack.text, stack.view.state, stack.view.host) for stack in stacks] == [
+    [taken] = node.reported
+    assert taken.missing == 1
+    assert [(stack.global_rank, stack.text, stack.view.state, stack.view.host) for stack in taken.stacks] == [
         (1, "", "X", "host")
     ]

@@ -4,6 +4,7 @@ import signal
 
 import pytest
 from doubles.samples import make_round
+from doubles.sent import unwrap
 
 from muster._shared.contract import AskKind, AskOutcome
 from muster._shared.records import replace
@@ -14,17 +15,23 @@ from muster.agent.node.actions import (
     Finish,
     InterruptWorker,
     KillWorkers,
-    LeaveJob,
     PrintLine,
-    SendRequest,
     SignalWorkers,
 )
 from muster.agent.node.decisions import decide
 from muster.agent.node.events import Choice, PersonChose, SignalReceived, WorkerExited, WorkersGone
 from muster.agent.node.request_decisions import TERMINAL_REQUEST, parse_choice
 from muster.agent.node.state import NodeRules, NodeState, Rejoin, Running, Stopping
-from muster.agent.rendezvous.consensus.actions import Answer
-from muster.agent.rendezvous.interface import BreakKind, JobEnded, RequestAnswered, RoundBroken, RoundFormed
+from muster.agent.rendezvous.interface import (
+    Asked,
+    BreakKind,
+    JobEnded,
+    Leaving,
+    RequestAnswered,
+    RoundBroken,
+    RoundFormed,
+)
+from muster.agent.rendezvous.report_messages import Answer
 
 ROUND = make_round(number=3, restarts_left=1)
 CTRL_C = SignalReceived(signum=signal.SIGINT, is_at_terminal=True)
@@ -43,7 +50,7 @@ class Node:
         found = []
         for event in events:
             self.state, actions = decide(self.state, event)
-            found += actions
+            found += unwrap(actions)
         return found
 
     def answer(self, outcome: AskOutcome):
@@ -55,8 +62,8 @@ class Node:
         return self.answer(AskOutcome.DONE)
 
 
-def request(kind: AskKind) -> SendRequest:
-    return SendRequest(round=ROUND, request=TERMINAL_REQUEST, kind=kind, limit_s=60.0)
+def request(kind: AskKind) -> Asked:
+    return Asked(round_number=ROUND.number, request=TERMINAL_REQUEST, kind=kind, limit_s=60.0)
 
 
 def list_kinds(actions):
@@ -64,7 +71,7 @@ def list_kinds(actions):
     return [type(each) for each in actions if not isinstance(each, PrintLine)]
 
 
-STOPS = [EndQuestion, LeaveJob, SignalWorkers]
+STOPS = [EndQuestion, Leaving, SignalWorkers]
 """What an ordinary Ctrl-C does, and the end of the question before it."""
 
 
@@ -258,13 +265,13 @@ def test_ranks_that_have_saved_end_the_job_with_its_own_code():
     ],
 )
 def test_what_does_not_ask(received):
-    assert LeaveJob in list_kinds(Node().send(received))
+    assert Leaving in list_kinds(Node().send(received))
 
 
 def test_without_the_option_nothing_is_asked():
     node = Node()
     node.state = replace(node.state, rules=NodeRules(nproc=2))
-    assert LeaveJob in list_kinds(node.send(CTRL_C))
+    assert Leaving in list_kinds(node.send(CTRL_C))
 
 
 def test_a_debugger_that_has_the_terminal_gets_ctrl_c():

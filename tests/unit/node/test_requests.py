@@ -1,6 +1,7 @@
 """What persons ask for, as one node sees it: requests, answers, pauses and checkpoints."""
 
 from doubles.samples import make_round
+from doubles.sent import unwrap
 
 from muster._shared.contract import AskKind, AskOutcome
 from muster._shared.contract import StatusPageLayout as Layout
@@ -10,10 +11,7 @@ from muster.agent.node.actions import (
     AnswerPerson,
     PrintStacks,
     ReadSlots,
-    ReportDrain,
-    ReportFollowed,
     ReportIdle,
-    SendRequest,
     SendStacks,
     WithdrawCommand,
     WriteCommand,
@@ -31,12 +29,14 @@ from muster.agent.node.events import (
 )
 from muster.agent.node.state import Delaying, Joining, NodeRules, NodeState, Running
 from muster.agent.node.worker_decisions import OWN_REQUEST
-from muster.agent.rendezvous.consensus.actions import Answer
 from muster.agent.rendezvous.drain_ceiling import RankSlot
 from muster.agent.rendezvous.interface import (
+    Asked,
     BreakKind,
     DrainBegun,
     DrainCommitted,
+    DrainFollowed,
+    DrainReported,
     DrainWithdrawn,
     LateRank,
     RequestAnswered,
@@ -44,6 +44,7 @@ from muster.agent.rendezvous.interface import (
     RoundFormed,
     StacksWanted,
 )
+from muster.agent.rendezvous.report_messages import Answer
 
 ROUND = make_round(number=3, rank_offset=2)
 ASKED = Requested(request=1, kind=AskKind.PAUSE, limit_s=30.0)
@@ -61,7 +62,7 @@ class Node:
         actions = ()
         for event in events:
             self.state, actions = decide(self.state, event)
-        return list(actions)
+        return unwrap(actions)
 
     def begin(self, kind: int):
         return self.send(DrainBegun(round_number=3, drain=1, limit_s=30.0, kind=kind, is_asked=True))
@@ -70,7 +71,7 @@ class Node:
         self.begin(kind)
         look = TimerExpired(timer=RoundTimer(purpose=TimerPurpose.LOOK, round_number=3, number=1))
         [report] = self.send(read(10, 9), look, read(10, 10))
-        assert isinstance(report, ReportDrain)
+        assert isinstance(report, DrainReported)
         return self.send(DrainCommitted(round_number=3, drain=1, step=12))
 
 
@@ -88,7 +89,7 @@ def over() -> TimerExpired:
 
 def test_a_request_goes_to_the_leader_and_its_answer_back():
     node = Node()
-    assert node.send(ASKED) == [SendRequest(round=ROUND, request=1, kind=AskKind.PAUSE, limit_s=30.0)]
+    assert node.send(ASKED) == [Asked(round_number=ROUND.number, request=1, kind=AskKind.PAUSE, limit_s=30.0)]
     answered = RequestAnswered(request=1, answer=DONE)
     assert node.send(answered) == [AnswerPerson(requests=(1,), answer=DONE)]
     assert node.send(answered) == []
@@ -126,7 +127,7 @@ def test_a_pause_is_reported_when_all_ranks_wait():
     assert look == ReadSlots(round_number=3, drain=1, kind=Layout.PAUSE)
     [again] = node.send(read(12, 11))
     assert node.send(TimerExpired(timer=again.timer)) == [look]
-    assert node.send(read(12, 12)) == [ReportFollowed(round=ROUND, drain=1)]
+    assert node.send(read(12, 12)) == [DrainFollowed(round_number=ROUND.number, drain=1)]
     assert node.send(TimerExpired(timer=again.timer)) == []
     assert node.send(over()) == []
     assert node.send(WorkersIdle(round_number=3, reason="idle")) == []
@@ -139,7 +140,7 @@ def test_ranks_that_are_late_are_named_at_the_end_of_the_limit():
     node = Node()
     node.commit(Layout.PAUSE)
     assert node.send(over()) == [ReadSlots(round_number=3, drain=1, kind=Layout.PAUSE)]
-    assert node.send(read(12, 7)) == [ReportFollowed(round=ROUND, drain=1, late=(late,))]
+    assert node.send(read(12, 7)) == [DrainFollowed(round_number=ROUND.number, drain=1, late=(late,))]
     node = Node()
     node.commit(Layout.CHECKPOINT)
     node.send(over())
@@ -200,7 +201,7 @@ def test_ranks_that_let_no_step_be_agreed_on_are_named_at_the_end_of_the_limit()
     node.send(once)
     assert node.send(over()) == [ReadSlots(round_number=3, drain=1, kind=Layout.PAUSE)]
     [report] = node.send(once)
-    assert isinstance(report, ReportFollowed)
+    assert isinstance(report, DrainFollowed)
     assert [(late.global_rank, late.step) for late in report.late] == [(2, 10), (3, 10)]
 
 
@@ -209,9 +210,9 @@ def test_a_node_that_has_reported_names_no_rank_when_others_let_no_step_be_agree
     node.begin(Layout.PAUSE)
     look = TimerExpired(timer=RoundTimer(purpose=TimerPurpose.LOOK, round_number=3, number=1))
     [report] = node.send(read(10, 9), look, read(10, 10))
-    assert isinstance(report, ReportDrain)
+    assert isinstance(report, DrainReported)
     node.send(over())
-    assert node.send(read(10, 10)) == [ReportFollowed(round=ROUND, drain=1)]
+    assert node.send(read(10, 10)) == [DrainFollowed(round_number=ROUND.number, drain=1)]
 
 
 def test_what_was_read_after_a_pause_was_withdrawn_changes_nothing():

@@ -9,28 +9,24 @@ from muster._shared.contract import AskKind, AskOutcome
 from muster._shared.contract import StatusPageLayout as Layout
 from muster._shared.control import parse_answer
 from muster._shared.reports import ENDED, Collective, Group, RankProgress, RankView, Stack
-from muster.agent.rendezvous.consensus.actions import (
-    Answer,
-    AnswerRequest,
-    BeginDrain,
-    BreakRound,
-    CommitDrain,
-    Notify,
-    WantStacks,
-    WithdrawDrain,
-)
-from muster.agent.rendezvous.consensus.events import (
+from muster.agent.rendezvous.consensus.actions import Notify, RoundBreak
+from muster.agent.rendezvous.consensus.events import MemberLost, Reported
+from muster.agent.rendezvous.interface import (
+    AllSucceeded,
     Asked,
+    AskingRank,
     DrainAsked,
+    DrainBegun,
+    DrainCommitted,
     DrainFollowed,
+    DrainReport,
     DrainReported,
-    Idle,
-    MemberLost,
+    DrainWithdrawn,
+    LateRank,
     Saved,
-    StacksTaken,
-    Succeeded,
+    StacksWanted,
 )
-from muster.agent.rendezvous.interface import AskingRank, DrainReport, LateRank
+from muster.agent.rendezvous.report_messages import Answer, Idle, RequestAnswer, StacksTaken
 
 
 class Job(TwoMembers):
@@ -47,36 +43,45 @@ class Job(TwoMembers):
         return list(actions)
 
     def ask(self, kind: AskKind, request: int = 1, member: str = "1"):
-        asked = Asked(id=member, round_number=self.number, request=request, kind=kind, limit_s=30.0)
+        asked = Reported(id=member, message=Asked(round_number=self.number, request=request, kind=kind, limit_s=30.0))
         return self.send(asked)
 
     def agree(self, drain: int = 1):
         reports = [
-            DrainReported(
+            Reported(
                 id=str(node),
-                round_number=self.number,
-                drain=drain,
-                report=DrainReport(ceiling=12, ranks=(AskingRank(global_rank=node, asked=10 + node, stride=1),)),
+                message=DrainReported(
+                    round_number=self.number,
+                    drain=drain,
+                    report=DrainReport(ceiling=12, ranks=(AskingRank(global_rank=node, asked=10 + node, stride=1),)),
+                ),
             )
             for node in range(2)
         ]
         return self.send(*reports)
 
     def follow(self, node: int, *late: LateRank, drain: int = 1):
-        return self.send(DrainFollowed(id=str(node), round_number=self.number, drain=drain, late=late))
+        return self.send(
+            Reported(id=str(node), message=DrainFollowed(round_number=self.number, drain=drain, late=late))
+        )
 
     def save(self, step: int, path: str = ""):
-        return self.send(*(Saved(id=str(node), round_number=self.number, step=step, path=path) for node in range(2)))
+        return self.send(
+            *(
+                Reported(id=str(node), message=Saved(round_number=self.number, step=step, path=path))
+                for node in range(2)
+            )
+        )
 
 
 def answers(actions) -> list[tuple[int, AskOutcome, str]]:
     return [
-        (each.request, each.answer.outcome, each.answer.line) for each in actions if isinstance(each, AnswerRequest)
+        (each.request, each.answer.outcome, each.answer.line) for each in actions if isinstance(each, RequestAnswer)
     ]
 
 
 def kinds(actions) -> list[type]:
-    return [type(each) for each in actions]
+    return [each.__class__ for each in actions]
 
 
 LATE = LateRank(global_rank=1, step=7, silent_s=31.0)
@@ -84,14 +89,14 @@ LATE = LateRank(global_rank=1, step=7, silent_s=31.0)
 
 def test_a_checkpoint_is_answered_when_all_have_saved_its_step():
     job = Job()
-    [begin] = [each for each in job.ask(AskKind.CHECKPOINT) if isinstance(each, BeginDrain)]
+    [begin] = [each for each in job.ask(AskKind.CHECKPOINT) if isinstance(each, DrainBegun)]
     assert (begin.kind, begin.is_asked, begin.limit_s) == (Layout.CHECKPOINT, True, 30.0)
-    assert [each.step for each in job.agree() if isinstance(each, CommitDrain)] == [12]
+    assert [each.step for each in job.agree() if isinstance(each, DrainCommitted)] == [12]
     assert answers(job.save(11)) == []
     actions = job.save(12, "/here")
     assert answers(actions) == [(1, AskOutcome.DONE, "all 2 ranks saved at step 12 in 6.0 s: /here")]
-    assert WithdrawDrain in kinds(actions)
-    assert BeginDrain in kinds(job.ask(AskKind.PAUSE, 2))
+    assert DrainWithdrawn in kinds(actions)
+    assert DrainBegun in kinds(job.ask(AskKind.PAUSE, 2))
 
 
 @pytest.mark.parametrize("kind", [AskKind.PAUSE, AskKind.CHECKPOINT])
@@ -100,7 +105,7 @@ def test_a_loss_while_ranks_pause_or_save_ends_no_job(kind):
     job = Job()
     job.ask(kind)
     job.agree()
-    [broken] = [each for each in job.send(MemberLost(id="1", reason="x")) if isinstance(each, BreakRound)]
+    [broken] = [each for each in job.send(MemberLost(id="1", reason="x")) if isinstance(each, RoundBreak)]
     assert broken.leaving == ()
 
 
@@ -115,7 +120,7 @@ def test_a_checkpoint_that_is_late_stays():
     assert line == (
         "after 4.0 s some ranks have not saved at step 12: rank 1 is at step 7 since 31 s; they may still save"
     )
-    assert WithdrawDrain not in kinds(actions)
+    assert DrainWithdrawn not in kinds(actions)
     assert answers(job.ask(AskKind.STOP, 2)) == [
         (2, AskOutcome.REFUSED, "not all ranks have saved at step 12: rank 1 is at step 7 since 31 s")
     ]
@@ -123,7 +128,7 @@ def test_a_checkpoint_that_is_late_stays():
         (3, AskOutcome.REFUSED, "not all ranks have saved at step 12: rank 1 is at step 7 since 31 s")
     ], "it would have no answer: the nodes report once who is late"
     job.save(12)
-    assert BeginDrain in kinds(job.ask(AskKind.STOP, 4))
+    assert DrainBegun in kinds(job.ask(AskKind.STOP, 4))
 
 
 def test_a_pause_lasts_until_it_is_resumed():
@@ -139,7 +144,7 @@ def test_a_pause_lasts_until_it_is_resumed():
         (3, AskOutcome.REFUSED, "the job is paused at step 12: resume it first")
     ]
     actions = job.ask(AskKind.RESUME, 4)
-    assert WithdrawDrain in kinds(actions)
+    assert DrainWithdrawn in kinds(actions)
     assert answers(actions) == [(4, AskOutcome.DONE, "the pause has ended after 7.0 s: all 2 ranks go on")]
     assert answers(job.ask(AskKind.RESUME, 5)) == [
         (5, AskOutcome.REFUSED, "the job is not paused: nothing was changed")
@@ -152,9 +157,9 @@ def test_a_pause_that_is_late_is_withdrawn():
     job.agree()
     job.follow(0)
     actions = job.follow(1, LATE)
-    assert WithdrawDrain in kinds(actions)
+    assert DrainWithdrawn in kinds(actions)
     assert [outcome for _, outcome, _ in answers(actions)] == [AskOutcome.LATE]
-    assert BeginDrain in kinds(job.ask(AskKind.CHECKPOINT, 2))
+    assert DrainBegun in kinds(job.ask(AskKind.CHECKPOINT, 2))
 
 
 def test_no_step_was_agreed_on_in_time():
@@ -162,7 +167,7 @@ def test_no_step_was_agreed_on_in_time():
     job.ask(AskKind.PAUSE)
     actions = job.follow(1, LATE)
     assert answers(actions) == [(1, AskOutcome.LATE, "no step was agreed on in 1.0 s: rank 1 is at step 7 since 31 s")]
-    assert WithdrawDrain in kinds(actions)
+    assert DrainWithdrawn in kinds(actions)
 
 
 def test_ranks_that_never_ask():
@@ -170,7 +175,7 @@ def test_ranks_that_never_ask():
     job.ask(AskKind.CHECKPOINT)
     refusal = "rank 1 has done step 7 and never called should_checkpoint"
     report = DrainReport(ceiling=0, refusal=refusal)
-    actions = job.send(DrainReported(id="1", round_number=job.number, drain=1, report=report))
+    actions = job.send(Reported(id="1", message=DrainReported(round_number=job.number, drain=1, report=report)))
     assert answers(actions) == [(1, AskOutcome.REFUSED, refusal)]
 
 
@@ -178,10 +183,10 @@ def test_a_stop_is_answered_before_the_job_ends():
     job = Job()
     job.ask(AskKind.STOP)
     job.agree()
-    job.send(Succeeded(id="0", round_number=job.number, drained_rank=0))
-    actions = job.send(Succeeded(id="1", round_number=job.number, drained_rank=1))
+    job.send(Reported(id="0", message=AllSucceeded(round_number=job.number, drained_rank=0)))
+    actions = job.send(Reported(id="1", message=AllSucceeded(round_number=job.number, drained_rank=1)))
     assert answers(actions) == [(1, AskOutcome.DONE, "all 2 ranks have stopped at step 12 and ended, after 4.0 s")]
-    assert kinds(actions).index(AnswerRequest) == 0
+    assert kinds(actions).index(RequestAnswer) == 0
 
 
 class TestContradictions:
@@ -204,7 +209,7 @@ class TestContradictions:
         job.ask(AskKind.PAUSE)
         job.agree()
         actions = job.ask(AskKind.STOP, 2)
-        assert kinds(actions)[:3] == [AnswerRequest, WithdrawDrain, BeginDrain]
+        assert kinds(actions)[:3] == [RequestAnswer, DrainWithdrawn, DrainBegun]
         assert answers(actions) == [(1, AskOutcome.REFUSED, "the job is stopped instead (muster stop)")]
         assert answers(job.ask(AskKind.PAUSE, 3)) == [
             (3, AskOutcome.REFUSED, "the job is being stopped (muster stop): nothing was changed")
@@ -217,17 +222,17 @@ class TestContradictions:
         assert job.ask(AskKind.STOP, 2) == []
         actions = job.save(12)
         assert [request for request, *_ in answers(actions)] == [1]
-        assert [each.kind for each in actions if isinstance(each, BeginDrain)] == [Layout.STOP]
+        assert [each.kind for each in actions if isinstance(each, DrainBegun)] == [Layout.STOP]
 
     def test_a_preemption_waits_on_when_a_person_is_told_of_a_late_checkpoint(self):
         job = Job()
         job.ask(AskKind.CHECKPOINT)
         job.agree()
         job.ask(AskKind.STOP, 2)
-        job.send(DrainAsked(id="0", round_number=job.number, reason="received SIGTERM", limit_s=5.0))
+        job.send(Reported(id="0", message=DrainAsked(round_number=job.number, reason="received SIGTERM", limit_s=5.0)))
         job.follow(0)
         assert [request for request, *_ in answers(job.follow(1, LATE))] == [1, 2]
-        [begin] = [each for each in job.save(12) if isinstance(each, BeginDrain)]
+        [begin] = [each for each in job.save(12) if isinstance(each, DrainBegun)]
         assert (begin.kind, begin.limit_s, begin.is_asked) == (Layout.STOP, 5.0, False)
         assert list(job.state.phase.drain.leaving) == ["0"]
 
@@ -237,29 +242,36 @@ class TestContradictions:
         job.agree()
         job.follow(0)
         job.follow(1)
-        actions = job.send(DrainAsked(id="0", round_number=job.number, reason="received SIGTERM", limit_s=5.0))
-        assert kinds(actions)[:2] == [WithdrawDrain, BeginDrain]
+        actions = job.send(
+            Reported(id="0", message=DrainAsked(round_number=job.number, reason="received SIGTERM", limit_s=5.0))
+        )
+        assert kinds(actions)[:2] == [DrainWithdrawn, DrainBegun]
 
 
 def test_stacks_of_all_members():
     job = Job()
-    assert kinds(job.ask(AskKind.STACKS)) == [WantStacks]
+    assert kinds(job.ask(AskKind.STACKS)) == [StacksWanted]
     stack = Stack(global_rank=1, node=1, local_rank=0, text="File x")
-    assert answers(job.send(StacksTaken(id="1", round_number=job.number, number=1, stacks=(stack,)))) == []
-    [told] = job.send(StacksTaken(id="0", round_number=job.number, number=1, stacks=(), missing=1))
+    assert (
+        answers(job.send(Reported(id="1", message=StacksTaken(round_number=job.number, number=1, stacks=(stack,)))))
+        == []
+    )
+    [told] = job.send(Reported(id="0", message=StacksTaken(round_number=job.number, number=1, stacks=(), missing=1)))
     assert told.answer.outcome is AskOutcome.LATE
     assert told.answer.stacks == (stack,)
 
 
 def test_how_far_ranks_are_is_answered_with_their_stacks():
     job = Job()
-    job.send(Asked(id="1", round_number=job.number, request=7, kind=AskKind.STACKS, limit_s=60.0))
+    job.send(Reported(id="1", message=Asked(round_number=job.number, request=7, kind=AskKind.STACKS, limit_s=60.0)))
     for rank, step in ((1, 814), (0, 812)):
         progress = RankProgress(
             global_rank=rank, step=step, total=1000, rate=7.9, moved="", values=(("loss", "0.25"), ("lr", "nan"))
         )
         stack = Stack(global_rank=rank, node=rank, local_rank=0, text="File x", progress=progress)
-        actions = job.send(StacksTaken(id=str(rank), round_number=job.number, number=1, stacks=(stack,)))
+        actions = job.send(
+            Reported(id=str(rank), message=StacksTaken(round_number=job.number, number=1, stacks=(stack,)))
+        )
     [told] = actions
     assert told.answer.line.startswith(
         "the job makes progress: step 812 of 1000, 7.9 a second, loss 0.25, lr nan; the stacks of 2 of 2 ranks, in "
@@ -270,7 +282,7 @@ def test_how_far_ranks_are_is_answered_with_their_stacks():
 
 
 def take(job, member, *stacks):
-    return job.send(StacksTaken(id=member, round_number=job.number, number=1, stacks=stacks))
+    return job.send(Reported(id=member, message=StacksTaken(round_number=job.number, number=1, stacks=stacks)))
 
 
 WAITS = Collective(number=6, operation="all_reduce", sizes="4 x float32", age_s=62.0, is_done=False)
@@ -304,9 +316,9 @@ def read_page(actions):
 def start_hung_job():
     """The workers of node 1 have ended; rank 0 waits for one of them."""
     job = Job(hang_action="report")
-    job.send(Succeeded(id="1", round_number=job.number))
-    actions = job.send(Idle(id="0", round_number=job.number, failures=(IDLE,)), after_s=60.0)
-    [wanted] = [each for each in actions if isinstance(each, WantStacks)]
+    job.send(Reported(id="1", message=AllSucceeded(round_number=job.number)))
+    actions = job.send(Reported(id="0", message=Idle(round_number=job.number, failures=(IDLE,))), after_s=60.0)
+    [wanted] = [each for each in actions if isinstance(each, StacksWanted)]
     assert wanted.ids == ("0", "1"), "also the node whose workers have ended"
     return job
 
@@ -321,7 +333,7 @@ def test_a_hang_that_is_over_before_all_nodes_have_answered_prints_no_page():
     """Else the status of the app would tell of it until the next one."""
     job = start_hung_job()
     take(job, "1", GONE)
-    over = job.send(Idle(id="0", round_number=job.number, failures=()))
+    over = job.send(Reported(id="0", message=Idle(round_number=job.number, failures=())))
     assert read_page(over) == [("hang_ended", "the job goes on: it has not hung")]
     assert read_page(take(job, "0", STUCK)) == []
 
@@ -330,22 +342,26 @@ def test_a_hang_is_over_when_a_node_succeeds():
     """What keeps the others waiting then is diagnosed anew."""
     job = Job(hang_action="report")
     for member in ("0", "1"):
-        actions = job.send(Idle(id=member, round_number=job.number, failures=(IDLE,)), after_s=60.0)
-    assert WantStacks in kinds(actions)
-    over = job.send(Succeeded(id="1", round_number=job.number))
+        actions = job.send(Reported(id=member, message=Idle(round_number=job.number, failures=(IDLE,))), after_s=60.0)
+    assert StacksWanted in kinds(actions)
+    over = job.send(Reported(id="1", message=AllSucceeded(round_number=job.number)))
     assert read_page(over) == [("hang_ended", "the job goes on: it has not hung")]
-    assert WantStacks in kinds(job.send(Idle(id="0", round_number=job.number, failures=(IDLE,)), after_s=60.0))
+    assert StacksWanted in kinds(
+        job.send(Reported(id="0", message=Idle(round_number=job.number, failures=(IDLE,))), after_s=60.0)
+    )
 
 
 def test_a_hang_that_torch_is_about_to_end_is_told_while_another_node_works():
     job = Job(hang_action="report")
-    urgent = Idle(id="0", round_number=job.number, failures=(IDLE,), is_urgent=True)
-    assert WantStacks in kinds(job.send(urgent, after_s=570.0))
-    assert WantStacks not in kinds(job.send(urgent)), "once"
-    over = job.send(Idle(id="0", round_number=job.number, failures=()))
+    urgent = Reported(id="0", message=Idle(round_number=job.number, failures=(IDLE,), is_urgent=True))
+    assert StacksWanted in kinds(job.send(urgent, after_s=570.0))
+    assert StacksWanted not in kinds(job.send(urgent)), "once"
+    over = job.send(Reported(id="0", message=Idle(round_number=job.number, failures=())))
     assert read_page(over) == [("hang_ended", "the job goes on: it has not hung")]
-    assert job.send(Idle(id="0", round_number=job.number, failures=(IDLE,)), after_s=60.0) == []
-    assert WantStacks in kinds(job.send(Idle(id="1", round_number=job.number, failures=(IDLE,)), after_s=60.0))
+    assert job.send(Reported(id="0", message=Idle(round_number=job.number, failures=(IDLE,))), after_s=60.0) == []
+    assert StacksWanted in kinds(
+        job.send(Reported(id="1", message=Idle(round_number=job.number, failures=(IDLE,))), after_s=60.0)
+    )
 
 
 def test_what_the_leader_sends_is_what_the_person_reads():

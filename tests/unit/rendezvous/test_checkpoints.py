@@ -1,23 +1,24 @@
 """Which checkpoint all ranks have saved, as the leader counts it, and who learns of it."""
 
 from doubles.samples import make_failure
+from doubles.sent import show_sent
 
-from muster.agent.rendezvous.consensus.actions import CompleteCheckpoint, FormRound
+from muster.agent.rendezvous.consensus.actions import FormRound
 from muster.agent.rendezvous.consensus.decisions import decide
 from muster.agent.rendezvous.consensus.events import (
-    Failed,
     Joined,
     LeaseChecked,
     MemberLost,
+    Reported,
     RoundAcknowledged,
-    Saved,
-    Stopped,
     TimerFired,
 )
 from muster.agent.rendezvous.consensus.members import ConsensusRules, MemberRecord, RecoveryState
 from muster.agent.rendezvous.consensus.state import RoundRunning, build_initial_state
+from muster.agent.rendezvous.interface import CheckpointCompleted, Saved
 from muster.agent.rendezvous.leader.outgoing import _build_facts
 from muster.agent.rendezvous.member.recovery import RecoveryTracker
+from muster.agent.rendezvous.report_messages import Failed, Stopped
 from muster.agent.round import Checkpoint
 
 NODES = 3
@@ -59,17 +60,17 @@ class Leader:
     def begin(self) -> None:
         self.feed(LeaseChecked(is_held=True))
         for member_id in self.state.assignments:
-            self.feed(RoundAcknowledged(id=member_id, round_number=self.state.round_number))
+            self.feed(Reported(id=member_id, message=RoundAcknowledged(round_number=self.state.round_number)))
         assert isinstance(self.state.phase, RoundRunning)
 
-    def feed(self, event) -> tuple:
+    def feed(self, event) -> list:
         self.state, actions = decide(self.state, event, self.now_s)
-        return actions
+        return show_sent(actions)
 
     def save(self, index: int, step: int, path: str = "") -> Checkpoint | None:
         """The checkpoint that all members are told of, if this report completes one."""
-        saved = Saved(id=str(index), round_number=self.state.round_number, step=step, path=path)
-        completed = [each for each in self.feed(saved) if isinstance(each, CompleteCheckpoint)]
+        saved = Reported(id=str(index), message=Saved(round_number=self.state.round_number, step=step, path=path))
+        completed = [each for each in self.feed(saved) if isinstance(each, CheckpointCompleted)]
         assert len(completed) <= 1
         if not completed:
             return None
@@ -119,15 +120,15 @@ def test_reports_count_while_the_round_is_being_stopped_and_not_afterwards():
     leader.save(1, 10, "/10")
     old = leader.state.round_number
     failure = make_failure(node=2, node_index=2, global_rank=4, round=old, time_s=1.0, exit_code=1)
-    leader.feed(Failed(id="2", round_number=old, failures=(failure,)))
+    leader.feed(Reported(id="2", message=Failed(round_number=old, failures=(failure,))))
     assert not isinstance(leader.state.phase, RoundRunning)
-    leader.feed(Stopped(id="0", round_number=old, port=1))
-    leader.feed(Stopped(id="1", round_number=old, port=1))
+    leader.feed(Reported(id="0", message=Stopped(round_number=old, port=1)))
+    leader.feed(Reported(id="1", message=Stopped(round_number=old, port=1)))
     assert leader.save(2, 10, "/10") == Checkpoint(number=1, step=10, path="/10")
-    leader.feed(Stopped(id="2", round_number=old, port=1))
+    leader.feed(Reported(id="2", message=Stopped(round_number=old, port=1)))
     leader.begin()
     assert leader.state.round_number > old
-    assert leader.feed(Saved(id="0", round_number=old, step=11, path="/11")) == ()
+    assert leader.feed(Reported(id="0", message=Saved(round_number=old, step=11, path="/11"))) == []
     # A round that begins anew counts its own steps.
     assert [leader.save(index, 4, "/4") for index in range(NODES)][-1] == Checkpoint(number=2, step=4, path="/4")
 

@@ -2,40 +2,36 @@
 
 import pytest
 from doubles.samples import make_failure
+from doubles.sent import show_sent
 
 from muster._shared.records import replace
 from muster._shared.reports import Failure, FinalFailure, Stack
 from muster.agent.rendezvous.consensus.actions import (
-    BreakRound,
     CheckLease,
-    CommitRound,
     DropMembers,
-    EndJob,
-    FailRendezvous,
     FormRound,
+    JobEnd,
     Notify,
+    RoundBreak,
+    RoundCommitted,
     SetTimer,
 )
 from muster.agent.rendezvous.consensus.decisions import decide
 from muster.agent.rendezvous.consensus.events import (
-    Failed,
-    Idle,
     Joined,
     LeaseChecked,
-    Leaving,
     MemberLost,
-    Prepared,
     ProcessEnded,
+    Reported,
     RoundAcknowledged,
-    Stopped,
-    Succeeded,
     TimerFired,
 )
 from muster.agent.rendezvous.consensus.members import ConsensusRules, MemberRecord, RecoveryState
 from muster.agent.rendezvous.consensus.quorum import RecoveredRound
 from muster.agent.rendezvous.consensus.state import FOREVER, Forming, JobState, RoundRunning, build_initial_state
 from muster.agent.rendezvous.consensus.waits import LEASE_RETRY_S
-from muster.agent.rendezvous.interface import BreakKind
+from muster.agent.rendezvous.interface import AllSucceeded, BreakKind, Leaving, Prepared, RendezvousFailed
+from muster.agent.rendezvous.report_messages import Failed, Idle, Stopped
 
 
 def rules(min_nodes: int, max_nodes: int, max_restarts: int = 1) -> ConsensusRules:
@@ -86,7 +82,7 @@ class Leader:
     def feed(self, event, *, after_s: float = 0.0) -> list:
         self.now_s += after_s
         self.state, actions = decide(self.state, event, self.now_s)
-        self.actions = [each for each in actions if not isinstance(each, CheckLease | SetTimer)]
+        self.actions = [each for each in show_sent(actions) if not isinstance(each, CheckLease | SetTimer)]
         if any(isinstance(each, CheckLease) for each in actions):
             before, answer = self.actions, self.feed(LeaseChecked(is_held=self.is_lease_held))
             self.actions = before + answer
@@ -118,7 +114,9 @@ class Leader:
 
     def stop_all(self, *numbers: int) -> None:
         for number in numbers:
-            self.feed(Stopped(id=f"m{number}", round_number=self.state.round_number, port=2000 + number))
+            self.feed(
+                Reported(id=f"m{number}", message=Stopped(round_number=self.state.round_number, port=2000 + number))
+            )
 
 
 def test_a_full_job_forms_at_once_in_order_of_index() -> None:
@@ -157,7 +155,7 @@ def test_a_join_breaks_a_running_round_after_the_batch_and_costs_no_attempt() ->
     leader.feed(Joined(member=member(1)), after_s=5.0)
     leader.feed(Joined(member=member(2)), after_s=0.1)
     leader.wait(0.21)
-    broken = leader.only(BreakRound)
+    broken = leader.only(RoundBreak)
     assert (broken.kind, broken.ids, broken.want_stacks) == (BreakKind.MEMBERSHIP, ("m0",), False)
     assert "node 1 (h1)" in broken.reason
     leader.stop_all(0)
@@ -172,7 +170,7 @@ def test_a_join_that_fills_the_job_breaks_the_round_at_once() -> None:
     leader.feed(Joined(member=member(1)))
     leader.wait(3.1)
     leader.feed(Joined(member=member(2)), after_s=5.0)
-    broken = leader.only(BreakRound)
+    broken = leader.only(RoundBreak)
     assert (broken.kind, broken.reason) == (BreakKind.MEMBERSHIP, "node 2 (h2) joined")
     leader.stop_all(0, 1)
     assert len(leader.only(FormRound).assignments) == 3
@@ -185,15 +183,17 @@ def test_a_running_round_continues_until_a_new_member_has_imported() -> None:
     assert leader.only(Notify).text == "node 2 (h2) is waiting to join while it imports: the job continues"
     leader.feed(Joined(member=importing(3)), after_s=1.0)
     assert not leader.actions  # notified once, although the job would be full
-    assert not leader.feed(Prepared(id="m2"), after_s=20.0)
+    assert not leader.feed(Reported(id="m2", message=Prepared()), after_s=20.0)
     assert not leader.wait(5.0)
-    leader.feed(Prepared(id="m3"), after_s=3.0)
-    assert leader.only(BreakRound).reason == "node 2 (h2), node 3 (h3) joined"
+    leader.feed(Reported(id="m3", message=Prepared()), after_s=3.0)
+    assert leader.only(RoundBreak).reason == "node 2 (h2), node 3 (h3) joined"
     leader.stop_all(0, 1)
     assert len(leader.only(FormRound).assignments) == 4
 
 
-@pytest.mark.parametrize("event", [Prepared(id="m2"), MemberLost(id="m2", reason="connection closed")])
+@pytest.mark.parametrize(
+    "event", [Reported(id="m2", message=Prepared()), MemberLost(id="m2", reason="connection closed")]
+)
 def test_a_batch_goes_on_when_no_import_is_awaited_any_more(event) -> None:
     leader = Leader(rules(1, 6))
     leader.form_by_last_call(2)
@@ -201,7 +201,7 @@ def test_a_batch_goes_on_when_no_import_is_awaited_any_more(event) -> None:
     leader.feed(Joined(member=member(3)), after_s=1.0)
     assert not leader.wait(1.1)
     leader.feed(event)
-    assert "node 3 (h3)" in leader.only(BreakRound).reason
+    assert "node 3 (h3)" in leader.only(RoundBreak).reason
 
 
 def test_a_new_member_that_is_lost_while_it_imports_breaks_nothing() -> None:
@@ -230,12 +230,12 @@ def test_a_prepared_member_waits_for_imports_but_not_for_ever() -> None:
     assert leader.next_due_s() == pytest.approx(leader.now_s + 10.0)
     assert not leader.wait(9.9)
     leader.wait(0.2)
-    assert leader.only(BreakRound).reason == "node 3 (h3) joined"
+    assert leader.only(RoundBreak).reason == "node 3 (h3) joined"
     leader.stop_all(0, 1)
     assert [assignment.id for assignment in leader.only(FormRound).assignments] == ["m0", "m1", "m3"]
     assert not [action for action in leader.actions if isinstance(action, Notify)]  # it is no spare
-    leader.feed(Prepared(id="m2"), after_s=100.0)
-    assert leader.only(BreakRound).reason == "node 2 (h2) joined"
+    leader.feed(Reported(id="m2", message=Prepared()), after_s=100.0)
+    assert leader.only(RoundBreak).reason == "node 2 (h2) joined"
 
 
 def test_a_job_recovers_without_members_that_still_import() -> None:
@@ -246,8 +246,8 @@ def test_a_job_recovers_without_members_that_still_import() -> None:
     leader.stop_all(0)
     leader.wait(0.31)
     assert [assignment.id for assignment in leader.only(FormRound).assignments] == ["m0"]
-    leader.feed(Prepared(id="m2"), after_s=1.0)
-    leader.only(BreakRound)
+    leader.feed(Reported(id="m2", message=Prepared()), after_s=1.0)
+    leader.only(RoundBreak)
     leader.stop_all(0)
     assert [assignment.id for assignment in leader.only(FormRound).assignments] == ["m0", "m2"]
 
@@ -279,7 +279,7 @@ def test_a_new_member_that_leaves_again_breaks_nothing() -> None:
     leader = Leader(rules(1, 4))
     leader.form_by_last_call(2)
     leader.feed(Joined(member=member(2)), after_s=5.0)
-    leader.feed(Leaving(id="m2", reason="received SIGTERM"), after_s=0.1)
+    leader.feed(Reported(id="m2", message=Leaving(reason="received SIGTERM")), after_s=0.1)
     assert not leader.wait(0.2)
     assert not leader.feed(MemberLost(id="m2", reason="connection closed"), after_s=0.2)
 
@@ -288,20 +288,20 @@ def test_a_failure_becomes_final_though_an_event_overtook_its_tick() -> None:
     """Only a tick makes it final: a loss that is not reported yet may explain it."""
     leader = Leader(rules(1, 2, max_restarts=0))
     leader.form(2)
-    leader.feed(Failed(id="m1", round_number=1, failures=(failure(1),)), after_s=10.0)
-    assert not leader.feed(RoundAcknowledged(id="m0", round_number=1), after_s=0.4)
+    leader.feed(Reported(id="m1", message=Failed(round_number=1, failures=(failure(1),))), after_s=10.0)
+    assert not leader.feed(Reported(id="m0", message=RoundAcknowledged(round_number=1)), after_s=0.4)
     assert leader.next_due_s() == pytest.approx(10.3)
     leader.wait(0.0)
-    assert leader.only(BreakRound).kind is BreakKind.FINAL
+    assert leader.only(RoundBreak).kind is BreakKind.FINAL
 
 
 def test_a_loss_explains_a_failure_though_both_are_seen_late() -> None:
     leader = Leader(rules(1, 4, max_restarts=0))
     leader.form(4)
-    leader.feed(Failed(id="m0", round_number=1, failures=(failure(0),)), after_s=10.0)
-    assert not leader.feed(Failed(id="m2", round_number=1, failures=(failure(2),)), after_s=0.4)
+    leader.feed(Reported(id="m0", message=Failed(round_number=1, failures=(failure(0),))), after_s=10.0)
+    assert not leader.feed(Reported(id="m2", message=Failed(round_number=1, failures=(failure(2),))), after_s=0.4)
     leader.feed(MemberLost(id="m1", reason="connection closed"))
-    assert leader.only(BreakRound).kind is BreakKind.MEMBERSHIP
+    assert leader.only(RoundBreak).kind is BreakKind.MEMBERSHIP
 
 
 def test_the_join_timeout_ends_the_wait_though_an_event_overtook_its_tick() -> None:
@@ -310,13 +310,13 @@ def test_the_join_timeout_ends_the_wait_though_an_event_overtook_its_tick() -> N
     assert not leader.feed(Joined(member=member(1)), after_s=60.1)
     assert leader.next_due_s() == pytest.approx(61.1)  # the grace for a late join
     leader.wait(1.0)
-    assert "only 2 of at least 3" in leader.only(FailRendezvous).reason
+    assert "only 2 of at least 3" in leader.only(RendezvousFailed).reason
 
 
 def test_rendezvous_does_not_fail_before_the_fence_of_the_last_loss() -> None:
     leader = Leader(rules(2, 3))
     leader.form(3)
-    leader.feed(Failed(id="m0", round_number=1, failures=(failure(0),)), after_s=10.0)
+    leader.feed(Reported(id="m0", message=Failed(round_number=1, failures=(failure(0),))), after_s=10.0)
     leader.stop_all(0, 1)
     leader.feed(MemberLost(id="m2", reason="connection closed"), after_s=61.0)  # its workers took that long to stop
     leader.wait(0.1)
@@ -388,7 +388,7 @@ def test_a_member_that_fills_the_job_waits_for_no_import() -> None:
     leader.form_by_last_call(2)
     leader.feed(Joined(member=importing(2)), after_s=5.0)
     leader.feed(Joined(member=member(3)), after_s=1.0)
-    assert leader.only(BreakRound).reason == "node 3 (h3) joined"
+    assert leader.only(RoundBreak).reason == "node 3 (h3) joined"
 
 
 def test_the_wait_for_imports_starts_again_when_the_waiting_member_was_lost() -> None:
@@ -416,7 +416,7 @@ def test_a_join_breaks_a_round_at_once_while_its_members_still_import() -> None:
     leader.wait(3.1)
     leader.only(FormRound)
     leader.feed(Joined(member=importing(2)), after_s=1.0)
-    leader.only(BreakRound)
+    leader.only(RoundBreak)
 
 
 def test_a_broken_round_whose_members_import_does_not_wait_for_imports() -> None:
@@ -435,7 +435,7 @@ def test_a_loss_reforms_at_once_but_not_before_the_fence() -> None:
     leader = Leader(rules(2, 3))
     leader.form(3)
     leader.feed(MemberLost(id="m1", reason="connection closed"), after_s=10.0)
-    broken = leader.only(BreakRound)
+    broken = leader.only(RoundBreak)
     assert (broken.kind, broken.ids) == (BreakKind.MEMBERSHIP, ("m0", "m2"))
     assert broken.reason == "node 1 (h1) was lost: connection closed"
     leader.stop_all(0, 2)
@@ -454,7 +454,7 @@ def test_below_min_waits_and_then_fails() -> None:
     leader.stop_all(0)
     assert not leader.wait(50.0)
     leader.wait(11.0)
-    assert "only 1 of at least 2 nodes" in leader.only(FailRendezvous).reason
+    assert "only 1 of at least 2 nodes" in leader.only(RendezvousFailed).reason
 
 
 def test_a_replacement_completes_the_job() -> None:
@@ -470,10 +470,12 @@ def test_a_failure_waits_for_the_end_of_a_silent_node() -> None:
     """Its guard kills its workers before it counts as lost, which makes workers of other nodes fail."""
     leader = Leader(rules(2, 3, max_restarts=0))
     leader.form(3)
-    assert not leader.feed(Failed(id="m0", round_number=1, failures=(failure(0),), suspicion_s=1.5), after_s=10.0)
+    assert not leader.feed(
+        Reported(id="m0", message=Failed(round_number=1, failures=(failure(0),)), suspicion_s=1.5), after_s=10.0
+    )
     assert leader.next_due_s() == pytest.approx(leader.now_s + 1.8)
     leader.feed(MemberLost(id="m2", reason="silent"), after_s=1.5)
-    assert leader.only(BreakRound).kind is BreakKind.MEMBERSHIP
+    assert leader.only(RoundBreak).kind is BreakKind.MEMBERSHIP
     leader.stop_all(0, 1)
     leader.wait(0.31)
     assert leader.only(FormRound).attempt == 0
@@ -482,8 +484,10 @@ def test_a_failure_waits_for_the_end_of_a_silent_node() -> None:
 def test_a_silent_nodes_loss_gives_the_attempt_back() -> None:
     leader = Leader(rules(2, 3, max_restarts=1))
     leader.form(3)
-    leader.feed(Failed(id="m0", round_number=1, failures=(failure(0),), suspicion_s=1.5), after_s=10.0)
-    assert leader.only(BreakRound).kind is BreakKind.FAILURE
+    leader.feed(
+        Reported(id="m0", message=Failed(round_number=1, failures=(failure(0),)), suspicion_s=1.5), after_s=10.0
+    )
+    assert leader.only(RoundBreak).kind is BreakKind.FAILURE
     leader.stop_all(0, 1)
     leader.feed(MemberLost(id="m2", reason="silent"), after_s=1.5)
     leader.wait(0.31)
@@ -504,39 +508,39 @@ def test_spares_wait_and_replace_lost_members() -> None:
 def test_one_budget_for_the_whole_job() -> None:
     leader = Leader(rules(2, 2, max_restarts=1))
     leader.form(2)
-    leader.feed(Failed(id="m0", round_number=1, failures=(failure(0),)), after_s=1.0)
-    broken = leader.only(BreakRound)
+    leader.feed(Reported(id="m0", message=Failed(round_number=1, failures=(failure(0),))), after_s=1.0)
+    broken = leader.only(RoundBreak)
     assert (broken.kind, broken.next_attempt, broken.want_stacks) == (BreakKind.FAILURE, 1, True)
-    leader.feed(Failed(id="m1", round_number=1, failures=(failure(1),)))
+    leader.feed(Reported(id="m1", message=Failed(round_number=1, failures=(failure(1),))))
     leader.stop_all(0, 1)
     form = leader.only(FormRound)
     assert (form.attempt, form.restarts_left, form.master_port) == (1, 0, 2000)
-    leader.feed(Failed(id="m1", round_number=2, failures=(failure(1),)), after_s=20.0)
+    leader.feed(Reported(id="m1", message=Failed(round_number=2, failures=(failure(1),))), after_s=20.0)
     assert leader.next_due_s() == pytest.approx(leader.now_s + 0.3)
     leader.wait(0.3)
-    broken = leader.only(BreakRound)
+    broken = leader.only(RoundBreak)
     assert broken.kind is BreakKind.FINAL
     assert "all 1 restarts are used" in broken.reason
     leader.stop_all(0, 1)
-    end = leader.only(EndJob)
+    end = leader.only(JobEnd)
     assert (end.succeeded, end.printer_id, set(end.ids)) == (False, "m0", {"m0", "m1"})
     assert end.report is not None
-    assert end.report.failures[0].global_rank == 1
-    assert not leader.feed(Failed(id="m0", round_number=2, failures=(failure(0),)))
+    assert end.report.value.failures[0].global_rank == 1
+    assert not leader.feed(Reported(id="m0", message=Failed(round_number=2, failures=(failure(0),))))
 
 
 def test_the_report_has_what_comes_with_the_end_of_the_workers() -> None:
     leader = Leader(rules(3, 3, max_restarts=0))
     leader.form(3)
-    leader.feed(Failed(id="m0", round_number=1, failures=(failure(0),)), after_s=1.0)
+    leader.feed(Reported(id="m0", message=Failed(round_number=1, failures=(failure(0),))), after_s=1.0)
     leader.wait(0.3)
-    assert leader.only(BreakRound).kind is BreakKind.FINAL
-    leader.feed(Failed(id="m1", round_number=1, failures=(failure(1),)))
+    assert leader.only(RoundBreak).kind is BreakKind.FINAL
+    leader.feed(Reported(id="m1", message=Failed(round_number=1, failures=(failure(1),))))
     stack = Stack(global_rank=2, node=2, local_rank=0, text="File x")
     stopped = failure(2, exit_code=None, signal="SIGTERM", stopped_by_us=True)
-    leader.feed(Stopped(id="m2", round_number=1, port=1, failures=(stopped,), stacks=(stack,)))
+    leader.feed(Reported(id="m2", message=Stopped(round_number=1, port=1, failures=(stopped,), stacks=(stack,))))
     leader.stop_all(0, 1)
-    report = leader.only(EndJob).report
+    report = leader.only(JobEnd).report.value
     assert [each.global_rank for each in report.failures] == [0, 1, 2]
     assert report.stacks == (stack,)
 
@@ -544,34 +548,34 @@ def test_the_report_has_what_comes_with_the_end_of_the_workers() -> None:
 def test_the_loss_of_a_node_does_not_explain_its_own_failure() -> None:
     leader = Leader(rules(1, 2, max_restarts=3))
     leader.form(2)
-    leader.feed(Failed(id="m1", round_number=1, failures=(failure(1),)), after_s=9.0)
+    leader.feed(Reported(id="m1", message=Failed(round_number=1, failures=(failure(1),))), after_s=9.0)
     leader.feed(MemberLost(id="m1", reason="connection closed"), after_s=0.5)
     leader.stop_all(0)
     leader.wait(0.31)
     assert leader.only(FormRound).attempt == 1
     last = Leader(rules(1, 2, max_restarts=0))
     last.form(2)
-    last.feed(Failed(id="m1", round_number=1, failures=(failure(1),)), after_s=9.0)
+    last.feed(Reported(id="m1", message=Failed(round_number=1, failures=(failure(1),))), after_s=9.0)
     last.feed(MemberLost(id="m1", reason="connection closed"), after_s=0.05)
-    assert last.only(BreakRound).kind is BreakKind.FINAL
+    assert last.only(RoundBreak).kind is BreakKind.FINAL
 
 
 def test_a_spare_and_a_node_that_has_succeeded_break_no_round_when_they_stop() -> None:
     leader = Leader(rules(2, 2))
     leader.form(2)
     leader.feed(Joined(member=member(5)), after_s=1.0)
-    leader.feed(Succeeded(id="m1", round_number=1))
+    leader.feed(Reported(id="m1", message=AllSucceeded(round_number=1)))
     for number in (5, 1):
-        assert not leader.feed(Stopped(id=f"m{number}", round_number=1, port=1))
+        assert not leader.feed(Reported(id=f"m{number}", message=Stopped(round_number=1, port=1)))
     assert isinstance(leader.state.phase, RoundRunning)
 
 
 def test_a_failure_explained_by_a_loss_costs_nothing() -> None:
     leader = Leader(rules(1, 2, max_restarts=0))
     leader.form(2)
-    leader.feed(Failed(id="m0", round_number=1, failures=(failure(0),)), after_s=9.0)
+    leader.feed(Reported(id="m0", message=Failed(round_number=1, failures=(failure(0),))), after_s=9.0)
     leader.feed(MemberLost(id="m1", reason="connection closed"), after_s=0.05)
-    assert leader.only(BreakRound).kind is BreakKind.MEMBERSHIP
+    assert leader.only(RoundBreak).kind is BreakKind.MEMBERSHIP
     leader.stop_all(0)
     leader.wait(0.31)
     assert leader.only(FormRound).attempt == 0
@@ -581,7 +585,7 @@ def test_a_failure_explained_by_a_loss_costs_nothing() -> None:
 def test_an_attempt_is_refunded_when_another_member_is_lost_soon_afterwards(after_s: float, attempt: int) -> None:
     leader = Leader(rules(1, 2, max_restarts=3))
     leader.form(2)
-    leader.feed(Failed(id="m0", round_number=1, failures=(failure(0),)), after_s=9.0)
+    leader.feed(Reported(id="m0", message=Failed(round_number=1, failures=(failure(0),))), after_s=9.0)
     leader.feed(MemberLost(id="m1", reason="connection closed"), after_s=after_s)
     leader.stop_all(0)
     leader.wait(0.31)
@@ -594,22 +598,22 @@ def test_a_join_does_not_hide_a_failure_that_waits_for_a_loss() -> None:
     leader.feed(Joined(member=member(1)))
     leader.wait(3.1)
     leader.feed(Joined(member=member(2)), after_s=5.0)
-    leader.feed(Failed(id="m1", round_number=1, failures=(failure(1),)), after_s=0.1)
+    leader.feed(Reported(id="m1", message=Failed(round_number=1, failures=(failure(1),))), after_s=0.1)
     assert not leader.wait(0.15)
     leader.wait(0.2)
-    assert leader.only(BreakRound).kind is BreakKind.FINAL
+    assert leader.only(RoundBreak).kind is BreakKind.FINAL
 
 
 def test_root_cause_is_the_earliest_by_age_and_never_a_worker_that_muster_stopped() -> None:
     leader = Leader(rules(3, 3, max_restarts=0))
     leader.form(3)
-    leader.feed(Failed(id="m0", round_number=1, failures=(failure(0, age_s=0.0),)), after_s=5.0)
-    leader.feed(Failed(id="m2", round_number=1, failures=(failure(2, age_s=0.2),)), after_s=0.1)
+    leader.feed(Reported(id="m0", message=Failed(round_number=1, failures=(failure(0, age_s=0.0),))), after_s=5.0)
+    leader.feed(Reported(id="m2", message=Failed(round_number=1, failures=(failure(2, age_s=0.2),))), after_s=0.1)
     leader.wait(0.31)
     stopped = failure(1, age_s=9.0, exit_code=None, signal="SIGTERM", stopped_by_us=True)
     leader.stop_all(0, 2)
-    leader.feed(Stopped(id="m1", round_number=1, port=1, failures=(stopped,)))
-    report = leader.only(EndJob).report
+    leader.feed(Reported(id="m1", message=Stopped(round_number=1, port=1, failures=(stopped,))))
+    report = leader.only(JobEnd).report.value
     # rank 0 has the same exit code at about the same time: it failed in the same way
     assert [(f.global_rank, f.collateral) for f in report.failures] == [(2, False), (0, False), (1, True)]
 
@@ -618,11 +622,11 @@ def test_the_same_start_up_error_twice_in_a_row_is_not_retried() -> None:
     leader = Leader(rules(1, 1, max_restarts=5))
     leader.form(1)
     early = {"early": True, "exception": "ImportError: no module named x"}
-    leader.feed(Failed(id="m0", round_number=1, failures=(failure(0, **early),)), after_s=1.0)
-    assert leader.only(BreakRound).kind is BreakKind.FAILURE
+    leader.feed(Reported(id="m0", message=Failed(round_number=1, failures=(failure(0, **early),))), after_s=1.0)
+    assert leader.only(RoundBreak).kind is BreakKind.FAILURE
     leader.stop_all(0)
-    leader.feed(Failed(id="m0", round_number=2, failures=(failure(0, **early),)), after_s=1.0)
-    broken = leader.only(BreakRound)
+    leader.feed(Reported(id="m0", message=Failed(round_number=2, failures=(failure(0, **early),))), after_s=1.0)
+    broken = leader.only(RoundBreak)
     assert broken.kind is BreakKind.FINAL
     assert "twice in a row" in broken.reason
 
@@ -630,20 +634,26 @@ def test_the_same_start_up_error_twice_in_a_row_is_not_retried() -> None:
 def test_another_start_up_error_is_retried() -> None:
     leader = Leader(rules(1, 1, max_restarts=5))
     leader.form(1)
-    leader.feed(Failed(id="m0", round_number=1, failures=(failure(0, early=True, exception="A"),)), after_s=1.0)
+    leader.feed(
+        Reported(id="m0", message=Failed(round_number=1, failures=(failure(0, early=True, exception="A"),))),
+        after_s=1.0,
+    )
     leader.stop_all(0)
-    leader.feed(Failed(id="m0", round_number=2, failures=(failure(0, early=True, exception="B"),)), after_s=1.0)
-    assert leader.only(BreakRound).kind is BreakKind.FAILURE
+    leader.feed(
+        Reported(id="m0", message=Failed(round_number=2, failures=(failure(0, early=True, exception="B"),))),
+        after_s=1.0,
+    )
+    assert leader.only(RoundBreak).kind is BreakKind.FAILURE
 
 
 def test_success_of_all_ends_the_job_and_one_that_was_lost_after_it_counts() -> None:
     leader = Leader(rules(2, 3))
     leader.form(3)
-    leader.feed(Succeeded(id="m2", round_number=1))
+    leader.feed(Reported(id="m2", message=AllSucceeded(round_number=1)))
     assert not leader.feed(MemberLost(id="m2", reason="connection closed"))
-    leader.feed(Succeeded(id="m0", round_number=1))
-    leader.feed(Succeeded(id="m1", round_number=1))
-    end = leader.only(EndJob)
+    leader.feed(Reported(id="m0", message=AllSucceeded(round_number=1)))
+    leader.feed(Reported(id="m1", message=AllSucceeded(round_number=1)))
+    end = leader.only(JobEnd)
     assert end.succeeded
     assert end.report is None
     assert set(end.ids) == {"m0", "m1"}
@@ -654,19 +664,19 @@ def test_no_join_starts_a_round_once_a_node_has_succeeded() -> None:
     leader.feed(Joined(member=member(0)))
     leader.feed(Joined(member=member(1)))
     leader.wait(3.1)
-    leader.feed(Succeeded(id="m0", round_number=1))
+    leader.feed(Reported(id="m0", message=AllSucceeded(round_number=1)))
     leader.feed(Joined(member=member(2)))
     assert leader.next_due_s() == FOREVER
-    leader.feed(Succeeded(id="m1", round_number=1))
-    assert set(leader.only(EndJob).ids) == {"m0", "m1", "m2"}
+    leader.feed(Reported(id="m1", message=AllSucceeded(round_number=1)))
+    assert set(leader.only(JobEnd).ids) == {"m0", "m1", "m2"}
 
 
 def test_a_node_that_succeeded_takes_part_again_after_a_failure() -> None:
     leader = Leader(rules(2, 2))
     leader.form(2)
-    leader.feed(Succeeded(id="m0", round_number=1))
-    leader.feed(Failed(id="m1", round_number=1, failures=(failure(1),)), after_s=1.0)
-    assert set(leader.only(BreakRound).ids) == {"m0", "m1"}
+    leader.feed(Reported(id="m0", message=AllSucceeded(round_number=1)))
+    leader.feed(Reported(id="m1", message=Failed(round_number=1, failures=(failure(1),))), after_s=1.0)
+    assert set(leader.only(RoundBreak).ids) == {"m0", "m1"}
     leader.stop_all(0, 1)
     assert leader.only(FormRound).attempt == 1
     assert leader.state.phase == RoundRunning()
@@ -676,11 +686,11 @@ def test_success_waits_for_members_that_may_continue_with_another_leader() -> No
     leader = Leader(rules(3, 3))
     leader.form(3)
     for number in (1, 2):
-        leader.feed(Succeeded(id=f"m{number}", round_number=1))
+        leader.feed(Reported(id=f"m{number}", message=AllSucceeded(round_number=1)))
         leader.feed(MemberLost(id=f"m{number}", reason="connection closed"))
-    assert not leader.feed(Succeeded(id="m0", round_number=1))
+    assert not leader.feed(Reported(id="m0", message=AllSucceeded(round_number=1)))
     leader.feed(ProcessEnded(id="m1"))
-    assert leader.only(EndJob).succeeded
+    assert leader.only(JobEnd).succeeded
 
 
 def test_events_of_old_rounds_and_unknown_members_change_nothing() -> None:
@@ -688,14 +698,14 @@ def test_events_of_old_rounds_and_unknown_members_change_nothing() -> None:
     leader.form(2)
     before = leader.state
     for event in (
-        Failed(id="m1", round_number=0, failures=(failure(1),)),
-        Failed(id="unknown", round_number=1, failures=(failure(1),)),
-        Succeeded(id="m1", round_number=7),
-        Stopped(id="m1", round_number=0, port=1),
-        Stopped(id="unknown", round_number=1, port=1),
+        Reported(id="m1", message=Failed(round_number=0, failures=(failure(1),))),
+        Reported(id="unknown", message=Failed(round_number=1, failures=(failure(1),))),
+        Reported(id="m1", message=AllSucceeded(round_number=7)),
+        Reported(id="m1", message=Stopped(round_number=0, port=1)),
+        Reported(id="unknown", message=Stopped(round_number=1, port=1)),
         MemberLost(id="unknown", reason="x"),
-        Leaving(id="unknown", reason="x"),
-        RoundAcknowledged(id="unknown", round_number=1),
+        Reported(id="unknown", message=Leaving(reason="x")),
+        Reported(id="unknown", message=RoundAcknowledged(round_number=1)),
         ProcessEnded(id="m1"),
         TimerFired(round_number=0),
         TimerFired(round_number=1),
@@ -707,8 +717,8 @@ def test_events_of_old_rounds_and_unknown_members_change_nothing() -> None:
 def test_leaving_breaks_at_once_and_reforms_when_the_connection_is_gone() -> None:
     leader = Leader(rules(1, 2))
     leader.form(2)
-    leader.feed(Leaving(id="m1", reason="SIGTERM"), after_s=1.0)
-    assert leader.only(BreakRound).reason == "node 1 (h1) left: SIGTERM"
+    leader.feed(Reported(id="m1", message=Leaving(reason="SIGTERM")), after_s=1.0)
+    assert leader.only(RoundBreak).reason == "node 1 (h1) left: SIGTERM"
     leader.stop_all(0)
     assert isinstance(leader.state.phase, Forming)
     leader.feed(MemberLost(id="m1", reason="connection closed"), after_s=2.0)
@@ -720,23 +730,23 @@ def test_leaving_breaks_at_once_and_reforms_when_the_connection_is_gone() -> Non
 def test_a_break_says_whether_a_ctrl_c_is_its_cause(is_interrupt: bool) -> None:
     leader = Leader(rules(1, 2))
     leader.form(2)
-    leader.feed(Leaving(id="m1", reason="x", is_interrupt=is_interrupt), after_s=1.0)
-    assert leader.only(BreakRound).is_interrupt is is_interrupt
+    leader.feed(Reported(id="m1", message=Leaving(reason="x", is_interrupt=is_interrupt)), after_s=1.0)
+    assert leader.only(RoundBreak).is_interrupt is is_interrupt
 
 
 def test_a_fenced_leader_node_breaks_its_round() -> None:
     leader = Leader(rules(2, 2))
     leader.form(2)
     leader.stop_all(0)
-    assert leader.only(BreakRound).kind is BreakKind.FENCED
+    assert leader.only(RoundBreak).kind is BreakKind.FENCED
 
 
 def test_a_round_is_committed_when_all_have_acknowledged_it() -> None:
     leader = Leader(rules(2, 2))
     leader.form(2)
-    assert not leader.feed(RoundAcknowledged(id="m0", round_number=1))
-    leader.feed(RoundAcknowledged(id="m1", round_number=1))
-    assert leader.only(CommitRound).round_number == 1
+    assert not leader.feed(Reported(id="m0", message=RoundAcknowledged(round_number=1)))
+    leader.feed(Reported(id="m1", message=RoundAcknowledged(round_number=1)))
+    assert leader.only(RoundCommitted).round_number == 1
 
 
 @pytest.mark.parametrize(
@@ -766,12 +776,12 @@ def test_a_job_hangs_when_every_node_that_still_works_is_idle(reports: str, hung
     leader = Leader(rules(3, 3))
     leader.form(3)
     for item in reports.split():
-        assert not any(isinstance(action, BreakRound) for action in leader.actions)
+        assert not any(isinstance(action, RoundBreak) for action in leader.actions)
         report(leader, item, round_number=1)
     if hung is None:
-        assert not any(isinstance(action, BreakRound) for action in leader.actions)
+        assert not any(isinstance(action, RoundBreak) for action in leader.actions)
     else:
-        broken = leader.only(BreakRound)
+        broken = leader.only(RoundBreak)
         assert (broken.kind, broken.want_stacks, broken.ids) == (BreakKind.FAILURE, True, ("m0", "m1", "m2"))
         assert broken.is_hang
         assert sorted(seen.failure.node for seen in leader.state.failures.seen) == list(hung)
@@ -781,10 +791,10 @@ def report(leader: Leader, item: str, *, round_number: int) -> None:
     number = int(item[1:])
     member_id = f"m{number}"
     if item[0] == "d":
-        leader.feed(Succeeded(id=member_id, round_number=round_number), after_s=1.0)
+        leader.feed(Reported(id=member_id, message=AllSucceeded(round_number=round_number)), after_s=1.0)
         return
     failures = (failure(number, exit_code=None, hung=True, reason="made no progress"),) if item[0] in "iu" else ()
-    idle = Idle(id=member_id, round_number=round_number, failures=failures, is_urgent=item[0] == "u")
+    idle = Reported(id=member_id, message=Idle(round_number=round_number, failures=failures, is_urgent=item[0] == "u"))
     leader.feed(idle, after_s=1.0)
 
 
@@ -801,8 +811,8 @@ def test_a_node_that_is_idle_when_another_has_failed_adds_no_failure() -> None:
     """It waited for the one that has failed."""
     leader = Leader(rules(2, 2))
     leader.form(2)
-    leader.feed(Failed(id="m1", round_number=1, failures=(failure(1),)))
-    assert not leader.only(BreakRound).is_hang
+    leader.feed(Reported(id="m1", message=Failed(round_number=1, failures=(failure(1),))))
+    assert not leader.only(RoundBreak).is_hang
     report(leader, "i0", round_number=1)
     assert [seen.failure.node for seen in leader.state.failures.seen] == [1]
 
@@ -811,7 +821,7 @@ def test_idle_members_are_cleared_in_the_next_round() -> None:
     leader = Leader(rules(2, 2))
     leader.form(2)
     report(leader, "i0", round_number=1)
-    leader.feed(Failed(id="m1", round_number=1, failures=(failure(1),)))
+    leader.feed(Reported(id="m1", message=Failed(round_number=1, failures=(failure(1),))))
     leader.stop_all(0, 1)
     assert leader.only(FormRound).round_number == 2
     report(leader, "i0", round_number=1)
@@ -820,7 +830,7 @@ def test_idle_members_are_cleared_in_the_next_round() -> None:
     report(leader, "i0", round_number=2)
     # No attempt is left, so the failure waits a moment for a loss that explains it.
     leader.wait(0.31)
-    assert leader.only(BreakRound).kind is BreakKind.FINAL
+    assert leader.only(RoundBreak).kind is BreakKind.FINAL
 
 
 def test_a_hang_on_the_last_attempt_is_final_and_reports_every_node() -> None:
@@ -829,11 +839,11 @@ def test_a_hang_on_the_last_attempt_is_final_and_reports_every_node() -> None:
     report(leader, "i0", round_number=1)
     report(leader, "i1", round_number=1)
     leader.wait(0.31)
-    assert leader.only(BreakRound).kind is BreakKind.FINAL
+    assert leader.only(RoundBreak).kind is BreakKind.FINAL
     leader.stop_all(0, 1)
-    end = leader.only(EndJob)
+    end = leader.only(JobEnd)
     assert end.report is not None
-    assert [(f.node, f.reason) for f in end.report.failures] == [(0, "made no progress"), (1, "made no progress")]
+    assert [(f.node, f.reason) for f in end.report.value.failures] == [(0, "made no progress"), (1, "made no progress")]
 
 
 def recovery_state(rank: int | None, *, ended: list[int]) -> RecoveryState:
@@ -851,25 +861,25 @@ def test_takeover_after_the_last_failure_ends_the_job() -> None:
     one, two = (replace(recovery_state(rank, ended=[]), final=final) for rank in (1, 2))
     assert not leader.feed(Joined(member=replace(member(1, recovery_state=one), is_leader=True)))
     leader.feed(Joined(member=member(2, recovery_state=two)))
-    end = leader.only(EndJob)
+    end = leader.only(JobEnd)
     assert not end.succeeded
     assert end.report is not None
-    assert (end.report.reason, end.printer_id) == (f"{cause}; {verdict}", "m1")
+    assert (end.report.value.reason, end.printer_id) == (f"{cause}; {verdict}", "m1")
 
 
 def test_a_final_failure_waits_for_members_that_may_continue_with_another_leader() -> None:
     leader = Leader(rules(3, 3, max_restarts=0))
     leader.form(3)
-    leader.feed(Failed(id="m0", round_number=1, failures=(failure(0),)))
+    leader.feed(Reported(id="m0", message=Failed(round_number=1, failures=(failure(0),))))
     leader.wait(0.31)
-    assert leader.only(BreakRound).kind is BreakKind.FINAL
+    assert leader.only(RoundBreak).kind is BreakKind.FINAL
     leader.feed(MemberLost(id="m1", reason="silent for 5 s"))
     leader.feed(MemberLost(id="m2", reason="silent for 5 s"))
-    leader.feed(Stopped(id="m0", round_number=1, port=1))
+    leader.feed(Reported(id="m0", message=Stopped(round_number=1, port=1)))
     assert "waiting 60 s for them" in leader.only(Notify).text
     assert not leader.wait(59.0)
     leader.wait(1.1)
-    assert not leader.only(EndJob).succeeded
+    assert not leader.only(JobEnd).succeeded
 
 
 def test_a_round_of_a_leader_that_resigned_is_given_time_to_end() -> None:
@@ -889,9 +899,9 @@ def test_a_round_of_a_leader_that_resigned_is_given_time_to_end() -> None:
     )
     leader.feed(Joined(member=member(2, recovery_state=RecoveryState(round_number=1, quorum_rounds=(rival,)))))
     for member_id in ("m0", "m1"):
-        leader.feed(RoundAcknowledged(id=member_id, round_number=1))
+        leader.feed(Reported(id=member_id, message=RoundAcknowledged(round_number=1)))
     leader.wait(0.25)
-    assert leader.only(BreakRound).kind is BreakKind.MEMBERSHIP
+    assert leader.only(RoundBreak).kind is BreakKind.MEMBERSHIP
     leader.stop_all(0, 1)
     assert not leader.wait(3.8)
     leader.wait(0.3)
@@ -950,14 +960,14 @@ def test_a_leader_that_gets_no_lease_fails_at_the_join_timeout() -> None:
     leader.wait(60.0)
     assert not leader.actions
     leader.wait(0.05)
-    assert leader.only(FailRendezvous)
+    assert leader.only(RendezvousFailed)
 
 
 def test_an_old_timer_changes_nothing() -> None:
     """Only the timer of this round makes a failure final."""
     leader = Leader(rules(2, 2, max_restarts=0))
     leader.form(2)
-    leader.feed(Failed(id="m0", round_number=1, failures=(failure(0),)), after_s=10.0)
+    leader.feed(Reported(id="m0", message=Failed(round_number=1, failures=(failure(0),))), after_s=10.0)
     assert not leader.feed(TimerFired(round_number=0), after_s=0.4)
     assert leader.feed(TimerFired(round_number=1))
 
@@ -967,7 +977,7 @@ def test_takeover_without_quorum_waits_until_the_join_timeout() -> None:
     leader.feed(Joined(member=replace(member(2, recovery_state=recovery_state(2, ended=[0])), is_leader=True)))
     assert not leader.wait(30.0)
     leader.wait(31.0)
-    assert "unreachable and may still be running; no round was formed within " in leader.only(FailRendezvous).reason
+    assert "unreachable and may still be running; no round was formed within " in leader.only(RendezvousFailed).reason
 
 
 def test_takeover_waits_for_missing_members_to_rejoin_or_lose_their_leases() -> None:
@@ -992,9 +1002,9 @@ def test_round_number_is_above_that_of_every_member() -> None:
 def test_a_member_that_joins_after_the_end_receives_the_end() -> None:
     leader = Leader(rules(1, 1))
     leader.form(1)
-    leader.feed(Succeeded(id="m0", round_number=1))
+    leader.feed(Reported(id="m0", message=AllSucceeded(round_number=1)))
     leader.feed(Joined(member=member(5)))
-    assert leader.only(EndJob).ids == ("m5",)
+    assert leader.only(JobEnd).ids == ("m5",)
 
 
 def test_surplus_members_are_announced() -> None:
@@ -1015,7 +1025,7 @@ def break_by_loss(*, max_nodes: int = 4) -> Leader:
         leader.feed(Joined(member=each))
     leader.only(FormRound)
     leader.feed(MemberLost(id="m3", reason="gone"), after_s=10.0)
-    leader.only(BreakRound)
+    leader.only(RoundBreak)
     return leader
 
 
@@ -1034,13 +1044,13 @@ def test_a_member_that_still_stops_after_every_limit_counts_as_lost() -> None:
     assert [assignment.id for assignment in leader.only(FormRound).assignments] == ["m0", "m2"]
     leader.feed(Joined(member=member(1)), after_s=30.0)  # its workers have ended after all
     leader.wait(0.3)
-    assert leader.only(BreakRound).reason == "node 1 (h1) joined"
+    assert leader.only(RoundBreak).reason == "node 1 (h1) joined"
 
 
 def test_a_member_that_gives_up_its_workers_and_leaves_is_not_waited_for() -> None:
     leader = break_by_loss()
     leader.stop_all(0, 2)
-    leader.feed(Leaving(id="m1", reason="cannot end process 7"), after_s=20.0)
+    leader.feed(Reported(id="m1", message=Leaving(reason="cannot end process 7")), after_s=20.0)
     leader.feed(MemberLost(id="m1", reason="connection closed"), after_s=0.1)
     leader.wait(0.31)
     assert [assignment.id for assignment in leader.only(FormRound).assignments] == ["m0", "m2"]
@@ -1059,12 +1069,12 @@ def test_the_leaders_own_member_is_not_dropped() -> None:
 def test_the_join_timeout_counts_from_when_the_last_member_has_stopped() -> None:
     leader = Leader(rules(2, 2))
     leader.form(2)
-    leader.feed(Failed(id="m0", round_number=1, failures=(failure(0),)), after_s=1.0)
+    leader.feed(Reported(id="m0", message=Failed(round_number=1, failures=(failure(0),))), after_s=1.0)
     leader.stop_all(0)
     leader.feed(MemberLost(id="m1", reason="gone"), after_s=65.0)
     assert not leader.wait(59.0)
     leader.wait(2.0)
-    assert "only 1 of at least 2 nodes" in leader.only(FailRendezvous).reason
+    assert "only 1 of at least 2 nodes" in leader.only(RendezvousFailed).reason
 
 
 def restart_leader(min_nodes: int, max_nodes: int) -> Leader:
@@ -1081,7 +1091,7 @@ def test_a_leader_without_memory_forms_no_round_of_new_members() -> None:
     leader.feed(Joined(member=member(1)), after_s=1.0)
     assert not leader.wait(30.0)
     leader.wait(31.0)
-    assert leader.only(FailRendezvous).reason == (
+    assert leader.only(RendezvousFailed).reason == (
         "this node was started again and the job may continue on nodes that it cannot reach: 2 of 3 nodes joined, and "
         "none knew a round, within 60 s"
     )
@@ -1110,7 +1120,7 @@ def test_a_leader_without_memory_does_not_trust_members_that_it_may_have_left_be
     leader.feed(Joined(member=member(2, recovery_state=recovery_state(2, ended=[]))))
     assert not leader.wait(50.0)
     leader.wait(20.0)
-    assert leader.only(FailRendezvous).reason == (
+    assert leader.only(RendezvousFailed).reason == (
         "this node was started again and the job may continue on nodes that it cannot reach: 3 of 4 nodes joined, and "
         "they do not prove that round 4 was the last, within 60 s"
     )
@@ -1137,9 +1147,11 @@ def test_idleness_that_was_measured_before_another_node_succeeded_is_no_hang() -
     """The report is under way while the node that the idle one waits for succeeds; if it hangs, it says so again."""
     leader = Leader(rules(2, 2))
     leader.form(2)
-    idle = Idle(id="m0", round_number=1, failures=(failure(0, exit_code=None, hung=True, reason="hung"),))
-    leader.feed(Succeeded(id="m1", round_number=1), after_s=1.0)
+    idle = Reported(
+        id="m0", message=Idle(round_number=1, failures=(failure(0, exit_code=None, hung=True, reason="hung"),))
+    )
+    leader.feed(Reported(id="m1", message=AllSucceeded(round_number=1)), after_s=1.0)
     leader.feed(idle, after_s=0.1)
-    assert not any(isinstance(action, BreakRound) for action in leader.actions)
+    assert not any(isinstance(action, RoundBreak) for action in leader.actions)
     leader.feed(idle, after_s=2.0)
-    assert leader.only(BreakRound).kind is BreakKind.FAILURE
+    assert leader.only(RoundBreak).kind is BreakKind.FAILURE

@@ -5,7 +5,7 @@ import struct
 
 import pytest
 
-from muster.agent.rendezvous.protocol.discovery_messages import LeaderQuery
+from muster.agent.rendezvous.interface import AllStarted
 from muster.agent.rendezvous.protocol.framing import (
     FRAME_LIMIT_BYTES,
     HANDSHAKE_LIMIT_BYTES,
@@ -18,10 +18,10 @@ from muster.agent.rendezvous.protocol.framing import (
 )
 from muster.agent.rendezvous.protocol.handshake import OTHER_TOKEN, Codec
 from muster.agent.rendezvous.protocol.leader_messages import Exit, Goodbye
-from muster.agent.rendezvous.protocol.member_messages import Started
+from muster.agent.rendezvous.protocol.messages import LeaderQuery
 
-STARTED = Started(round_number=1)
-STARTED_FRAME = {"type": "Started", "round_number": 1}
+STARTED = AllStarted(round_number=1)
+STARTED_FRAME = {"type": "AllStarted", "round_number": 1}
 
 
 class Wire:

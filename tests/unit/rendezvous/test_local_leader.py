@@ -7,18 +7,25 @@ from muster._shared.contract import StatusPageLayout as Layout
 from muster.agent.cli.arguments import parse_args
 from muster.agent.rendezvous.backends.static import StandaloneRendezvous
 from muster.agent.rendezvous.interface import (
+    AllSucceeded,
+    Asked,
     AskingRank,
     CheckpointCompleted,
+    DrainAsked,
     DrainBegun,
     DrainCommitted,
+    DrainFollowed,
     DrainReport,
+    DrainReported,
     DrainWithdrawn,
     JobEnded,
     Notice,
     RequestAnswered,
     RoundFormed,
+    Saved,
     StacksWanted,
 )
+from muster.agent.rendezvous.report_messages import StacksTaken
 
 
 class Node:
@@ -49,7 +56,7 @@ class Node:
         begun = self.take()[0]
         assert isinstance(begun, DrainBegun)
         report = DrainReport(ceiling=step, ranks=tuple(AskingRank(global_rank=r, asked=step, stride=1) for r in (0, 1)))
-        self.rendezvous.report_drain(1, begun.drain, report)
+        self.rendezvous.send(DrainReported(round_number=1, drain=begun.drain, report=report))
         committed, notice = self.take()
         assert isinstance(notice, Notice)
         assert committed == DrainCommitted(round_number=1, drain=begun.drain, step=step)
@@ -69,12 +76,12 @@ def find_answer(posted):
 
 
 def test_a_checkpoint_is_answered_when_all_ranks_have_saved(node):
-    node.rendezvous.report_saved(1, 3, "/first")
+    node.rendezvous.send(Saved(round_number=1, step=3, path="/first"))
     assert [type(each) for each in node.take()] == [CheckpointCompleted]
-    node.rendezvous.ask(1, 7, AskKind.CHECKPOINT, 60.0)
+    node.rendezvous.send(Asked(round_number=1, request=7, kind=AskKind.CHECKPOINT, limit_s=60.0))
     begun = node.agree(12)
     assert (begun.kind, begun.is_asked) == (Layout.CHECKPOINT, True)
-    node.rendezvous.report_saved(1, 12, "/second")
+    node.rendezvous.send(Saved(round_number=1, step=12, path="/second"))
     posted = node.take()
     answer = find_answer(posted)
     assert (answer.outcome, answer.step, answer.ranks) == (AskOutcome.DONE, 12, 2)
@@ -84,39 +91,43 @@ def test_a_checkpoint_is_answered_when_all_ranks_have_saved(node):
 
 
 def test_a_pause_lasts_until_it_is_resumed(node):
-    node.rendezvous.ask(1, 1, AskKind.PAUSE, 60.0)
+    node.rendezvous.send(Asked(round_number=1, request=1, kind=AskKind.PAUSE, limit_s=60.0))
     begun = node.agree(5)
-    node.rendezvous.report_followed(1, begun.drain, ())
+    node.rendezvous.send(DrainFollowed(round_number=1, drain=begun.drain))
     assert find_answer(node.take()).line.startswith("all 2 ranks wait at step 5")
-    node.rendezvous.ask(1, 2, AskKind.CHECKPOINT, 60.0)
+    node.rendezvous.send(Asked(round_number=1, request=2, kind=AskKind.CHECKPOINT, limit_s=60.0))
     assert find_answer(node.take()).line == "the job is paused at step 5: resume it first"
-    node.rendezvous.ask(1, 3, AskKind.RESUME, 60.0)
+    node.rendezvous.send(Asked(round_number=1, request=3, kind=AskKind.RESUME, limit_s=60.0))
     posted = node.take()
     assert find_answer(posted).outcome is AskOutcome.DONE
     assert any(isinstance(each, DrainWithdrawn) for each in posted)
 
 
 def test_a_stop_ends_the_job_as_drained(node):
-    node.rendezvous.ask(1, 1, AskKind.STOP, 60.0)
+    node.rendezvous.send(Asked(round_number=1, request=1, kind=AskKind.STOP, limit_s=60.0))
     node.agree(9)
-    node.rendezvous.report_succeeded(1, 1)
+    node.rendezvous.send(AllSucceeded(round_number=1, drained_rank=1))
     posted = node.take()
     assert find_answer(posted).line.startswith("all 2 ranks have stopped at step 9")
     assert posted[-1] == JobEnded(succeeded=False, is_drained=True)
 
 
 def test_stacks_are_collected(node):
-    node.rendezvous.ask(1, 1, AskKind.STACKS, 60.0)
+    node.rendezvous.send(Asked(round_number=1, request=1, kind=AskKind.STACKS, limit_s=60.0))
     (wanted,) = node.take()
     assert isinstance(wanted, StacksWanted)
-    node.rendezvous.report_stacks(1, wanted.number, (), 2)
+    node.rendezvous.send(StacksTaken(round_number=1, number=wanted.number, stacks=(), missing=2))
     assert find_answer(node.take()).outcome is AskOutcome.LATE
 
 
 def test_a_preemption_names_the_node(node):
-    node.rendezvous.ask_drain(1, "received SIGTERM", 10.0)
+    node.rendezvous.send(DrainAsked(round_number=1, reason="received SIGTERM", limit_s=10.0))
     begun = node.take()[0]
-    node.rendezvous.report_drain(1, begun.drain, DrainReport(ceiling=0, refusal="rank 1 has a falling step"))
+    node.rendezvous.send(
+        DrainReported(
+            round_number=1, drain=begun.drain, report=DrainReport(ceiling=0, refusal="rank 1 has a falling step")
+        )
+    )
     posted = node.take()
     assert [type(each) for each in posted] == [DrainWithdrawn, Notice]
     assert posted[1].text.startswith("node 0 (host) received SIGTERM, but rank 1 has a falling step")

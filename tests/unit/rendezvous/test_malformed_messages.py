@@ -20,31 +20,33 @@ from muster._shared.fields import Shared
 from muster._shared.records import replace
 from muster._shared.reports import FinalFailure, OomEvidence, Report, Stack
 from muster.agent.config import RendezvousConfig
+from muster.agent.rendezvous.consensus.actions import JobEnd, RoundBreak, RoundCommitted
 from muster.agent.rendezvous.consensus.decisions import decide
-from muster.agent.rendezvous.consensus.events import (
-    Failed,
-    Idle,
-    Leaving,
-    MemberLost,
-    Prepared,
-    RoundAcknowledged,
-    Stopped,
-    Succeeded,
-)
+from muster.agent.rendezvous.consensus.events import MemberLost, RoundAcknowledged
 from muster.agent.rendezvous.consensus.members import RecoveryState
 from muster.agent.rendezvous.consensus.quorum import RecoveredRound
 from muster.agent.rendezvous.consensus.state import JobState
-from muster.agent.rendezvous.interface import BreakKind, Notice, RendezvousFailed, RoundBroken, RoundFormed
+from muster.agent.rendezvous.interface import (
+    AllSucceeded,
+    BreakKind,
+    Leaving,
+    Notice,
+    Prepared,
+    RendezvousFailed,
+    RoundBroken,
+    RoundFormed,
+)
 from muster.agent.rendezvous.leader.connections import LeaderOptions
 from muster.agent.rendezvous.leader.leader import Leader
 from muster.agent.rendezvous.member import session as session_module
 from muster.agent.rendezvous.member.member import Member
 from muster.agent.rendezvous.member.server import build_rules
-from muster.agent.rendezvous.protocol import discovery_messages as discovery
 from muster.agent.rendezvous.protocol import leader_messages as down
 from muster.agent.rendezvous.protocol import member_messages as up
+from muster.agent.rendezvous.protocol import messages as discovery
 from muster.agent.rendezvous.protocol.job_rules import build_job_rules
 from muster.agent.rendezvous.protocol.messages import Message
+from muster.agent.rendezvous.report_messages import Failed, Idle, Stopped
 from muster.agent.runtime.loop import Loop
 
 # -- a valid message of every type --------------------------------------------------------------------------------
@@ -97,13 +99,13 @@ JOIN = up.Join(
 UP: list[Message] = [
     JOIN,
     up.Heartbeat(number=3, echo_s=199.0),
-    Prepared(id="m9"),
-    RoundAcknowledged(id="m9", round_number=1),
-    Succeeded(id="m9", round_number=1),
-    Failed(id="m9", round_number=1, failures=(FAILED,)),
-    Idle(id="m9", round_number=1, failures=(FAILED,), is_urgent=True),
-    Stopped(id="m9", round_number=1, port=4002, failures=(FAILED,), stacks=STACKS),
-    Leaving(id="m9", reason="SIGTERM"),
+    Prepared(),
+    RoundAcknowledged(round_number=1),
+    AllSucceeded(round_number=1),
+    Failed(round_number=1, failures=(FAILED,)),
+    Idle(round_number=1, failures=(FAILED,), is_urgent=True),
+    Stopped(round_number=1, port=4002, failures=(FAILED,), stacks=STACKS),
+    Leaving(reason="SIGTERM"),
     up.EndAcknowledged(),
 ]
 REPORT = Report(run_id="run", reason="why", attempt=0, max_restarts=1, failures=(FAILED,), stacks=STACKS)
@@ -130,17 +132,14 @@ ROUND = down.RoundStart(
     role_world_size=6,
 )
 REPLY = down.HeartbeatReply(number=1, at_s=7.5, ended=(1, frozenset({2})))
-BREAK = down.RoundBreak(
-    round_number=1,
-    kind=BreakKind.FAILURE,
-    reason="rank 1 failed",
-    want_stacks=True,
+BREAK = RoundBreak(
+    broken=RoundBroken(round_number=1, kind=BreakKind.FAILURE, reason="rank 1 failed", want_stacks=True),
     next_attempt=1,
     startup_signature=None,
 )
 LAST_BREAK = replace(
     BREAK,
-    kind=BreakKind.FINAL,
+    broken=replace(BREAK.broken, kind=BreakKind.FINAL),
     final=FinalFailure(cause="rank 1 failed", global_rank=1, verdict="no restarts are allowed"),
 )
 DOWN: list[Message] = [
@@ -148,12 +147,12 @@ DOWN: list[Message] = [
     REPLY,
     ROUND,
     down.RoundSummary(facts=Shared(FACTS), quorum_rounds=(QUORUM_ROUND,), is_spare=True),
-    down.RoundCommitted(round_number=1),
+    RoundCommitted(round_number=1),
     BREAK,
     LAST_BREAK,
-    down.JobEnd(succeeded=False, report=Shared(REPORT), prints_report=True),
+    JobEnd(succeeded=False, report=Shared(REPORT), printer_id="m1"),
     down.Exit(),
-    down.RendezvousFailure(reason="too few"),
+    RendezvousFailed(reason="too few"),
     down.Rejected(reason="this is another run", usage=True),
     down.Redirect(host="10.0.0.3", port=5003),
     down.Goodbye(reason="silent"),
@@ -272,7 +271,7 @@ def test_a_malformed_message_disconnects_the_member_and_leaves_the_leader_as_it_
         assert "invalid message" in harness.notices[-1]
         assert harness.leader.state == decide(before, MemberLost(id="m2", reason=""), harness.clock.now_s())[0]
     assert not harness.links[0].closed
-    harness.links[1].deliver(Leaving(id="m2", reason="SIGTERM"))
+    harness.links[1].deliver(Leaving(reason="SIGTERM"))
     harness.links[0].deliver(up.Heartbeat(number=1, echo_s=None))
     harness.clock.passed_s += 4.0
     harness.loop.turn(0)
@@ -447,7 +446,7 @@ def fail(*_args: Any, **_keywords: Any) -> None:
 @pytest.mark.parametrize(
     ("place", "message"),
     [
-        (f"{LEADER}.decide", Succeeded(id="m1", round_number=1)),
+        (f"{LEADER}.decide", AllSucceeded(round_number=1)),
         (f"{LEADER}.HeartbeatReply", up.Heartbeat(number=1, echo_s=None)),
         (f"{LEADER}.OutgoingMessages.record_acknowledgement", up.EndAcknowledged()),
     ],

@@ -20,13 +20,14 @@ from muster._shared.codec import MalformedMessageError, MessageUnion, decode, en
 from muster._shared.fields import HOST_NAME, PACKED, Limit, Range, Shared
 from muster._shared.records import record, replace
 from muster._shared.reports import Failure, Group, OomEvidence, RankView, Report, Stack
-from muster.agent.rendezvous.consensus.events import Failed, Stopped
-from muster.agent.rendezvous.interface import BreakKind
-from muster.agent.rendezvous.protocol import discovery_messages as discovery
+from muster.agent.rendezvous.consensus.actions import JobEnd, RoundBreak
+from muster.agent.rendezvous.interface import AllStarted, BreakKind, RoundBroken
 from muster.agent.rendezvous.protocol import leader_messages as down
 from muster.agent.rendezvous.protocol import member_messages as up
+from muster.agent.rendezvous.protocol import messages as discovery
 from muster.agent.rendezvous.protocol.framing import FRAME_LIMIT_BYTES, MAC_BYTES, UNAUTHENTICATED_LIMIT_BYTES
 from muster.agent.rendezvous.protocol.messages import Message
+from muster.agent.rendezvous.report_messages import Stopped
 from muster.agent.rendezvous.torch_handlers import messages as torch_messages
 
 UNIONS: list[MessageUnion] = [
@@ -117,13 +118,7 @@ def test_a_message_of_another_direction_or_a_newer_version_is_none() -> None:
     assert up.MEMBER_MESSAGES.read({"type": "News", "x": 1}) is None
     assert up.MEMBER_MESSAGES.read(encode_and_decode(down.Exit())) is None
     assert up.MEMBER_MESSAGES.read(down.Exit()) is None
-    assert up.MEMBER_MESSAGES.read({**encode_and_decode(up.Started(round_number=1)), "new": [1]}) is not None
-
-
-def test_what_the_receiver_knows_replaces_what_the_sender_says() -> None:
-    sent = Failed(id="another", round_number=1, failures=(), suspicion_s=99.0)
-    received = up.MEMBER_MESSAGES.read(encode_and_decode(sent), id="m1", suspicion_s=0.0)
-    assert received == Failed(id="m1", round_number=1, failures=())
+    assert up.MEMBER_MESSAGES.read({**encode_and_decode(AllStarted(round_number=1)), "new": [1]}) is not None
 
 
 # -- garbage ------------------------------------------------------------------------------------------------------
@@ -293,7 +288,11 @@ def build_longest(annotation: Any, items: int = UNACKNOWLEDGED) -> Any:
 def test_the_longest_message_fits_into_a_frame(union: MessageUnion, kind: type) -> None:
     longest = build_longest(kind)
     if not is_consistent(longest):
-        consistent = {"kind": BreakKind.FINAL} if isinstance(longest, down.RoundBreak) else {"rank_offset": 0}
+        consistent = (
+            {"broken": replace(longest.broken, kind=BreakKind.FINAL)}
+            if isinstance(longest, RoundBreak)
+            else {"rank_offset": 0}
+        )
         longest = replace(longest, **consistent)
     limit_bytes = UNAUTHENTICATED_LIMIT_BYTES if union is discovery.FIRST_MESSAGES else FRAME_LIMIT_BYTES - MAC_BYTES
     text = encode_message(longest, limit_bytes)
@@ -322,7 +321,7 @@ def build_failure(local_rank: int, character: str) -> Failure:
 def test_late_failures_with_long_texts_are_shortened_and_the_first_is_nearly_whole(character: str) -> None:
     failures = tuple(build_failure(rank, character) for rank in range(64))
     stacks = tuple(Stack(global_rank=rank, node=1, local_rank=rank, text=character * 1_000_000) for rank in range(64))
-    stopped = Stopped(id="m1", round_number=1, port=1, failures=failures, stacks=stacks)
+    stopped = Stopped(round_number=1, port=1, failures=failures, stacks=stacks)
     text = encode_message(stopped, FRAME_LIMIT_BYTES - MAC_BYTES)
     assert len(text) <= FRAME_LIMIT_BYTES - MAC_BYTES
     received = up.MEMBER_MESSAGES.read(json.loads(text))
@@ -342,18 +341,16 @@ def test_late_failures_with_long_texts_are_shortened_and_the_first_is_nearly_who
 
 def test_a_broadcast_is_encoded_once_and_reads_like_any_other_message(monkeypatch: pytest.MonkeyPatch) -> None:
     report = Shared(Report(run_id="run", reason="why", attempt=0, max_restarts=1))
-    first = down.JobEnd(succeeded=False, report=report, prints_report=True)
+    first = JobEnd(succeeded=False, report=report, printer_id="m0")
     frame = encode_and_decode(first)
     encoded = report.encoded
     assert encoded is not None
-    second = down.JobEnd(succeeded=False, report=report, prints_report=False)
-    assert encode_and_decode(second) == {**frame, "prints_report": False}
+    second = JobEnd(succeeded=False, report=report, printer_id=None)
+    assert encode_and_decode(second) == {**frame, "printer_id": None}
     assert report.encoded is encoded
     assert down.LEADER_MESSAGES.read(frame) == first
 
 
 def test_enums_travel_by_value() -> None:
-    broken = down.RoundBreak(
-        round_number=1, kind=BreakKind.FINAL, reason="r", want_stacks=False, next_attempt=1, startup_signature=None
-    )
+    broken = RoundBroken(round_number=1, kind=BreakKind.FINAL, reason="r")
     assert encode_and_decode(broken)["kind"] == "final"

@@ -13,11 +13,11 @@ from muster.agent.config import RendezvousConfig
 from muster.agent.rendezvous.interface import Notice
 from muster.agent.rendezvous.leader.peer_lines import LIMIT, PeerLines
 from muster.agent.rendezvous.member.member import Member
-from muster.agent.rendezvous.protocol.discovery_messages import DiscoveryRole, QueryReply
 from muster.agent.rendezvous.protocol.framing import FRAME_LIMIT_BYTES
 from muster.agent.rendezvous.protocol.job_rules import build_job_rules
 from muster.agent.rendezvous.protocol.leader_messages import Welcome
 from muster.agent.rendezvous.protocol.member_messages import Join, RecoveryState
+from muster.agent.rendezvous.protocol.messages import DiscoveryRole, QueryReply
 from muster.agent.runtime.loop import Loop
 
 OTHERS = [("9.9.9", "muster 9.9.9"), ("", "an earlier release of muster"), ("9\x1b[2J", "an earlier release of muster")]

@@ -9,8 +9,8 @@ from muster._shared.codec import encode_message
 from muster._shared.fields import Shared
 from muster._shared.reports import FinalFailure, Stack
 from muster.agent.diagnosis.root_cause import LEFT_OUT, DatedFailure, build_report
+from muster.agent.rendezvous.consensus.actions import JobEnd
 from muster.agent.rendezvous.protocol.framing import FRAME_LIMIT_BYTES
-from muster.agent.rendezvous.protocol.leader_messages import JobEnd
 
 
 @pytest.mark.parametrize("character", ["x", "\n", "ü", "\U0001f40c", "\x1b"])
@@ -34,7 +34,7 @@ def test_a_report_of_thousands_of_ranks_with_long_texts_fits_into_one_frame(char
     ]
     stacks = tuple(Stack(global_rank=rank, node=0, local_rank=0, text=character * 5000) for rank in range(4096))
     report = build_report("run", FinalFailure(cause="why"), 0, 1, seen, stacks)
-    frame = encode_message(JobEnd(succeeded=False, report=Shared(report), prints_report=True), FRAME_LIMIT_BYTES)
+    frame = encode_message(JobEnd(succeeded=False, report=Shared(report), printer_id="m0"), FRAME_LIMIT_BYTES)
     assert len(frame) < FRAME_LIMIT_BYTES
     assert json.loads(frame)["report"]["failures"][0]["traceback"] == character * 4000
     assert report.failures[0].traceback == character * 4000  # the root cause is whole

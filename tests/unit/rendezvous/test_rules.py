@@ -13,12 +13,11 @@ from muster._shared.records import replace
 from muster.agent.config import RendezvousConfig
 from muster.agent.rendezvous.interface import JobEnded, RendezvousFailed
 from muster.agent.rendezvous.member.member import Member
-from muster.agent.rendezvous.protocol.discovery_messages import Announcement, AnnouncementAcknowledged
 from muster.agent.rendezvous.protocol.framing import FRAME_LIMIT_BYTES, Frame
 from muster.agent.rendezvous.protocol.job_rules import build_job_rules, describe_difference
 from muster.agent.rendezvous.protocol.leader_messages import Welcome
 from muster.agent.rendezvous.protocol.member_messages import Join, RecoveryState
-from muster.agent.rendezvous.protocol.messages import Message
+from muster.agent.rendezvous.protocol.messages import Announcement, AnnouncementAcknowledged, Message
 from muster.agent.runtime.loop import Loop
 
 SETTINGS: dict[str, Any] = {

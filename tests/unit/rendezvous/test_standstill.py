@@ -6,9 +6,10 @@ import pytest
 from doubles.two_members import TwoMembers
 
 from muster._shared.reports import Collective, Group, RankProgress, RankView, Stack
-from muster.agent.rendezvous.consensus.actions import Notify, WantStacks
-from muster.agent.rendezvous.consensus.events import StacksTaken, StoodStill, Succeeded
-from muster.agent.rendezvous.interface import NoticeKind
+from muster.agent.rendezvous.consensus.actions import Notify
+from muster.agent.rendezvous.consensus.events import Reported
+from muster.agent.rendezvous.interface import AllSucceeded, NoticeKind, StacksWanted, StoodStill
+from muster.agent.rendezvous.report_messages import StacksTaken
 
 
 class Job(TwoMembers):
@@ -18,16 +19,18 @@ class Job(TwoMembers):
         super().__init__(hang_action="report")
 
     def send(self, event: Any) -> list[Any]:
-        return [action for action in self.decide(event) if isinstance(action, Notify | WantStacks)]
+        return [action for action in self.decide(event) if isinstance(action, Notify | StacksWanted)]
 
     def stand_still(self, member: int, for_s: float) -> list[Any]:
-        return self.send(StoodStill(id=str(member), round_number=self.number, for_s=for_s))
+        return self.send(Reported(id=str(member), message=StoodStill(round_number=self.number, for_s=for_s)))
 
-    def look(self, wanted: WantStacks, *stacks: Stack) -> list[Any]:
+    def look(self, wanted: StacksWanted, *stacks: Stack) -> list[Any]:
         """The members answer with their stacks."""
         told = []
         for member, stack in enumerate(stacks):
-            event = StacksTaken(id=str(member), round_number=self.number, number=wanted.number, stacks=(stack,))
+            event = Reported(
+                id=str(member), message=StacksTaken(round_number=self.number, number=wanted.number, stacks=(stack,))
+            )
             told += self.send(event)
         return told
 
@@ -102,7 +105,7 @@ def test_of_a_program_that_has_done_nothing_yet_nothing_is_said() -> None:
 
 def test_members_that_have_succeeded_are_not_waited_for() -> None:
     job = Job()
-    job.send(Succeeded(id="0", round_number=job.number))
+    job.send(Reported(id="0", message=AllSucceeded(round_number=job.number)))
     [wanted] = job.stand_still(1, 50.0)
     assert wanted.ids == ("0", "1")
     assert job.stand_still(0, 50.0) == []

@@ -4,47 +4,21 @@ The decisions are those of `consensus.drain`, about a job with one member. Impor
 asks: most jobs of one node end without.
 """
 
-from muster._shared.records import assert_never, replace
-from muster.agent.rendezvous.consensus import drain, events
-from muster.agent.rendezvous.consensus.actions import (
-    Action,
-    AnswerRequest,
-    BeginDrain,
-    CommitDrain,
-    CompleteCheckpoint,
-    Notify,
-    WantStacks,
-    WithdrawDrain,
-)
+from muster._shared.records import replace
+from muster.agent.rendezvous.consensus.actions import Action, JobEnd, Notify, RoundBreak, RoundCommitted, Send
+from muster.agent.rendezvous.consensus.drain import CommonStepMessage, decide_common_step, on_workers_ended
 from muster.agent.rendezvous.consensus.members import ConsensusRules, MemberRecord, RankAssignment
-from muster.agent.rendezvous.consensus.state import Decision, JobState, RoundRunning
+from muster.agent.rendezvous.consensus.state import JobState, RoundRunning
 from muster.agent.rendezvous.interface import (
-    CheckpointCompleted,
-    DrainBegun,
-    DrainCommitted,
-    DrainWithdrawn,
+    AllSucceeded,
     Notice,
     PostEvent,
-    RequestAnswered,
-    StacksWanted,
 )
 from muster.agent.round import Checkpoint
 from muster.agent.runtime.clock import Clock
 from muster.agent.runtime.persistent import PersistentMap
 
 MEMBER_ID = "this"
-
-LocalEvent = (
-    events.DrainAsked
-    | events.DrainReported
-    | events.DrainFollowed
-    | events.Asked
-    | events.StacksTaken
-    | events.StoodStill
-    | events.Saved
-    | events.Succeeded
-)
-"""Those of a running round whose members do not change."""
 
 
 class LocalLeader:
@@ -81,60 +55,22 @@ class LocalLeader:
             checkpoint=checkpoint,
         )
 
-    def feed(self, event: LocalEvent) -> None:
-        """Decide what follows from an event of the round, and post it."""
-        self._state, actions = _decide(self._state, event, self._clock.now_s())
+    def feed(self, message: CommonStepMessage | AllSucceeded) -> None:
+        """Decide what follows from a message of the round, and post it."""
+        now_s = self._clock.now_s()
+        if isinstance(message, AllSucceeded):
+            phase = self._state.running
+            phase = replace(phase, succeeded=phase.succeeded.with_item(MEMBER_ID))
+            self._state, actions = on_workers_ended(self._state, phase, message.drained_rank, now_s)
+        else:
+            self._state, actions = decide_common_step(self._state, MEMBER_ID, message, now_s)
         for action in actions:
             self._act(action)
 
     def _act(self, action: Action) -> None:
-        number = self._state.round_number
-        match action:
-            case BeginDrain():
-                begun = DrainBegun(
-                    round_number=number,
-                    drain=action.drain,
-                    limit_s=action.limit_s,
-                    kind=action.kind,
-                    is_asked=action.is_asked,
-                )
-                self._post(begun)
-            case CommitDrain():
-                self._post(DrainCommitted(round_number=number, drain=action.drain, step=action.step))
-            case WithdrawDrain():
-                self._post(DrainWithdrawn(round_number=number, drain=action.drain, reason=action.reason))
-            case WantStacks():
-                self._post(StacksWanted(round_number=number, number=action.number))
-            case AnswerRequest():
-                self._post(RequestAnswered(request=action.request, answer=action.answer))
-            case CompleteCheckpoint():
-                self._post(CheckpointCompleted(checkpoint=action.checkpoint))
-            case Notify():
-                self._post(Notice(text=action.text, kind=action.kind))
-            case _:
-                raise AssertionError(f"a job of one node has no {action!r}")
-
-
-def _decide(state: JobState, event: LocalEvent, now_s: float) -> Decision:
-    match event:
-        case events.DrainAsked():
-            return drain.on_drain_asked(state, event, now_s)
-        case events.DrainReported():
-            return drain.on_drain_reported(state, event, now_s)
-        case events.DrainFollowed():
-            return drain.on_followed(state, event, now_s)
-        case events.Asked():
-            return drain.on_asked(state, event, now_s)
-        case events.StacksTaken():
-            return drain.on_stacks_taken(state, event, now_s)
-        case events.StoodStill():
-            return drain.on_stood_still(state, event, now_s)
-        case events.Saved():
-            return drain.on_saved(state, event, now_s)
-        case events.Succeeded():
-            if not isinstance(state.phase, RoundRunning):
-                return state, ()
-            phase = replace(state.phase, succeeded=state.phase.succeeded.with_item(MEMBER_ID))
-            return drain.on_workers_ended(state, phase, event, now_s)
-        case _:
-            assert_never(event)
+        if isinstance(action, Notify):
+            self._post(Notice(text=action.text, kind=action.kind))
+            return
+        if not isinstance(action, Send) or isinstance(action.message, RoundBreak | RoundCommitted | JobEnd):
+            raise TypeError(f"a job of one node has no {action!r}")
+        self._post(action.message)

@@ -7,27 +7,33 @@ more than one node `member` implements `static`: no node can know alone whether 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from muster._shared.contract import AskKind
+from muster._shared.records import assert_never
 from muster.agent.config import RendezvousConfig
 from muster.agent.rendezvous.backends.restart_policy import LocalRestartPolicy, Next
 from muster.agent.rendezvous.interface import (
+    AllStarted,
+    AllSucceeded,
+    Asked,
     CheckpointCompleted,
-    DrainReport,
-    LateRank,
+    DrainAsked,
+    DrainFollowed,
+    DrainReported,
+    Leaving,
     PostEvent,
+    Prepared,
     RoundFormed,
+    Saved,
+    StoodStill,
 )
 from muster.agent.round import Checkpoint, Round
 from muster.agent.runtime.loop import Loop
 from muster.agent.runtime.ports import PortReservation
 
 if TYPE_CHECKING:  # only a failure loads the report
-    from muster._shared.reports import Failure, Stack
-    from muster.agent.rendezvous.backends.local_leader import LocalEvent, LocalLeader
-
-
-_ID = "this"
-"""`local_leader.MEMBER_ID`."""
+    from muster.agent.rendezvous.backends.local_leader import LocalLeader
+    from muster.agent.rendezvous.consensus.drain import CommonStepMessage
+    from muster.agent.rendezvous.interface import NodeMessage
+    from muster.agent.rendezvous.report_messages import Failed, Idle, StacksTaken, Stopped
 
 
 class StaticRendezvous:
@@ -51,9 +57,6 @@ class StaticRendezvous:
         """See `Rendezvous`."""
         self._can_host_store = can_host_store
         self._form()
-
-    def report_prepared(self) -> None:
-        """See `Rendezvous`. There is no other node."""
 
     def _find_master(self) -> tuple[str, int]:
         return self._config.master_addr, self._config.master_port
@@ -84,117 +87,87 @@ class StaticRendezvous:
             )
         )
 
-    def report_started(self, round_number: int) -> None:
+    def send(self, message: "NodeMessage") -> None:
         """See `Rendezvous`. There is no other node."""
+        match message:
+            case Prepared() | AllStarted() | Leaving():
+                pass
+            case AllSucceeded():
+                self._end_with_success(message)
+            case DrainAsked() | Asked() | StoodStill():
+                self._ask(message)
+            case DrainReported() | DrainFollowed():
+                self._tell(message)
+            case Saved():
+                self._record_saved(message)
+            case _:
+                self._record(message)
 
-    def report_failures(self, round_number: int, failures: "tuple[Failure, ...]") -> None:
-        """See `Rendezvous`."""
-        self._policy.record_failures(round_number, failures)
+    def _record(self, message: "Failed | Idle | StacksTaken | Stopped") -> None:
+        """What only a failure, a hang or a person brings about. If this node is idle, the job hangs."""
+        from muster.agent.rendezvous.report_messages import Failed, Idle, StacksTaken, Stopped
 
-    def report_idle(self, round_number: int, failures: "tuple[Failure, ...]", *, is_urgent: bool = False) -> None:  # noqa: ARG002
-        """See `Rendezvous`. There is no other node: if this one is idle, the job hangs."""
-        if self._config.hang_action == "report":
-            self._policy.record_idle(round_number, failures)
-        elif failures:
-            self.report_failures(round_number, failures)
+        number = message.round_number
+        match message:
+            case Failed():
+                self._policy.record_failures(number, message.failures)
+            case Idle():
+                if self._config.hang_action == "report":
+                    self._policy.record_idle(number, message.failures)
+                elif message.failures:
+                    self._policy.record_failures(number, message.failures)
+            case StacksTaken(number=0):  # of a hang
+                if number == self._policy.number:
+                    self._policy.print_hang(message.stacks, message.missing)
+            case StacksTaken():
+                self._tell(message)
+            case Stopped():
+                following = self._policy.record_stopped(number, message.failures, message.stacks)
+                if following is Next.ROUND:
+                    self._form()
+                elif following is Next.END:
+                    self._policy.end_job(succeeded=False)
+            case _:
+                assert_never(message)
 
-    def report_still(self, round_number: int, for_s: float) -> None:
-        """See `Rendezvous`. There is no other node."""
-        from muster.agent.rendezvous.consensus.events import StoodStill
-
-        self._ask(StoodStill(id=_ID, round_number=round_number, for_s=for_s))
-
-    def report_succeeded(self, round_number: int, drained_rank: int | None = None) -> None:
-        """See `Rendezvous`."""
-        if not self._is_running(round_number):
+    def _end_with_success(self, message: AllSucceeded) -> None:
+        if not self._is_running(message.round_number):
             return
         if self._leader is not None:
-            from muster.agent.rendezvous.consensus.events import Succeeded
+            self._leader.feed(message)
+        self._policy.end_job(succeeded=True, is_drained=message.drained_rank is not None)
 
-            self._leader.feed(Succeeded(id=_ID, round_number=round_number, drained_rank=drained_rank))
-        self._policy.end_job(succeeded=True, is_drained=drained_rank is not None)
-
-    def ask_drain(self, round_number: int, reason: str, limit_s: float) -> None:
-        """See `Rendezvous`. This node alone decides."""
-        from muster.agent.rendezvous.consensus.events import DrainAsked
-
-        self._ask(DrainAsked(id=_ID, round_number=round_number, reason=reason, limit_s=limit_s))
-
-    def report_drain(self, round_number: int, drain: int, report: DrainReport) -> None:
-        """See `Rendezvous`."""
-        from muster.agent.rendezvous.consensus.events import DrainReported
-
-        self._tell(DrainReported(id=_ID, round_number=round_number, drain=drain, report=report))
-
-    def report_followed(self, round_number: int, drain: int, late: tuple[LateRank, ...]) -> None:
-        """See `Rendezvous`."""
-        from muster.agent.rendezvous.consensus.events import DrainFollowed
-
-        self._tell(DrainFollowed(id=_ID, round_number=round_number, drain=drain, late=late))
-
-    def ask(self, round_number: int, request: int, kind: AskKind, limit_s: float) -> None:
-        """See `Rendezvous`. This node alone answers."""
-        from muster.agent.rendezvous.consensus.events import Asked
-
-        self._ask(Asked(id=_ID, round_number=round_number, request=request, kind=kind, limit_s=limit_s))
-
-    def report_stacks(self, round_number: int, number: int, stacks: "tuple[Stack, ...]", missing: int) -> None:
-        """See `Rendezvous`. Number 0 is that of a hang."""
-        if number == 0:
-            if round_number == self._policy.number:
-                self._policy.print_hang(stacks, missing)
-            return
-        from muster.agent.rendezvous.consensus.events import StacksTaken
-
-        self._tell(StacksTaken(id=_ID, round_number=round_number, number=number, stacks=stacks, missing=missing))
-
-    def report_saved(self, round_number: int, step: int, path: str) -> None:
-        """See `Rendezvous`. There is no other node."""
-        if path and round_number == self._policy.number:
+    def _record_saved(self, message: Saved) -> None:
+        is_named = bool(message.path) and message.round_number == self._policy.number
+        if is_named:
             number = 1 if self._checkpoint is None else self._checkpoint.number + 1
-            self._checkpoint = Checkpoint(number=number, step=step, path=path)
-        if self._leader is None:
-            if path and self._checkpoint is not None and round_number == self._policy.number:
-                self._post(CheckpointCompleted(checkpoint=self._checkpoint))
-            return
-        from muster.agent.rendezvous.consensus.events import Saved
-
-        self._tell(Saved(id=_ID, round_number=round_number, step=step, path=path))
+            self._checkpoint = Checkpoint(number=number, step=message.step, path=message.path)
+        if self._leader is not None:
+            self._tell(message)
+        elif is_named and self._checkpoint is not None:
+            self._post(CheckpointCompleted(checkpoint=self._checkpoint))
 
     def _is_running(self, round_number: int) -> bool:
         return round_number == self._policy.number and self._policy.broken is None
 
-    def _ask(self, event: "LocalEvent") -> None:
-        """Feed an event that may be the round's first."""
-        if self._leader is None and self._is_running(event.round_number):
+    def _ask(self, message: "CommonStepMessage") -> None:
+        """Decide on a message that may be the round's first."""
+        if self._leader is None and self._is_running(message.round_number):
             from muster.agent.rendezvous.backends.local_leader import LocalLeader
 
             self._leader = LocalLeader(
                 self._clock,
                 self._post,
-                round_number=event.round_number,
+                round_number=message.round_number,
                 nproc=self._nproc,
                 host=self._node_name,
                 checkpoint=self._checkpoint,
             )
-        self._tell(event)
+        self._tell(message)
 
-    def _tell(self, event: "LocalEvent") -> None:
-        if self._leader is not None and event.round_number == self._policy.number:
-            self._leader.feed(event)
-
-    def report_stopped(
-        self, round_number: int, failures: "tuple[Failure, ...]" = (), stacks: "tuple[Stack, ...]" = ()
-    ) -> None:
-        """See `Rendezvous`."""
-        following = self._policy.record_stopped(round_number, failures, stacks)
-        if following is Next.ROUND:
-            self._form()
-        elif following is Next.END:
-            self._policy.end_job(succeeded=False)
-
-    def report_leaving(self, reason: str, *, ends_job: bool = False, is_interrupt: bool = False) -> None:
-        """See `Rendezvous`. There is no other node."""
+    def _tell(self, message: "CommonStepMessage") -> None:
+        if self._leader is not None and message.round_number == self._policy.number:
+            self._leader.feed(message)
 
     def close(self) -> None:
         """See `Rendezvous`."""

@@ -1,35 +1,60 @@
-"""Actions of the leader: what `decisions.decide` asks it to send."""
+"""Actions of the leader: what `decisions.decide` asks it to do, and the messages that it sends."""
 
-from typing import Annotated
-
-from muster._shared.contract import AskOutcome, StatusPageLayout
-from muster._shared.fields import Count, Limit, Line, Seconds, Step
+from muster._shared.fields import Count, Name, Paragraph, RoundNumber, Shared
 from muster._shared.records import record
-from muster._shared.reports import FinalFailure, RankProgress, Report, Stacks
+from muster._shared.reports import FinalFailure, Report
 from muster.agent.rendezvous.consensus.members import RankAssignment
-from muster.agent.rendezvous.consensus.quorum import QuorumRound
-from muster.agent.rendezvous.interface import BreakKind, LateRank, NoticeKind
-from muster.agent.round import Checkpoint
-
-LateRanks = Annotated[tuple[LateRank, ...], Limit(most=64)]
+from muster.agent.rendezvous.consensus.quorum import EndedRanks, QuorumRound
+from muster.agent.rendezvous.interface import BreakKind, NoticeKind, PlainLeaderMessage, RendezvousFailed, RoundBroken
+from muster.agent.rendezvous.report_messages import RequestAnswer
 
 
 @record
-class Answer:
-    """What became of a person's request; `muster._shared.control.Answer` is the same on the person's side."""
+class RoundCommitted:
+    """Every member of the round has acknowledged it: a quorum of older rounds is not needed any more."""
 
-    outcome: AskOutcome
-    line: Line
-    """For the person."""
-    step: Step | None = None
-    """The agreed one."""
-    ranks: Count = 0
-    """How many it concerns."""
-    took_s: Seconds = 0.0
-    late: LateRanks = ()
-    stacks: Stacks = ()
-    progress: Annotated[tuple[RankProgress, ...], Limit(most=4096)] = ()
-    """Of the ranks whose stacks were asked for."""
+    round_number: RoundNumber
+
+
+@record
+class RoundBreak:
+    """The round has ended."""
+
+    broken: RoundBroken
+    """What the member's node is to do. The member itself knows whether it leads."""
+    next_attempt: Count
+    startup_signature: Paragraph | None
+    final: FinalFailure | None = None
+    """With `BreakKind.FINAL`, and only with it."""
+    ended: EndedRanks = frozenset()
+    """With `BreakKind.DRAINED`: group ranks that have asked to leave and whose workers have ended."""
+
+    def find_contradiction(self) -> str | None:
+        """See `codec`."""
+        is_final = self.broken.kind is BreakKind.FINAL
+        return None if is_final == (self.final is not None) else "'final' contradicts 'kind'"
+
+
+@record
+class JobEnd:
+    """The job has ended."""
+
+    succeeded: bool
+    report: Shared[Report] | None
+    printer_id: Name | None
+    """The member that prints the report."""
+    is_drained: bool = False
+
+
+SentMessage = RoundCommitted | RoundBreak | PlainLeaderMessage | RequestAnswer | JobEnd | RendezvousFailed
+
+
+@record
+class Send:
+    """Send the message to these members."""
+
+    ids: tuple[str, ...]
+    message: SentMessage
 
 
 @record
@@ -47,28 +72,6 @@ class FormRound:
     """In order of group rank."""
     quorum_rounds: tuple[QuorumRound, ...]
     startup_signature: str | None
-
-
-@record
-class BreakRound:
-    """Ask these members to stop the workers of the round."""
-
-    ids: tuple[str, ...]
-    round_number: int
-    kind: BreakKind
-    reason: str
-    want_stacks: bool
-    next_attempt: int
-    startup_signature: str | None
-    is_hang: bool = False
-    """The flight recorders of all nodes are wanted, too."""
-    final: FinalFailure | None = None
-    """With `BreakKind.FINAL`."""
-    leaving: tuple[str, ...] = ()
-    """Members for which a drain ends the job with this round. With `BreakKind.DRAINED` their workers have ended, and
-    their processes take part in no other round."""
-    is_interrupt: bool = False
-    """A member left because of a Ctrl-C."""
 
 
 @record
@@ -99,92 +102,6 @@ class SetTimer:
 
 
 @record
-class CommitRound:
-    """Every member of the round has acknowledged it: a quorum of older rounds is not needed any more."""
-
-    round_number: int
-
-
-@record
-class BeginDrain:
-    """Ask these members to write a ceiling for their workers, and to report it."""
-
-    ids: tuple[str, ...]
-    round_number: int
-    drain: int
-    limit_s: float
-    kind: int = StatusPageLayout.STOP
-    is_asked: bool = False
-    """A person waits for an answer."""
-
-
-@record
-class CommitDrain:
-    """Tell these members the step at which all ranks stop."""
-
-    ids: tuple[str, ...]
-    round_number: int
-    drain: int
-    step: int
-
-
-@record
-class WithdrawDrain:
-    """Tell these members that no step was agreed on."""
-
-    ids: tuple[str, ...]
-    round_number: int
-    drain: int
-    reason: str
-
-
-@record
-class WantStacks:
-    """Ask these members for the stacks of their workers."""
-
-    ids: tuple[str, ...]
-    round_number: int
-    number: int
-
-
-@record
-class AnswerRequest:
-    """Answer a person's request that this member has passed on."""
-
-    id: str
-    request: int
-    answer: Answer
-
-
-@record
-class CompleteCheckpoint:
-    """Tell these members that all ranks have saved a checkpoint."""
-
-    ids: tuple[str, ...]
-    checkpoint: Checkpoint
-
-
-@record
-class EndJob:
-    """The job has ended for these members."""
-
-    ids: tuple[str, ...]
-    succeeded: bool
-    report: Report | None
-    printer_id: str | None
-    """The member that prints the report."""
-    is_drained: bool = False
-    """A drain has ended it before its work was done."""
-
-
-@record
-class FailRendezvous:
-    """No round could be formed within the join timeout."""
-
-    reason: str
-
-
-@record
 class Notify:
     """One line for the leader's console."""
 
@@ -192,20 +109,4 @@ class Notify:
     kind: NoticeKind = NoticeKind.LINE
 
 
-SentAction = (
-    FormRound
-    | BreakRound
-    | CommitRound
-    | BeginDrain
-    | CommitDrain
-    | WithdrawDrain
-    | WantStacks
-    | AnswerRequest
-    | CompleteCheckpoint
-    | EndJob
-    | FailRendezvous
-    | Notify
-)
-"""Actions that send a message, or print a line."""
-
-Action = SentAction | DropMembers | CheckLease | SetTimer
+Action = Send | FormRound | Notify | DropMembers | CheckLease | SetTimer

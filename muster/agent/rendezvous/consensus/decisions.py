@@ -31,28 +31,19 @@ job; `drain` agrees on the step at which all ranks stop; `diagnosis.root_cause` 
 report.
 """
 
+from collections.abc import Mapping
+
 from muster._shared.records import assert_never, replace
-from muster.agent.rendezvous.consensus.actions import CommitRound, SetTimer
+from muster.agent.rendezvous.consensus.actions import RoundCommitted, Send, SetTimer
 from muster.agent.rendezvous.consensus.events import (
-    Asked,
-    DrainAsked,
-    DrainFollowed,
-    DrainReported,
     Event,
-    Failed,
-    Idle,
     Joined,
     LeaseChecked,
-    Leaving,
     MemberLost,
-    Prepared,
+    MemberReport,
     ProcessEnded,
+    Reported,
     RoundAcknowledged,
-    Saved,
-    StacksTaken,
-    StoodStill,
-    Stopped,
-    Succeeded,
     TimerFired,
 )
 from muster.agent.rendezvous.consensus.failures import GOES_ON, break_for_failure, on_failed, on_idle, on_stopped
@@ -68,7 +59,35 @@ from muster.agent.rendezvous.consensus.membership import (
 )
 from muster.agent.rendezvous.consensus.state import Decision, Ending, Forming, JobState, RoundRunning
 from muster.agent.rendezvous.consensus.waits import find_join_deadline_s, find_next_due_s
+from muster.agent.rendezvous.interface import (
+    AllStarted,
+    AllSucceeded,
+    Asked,
+    DrainAsked,
+    DrainFollowed,
+    DrainReported,
+    GlobalRank0Started,
+    Leaving,
+    Prepared,
+    Saved,
+    StoodStill,
+)
+from muster.agent.rendezvous.report_messages import Failed, Idle, StacksTaken, Stopped
 from muster.agent.runtime.persistent import PersistentMap, PersistentSet
+
+_ALWAYS = frozenset({Prepared, Leaving, RoundAcknowledged, Saved, Asked})
+_UNTIL_THE_END = _ALWAYS | {Failed, Idle, Stopped}
+ACCEPTED: Mapping[type[Forming | RoundRunning | Ending], frozenset[type[MemberReport]]] = {
+    Forming: _UNTIL_THE_END,
+    RoundRunning: _UNTIL_THE_END
+    | {AllStarted, AllSucceeded, StoodStill, StacksTaken, DrainAsked, DrainReported, DrainFollowed},
+    Ending: _ALWAYS,
+}
+"""Which phase accepts which message of a member. `_is_accepted` drops all others, and those that are outdated.
+
+After a round `Asked` is refused with a line, `Saved` still counts: a checkpoint of the last moment. `Failed` and `Idle`
+then tell of what ended the round.
+"""
 
 
 def decide(state: JobState, event: Event, now_s: float) -> Decision:
@@ -77,71 +96,76 @@ def decide(state: JobState, event: Event, now_s: float) -> Decision:
     Only a timer makes a failure final or fails the rendezvous: an event already received may still explain the failure
     or complete the round.
     """
-    is_due = isinstance(event, TimerFired) and event.round_number == state.round_number
-    state, actions = _handle(state, event, now_s)
+    is_accepted = _is_accepted(state, event)
+    state, actions = _handle(state, event, now_s) if is_accepted else (state, ())
     state, broken = break_for_joins(state, now_s)
     state, formed = form_or_end(state, now_s)
+    is_due = is_accepted and isinstance(event, TimerFired)
     state, failed = _check_join_timeout(state, now_s) if is_due else (state, ())
     state, timer = _update_timer(state, now_s)
     return state, (*actions, *broken, *formed, *failed, *timer)
 
 
-def _handle(state: JobState, event: Event, now_s: float) -> Decision:  # noqa: C901  # one line for each event
+def _is_accepted(state: JobState, event: Event) -> bool:
+    """Tell whether an event can change anything: it is of this round and of a member of it, and the phase accepts it.
+
+    `Prepared` and `Leaving` are about no round. What is said of a member that is gone is for its handler to judge.
+    """
+    if isinstance(event, TimerFired):
+        return event.round_number == state.round_number
+    if not isinstance(event, Reported):
+        return True
+    message = event.message
+    if event.id not in state.members or type(message) not in ACCEPTED[type(state.phase)]:
+        return False
+    if isinstance(message, Prepared | Leaving):
+        return True
+    return message.round_number == state.round_number and event.id in state.assignments
+
+
+def _handle(state: JobState, event: Event, now_s: float) -> Decision:
     match event:
         case Joined():
             return on_joined(state, event, now_s)
+        case Reported():
+            return _handle_report(state, event, now_s)
         case MemberLost():
             return on_member_lost(state, event, now_s)
         case ProcessEnded():
             return on_process_ended(state, event)
-        case Leaving():
-            return on_leaving(state, event, now_s)
-        case Prepared():
-            return on_prepared(state, event, now_s)
-        case RoundAcknowledged():
-            return _on_round_acknowledged(state, event)
-        case Failed():
-            return on_failed(state, event, now_s)
-        case Idle():
-            return _on_idle(state, event, now_s)
-        case Succeeded():
-            return _on_succeeded(state, event, now_s)
-        case DrainAsked():
-            from muster.agent.rendezvous.consensus.drain import on_drain_asked  # most jobs end without one
-
-            return on_drain_asked(state, event, now_s)
-        case DrainReported():
-            from muster.agent.rendezvous.consensus.drain import on_drain_reported
-
-            return on_drain_reported(state, event, now_s)
-        case Saved():
-            from muster.agent.rendezvous.consensus.drain import on_saved
-
-            return on_saved(state, event, now_s)
-        case DrainFollowed():
-            from muster.agent.rendezvous.consensus.drain import on_followed
-
-            return on_followed(state, event, now_s)
-        case Asked():
-            from muster.agent.rendezvous.consensus.drain import on_asked
-
-            return on_asked(state, event, now_s)
-        case StacksTaken():
-            from muster.agent.rendezvous.consensus.drain import on_stacks_taken
-
-            return on_stacks_taken(state, event, now_s)
-        case StoodStill():
-            from muster.agent.rendezvous.consensus.drain import on_stood_still
-
-            return on_stood_still(state, event, now_s)
-        case Stopped():
-            return on_stopped(state, event, now_s)
         case LeaseChecked():
             return on_lease_checked(state, event, now_s)
         case TimerFired():
-            return _on_timer_fired(state, event, now_s)
+            return _on_timer_fired(state, now_s)
         case _:
             assert_never(event)
+
+
+def _handle_report(state: JobState, event: Reported, now_s: float) -> Decision:
+    sender, message = event.id, event.message
+    match message:
+        case Leaving():
+            return on_leaving(state, sender, message, now_s)
+        case Prepared():
+            return on_prepared(state, sender, now_s)
+        case RoundAcknowledged():
+            return _on_round_acknowledged(state, sender)
+        case AllStarted():
+            return state, _tell_started(state, sender)
+        case Failed():
+            return on_failed(state, sender, message.failures, now_s, event.suspicion_s)
+        case Idle():
+            return _on_idle(state, sender, message, now_s)
+        case AllSucceeded():
+            return _on_all_succeeded(state, sender, message, now_s)
+        case Stopped():
+            return on_stopped(state, sender, message, now_s)
+        case DrainAsked() | DrainReported() | DrainFollowed() | Asked() | StacksTaken() | StoodStill() | Saved():
+            from muster.agent.rendezvous.consensus.drain import decide_common_step  # most jobs end without one
+
+            return decide_common_step(state, sender, message, now_s)
+        case _:
+            assert_never(message)
 
 
 def _update_timer(state: JobState, now_s: float) -> Decision:
@@ -150,29 +174,29 @@ def _update_timer(state: JobState, now_s: float) -> Decision:
     return (state, ()) if timer == state.timer else (replace(state, timer=timer), (timer,))
 
 
-def _on_round_acknowledged(state: JobState, event: RoundAcknowledged) -> Decision:
-    if event.round_number != state.round_number or event.id not in state.unacknowledged:
+def _tell_started(state: JobState, sender: str) -> tuple[Send, ...]:
+    """Tell the other members of the round that global rank 0's workers have been started: they may start theirs."""
+    if state.assignments[sender].group_rank != 0:
+        return ()
+    others = tuple(each for each in state.assignments if each != sender)
+    return (Send(ids=others, message=GlobalRank0Started(round_number=state.round_number)),)
+
+
+def _on_round_acknowledged(state: JobState, sender: str) -> Decision:
+    if sender not in state.unacknowledged:
         return state, ()
-    state = replace(state, unacknowledged=state.unacknowledged.without(event.id))
+    state = replace(state, unacknowledged=state.unacknowledged.without(sender))
     is_complete = state.quorum_rounds and len(state.quorum_rounds[-1].connected) == state.quorum_rounds[-1].size
     if state.unacknowledged or not is_complete:
         return state, ()
     late = tuple(each for each in state.quorum_rounds if each.is_late)
-    return replace(state, quorum_rounds=(*late, *state.quorum_rounds[-1:])), (
-        CommitRound(round_number=state.round_number),
-    )
+    committed = Send(ids=tuple(state.assignments), message=RoundCommitted(round_number=state.round_number))
+    return replace(state, quorum_rounds=(*late, *state.quorum_rounds[-1:])), (committed,)
 
 
-def _on_succeeded(state: JobState, event: Succeeded, now_s: float) -> Decision:
-    phase = state.phase
-    if (
-        event.round_number != state.round_number
-        or event.id not in state.assignments
-        or not isinstance(phase, RoundRunning)
-    ):
-        return state, ()
+def _on_all_succeeded(state: JobState, sender: str, message: AllSucceeded, now_s: float) -> Decision:
     # The others may have waited for this node: one that stays idle for another timeout reports it again.
-    succeeded = phase.succeeded.with_item(event.id)
+    phase = state.running
     told = (GOES_ON,) if phase.has_reported_hang else ()
     phase = replace(
         phase,
@@ -181,7 +205,7 @@ def _on_succeeded(state: JobState, event: Succeeded, now_s: float) -> Decision:
         idle=PersistentMap(),
         urgent=PersistentSet(),
         has_reported_hang=False,
-        succeeded=succeeded,
+        succeeded=phase.succeeded.with_item(sender),
         succeeded_s=now_s,
         batch_since_s=None,
     )
@@ -189,14 +213,12 @@ def _on_succeeded(state: JobState, event: Succeeded, now_s: float) -> Decision:
         return replace(state, phase=phase), told
     from muster.agent.rendezvous.consensus.drain import on_workers_ended
 
-    state, actions = on_workers_ended(state, phase, event, now_s)
+    state, actions = on_workers_ended(state, phase, message.drained_rank, now_s)
     return state, (*told, *actions)
 
 
-def _on_timer_fired(state: JobState, event: TimerFired, now_s: float) -> Decision:
+def _on_timer_fired(state: JobState, now_s: float) -> Decision:
     """A failure that no loss has explained in time becomes final; members that stop for too long count as lost."""
-    if event.round_number != state.round_number:
-        return state, ()
     state = replace(state, timer=None)
     match state.phase:
         case Forming() as phase:
@@ -221,10 +243,10 @@ def _check_join_timeout(state: JobState, now_s: float) -> Decision:
     return fail_rendezvous(state)
 
 
-def _on_idle(state: JobState, event: Idle, now_s: float) -> Decision:
+def _on_idle(state: JobState, sender: str, message: Idle, now_s: float) -> Decision:
     """Whether the job hangs now; with --hang-action report, print what all ranks do."""
     before = state.phase
-    state, actions = on_idle(state, event, now_s)
+    state, actions = on_idle(state, sender, message, now_s)
     phase = state.phase
     is_new = isinstance(phase, RoundRunning) and phase.has_reported_hang
     if not is_new or (isinstance(before, RoundRunning) and before.has_reported_hang):

@@ -17,7 +17,7 @@ ranks passes the ceiling, so that every rank can still stop at any step at or ab
 - A member that is lost ends the round, and the drain with it. There is no other way out: no rank waits by a clock of
   its own, because ranks that give up one by one stop at different steps.
 
-A drain has a kind: the ranks stop, save or pause at the step. Persons ask for all three (`on_asked`). Then the members
+A drain has a kind: the ranks stop, save or pause at the step. Persons ask for all three (`_on_asked`). Then the members
 report who is late when the limit is over, and each person gets one answer:
 
 - A stop takes the place of a drain of another kind. Only a checkpoint that is committed is waited for: ranks that have
@@ -35,29 +35,9 @@ from math import gcd
 
 from muster._shared.contract import AskKind, AskOutcome
 from muster._shared.contract import StatusPageLayout as Layout
-from muster._shared.records import replace
+from muster._shared.records import assert_never, replace
 from muster._shared.reports import Stack
-from muster.agent.rendezvous.consensus.actions import (
-    Action,
-    Answer,
-    AnswerRequest,
-    BeginDrain,
-    CommitDrain,
-    CompleteCheckpoint,
-    Notify,
-    WantStacks,
-    WithdrawDrain,
-)
-from muster.agent.rendezvous.consensus.events import (
-    Asked,
-    DrainAsked,
-    DrainFollowed,
-    DrainReported,
-    Saved,
-    StacksTaken,
-    StoodStill,
-    Succeeded,
-)
+from muster.agent.rendezvous.consensus.actions import Action, Notify, Send
 from muster.agent.rendezvous.consensus.failures import break_round, has_enough_members
 from muster.agent.rendezvous.consensus.state import (
     HANG,
@@ -72,7 +52,24 @@ from muster.agent.rendezvous.consensus.state import (
     WantedStacks,
     describe_member,
 )
-from muster.agent.rendezvous.interface import BreakKind, DrainReport, LateRank, NoticeKind
+from muster.agent.rendezvous.interface import (
+    Asked,
+    BreakKind,
+    CheckpointCompleted,
+    DrainAsked,
+    DrainBegun,
+    DrainCommitted,
+    DrainFollowed,
+    DrainReport,
+    DrainReported,
+    DrainWithdrawn,
+    LateRank,
+    NoticeKind,
+    Saved,
+    StacksWanted,
+    StoodStill,
+)
+from muster.agent.rendezvous.report_messages import Answer, RequestAnswer, StacksTaken
 from muster.agent.round import Checkpoint
 from muster.agent.runtime.persistent import PersistentSet
 
@@ -96,42 +93,58 @@ COLLECTIVES_LINE = "torch's own timeout of collectives keeps running"
 """A pause that is longer may end the job."""
 
 
-def on_drain_asked(state: JobState, event: DrainAsked, now_s: float) -> Decision:
+CommonStepMessage = DrainAsked | DrainReported | DrainFollowed | Asked | StacksTaken | StoodStill | Saved
+"""What this module decides on."""
+
+
+def decide_common_step(state: JobState, sender: str, message: CommonStepMessage, now_s: float) -> Decision:
+    """Decide on a message that the table of `decisions` accepts."""
+    match message:
+        case DrainAsked():
+            return _on_drain_asked(state, sender, message, now_s)
+        case DrainReported():
+            return _on_drain_reported(state, sender, message, now_s)
+        case DrainFollowed():
+            return _on_drain_followed(state, sender, message, now_s)
+        case Asked():
+            return _on_asked(state, sender, message, now_s)
+        case StacksTaken():
+            return _on_stacks_taken(state, sender, message, now_s)
+        case StoodStill():
+            return _on_stood_still(state, sender, message, now_s)
+        case Saved():
+            return _on_saved(state, sender, message, now_s)
+        case _:
+            assert_never(message)
+
+
+def _on_drain_asked(state: JobState, sender: str, message: DrainAsked, now_s: float) -> Decision:
     """Begin a drain, unless one has begun already: then its answer serves this member, too."""
-    phase = state.phase
-    if event.round_number != state.round_number or event.id not in state.assignments:
+    phase = state.running
+    if phase.drain is None and sender in phase.succeeded:
         return state, ()
-    if not isinstance(phase, RoundRunning):
-        return state, ()  # the round has ended, and its members know or will
-    if phase.drain is None and event.id in phase.succeeded:
-        return state, ()
-    reason = f"{describe_member(state, state.members[event.id])} {event.reason}"
+    reason = f"{describe_member(state, state.members[sender])} {message.reason}"
+    own = (sender,)
     if phase.drains >= Layout.MAX_DRAIN:
-        withdrawal = WithdrawDrain(
-            ids=(event.id,), round_number=state.round_number, drain=0, reason="too many drains in one round"
-        )
-        return state, (withdrawal,)
-    own = (event.id,)
-    wanted = WantedDrain(kind=Layout.STOP, reason=reason, limit_s=event.limit_s, leaving=own, preempted=own)
+        return state, (_withdraw_from(state, own, 0, "too many drains in one round"),)
+    wanted = WantedDrain(kind=Layout.STOP, reason=reason, limit_s=message.limit_s, leaving=own, preempted=own)
     return _want_stop(state, phase, wanted, now_s)
 
 
-def on_asked(state: JobState, event: Asked, now_s: float) -> Decision:
+def _on_asked(state: JobState, sender: str, message: Asked, now_s: float) -> Decision:
     """Do what a person asks for, or say why not."""
     phase = state.phase
-    asker = Asker(id=event.id, request=event.request, kind=event.kind)
-    if event.round_number != state.round_number or event.id not in state.assignments:
-        return state, ()
+    asker = Asker(id=sender, request=message.request, kind=message.kind)
     if not isinstance(phase, RoundRunning):
         return state, _refuse((asker,), "the workers are being stopped or started: nothing was changed")
-    if event.kind is AskKind.STACKS:
+    if message.kind is AskKind.STACKS:
         return _want_stacks(state, phase, asker, now_s)
-    if event.kind is AskKind.RESUME:
+    if message.kind is AskKind.RESUME:
         return _resume(state, phase, asker, now_s)
     if phase.drains >= Layout.MAX_DRAIN:
         return state, _refuse((asker,), "too many drains in one round: nothing was changed")
-    kind = _KINDS[event.kind]
-    wanted = WantedDrain(kind=kind, reason=f"muster {event.kind.value}", limit_s=event.limit_s, askers=(asker,))
+    kind = _KINDS[message.kind]
+    wanted = WantedDrain(kind=kind, reason=f"muster {message.kind.value}", limit_s=message.limit_s, askers=(asker,))
     if kind == Layout.STOP:
         return _want_stop(state, phase, replace(wanted, leaving=tuple(state.members)), now_s)
     drain = phase.drain
@@ -207,21 +220,23 @@ def _begin(state: JobState, phase: RoundRunning, wanted: WantedDrain, now_s: flo
         ids=PersistentSet(ids),
         leaving=PersistentSet(wanted.leaving),
     )
-    begin = BeginDrain(
-        ids=ids,
+    begun = DrainBegun(
         round_number=state.round_number,
         drain=number,
         limit_s=wanted.limit_s,
         kind=wanted.kind,
         is_asked=bool(wanted.askers),
     )
-    return replace(state, phase=replace(phase, drain=drain, drains=number)), (begin,)
+    return replace(state, phase=replace(phase, drain=drain, drains=number)), (Send(ids=ids, message=begun),)
+
+
+def _withdraw_from(state: JobState, ids: tuple[str, ...], drain: int, reason: str) -> Send:
+    return Send(ids=ids, message=DrainWithdrawn(round_number=state.round_number, drain=drain, reason=reason))
 
 
 def _end(state: JobState, phase: RoundRunning, drain: Drain, answer: Answer, reason: str) -> Decision:
     """End a drain: ranks that wait go on. A stop that waits for its end is not begun here."""
-    ids = _list_live(phase, drain)
-    withdrawal = WithdrawDrain(ids=ids, round_number=state.round_number, drain=drain.number, reason=reason)
+    withdrawal = _withdraw_from(state, _list_live(phase, drain), drain.number, reason)
     state = replace(state, phase=replace(phase, drain=None))
     return state, (*_answer(drain.askers, answer), withdrawal)
 
@@ -242,7 +257,7 @@ def _resume(state: JobState, phase: RoundRunning, asker: Asker, now_s: float) ->
 
 
 def _answer(askers: Iterable[Asker], answer: Answer) -> tuple[Action, ...]:
-    return tuple(AnswerRequest(id=each.id, request=each.request, answer=answer) for each in askers)
+    return tuple(Send(ids=(each.id,), message=RequestAnswer(request=each.request, answer=answer)) for each in askers)
 
 
 def _refuse(askers: Iterable[Asker], line: str) -> tuple[Action, ...]:
@@ -282,15 +297,13 @@ def _describe_late_rank(rank: LateRank) -> str:
     return f"rank {rank.global_rank} is at step {rank.step}{since}"
 
 
-def on_followed(state: JobState, event: DrainFollowed, now_s: float) -> Decision:
+def _on_drain_followed(state: JobState, sender: str, message: DrainFollowed, now_s: float) -> Decision:
     """Record what a member's workers have done, and answer once that is known of all members."""
-    phase = state.phase
-    if not isinstance(phase, RoundRunning) or event.round_number != state.round_number or phase.drain is None:
-        return state, ()
+    phase = state.running
     drain = phase.drain
-    if event.drain != drain.number or event.id not in drain.ids:
+    if drain is None or message.drain != drain.number or sender not in drain.ids:
         return state, ()
-    drain = replace(drain, followed=drain.followed.with_item(event.id, event.late))
+    drain = replace(drain, followed=drain.followed.with_item(sender, message.late))
     return _judge_followed(replace(state, phase=replace(phase, drain=drain)), now_s)
 
 
@@ -342,23 +355,21 @@ def _want_stacks(state: JobState, phase: RoundRunning, asker: Asker, now_s: floa
         return state, _refuse((asker,), "all workers have ended")
     wanted = WantedStacks(number=number, asker=asker, begun_s=now_s, ids=PersistentSet(ids))
     state = replace(state, phase=replace(phase, wanted_stacks=(*phase.wanted_stacks, wanted)))
-    return state, (WantStacks(ids=ids, round_number=state.round_number, number=number),)
+    return state, (Send(ids=ids, message=StacksWanted(round_number=state.round_number, number=number)),)
 
 
-def on_stacks_taken(state: JobState, event: StacksTaken, now_s: float) -> Decision:
+def _on_stacks_taken(state: JobState, sender: str, message: StacksTaken, now_s: float) -> Decision:
     """Add a member's stacks, and answer with the last ones."""
-    phase = state.phase
-    if not isinstance(phase, RoundRunning) or event.round_number != state.round_number:
-        return state, ()
-    wanted = next((each for each in phase.wanted_stacks if each.number == event.number and event.id in each.ids), None)
+    phase, number = state.running, message.number
+    wanted = next((each for each in phase.wanted_stacks if each.number == number and sender in each.ids), None)
     if wanted is None:
         return state, ()
-    others = tuple(each for each in phase.wanted_stacks if each.number != event.number)
+    others = tuple(each for each in phase.wanted_stacks if each.number != number)
     wanted = replace(
         wanted,
-        ids=wanted.ids.without(event.id),
-        stacks=(*wanted.stacks, *event.stacks),
-        missing=wanted.missing + event.missing,
+        ids=wanted.ids.without(sender),
+        stacks=(*wanted.stacks, *message.stacks),
+        missing=wanted.missing + message.missing,
     )
     if wanted.ids:
         return replace(state, phase=replace(phase, wanted_stacks=(*others, wanted))), ()
@@ -399,22 +410,21 @@ def on_stacks_taken(state: JobState, event: StacksTaken, now_s: float) -> Decisi
     return state, _answer((wanted.asker,), answer)
 
 
-def on_stood_still(state: JobState, event: StoodStill, now_s: float) -> Decision:
+def _on_stood_still(state: JobState, sender: str, message: StoodStill, now_s: float) -> Decision:
     """Workers of a member stand still, or go on. Long before that counts as a hang, a line says so; nothing is stopped.
 
     Members report it at intervals that double. Once all of them have, the ranks are looked at as if a person had asked.
     The line follows only if none has moved, and either a rank is seen to keep the others waiting, or they have done
     steps or collectives before: a program that waits for orders by itself has not.
     """
-    phase = state.phase
-    is_known = event.round_number == state.round_number and event.id in state.assignments
-    if not isinstance(phase, RoundRunning) or not is_known or event.id in phase.succeeded:
+    phase = state.running
+    if sender in phase.succeeded:
         return state, ()
-    if event.for_s <= 0.0:
+    if message.for_s <= 0.0:
         told = (MOVES,) if phase.has_told_still else ()
-        phase = replace(phase, still=phase.still.without(event.id), still_asked_s=0.0, has_told_still=False)
+        phase = replace(phase, still=phase.still.without(sender), still_asked_s=0.0, has_told_still=False)
         return replace(state, phase=phase), told
-    phase = replace(phase, still=phase.still.with_item(event.id, now_s - event.for_s))
+    phase = replace(phase, still=phase.still.with_item(sender, now_s - message.for_s))
     state = replace(state, phase=phase)
     for_s = _find_still_s(state, phase, now_s)
     if for_s is None or for_s < 2 * phase.still_asked_s or phase.has_reported_hang or phase.drain is not None:
@@ -454,32 +464,30 @@ def _tell_standstill(state: JobState, phase: RoundRunning, stacks: tuple[Stack, 
 # -- the agreement ----------------------------------------------------------------------------------------------------
 
 
-def on_drain_reported(state: JobState, event: DrainReported, now_s: float) -> Decision:
+def _on_drain_reported(state: JobState, sender: str, message: DrainReported, now_s: float) -> Decision:
     """Record a member's report, and decide the drain if it was the last one."""
-    phase = state.phase
-    if not isinstance(phase, RoundRunning) or event.round_number != state.round_number or phase.drain is None:
-        return state, ()
+    phase = state.running
     drain = phase.drain
-    if event.drain != drain.number or event.id not in drain.ids or drain.step is not None:
+    if drain is None or message.drain != drain.number or sender not in drain.ids or drain.step is not None:
         return state, ()
-    drain = replace(drain, reports=drain.reports.with_item(event.id, event.report))
+    drain = replace(drain, reports=drain.reports.with_item(sender, message.report))
     return _decide_drain(replace(state, phase=replace(phase, drain=drain)), now_s)
 
 
-def on_workers_ended(state: JobState, phase: RoundRunning, event: Succeeded, now_s: float) -> Decision:
+def on_workers_ended(state: JobState, phase: RoundRunning, drained_rank: int | None, now_s: float) -> Decision:
     """All workers of a member have ended during a drain: they hold nothing up.
 
     Args:
         state: before the event.
         phase: with the event applied.
-        event: which member, and its rank that ended last.
+        drained_rank: its rank that ended last, if any of them has stopped at the step.
         now_s: now.
     """
     drain = phase.drain
     if drain is None:
         return replace(state, phase=phase), ()
-    if event.drained_rank is not None:
-        drain = replace(drain, last_rank=event.drained_rank)
+    if drained_rank is not None:
+        drain = replace(drain, last_rank=drained_rank)
     state = replace(state, phase=replace(phase, drain=drain))
     if drain.step is None:
         return _decide_drain(state, now_s)
@@ -522,7 +530,8 @@ def _decide_drain(state: JobState, now_s: float) -> Decision:
     step = choose_step(reports)
     if step is None:
         return _withdraw(state, phase, drain, _explain_no_step(reports, drain.kind))
-    commit = CommitDrain(ids=tuple(state.assignments), round_number=state.round_number, drain=drain.number, step=step)
+    committed = DrainCommitted(round_number=state.round_number, drain=drain.number, step=step)
+    commit = Send(ids=tuple(state.assignments), message=committed)
     line = describe_commit(drain.reason, step, reports, now_s - drain.begun_s, drain.kind)
     return replace(state, phase=replace(phase, drain=replace(drain, step=step))), (commit, Notify(text=line))
 
@@ -534,9 +543,7 @@ def _explain_no_step(reports: Iterable[DrainReport], kind: int) -> str:
 
 
 def _withdraw(state: JobState, phase: RoundRunning, drain: Drain, reason: str) -> Decision:
-    withdrawal = WithdrawDrain(
-        ids=_list_live(phase, drain), round_number=state.round_number, drain=drain.number, reason=reason
-    )
+    withdrawal = _withdraw_from(state, _list_live(phase, drain), drain.number, reason)
     if drain.kind == Layout.STOP:
         told: Action = Notify(text=f"{drain.reason}, but {reason}: no common last step")
     else:
@@ -597,29 +604,27 @@ def _merge(remainder: int, modulus: int, other_remainder: int, other_modulus: in
     return (remainder + times * modulus) % product, product
 
 
-def on_saved(state: JobState, event: Saved, now_s: float) -> Decision:
+def _on_saved(state: JobState, sender: str, message: Saved, now_s: float) -> Decision:
     """Count a member's report; with the last one the checkpoint is complete."""
-    assignment = state.assignments.get(event.id)
-    if assignment is None or event.round_number != state.round_number:
-        return state, ()
+    assignment = state.assignments[sender]
     counted = tuple(each for each in state.saving if each.round_number == state.round_number)
-    others = tuple(each for each in counted if each.step != event.step)
-    saving = next((each for each in counted if each.step == event.step), None) or Saving(
-        round_number=state.round_number, step=event.step, path_rank=assignment.group_rank
+    others = tuple(each for each in counted if each.step != message.step)
+    saving = next((each for each in counted if each.step == message.step), None) or Saving(
+        round_number=state.round_number, step=message.step, path_rank=assignment.group_rank
     )
-    saving = replace(saving, ids=saving.ids.with_item(event.id))
-    if event.path and (not saving.path or assignment.group_rank < saving.path_rank):
-        saving = replace(saving, path=event.path, path_rank=assignment.group_rank)
+    saving = replace(saving, ids=saving.ids.with_item(sender))
+    if message.path and (not saving.path or assignment.group_rank < saving.path_rank):
+        saving = replace(saving, path=message.path, path_rank=assignment.group_rank)
     if len(saving.ids) < len(state.assignments):
         return replace(state, saving=(*others, saving)[-SAVING_LIMIT:]), ()
-    state = replace(state, saving=tuple(each for each in others if each.step > event.step))
+    state = replace(state, saving=tuple(each for each in others if each.step > message.step))
     state, ended = _end_checkpoint(state, saving, now_s)
     if not saving.path:
         return state, ended
     number = 1 if state.checkpoint is None else state.checkpoint.number + 1
     checkpoint = Checkpoint(number=number, step=saving.step, path=saving.path)
-    ids = tuple(state.members)
-    return replace(state, checkpoint=checkpoint), (*ended, CompleteCheckpoint(ids=ids, checkpoint=checkpoint))
+    completed = Send(ids=tuple(state.members), message=CheckpointCompleted(checkpoint=checkpoint))
+    return replace(state, checkpoint=checkpoint), (*ended, completed)
 
 
 def _end_checkpoint(state: JobState, saving: Saving, now_s: float) -> Decision:

@@ -7,8 +7,8 @@ attempt.
 from muster._shared.records import replace
 from muster._shared.reports import Failure, FinalFailure
 from muster.agent.diagnosis.root_cause import DatedFailure, choose_root, describe_failure, find_signature
-from muster.agent.rendezvous.consensus.actions import Action, BreakRound, Notify
-from muster.agent.rendezvous.consensus.events import Failed, Idle, Stopped
+from muster.agent.rendezvous.consensus.actions import Action, Notify, RoundBreak, Send
+from muster.agent.rendezvous.consensus.quorum import ENDED_KEPT
 from muster.agent.rendezvous.consensus.state import (
     Decision,
     Drain,
@@ -19,7 +19,8 @@ from muster.agent.rendezvous.consensus.state import (
     RoundRunning,
     describe_member,
 )
-from muster.agent.rendezvous.interface import BreakKind, NoticeKind
+from muster.agent.rendezvous.interface import BreakKind, NoticeKind, RoundBroken
+from muster.agent.rendezvous.report_messages import Idle, Stopped
 from muster.agent.rendezvous.restart_budget import find_final_failure
 from muster.agent.runtime.persistent import PersistentSet
 
@@ -29,19 +30,21 @@ STALE_IDLE_S = 1.0
 """How long a report of idleness may take from the measurement to the leader."""
 
 
-def on_failed(state: JobState, event: Failed, now_s: float) -> Decision:
-    """Workers of a member failed."""
+def on_failed(
+    state: JobState, sender: str, failed: tuple[Failure, ...], now_s: float, suspicion_s: float = 0.0
+) -> Decision:
+    """Workers of a member failed; `suspicion_s` as in `events.Reported`."""
     phase = state.phase
-    if event.round_number != state.round_number or event.id not in state.assignments or isinstance(phase, Ending):
+    if isinstance(phase, Ending):
         return state, ()
     if isinstance(phase, Forming) and not (phase.is_new_attempt or phase.final):
         return state, ()  # The round was broken for another reason: this is collateral.
-    limit_s = now_s + event.suspicion_s + state.rules.batch_limit_s
+    limit_s = now_s + suspicion_s + state.rules.batch_limit_s
     before = state.failures
     failures = replace(
         before,
-        seen=before.seen + _date_failures(event.failures, now_s),
-        failed_by=before.failed_by.with_item(event.id),
+        seen=before.seen + _date_failures(failed, now_s),
+        failed_by=before.failed_by.with_item(sender),
         loss_explains_until_s=before.loss_explains_until_s if before.seen else limit_s,
     )
     state = replace(state, failures=failures)
@@ -49,27 +52,21 @@ def on_failed(state: JobState, event: Failed, now_s: float) -> Decision:
         return state, ()
     if _find_final_failure(state) is None or len(state.assignments) == 1:
         return break_for_failure(state, now_s)
-    loss_wait_until_s = now_s + event.suspicion_s + state.rules.loss_wait_s
+    loss_wait_until_s = now_s + suspicion_s + state.rules.loss_wait_s
     return replace(state, phase=replace(phase, loss_wait_until_s=loss_wait_until_s)), ()
 
 
-def on_idle(state: JobState, event: Idle, now_s: float) -> Decision:
+def on_idle(state: JobState, sender: str, message: Idle, now_s: float) -> Decision:
     """Workers of a member became idle, or active again. One node may wait for another; see `_check_hang`."""
     phase = state.phase
     if isinstance(phase, Forming) and _has_hung(state):  # its workers do not hang by themselves: others wait for them
-        return on_failed(state, Failed(id=event.id, round_number=event.round_number, failures=event.failures), now_s)
-    if (
-        event.round_number != state.round_number
-        or event.id not in state.assignments
-        or not isinstance(phase, RoundRunning)
-    ):
+        return on_failed(state, sender, message.failures, now_s)
+    if not isinstance(phase, RoundRunning) or sender in phase.succeeded:
         return state, ()
-    if event.id in phase.succeeded:
-        return state, ()
-    if event.failures and now_s < phase.succeeded_s + STALE_IDLE_S:
+    if message.failures and now_s < phase.succeeded_s + STALE_IDLE_S:
         return state, ()  # it may have waited for the member that has just succeeded; if it hangs, it says so again
-    idle = phase.idle.with_item(event.id, event.failures) if event.failures else phase.idle.without(event.id)
-    urgent = phase.urgent.with_item(event.id) if event.is_urgent else phase.urgent.without(event.id)
+    idle = phase.idle.with_item(sender, message.failures) if message.failures else phase.idle.without(sender)
+    urgent = phase.urgent.with_item(sender) if message.is_urgent else phase.urgent.without(sender)
     phase = replace(phase, idle=idle, urgent=urgent)
     if state.rules.hang_action == "report":
         return _note_hang(state, phase)
@@ -100,8 +97,7 @@ def _check_hang(state: JobState, phase: RoundRunning, now_s: float) -> Decision:
     for member_id in state.assignments:
         if member_id not in phase.idle:
             continue
-        failed = Failed(id=member_id, round_number=state.round_number, failures=phase.idle[member_id])
-        state, more = on_failed(state, failed, now_s)
+        state, more = on_failed(state, member_id, phase.idle[member_id], now_s)
         actions += more
     return state, actions
 
@@ -155,21 +151,26 @@ def break_round(
     ids = tuple(member_id for member_id in state.assignments if member_id in state.members)
     leaving = _list_leaving(state, kind, ids)
     limits_s = (state.members[member_id].stop_limit_s for member_id in ids)
-    action = BreakRound(
-        ids=ids,
+    broken = RoundBroken(
         round_number=state.round_number,
         kind=kind,
         reason=reason,
         want_stacks=kind in (BreakKind.FAILURE, BreakKind.FINAL),
         is_hang=_has_hung(state),
+        is_interrupt=is_interrupt,
+    )
+    ended = leaving[:ENDED_KEPT] if kind is BreakKind.DRAINED else ()
+    message = RoundBreak(
+        broken=broken,
         next_attempt=state.attempt + (1 if kind is BreakKind.FAILURE else 0),
         startup_signature=state.startup_signature,
         final=final,
-        leaving=leaving,
-        is_interrupt=is_interrupt,
+        ended=frozenset(state.assignments[each].group_rank for each in ended),
     )
-    if kind is BreakKind.DRAINED:
-        action = replace(action, ids=tuple(state.members))
+    told, out = tuple(state.members) if kind is BreakKind.DRAINED else ids, frozenset(leaving)
+    sends: tuple[Action, ...] = (Send(ids=tuple(each for each in told if each not in out), message=message),)
+    if leaving:
+        sends = (*sends, Send(ids=leaving, message=replace(message, broken=replace(broken, leaves=True))))
     phase = Forming(
         since_s=now_s,
         stopping=PersistentSet(ids),
@@ -178,7 +179,7 @@ def break_round(
         is_new_attempt=kind is BreakKind.FAILURE,
         final=final,
     )
-    return replace(_record_leaving(state, kind, leaving), phase=phase), (action,)
+    return replace(_record_leaving(state, kind, leaving), phase=phase), sends
 
 
 def _list_leaving(state: JobState, kind: BreakKind, ids: tuple[str, ...]) -> tuple[str, ...]:
@@ -211,31 +212,28 @@ def _record_leaving(state: JobState, kind: BreakKind, leaving: tuple[str, ...]) 
     return replace(state, quorum_rounds=(*state.quorum_rounds[:-1], replace(last, ended=ended)))
 
 
-def on_stopped(state: JobState, event: Stopped, now_s: float) -> Decision:
+def on_stopped(state: JobState, sender: str, message: Stopped, now_s: float) -> Decision:
     """No worker of the round is left on a member."""
-    member = state.members.get(event.id)
-    if member is None or event.round_number != state.round_number:
-        return state, ()
-    phase = state.phase
-    if isinstance(phase, RoundRunning) and event.id in state.assignments and event.id not in phase.succeeded:
+    member, phase = state.members[sender], state.phase
+    if isinstance(phase, RoundRunning) and sender not in phase.succeeded:
         # It was fenced without losing its connection: its round ends for all members. They are fenced, too, if it was
         # the leader: its lease has expired, so another leader may have formed a round.
         state = replace(state, failures=RoundFailures())
         reason = f"{describe_member(state, member)} had to stop its workers"
         kind = BreakKind.FENCED if member.is_leader else BreakKind.MEMBERSHIP
         state, actions = break_round(state, kind, reason, now_s)
-        state, more = on_stopped(state, event, now_s)
+        state, more = on_stopped(state, sender, message, now_s)
         return state, actions + more
-    if not isinstance(phase, Forming) or event.id not in phase.stopping:
+    if not isinstance(phase, Forming) or sender not in phase.stopping:
         return state, ()
-    member = replace(member, port=event.port, can_host_store=event.can_host_store)
-    failures = replace(state.failures, stacks=state.failures.stacks + event.stacks)
+    member = replace(member, port=message.port, can_host_store=message.can_host_store)
+    failures = replace(state.failures, stacks=state.failures.stacks + message.stacks)
     if phase.is_new_attempt or phase.final is not None:
-        failures = replace(failures, seen=failures.seen + _date_failures(event.failures, now_s))
+        failures = replace(failures, seen=failures.seen + _date_failures(message.failures, now_s))
     return replace(
         state,
-        phase=replace(phase, stopping=phase.stopping.without(event.id), since_s=now_s),
-        members=state.members.with_item(event.id, member),
+        phase=replace(phase, stopping=phase.stopping.without(sender), since_s=now_s),
+        members=state.members.with_item(sender, member),
         quorum_rounds=tuple(each.with_claim(member.id, member.index) for each in state.quorum_rounds),
         failures=failures,
     ), ()

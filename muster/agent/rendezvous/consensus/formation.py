@@ -1,9 +1,10 @@
 """Forming rounds: when, and with which members; and ending the job. Pure."""
 
+from muster._shared.fields import Shared
 from muster._shared.records import assert_never, replace
 from muster._shared.reports import FinalFailure
 from muster.agent.diagnosis.root_cause import build_report
-from muster.agent.rendezvous.consensus.actions import CheckLease, EndJob, FailRendezvous, FormRound, Notify
+from muster.agent.rendezvous.consensus.actions import CheckLease, FormRound, JobEnd, Notify, Send
 from muster.agent.rendezvous.consensus.events import LeaseChecked
 from muster.agent.rendezvous.consensus.members import MemberRecord
 from muster.agent.rendezvous.consensus.quorum import QuorumRound, may_form_round
@@ -18,6 +19,7 @@ from muster.agent.rendezvous.consensus.state import (
     RoundRunning,
 )
 from muster.agent.rendezvous.consensus.waits import LEASE_RETRY_S
+from muster.agent.rendezvous.interface import RendezvousFailed
 from muster.agent.runtime.persistent import PersistentMap, PersistentSet
 
 
@@ -197,12 +199,16 @@ def _end_job(state: JobState, final: FinalFailure | None) -> Decision:
         )
     drain = state.phase.drain if isinstance(state.phase, RoundRunning) else None
     is_drained = drain is not None and drain.last_rank is not None
-    succeeded = final is None and not is_drained
-    job_end = EndJob(ids=(), succeeded=succeeded, report=report, printer_id=None, is_drained=is_drained)
     # A leader that took over only to end the job has formed no round.
     printer_id = next(iter(present or state.members), None) if report is not None else None
-    end = replace(job_end, ids=tuple(state.members), printer_id=printer_id)
-    return replace(state, phase=Ending(job_end=job_end)), (end,)
+    end = JobEnd(
+        succeeded=final is None and not is_drained,
+        report=None if report is None else Shared(report),
+        printer_id=printer_id,
+        is_drained=is_drained,
+    )
+    told = Send(ids=tuple(state.members), message=end)
+    return replace(state, phase=Ending(job_end=replace(end, printer_id=None))), (told,)
 
 
 def fail_rendezvous(state: JobState) -> Decision:
@@ -222,6 +228,5 @@ def fail_rendezvous(state: JobState) -> Decision:
         why = f"{nodes} of round {state.round_number} {verb} unreachable and may still be running; no round was formed"
     else:
         why = f"only {count} of at least {rules.min_nodes} nodes joined"
-    return replace(state, phase=Ending(job_end=None)), (
-        FailRendezvous(reason=f"{why} within {rules.join_timeout_s:g} s"),
-    )
+    failed = RendezvousFailed(reason=f"{why} within {rules.join_timeout_s:g} s")
+    return replace(state, phase=Ending(job_end=None)), (Send(ids=tuple(state.members), message=failed),)

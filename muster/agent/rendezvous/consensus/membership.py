@@ -8,8 +8,8 @@ from collections.abc import Iterable
 
 from muster._shared.records import replace
 from muster._shared.reports import FinalFailure
-from muster.agent.rendezvous.consensus.actions import Action, DropMembers, Notify
-from muster.agent.rendezvous.consensus.events import Joined, Leaving, MemberLost, Prepared, ProcessEnded
+from muster.agent.rendezvous.consensus.actions import Action, DropMembers, Notify, Send
+from muster.agent.rendezvous.consensus.events import Joined, MemberLost, ProcessEnded
 from muster.agent.rendezvous.consensus.failures import break_for_loss, break_round, refund_attempt
 from muster.agent.rendezvous.consensus.members import MemberRecord, RecoveryState
 from muster.agent.rendezvous.consensus.quorum import QuorumRound, RecoveredRound, build_quorum_round
@@ -23,7 +23,7 @@ from muster.agent.rendezvous.consensus.state import (
     describe_member,
 )
 from muster.agent.rendezvous.consensus.waits import find_batch_due_s
-from muster.agent.rendezvous.interface import BreakKind
+from muster.agent.rendezvous.interface import BreakKind, Leaving
 from muster.agent.round import Checkpoint
 
 
@@ -34,7 +34,7 @@ def on_joined(state: JobState, event: Joined, now_s: float) -> Decision:
     member = replace(event.member, join_order=state.join_count, recovery_state=recovered)
     if isinstance(state.phase, Ending):
         job_end = state.phase.job_end
-        return state, () if job_end is None else (replace(job_end, ids=(member.id,)),)
+        return state, () if job_end is None else (Send(ids=(member.id,), message=job_end),)
     is_first_to_import = not member.is_prepared and not state.importing
     state = _remove_from_importing(state, member.id)
     quorum_rounds = tuple(_add_connected(each, member) for each in state.quorum_rounds)
@@ -72,10 +72,10 @@ def _adopt_checkpoint(state: JobState, checkpoint: Checkpoint) -> JobState:
     return state if known is not None and known.number >= checkpoint.number else replace(state, checkpoint=checkpoint)
 
 
-def on_prepared(state: JobState, event: Prepared, now_s: float) -> Decision:
+def on_prepared(state: JobState, sender: str, now_s: float) -> Decision:
     """A member has imported what its workers need."""
-    state = _remove_from_importing(state, event.id)
-    is_new = event.id in state.members and event.id not in state.assignments
+    state = _remove_from_importing(state, sender)
+    is_new = sender not in state.assignments
     return _clear_batch(_start_batch(state, now_s) if is_new else state), ()
 
 
@@ -288,17 +288,15 @@ def on_process_ended(state: JobState, event: ProcessEnded) -> Decision:
     return replace(state, quorum_rounds=(*state.quorum_rounds[:-1], last)), ()
 
 
-def on_leaving(state: JobState, event: Leaving, now_s: float) -> Decision:
+def on_leaving(state: JobState, sender: str, message: Leaving, now_s: float) -> Decision:
     """Break the running round for a member that announced that it leaves."""
-    member = state.members.get(event.id)
-    if member is None:
-        return state, ()
-    state = replace(state, members=state.members.with_item(event.id, replace(member, is_leaving=True)))
-    if not _is_lost_from_round(state, event.id):
+    member = state.members[sender]
+    state = replace(state, members=state.members.with_item(sender, replace(member, is_leaving=True)))
+    if not _is_lost_from_round(state, sender):
         return _clear_batch(state), ()
-    if event.ends_job:
-        cause = f"{describe_member(state, member)}: {event.reason}"
+    if message.ends_job:
+        cause = f"{describe_member(state, member)}: {message.reason}"
         return break_round(state, BreakKind.FINAL, cause, now_s, FinalFailure(cause=cause))
     # It counts as stopping until its connection closes: only then have its workers ended.
-    reason = f"{describe_member(state, member)} left: {event.reason}"
-    return break_for_loss(state, event.id, reason, now_s, is_interrupt=event.is_interrupt)
+    reason = f"{describe_member(state, member)} left: {message.reason}"
+    return break_for_loss(state, sender, reason, now_s, is_interrupt=message.is_interrupt)

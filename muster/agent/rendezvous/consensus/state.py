@@ -9,7 +9,7 @@ from muster._shared.contract import AskKind, StatusPageLayout
 from muster._shared.records import record
 from muster._shared.reports import Failure, FinalFailure, Stack
 from muster.agent.diagnosis.root_cause import DatedFailure
-from muster.agent.rendezvous.consensus.actions import Action, EndJob, FormRound, SetTimer
+from muster.agent.rendezvous.consensus.actions import Action, FormRound, JobEnd, SetTimer
 from muster.agent.rendezvous.consensus.members import ConsensusRules, MemberRecord, RankAssignment
 from muster.agent.rendezvous.consensus.quorum import QuorumRound
 from muster.agent.rendezvous.interface import DrainReport, LateRank
@@ -154,7 +154,7 @@ class RoundRunning:
 class Ending:
     """The job has ended, or rendezvous has failed."""
 
-    job_end: EndJob | None
+    job_end: JobEnd | None
     """How the job ended, for members that join late; None: rendezvous has failed."""
 
 
@@ -224,6 +224,13 @@ class JobState:
     fence_until_s: float = -FOREVER
     announcement_wait_until_s: float = -FOREVER
     rejoin_wait_until_s: float = -FOREVER
+
+    @property
+    def running(self) -> RoundRunning:
+        """The phase, for an event that the table of `decisions` has only a running round accept."""
+        if not isinstance(self.phase, RoundRunning):
+            raise TypeError(f"no round runs: {self.phase!r}")
+        return self.phase
 
 
 Decision = tuple[JobState, tuple[Action, ...]]

@@ -7,9 +7,8 @@ returned look the same.
 from collections.abc import Callable
 
 from muster._shared.codec import MalformedMessageError
-from muster.agent.rendezvous.protocol.discovery_messages import ANNOUNCEMENT_ANSWERS, Announcement, AnnouncementRefused
 from muster.agent.rendezvous.protocol.framing import Frame
-from muster.agent.rendezvous.protocol.messages import Message
+from muster.agent.rendezvous.protocol.messages import ANNOUNCEMENT_ANSWERS, Announcement, AnnouncementRefused, Message
 from muster.agent.rendezvous.transport.links import Closing, Link, LinkEnd, Network
 from muster.agent.runtime.loop import Loop, Timer
 

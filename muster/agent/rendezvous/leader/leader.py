@@ -8,29 +8,16 @@ from collections import deque
 
 from muster import __version__
 from muster._shared.codec import MalformedMessageError
-from muster._shared.records import assert_never, replace
-from muster.agent.rendezvous.consensus.actions import Action, CheckLease, DropMembers, SetTimer
+from muster._shared.records import assert_never
+from muster.agent.rendezvous.consensus.actions import Action, CheckLease, DropMembers, FormRound, Notify, Send, SetTimer
 from muster.agent.rendezvous.consensus.decisions import decide
 from muster.agent.rendezvous.consensus.events import (
-    Asked,
-    DrainAsked,
-    DrainFollowed,
-    DrainReported,
     Event,
-    Failed,
-    Idle,
     Joined,
     LeaseChecked,
-    Leaving,
     MemberLost,
-    Prepared,
     ProcessEnded,
-    RoundAcknowledged,
-    Saved,
-    StacksTaken,
-    StoodStill,
-    Stopped,
-    Succeeded,
+    Reported,
     TimerFired,
 )
 from muster.agent.rendezvous.consensus.members import MemberRecord
@@ -56,9 +43,9 @@ from muster.agent.rendezvous.protocol.member_messages import (
     Heartbeat,
     Join,
     MemberMessage,
-    Started,
 )
 from muster.agent.rendezvous.protocol.messages import Message
+from muster.agent.rendezvous.report_messages import Failed
 from muster.agent.rendezvous.transport.links import Link, LinkEnd, LocalLink, Network
 from muster.agent.runtime.loop import Loop, Timer
 
@@ -148,9 +135,8 @@ class Leader:
     def on_message(self, link: Link, frame: Frame | Message) -> None:
         """See `LinkOwner`. A malformed message ends the connection."""
         connection = self._connections.find_link(link)
-        known = {} if connection is None else {"id": connection.id, "suspicion_s": 0.0}
         try:
-            message = MEMBER_MESSAGES.read(frame, **known)
+            message = MEMBER_MESSAGES.read(frame)
         except MalformedMessageError as error:
             self._reject_malformed(link, str(error))
             return
@@ -174,32 +160,13 @@ class Leader:
                 self._reply_to_heartbeat(connection, message)
             case EndAcknowledged():
                 self._outgoing.record_acknowledgement(connection.id, message.peak_bytes)
-            case Started():
-                self._outgoing.send_rank0_started(message.round_number, connection.id, self.state)
-            case Failed() if not self.state.failures.seen:
-                suspicion_s = self._losses.compute_suspicion_s(self.state.assignments.__contains__)
-                self._apply(replace(message, suspicion_s=suspicion_s))
-            case (
-                Failed()
-                | Idle()
-                | Leaving()
-                | Prepared()
-                | RoundAcknowledged()
-                | Saved()
-                | Stopped()
-                | Succeeded()
-                | DrainAsked()
-                | DrainReported()
-                | DrainFollowed()
-                | Asked()
-                | StacksTaken()
-                | StoodStill()
-            ):
-                self._apply(message)
             case Join() | None:  # it has joined already; a message of a newer version
                 return
             case _:
-                assert_never(message)
+                is_first = isinstance(message, Failed) and not self.state.failures.seen
+                is_assigned = self.state.assignments.__contains__
+                suspicion_s = self._losses.compute_suspicion_s(is_assigned) if is_first else 0.0
+                self._apply(Reported(id=connection.id, message=message, suspicion_s=suspicion_s))
 
     def _reply_to_heartbeat(self, connection: MemberConnection, heartbeat: Heartbeat) -> None:
         now_s = self._clock.boottime_s()
@@ -267,6 +234,12 @@ class Leader:
 
     def _act(self, action: Action) -> None:
         match action:
+            case Send():
+                self._outgoing.send(action)
+            case FormRound():
+                self._outgoing.send_round(action, self.state)
+            case Notify():
+                self._options.notify(action.text, action.kind)
             case CheckLease():
                 limit_s = find_lease_limit_s(
                     action.quorum_rounds, self._connections, self._options, self._clock.boottime_s()
@@ -277,7 +250,7 @@ class Leader:
             case DropMembers():
                 self._drop_members(action)
             case _:
-                self._outgoing.send_action(action, self.state)
+                assert_never(action)
 
     def _set_timer(self, timer: SetTimer) -> None:
         if self._timer is not None:

@@ -1,46 +1,19 @@
-"""Sending to the members: the actions of `decisions.decide` as messages to the members that are connected.
+"""Sending to the members: the messages of `decisions.decide`, and each round with the addresses of its ranks.
 
-This module also finds the address of each rank, and lets no member exit before all have acknowledged the job's end.
+It also lets no member exit before all have acknowledged the job's end.
 """
 
 from muster._shared.fields import Shared
-from muster._shared.records import assert_never, replace
-from muster.agent.rendezvous.consensus.actions import (
-    AnswerRequest,
-    BeginDrain,
-    BreakRound,
-    CommitDrain,
-    CommitRound,
-    CompleteCheckpoint,
-    EndJob,
-    FailRendezvous,
-    FormRound,
-    Notify,
-    SentAction,
-    WantStacks,
-    WithdrawDrain,
-)
-from muster.agent.rendezvous.consensus.quorum import ENDED_KEPT, RecoveredRound
+from muster.agent.rendezvous.consensus.actions import FormRound, JobEnd, Send
+from muster.agent.rendezvous.consensus.quorum import RecoveredRound
 from muster.agent.rendezvous.consensus.state import JobState, RoundRunning
-from muster.agent.rendezvous.interface import BreakKind
 from muster.agent.rendezvous.leader.connections import LeaderOptions, MemberConnection, MemberConnections
 from muster.agent.rendezvous.protocol.leader_messages import (
-    CheckpointComplete,
-    DrainBegin,
-    DrainCommit,
-    DrainWithdrawal,
     Exit,
-    JobEnd,
     LeaderMessage,
-    Rank0Started,
-    RendezvousFailure,
-    RequestAnswer,
-    RoundBreak,
-    RoundCommitted,
     RoundFacts,
     RoundStart,
     RoundSummary,
-    StacksWanted,
     Successor,
 )
 from muster.agent.rendezvous.transport.addresses import is_loopback
@@ -66,37 +39,11 @@ class OutgoingMessages:
         self._peak_bytes = 0
         self._end_timer: Timer | None = None
 
-    def send_action(self, action: SentAction, state: JobState) -> None:  # noqa: C901  # one case for each
-        """Send one action. `state` is the state that `decide` returned with it."""
-        match action:
-            case FormRound():
-                self._send_round(action, state)
-            case BreakRound():
-                self._send_break(action, state)
-            case CommitRound():
-                self._send(tuple(state.assignments), RoundCommitted(round_number=action.round_number))
-            case BeginDrain():
-                self._send(action.ids, _build_drain_begin(action))
-            case CommitDrain():
-                commit = DrainCommit(round_number=action.round_number, drain=action.drain, step=action.step)
-                self._send(action.ids, commit)
-            case WithdrawDrain():
-                withdrawal = DrainWithdrawal(round_number=action.round_number, drain=action.drain, reason=action.reason)
-                self._send(action.ids, withdrawal)
-            case WantStacks():
-                self._send(action.ids, StacksWanted(round_number=action.round_number, number=action.number))
-            case AnswerRequest():
-                self._send((action.id,), RequestAnswer(request=action.request, answer=action.answer))
-            case CompleteCheckpoint():
-                self._send(action.ids, CheckpointComplete(checkpoint=action.checkpoint))
-            case EndJob():
-                self._send_end(action)
-            case FailRendezvous():
-                self._send(self._connections.list_ids(), RendezvousFailure(reason=action.reason))
-            case Notify():
-                self._options.notify(action.text, action.kind)
-            case _:
-                assert_never(action)
+    def send(self, send: Send) -> None:
+        """Send a message to those of its recipients that are connected."""
+        self._send(send.ids, send.message)
+        if isinstance(send.message, JobEnd):
+            self._await_acknowledgements(send.ids)
 
     def _send(self, ids: tuple[str, ...], message: LeaderMessage) -> None:
         for member_id in ids:
@@ -106,13 +53,8 @@ class OutgoingMessages:
 
     # -- rounds -----------------------------------------------------------------------------------------------------
 
-    def _send_break(self, action: BreakRound, state: JobState) -> None:
-        message = _build_round_break(action, state)
-        leaving = set(action.leaving)
-        self._send(tuple(each for each in action.ids if each not in leaving), message)
-        self._send(action.leaving, replace(message, leaves=True))
-
-    def _send_round(self, form: FormRound, state: JobState) -> None:
+    def send_round(self, form: FormRound, state: JobState) -> None:
+        """Send each member of a new round its ranks, and all others what they must know of it."""
         found = [self._connections.find(assignment.id) for assignment in form.assignments]
         connections = [each for each in found if each is not None]  # all of them: a lost member gets no assignment
         own_host = self._find_own_host()
@@ -137,16 +79,6 @@ class OutgoingMessages:
         self._running_round = (form, facts)
         for spare_id in [each for each in self._connections.list_ids() if each not in state.assignments]:
             self._send((spare_id,), _build_round_summary(form, facts, spare_id, state))
-
-    def send_rank0_started(self, round_number: int, member_id: str, state: JobState) -> None:
-        """A member has started its workers. When it has global rank 0, the other members may start theirs."""
-        assignment = state.assignments.get(member_id)
-        if assignment is None or assignment.group_rank != 0:
-            return
-        if round_number != state.round_number or not isinstance(state.phase, RoundRunning):
-            return
-        others = tuple(other for other in state.assignments if other != member_id)
-        self._send(others, Rank0Started(round_number=round_number))
 
     def send_running_round(self, connection: MemberConnection, state: JobState) -> None:
         """Send the running round to a member that joins during it: it needs the successors to find the next leader."""
@@ -174,20 +106,13 @@ class OutgoingMessages:
 
     # -- the end ----------------------------------------------------------------------------------------------------
 
-    def _send_end(self, end: EndJob) -> None:
-        report = None if end.report is None else Shared(end.report)
-        for member_id in end.ids:
-            is_printer = member_id == end.printer_id
-            message = JobEnd(
-                succeeded=end.succeeded, report=report, prints_report=is_printer, is_drained=end.is_drained
-            )
-            self._send((member_id,), message)
+    def _await_acknowledgements(self, ids: tuple[str, ...]) -> None:
         if self._unacknowledged is None:
-            self._unacknowledged = set(end.ids)
+            self._unacknowledged = set(ids)
             limit_s = ACKNOWLEDGE_SILENCES * self._options.silence_s
             self._end_timer = self._loop.call_later(limit_s, self._send_exit)
         elif not self._unacknowledged:
-            self._send(end.ids, Exit(peak_bytes=self._peak_bytes))  # the other members have exited already
+            self._send(ids, Exit(peak_bytes=self._peak_bytes))  # the other members have exited already
 
     def record_acknowledgement(self, member_id: str, peak_bytes: int = 0) -> None:
         """Record that a member has acknowledged the end, or that its process has ended.
@@ -242,30 +167,3 @@ def _build_round_summary(form: FormRound, facts: Shared[RoundFacts], member_id: 
 
 def _list_recovered_rounds(form: FormRound, member_id: str) -> tuple[RecoveredRound, ...]:
     return tuple(each.build_recovered(member_id) for each in form.quorum_rounds)
-
-
-def _build_drain_begin(action: BeginDrain) -> DrainBegin:
-    return DrainBegin(
-        round_number=action.round_number,
-        drain=action.drain,
-        limit_s=action.limit_s,
-        kind=action.kind,
-        is_asked=action.is_asked,
-    )
-
-
-def _build_round_break(action: BreakRound, state: JobState) -> RoundBreak:
-    leaving = action.leaving if action.kind is BreakKind.DRAINED else ()
-    ended = frozenset(state.assignments[each].group_rank for each in leaving[:ENDED_KEPT])
-    return RoundBreak(
-        round_number=action.round_number,
-        kind=action.kind,
-        reason=action.reason,
-        want_stacks=action.want_stacks,
-        next_attempt=action.next_attempt,
-        startup_signature=action.startup_signature,
-        is_hang=action.is_hang,
-        final=action.final,
-        ended=ended,
-        is_interrupt=action.is_interrupt,
-    )

@@ -9,8 +9,8 @@ from typing import Protocol
 from muster._shared.records import record
 from muster.agent.rendezvous.member.recovery import RecoveryTracker
 from muster.agent.rendezvous.member.search import Search, Target
-from muster.agent.rendezvous.protocol.discovery_messages import DiscoveryRole, LeaderQuery, QueryReply
 from muster.agent.rendezvous.protocol.job_rules import JobRules, describe_difference
+from muster.agent.rendezvous.protocol.messages import DiscoveryRole, LeaderQuery, QueryReply
 from muster.agent.rendezvous.transport.links import Cause, Link, LinkEnd, Network
 from muster.agent.runtime.loop import Loop, Timer
 

@@ -8,47 +8,29 @@ from collections.abc import Callable
 
 from muster import __version__
 from muster._shared.codec import clean_name
-from muster._shared.contract import AskKind, AskOutcome
+from muster._shared.contract import AskOutcome
 from muster._shared.processes import read_peak_bytes
-from muster._shared.records import assert_never, replace
-from muster._shared.reports import Failure, Stack
+from muster._shared.records import replace
 from muster.agent.config import RendezvousConfig
-from muster.agent.rendezvous.consensus.actions import Answer
-from muster.agent.rendezvous.consensus.events import (
-    Asked,
-    DrainAsked,
-    DrainFollowed,
-    DrainReported,
-    Failed,
-    Idle,
-    Leaving,
-    Prepared,
-    RoundAcknowledged,
-    Saved,
-    StacksTaken,
-    StoodStill,
-    Stopped,
-    Succeeded,
-)
+from muster.agent.rendezvous.consensus.actions import JobEnd, RoundBreak, RoundCommitted
+from muster.agent.rendezvous.consensus.events import RoundAcknowledged
 from muster.agent.rendezvous.interface import (
+    AllStarted,
+    Asked,
     BreakKind,
     CheckpointCompleted,
-    DrainBegun,
-    DrainCommitted,
-    DrainReport,
-    DrainWithdrawn,
-    GlobalRank0Started,
     JobEnded,
-    LateRank,
     Lease,
+    Leaving,
+    NodeMessage,
     Notice,
     NoticeKind,
     PostEvent,
+    Prepared,
     RendezvousFailed,
     RequestAnswered,
     RoundBroken,
     RoundFormed,
-    StacksWanted,
 )
 from muster.agent.rendezvous.member.master_ports import MasterPorts
 from muster.agent.rendezvous.member.recovery import RecoveryTracker
@@ -56,6 +38,7 @@ from muster.agent.rendezvous.member.session import Session
 from muster.agent.rendezvous.protocol import leader_messages as down
 from muster.agent.rendezvous.protocol import member_messages as up
 from muster.agent.rendezvous.protocol.job_rules import build_job_rules
+from muster.agent.rendezvous.report_messages import Answer, Failed, Stopped
 from muster.agent.rendezvous.transport.links import Network, Reservation
 from muster.agent.round import Checkpoint, Round
 from muster.agent.runtime.loop import Loop, Timer
@@ -97,10 +80,10 @@ class Member:
         """Since the last round began."""
         self._wait_timer: Timer | None = None
         self._is_running = False
-        """Workers of a round may be alive here: from RoundFormed to `report_stopped`. It is the last one that
+        """Workers of a round may be alive here: from RoundFormed to `Stopped`. It is the last one that
         `RecoveryTracker` knows."""
         self._kinds_posted: set[BreakKind] = set()
-        self._job_end: down.JobEnd | None = None
+        self._job_end: JobEnd | None = None
         self._peak_bytes = 0
         """Of the job's largest worker, as the leader has it."""
         self._has_ended = False
@@ -121,92 +104,40 @@ class Member:
         self._begin_wait()
         self._session.start()
 
-    def report_prepared(self) -> None:
-        """See `Rendezvous`."""
-        self._is_prepared = True
-        self.send_prepared()
+    def send(self, message: NodeMessage) -> None:
+        """See `Rendezvous`. A message about a round that is not the current one is dropped."""
+        match message:
+            case Prepared():
+                self._is_prepared = True
+                self.send_prepared()
+            case Leaving():
+                self._session.send(message)
+            case Failed() if self._session.check_expiry():
+                pass  # the guard killed these workers: they did not fail
+            case _ if not self._is_current(message.round_number):
+                if isinstance(message, Asked):
+                    self._refuse(message)
+            case Stopped():
+                self._report_stopped(message)
+            case Asked() if not self._session.is_accepted:
+                self._refuse(message)
+            case AllStarted() if self._recovery.group_rank != 0:
+                pass  # only of global rank 0's node it is awaited
+            case _:
+                self._session.send(message)
 
-    def report_started(self, round_number: int) -> None:
-        """See `Rendezvous`. Only global rank 0's node reports it; a round was acknowledged when it was received."""
-        if self._is_current(round_number) and self._recovery.group_rank == 0:
-            self._session.send(up.Started(round_number=round_number))
+    def _refuse(self, asked: Asked) -> None:
+        answer = Answer(outcome=AskOutcome.LOST, line="the leader was lost: ask again when the job goes on")
+        self._post(RequestAnswered(request=asked.request, answer=answer))
 
-    def report_failures(self, round_number: int, failures: tuple[Failure, ...]) -> None:
-        """See `Rendezvous`."""
-        if self._session.check_expiry():
-            return  # the guard killed these workers: they did not fail
-        if self._is_current(round_number):
-            self._session.send(Failed(id=self._id, round_number=round_number, failures=failures))
-
-    def report_idle(self, round_number: int, failures: tuple[Failure, ...], *, is_urgent: bool = False) -> None:
-        """See `Rendezvous`."""
-        if self._is_current(round_number):
-            idle = Idle(id=self._id, round_number=round_number, failures=failures, is_urgent=is_urgent)
-            self._session.send(idle)
-
-    def report_still(self, round_number: int, for_s: float) -> None:
-        """See `Rendezvous`."""
-        if self._is_current(round_number):
-            self._session.send(StoodStill(id=self._id, round_number=round_number, for_s=for_s))
-
-    def report_succeeded(self, round_number: int, drained_rank: int | None = None) -> None:
-        """See `Rendezvous`."""
-        if self._is_current(round_number):
-            self._session.send(Succeeded(id=self._id, round_number=round_number, drained_rank=drained_rank))
-
-    def ask_drain(self, round_number: int, reason: str, limit_s: float) -> None:
-        """See `Rendezvous`."""
-        if self._is_current(round_number):
-            asked = DrainAsked(id=self._id, round_number=round_number, reason=reason, limit_s=limit_s)
-            self._session.send(asked)
-
-    def report_drain(self, round_number: int, drain: int, report: DrainReport) -> None:
-        """See `Rendezvous`."""
-        if self._is_current(round_number):
-            reported = DrainReported(id=self._id, round_number=round_number, drain=drain, report=report)
-            self._session.send(reported)
-
-    def report_followed(self, round_number: int, drain: int, late: tuple[LateRank, ...]) -> None:
-        """See `Rendezvous`."""
-        if self._is_current(round_number):
-            self._session.send(DrainFollowed(id=self._id, round_number=round_number, drain=drain, late=late))
-
-    def ask(self, round_number: int, request: int, kind: AskKind, limit_s: float) -> None:
-        """See `Rendezvous`."""
-        if self._is_current(round_number) and self._session.is_accepted:
-            asked = Asked(id=self._id, round_number=round_number, request=request, kind=kind, limit_s=limit_s)
-            self._session.send(asked)
-            return
-        line = "the leader was lost: ask again when the job goes on"
-        answer = Answer(outcome=AskOutcome.LOST, line=line)
-        self._post(RequestAnswered(request=request, answer=answer))
-
-    def report_stacks(self, round_number: int, number: int, stacks: tuple[Stack, ...], missing: int) -> None:
-        """See `Rendezvous`."""
-        if self._is_current(round_number):
-            taken = StacksTaken(id=self._id, round_number=round_number, number=number, stacks=stacks, missing=missing)
-            self._session.send(taken)
-
-    def report_saved(self, round_number: int, step: int, path: str) -> None:
-        """See `Rendezvous`."""
-        if self._is_current(round_number):
-            self._session.send(Saved(id=self._id, round_number=round_number, step=step, path=path))
-
-    def report_stopped(
-        self, round_number: int, failures: tuple[Failure, ...] = (), stacks: tuple[Stack, ...] = ()
-    ) -> None:
-        """See `Rendezvous`."""
-        if not self._is_current(round_number) or self._closed or self._has_ended:
+    def _report_stopped(self, stopped: Stopped) -> None:
+        if self._closed or self._has_ended:
             return
         self._is_running = False
         self._begin_wait()
         self._session.end_round()
         self._ports.offer()
-        self._session.report_or_rejoin(self._build_stopped(round_number, failures, stacks))
-
-    def report_leaving(self, reason: str, *, ends_job: bool = False, is_interrupt: bool = False) -> None:
-        """See `Rendezvous`."""
-        self._session.send(Leaving(id=self._id, reason=reason, ends_job=ends_job, is_interrupt=is_interrupt))
+        self._session.report_or_rejoin(self._complete(stopped))
 
     def close(self) -> None:
         """See `Rendezvous`."""
@@ -284,45 +215,38 @@ class Member:
         """See `SessionOwner`."""
         if self._is_prepared and not self._has_reported_prepared and self._session.is_accepted:
             self._has_reported_prepared = True
-            self._session.send(Prepared(id=self._id))
+            self._session.send(Prepared())
 
-    def handle_message(self, message: down.JobMessage) -> None:  # noqa: C901  # one case for each
+    def handle_message(self, message: down.JobMessage) -> None:
         """See `SessionOwner`."""
         match message:
             case down.RoundStart():
                 self._on_round_start(message)
             case down.RoundSummary():
                 self._on_round_summary(message)
-            case down.Rank0Started():
-                self._on_rank_0_started(message)
-            case down.RoundCommitted():
+            case RoundCommitted():
                 self._recovery.record_commit(message.round_number)
-            case down.RoundBreak():
+            case RoundBreak():
                 self._on_round_break(message)
-            case down.DrainBegin() | down.DrainCommit() | down.DrainWithdrawal():
-                self._on_drain(message)
-            case down.StacksWanted():
-                if self._is_current(message.round_number):
-                    self._post(StacksWanted(round_number=message.round_number, number=message.number))
-            case down.RequestAnswer():
-                self._post(RequestAnswered(request=message.request, answer=message.answer))
-            case down.CheckpointComplete():
+            case CheckpointCompleted():
                 self._record_checkpoint(message.checkpoint)
-            case down.JobEnd():
+            case JobEnd():
                 self._on_job_end(message)
             case down.Exit():
                 self._peak_bytes = message.peak_bytes
                 self.post_job_end()
-            case down.RendezvousFailure():
-                self.fail(message.reason)
-            case down.Rejected():
+            case RendezvousFailed() | down.Rejected():
                 self.fail(message.reason, usage=message.usage)
+            case RequestAnswered():
+                self._post(message)
             case _:
-                assert_never(message)
+                if self._is_current(message.round_number):
+                    self._post(message)
 
     def fence(self, reason: str) -> None:
         """See `SessionOwner`."""
-        self._post_break(BreakKind.FENCED, reason)
+        number = self._recovery.round_number
+        self._post_break(RoundBroken(round_number=number, kind=BreakKind.FENCED, reason=reason))
 
     # -- rounds -----------------------------------------------------------------------------------------------------
 
@@ -343,7 +267,7 @@ class Member:
         self._ports.begin_round(hosts_rank_0=hosts_rank_0)
         self._session.begin_round(
             alone=formed.group_world_size == 1,
-            acknowledgement=RoundAcknowledged(id=self._id, round_number=formed.number),
+            acknowledgement=RoundAcknowledged(round_number=formed.number),
         )
         self._post(RoundFormed(round=formed, is_held=not hosts_rank_0))
 
@@ -372,21 +296,9 @@ class Member:
             checkpoint=facts.checkpoint,
         )
 
-    def _build_stopped(
-        self, round_number: int, failures: tuple[Failure, ...] = (), stacks: tuple[Stack, ...] = ()
-    ) -> Stopped:
-        return Stopped(
-            id=self._id,
-            round_number=round_number,
-            port=self._ports.offered,
-            can_host_store=self._can_host_store(),
-            failures=failures,
-            stacks=stacks,
-        )
-
-    def _on_rank_0_started(self, started: down.Rank0Started) -> None:
-        if self._is_current(started.round_number):
-            self._post(GlobalRank0Started(round_number=started.round_number))
+    def _complete(self, stopped: Stopped) -> Stopped:
+        """Add what this node offers for the next round."""
+        return replace(stopped, port=self._ports.offered, can_host_store=self._can_host_store())
 
     def _on_round_summary(self, summary: down.RoundSummary) -> None:
         """A round formed without this node. Posted once, not with every round that the others form meanwhile."""
@@ -396,55 +308,24 @@ class Member:
             self._end_wait()
             self.post_notice(f"all {self._config.max_nodes} nodes that --nnodes allows have joined: waiting as a spare")
 
-    def _on_round_break(self, broken: down.RoundBreak) -> None:
-        if broken.round_number != self._recovery.round_number:
+    def _on_round_break(self, message: RoundBreak) -> None:
+        number = message.broken.round_number
+        if number != self._recovery.round_number:
             return
-        self._recovery.record_break(broken)
+        self._recovery.record_break(message)
         if self._is_running:
-            self._post_break(broken.kind, broken.reason, sent=broken)
+            self._post_break(message.broken)
         else:
-            self._session.send(self._build_stopped(broken.round_number))
+            self._session.send(self._complete(Stopped(round_number=number)))
 
-    def _post_break(self, kind: BreakKind, reason: str, sent: down.RoundBreak | None = None) -> None:
-        if not self._is_running or kind in self._kinds_posted:
-            return
-        self._kinds_posted.add(kind)
-        broken = RoundBroken(
-            round_number=self._recovery.round_number,
-            kind=kind,
-            reason=reason,
-            want_stacks=sent is not None and sent.want_stacks,
-            is_hang=sent is not None and sent.is_hang,
-            leaves=sent is not None and sent.leaves,
-            is_leader=self._session.is_leading,
-            is_interrupt=sent is not None and sent.is_interrupt,
-        )
-        self._post(broken)
-
-    def _on_drain(self, message: down.DrainBegin | down.DrainCommit | down.DrainWithdrawal) -> None:
-        number, drain = message.round_number, message.drain
-        if not self._is_current(number):
-            return
-        match message:
-            case down.DrainBegin():
-                begun = DrainBegun(
-                    round_number=number,
-                    drain=drain,
-                    limit_s=message.limit_s,
-                    kind=message.kind,
-                    is_asked=message.is_asked,
-                )
-                self._post(begun)
-            case down.DrainCommit():
-                self._post(DrainCommitted(round_number=number, drain=drain, step=message.step))
-            case down.DrainWithdrawal():
-                self._post(DrainWithdrawn(round_number=number, drain=drain, reason=message.reason))
-            case _:
-                assert_never(message)
+    def _post_break(self, broken: RoundBroken) -> None:
+        if self._is_running and broken.kind not in self._kinds_posted:
+            self._kinds_posted.add(broken.kind)
+            self._post(replace(broken, is_leader=self._session.is_leading))
 
     # -- the end ----------------------------------------------------------------------------------------------------
 
-    def _on_job_end(self, job_end: down.JobEnd) -> None:
+    def _on_job_end(self, job_end: JobEnd) -> None:
         self._job_end = self._session.server.job_end = job_end
         self._session.send(up.EndAcknowledged(peak_bytes=read_peak_bytes()))
 
@@ -460,7 +341,7 @@ class Member:
         ended = JobEnded(
             succeeded=job_end.succeeded,
             report=report,
-            prints_report=job_end.prints_report,
+            prints_report=job_end.printer_id == self._id,
             is_drained=job_end.is_drained,
             peak_bytes=self._peak_bytes,
         )

@@ -1,10 +1,10 @@
 """What one node knows of the job and sends to its next leader, so that nothing is lost when a leader ends."""
 
 from muster._shared.records import replace
+from muster.agent.rendezvous.consensus.actions import RoundBreak
 from muster.agent.rendezvous.consensus.members import RecoveryState
 from muster.agent.rendezvous.consensus.quorum import RecoveredRound, build_quorum_round
-from muster.agent.rendezvous.interface import BreakKind
-from muster.agent.rendezvous.protocol.leader_messages import RoundBreak, RoundFacts, Successor
+from muster.agent.rendezvous.protocol.leader_messages import RoundFacts, Successor
 from muster.agent.round import Checkpoint
 
 
@@ -71,8 +71,7 @@ class RecoveryTracker:
             startup_signature=broken.startup_signature,
             final=broken.final or self.state.final,
         )
-        if broken.kind is BreakKind.DRAINED:
-            self.record_ended(broken.round_number, broken.ended)
+        self.record_ended(broken.broken.round_number, broken.ended)
 
     def record_ended(self, round_number: int, group_ranks: frozenset[int]) -> None:
         """Processes of these ranks of a round were seen to end."""

@@ -4,10 +4,9 @@ from collections.abc import Callable
 
 from muster._shared.codec import MalformedMessageError
 from muster._shared.records import assert_never, record, replace
-from muster.agent.rendezvous.protocol.discovery_messages import QUERY_ANSWERS, LeaderQuery, QueryReply
 from muster.agent.rendezvous.protocol.framing import Frame
 from muster.agent.rendezvous.protocol.leader_messages import Rejected
-from muster.agent.rendezvous.protocol.messages import Message
+from muster.agent.rendezvous.protocol.messages import QUERY_ANSWERS, LeaderQuery, Message, QueryReply
 from muster.agent.rendezvous.transport.links import Closing, Link, LinkEnd, Network
 from muster.agent.runtime.loop import Loop, Timer
 

@@ -14,6 +14,7 @@ from muster import __version__
 from muster._shared.codec import MalformedMessageError, clean_name
 from muster._shared.records import assert_never, record, replace
 from muster.agent.config import RendezvousConfig
+from muster.agent.rendezvous.consensus.actions import JobEnd
 from muster.agent.rendezvous.consensus.members import FENCE_S, ConsensusRules, find_margin_s, find_silence_s
 from muster.agent.rendezvous.interface import PostNotice
 from muster.agent.rendezvous.leader.announcement import TakeoverAnnouncer
@@ -21,20 +22,20 @@ from muster.agent.rendezvous.leader.connections import LeaderOptions
 from muster.agent.rendezvous.leader.leader import Leader
 from muster.agent.rendezvous.leader.peer_lines import PeerLines, refuse
 from muster.agent.rendezvous.member.recovery import RecoveryTracker
-from muster.agent.rendezvous.protocol.discovery_messages import (
+from muster.agent.rendezvous.protocol.framing import Frame
+from muster.agent.rendezvous.protocol.job_rules import JobRules, build_job_rules, describe_difference
+from muster.agent.rendezvous.protocol.leader_messages import Exit, Goodbye, Welcome
+from muster.agent.rendezvous.protocol.member_messages import Join
+from muster.agent.rendezvous.protocol.messages import (
     FIRST_MESSAGES,
     Announcement,
     AnnouncementAcknowledged,
     AnnouncementRefused,
     DiscoveryRole,
     LeaderQuery,
+    Message,
     QueryReply,
 )
-from muster.agent.rendezvous.protocol.framing import Frame
-from muster.agent.rendezvous.protocol.job_rules import JobRules, build_job_rules, describe_difference
-from muster.agent.rendezvous.protocol.leader_messages import Exit, Goodbye, JobEnd, Welcome
-from muster.agent.rendezvous.protocol.member_messages import Join
-from muster.agent.rendezvous.protocol.messages import Message
 from muster.agent.rendezvous.transport.addresses import is_loopback, parse_numeric
 from muster.agent.rendezvous.transport.links import Link, LinkEnd, Listener, LocalLink, Network, Reservation
 from muster.agent.runtime.loop import Loop, Timer
@@ -356,7 +357,7 @@ class Server:
         elif self.job_end is not None:
             link.trust()
             link.send(Welcome(leader_id=self._options.own_id, listen_port=self.port, release=__version__))
-            link.send(replace(self.job_end, prints_report=False))
+            link.send(replace(self.job_end, printer_id=None))
             link.send(Exit())
             self._connections[link] = True
         else:

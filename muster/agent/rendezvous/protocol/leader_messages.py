@@ -1,9 +1,8 @@
-"""Messages from the leader to its members."""
+"""Messages from the leader to its members. Those that `consensus` sends are in `consensus.actions`."""
 
 from typing import Annotated
 
 from muster._shared.codec import MessageUnion
-from muster._shared.contract import StatusPageLayout
 from muster._shared.fields import (
     Count,
     GroupRank,
@@ -13,24 +12,15 @@ from muster._shared.fields import (
     Name,
     Paragraph,
     Port,
-    Range,
     RoundNumber,
     Seconds,
     Shared,
     Size,
-    Step,
 )
 from muster._shared.records import record
-from muster._shared.reports import FinalFailure, Report
-from muster.agent.rendezvous.consensus.actions import Answer
+from muster.agent.rendezvous.consensus.actions import SentMessage
 from muster.agent.rendezvous.consensus.quorum import EndedRanks, RecoveredRound
-from muster.agent.rendezvous.interface import BreakKind
 from muster.agent.round import Checkpoint
-
-DrainNumber = Annotated[int, Range(least=0, most=StatusPageLayout.MAX_DRAIN)]
-"""0: the drain that was asked for has not begun."""
-
-DrainKind = Annotated[int, Range(least=0, most=len(StatusPageLayout.KINDS) - 1)]
 
 
 @record
@@ -116,121 +106,11 @@ class RoundSummary:
 
 
 @record
-class Rank0Started:
-    """The workers of the node with global rank 0 have been started: see `interface.GlobalRank0Started`."""
-
-    round_number: RoundNumber
-
-
-@record
-class RoundCommitted:
-    """Every member of the round has acknowledged it: a quorum of older rounds is not needed any more."""
-
-    round_number: RoundNumber
-
-
-@record
-class RoundBreak:
-    """The round has ended: stop its workers."""
-
-    round_number: RoundNumber
-    kind: BreakKind
-    reason: Line
-    want_stacks: bool
-    next_attempt: Count
-    startup_signature: Paragraph | None
-    is_hang: bool = False
-    """The flight recorders are wanted, too."""
-    final: FinalFailure | None = None
-    """With `BreakKind.FINAL`, and only with it."""
-    leaves: bool = False
-    """A drain ends the job for this member."""
-    ended: EndedRanks = frozenset()
-    """With `BreakKind.DRAINED`: group ranks that have asked to leave and whose workers have ended."""
-    is_interrupt: bool = False
-    """A member left because of a Ctrl-C."""
-
-    def find_contradiction(self) -> str | None:
-        """See `codec`."""
-        is_final = self.kind is BreakKind.FINAL
-        return None if is_final == (self.final is not None) else "'final' contradicts 'kind'"
-
-
-@record
-class DrainBegin:
-    """Write a ceiling for the workers, and report it."""
-
-    round_number: RoundNumber
-    drain: DrainNumber
-    limit_s: Seconds
-    kind: DrainKind = StatusPageLayout.STOP
-    is_asked: bool = False
-
-
-@record
-class DrainCommit:
-    """All ranks that ask stop at this step."""
-
-    round_number: RoundNumber
-    drain: DrainNumber
-    step: Step
-
-
-@record
-class DrainWithdrawal:
-    """No step was agreed on."""
-
-    round_number: RoundNumber
-    drain: DrainNumber
-    reason: Line
-
-
-@record
-class StacksWanted:
-    """Send the stacks of the workers of the round."""
-
-    round_number: RoundNumber
-    number: Count
-
-
-@record
-class RequestAnswer:
-    """The answer to a person who has asked through this member."""
-
-    request: Count
-    answer: Answer
-
-
-@record
-class CheckpointComplete:
-    """All ranks of the job have saved this checkpoint."""
-
-    checkpoint: Checkpoint
-
-
-@record
-class JobEnd:
-    """The job has ended."""
-
-    succeeded: bool
-    report: Shared[Report] | None
-    prints_report: bool
-    is_drained: bool = False
-
-
-@record
 class Exit:
     """All members have acknowledged the job's end: exit."""
 
     peak_bytes: Count = 0
     """The peak memory of the job's largest worker, as far as members have reported it."""
-
-
-@record
-class RendezvousFailure:
-    """No round was formed within the join timeout."""
-
-    reason: Line
 
 
 @record
@@ -257,23 +137,7 @@ class Goodbye:
     reason: Line
 
 
-JobMessage = (
-    RoundStart
-    | RoundSummary
-    | Rank0Started
-    | RoundCommitted
-    | RoundBreak
-    | DrainBegin
-    | DrainCommit
-    | DrainWithdrawal
-    | StacksWanted
-    | RequestAnswer
-    | CheckpointComplete
-    | JobEnd
-    | Exit
-    | RendezvousFailure
-    | Rejected
-)
+JobMessage = SentMessage | RoundStart | RoundSummary | Exit | Rejected
 """About rounds and the job's end."""
 
 LeaderMessage = Welcome | HeartbeatReply | Redirect | Goodbye | JobMessage

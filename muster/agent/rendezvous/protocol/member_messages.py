@@ -1,26 +1,11 @@
-"""Messages from a member to its leader."""
+"""Messages from a member to its leader. Those that `consensus` decides on are in `consensus.events`."""
 
 from typing import Annotated
 
 from muster._shared.codec import MessageUnion
-from muster._shared.fields import Count, Host, Name, Port, Processes, Range, RoundNumber, Seconds
+from muster._shared.fields import Count, Host, Name, Port, Processes, Range, Seconds
 from muster._shared.records import record
-from muster.agent.rendezvous.consensus.events import (
-    Asked,
-    DrainAsked,
-    DrainFollowed,
-    DrainReported,
-    Failed,
-    Idle,
-    Leaving,
-    Prepared,
-    RoundAcknowledged,
-    Saved,
-    StacksTaken,
-    StoodStill,
-    Stopped,
-    Succeeded,
-)
+from muster.agent.rendezvous.consensus.events import MemberReport
 from muster.agent.rendezvous.consensus.members import RecoveryState
 from muster.agent.rendezvous.protocol.job_rules import JobRules
 
@@ -65,13 +50,6 @@ class Heartbeat:
 
 
 @record
-class Started:
-    """The workers of the node with global rank 0 have been started."""
-
-    round_number: RoundNumber
-
-
-@record
 class EndAcknowledged:
     """The member has received the job's end."""
 
@@ -79,24 +57,6 @@ class EndAcknowledged:
     """The peak memory of its largest worker; 0: not known (it is of an earlier version)."""
 
 
-MemberEvent = (
-    Leaving
-    | Prepared
-    | RoundAcknowledged
-    | Failed
-    | Idle
-    | Succeeded
-    | Saved
-    | Stopped
-    | DrainAsked
-    | DrainReported
-    | DrainFollowed
-    | Asked
-    | StacksTaken
-    | StoodStill
-)
-"""What a member reports goes to `consensus.decisions` as it is."""
-
-MemberMessage = Join | Heartbeat | Started | EndAcknowledged | MemberEvent
+MemberMessage = Join | Heartbeat | EndAcknowledged | MemberReport
 
 MEMBER_MESSAGES: MessageUnion[MemberMessage] = MessageUnion(MemberMessage)

@@ -26,25 +26,19 @@ from torch.distributed.elastic.rendezvous.api import (
 )
 
 from muster._shared.contract import DEFAULT_RDZV_PORT
-from muster._shared.records import assert_never
 from muster.agent.config import RendezvousConfig, read_token
 from muster.agent.errors import InternalError
 from muster.agent.rendezvous.interface import (
-    CheckpointCompleted,
-    DrainBegun,
-    DrainCommitted,
-    DrainWithdrawn,
-    GlobalRank0Started,
     JobEnded,
+    Leaving,
     Notice,
     RendezvousEvent,
     RendezvousFailed,
-    RequestAnswered,
     RoundBroken,
     RoundFormed,
-    StacksWanted,
 )
 from muster.agent.rendezvous.member.member import Member
+from muster.agent.rendezvous.report_messages import Stopped
 from muster.agent.rendezvous.transport.tcp_network import TcpNetwork
 from muster.agent.round import Round
 from muster.agent.runtime.loop import Loop, LoopThread
@@ -148,18 +142,8 @@ class MusterHandler(RendezvousHandler):  # type: ignore[misc] # torch's types ar
                 import logging
 
                 logging.getLogger(__name__).info(event.text)
-            case (
-                GlobalRank0Started()
-                | DrainBegun()
-                | DrainCommitted()
-                | DrainWithdrawn()
-                | CheckpointCompleted()
-                | RequestAnswered()
-                | StacksWanted()
-            ):
-                pass  # torch's agent starts its workers by itself, asks for no drain, and reads no status page
             case _:
-                assert_never(event)
+                pass  # torch's agent starts its workers by itself, asks for no drain, and reads no status page
 
     def _report_bug(self) -> None:
         """A bug of ours has ended the thread: torch's agent must not wait for a round that never comes."""
@@ -190,7 +174,7 @@ class MusterHandler(RendezvousHandler):  # type: ignore[misc] # torch's types ar
             # torch's agent comes back because the round broke or because its own workers failed. Either way they are
             # stopped; it counts its restarts itself, so for us both are a change of membership.
             number = self._round.number
-            self._thread.submit(lambda: self._member.report_stopped(number))
+            self._thread.submit(lambda: self._member.send(Stopped(round_number=number)))
         result = self._results.get()
         if not isinstance(result, Round):
             self._results.put(result)  # for a later call, too
@@ -253,7 +237,7 @@ class MusterHandler(RendezvousHandler):  # type: ignore[misc] # torch's types ar
         self._store = None
         thread, self._thread = self._thread, None
         if thread is not None:
-            thread.submit(lambda: self._member.report_leaving("its torchrun agent has ended"))
+            thread.submit(lambda: self._member.send(Leaving(reason="its torchrun agent has ended")))
             thread.submit(self._member.close)
             thread.close(2.0)
         return True

@@ -9,23 +9,32 @@ nodes; torch's agent instead takes 300 s of waiting for success.
 from collections.abc import Callable
 from typing import Protocol
 
-from muster._shared.contract import AskKind, AskOutcome
+from muster._shared.contract import AskOutcome
 from muster._shared.records import assert_never
-from muster._shared.reports import Failure, Stack
 from muster.agent.config import RendezvousConfig
 from muster.agent.errors import UsageError
 from muster.agent.rendezvous.backends.restart_policy import LocalRestartPolicy, Next
 from muster.agent.rendezvous.interface import (
+    AllStarted,
+    AllSucceeded,
+    Asked,
     BreakKind,
-    DrainReport,
+    DrainAsked,
+    DrainFollowed,
+    DrainReported,
     DrainWithdrawn,
-    LateRank,
+    Leaving,
+    NodeMessage,
     Notice,
     PostEvent,
+    Prepared,
     RendezvousFailed,
     RequestAnswered,
     RoundFormed,
+    Saved,
+    StoodStill,
 )
+from muster.agent.rendezvous.report_messages import Answer, Failed, Idle, StacksTaken, Stopped
 from muster.agent.rendezvous.torch_handlers.messages import (
     Command,
     EndKnown,
@@ -156,82 +165,55 @@ class TorchRendezvous:
         self._thread.start()
         self._thread.send_command(Command(order=Order.NEXT))
 
-    def report_prepared(self) -> None:
-        """See `Rendezvous`. torch's handlers form a round at once of the nodes that have joined."""
+    def send(self, message: NodeMessage) -> None:
+        """See `Rendezvous`. What the handlers cannot pass on, the other nodes do not learn."""
+        number = message.round_number if not isinstance(message, Prepared | Leaving) else self._policy.number
+        match message:
+            case Prepared() | AllStarted() | Leaving() | StoodStill() | Saved():
+                pass  # a round forms of the nodes that have joined, and the others detect that heartbeats stop
+            case Idle() if self._config.hang_action == "report":
+                self._policy.record_idle(number, message.failures)
+            case Failed() | Idle():  # the others cannot be asked whether they make progress: an idle node has failed
+                self._record_failures(message)
+            case AllSucceeded() | StacksTaken():
+                self._record_end_or_stacks(message)
+            case Stopped():
+                self._record_stopped(message)
+            case DrainAsked():
+                why = f"--rdzv-backend {self._config.backend} cannot agree on a step"
+                self._post(DrainWithdrawn(round_number=number, drain=0, reason=why))
+            case Asked():
+                line = f"--rdzv-backend {self._config.backend} cannot pass it on to the other nodes"
+                answer = Answer(outcome=AskOutcome.REFUSED, line=line)
+                self._post(RequestAnswered(request=message.request, answer=answer))
+            case DrainReported() | DrainFollowed():
+                pass  # no drain begins here
+            case _:
+                assert_never(message)
 
-    def report_started(self, round_number: int) -> None:
-        """See `Rendezvous`. torch's handlers need no report."""
+    def _record_end_or_stacks(self, message: AllSucceeded | StacksTaken) -> None:
+        if message.round_number != self._policy.number:
+            return
+        if isinstance(message, StacksTaken):  # only a hang asks for them here
+            self._policy.print_hang(message.stacks, message.missing)
+        elif self._policy.broken is None:
+            self._thread.send_command(Command(order=Order.DONE))
 
-    def report_failures(self, round_number: int, failures: tuple[Failure, ...]) -> None:
-        """See `Rendezvous`."""
-        if self._policy.record_failures(round_number, failures):
+    def _record_failures(self, message: Failed | Idle) -> None:
+        if message.failures and self._policy.record_failures(message.round_number, message.failures):
             final, root = self._policy.final, self._policy.get_root()
             if final is None:
                 self._thread.send_command(Command(order=Order.PAUSE))
             else:
                 self._thread.send_command(Command(order=Order.FAIL, reason=final.describe(), root=root))
 
-    def report_idle(self, round_number: int, failures: tuple[Failure, ...], *, is_urgent: bool = False) -> None:  # noqa: ARG002
-        """See `Rendezvous`. The other nodes cannot be asked whether they make progress: an idle node has failed."""
-        if self._config.hang_action == "report":
-            self._policy.record_idle(round_number, failures)
-        elif failures:
-            self.report_failures(round_number, failures)
-
-    def report_still(self, round_number: int, for_s: float) -> None:
-        """See `Rendezvous`. The other nodes, which may be at work, cannot be asked."""
-
-    def report_succeeded(self, round_number: int, drained_rank: int | None = None) -> None:  # noqa: ARG002
-        """See `Rendezvous`. No drain begins here."""
-        if round_number == self._policy.number and self._policy.broken is None:
-            self._thread.send_command(Command(order=Order.DONE))
-
-    def report_stopped(
-        self, round_number: int, failures: tuple[Failure, ...] = (), stacks: tuple[Stack, ...] = ()
-    ) -> None:
-        """See `Rendezvous`."""
-        following = self._policy.record_stopped(round_number, failures, stacks)
+    def _record_stopped(self, message: Stopped) -> None:
+        following = self._policy.record_stopped(message.round_number, message.failures, message.stacks)
         if following is Next.ROUND:
             self._awaits_round = True
             self._thread.send_command(Command(order=Order.NEXT))
         elif following is Next.END:
             self._thread.send_command(Command(order=Order.AWAIT_END))
-
-    def report_leaving(self, reason: str, *, ends_job: bool = False, is_interrupt: bool = False) -> None:
-        """See `Rendezvous`. torch's handlers have no such call: the others detect that heartbeats stop."""
-
-    def ask_drain(self, round_number: int, reason: str, limit_s: float) -> None:  # noqa: ARG002
-        """See `Rendezvous`. torch's handlers carry no such question."""
-        why = f"--rdzv-backend {self._config.backend} cannot agree on a step"
-        self._post(DrainWithdrawn(round_number=round_number, drain=0, reason=why))
-
-    def report_drain(self, round_number: int, drain: int, report: DrainReport) -> None:
-        """See `Rendezvous`. No drain begins here."""
-
-    def report_followed(self, round_number: int, drain: int, late: tuple[LateRank, ...]) -> None:
-        """See `Rendezvous`. No drain begins here."""
-
-    def ask(self, round_number: int, request: int, kind: AskKind, limit_s: float) -> None:  # noqa: ARG002
-        """See `Rendezvous`. torch's handlers carry no such question."""
-        from muster.agent.rendezvous.consensus.actions import Answer
-
-        line = f"--rdzv-backend {self._config.backend} cannot pass it on to the other nodes"
-        answer = Answer(outcome=AskOutcome.REFUSED, line=line)
-        self._post(RequestAnswered(request=request, answer=answer))
-
-    def report_stacks(
-        self,
-        round_number: int,
-        number: int,  # noqa: ARG002
-        stacks: tuple[Stack, ...],
-        missing: int,
-    ) -> None:
-        """See `Rendezvous`. Only a hang asks for them here."""
-        if round_number == self._policy.number:
-            self._policy.print_hang(stacks, missing)
-
-    def report_saved(self, round_number: int, step: int, path: str) -> None:
-        """See `Rendezvous`. No node knows what the others have saved."""
 
     def close(self) -> None:
         """See `Rendezvous`."""

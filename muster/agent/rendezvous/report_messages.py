@@ -1,0 +1,90 @@
+"""The messages that hold failures or stacks: loaded with the network, or when a worker first fails or a person asks.
+
+As those of `interface`, each is declared once: sent by one side, decided on by the other.
+"""
+
+from typing import Annotated
+
+from muster._shared.contract import AskOutcome
+from muster._shared.fields import Count, Limit, Line, Port, RoundNumber, Seconds, Step
+from muster._shared.records import record
+from muster._shared.reports import Failures, RankProgress, Stacks
+from muster.agent.rendezvous.interface import LateRanks, RequestAnswered
+
+# -- from a node -------------------------------------------------------------------------------------------------------
+
+
+@record
+class Failed:
+    """Workers of the node failed. RoundBroken (FAILURE or FINAL) follows."""
+
+    round_number: RoundNumber
+    failures: Failures
+
+
+@record
+class Idle:
+    """No worker of the node makes progress (one failure per worker), or one does again (no failures)."""
+
+    round_number: RoundNumber
+    failures: Failures
+    is_urgent: bool = False
+    """torch is about to end a worker that waits: whether other nodes are idle does not matter any more."""
+
+
+@record
+class StacksTaken:
+    """The answer to StacksWanted: the stacks of the node's workers."""
+
+    round_number: RoundNumber
+    number: Count
+    stacks: Stacks
+    missing: Count = 0
+    """So many workers gave none."""
+
+
+@record
+class Stopped:
+    """After RoundBroken: no worker of the round is left on the node; it is ready for the next one."""
+
+    round_number: RoundNumber
+    failures: Failures = ()
+    """Those that no `Failed` has reported."""
+    stacks: Stacks = ()
+    port: Port = 0
+    """The MASTER_PORT that the node has reserved for the next round; the member adds it."""
+    can_host_store: bool = False
+    """Its agent would host the store of the next round, if it gets rank 0; the member adds it."""
+
+
+EvidenceMessage = Failed | Idle | StacksTaken | Stopped
+"""What a node sends once it has collected failures or stacks."""
+
+
+# -- from the leader ---------------------------------------------------------------------------------------------------
+
+
+@record
+class Answer:
+    """What became of a person's request; `muster._shared.control.Answer` is the same on the person's side."""
+
+    outcome: AskOutcome
+    line: Line
+    """For the person."""
+    step: Step | None = None
+    """The agreed one."""
+    ranks: Count = 0
+    """How many it concerns."""
+    took_s: Seconds = 0.0
+    late: LateRanks = ()
+    stacks: Stacks = ()
+    progress: Annotated[tuple[RankProgress, ...], Limit(most=4096)] = ()
+    """Of the ranks whose stacks were asked for."""
+
+
+@record
+class RequestAnswer(RequestAnswered):
+    """`RequestAnswered` as it travels."""
+
+    request: Count
+    answer: Answer

@@ -52,17 +52,10 @@ _FIRST_PAUSE_S = 0.001
 _LONGEST_PAUSE_S = 0.25
 """Pauses between two looks at all processes: each is twice as long as the one before."""
 
-_POLL_S = 0.25
-"""How often the guard checks the lease where two processes cannot share a timer."""
-
 _FENCINGS_AT = 0
 _GAVE_UP_AT = 4
-_DEADLINE_AT = 8
 _IS_LENT_AT = 5
-_COUNT_AT = 16
-_PIDS_AT = 20
-"""Offsets in the shared page: an int32, a flag, a double, a flag, an int32 and that many int32."""
-
+"""Offsets in the shared page: an int32 and two flags."""
 
 _MONOTONIC_AT = 0
 _STILL_LEASE_AT = 8
@@ -92,66 +85,38 @@ class SuspendedTime:
 class GuardLease:
     """The fencing lease as the agent uses it (see `agent.rendezvous.interface.Lease`), and what else the two share.
 
-    On Linux the deadline is a timer on CLOCK_BOOTTIME shared by fork, so a renewal wakes no process, an expiry needs no
-    agent, and time that passes while the machine sleeps counts. Elsewhere the deadline is in a shared page that the
-    guard polls; there the agent notices the guard's end by a pipe, and the page lists the workers' process groups,
-    because the guard cannot find orphans.
+    The deadline is a timer on CLOCK_BOOTTIME shared by fork, so a renewal wakes no process, an expiry needs no agent,
+    and time that passes while the machine sleeps counts.
     """
 
     def __init__(self, fds: Sequence[int] | None = None) -> None:
         """A new one; or, from the descriptors of `make_lease_fds`, the one that the other side has too."""
         timer_fd, page_fd, suspended_fd = fds or (None, -1, -1)
         self.suspended = SuspendedTime(suspended_fd)
-        self._timer = processes.BoottimeTimer(timer_fd) if processes.LINUX else None
+        self._timer = processes.BoottimeTimer(timer_fd)
         self._page = mmap.mmap(page_fd, mmap.PAGESIZE)
-        self._alive_read, self._alive_write = (-1, -1) if processes.LINUX else os.pipe()
 
     @property
-    def fd(self) -> int | None:
-        """Guard's side: the descriptor to poll; None where the page must be polled."""
-        return None if self._timer is None else self._timer.fd
-
-    @property
-    def guard_fd(self) -> int | None:
-        """Agent's side: readable (end of file) once the guard is gone; None where there is a death signal instead."""
-        return None if self._alive_read < 0 else self._alive_read
-
-    def close_other_side(self, *, guard: bool) -> None:
-        """After the fork: close the other side's end of the pipe."""
-        if self._alive_read >= 0:
-            os.close(self._alive_read if guard else self._alive_write)
+    def fd(self) -> int:
+        """Guard's side: the descriptor to poll."""
+        return self._timer.fd
 
     def renew(self, until_boottime_s: float) -> None:
         """Let workers run until this time of CLOCK_BOOTTIME (seconds), less the time while the lease stood still."""
         until_boottime_s += self.suspended.read_lease_s()
-        if self._timer is not None:
-            self._timer.set(max(until_boottime_s, 1e-9))
-        else:
-            struct.pack_into("d", self._page, _DEADLINE_AT, until_boottime_s)
+        self._timer.set(max(until_boottime_s, 1e-9))
 
     def release(self) -> None:
         """Let workers run without a deadline."""
-        if self._timer is not None:
-            self._timer.set(0.0)
-        else:
-            struct.pack_into("d", self._page, _DEADLINE_AT, 0.0)
+        self._timer.set(0.0)
 
     def read_left_s(self) -> float:
         """Guard's side: seconds until the lease expires; 0 when there is none."""
-        if self._timer is not None:
-            return self._timer.read_left_s()
-        (deadline_s,) = struct.unpack_from("d", self._page, _DEADLINE_AT)
-        return max(0.0, float(deadline_s) - time.monotonic()) if deadline_s else 0.0
+        return self._timer.read_left_s()
 
-    def acknowledge_expiry(self, now_s: float) -> bool:
+    def acknowledge_expiry(self) -> bool:
         """Guard's side: True when the lease has really expired; counted for `count_fencings`."""
-        if self._timer is not None:
-            expired = self._timer.acknowledge()
-        else:
-            (deadline_s,) = struct.unpack_from("d", self._page, _DEADLINE_AT)
-            expired = 0.0 < deadline_s <= now_s
-            if expired:
-                self.release()
+        expired = self._timer.acknowledge()
         if expired:
             struct.pack_into("i", self._page, _FENCINGS_AT, self.count_fencings() + 1)
         return expired
@@ -180,20 +145,9 @@ class GuardLease:
         """Guard's side: the agent has ended while a debugger had the terminal."""
         return bool(self._page[_IS_LENT_AT])
 
-    def record_workers(self, pids: Sequence[int]) -> None:
-        """Agent's side: record the live workers, each the leader of its session and process group."""
-        room = (len(self._page) - _PIDS_AT) // 4
-        struct.pack_into(f"i{min(len(pids), room)}i", self._page, _COUNT_AT, len(pids), *pids[:room])
-
-    def read_workers(self) -> list[int]:
-        """Guard's side: the workers last recorded."""
-        (count,) = struct.unpack_from("i", self._page, _COUNT_AT)
-        room = (len(self._page) - _PIDS_AT) // 4
-        return list(struct.unpack_from(f"{min(count, room)}i", self._page, _PIDS_AT))
-
 
 def make_lease_fds() -> tuple[int, int, int]:
-    """What guard and agent need to share a lease when both are made by exec. Linux only; the caller closes them."""
+    """What guard and agent need to share a lease when both are made by exec; the caller closes them."""
     timer_fd = processes.BoottimeTimer().fd
     pages = [os.memfd_create(name) for name in ("lease", "suspended")]
     for fd in pages:
@@ -285,9 +239,7 @@ class Guard:
         if self._guarded_pid == 0:
             os.close(self._wake_read)
             os.close(self._wake_write)
-            self._lease.close_other_side(guard=False)
             run_guarded_process(guard_pid, old_mask, body)
-        self._lease.close_other_side(guard=True)
         return self._run_until_ended(forwarded, old_mask)
 
     def adopt(self, pid: int) -> int:
@@ -320,8 +272,7 @@ class Guard:
     def _wait(self) -> None:
         self._reap()  # a child that this process has adopted may have ended before there was a handler
         self._poller.register(self._wake_read, select.POLLIN)
-        if self._lease.fd is not None:
-            self._poller.register(self._lease.fd, select.POLLIN)
+        self._poller.register(self._lease.fd, select.POLLIN)
         if self._caller_fd is not None:
             self._poller.register(self._caller_fd, select.POLLIN)
         while self._code is None:
@@ -329,15 +280,11 @@ class Guard:
 
     def _turn(self, limit_s: float | None) -> None:
         """Wait for a signal, the lease or the caller's end, at most `limit_s` (None: no limit); handle them."""
-        polled = self._lease.fd is None
-        if polled:
-            limit_s = _POLL_S if limit_s is None else min(limit_s, _POLL_S)
         ready = [fd for fd, _ in self._poller.poll(None if limit_s is None else max(1.0, limit_s * 1000))]
         if self._wake_read in ready:
             for signum in set(os.read(self._wake_read, 4096)):
                 self._handle_signal(signum)
-        if (polled or self._lease.fd in ready) and self._lease.acknowledge_expiry(time.monotonic()):
-            processes.kill_groups(self._lease.read_workers())
+        if self._lease.fd in ready and self._lease.acknowledge_expiry():
             self._fencing = _Pauses(self._stop_limit_s)
         if self._caller_fd is not None and self._caller_fd in ready:
             self._poller.unregister(self._caller_fd)
@@ -388,15 +335,14 @@ class Guard:
                     flush=True,
                 )
         suspension.stop_tree(self._guarded_pid)
-        monotonic_s, boottime_s = time.monotonic(), read_boottime_s()
+        monotonic_s, boottime_s = time.monotonic(), time.clock_gettime(time.CLOCK_BOOTTIME)
         suspension.stop_self(is_blocked=self._waits_suspended)
         stands_still = stops_together or not left_s
-        lease_s = read_boottime_s() - boottime_s if stands_still else 0.0
+        lease_s = time.clock_gettime(time.CLOCK_BOOTTIME) - boottime_s if stands_still else 0.0
         self._lease.suspended.add(time.monotonic() - monotonic_s, lease_s)
         if left_s and stops_together:
             self._lease.renew(boottime_s + left_s - (self._lease.suspended.read_lease_s() - lease_s))
         elif left_s and self._lease.read_left_s() == 0.0:
-            processes.kill_groups(self._lease.read_workers())
             processes.kill_descendants(self._guarded_pid)  # before one of them runs again; `_fence` does the rest
         suspension.continue_tree()
 
@@ -430,7 +376,6 @@ class Guard:
         """Kill what is left of the job until no process is left, or what is left cannot be ended; the exit code."""
         pauses = _Pauses(_GIVEN_UP_LIMIT_S if self._lease.read_not_ended() else self._stop_limit_s)
         me = os.getpid()
-        processes.kill_groups(self._lease.read_workers())
         while processes.kill_descendants(me) or self._reap():
             if pauses.are_over:
                 left = ", ".join(map(str, processes.list_descendants(me)))
@@ -439,12 +384,6 @@ class Guard:
             self._turn(pauses.take_next_s())
         assert self._code is not None  # noqa: S101  # _wait returned, so the guarded process has been reaped
         return self._code
-
-
-def read_boottime_s() -> float:
-    """Seconds of CLOCK_BOOTTIME; of the monotonic clock where there is none."""
-    clock_id = getattr(time, "CLOCK_BOOTTIME", None)
-    return time.monotonic() if clock_id is None else time.clock_gettime(clock_id)
 
 
 def _do_nothing(_signum: int, _frame: object) -> None:
@@ -493,6 +432,9 @@ def run_guarded(body: Callable[[GuardLease], int], *, caller_fd: int | None = No
         caller_fd: a pidfd of the program that the job belongs to, whose end ends the job; None: there is none.
         reported_as: see `Guard`.
     """
+    if not processes.LINUX:
+        processes.write_stderr(f"muster: jobs run on Linux, this is {sys.platform}\n")
+        return 1
     try:
         _open_standard_descriptors()
         lease = GuardLease()

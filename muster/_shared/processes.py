@@ -13,8 +13,9 @@ from collections.abc import Callable, Container, Iterable
 from typing import TypeAlias
 
 LINUX = sys.platform.startswith("linux")
+"""Jobs run on Linux: only what submits them asks, and the guard."""
 
-IGNORED_BY_PYTHON = tuple(getattr(signal, name) for name in ("SIGPIPE", "SIGXFZ", "SIGXFSZ") if hasattr(signal, name))
+IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 """Signals that the interpreter ignores from its start; a program that it execs would inherit that."""
 
 _PR_SET_PDEATHSIG = 1
@@ -29,24 +30,20 @@ def _libc() -> ctypes.CDLL:
 
 
 def become_subreaper() -> None:
-    """Orphans among this process's descendants become its children. Linux only; nothing elsewhere."""
-    if LINUX:
-        _libc().prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    """Make orphans among this process's descendants its children."""
+    _libc().prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def set_death_signal(signum: int) -> None:
-    """This process gets `signum` when the *thread* that made it ends; survives exec, not fork. Linux only.
+    """This process gets `signum` when the *thread* that made it ends; survives exec, not fork.
 
     Check `os.getppid()` after it: a parent that ended before sends no signal.
     """
-    if LINUX:
-        _libc().prctl(_PR_SET_PDEATHSIG, signum, 0, 0, 0)
+    _libc().prctl(_PR_SET_PDEATHSIG, signum, 0, 0, 0)
 
 
 def read_death_signal() -> int:
     """The signal this process gets when its parent ends, 0 for none."""
-    if not LINUX:
-        return 0
     value = ctypes.c_int(0)
     _libc().prctl(_PR_GET_PDEATHSIG, ctypes.byref(value), 0, 0, 0)
     return value.value
@@ -101,10 +98,6 @@ def list_parents() -> dict[int, int]:
 
     `/proc/<pid>/task/*/children` would be quicker, but needs a kernel option that is often off.
     """
-    return _list_parents_proc() if LINUX else _list_parents_ps()
-
-
-def _list_parents_proc() -> dict[int, int]:
     parents: dict[int, int] = {}
     for name in os.listdir("/proc"):
         if not name.isdigit():
@@ -130,17 +123,6 @@ def read_stat(pid: int) -> list[str] | None:
         os.close(fd)
 
 
-def _list_parents_ps() -> dict[int, int]:
-    import subprocess  # slow to import, and only needed where there is no /proc
-
-    with subprocess.Popen(["/bin/ps", "-axo", "pid=,ppid=,stat="], stdout=subprocess.PIPE, text=True) as lister:
-        rows = lister.communicate()[0].splitlines()
-    fields = [row.split() for row in rows]
-    parents = {int(f[0]): int(f[1]) for f in fields if len(f) == 3 and not f[2].startswith("Z")}
-    parents.pop(lister.pid, None)  # it lists itself, as our child
-    return parents
-
-
 def list_descendants(root: int, *, keep: Container[int] = ()) -> list[int]:
     """List live descendants of `root`, without those in `keep` (but with the descendants of those)."""
     children: dict[int, list[int]] = {}
@@ -159,11 +141,11 @@ def list_descendants(root: int, *, keep: Container[int] = ()) -> list[int]:
 def read_peak_bytes() -> int:
     """The peak resident memory of the largest process that has ended among this process's descendants; 0: none has.
 
-    Source: getrusage(2), RUSAGE_CHILDREN; Linux counts in KiB, macOS in bytes.
+    Source: getrusage(2), RUSAGE_CHILDREN, which counts in KiB.
     """
     import resource
 
-    return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
 
 
 def wait_readable(fd: int, limit_s: float | None) -> bool:
@@ -195,13 +177,6 @@ def send_signal(pids: Iterable[int], signum: int) -> None:
             os.kill(pid, signum)
 
 
-def kill_groups(leaders: Iterable[int]) -> None:
-    """SIGKILL whole process groups by their leaders; for systems where orphans cannot be found by their parents."""
-    for pid in leaders:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(pid, signal.SIGKILL)
-
-
 def kill_descendants(root: int, *, keep: Container[int] = ()) -> list[int]:
     """SIGKILL all live descendants of `root`, once; returns them."""
     pids = list_descendants(root, keep=keep)
@@ -217,9 +192,7 @@ def count_allowed_cores() -> int:
 
     Source: torch/_utils.py (`cpu_count`) of torch 2.13.
     """
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return len(os.sched_getaffinity(0))
 
 
 def count_usable_cores(

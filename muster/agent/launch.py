@@ -6,7 +6,6 @@ what parsing and starting it need. The rest of the agent is imported while the t
 
 import errno
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
@@ -239,10 +238,10 @@ def _unpack_workspace(environ: Mapping[str, str]) -> None:
 
 
 def _starts_cold(config: AgentConfig) -> bool:
-    """True unless workers are warm: Python programs on Linux by default; with --run-path, --start-method decides."""
+    """True unless workers are warm: Python programs by default; with --run-path, --start-method decides."""
     if config.start == "auto" and config.program.kind is ProgramKind.RUN_PATH and config.start_method == "spawn":
         return True
-    return config.start == "cold" or config.program.kind is ProgramKind.COMMAND or sys.platform != "linux"
+    return config.start == "cold" or config.program.kind is ProgramKind.COMMAND
 
 
 def _build_template_options(config: AgentConfig, placements: "tuple[WorkerPlacement, ...]") -> TemplateOptions:

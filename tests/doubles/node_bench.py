@@ -115,16 +115,11 @@ class FakeChildren:
 class FakeLease:
     """In place of the guard's."""
 
-    guard_fd = None
-
     def __init__(self) -> None:
         self.fencings = 0
 
     def count_fencings(self) -> int:
         return self.fencings
-
-    def record_workers(self, pids: Iterable[int]) -> None:
-        pass
 
     def record_not_ended(self) -> None:
         pass

@@ -77,7 +77,7 @@ class _Request:
 def can_dump(pid: int) -> bool:
     """True when the process catches the stack signal and can run its handler now."""
     number = get_stack_signal()
-    if number is None or not processes.LINUX:
+    if number is None:
         return False
     try:
         with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as file:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from muster._shared.contract import Env
 from muster._shared.contract import StatusPageLayout as Layout
-from muster._shared.processes import LINUX
 from muster._shared.records import assert_never, record
 from muster.agent.config import HANG_TIMEOUT_AUTO, AgentConfig
 from muster.agent.errors import SpawnError
@@ -84,7 +83,6 @@ class RoundWorkers:
             on_started=self._on_started,
             on_spawn_failed=self._on_spawn_failed,
             on_ended=self._on_ended,
-            report_workers=None if LINUX else parts.lease.record_workers,
         )
         self._opening: actions.StartWorkers | None = None
         """A start that waits for its round's log files."""

@@ -129,8 +129,6 @@ class Supervisor:
             on_signal=self._on_signal,
             on_stacks=lambda: self._events.append(events.StacksRequested()),
         )
-        if self._lease.guard_fd is not None:
-            self._loop.watch_readable(self._lease.guard_fd, self._on_guard_gone)
         try:
             self._event_log.write("agent_started", pid=os.getpid(), start=self._config.start)
             self._workers.prepare()
@@ -175,11 +173,6 @@ class Supervisor:
 
     def _post_request(self, request: int, kind: "AskKind", limit_s: float) -> None:
         self._events.append(events.Requested(request=request, kind=kind, limit_s=limit_s))
-
-    def _on_guard_gone(self) -> None:
-        if self._lease.guard_fd is not None:
-            self._loop.unwatch(self._lease.guard_fd)
-        self._events.append(events.SignalReceived(signum=signal.SIGTERM, guard_died=True))
 
     def _close(self) -> None:
         if self._control is not None:

@@ -40,9 +40,8 @@ class SystemClock:
         return time.monotonic()
 
     def boottime_s(self) -> float:
-        """See `Clock`. Falls back to the monotonic clock where there is no CLOCK_BOOTTIME (macOS)."""
-        clock_id = getattr(time, "CLOCK_BOOTTIME", None)
-        return time.monotonic() if clock_id is None else time.clock_gettime(clock_id)
+        """See `Clock`."""
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
 
     def wall_s(self) -> float:
         """See `Clock`."""

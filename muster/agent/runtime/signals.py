@@ -1,9 +1,9 @@
 """Signals and children's ends, as calls on the loop.
 
 Handlers do nothing; the wake-up descriptor wakes the loop, which does all the work, in one thread, between two
-decisions. A child that is watched ends on a descriptor of its own (a pidfd); where the system has none (macOS, old
-kernels, no descriptor left) SIGCHLD makes the agent ask for each. The agent is a child subreaper: every other child
-that ends is an orphan of the workers, and only needs to be collected.
+decisions. A child that is watched ends on a descriptor of its own (a pidfd); where there is none (a kernel before 5.3,
+a Python built for one, no descriptor left) SIGCHLD makes the agent ask for each. The agent is a child subreaper: every
+other child that ends is an orphan of the workers, and only needs to be collected.
 """
 
 import os
@@ -62,7 +62,7 @@ class ChildWatch:
         """Collect every child that has ended."""
         for pid in list(self._callbacks):
             self._collect(pid)
-        if not self._holds_orphans and hasattr(os, "waitid"):  # macOS has no subreaper, so there are no orphans
+        if not self._holds_orphans:
             self._reap_orphans()
 
     def _reap_orphans(self) -> None:
@@ -80,7 +80,7 @@ class ChildWatch:
             try:
                 os.waitpid(found.si_pid, os.WNOHANG)
             except ChildProcessError:
-                continue  # the command of a thread (`ps`, where there is no /proc), which has just waited for it itself
+                continue  # the command of a thread, which has just waited for it itself
             if self.on_orphan_end is not None:
                 self.on_orphan_end(found.si_pid)
 

@@ -174,7 +174,7 @@ def _exec_worker(
         _close_other_descriptors({report_write} if keep_fd is None else {report_write, keep_fd})
         if keep_fd is not None:
             os.set_inheritable(keep_fd, True)
-        if spec.cpus is not None and hasattr(os, "sched_setaffinity"):
+        if spec.cpus is not None:
             os.sched_setaffinity(0, spec.cpus)
         for signum in _RESET_SIGNALS:
             if signal.getsignal(signum) is not signal.SIG_IGN:

@@ -71,13 +71,8 @@ class WorkerPool:
         on_started: Callable[[LiveWorker], None],
         on_spawn_failed: Callable[[int, int, SpawnError], None],
         on_ended: Callable[[WorkerEnd], None],
-        report_workers: Callable[[list[int]], None] | None = None,
     ) -> None:
-        """Callbacks get: a started worker; (round number, local rank, why); a worker's end.
-
-        `report_workers`, if given, gets the live workers' process ids whenever they change: for a guard that cannot
-        find orphans by itself. The pool then also kills the workers' process groups.
-        """
+        """Callbacks get: a started worker; (round number, local rank, why); a worker's end."""
         self._loop = loop
         self._children = children
         children.on_orphan_end = self._forget_killed
@@ -85,7 +80,6 @@ class WorkerPool:
         self._on_started = on_started
         self._on_spawn_failed = on_spawn_failed
         self._on_ended = on_ended
-        self._report_workers = report_workers
         self._by_pid: dict[int, LiveWorker] = {}
         self._signalled_s: float | None = None
         self._sweep: _Sweep | None = None
@@ -112,21 +106,13 @@ class WorkerPool:
         worker = LiveWorker(round_number=number, local_rank=local_rank, pid=pid, started_s=self._loop.clock.now_s())
         self._by_pid[pid] = worker
         self._children.watch(pid, lambda code: self._record_end(worker, code))
-        self._report_pids()
         self._on_started(worker)
 
     def _record_end(self, worker: LiveWorker, code: int) -> None:
         del self._by_pid[worker.pid]
-        if self._report_workers is not None:
-            processes.kill_groups([worker.pid])  # without a subreaper its orphans cannot be found later
-        self._report_pids()
         ended_s = self._loop.clock.now_s()
         self._on_ended(WorkerEnd(worker=worker, code=code, ended_s=ended_s, signalled_s=self._signalled_s))
         self._forget_killed(worker.pid)
-
-    def _report_pids(self) -> None:
-        if self._report_workers is not None:
-            self._report_workers(list(self._by_pid))
 
     def send(self, signum: int) -> None:
         """Signal the workers themselves. A stopped one (SIGSTOP) is continued, or it would not handle the signal."""
@@ -162,8 +148,6 @@ class WorkerPool:
             return
         if sweep.timer is not None:
             sweep.timer.cancel()
-        if self._report_workers is not None:
-            processes.kill_groups(self._by_pid)
         sweep.is_looking = True
         sweep.collected.clear()
         me, own = os.getpid(), self._starter.list_own_pids()

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 from harness import Tree, run_tree
 
-from muster._shared import processes
+from muster._shared import guard, processes
 
 GUARD = [sys.executable, "-m", "muster._shared.guard", "--"]
 
@@ -36,6 +36,15 @@ def test_usage() -> None:
     assert outcome.exit_code == 2
     assert outcome.stderr.count("\n") == 1
     assert "usage" in outcome.stderr
+
+
+def test_another_system_is_refused_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(processes, "LINUX", False)
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert guard.run_guarded(lambda _lease: pytest.fail("it runs")) == 1
+    assert capfd.readouterr().err == "muster: jobs run on Linux, this is darwin\n"
 
 
 @pytest.mark.parametrize(

@@ -258,14 +258,11 @@ def test_without_descriptors_the_oldest_unauthenticated_peer_makes_room_for_a_no
     client.close()
 
 
-# -- names, and systems that lack what Linux has ------------------------------------------------------------------
+# -- names --------------------------------------------------------------------------------------------------------
 
 
-def test_nodes_find_each_other_without_what_only_linux_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on macOS, over a host name, which is resolved in a thread."""
-    monkeypatch.delattr(socket, "SOCK_NONBLOCK")
-    monkeypatch.delattr(socket, "SOCK_CLOEXEC")
-    monkeypatch.delattr(os, "pipe2")
+def test_nodes_find_each_other_over_a_host_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is resolved in a thread."""
     monkeypatch.setattr(addresses, "resolve", lambda host: [(int(socket.AF_INET), "127.0.0.1")])
     one = Job(host="a-name")
     two = Job(1, host="a-name", port=one.port)

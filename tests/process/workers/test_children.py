@@ -105,7 +105,6 @@ def test_a_child_that_ended_before_it_is_watched_keeps_its_status(parent: Parent
 
 def test_without_pidfds_each_child_is_asked_for_at_sigchld(parent: Parent, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "pidfd_open")
-    monkeypatch.delattr(os, "waitid")  # as on macOS
     parent.watch_signals()
     pids = [parent.spawn(code) for code in (3, 4)]
     for pid in pids:

@@ -109,7 +109,7 @@ class FileSizes:
 def read_sessions(
     stack_files: Mapping[int, str | None], sizes: FileSizes | None = None
 ) -> dict[int, dict[ProcessKey, Reading]]:
-    """Read the processes of each worker's session, by the worker's process id. Empty where there is no /proc.
+    """Read the processes of each worker's session, by the worker's process id.
 
     Args:
         stack_files: by the worker's process id, the file it appends its stacks to. It writes there when the agent
@@ -117,8 +117,6 @@ def read_sessions(
         sizes: reads how much that is; None: what is written does not matter.
     """
     sessions: dict[int, dict[ProcessKey, Reading]] = {pid: {} for pid in stack_files}
-    if not processes.LINUX:
-        return sessions
     tick_s = 1.0 / os.sysconf("SC_CLK_TCK")
     for name in os.listdir("/proc"):
         stat = processes.read_stat(int(name)) if name.isdigit() else None

@@ -11,7 +11,6 @@ Over 400 lines: one class follows the template, the parked workers and the store
 
 import signal
 import socket
-import sys
 from collections import deque
 from collections.abc import Callable, Container, Sequence
 from enum import Enum
@@ -147,8 +146,6 @@ class TemplateStarter:
         self._on_prepared = on_prepared
         if self._options.program.kind is ProgramKind.COMMAND:
             self._switch_to_cold(f"{self._options.program.target} is not run by this Python")
-        elif not processes.LINUX:
-            self._switch_to_cold(f"warm workers need Linux, this is {sys.platform}")
         else:
             self._start_template()
 

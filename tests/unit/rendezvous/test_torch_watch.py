@@ -4,31 +4,12 @@ import json
 
 import pytest
 from doubles.samples import make_failure
+from doubles.torch_store import FakeStore
 
 from muster.agent.rendezvous.torch_handlers.watch import AllDone, FailedElsewhere, NodeLost, RoundWatch
 
 SILENCE_S = 15.0
 ROOT = make_failure(node=1, node_index=1, host="h1", global_rank=3, pid=7, time_s=1.0, exit_code=3)
-
-
-class FakeStore:
-    """What the watch asks of a `torch.distributed.Store`."""
-
-    def __init__(self) -> None:
-        self.values: dict[str, str] = {}
-
-    def set(self, key: str, value: str) -> None:
-        self.values[key] = value
-
-    def get(self, key: str) -> bytes:
-        return self.values[key].encode()
-
-    def add(self, key: str, number: int) -> int:
-        self.values[key] = str(int(self.values.get(key, "0")) + number)
-        return int(self.values[key])
-
-    def check(self, keys: list[str]) -> bool:
-        return all(key in self.values for key in keys)
 
 
 class Nodes:

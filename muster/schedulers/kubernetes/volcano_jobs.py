@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from muster.schedulers.kubernetes.kinds import build_owner_reference
+from muster.schedulers.kubernetes.labels import read_role
 
 _INDEX_LABEL: Final = "volcano.sh/task-index"
 _LEADER_TASK: Final = "lead"
@@ -32,6 +33,12 @@ def find_index(pod: Mapping[str, Any]) -> int | None:
         return None
     containers = (pod.get("spec") or {}).get("containers") or ()
     return int(text) + any(each["name"] == _SHIFTED for item in containers for each in item.get("env") or ())
+
+
+def count_nodes(job: Mapping[str, Any], label: str) -> int | None:
+    """How many nodes the role with this label has now; None: not known."""
+    own = [task for task in job["spec"].get("tasks") or () if read_role(task["template"]) == label]
+    return sum(task["replicas"] for task in own) if own else None
 
 
 def resize_tasks(job: Mapping[str, Any], label: str, nodes: int) -> dict[str, Any]:

@@ -153,6 +153,8 @@ def test_resize(cluster, runner, name, sizes):
     spec = job["spec"]
     found = [task["replicas"] for task in spec["tasks"]] if name == "volcano" else [spec["parallelism"]]
     assert found == sizes
+    last = runner.status(handle(app_id)).roles[0].replicas[-1]
+    assert (last.id, last.state) == (3, AppState.CANCELLED), "what the resize has ended does not wait"
 
 
 def test_resize_of_a_fixed_size_is_refused(cluster, runner):

@@ -1,5 +1,6 @@
 """Apps in a queue of Kueue: a cancel ends them for good, and a resize is Kueue's to allow."""
 
+import copy
 import random
 import threading
 
@@ -234,6 +235,31 @@ def test_a_jobset_created_suspended_whose_cancel_failed_is_deleted_by_the_next(c
     assert find_objects(cluster) == [("jobs", name)]
 
 
+@pytest.mark.parametrize("queue", [None, "gpu"])
+def test_a_stop_without_the_right_to_delete_a_jobset_changes_nothing(cluster, scheduler, kueue, double, queue, capsys):
+    """It was marked as cancelled first, so its state was CANCELLED, and it could be started."""
+    app_id, name = submit(scheduler, flavor="jobset", queue=queue, suspend=queue is None)
+    before, objects = copy.deepcopy(cluster.find("jobsets")), find_objects(cluster)
+    cluster.faults.append(double.Fault("DELETE", "/jobsets/", 403, "forbidden", "Forbidden"))
+    assert run_muster(["stop", f"kubernetes://session/{app_id}"]) == ExitCode.REFUSED
+    assert f"is not allowed to delete jobset/{name}" in capsys.readouterr().err
+    assert find_objects(cluster) == objects
+    assert cluster.find("jobsets") == before
+    assert scheduler.describe(app_id).state is not AppState.CANCELLED
+    assert run_muster(["stop", f"kubernetes://session/{app_id}"]) == 0
+    assert find_objects(cluster) == [("jobs", name)]
+    assert scheduler.describe(app_id).state is AppState.CANCELLED
+
+
+def test_a_queued_job_that_may_not_be_deleted_is_said_to_be_left(cluster, scheduler, kueue, double):
+    app_id, name = submit(scheduler)
+    cluster.faults.append(double.Fault("DELETE", "/jobs/", 403, "forbidden", "Forbidden", times=2))
+    with pytest.raises(EngineError, match=r"^the cancel is recorded, and its queue may still start ") as error:
+        scheduler.cancel(app_id)
+    assert not isinstance(error.value, RightError)
+    assert [job["metadata"]["name"] for job in cluster.find("jobs")] != [name]
+
+
 def test_a_record_that_cannot_be_created_after_the_end_is_no_refusal(cluster, scheduler, kueue, double):
     """The line of a missing right means that nothing was changed."""
     app_id, name = submit(scheduler, flavor="jobset")
@@ -242,6 +268,19 @@ def test_a_record_that_cannot_be_created_after_the_end_is_no_refusal(cluster, sc
         scheduler.cancel(app_id)
     assert not isinstance(error.value, RightError)
     assert find_objects(cluster) == []
+
+
+def test_a_cancel_counts_where_one_role_had_ended_and_another_was_queued(cluster, scheduler, kueue):
+    """The queued Job was deleted, the other one had succeeded: so had the app."""
+    other = build_agent_role()
+    other.name = "eval"
+    app_id, _ = submit(scheduler, build_agent_role(), other)
+    done, _ = sorted(cluster.find("jobs"), key=lambda job: job["metadata"]["name"], reverse=True)
+    done["spec"]["suspend"] = False
+    done["status"] = {"conditions": [{"type": "Complete", "status": "True"}]}
+    scheduler.cancel(app_id)
+    assert [job["metadata"]["name"] for job in cluster.find("jobs")] == [done["metadata"]["name"]]
+    assert scheduler.describe(app_id).state is AppState.CANCELLED
 
 
 @pytest.mark.parametrize(("condition", "state"), [("Completed", AppState.SUCCEEDED), ("Failed", AppState.FAILED)])

@@ -16,8 +16,9 @@ import pytest
 from doubles.kubernetes_apps import build_agent_role
 from harness import wait_until
 from torchx import specs
-from torchx.specs.api import AppState
+from torchx.specs.api import NONE, AppState
 
+from muster._shared.control import ExitCode
 from muster.cli.commands import main as run_muster
 from muster.schedulers.errors import EngineError, SchedulerError
 from muster.schedulers.kubernetes.live import kept_logs
@@ -68,6 +69,22 @@ def test_deleting_leaves_nothing(cluster, scheduler):
     assert leftovers(cluster) == []
     assert scheduler.describe(app_id) is None
     scheduler.delete(app_id)  # already deleted: no error
+
+
+def test_a_delete_that_is_refused_halfway_says_what_is_deleted(cluster, scheduler, double, capsys):
+    """The line of a missing right means that nothing was changed."""
+    app_id = submit(scheduler, build_app(extra=[echo_role()]))
+    name = app_id.partition(":")[2]
+    cluster.faults.append(double.Fault("DELETE", f"/jobs/{name}-echo", 403, "no", "Forbidden"))
+    assert run_muster(["delete", f"kubernetes://session/{app_id}"]) == ExitCode.LOST
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.startswith(f"muster: deleted: job/{name}-trainer; not deleted: job/{name}-echo ("), line
+    assert [job["metadata"]["name"] for job in cluster.find("jobs")] == [f"{name}-echo"]
+    assert {"configmaps", "secrets", "services"} <= set(leftovers(cluster)), "what it needs is there"
+    cluster.faults.append(double.Fault("DELETE", f"/jobs/{name}-echo", 403, "no", "Forbidden"))
+    assert run_muster(["delete", f"kubernetes://session/{app_id}"]) == ExitCode.REFUSED, "nothing was changed"
+    assert run_muster(["delete", f"kubernetes://session/{app_id}"]) == 0
+    assert leftovers(cluster) == []
 
 
 def test_a_submission_that_fails_halfway_leaves_nothing(cluster, scheduler, double):
@@ -935,9 +952,40 @@ def test_the_time_limit_of_a_role_that_has_ended_leaves_the_others(cluster, sche
         scheduler.resize(app_id, 1, first)
     for pod in running:
         cluster.end_pod(pod, 0)
-    assert scheduler.describe(app_id).state is AppState.SUCCEEDED
+    assert scheduler.describe(app_id).state is AppState.UNKNOWN
     cluster.expire_jobs()
     assert leftovers(cluster) == []
+
+
+@pytest.mark.parametrize("code", [0, 5])
+def test_a_role_that_nobody_saw_end_is_not_said_to_have_succeeded(cluster, scheduler, gone, code):
+    """`ttl_s` had deleted its Job, failed or not, and what was left had succeeded: so had the app."""
+    app_id = submit(scheduler, build_app(extra=[echo_role()]), ttl_s=60)
+    scheduler.close()  # the process that submitted it would stop the other role of one that has failed
+    name = app_id.partition(":")[2]
+    trainers = [cluster.find_pod(f"{name}-trainer", index) for index in range(2)]
+    for pod in (*trainers, cluster.find_pod(f"{name}-echo", 0)):
+        cluster.start_pod(pod)
+    cluster.end_pod(cluster.find_pod(f"{name}-echo", 0), code)
+    waits = type(gone)("waits")
+    seen = waits.describe(app_id).state
+    assert seen is (AppState.FAILED if code else AppState.RUNNING)
+    cluster.expire_jobs()
+    for pod in trainers:
+        cluster.end_pod(pod, 0)
+    status = gone.describe(app_id)
+    why = "the Job of role echo is deleted, and how it ended is not known"
+    assert (status.state, status.msg) == (AppState.UNKNOWN, why)
+    states = {role.role: {each.state for each in role.replicas} for role in status.roles_statuses}
+    assert states == {"trainer": {AppState.SUCCEEDED}, "echo": {AppState.UNKNOWN}}
+    assert [app.state for app in gone.list()] == [AppState.UNKNOWN]
+    assert list(gone.log_iter(app_id, "trainer", should_tail=True)) == []
+    if code == 0:
+        status = waits.describe(app_id)
+        states = {role.role: {each.state for each in role.replicas} for role in status.roles_statuses}
+        assert (status.state, status.msg) == (AppState.SUCCEEDED, NONE), "it has seen the end"
+        assert states == {"trainer": {AppState.SUCCEEDED}, "echo": {AppState.SUCCEEDED}}
+    waits.close()
 
 
 def test_a_role_whose_job_is_deleted_cannot_be_resized(cluster, scheduler):

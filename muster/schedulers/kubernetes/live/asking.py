@@ -82,14 +82,19 @@ def stop_app(resources: Objects, ref: AppRef, limit_s: float, cancel: Callable[[
     parents = _find_running(resources, ref)
     _check_right(resources, ref, parents)
     began_s = time.monotonic()
-    for parent in parents:
+    # What is suspended ends by its deletion: a mark would say that it has ended while it can still be started.
+    recorded = [parent for parent in parents if not parent["spec"].get("suspend")]
+    for parent in recorded:
         _record_stop(resources, ref, parent, len(parents) * limit_s)  # one role is asked after the other
     try:
         asked = _ask_roles(resources, ref, parents, AskKind.STOP, limit_s)
     except ControlError as error:  # it runs no agents
         asked = Answer(outcome=AskOutcome.REFUSED, line=str(error))
     finally:
-        _cancel_recorded(cancel)
+        if recorded:
+            _cancel_recorded(cancel)
+        else:
+            cancel()
     has_ended = _wait_ended(resources, ref, clock)
     took_s = time.monotonic() - began_s
     if not has_ended:

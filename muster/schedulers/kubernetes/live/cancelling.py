@@ -7,11 +7,12 @@ of the app is left, a Job without pods keeps its record until the app is deleted
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 from muster.schedulers.errors import EngineError
 from muster.schedulers.kubernetes.api.client import Clock
-from muster.schedulers.kubernetes.api.errors import ApiError, RequestError
+from muster.schedulers.kubernetes.api.errors import ApiError, ForbiddenError, RequestError
 from muster.schedulers.kubernetes.api.objects import Objects
 from muster.schedulers.kubernetes.app_id import AppRef
 from muster.schedulers.kubernetes.kinds import JOB, JOBSET, VOLCANO_JOB, parse_kind
@@ -45,6 +46,8 @@ def cancel(resources: Objects, ref: AppRef) -> None:
     others = [parent for parent in parents if parent["metadata"]["name"] not in names]
     if queued:
         _remove(resources, ref, queued, keep_record=not any(map(has_app, others)))
+        if others and all(read_job_end(other) == "Complete" for other in others):  # or nothing would tell of the cancel
+            _patch(resources, ref, others[0], {"metadata": {"annotations": CANCEL_MARK}})
 
 
 def confirm_cancel(resources: Objects, ref: AppRef, clock: Clock, notify: Callable[[str], None]) -> None:
@@ -120,7 +123,8 @@ def _remove(resources: Objects, ref: AppRef, parents: Sequence[Mapping[str, Any]
     """Create the record, and delete these. After an interruption in between `find_parents` finds both.
 
     Raises:
-        EngineError: they are deleted, and the record could not be created.
+        RightError: the account may not delete them; nothing was changed.
+        EngineError: some are not deleted, or all are and the record could not be created.
     """
     record = _build_record(ref, next(filter(has_app, parents), None)) if keep_record else None
     refused = False
@@ -129,8 +133,19 @@ def _remove(resources: Objects, ref: AppRef, parents: Sequence[Mapping[str, Any]
             _create_if_missing(resources, record)
         except (ApiError, RequestError):
             refused = True
-    for parent in parents:
-        resources.delete(parse_kind(parent), ref.namespace, parent["metadata"]["name"])
+    left = list(parents)
+    try:
+        while left:
+            resources.delete(parse_kind(left[0]), ref.namespace, left[0]["metadata"]["name"])
+            left.pop(0)
+    except ForbiddenError as error:
+        if record is not None and not refused and len(left) == len(parents):
+            with suppress(ForbiddenError):
+                resources.delete(JOB, ref.namespace, ref.name)  # or the app would read CANCELLED
+        if parse_kind(left[0]) == JOBSET:
+            raise
+        names = ", ".join(parent["metadata"]["name"] for parent in left)
+        raise EngineError(f"the cancel is recorded, and its queue may still start {names}: {error}") from error
     if record is not None and refused:  # a quota of Jobs has room for it only now
         try:
             resources.create(record)

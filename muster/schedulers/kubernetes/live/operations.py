@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, Final
 
-from muster.schedulers.errors import EndedAppError, SchedulerError, UnknownAppError
+from muster.schedulers.errors import EndedAppError, EngineError, SchedulerError, UnknownAppError
 from muster.schedulers.kubernetes import volcano_jobs
-from muster.schedulers.kubernetes.api.errors import ApiError, read_if_allowed
+from muster.schedulers.kubernetes.api.errors import ApiError, ForbiddenError, read_if_allowed
 from muster.schedulers.kubernetes.api.objects import Objects
 from muster.schedulers.kubernetes.app_id import AppRef
 from muster.schedulers.kubernetes.kinds import JOB, JOBSET, POD_GROUP_VERSIONS, VOLCANO_JOB, Kind, parse_kind
@@ -101,19 +101,54 @@ def list_conditions(item: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def delete(resources: Objects, ref: AppRef) -> bool:
-    """Deletes an app and all it owns, also what an interrupted submission left. False: nothing existed."""
-    found = False
+    """Deletes an app and all it owns, also what an interrupted submission left. False: nothing existed.
+
+    Raises:
+        RightError: the account may not delete it; nothing was changed.
+        EngineError: only a part is deleted; the line names both.
+    """
+    deletion = _Deletion(resources, ref)
     parents = find_parents(resources, ref)
     for parent in reversed(parents):
-        found = resources.delete(parse_kind(parent), ref.namespace, parent["metadata"]["name"]) or found
+        deletion.delete(parse_kind(parent), parent["metadata"]["name"])
+        deletion.check()  # a Job that stays needs what follows
     # By name, not by label: few accounts may list Secrets.
     for kind, name in _list_prerequisites(ref.name):
         if parents or _is_ours(resources, kind, ref, name):
-            found = resources.delete(kind, ref.namespace, name) or found
+            deletion.delete(kind, name)
     for kind in _POD_GROUPS:  # without the right to them the submission has created none
         if _is_ours(resources, kind, ref, ref.name):
-            found = resources.delete(kind, ref.namespace, ref.name) or found
-    return found
+            deletion.delete(kind, ref.name)
+    deletion.check()
+    return bool(deletion.deleted)
+
+
+class _Deletion:
+    """What of an app is deleted, and what is refused."""
+
+    def __init__(self, resources: Objects, ref: AppRef) -> None:
+        self._resources = resources
+        self._ref = ref
+        self.deleted: list[str] = []
+        self._refused: dict[str, ForbiddenError] = {}
+
+    def delete(self, kind: Kind, name: str) -> None:
+        what = f"{kind.kind.lower()}/{name}"
+        try:
+            if self._resources.delete(kind, self._ref.namespace, name):
+                self.deleted.append(what)
+        except ForbiddenError as error:
+            self._refused[what] = error
+
+    def check(self) -> None:
+        """Raise if something was refused."""
+        if not self._refused:
+            return
+        first = next(iter(self._refused.values()))
+        if not self.deleted:
+            raise first
+        refused, deleted = ", ".join(self._refused), ", ".join(self.deleted)
+        raise EngineError(f"deleted: {deleted}; not deleted: {refused} ({first})") from first
 
 
 def _is_ours(resources: Objects, kind: Kind, ref: AppRef, name: str) -> bool:

@@ -23,7 +23,7 @@ from muster.schedulers.kubernetes.live import asking, cancelling, kept_logs, ope
 from muster.schedulers.kubernetes.live.logs import ConnectionLimits, LogReader, PodLogQuery, convert_to_stamp
 from muster.schedulers.kubernetes.live.observation import list_pods, observe
 from muster.schedulers.kubernetes.live.role_stop import RoleStop
-from muster.schedulers.kubernetes.live.status import Observation, build_status, decide_state
+from muster.schedulers.kubernetes.live.status import Observation, build_status, decide_state, list_completed_roles
 from muster.schedulers.kubernetes.live.submit import submit
 from muster.schedulers.kubernetes.live.watch import PodSnapshot, PodWatch
 from muster.schedulers.kubernetes.manifests.app_annotation import decode_roles
@@ -32,7 +32,7 @@ from muster.schedulers.kubernetes.options import Options
 from muster.schedulers.runner import callers
 
 _WAITS = frozenset({AppState.SUBMITTED, AppState.PENDING})
-_END_STATES = (AppState.SUCCEEDED, AppState.FAILED, AppState.CANCELLED)
+_END_STATES = (AppState.SUCCEEDED, AppState.FAILED, AppState.CANCELLED, AppState.UNKNOWN)
 
 
 class Session:
@@ -44,6 +44,8 @@ class Session:
         self._clients: dict[Access, Client] = {}
         self._watches: dict[str, PodWatch] = {}
         self._role_stops: list[RoleStop] = []
+        self._completed: dict[str, frozenset[str]] = {}
+        """By app: roles whose Job was seen complete; what waits for the app knows it after `ttl_s`, too."""
 
     def close(self) -> None:
         """Stops what is left of apps that have failed, then drops all connections. Idempotent."""
@@ -84,6 +86,8 @@ class Session:
         observation = observe(resources, ref)
         if observation is None:
             return None
+        self._completed[app_id] = self._completed.get(app_id, frozenset()) | list_completed_roles(observation.parents)
+        observation = replace(observation, completed=self._completed[app_id])
         if callers.shows_status() and decide_state(observation) is AppState.RUNNING:
             observation = replace(observation, running=asking.read_running(resources, ref, observation))
         return build_status(app_id, observation)

@@ -12,13 +12,13 @@ from torchx.specs.api import NONE, AppDef, AppState, ReplicaStatus, RoleStatus
 
 from muster.schedulers.errors import EngineError
 from muster.schedulers.failure_report import describe_report, find_root_cause
-from muster.schedulers.kubernetes.kinds import JOB, parse_kind
+from muster.schedulers.kubernetes.kinds import JOB, VOLCANO_JOB, parse_kind
 from muster.schedulers.kubernetes.labels import LABEL_COMPONENT, read_role
 from muster.schedulers.kubernetes.live.operations import is_cancelled, list_conditions, read_job_end
 from muster.schedulers.kubernetes.live.pod_status import PodFact, find_latest_pods
 from muster.schedulers.kubernetes.manifests.app_annotation import decode_app, decode_roles
 from muster.schedulers.kubernetes.names import label_roles
-from muster.schedulers.kubernetes.volcano_jobs import read_state
+from muster.schedulers.kubernetes.volcano_jobs import count_nodes, read_state
 from muster.schedulers.timestamps import parse_timestamp
 
 _POD_STATES: Final = {
@@ -62,6 +62,8 @@ class Observation:
     """What is known of an app that runs: a hang with which it goes on, how far it is."""
     lost_pod: str = ""
     """The app has failed, and no pod that exists shows why: the one that is gone, and what is known of its end."""
+    completed: frozenset[str] = frozenset()
+    """Flavour `job`: labels of roles whose Job was seen complete before; it may have been deleted since."""
 
 
 def build_status(app_id: str, observation: Observation) -> DescribeAppResponse:
@@ -120,10 +122,15 @@ def _list_jobs(parents: Sequence[Mapping[str, Any]], *, running: bool = False) -
 
 
 def decide_state(observation: Observation) -> AppState:
-    """The app's state: its end if its parents have ended, else the state of its pods."""
+    """The app's state: its end if its parents have ended, else the state of its pods.
+
+    UNKNOWN: what is left has succeeded, and how a role has ended is not known, since its Job is deleted (`ttl_s`).
+    """
     first = observation.parents[0]
     cancelled = any(map(is_cancelled, observation.parents))
     end = _decide_end(observation.parents)
+    if end is AppState.SUCCEEDED and list_unknown_roles(observation):
+        end = AppState.UNKNOWN
     if any(read_job_end(job) == "Failed" and not is_cancelled(job) for job in _list_jobs(observation.parents)):
         return AppState.FAILED  # also if its other roles were cancelled afterwards
     if cancelled and end is not AppState.SUCCEEDED:
@@ -161,7 +168,8 @@ def build_message(observation: Observation, state: AppState, report: Mapping[str
     else:
         clauses += [observation.running, observation.queue_reason]
     clauses += _group_pods(observation, state)
-    clauses += [f"the Job of role {name} is deleted" for name in _list_gone_roles(observation)]
+    lost = ", and how it ended is not known" if state is AppState.UNKNOWN else ""
+    clauses += [f"the Job of role {name} is deleted{lost}" for name in list_unknown_roles(observation)]
     if state is AppState.RUNNING:
         clauses.append(_describe_starting(observation))
     missing = count_missing_pods(observation.parents, observation.pods)
@@ -196,7 +204,9 @@ def _name_nodes(indexes: Sequence[int]) -> str:
 
 
 def count_nodes_now(parents: Sequence[Mapping[str, Any]], label: str) -> int | None:
-    """How many nodes a role has after any resize; None: not known."""
+    """How many nodes a role has after any resize; None: not known, or its kind cannot be resized."""
+    if parse_kind(parents[0]) == VOLCANO_JOB:
+        return count_nodes(parents[0], label)
     for job in _list_jobs(parents):
         if (job["metadata"].get("labels") or {}).get(LABEL_COMPONENT) == label:
             nodes = (job.get("spec") or {}).get("completions")
@@ -259,6 +269,16 @@ def _list_gone_roles(observation: Observation) -> list[str]:
     except EngineError:  # damaged: the status says so
         return []
     return [label for label in labels if label not in present]
+
+
+def list_unknown_roles(observation: Observation) -> list[str]:
+    """Flavour `job`: roles whose Job is deleted, and was not seen complete before."""
+    return [label for label in _list_gone_roles(observation) if label not in observation.completed]
+
+
+def list_completed_roles(parents: Sequence[Mapping[str, Any]]) -> frozenset[str]:
+    """Flavour `job`: labels of the roles whose Job is complete."""
+    return frozenset(read_role(job) for job in _list_jobs(parents) if read_job_end(job) == "Complete")
 
 
 def _describe_running_roles(parents: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -329,10 +349,11 @@ def _build_replicas(app: Any, observation: Observation, state: AppState) -> list
     current = _find_current(observation)
     labels = label_roles([role.name for role in app.roles])
     ended = (AppState.FAILED, AppState.CANCELLED)
-    gone = [] if state in ended else _list_gone_roles(observation)
+    unknown = [] if state in ended else list_unknown_roles(observation)
+    completed = observation.completed | list_completed_roles(observation.parents)
     statuses = []
     for role, label in zip(app.roles, labels, strict=True):
-        shown = AppState.UNKNOWN if label in gone else state
+        shown = AppState.UNKNOWN if label in unknown else AppState.SUCCEEDED if label in completed else state
         nodes = count_nodes_now(observation.parents, label)
         replicas = [
             _build_replica(

@@ -10,7 +10,7 @@ from muster.agent.workers.warm.preload import choose_modules
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    monkeypatch.setattr(sys, "path", [str(tmp_path), str(tmp_path / "installed")])
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -49,6 +49,15 @@ def choose(folder: Path, source: str, words: str = "auto") -> tuple[str, ...]:
 )
 def test_auto(folder: Path, source: str, modules: tuple[str, ...]) -> None:
     assert choose(folder, source) == modules
+
+
+@pytest.mark.parametrize(("place", "modules"), [("installed", ("tabulate",)), (".", ())])
+def test_what_the_compiler_imports_at_its_end_is_imported_where_it_is_installed(
+    folder: Path, place: str, modules: tuple[str, ...]
+) -> None:
+    (folder / place / "tabulate").mkdir(parents=True)
+    (folder / place / "tabulate" / "__init__.py").touch()
+    assert choose(folder, "import torch\nnet = torch.compile(x)") == ("torch", "torch._dynamo", *modules)
 
 
 @pytest.mark.parametrize(

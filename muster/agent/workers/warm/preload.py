@@ -21,6 +21,9 @@ BRING_TORCH = frozenset(
 
 _COMPILER = "torch._dynamo"
 """torch imports it when the first optimizer or data-parallel model is made; it takes as long as torch itself."""
+_OF_ITS_END = "tabulate"
+"""The compiler's own exit handler imports it where it is installed. A library that comes so late (that of `wcwidth`,
+which it imports) would keep every worker from ending early."""
 
 _NEED_COMPILER = ("torch.optim", "torch.nn.parallel", "torch.distributed.fsdp", "torch.distributed.optim")
 _COMPILED_NAMES = frozenset(("DistributedDataParallel", "FullyShardedDataParallel", "fully_shard"))
@@ -64,9 +67,16 @@ def choose_modules(requested: str, *, kind: str, target: str) -> Preload:
     if findings.torch_modules and findings.early_variable and "torch" not in named:
         notice = f"torch is not preloaded: {findings.early_variable}, which torch reads when it is imported"
         return Preload(modules=tuple(named), notice=notice)
-    compiler = [_COMPILER] if findings.torch_modules and findings.needs_compiler else []
+    compiler = _list_compiler() if findings.torch_modules and findings.needs_compiler else []
     modules = tuple(dict.fromkeys([*findings.torch_modules, *compiler, *named]))
     return Preload(modules=modules, files=tuple(findings.files))
+
+
+def _list_compiler() -> list[str]:
+    """The modules; a file of the program's that has the name of one is left alone."""
+    own, others = sys.path[:1], sys.path[1:]
+    is_installed = find_module(_OF_ITS_END, own) is None and find_module(_OF_ITS_END, others) is not None
+    return [_COMPILER, _OF_ITS_END] if is_installed else [_COMPILER]
 
 
 def brings_torch(modules: Iterable[str]) -> bool:

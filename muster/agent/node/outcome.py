@@ -119,8 +119,11 @@ def _write_or_report(path: str, logs: LogRouter, write: Callable[[], object]) ->
         except OSError as error:
             logs.print_line(f"cannot write {path}: {error.strerror}")
 
-    if not run_limited(write_or_report, _WRITE_LIMIT_S):
-        logs.print_line(f"cannot write {path}: its disk does not answer")
+    try:
+        if not run_limited([write_or_report], _WRITE_LIMIT_S):
+            logs.print_line(f"cannot write {path}: its disk does not answer")
+    except RuntimeError:  # no thread is left: what it has to write is worth more than the limit
+        write_or_report()
 
 
 def _write_termination_log(config: AgentConfig, message: bytes, logs: LogRouter) -> None:

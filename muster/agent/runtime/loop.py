@@ -16,8 +16,9 @@ import itertools
 import os
 import selectors
 import threading
+import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from muster.agent.runtime.clock import Clock, SystemClock
@@ -77,11 +78,18 @@ class Loop:
         while self._from_threads:
             self._from_threads.popleft()()
 
-    def call_in_thread(self, read: Callable[[], T], then: Callable[[T], None]) -> None:
+    def call_in_thread(
+        self, read: Callable[[], T], then: Callable[[T], None], without: Callable[[RuntimeError], T] | None = None
+    ) -> None:
         """Call `read`, which may take long, in a thread of its own; then `then` with the result, on the loop.
 
-        Without a thread left `read` is called here: what waits for its result could not go on without it. Its errors
-        are raised on the loop.
+        Its errors are raised on the loop.
+
+        Args:
+            read: what may take long.
+            then: gets its result.
+            without: gives the result where no thread is left; None: then `read` is called here, because what waits
+                for its result could not go on without it.
         """
         results: list[T] = []
         errors: list[BaseException] = []
@@ -100,8 +108,12 @@ class Loop:
 
         try:
             threading.Thread(target=read_and_reply, name="muster-read", daemon=True).start()
-        except RuntimeError:  # how `threading` reports EAGAIN
-            read_and_reply()
+        except RuntimeError as error:  # how `threading` reports EAGAIN
+            if without is None:
+                read_and_reply()
+            else:
+                results.append(without(error))
+                self.call_from_thread(finish)
 
     def call_at(self, due_s: float, callback: Callback) -> Timer:
         """Call back at `due_s` of the loop's monotonic clock."""
@@ -277,16 +289,16 @@ class LoopThread:
                 self.reply(self._on_failure)
 
 
-def run_limited(command: Callback, limit_s: float) -> bool:
-    """Run it in a thread of its own and wait for it; False when it took longer than `limit_s`.
+def run_limited(commands: Iterable[Callback], limit_s: float) -> bool:
+    """Run each in a thread of its own and wait for all; False when one took longer than `limit_s`.
 
-    Without a thread left it runs here: what it has to write is worth more than the limit.
+    Raises:
+        RuntimeError: no thread is left. Those that have started run on.
     """
-    thread = threading.Thread(target=command, name="muster-limited", daemon=True)
-    try:
+    threads = [threading.Thread(target=command, name="muster-limited", daemon=True) for command in commands]
+    for thread in threads:
         thread.start()
-    except RuntimeError:
-        command()
-        return True
-    thread.join(limit_s)
-    return not thread.is_alive()
+    until_s = time.monotonic() + limit_s
+    for thread in threads:
+        thread.join(max(0.0, until_s - time.monotonic()))
+    return not any(thread.is_alive() for thread in threads)

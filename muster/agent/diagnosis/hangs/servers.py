@@ -8,15 +8,16 @@ import contextlib
 import math
 import os
 import socket
-import threading
 import time
 from collections.abc import Iterable, Mapping
+from functools import partial
 
 from muster._shared import processes
 from muster._shared.records import record, replace
 from muster._shared.reports import Collective, Group, RankView
 from muster.agent.diagnosis.hangs.limits import TORCH_MARGIN_S
 from muster.agent.diagnosis.hangs.reading import read_groups, read_recorder
+from muster.agent.runtime.loop import run_limited
 
 DEADLINE_S = 1.0
 """The longest that one worker's answer may take. 2000 entries take 0.1 s."""
@@ -94,6 +95,9 @@ def read_workers(places: Mapping[int, Place], handlers: tuple[str, ...] = _DIAGN
     Args:
         places: by any key.
         handlers: of the server; each gives the groups of one recorder.
+
+    Raises:
+        RuntimeError: no thread is left.
     """
     answers = {key: Answer() for key in places}
     now_ns = time.time_ns()  # one moment for all: ages of one collective are compared
@@ -101,16 +105,12 @@ def read_workers(places: Mapping[int, Place], handlers: tuple[str, ...] = _DIAGN
     def read(key: int, pid: int) -> None:
         answers[key] = _read_worker(pid, handlers, now_ns)
 
-    threads = [
-        threading.Thread(target=read, args=(key, place.server_pid), daemon=True)
+    reads = [
+        partial(read, key, place.server_pid)
         for key, place in places.items()
         if place.server_pid is not None and place.state not in _STOPPED
     ]
-    for thread in threads:
-        thread.start()
-    until_s = time.monotonic() + DEADLINE_S + JOIN_S
-    for thread in threads:
-        thread.join(max(0.0, until_s - time.monotonic()))
+    run_limited(reads, DEADLINE_S + JOIN_S)
     return dict(answers)
 
 

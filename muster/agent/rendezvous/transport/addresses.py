@@ -4,9 +4,7 @@ An address is local if it can be bound. Host names are never compared: a machine
 resolver's agree too rarely.
 """
 
-import os
 import socket
-from collections import deque
 from collections.abc import Callable
 
 from muster._shared.records import record
@@ -83,12 +81,11 @@ LOOPBACK: tuple[Address, ...] = ((int(socket.AF_INET), "127.0.0.1"), (int(socket
 
 
 class Resolver:
-    """Resolves names in short-lived threads, so that a slow name server cannot delay a heartbeat. Close it."""
+    """Resolves in short-lived threads, so that a slow name server cannot delay a heartbeat. Close it."""
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
-        self._answers: deque[tuple[OnAnswer, Resolved]] = deque()
-        self._read_fd = self._write_fd = -1
+        self._is_closed = False
 
     def resolve(self, host: str, on_answer: OnAnswer) -> None:
         """Call `on_answer` on the loop, always."""
@@ -98,60 +95,24 @@ class Resolver:
         elif host == "localhost":
             self._loop.call_soon(lambda: on_answer(Resolved(addresses=LOOPBACK)))
         else:
-            try:
-                self._start_thread(host, on_answer)
-            except (OSError, RuntimeError) as error:  # no descriptor, or no thread, is left
-                failed = _build_fault(host, error)
-                self._loop.call_soon(lambda: on_answer(failed))
-
-    def _start_thread(self, host: str, on_answer: OnAnswer) -> None:
-        import threading  # only where a name is given
-
-        if self._read_fd < 0:
-            self._read_fd, self._write_fd = os.pipe()  # pipe2 is Linux's alone
-            os.set_blocking(self._read_fd, False)
-            os.set_blocking(self._write_fd, False)
-            self._loop.watch_readable(self._read_fd, self._deliver_answers)
-        # The thread gets its own copy of the write end: it may answer after this resolver has closed.
-        answer_fd = os.dup(self._write_fd)
-        thread = threading.Thread(target=self._run, args=(host, on_answer, answer_fd), daemon=True, name="resolve")
-        try:
-            thread.start()
-        except RuntimeError:
-            os.close(answer_fd)
-            raise
-
-    def _run(self, host: str, on_answer: OnAnswer, answer_fd: int) -> None:
-        try:
-            resolved = Resolved(addresses=tuple(resolve(host)))
-        except (OSError, UnicodeError):
-            resolved = Resolved(failure=LinkEnd(reason="the host name does not resolve"))
-        except Exception as error:  # noqa: BLE001 (the loop must learn of it: a thread's error is lost)
-            resolved = _build_fault(host, error)
-        self._answers.append((on_answer, resolved))
-        try:
-            os.write(answer_fd, b"\0")
-        except OSError:
-            self._answers.clear()  # closed meanwhile: no answer is wanted
-        finally:
-            os.close(answer_fd)
-
-    def _deliver_answers(self) -> None:
-        try:
-            os.read(self._read_fd, 4096)
-        except BlockingIOError:
-            return
-        while self._answers:
-            on_answer, resolved = self._answers.popleft()
-            on_answer(resolved)
+            self._loop.call_in_thread(
+                lambda: _resolve_name(host),
+                lambda resolved: None if self._is_closed else on_answer(resolved),
+                lambda error: _build_fault(host, error),
+            )
 
     def close(self) -> None:
         """Drop answers that are still to come. Idempotent."""
-        if self._read_fd >= 0:
-            self._loop.unwatch(self._read_fd)
-            os.close(self._read_fd)
-            os.close(self._write_fd)
-            self._read_fd = self._write_fd = -1
+        self._is_closed = True
+
+
+def _resolve_name(host: str) -> Resolved:
+    try:
+        return Resolved(addresses=tuple(resolve(host)))
+    except (OSError, UnicodeError):
+        return Resolved(failure=LinkEnd(reason="the host name does not resolve"))
+    except Exception as error:  # noqa: BLE001  # whatever a plug-in of the name service raises: it becomes a line
+        return _build_fault(host, error)
 
 
 def _build_fault(host: str, error: Exception) -> Resolved:

@@ -16,6 +16,7 @@ Over 400 lines: every event of a node is here, in the order of a round.
 """
 
 import signal
+from collections.abc import Mapping
 
 from muster._shared.contract import ExitCode, name_signal
 from muster._shared.records import assert_never, replace
@@ -53,6 +54,7 @@ from muster.agent.node.events import (
     TimerPurpose,
     WorkerExited,
     WorkersActive,
+    WorkersEvent,
     WorkersGone,
     WorkersIdle,
     WorkersNotEnded,
@@ -120,9 +122,29 @@ HOLD_S = 5.0
 group."""
 
 
+ACCEPTED: Mapping[type[WorkersEvent], tuple[type[Delaying | Running | Succeeded | Stopping], ...]] = {
+    StoreLost: (Delaying, Running),
+    SpawnFailed: (Running,),
+    WorkersIdle: (Running,),
+    WorkersActive: (Running,),
+    StoodStill: (Running,),
+    WorkerStarted: (Running, Stopping),
+    WorkerExited: (Running, Stopping),
+    FailureSettled: (Running, Stopping),
+    StacksCollected: (Running, Stopping),
+    Saved: (Running, Succeeded, Stopping),
+    WorkersGone: (Stopping,),
+    WorkersNotEnded: (Stopping,),
+}
+"""Which phase accepts which event about the workers of its round; `_is_accepted` drops all others.
+
+`Saved` is reported also while the workers are being stopped: a checkpoint of the last moment counts.
+"""
+
+
 def decide(state: NodeState, event: Event) -> Decision:  # noqa: C901  # one line for each event
     """Decide what follows from one event. Events of an older round, and any after the end, change nothing."""
-    if isinstance(state.phase, Ended):
+    if isinstance(state.phase, Ended) or (isinstance(event, WorkersEvent) and not _is_accepted(state, event)):
         return state, ()
     match event:
         case AgentStarted():
@@ -162,7 +184,7 @@ def decide(state: NodeState, event: Event) -> Decision:  # noqa: C901  # one lin
         case TimerExpired():
             return _on_timer_expired(state, event.timer)
         case WorkersGone():
-            return _on_workers_gone(state, event)
+            return _on_workers_gone(state)
         case WorkersNotEnded():
             return _on_workers_not_ended(state, event)
         case SignalReceived():
@@ -172,11 +194,18 @@ def decide(state: NodeState, event: Event) -> Decision:  # noqa: C901  # one lin
         case Requested() | RequestAnswered() | StacksWanted() | PersonChose():
             return _on_request(state, event)
         case Saved():
-            return _on_saved(state, event)
+            return state, (Send(message=event),)
         case CheckpointCompleted():
             return state, (KeepCheckpoint(checkpoint=event.checkpoint),)
         case _:
             assert_never(event)
+
+
+def _is_accepted(state: NodeState, event: WorkersEvent) -> bool:
+    """Tell whether an event is about the workers of this round, and the phase accepts it."""
+    current = state.round
+    is_current = current is not None and event.round_number == current.number
+    return is_current and isinstance(state.phase, ACCEPTED[type(event)])
 
 
 def _on_round_changed(state: NodeState, event: RoundFormed | RoundBroken | JobEnded) -> Decision:
@@ -313,14 +342,6 @@ def _break_round(state: NodeState, event: RoundBroken, broken: Round) -> Decisio
 def _is_leaving(state: NodeState) -> bool:
     """Whether a signal, or the job's end, ends this node."""
     return isinstance(state.phase, Stopping) and isinstance(state.phase.then, Finish)
-
-
-def _on_saved(state: NodeState, event: Saved) -> Decision:
-    """Report it also while the workers are being stopped: a checkpoint of the last moment counts."""
-    phase = state.phase
-    if not isinstance(phase, Running | Succeeded | Stopping) or event.round_number != phase.round.number:
-        return state, ()
-    return state, (Send(message=event),)
 
 
 def _describe_break(state: NodeState, event: RoundBroken, broken: Round) -> str | None:
@@ -460,13 +481,9 @@ def _on_timer_expired(state: NodeState, timer: RoundTimer) -> Decision:
 # -- after a stop ----------------------------------------------------------------------------------------------------
 
 
-def _on_workers_gone(state: NodeState, event: WorkersGone) -> Decision:
-    phase = state.phase
-    if (
-        not isinstance(phase, Stopping)
-        or phase.step is not StopStep.KILLING
-        or event.round_number != phase.round.number
-    ):
+def _on_workers_gone(state: NodeState) -> Decision:
+    phase = state.stopping
+    if phase.step is not StopStep.KILLING:
         return state, ()
     then = phase.then
     match then:
@@ -488,12 +505,8 @@ def _on_workers_not_ended(state: NodeState, event: WorkersNotEnded) -> Decision:
 
     With an exit code after which adapters replace the node: 1 would end the job for all.
     """
-    phase = state.phase
-    if (
-        not isinstance(phase, Stopping)
-        or phase.step is not StopStep.KILLING
-        or event.round_number != phase.round.number
-    ):
+    phase = state.stopping
+    if phase.step is not StopStep.KILLING:
         return state, ()
     reason = f"cannot end {'process' if len(event.pids) == 1 else 'processes'} {', '.join(map(str, event.pids))}"
     them = "it" if len(event.pids) == 1 else "them"

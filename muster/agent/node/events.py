@@ -211,11 +211,8 @@ class Requested:
     limit_s: float
 
 
-Event: TypeAlias = (
-    RendezvousEvent
-    | AgentStarted
-    | WorkersPrepared
-    | WorkerStarted
+WorkersEvent: TypeAlias = (
+    WorkerStarted
     | WorkerExited
     | SpawnFailed
     | StoreLost
@@ -223,14 +220,22 @@ Event: TypeAlias = (
     | WorkersIdle
     | WorkersActive
     | StoodStill
-    | StacksRequested
     | StacksCollected
-    | TimerExpired
     | WorkersGone
     | WorkersNotEnded
+    | Saved
+)
+"""About the workers of a round: `decisions.ACCEPTED` says which phase accepts which."""
+
+Event: TypeAlias = (
+    RendezvousEvent
+    | WorkersEvent
+    | AgentStarted
+    | WorkersPrepared
+    | StacksRequested
+    | TimerExpired
     | SignalReceived
     | PersonChose
     | SlotsRead
     | Requested
-    | Saved
 )

@@ -288,3 +288,24 @@ class NodeState:
                 return phase.round
             case _:
                 assert_never(phase)
+
+    # The phase, for an event that the table of `decisions` has only these phases accept.
+
+    @property
+    def running(self) -> Running:
+        """The phase of workers that run."""
+        if not isinstance(self.phase, Running):
+            raise TypeError(f"no workers run: {self.phase!r}")
+        return self.phase
+
+    @property
+    def stopping(self) -> Stopping:
+        """The phase of workers that are being stopped."""
+        if not isinstance(self.phase, Stopping):
+            raise TypeError(f"no workers are being stopped: {self.phase!r}")
+        return self.phase
+
+    @property
+    def running_or_stopping(self) -> Running | Stopping:
+        """The phase of workers that may exist."""
+        return self.phase if isinstance(self.phase, Stopping) else self.running

@@ -82,9 +82,7 @@ _FENCED_LINE = "this node lost contact with the job: its workers were killed, be
 
 def on_worker_started(state: NodeState, event: WorkerStarted) -> Decision:
     """A worker exists."""
-    phase = state.phase
-    if not isinstance(phase, Running | Stopping) or event.round_number != phase.round.number:
-        return state, ()
+    phase = state.running_or_stopping
     phase = replace(phase, alive=phase.alive | {event.local_rank})
     if isinstance(phase, Stopping):  # it was started just before its start was cancelled
         return replace(state, phase=phase), ()
@@ -96,9 +94,7 @@ def on_worker_started(state: NodeState, event: WorkerStarted) -> Decision:
 
 def on_worker_exited(state: NodeState, event: WorkerExited) -> Decision:
     """A worker has ended: a success, a failure, or the guard's doing."""
-    phase = state.phase
-    if not isinstance(phase, Running | Stopping) or event.round_number != phase.round.number:
-        return state, ()
+    phase = state.running_or_stopping
     if event.local_rank not in phase.alive:
         return state, ()
     phase = replace(phase, alive=phase.alive - {event.local_rank})
@@ -154,12 +150,8 @@ def _on_fenced(state: NodeState, phase: Running | Stopping) -> Decision:
 
 def on_spawn_failed(state: NodeState, event: SpawnFailed) -> Decision:
     """A worker could not be started: it has failed."""
-    phase = state.phase
-    if (
-        not isinstance(phase, Running)
-        or event.round_number != phase.round.number
-        or event.local_rank not in phase.awaited
-    ):
+    phase = state.running
+    if event.local_rank not in phase.awaited:
         return state, ()
     failure = LocalFailure(local_rank=event.local_rank, reason=event.reason, errno=event.errno)
     awaited = phase.awaited - {event.local_rank}
@@ -169,11 +161,9 @@ def on_spawn_failed(state: NodeState, event: SpawnFailed) -> Decision:
 
 def on_store_lost(state: NodeState, event: StoreLost) -> Decision:
     """Workers may wait for the store for minutes: its loss is a failure of the worker that would host it otherwise."""
-    phase = state.phase
-    if not isinstance(phase, Delaying | Running) or event.round_number != phase.round.number:
-        return state, ()
-    if isinstance(phase, Delaying):
-        return replace(state, phase=replace(phase, store_problem=event.reason)), ()
+    if isinstance(state.phase, Delaying):
+        return replace(state, phase=replace(state.phase, store_problem=event.reason)), ()
+    phase = state.running
     failure = LocalFailure(local_rank=0, reason=event.reason)
     phase = replace(phase, failures=_add_failure(phase.failures, failure))
     return replace(state, phase=phase), (SettleFailure(round=phase.round, failure=failure),)
@@ -181,9 +171,7 @@ def on_store_lost(state: NodeState, event: StoreLost) -> Decision:
 
 def on_failure_settled(state: NodeState, event: FailureSettled) -> Decision:
     """Report a failure, if the round's end has not reported it already."""
-    phase = state.phase
-    if not isinstance(phase, Running | Stopping) or event.round_number != phase.round.number:
-        return state, ()
+    phase = state.running_or_stopping
     book = phase.failures
     settled = [each for each in book.unreported if each.local_rank == event.local_rank]
     if not settled:
@@ -196,9 +184,7 @@ def on_failure_settled(state: NodeState, event: FailureSettled) -> Decision:
 
 def on_idle_changed(state: NodeState, event: WorkersIdle | WorkersActive) -> Decision:
     """Report idleness: rendezvous decides whether the whole job hangs."""
-    phase = state.phase
-    if not isinstance(phase, Running) or event.round_number != phase.round.number:
-        return state, ()
+    phase = state.running
     if isinstance(event, WorkersActive):
         return state, (ReportIdle(round=phase.round),)
     if not phase.alive or (phase.drain is not None and phase.drain.is_pause):
@@ -210,9 +196,7 @@ def on_idle_changed(state: NodeState, event: WorkersIdle | WorkersActive) -> Dec
 
 def on_still(state: NodeState, event: StoodStill) -> Decision:
     """Report that the workers stand still: only rendezvous knows what those of other nodes do."""
-    phase = state.phase
-    if not isinstance(phase, Running) or event.round_number != phase.round.number:
-        return state, ()
+    phase = state.running
     if event.for_s > 0.0 and phase.drain is not None:
         return state, ()
     return state, (Send(message=event),)
@@ -320,11 +304,9 @@ def on_stacks_requested(state: NodeState) -> Decision:
 
 def on_stacks_collected(state: NodeState, event: StacksCollected) -> Decision:
     """Keep them for the report, or print them if this node leaves; and go on with the stop that waits for them."""
-    phase = state.phase
-    if isinstance(phase, Running) and event.round_number == phase.round.number:
+    phase = state.running_or_stopping
+    if isinstance(phase, Running):
         return state, (PrintPage(round=phase.round, stacks=event.stacks),)
-    if not isinstance(phase, Stopping) or event.round_number != phase.round.number:
-        return state, ()
     is_awaited = isinstance(phase.then, Finish) and phase.step is StopStep.STACKS
     page = (PrintPage(round=phase.round, stacks=event.stacks),) if is_awaited else ()
     state, actions = end_stacks_wait(state, replace(phase, stacks=event.stacks))

@@ -204,7 +204,7 @@ class NoticeKind(Enum):
 class Notice:
     """One line for the console; changes nothing."""
 
-    text: str
+    text: Line
     kind: NoticeKind = NoticeKind.LINE
     is_leader_lost: bool = False
     """It is about the loss of the leader, which explains nothing if the whole job is being stopped."""

@@ -11,8 +11,9 @@ from doubles.rendezvous_links import StandingClock
 
 from muster._shared.reports import Failure
 from muster.agent.control_socket import ControlSink
+from muster.agent.rendezvous.interface import Notice
 from muster.agent.rendezvous.torch_handlers.caller import LATE_S, CallerThread
-from muster.agent.rendezvous.torch_handlers.messages import COMMANDS, Command, Order, ThreadFinding, ThreadNotice
+from muster.agent.rendezvous.torch_handlers.messages import COMMANDS, Command, Order, ThreadFinding
 from muster.agent.runtime.loop import Loop
 
 LONG = "x" * 200_000
@@ -121,7 +122,7 @@ def test_one_line_says_that_the_program_does_not_read(program: Program) -> None:
     program.clock.passed_s = 5 * LATE_S
     program.loop.turn(0)
     (notice,) = program.found
-    assert isinstance(notice, ThreadNotice)
+    assert isinstance(notice, Notice)
     assert notice.text == "the program that started this job has read nothing for 10 s: the job goes on when it does"
 
 

@@ -7,11 +7,11 @@ import pytest
 
 from muster.agent.config import RendezvousConfig
 from muster.agent.rendezvous.interface import Notice, RendezvousEvent
-from muster.agent.rendezvous.torch_handlers.messages import Command, ThreadNotice
+from muster.agent.rendezvous.torch_handlers.messages import Command
 from muster.agent.rendezvous.torch_handlers.rendezvous import TorchRendezvous
 from muster.agent.runtime.loop import Loop
 
-FOUND = ThreadNotice(text="found")
+FOUND = Notice(text="found")
 
 
 class FakeThread:

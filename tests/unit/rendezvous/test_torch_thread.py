@@ -7,12 +7,12 @@ import pytest
 from doubles.torch_store import FakeStore
 
 from muster.agent.config import RendezvousConfig
+from muster.agent.rendezvous.interface import Notice
 from muster.agent.rendezvous.torch_handlers.messages import (
     Command,
     HandlerFormedRound,
     Order,
     ThreadFinding,
-    ThreadNotice,
 )
 from muster.agent.rendezvous.torch_handlers.thread import HandlerThread
 from muster.agent.rendezvous.torch_handlers.watch import RoundWatch
@@ -47,7 +47,7 @@ def test_a_failure_that_the_other_nodes_cannot_be_told_is_one_short_line() -> No
     thread._watch = RoundWatch(LostStore(), "nonce", rank=0, size=2, silence_s=15.0, now_s=float)
     thread._carry_out(Command(order=Order.FAIL, reason="rank 0 failed"))
     (notice,) = owner.found
-    assert isinstance(notice, ThreadNotice)
+    assert isinstance(notice, Notice)
     assert notice.text.startswith(
         "cannot report the failure to the other nodes: failed to send, got -1 bytes Exception"
     )

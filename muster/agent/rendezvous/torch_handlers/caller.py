@@ -9,11 +9,11 @@ import os
 import socket
 from collections import deque
 
+from muster.agent.rendezvous.interface import Notice
 from muster.agent.rendezvous.torch_handlers.messages import (
     COMMAND_LIMIT_BYTES,
     THREAD_FINDINGS,
     Command,
-    ThreadNotice,
     encode_line,
 )
 from muster.agent.rendezvous.torch_handlers.thread import Owner
@@ -73,7 +73,7 @@ class CallerThread:
 
     def _report_late(self) -> None:
         text = f"the program that started this job has read nothing for {LATE_S:g} s: the job goes on when it does"
-        self._owner.post_finding(ThreadNotice(text=text))
+        self._owner.post_finding(Notice(text=text))
 
     def _stop_waiting(self) -> None:
         if self._late_timer is not None:

@@ -9,7 +9,6 @@ from muster._shared.codec import MessageUnion, encode_message
 from muster._shared.fields import (
     Count,
     GroupRank,
-    Line,
     Name,
     Paragraph,
     Port,
@@ -18,6 +17,7 @@ from muster._shared.fields import (
 )
 from muster._shared.records import record
 from muster._shared.reports import Failure
+from muster.agent.rendezvous.interface import Notice, RendezvousFailed
 from muster.agent.rendezvous.torch_handlers.watch import FailedElsewhere, NodeLost
 
 LINE_LIMIT_BYTES = 1 << 20
@@ -80,23 +80,7 @@ class EndKnown:
     succeeded: bool
 
 
-@record
-class HandlerFailed:
-    """The handler has failed."""
-
-    reason: Line
-    usage: bool
-    """It is a mistake of the caller."""
-
-
-@record
-class ThreadNotice:
-    """One line for the console."""
-
-    text: Line
-
-
-ThreadFinding = HandlerFormedRound | NodesWaiting | NodeLost | FailedElsewhere | EndKnown | HandlerFailed | ThreadNotice
+ThreadFinding = HandlerFormedRound | NodesWaiting | NodeLost | FailedElsewhere | EndKnown | RendezvousFailed | Notice
 
 COMMANDS: MessageUnion[Command] = MessageUnion(Command)
 THREAD_FINDINGS: MessageUnion[ThreadFinding] = MessageUnion(ThreadFinding)

@@ -38,12 +38,10 @@ from muster.agent.rendezvous.report_messages import Answer, Failed, Idle, Stacks
 from muster.agent.rendezvous.torch_handlers.messages import (
     Command,
     EndKnown,
-    HandlerFailed,
     HandlerFormedRound,
     NodesWaiting,
     Order,
     ThreadFinding,
-    ThreadNotice,
 )
 from muster.agent.rendezvous.torch_handlers.thread import HandlerThread
 from muster.agent.rendezvous.torch_handlers.watch import FailedElsewhere, NodeLost
@@ -111,12 +109,12 @@ class TorchRendezvous:
                 self._handle_failed_elsewhere(finding)
             case EndKnown():
                 self._policy.end_job(succeeded=finding.succeeded)
-            case HandlerFailed():
+            case RendezvousFailed():
                 if not self._policy.has_ended:
                     self._policy.has_ended = True
-                    self._post(RendezvousFailed(reason=finding.reason, usage=finding.usage))
-            case ThreadNotice():
-                self._post(Notice(text=finding.text))
+                    self._post(finding)
+            case Notice():
+                self._post(finding)
             case _:
                 assert_never(finding)
 

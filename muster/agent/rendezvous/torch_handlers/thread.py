@@ -20,15 +20,14 @@ from muster._shared.codec import decode
 from muster._shared.records import assert_never
 from muster._shared.reports import Failure
 from muster.agent.config import RendezvousConfig
+from muster.agent.rendezvous.interface import Notice, RendezvousFailed
 from muster.agent.rendezvous.torch_handlers.messages import (
     Command,
     EndKnown,
-    HandlerFailed,
     HandlerFormedRound,
     NodesWaiting,
     Order,
     ThreadFinding,
-    ThreadNotice,
 )
 from muster.agent.rendezvous.torch_handlers.watch import AllDone, FailedElsewhere, RoundWatch
 from muster.agent.runtime.packages import add_installed
@@ -153,7 +152,7 @@ class HandlerThread(threading.Thread):
             self._report_failure(f"rendezvous {self._config.backend} failed: {kind.__name__}: {error}", usage=False)
 
     def _report_failure(self, reason: str, *, usage: bool) -> None:
-        self._owner.post_finding(HandlerFailed(reason=_build_line(reason), usage=usage))
+        self._owner.post_finding(RendezvousFailed(reason=_build_line(reason), usage=usage))
 
     def _create_handler(self) -> "RendezvousHandler":
         from torch.distributed.elastic.rendezvous import RendezvousParameters, registry
@@ -265,7 +264,7 @@ class HandlerThread(threading.Thread):
             self._handler.shutdown()
         except Exception as error:  # noqa: BLE001  # as above
             line = _build_line(f"cannot report the failure to the other nodes: {error}")
-            self._owner.post_finding(ThreadNotice(text=line))
+            self._owner.post_finding(Notice(text=line))
 
     def _find_failure(self) -> FailedElsewhere | None:
         """What a node wrote when the job failed for good in the last round, if the store can still be read."""

@@ -1,6 +1,7 @@
 """Finds what jobs that have ended left on this machine and on its Docker engine.
 
-That is logs, also of agents that were started by hand, state, containers, volumes and unpacked agents.
+That is logs, also of agents that were started by hand, state, containers, volumes and unpacked agents, and what the
+schedulers of other packages find.
 
 TorchX 0.7 has no command that removes them, and the nightly's removes one job at a time. Jobs that run, and jobs of
 other users and other homes, are never listed here.
@@ -13,12 +14,13 @@ import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Final
 
+from muster.cli.adapters import create_others
 from muster.schedulers import bundle_start
+from muster.schedulers.adapter.scheduler import Leftover
 from muster.schedulers.errors import UnsafeFolderError
 from muster.schedulers.supervision import client
 from muster.schedulers.supervision.app_folder import AppFolder, StateError
@@ -37,21 +39,6 @@ _AGENT_LOGS: Final = re.compile(r"muster_[a-z0-9_]{8}")
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Leftover:
-    """What one job left behind."""
-
-    name: str
-    """The app's handle without a session, for people."""
-    what: str
-    """In words: the outcome, and what there is."""
-    size_bytes: int
-    """Of files on this machine; the engine does not tell the size of containers at once."""
-    ended_s: float | None
-    """Wall-clock seconds; None: not known."""
-    remove: Callable[[], None]
-
-
 def find_leftovers(env: Mapping[str, str], *, ended_before_s: float) -> list[Leftover]:
     """Finds what can be removed, oldest first.
 
@@ -67,6 +54,9 @@ def find_leftovers(env: Mapping[str, str], *, ended_before_s: float) -> list[Lef
     found += _find_unpacked_agents()
     found += _find_logs_of_agents(Path(env.get("TMPDIR") or tempfile.gettempdir()))
     found += _find_lost_containers(state_dir)
+    for scheduler in create_others("prune"):
+        with closing(scheduler):
+            found += scheduler.find_leftovers()
     old = [each for each in found if each.ended_s is None or each.ended_s <= ended_before_s]
     return sorted(old, key=lambda each: (each.ended_s or 0.0, each.name))
 

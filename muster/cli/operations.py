@@ -10,13 +10,15 @@ request could not be passed on: no such app, it has ended, its scheduler cannot 
 """
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from typing import Final
 
 from muster._shared.contract import AskKind, AskOutcome
 from muster._shared.control import Answer, ControlError, ExitCode
+from muster.cli.adapters import create_scheduler
 from muster.cli.handles import find_app
+from muster.schedulers.adapter.scheduler import PluginScheduler
 from muster.schedulers.errors import (
     EndedAppError,
     EngineError,
@@ -25,7 +27,6 @@ from muster.schedulers.errors import (
     UnknownAppError,
     describe_os_error,
 )
-from muster.schedulers.runner.versions import PluginScheduler
 
 DEFAULT_LIMIT_S: Final = 60.0
 """How long the ranks may take."""
@@ -124,7 +125,7 @@ def _open_scheduler(handle: str) -> Iterator[tuple[PluginScheduler, str]]:
     """The scheduler of a handle and the app's id; errors of the adapter become a `ControlError`."""
     try:
         app = find_app(handle, os.environ)
-        with closing(_create_scheduler(app.scheduler, app.session)) as scheduler:
+        with closing(create_scheduler(app.scheduler, app.session)) as scheduler:
             yield scheduler, app.app_id
     except RightError as error:
         raise ControlError(str(error), ExitCode.REFUSED) from error
@@ -132,28 +133,3 @@ def _open_scheduler(handle: str) -> Iterator[tuple[PluginScheduler, str]]:
         raise ControlError(str(error), ExitCode.LOST) from error
     except OSError as error:
         raise ControlError(describe_os_error(error, f"the folder of {handle}"), ExitCode.LOST) from error
-
-
-def _create_scheduler(name: str, session: str) -> PluginScheduler:
-    create = _find_factory(name)
-    if create is None:
-        known = "local_cwd, detached, local_docker, docker, kubernetes"
-        raise ControlError(f"{name!r}: muster can ask apps of {known}", ExitCode.USAGE)
-    return create(session)
-
-
-def _find_factory(name: str) -> Callable[[str], PluginScheduler] | None:
-    """Only the adapter that is needed is imported."""
-    if name in ("local_cwd", "detached"):
-        from muster.schedulers import local
-
-        return local.create_scheduler if name == "local_cwd" else local.create_detached_scheduler
-    if name in ("local_docker", "docker"):
-        from muster.schedulers import docker
-
-        return docker.create_scheduler if name == "local_docker" else docker.create_detached_scheduler
-    if name == "kubernetes":
-        from muster.schedulers import kubernetes
-
-        return kubernetes.create_scheduler
-    return None

@@ -6,7 +6,8 @@ import time
 from collections.abc import Sequence
 
 from muster._shared.contract import show_controls
-from muster.cli.leftovers import Leftover, find_leftovers
+from muster.cli.leftovers import find_leftovers
+from muster.schedulers.adapter.scheduler import Leftover
 from muster.schedulers.errors import EngineError
 
 _UNITS = ("B", "kB", "MB", "GB", "TB")

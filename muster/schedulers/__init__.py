@@ -1,5 +1,6 @@
 """Scheduler adapters: they run the replicas of an AppDef on this machine, a Docker engine or Kubernetes.
 
+    adapter/      the seam: what an adapter is made of, for those below and for others'
     local/        replicas are processes of this machine
     docker/       replicas are containers of one engine
     kubernetes/   replicas are pods

@@ -4,7 +4,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -12,9 +12,11 @@ from torchx.schedulers.api import DescribeAppResponse, ListAppResponse, Stream
 from torchx.specs import AppDef, AppDryRunInfo, AppState, Role, is_terminal
 from torchx.workspace.api import WorkspaceMixin
 
-from muster._shared.contract import AskKind, LogNames
-from muster._shared.control import Answer
+from muster._shared.contract import LogNames
 from muster.schedulers import naming
+from muster.schedulers.adapter.scheduler import LogRequest
+from muster.schedulers.adapter.status import check_replica
+from muster.schedulers.adapter.supervised import SupervisedScheduler, build_supervised_status
 from muster.schedulers.bundle import build_agent_bundle
 from muster.schedulers.docker import devices
 from muster.schedulers.docker.driver import ENGINE_KEY
@@ -38,21 +40,13 @@ from muster.schedulers.failure_report import read_error_file
 from muster.schedulers.gpus import GpuError, list_gpus
 from muster.schedulers.grace import DEFAULT_SHUTDOWN_TIMEOUT_S, GRACE_MARGIN_S
 from muster.schedulers.interrupts import raise_dropped_interrupts
-from muster.schedulers.lines import Readers
 from muster.schedulers.runner.app_codec import dump_app
 from muster.schedulers.runner.dry_run import build_dryrun_info
 from muster.schedulers.runner.option_parsing import StrictOpts
 from muster.schedulers.runner.option_records import declare_options, parse_options
-from muster.schedulers.runner.roles import build_role_plan, find_elastic_role, share_workspace
+from muster.schedulers.runner.roles import build_role_plan, get_workspace_path, share_workspace
 from muster.schedulers.runner.shown.live_lines import draws_bars
-from muster.schedulers.runner.versions import (
-    LogRequest,
-    PluginScheduler,
-    build_describe_response,
-    check_replica,
-    get_workspace_path,
-)
-from muster.schedulers.runner.waiting import follow_suspension, read_app_for_wait
+from muster.schedulers.runner.waiting import read_app_for_wait
 from muster.schedulers.supervision import asking, client
 from muster.schedulers.supervision.app_folder import AppFolder, AppSpec, ProcessId, StateError
 from muster.schedulers.supervision.file_watch import Watch
@@ -70,9 +64,6 @@ _ROLE_AND_INDEX: Final = 30
 _CHECK_S: Final = 1.0
 """Between two looks at an app that starts, if the engine reports nothing of it."""
 
-_FLUSH_S: Final = 30.0
-"""The time that ending an app takes beyond its grace period: the engine removes its objects."""
-
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +79,7 @@ class Submission:
     detach: bool
 
 
-class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[misc]
+class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignore[misc]
     """Runs apps on the Docker engine that DOCKER_HOST names.
 
     Args:
@@ -97,6 +88,9 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
         detached: by default, apps outlive the command that submits them.
     """
 
+    FLUSH_S = 30.0
+    """The engine removes the app's objects."""
+
     def __init__(self, name: str, session_name: str, *, detached: bool) -> None:
         super().__init__(name, session_name)
         self._detached = detached
@@ -104,23 +98,14 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
         self._workspaces = PackedWorkspaces()
         self._with_dockerfile: set[str] = set()
         self._described: set[str] = set()
-        self._attached: list[AppFolder] = []
-        self._readers = Readers()
         self._unreadable: set[str] = set()
         """Apps whose output cannot be shown: said once."""
 
     def close(self) -> None:
-        """Stop the apps that belong to this command politely, and release the engine. Idempotent.
-
-        TorchX calls this when its command line is interrupted. A second Ctrl-C during the call kills the apps.
-        """
-        super().close()
+        """See `SupervisedScheduler`; releases the engine, too."""
         try:
-            client.end_all(self._attached, flush_s=_FLUSH_S)
+            super().close()
         finally:
-            if self._attached:
-                self._readers.wait_until_idle()
-            self._attached.clear()
             self._engine.close()
             self._workspaces.remove()
 
@@ -181,7 +166,7 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
         report_progress = _discard_progress if submission.quiet else _print_progress
         state_dir, address, asked = find_state_dir(os.environ), pick_address(os.environ), submission.request
         with _translate_errors():
-            if self._registry().find(asked.app_id) is not None:
+            if self.find_registry().find(asked.app_id) is not None:
                 raise SchedulerError(f"app {asked.app_id!r} exists already; give this one another name")
             with raise_dropped_interrupts():
                 submissions.sweep(state_dir, address)
@@ -190,10 +175,7 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
                 creation.ensure_images(self._engine, request, report_progress)
             with submissions.mark_submission(state_dir, asked.app_id, address, asked.labels) as mark:
                 spec = self._submit(submission, request, gpus, mark, report_progress)
-        self._submitted.add(spec.app_id)
-        if not submission.detach:
-            self._attached.append(AppFolder(spec.folder))
-            follow_suspension(self._tell_attached)
+        self.keep_attached(spec.app_id, AppFolder(spec.folder), detach=submission.detach)
         return spec.app_id
 
     def _submit(
@@ -213,7 +195,7 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
                 payload = self._build_payload(request)
                 request = creation.create_app(self._engine, request, payload, gpus)
             spec = self._build_spec(submission, request)
-            client.submit(spec, self._registry(), files=build_payload(payload))
+            client.submit(spec, self.find_registry(), files=build_payload(payload))
             undo.callback(self._roll_back, spec)
             with raise_dropped_interrupts():
                 self._wait_started(spec, request)
@@ -294,14 +276,14 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
         """Remove a submission that failed, or was interrupted, after its supervisor started."""
         folder = AppFolder(spec.folder)
         client.request_stop(folder, "kill")
-        client.wait_ended(folder, limit_s=_FLUSH_S)
-        client.delete(folder, self._registry(), spec.app_id)
+        client.wait_ended(folder, limit_s=self.FLUSH_S)
+        client.delete(folder, self.find_registry(), spec.app_id)
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
     def describe_app(self, app_id: str) -> DescribeAppResponse | None:
         """See TorchX; None also for an app of another user."""
-        folder = self._find_folder(app_id)
+        folder = self.find_folder(app_id)
         with _translate_errors():
             if folder is None:
                 containers = unregistered.find_app(self._engine, app_id)
@@ -316,12 +298,12 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
             restarts, running = read_events(self._open_engine(folder), folder.state_dir, found[0].details)
             error = read_error_file(folder.state_dir / LogNames.ERROR)
             lost = client.find_loss(folder, found[1])
-            return build_describe_response(*found, error=error, restarts=restarts, running=running, lost=lost)
+            return build_supervised_status(*found, error=error, restarts=restarts, running=running, lost=lost)
 
     def list_apps(self, cfg: Mapping[str, Any]) -> list[ListAppResponse]:  # noqa: ARG002
         """See `PluginScheduler`: apps with a state folder, and apps that only the engine knows."""
         with _translate_errors():
-            states = {app_id: self._read_state(app_id) for app_id in self._registry()}
+            states = {app_id: self._read_state(app_id) for app_id in self.find_registry()}
             try:
                 found = unregistered.list_apps(self._engine)
             except EngineUnavailable as error:
@@ -335,7 +317,7 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
     def _is_gone(self, app_id: str, state: AppState, found: Mapping[str, Any]) -> bool:
         """Whether an app has ended and its containers, with their logs, have been removed from this engine."""
         try:
-            folder = self._find_folder(app_id)
+            folder = self.find_folder(app_id)
         except UnsafeFolderError:
             return False
         if folder is None:
@@ -356,13 +338,13 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
         """UNKNOWN if it cannot be read, or another shell has just deleted it, so that the others are still listed."""
         with suppress(client.SupervisorError, FileNotFoundError):
             try:
-                folder = self._find_folder(app_id)
+                folder = self.find_folder(app_id)
             except UnsafeFolderError as error:
                 logger.warning("%s: %s", app_id, error)
                 return AppState.UNKNOWN
             if folder is not None:
                 spec, record = client.read_app(folder)
-                return build_describe_response(spec, record, lost=client.find_loss(folder, record)).state
+                return build_supervised_status(spec, record, lost=client.find_loss(folder, record)).state
         return AppState.UNKNOWN
 
     def read_log(self, app_id: str, request: LogRequest) -> Iterable[str]:
@@ -378,7 +360,7 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
             since_s=None if request.since is None else request.since.timestamp(),
             until_s=None if request.until is None else request.until.timestamp(),
         )
-        folder = self._find_folder(app_id)
+        folder = self.find_folder(app_id)
         with _translate_errors():
             self._check_replica(app_id, folder, request)
         engine = self._open_engine(folder)
@@ -401,7 +383,8 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
 
     def _check_replica(self, app_id: str, folder: AppFolder | None, request: LogRequest) -> None:
         if folder is not None:
-            check_replica(folder.read_spec(), request)
+            counts = {role.name: role.replicas for role in folder.read_spec().roles}
+            check_replica(app_id, counts, request.role, request.index)
             return
         containers = unregistered.find_app(self._engine, app_id)
         if not containers:
@@ -415,7 +398,7 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
     # -- ending -------------------------------------------------------------------------------------------------------
 
     def _cancel_existing(self, app_id: str) -> None:
-        folder = self._find_folder(app_id)
+        folder = self.find_folder(app_id)
         with _translate_errors():
             if folder is None:
                 containers = unregistered.find_app(self._engine, app_id)
@@ -423,49 +406,31 @@ class DockerScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mi
             else:
                 client.request_stop(folder)
 
-    def ask_app(self, app_id: str, kind: AskKind, limit_s: float) -> Answer:
-        """See `PluginScheduler`."""
-        with _translate_errors(), asking.open_app(self._find_folder(app_id), app_id, self.backend) as folder:
-            return asking.ask_app(folder, kind, limit_s, NodeAsker(self._open_engine(folder)))
-
-    def stop_app(self, app_id: str, limit_s: float) -> Answer:
-        """See `PluginScheduler`."""
-        with _translate_errors(), asking.open_app(self._find_folder(app_id), app_id, self.backend) as folder:
-            return asking.stop_app(folder, limit_s, NodeAsker(self._open_engine(folder)))
-
-    def recover_app(self, app_id: str) -> Answer:
-        """See `PluginScheduler`."""
-        with asking.open_app(self._find_folder(app_id), app_id, self.backend) as folder:
-            return asking.recover_app(folder)
-
-    def resize_app(self, app_id: str, nodes: int, role: str | None) -> Answer:
-        """See `PluginScheduler`."""
-        with _translate_errors(), asking.open_app(self._find_folder(app_id), app_id, self.backend) as folder:
-            return asking.resize_app(folder, nodes, lambda spec: find_elastic_role(app_id, spec.roles, role, nodes))
+    def build_asker(self, folder: AppFolder) -> asking.AskNode:
+        """See `SupervisedScheduler`."""
+        return NodeAsker(self._open_engine(folder))
 
     def delete_app(self, app_id: str) -> None:
         """See `PluginScheduler`: nothing labelled with the app is left on the engine."""
-        folder = self._find_folder(app_id)
+        folder = self.find_folder(app_id)
         with _translate_errors():
             engine = self._open_engine(folder)
             if folder is not None:
-                client.delete(folder, self._registry(), app_id)
+                client.delete(folder, self.find_registry(), app_id)
             for user in list_user_ids():
                 creation.remove_app(engine, {Label.APP: app_id, Label.USER: user})
-
-    def _tell_attached(self, word: str) -> None:
-        for folder in self._attached:
-            folder.send_request(word)
 
     def _open_engine(self, folder: AppFolder | None) -> Engine:
         """The engine that runs an app: this shell's DOCKER_HOST may name another one."""
         address = None if folder is None else folder.read_spec().description.get(ENGINE_KEY)
         return self._engine if address in (None, pick_address(os.environ)) else Engine(address)
 
-    def _find_folder(self, app_id: str) -> AppFolder | None:
-        return self._registry().open(app_id)
+    def translate_errors(self) -> AbstractContextManager[None]:
+        """See `SupervisedScheduler`."""
+        return _translate_errors()
 
-    def _registry(self) -> AppRegistry:
+    def find_registry(self) -> AppRegistry:
+        """See `SupervisedScheduler`."""
         return AppRegistry(find_state_dir(os.environ), submissions.REGISTRY)
 
 

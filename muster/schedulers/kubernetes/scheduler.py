@@ -15,6 +15,7 @@ from torchx.workspace.api import WorkspaceMixin
 
 from muster._shared.contract import AskKind, AskOutcome
 from muster._shared.control import Answer, count_nodes
+from muster.schedulers.adapter.scheduler import LogRequest, PluginScheduler
 from muster.schedulers.errors import EngineError, SchedulerError
 from muster.schedulers.kubernetes.labels import WORKSPACE_KEY, find_submitter
 from muster.schedulers.kubernetes.manifests.bundles import pack_workspace
@@ -24,8 +25,7 @@ from muster.schedulers.kubernetes.options import Options, declare_options, parse
 from muster.schedulers.naming import build_app_name, make_suffix
 from muster.schedulers.runner.dry_run import build_dryrun_info
 from muster.schedulers.runner.option_parsing import StrictOpts
-from muster.schedulers.runner.roles import BASE_IMAGE_KEY, share_workspace
-from muster.schedulers.runner.versions import LogRequest, PluginScheduler, get_workspace_path
+from muster.schedulers.runner.roles import BASE_IMAGE_KEY, get_workspace_path, share_workspace
 from muster.schedulers.supervision.registry import find_state_dir, record_last_remote
 from muster.schedulers.workspace.packing import DOCKERFILE, BundleError, copy_workspace, describe_left_out
 

@@ -16,13 +16,14 @@ from typing import Any
 from torchx.schedulers.api import DescribeAppResponse, ListAppResponse
 from torchx.specs import AppDef, AppDryRunInfo, AppState
 
-from muster._shared.contract import AGENT_MODULE, AskKind, Env
-from muster._shared.control import Answer
+from muster._shared.contract import AGENT_MODULE, Env
 from muster._shared.programs import explain_missing
+from muster.schedulers.adapter.scheduler import LogRequest
+from muster.schedulers.adapter.status import check_replica
+from muster.schedulers.adapter.supervised import SupervisedScheduler, build_supervised_status, translate_errors
 from muster.schedulers.agent_command import build_ask_command, find_program, is_agent_role
 from muster.schedulers.errors import EngineError, SchedulerError, UnsafeFolderError, describe_os_error
 from muster.schedulers.failure_report import join_roles, read_error_file
-from muster.schedulers.lines import Readers
 from muster.schedulers.local.agent_files import count_restarts, read_running
 from muster.schedulers.local.devices import list_devices, needs_sharing
 from muster.schedulers.local.interpreter import find_interpreter, has_same_muster
@@ -33,30 +34,20 @@ from muster.schedulers.naming import build_app_name, derive_token, make_secret, 
 from muster.schedulers.runner.dry_run import build_dryrun_info
 from muster.schedulers.runner.option_parsing import StrictOpts
 from muster.schedulers.runner.option_records import declare_options, parse_options
-from muster.schedulers.runner.roles import find_elastic_role
 from muster.schedulers.runner.shown.live_lines import draws_bars
-from muster.schedulers.runner.versions import (
-    LogRequest,
-    PluginScheduler,
-    build_describe_response,
-    check_replica,
-)
-from muster.schedulers.runner.waiting import follow_suspension, read_app_for_wait
+from muster.schedulers.runner.waiting import read_app_for_wait
 from muster.schedulers.supervision import asking, client
-from muster.schedulers.supervision.app_folder import AppFolder, AppSpec, ProcessId, StateError
+from muster.schedulers.supervision.app_folder import AppFolder, AppSpec, ProcessId
 from muster.schedulers.supervision.registry import AppRegistry, find_state_dir
 from muster.schedulers.supervision.state import ReplicaId
 
 DRIVER = "muster.schedulers.local.driver:create_driver"
-FLUSH_S = 15.0
-"""The longest time that ending an app takes beyond its grace period."""
-
 _OWN_VARIABLES = "MUSTER_"
 
 logger = logging.getLogger(__name__)
 
 
-class LocalScheduler(PluginScheduler):
+class LocalScheduler(SupervisedScheduler):
     """Runs replicas as processes of this machine, in the current directory.
 
     Args:
@@ -66,8 +57,6 @@ class LocalScheduler(PluginScheduler):
 
     def __init__(self, name: str, session_name: str) -> None:
         super().__init__(name, session_name)
-        self._attached: dict[str, AppFolder] = {}
-        self._readers = Readers()
         self._registries: dict[tuple[str | None, str | None], AppRegistry] = {}
 
     # -- submitting -------------------------------------------------------------------------------------------------
@@ -116,25 +105,22 @@ class LocalScheduler(PluginScheduler):
             },
         )
         try:
-            client.submit(spec, self._registry())
+            client.submit(spec, self.find_registry())
         except client.SupervisorError as error:
             raise EngineError(f"cannot start {request.app_id}: {error}") from error
         except OSError as error:
             raise EngineError(f"cannot start {request.app_id}: {describe_os_error(error, request.folder)}") from error
-        self._submitted.add(request.app_id)
-        if not request.detach:
-            self._attached[request.app_id] = AppFolder(request.folder)
-            follow_suspension(self._tell_attached)
+        self.keep_attached(request.app_id, AppFolder(request.folder), detach=request.detach)
         return request.app_id
 
     # -- reading ----------------------------------------------------------------------------------------------------
 
     def describe_app(self, app_id: str) -> DescribeAppResponse | None:
         """The app's current state; None when it is not known (any more)."""
-        folder = self._find(app_id)
+        folder = self.find_folder(app_id)
         if folder is None:
             return None
-        with _translate_errors():
+        with translate_errors():
             found = read_app_for_wait(folder, keeps=app_id in self._submitted)
         if found is None:
             return None  # another shell has just deleted it
@@ -144,14 +130,14 @@ class LocalScheduler(PluginScheduler):
         running = join_roles({role: read_running(path) for role, path in folders.items()})
         error, ui_url = _read_error(folder, spec), folder.path.as_uri()
         lost = client.find_loss(folder, record)
-        return build_describe_response(
+        return build_supervised_status(
             spec, record, error=error, ui_url=ui_url, restarts=restarts, running=running, lost=lost
         )
 
     def list_apps(self, cfg: Mapping[str, Any]) -> list[ListAppResponse]:
         """See `PluginScheduler`."""
         del cfg
-        states = {app_id: self._find_state(app_id) for app_id in self._registry()}
+        states = {app_id: self._find_state(app_id) for app_id in self.find_registry()}
         return [ListAppResponse(app_id=app_id, state=state) for app_id, state in states.items() if state is not None]
 
     def _find_state(self, app_id: str) -> AppState | None:
@@ -166,11 +152,12 @@ class LocalScheduler(PluginScheduler):
 
     def read_log(self, app_id: str, request: LogRequest) -> Iterator[str]:
         """See `PluginScheduler`."""
-        folder = self._find(app_id)
+        folder = self.find_folder(app_id)
         if folder is None:
             raise self._build_unknown(app_id)
-        with _translate_errors():
-            check_replica(folder.read_spec(), request)
+        with translate_errors():
+            spec = folder.read_spec()
+        check_replica(app_id, {role.name: role.replicas for role in spec.roles}, request.role, request.index)
         query = FileLogQuery(
             folder=folder.replica_dir(ReplicaId(request.role, request.index)),
             stream=request.stream.value,
@@ -182,69 +169,19 @@ class LocalScheduler(PluginScheduler):
         has_ended = client.EndCheck(folder, keeps=app_id in self._submitted)
         return self._readers.count_reader(read_log(query, has_ended, folder.state_dir))
 
-    # -- ending -----------------------------------------------------------------------------------------------------
+    # -- for `SupervisedScheduler` ----------------------------------------------------------------------------------
 
-    def _cancel_existing(self, app_id: str) -> None:
-        folder = self._find(app_id)
-        with _translate_errors():
-            if folder is not None:
-                client.request_stop(folder)
+    def build_asker(self, folder: AppFolder) -> asking.AskNode:
+        """See `SupervisedScheduler`."""
+        del folder
+        return ask_node
 
-    def ask_app(self, app_id: str, kind: AskKind, limit_s: float) -> Answer:
-        """See `PluginScheduler`."""
-        with asking.open_app(self._find(app_id), app_id, self.backend) as folder:
-            return asking.ask_app(folder, kind, limit_s, ask_node)
-
-    def stop_app(self, app_id: str, limit_s: float) -> Answer:
-        """See `PluginScheduler`."""
-        with asking.open_app(self._find(app_id), app_id, self.backend) as folder:
-            return asking.stop_app(folder, limit_s, ask_node)
-
-    def recover_app(self, app_id: str) -> Answer:
-        """See `PluginScheduler`."""
-        with asking.open_app(self._find(app_id), app_id, self.backend) as folder:
-            return asking.recover_app(folder)
-
-    def resize_app(self, app_id: str, nodes: int, role: str | None) -> Answer:
-        """See `PluginScheduler`."""
-        with asking.open_app(self._find(app_id), app_id, self.backend) as folder:
-            return asking.resize_app(folder, nodes, lambda spec: find_elastic_role(app_id, spec.roles, role, nodes))
-
-    def delete_app(self, app_id: str) -> None:
-        """See `PluginScheduler`. Removes the app's logs too."""
-        folder = self._find(app_id)
-        if folder is None:
-            return
-        with _translate_errors():
-            client.delete(folder, self._registry(), app_id)
-        self._attached.pop(app_id, None)
-
-    def close(self) -> None:
-        """Ends the attached apps that this scheduler started, and waits for their ends.
-
-        TorchX also calls this after Ctrl-C; a second Ctrl-C during the call kills the apps.
-        """
-        super().close()
-        folders = [folder for folder in self._attached.values() if folder.spec_file.exists()]
-        self._attached.clear()
-        try:
-            client.end_all(folders, flush_s=FLUSH_S)
-        finally:
-            if folders:
-                self._readers.wait_until_idle()
-
-    def _tell_attached(self, word: str) -> None:
-        for folder in self._attached.values():
-            folder.send_request(word)
-
-    def _registry(self) -> AppRegistry:
+    def find_registry(self) -> AppRegistry:
+        """See `SupervisedScheduler`."""
         places = os.environ.get("XDG_STATE_HOME"), os.environ.get("HOME")
         if places not in self._registries:  # the way to each is checked once: `list` asks for every app
             self._registries[places] = AppRegistry(find_state_dir(os.environ), self.backend)
         return self._registries[places]
-
-    def _find(self, app_id: str) -> AppFolder | None:
-        return self._registry().open(app_id)
 
 
 def ask_node(spec: AppSpec, replica: ReplicaId, words: Sequence[str], limit_s: float) -> tuple[int, str, str]:
@@ -301,15 +238,6 @@ def _read_host(app: AppDef, options: LocalOptions) -> Host:
         devices=list_devices(os.environ) if divides else (),
         env=dict(os.environ),
     )
-
-
-@contextlib.contextmanager
-def _translate_errors() -> Iterator[None]:
-    """Turn our own errors into those that are printed as one line."""
-    try:
-        yield
-    except (StateError, client.SupervisorError) as error:
-        raise EngineError(str(error)) from error
 
 
 def _read_error(folder: AppFolder, spec: AppSpec) -> str | None:

@@ -1,4 +1,4 @@
-"""Roles of an AppDef on both lines of TorchX: macros, checks, and what the supervisor needs of them."""
+"""Roles of an AppDef on both lines of TorchX: macros, checks, workspaces, and what the supervisor needs of them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -131,3 +131,17 @@ _SCOPES: Mapping[str, RetryScope] = {
     "ROLE": RetryScope.ROLE,
     "APPLICATION": RetryScope.APPLICATION,
 }
+
+
+def get_workspace_path(workspace: str) -> str:
+    """The folder that a workspace argument names, on either line.
+
+    Raises:
+        SchedulerError: it is not a folder of this machine (`memory://...`).
+    """
+    scheme, found, path = workspace.partition("://")
+    if not found:
+        return workspace
+    if scheme != "file":
+        raise SchedulerError(f"workspace {workspace!r} is not a local folder; give a path or file:///path")
+    return path or "."

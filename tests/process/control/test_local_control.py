@@ -209,11 +209,7 @@ def test_delete_removes_a_running_job_and_one_that_has_ended(tmp_path):
 @pytest.mark.parametrize(
     ("handle", "code", "line"),
     [
-        (
-            "slurm://torchx/x",
-            2,
-            "'slurm': muster can ask apps of local_cwd, detached, local_docker, docker, kubernetes",
-        ),
+        ("slurm://torchx/x", 2, "'slurm' is not made with muster.schedulers.adapter: it cannot be asked"),
         ("a/b/c", 2, "'a/b/c' is no app handle; one is local_cwd://torchx/train-x7k2"),
         ("nothing", 3, "no job is named 'nothing'; `torchx list -s SCHEDULER` lists them"),
     ],

@@ -62,7 +62,7 @@ def test_what_the_file_system_refuses_is_one_line(monkeypatch, capsys):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     scheduler = SimpleNamespace(stop_app=refuse, close=lambda: None)
-    monkeypatch.setattr(operations, "_create_scheduler", lambda name, session: scheduler)
+    monkeypatch.setattr(operations, "create_scheduler", lambda name, session: scheduler)
     assert main(["stop", "local_cwd://torchx/x"]) == ExitCode.LOST
     assert capsys.readouterr() == ("", "muster: the folder of local_cwd://torchx/x: No space left on device\n")
 
@@ -82,7 +82,7 @@ def test_what_was_deleted_is_an_answer(monkeypatch, capsys):
             pass
 
     scheduler = Scheduler()
-    monkeypatch.setattr(operations, "_create_scheduler", lambda name, session: scheduler)
+    monkeypatch.setattr(operations, "create_scheduler", lambda name, session: scheduler)
     assert main(["delete", "local_cwd://torchx/x", "--json"]) == ExitCode.DONE
     printed = json.loads(capsys.readouterr().out)
     assert (printed["outcome"], printed["line"]) == ("done", "x is removed, with its logs")
@@ -93,7 +93,7 @@ def test_a_scheduler_that_cannot_be_made_is_one_line(monkeypatch, capsys):
     def create(name, session):
         raise EngineError("it needs Linux")
 
-    monkeypatch.setattr(operations, "_create_scheduler", create)
+    monkeypatch.setattr(operations, "create_scheduler", create)
     assert main(["stop", "local_cwd://torchx/x"]) == ExitCode.LOST
     assert capsys.readouterr() == ("", "muster: it needs Linux\n")
 

@@ -8,7 +8,7 @@ from torchx.specs.api import AppState, AppStatus
 
 from muster.schedulers.kubernetes.labels import APPDEF_ANNOTATION, CANCEL_ANNOTATION
 from muster.schedulers.kubernetes.live.pod_status import find_latest_pods, read_pod
-from muster.schedulers.kubernetes.live.status import Observation, build_status
+from muster.schedulers.kubernetes.live.status import Observation, describe_observation
 from muster.schedulers.kubernetes.manifests.app_annotation import encode_app
 
 pytestmark = pytest.mark.torchx
@@ -64,7 +64,7 @@ def unscheduled(message, reason="Unschedulable"):
 
 def describe(parents, pods, **more):
     facts = [read_pod(item) for item in pods]
-    return build_status("ns:app-x1", Observation(parents=parents, pods=facts, **more))
+    return describe_observation("ns:app-x1", Observation(parents=parents, pods=facts, **more))
 
 
 REPORT = json.dumps(

@@ -64,7 +64,7 @@ def build_all():
                 app, DockerOptions(**given), name="app-x", token="t0ken", user="0@here", draws_bars=draws_bars
             )
             built[f"docker {how} {name}"] = made.to_json()
-    return json.dumps(built, indent=1).replace(AGENT_ENTRY, "AGENT_ENTRY") + "\n"
+    return json.dumps(built, indent=1, sort_keys=True).replace(AGENT_ENTRY, "AGENT_ENTRY") + "\n"
 
 
 def test_requests_are_those_of_earlier_versions():

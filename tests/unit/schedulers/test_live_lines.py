@@ -13,9 +13,9 @@ from torchx.schedulers.api import DescribeAppResponse
 from torchx.specs import AppState
 
 from muster.agent.logs.lines import build_prefix
+from muster.schedulers.adapter.scheduler import PluginScheduler, remove_traceback
 from muster.schedulers.runner.shown import live_lines
 from muster.schedulers.runner.shown.live_lines import LiveLines
-from muster.schedulers.runner.versions import PluginScheduler, remove_traceback
 
 pytestmark = pytest.mark.torchx
 

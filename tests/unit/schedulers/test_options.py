@@ -3,9 +3,9 @@ from torchx.specs import AppDef, Resource, Role, macros
 from torchx.specs.api import InvalidRunConfigException
 from torchx.specs.finder import ComponentValidationException
 
+from muster.schedulers.adapter import supervised
 from muster.schedulers.errors import OptionError, SchedulerError
 from muster.schedulers.runner import roles
-from muster.schedulers.runner import versions as lines
 from muster.schedulers.runner.app_codec import dump_app
 from muster.schedulers.runner.option_parsing import StrictOpts
 from muster.schedulers.supervision.app_folder import AppRecord, AppSpec
@@ -164,12 +164,12 @@ def test_invalid_apps_are_refused():
     ("workspace", "path"), [("file:///a/b", "/a/b"), ("/a/b", "/a/b"), ("a", "a"), ("file://", ".")]
 )
 def test_workspace_paths(workspace, path):
-    assert lines.get_workspace_path(workspace) == path
+    assert roles.get_workspace_path(workspace) == path
 
 
 def test_workspaces_on_other_file_systems_are_refused():
     with pytest.raises(SchedulerError, match="'memory://x' is not a local folder"):
-        lines.get_workspace_path("memory://x")
+        roles.get_workspace_path("memory://x")
 
 
 def test_macros_do_not_change_the_role():
@@ -199,11 +199,11 @@ def test_describe_returns_what_was_submitted():
         outcome=Outcome.FAILED,
         reason="because",
     )
-    response = lines.build_describe_response(spec, AppRecord(app=state, machine=Machine(host="h", boot_id="")))
+    response = supervised.build_supervised_status(spec, AppRecord(app=state, machine=Machine(host="h", boot_id="")))
     assert response.state.name == "FAILED"
     assert response.msg == "because"
     assert [status.state.name for status in response.roles_statuses[0].replicas] == ["FAILED", "SUCCEEDED"]
     again = response.roles[0]
     assert (again.args, again.num_replicas, again.max_retries) == (["-c", "x"], 2, 3)
     assert again.env == {"A": "1", "API_KEY": "***"}
-    assert lines.build_describe_response(spec, None).state.name == "SUBMITTED"
+    assert supervised.build_supervised_status(spec, None).state.name == "SUBMITTED"

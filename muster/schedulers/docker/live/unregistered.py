@@ -5,9 +5,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from torchx.schedulers.api import DescribeAppResponse
-from torchx.specs import AppState, Role
-from torchx.specs.api import ReplicaStatus, RoleStatus
+from torchx.specs import AppDef, AppState, Role
+from torchx.specs.api import ReplicaStatus
 
+from muster.schedulers.adapter.status import AppFacts, build_status
 from muster.schedulers.docker.engine.client import Engine
 from muster.schedulers.docker.engine.container_state import ContainerFacts
 from muster.schedulers.docker.spec import Label
@@ -99,12 +100,11 @@ def describe_app(app_id: str, containers: Sequence[ContainerFacts], state_dir: s
     roles: dict[str, list[ContainerFacts]] = {}
     for facts in containers:
         roles.setdefault(facts.labels[Label.ROLE], []).append(facts)
-    return DescribeAppResponse(
-        app_id=app_id,
-        state=find_app_state(containers),
-        msg=f"{why}; only the labels of its containers are known here",
-        roles=[Role(name=name, image="", num_replicas=len(found)) for name, found in roles.items()],
-        roles_statuses=[RoleStatus(role=name, replicas=_statuses(name, found)) for name, found in roles.items()],
+    app = AppDef(name="", roles=[Role(name=name, image="", num_replicas=len(found)) for name, found in roles.items()])
+    message = f"{why}; only the labels of its containers are known here"
+    replicas = [each for name, found in roles.items() for each in _statuses(name, found)]
+    return build_status(
+        AppFacts(app_id=app_id, app=app, state=find_app_state(containers), replicas=replicas, messages=(message,))
     )
 
 

@@ -11,6 +11,7 @@ from torchx.specs.api import AppState
 
 from muster._shared.contract import AskKind
 from muster._shared.control import Answer
+from muster.schedulers.adapter.status import check_replica
 from muster.schedulers.errors import SchedulerError
 from muster.schedulers.kubernetes.api.client import Client, Clock, SystemClock
 from muster.schedulers.kubernetes.api.connection import Access
@@ -23,7 +24,12 @@ from muster.schedulers.kubernetes.live import asking, cancelling, kept_logs, ope
 from muster.schedulers.kubernetes.live.logs import ConnectionLimits, LogReader, PodLogQuery, convert_to_stamp
 from muster.schedulers.kubernetes.live.observation import list_pods, observe
 from muster.schedulers.kubernetes.live.role_stop import RoleStop
-from muster.schedulers.kubernetes.live.status import Observation, build_status, decide_state, list_completed_roles
+from muster.schedulers.kubernetes.live.status import (
+    Observation,
+    decide_state,
+    describe_observation,
+    list_completed_roles,
+)
 from muster.schedulers.kubernetes.live.submit import submit
 from muster.schedulers.kubernetes.live.watch import PodSnapshot, PodWatch
 from muster.schedulers.kubernetes.manifests.app_annotation import decode_roles
@@ -90,7 +96,7 @@ class Session:
         observation = replace(observation, completed=self._completed[app_id])
         if callers.shows_status() and decide_state(observation) is AppState.RUNNING:
             observation = replace(observation, running=asking.read_running(resources, ref, observation))
-        return build_status(app_id, observation)
+        return describe_observation(app_id, observation)
 
     def cancel(self, app_id: str) -> None:
         """See `cancelling.cancel`."""
@@ -196,12 +202,8 @@ def _follow(reader: LogReader, query: PodLogQuery, watch: PodWatch) -> Iterator[
 
 def _find_label(app_id: str, parents: Sequence[dict[str, Any]], role: str, index: int) -> str:
     found = {each.name: (label, each.num_replicas) for label, each in decode_roles(parents[0]).items()}
-    if role not in found:
-        raise SchedulerError(f"{app_id} has no role {role!r}; it has: {', '.join(found)}")
-    label, replicas = found[role]
-    if not 0 <= index < replicas:
-        raise SchedulerError(f"{app_id}/{role} has replicas 0 to {replicas - 1}, not {index}")
-    return label
+    check_replica(app_id, {name: replicas for name, (_, replicas) in found.items()}, role, index)
+    return found[role][0]
 
 
 def _list_parents(resources: Objects, kind: Kind, namespace: str) -> list[dict[str, Any]]:

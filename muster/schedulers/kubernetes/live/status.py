@@ -1,6 +1,5 @@
 """Builds what `torchx status` shows from what was read of an app. Pure."""
 
-import dataclasses
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -8,8 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from torchx.schedulers.api import DescribeAppResponse
-from torchx.specs.api import NONE, AppDef, AppState, ReplicaStatus, RoleStatus
+from torchx.specs.api import NONE, AppDef, AppState, ReplicaStatus
 
+from muster.schedulers.adapter.status import AppFacts, build_status
 from muster.schedulers.errors import EngineError
 from muster.schedulers.failure_report import describe_report, find_root_cause
 from muster.schedulers.kubernetes.kinds import JOB, VOLCANO_JOB, parse_kind
@@ -66,7 +66,7 @@ class Observation:
     """Flavour `job`: labels of roles whose Job was seen complete before; it may have been deleted since."""
 
 
-def build_status(app_id: str, observation: Observation) -> DescribeAppResponse:
+def describe_observation(app_id: str, observation: Observation) -> DescribeAppResponse:
     """The response to TorchX's `describe`; also of an app with a damaged annotation, to cancel and delete it."""
     damage = ""
     try:
@@ -75,20 +75,17 @@ def build_status(app_id: str, observation: Observation) -> DescribeAppResponse:
         app, damage = AppDef(name=""), str(error)
     state = decide_state(observation)
     report = find_report(observation.pods) if state is not AppState.SUCCEEDED else None
-    extra: dict[str, Any] = {}
-    if any(item.name == "metadata" for item in dataclasses.fields(DescribeAppResponse)):
-        extra["metadata"] = dict(app.metadata or {})
-    return DescribeAppResponse(
+    facts = AppFacts(
         app_id=app_id,
+        app=app,
         state=state,
+        replicas=_build_replicas(app, observation, state),
         # pods that were replaced; workers that failed were restarted in place
-        num_restarts=count_replaced_pods(observation) + _count_attempts(report),
-        msg="; ".join(filter(None, (damage, build_message(observation, state, report)))) or NONE,
-        structured_error_msg=NONE if report is None else json.dumps(_build_torch_error(report)),
-        roles=app.roles,
-        roles_statuses=_build_replicas(app, observation, state),
-        **extra,
+        restarts=count_replaced_pods(observation) + _count_attempts(report),
+        messages=(damage, build_message(observation, state, report)),
+        error=None if report is None else json.dumps(_build_torch_error(report)),
     )
+    return build_status(facts)
 
 
 def _count_attempts(report: Mapping[str, Any] | None) -> int:
@@ -345,17 +342,17 @@ def _read_seconds(timestamp: str) -> int:
 # -- replicas ---------------------------------------------------------------------------------------------------------
 
 
-def _build_replicas(app: Any, observation: Observation, state: AppState) -> list[RoleStatus]:
+def _build_replicas(app: Any, observation: Observation, state: AppState) -> list[ReplicaStatus]:
     current = _find_current(observation)
     labels = label_roles([role.name for role in app.roles])
     ended = (AppState.FAILED, AppState.CANCELLED)
     unknown = [] if state in ended else list_unknown_roles(observation)
     completed = observation.completed | list_completed_roles(observation.parents)
-    statuses = []
+    replicas: list[ReplicaStatus] = []
     for role, label in zip(app.roles, labels, strict=True):
         shown = AppState.UNKNOWN if label in unknown else AppState.SUCCEEDED if label in completed else state
         nodes = count_nodes_now(observation.parents, label)
-        replicas = [
+        replicas += [
             _build_replica(
                 role.name,
                 index,
@@ -365,8 +362,7 @@ def _build_replicas(app: Any, observation: Observation, state: AppState) -> list
             )
             for index in range(role.num_replicas)
         ]
-        statuses.append(RoleStatus(role=role.name, replicas=replicas))
-    return statuses
+    return replicas
 
 
 def _build_replica(

@@ -1,4 +1,6 @@
-"""The differences between TorchX 0.7 and its nightly, and what the adapters share on both.
+"""The base class of every scheduler of muster: one set of signatures for both lines of TorchX, and for `muster`.
+
+TorchX 0.7 and its nightly differ here:
 
 | item              | 0.7                                   | nightly                              |
 |---                |---                                    |---                                   |
@@ -15,39 +17,23 @@ import abc
 import dataclasses
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
-# Imported here although only `describe` needs it: TorchX describes an app in two threads, and a Ctrl-C while one thread
-# imports the module would leave the other with a partly initialised one.
-import yaml
 from torchx.schedulers.api import DescribeAppResponse, ListAppResponse, Scheduler, Stream
 from torchx.specs import AppDef, AppDryRunInfo, AppState
-from torchx.specs.api import NONE, ReplicaStatus, RoleStatus
+from torchx.specs.api import NONE
 
-from muster._shared.contract import AskKind, show_controls
+from muster._shared.contract import AskKind
 from muster._shared.control import Answer, ControlError, ExitCode
 from muster.schedulers.errors import SchedulerError
 from muster.schedulers.interrupts import raise_dropped_interrupts
 from muster.schedulers.runner import callers
-from muster.schedulers.runner.app_codec import load_app
 from muster.schedulers.runner.command_line import print_errors_as_lines, unwind_on_signals
 from muster.schedulers.runner.dry_run import hide_secrets
 from muster.schedulers.runner.option_parsing import StrictOpts
 from muster.schedulers.runner.shown.live_lines import LiveLines, repeat_failure
-from muster.schedulers.supervision.app_folder import AppRecord, AppSpec
-from muster.schedulers.supervision.state import AppPhase, ReplicaState
-from muster.schedulers.supervision.state import ReplicaStatus as Status
-
-_REPLICA_STATES: Mapping[Status, AppState] = {
-    Status.WAITING: AppState.PENDING,
-    Status.RUNNING: AppState.RUNNING,
-    Status.SUCCEEDED: AppState.SUCCEEDED,
-    Status.FAILED: AppState.FAILED,
-    Status.LOST: AppState.FAILED,
-    Status.CANCELLED: AppState.CANCELLED,
-}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -68,11 +54,32 @@ class LogRequest:
         return self.pattern is None or self.pattern.search(line) is not None
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Leftover:
+    """What one job left behind, for `muster prune`."""
+
+    name: str
+    """The app's handle without a session, for people."""
+    what: str
+    """In words: the outcome, and what there is."""
+    size_bytes: int
+    """Of files on this machine."""
+    ended_s: float | None
+    """Wall-clock seconds; None: not known."""
+    remove: Callable[[], None]
+
+
 class PluginScheduler(Scheduler, abc.ABC):  # type: ignore[misc]
     """A `Scheduler` with one set of signatures for both lines. Unknown options are refused on both.
 
     Subclasses define `_submit_dryrun`, `schedule`, `describe_app`, `_cancel_existing`, `add_options`, `list_apps`,
-    `read_log`, `delete_app` and, if they refuse some AppDefs, `check_app`.
+    `read_log`, `delete_app` and, if they refuse some AppDefs, `check_app`. Of what `muster` asks they define what they
+    can do: `ask_app` carries `checkpoint`, `pause`, `resume`, `stacks` and `stop`, the other methods the command of
+    their name.
+
+    Args:
+        backend: the scheduler's name, as in app handles.
+        session_name: TorchX's.
     """
 
     def __init__(self, backend: str, session_name: str) -> None:
@@ -160,6 +167,10 @@ class PluginScheduler(Scheduler, abc.ABC):  # type: ignore[misc]
         """
         del app_id, nodes, role
         raise ControlError(f"{self.backend} jobs cannot be resized", ExitCode.REFUSED)
+
+    def find_leftovers(self) -> "Iterable[Leftover]":
+        """Find what apps that have ended left behind; none of an app that runs."""
+        return ()
 
     @abc.abstractmethod
     def read_log(self, app_id: str, request: LogRequest) -> Iterable[str]:
@@ -268,108 +279,3 @@ def remove_traceback(error: str) -> str:
     if isinstance(extra, dict):
         extra.pop("py_callstack", None)
     return json.dumps(data)
-
-
-def get_workspace_path(workspace: str) -> str:
-    """The folder that a workspace argument names, on either line.
-
-    Raises:
-        SchedulerError: it is not a folder of this machine (`memory://...`).
-    """
-    scheme, found, path = workspace.partition("://")
-    if not found:
-        return workspace
-    if scheme != "file":
-        raise SchedulerError(f"workspace {workspace!r} is not a local folder; give a path or file:///path")
-    return path or "."
-
-
-def build_describe_response(
-    spec: AppSpec,
-    record: AppRecord | None,
-    *,
-    error: str | None = None,
-    ui_url: str | None = None,
-    restarts: int = 0,
-    running: str = "",
-    lost: str = "",
-) -> DescribeAppResponse:
-    """What `torchx status` and `describe` show of a supervised app.
-
-    Args:
-        spec: as submitted.
-        record: its current state; None: its supervisor has recorded none yet.
-        error: the app's error.json as text, when there is one.
-        ui_url: a link for the user.
-        restarts: of workers, in place; those of replicas are in the record.
-        running: what is known of an app that runs: a hang with which it goes on, how far it is; "": nothing.
-        lost: `client.describe_loss` of an app whose supervisor has died; "": it runs, or has ended.
-    """
-    _print_states_by_name()
-    app = load_app(spec.description)
-    extra: dict[str, Any] = {}
-    if any(field.name == "metadata" for field in dataclasses.fields(DescribeAppResponse)):
-        extra["metadata"] = app.metadata
-    return DescribeAppResponse(
-        app_id=spec.app_id,
-        state=_find_state(record, lost),
-        num_restarts=restarts + (0 if record is None else record.app.num_restarts),
-        msg=_join_messages(record, running, lost) or NONE,
-        structured_error_msg=error or NONE,
-        ui_url=ui_url,
-        roles=app.roles,
-        roles_statuses=[] if record is None else _build_statuses(spec, record, is_lost=bool(lost)),
-        **extra,
-    )
-
-
-def _find_state(record: AppRecord | None, lost: str) -> AppState:
-    if lost:
-        return AppState.UNKNOWN
-    return AppState.SUBMITTED if record is None else AppState[record.app.app_state]
-
-
-def _join_messages(record: AppRecord | None, running: str, lost: str) -> str:
-    if record is None:
-        return ""
-    told = running if record.app.phase is AppPhase.RUNNING else ""
-    return show_controls("; ".join(filter(None, (lost or told, record.app.reason))))
-
-
-def check_replica(spec: AppSpec, request: LogRequest) -> None:
-    """Refuses a role or a replica that a supervised app does not have.
-
-    Raises:
-        SchedulerError: one line that names the roles or replicas it has.
-    """
-    replicas = {role.name: role.replicas for role in spec.roles}
-    if request.role not in replicas:
-        raise SchedulerError(f"{spec.app_id} has no role {request.role!r}; it has: {', '.join(replicas)}")
-    last = replicas[request.role] - 1
-    if not 0 <= request.index <= last:
-        raise SchedulerError(f"{spec.app_id}/{request.role} has replicas 0 to {last}, not {request.index}")
-
-
-def _print_states_by_name() -> None:
-    """Make YAML write FAILED for a state.
-
-    When a job fails, TorchX's command line dumps its status as YAML; without this the state of each replica reads
-    `!!python/object/apply:torchx.specs.api.AppState [5]`.
-    """
-    yaml.add_representer(AppState, lambda dumper, state: dumper.represent_str(state.name))
-
-
-def _build_statuses(spec: AppSpec, record: AppRecord, *, is_lost: bool) -> list[RoleStatus]:
-    def build(role: str, index: int, known: ReplicaState) -> ReplicaStatus:
-        state = AppState.UNKNOWN if is_lost and known.status is Status.RUNNING else _REPLICA_STATES[known.status]
-        return ReplicaStatus(id=index, state=state, role=role, hostname=record.machine.host)
-
-    return [
-        RoleStatus(
-            role=role.name,
-            replicas=[
-                build(each.role, each.index, k) for each, k in record.app.replicas.items() if each.role == role.name
-            ],
-        )
-        for role in spec.roles
-    ]

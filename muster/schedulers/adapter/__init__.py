@@ -1,0 +1,16 @@
+"""The seam for schedulers: what an adapter of muster is made of, for the three in this package and for others'.
+
+A package registers its factory as an entry point of the group `torchx.schedulers`. If what that makes is a
+`scheduler.PluginScheduler`, the command `muster` finds it by the scheduler's name in an app handle, and its methods
+carry `stop`, `checkpoint`, `pause`, `resume`, `stacks`, `resize`, `recover`, `delete` and `prune`.
+
+| module       | what                                                                                                  |
+|---           |---                                                                                                    |
+| `scheduler`  | `PluginScheduler`, the base class, with one set of signatures for both lines of TorchX                |
+| `supervised` | `SupervisedScheduler`, the base class where replicas are processes or containers that a supervisor of |
+|              | muster owns: it starts them by a `supervision.driver.ReplicaDriver`, retries, resizes and ends them   |
+| `status`     | `build_status`: what `torchx status` shows, from an `AppFacts`                                        |
+
+All public names of these modules are stable: a release that changes one says so in the change log. This module imports
+nothing: supervisor processes load single modules of this package and must start fast.
+"""

@@ -2,8 +2,8 @@
 
 `roles` bridges roles, macros and workspaces of both lines, as `adapter.scheduler` does their schedulers, `app_codec`
 keeps an AppDef as JSON, `option_parsing` parses `-cfg` strictly for all adapters, `option_records` declares their
-options as records, `builtins` registers TorchX's own schedulers again, `callers` tells which part of TorchX calls, `command_line`
-prints errors as lines, `platforms` refuses systems other than Linux, `waiting` improves `Runner.wait` and Ctrl-Z,
-`dry_run` hides secrets in what TorchX prints of a dry run, and the package `shown` is what its command line shows of a
-job's lines.
+options as records, `builtins` registers TorchX's own schedulers again, `callers` tells which part of TorchX calls,
+`command_line` prints errors as lines, `platforms` refuses systems other than Linux, `waiting` improves `Runner.wait`
+and Ctrl-Z, `dry_run` hides secrets in what TorchX prints of a dry run, and the package `shown` is what its command line
+shows of a job's lines.
 """

@@ -180,6 +180,57 @@ def merge_answers(answers: Mapping[str, Answer]) -> Answer:
     return replace(worst, line=line, stacks=stacks, progress=progress, late=late, ranks=ranks)
 
 
+@dataclass(frozen=True, kw_only=True)
+class RoleNodes:
+    """The live nodes of one role that runs agents."""
+
+    names: Sequence[str]
+    """In the order in which they are asked; a node that has no agent is passed over."""
+    ask: AskNode
+    """(name, words) -> exit code, output and errors of the agent's command with these words there."""
+    none: str
+    """The line of the answer if no agent of the role answers."""
+
+
+def ask_roles(app_id: str, roles: Mapping[str, RoleNodes], kind: AskKind, limit_s: float) -> Answer:
+    """Ask every role of an app that runs agents.
+
+    Args:
+        app_id: of the app, for messages.
+        roles: by name.
+        kind: what is asked for.
+        limit_s: how long the ranks of one role may take, in seconds.
+
+    Returns:
+        One answer for all roles; the worst outcome counts.
+
+    Raises:
+        ControlError: no role runs agents.
+    """
+    if not roles:
+        raise ControlError(f"{app_id} runs no agents of muster that could be asked", ExitCode.REFUSED)
+    words = build_words(kind, limit_s)
+    return merge_answers({name: ask_first(each.names, words, each.ask, each.none) for name, each in roles.items()})
+
+
+def close_stop(asked: Answer, what: str, took_s: float, *, has_ended: bool) -> Answer:
+    """Return the answer to a stop whose agents were asked, and whose app was told to end then.
+
+    Args:
+        asked: the agents' answer.
+        what: "replicas" or "pods": what got the polite signal.
+        took_s: seconds since the stop began.
+        has_ended: whether all of them have ended.
+    """
+    if not has_ended:
+        line = f"{asked.line}; its {what} were told to end, and some still run after {took_s:.1f} s"
+        return replace(asked, outcome=AskOutcome.LATE, line=line, took_s=took_s)
+    if asked.outcome is AskOutcome.DONE:
+        return asked
+    line = f"{asked.line}; so all {what} got SIGTERM at once and have ended, after {took_s:.1f} s: no common step"
+    return Answer(outcome=AskOutcome.DONE, line=line, took_s=took_s, late=asked.late)
+
+
 def count_nodes(nodes: int) -> str:
     """1 node, 2 nodes."""
     return f"{nodes} node" if nodes == 1 else f"{nodes} nodes"

@@ -128,7 +128,7 @@ class Apps:
         """Wait for the end of its supervisor, which starts again when it died; returns TorchX's status."""
         from muster.schedulers.supervision import client
 
-        client.read_app(folder := self.scheduler._find_folder(app_id))
+        client.read_app(folder := self.scheduler.find_folder(app_id))
         assert client.wait_ended(folder, limit_s=deadline_s), f"end of {app_id}: not within {deadline_s:g} s"
         return self.status(app_id)
 
@@ -186,7 +186,7 @@ class Apps:
         from muster.schedulers.supervision import client
 
         for app_id in self.ids:
-            folder = self.scheduler._find_folder(app_id)
+            folder = self.scheduler.find_folder(app_id)
             if folder is not None:
                 client.request_stop(folder, "kill")
             self.delete(app_id)

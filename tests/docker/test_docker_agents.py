@@ -187,7 +187,7 @@ def test_a_suspended_job_stands_still_on_all_nodes(apps, volume, wait_until):
         ddp("docker_ticks.py", "2x1", volume, start="cold", hang_timeout=2), workspace=str(PROGRAMS), keep="all"
     )
     wait_until(lambda: all(count_in_log(apps, app_id, index, "step 5\n") for index in (0, 1)), "both nodes run")
-    folder = apps.scheduler._find_folder(app_id)
+    folder = apps.scheduler.find_folder(app_id)
     assert folder.send_request("suspend")
     role, shown = _role(apps, app_id), []
 
@@ -210,7 +210,7 @@ def test_a_suspended_job_stands_still_on_all_nodes(apps, volume, wait_until):
 def test_a_suspended_job_can_be_cancelled(apps, volume, wait_until):
     app_id = apps.run(ddp("docker_ticks.py", "2x1", volume, start="cold"), workspace=str(PROGRAMS))
     wait_until(lambda: count_in_log(apps, app_id, 1, "step 1\n"), "both nodes run")
-    apps.scheduler._find_folder(app_id).send_request("suspend")
+    apps.scheduler.find_folder(app_id).send_request("suspend")
     apps.cancel(app_id)
     assert apps.wait(app_id, deadline_s=25).state == AppState.CANCELLED  # the grace period is 45 s
 
@@ -234,7 +234,7 @@ def test_no_memory_limit_unless_requested(apps, client):
 def test_job_goes_on_when_its_supervisor_was_killed(apps, volume, wait_until):
     app_id = apps.run(ddp("docker_waits.py", "2x1", volume, start="cold"), workspace=str(PROGRAMS))
     wait_until(lambda: count_in_log(apps, app_id, 1, "of 2"), "both nodes")
-    first = apps.scheduler._find_folder(app_id).read_record().supervisor
+    first = apps.scheduler.find_folder(app_id).read_record().supervisor
     os.kill(first.pid, signal.SIGKILL)
     wait_until(lambda: not first.is_alive(), "death of the supervisor")
     node(apps, app_id, 0).exec_run(["touch", "/data/go"])

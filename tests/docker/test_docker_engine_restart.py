@@ -81,7 +81,7 @@ def test_cancel_while_the_engine_is_down(apps, app_of, engine, wait_until):
 def test_supervisor_starts_while_the_engine_is_down(apps, app_of, engine, wait_until):
     app_id = apps.run(app_of("echo begun; sleep 600", replicas=2))
     wait_until(lambda: apps.logs(app_id, replica=1), "first start")
-    supervisor = apps.scheduler._find_folder(app_id).read_record().supervisor
+    supervisor = apps.scheduler.find_folder(app_id).read_record().supervisor
     os.kill(supervisor.pid, 9)
     engine("stop")
     wait_until(lambda: not supervisor.is_alive(), "death of the supervisor")

@@ -277,7 +277,7 @@ def test_a_large_workspace_needs_little_memory_and_is_kept_only_while_the_app_ru
     peak_bytes = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak_bytes < 60 << 20
-    folder = apps.scheduler._find_folder(app_id)
+    folder = apps.scheduler.find_folder(app_id)
     assert [file.name for file in folder.state_dir.glob("workspace-*")] != []
     for replica in range(2):
         wait_until(lambda replica=replica: apps.logs(app_id, replica=replica) == [f"{300 << 20}\n"], "the file's size")

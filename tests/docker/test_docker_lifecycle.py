@@ -124,7 +124,7 @@ def test_prune_removes_containers_whose_state_folder_is_gone(apps, app_of, tmp_p
 
     app_id = apps.run(app_of("true"))
     assert apps.wait(app_id).state == AppState.SUCCEEDED
-    shutil.rmtree(apps.scheduler._find_folder(app_id).path)
+    shutil.rmtree(apps.scheduler.find_folder(app_id).path)
     assert main(["prune", "--yes", "--older-than", "1h"]) == 0
     assert apps.left(app_id)
     assert main(["prune", "--yes"]) == 0

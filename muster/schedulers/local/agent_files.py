@@ -1,12 +1,12 @@
-"""Reads what the agents of a role leave in their log folder: the job's report, its restarts, and a hang."""
+"""Reads what the agents of a role leave in their log folder: the job's report, and their records."""
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from muster._shared.contract import LogNames, read_regular
-from muster.schedulers.failure_report import describe_running, parse_attempt, parse_report
+from muster.schedulers.failure_report import parse_report
 
 _TAIL_BYTES = 64 << 10
 _REPORT_LIMIT_BYTES = 64 << 20
@@ -26,19 +26,9 @@ def read_report(log_dir: Path) -> Mapping[str, Any]:
     return {}
 
 
-def count_restarts(log_dir: Path) -> int:
-    """How often the agents have restarted workers in place because one failed, according to their last record."""
-    return parse_attempt(_read_records(log_dir))
-
-
-def read_running(log_dir: Path) -> str:
-    """What is known of a job that runs: a hang with which it goes on, and how far it is; "": nothing."""
-    return describe_running(_read_records(log_dir), _read_end(log_dir, LogNames.STATUS))
-
-
-def _read_records(log_dir: Path) -> bytes:
-    """The last ones of the newest run."""
-    return _read_end(log_dir, LogNames.EVENTS)
+def read_records(log_dir: Path, names: Sequence[str]) -> list[bytes]:
+    """The ends of files of the newest run that has them; a `records.ReadBytes` with `log_dir` bound."""
+    return [_read_end(log_dir, name) for name in names]
 
 
 def _read_end(log_dir: Path, name: str) -> bytes:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,14 @@ from torchx.specs import AppDef, AppDryRunInfo, AppState
 
 from muster._shared.contract import AGENT_MODULE, Env
 from muster._shared.programs import explain_missing
+from muster.schedulers.adapter.records import RecordReader, describe_roles
 from muster.schedulers.adapter.scheduler import LogRequest
 from muster.schedulers.adapter.status import check_replica
 from muster.schedulers.adapter.supervised import SupervisedScheduler, build_supervised_status, translate_errors
 from muster.schedulers.agent_command import build_ask_command, find_program, is_agent_role
 from muster.schedulers.errors import EngineError, SchedulerError, UnsafeFolderError, describe_os_error
-from muster.schedulers.failure_report import join_roles, read_error_file
-from muster.schedulers.local.agent_files import count_restarts, read_running
+from muster.schedulers.failure_report import read_error_file
+from muster.schedulers.local.agent_files import read_records
 from muster.schedulers.local.devices import list_devices, needs_sharing
 from muster.schedulers.local.interpreter import find_interpreter, has_same_muster
 from muster.schedulers.local.logs import FileLogQuery, read_log
@@ -125,9 +127,12 @@ class LocalScheduler(SupervisedScheduler):
         if found is None:
             return None  # another shell has just deleted it
         spec, record = found
-        folders = {role.name: folder.role_dir(role.name) for role in spec.roles if role.runs_agent}
-        restarts = sum(map(count_restarts, folders.values()))
-        running = join_roles({role: read_running(path) for role, path in folders.items()})
+        readers = {
+            role.name: RecordReader(partial(read_records, folder.role_dir(role.name)))
+            for role in spec.roles
+            if role.runs_agent
+        }
+        restarts, running = sum(each.restarts for each in readers.values()), describe_roles(readers)
         error, ui_url = _read_error(folder, spec), folder.path.as_uri()
         lost = client.find_loss(folder, record)
         return build_supervised_status(

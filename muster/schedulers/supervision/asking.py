@@ -17,7 +17,7 @@ from typing import Final, TypeAlias
 from urllib.parse import quote
 
 from muster._shared.contract import AskKind, AskOutcome
-from muster._shared.control import Answer, ControlError, ExitCode, ask_first, build_words, count_nodes, merge_answers
+from muster._shared.control import Answer, ControlError, ExitCode, RoleNodes, ask_roles, close_stop, count_nodes
 from muster.schedulers.errors import describe_os_error
 from muster.schedulers.supervision import client
 from muster.schedulers.supervision.app_folder import DRAIN_WORD, RESIZE_WORD, AppFolder, AppRecord, AppSpec, StateError
@@ -68,7 +68,7 @@ def ask_app(folder: AppFolder, kind: AskKind, limit_s: float, ask_node: AskNode)
     spec, record = read_running(folder)
     if record.app.phase is AppPhase.ENDING:
         raise ControlError(f"{spec.app_id} is being stopped: {record.app.reason}", ExitCode.REFUSED)
-    return ask_roles(spec, record, kind, limit_s, ask_node)
+    return _ask_roles(spec, record, kind, limit_s, ask_node)
 
 
 def read_running(folder: AppFolder) -> tuple[AppSpec, AppRecord]:
@@ -90,25 +90,18 @@ def read_running(folder: AppFolder) -> tuple[AppSpec, AppRecord]:
     return spec, record
 
 
-def ask_roles(spec: AppSpec, record: AppRecord, kind: AskKind, limit_s: float, ask_node: AskNode) -> Answer:
-    """Ask every role that runs agents; the answer for all of them."""
-    roles = [role.name for role in spec.roles if role.runs_agent]
-    if not roles:
-        raise ControlError(f"{spec.app_id} runs no agents of muster that could be asked", ExitCode.REFUSED)
-    answers = {role: _ask_role(spec, record, role, build_words(kind, limit_s), limit_s, ask_node) for role in roles}
-    return merge_answers(answers)
-
-
-def _ask_role(
-    spec: AppSpec, record: AppRecord, role: str, words: Sequence[str], limit_s: float, ask_node: AskNode
-) -> Answer:
-    running = {str(replica): replica for replica in record.app.running([role])}
-    none = f"no agent of {role} answers: its workers have not run for a second yet, or it is being started again"
+def _ask_roles(spec: AppSpec, record: AppRecord, kind: AskKind, limit_s: float, ask_node: AskNode) -> Answer:
+    running = {str(replica): replica for replica in record.app.running()}
 
     def ask(name: str, words: Sequence[str]) -> tuple[int, str, str]:
         return ask_node(spec, running[name], words, limit_s + ASK_MARGIN_S)
 
-    return ask_first(running, words, ask, none)
+    def find_nodes(role: str) -> RoleNodes:
+        none = f"no agent of {role} answers: its workers have not run for a second yet, or it is being started again"
+        return RoleNodes(names=[str(each) for each in record.app.running([role])], ask=ask, none=none)
+
+    roles = {role.name: find_nodes(role.name) for role in spec.roles if role.runs_agent}
+    return ask_roles(spec.app_id, roles, kind, limit_s)
 
 
 def stop_app(folder: AppFolder, limit_s: float, ask_node: AskNode) -> Answer:
@@ -134,19 +127,15 @@ def stop_app(folder: AppFolder, limit_s: float, ask_node: AskNode) -> Answer:
     if refusal is None:  # else the disk is full, and the supervisor's record never changes
         _wait_recorded(folder)
     none = Answer(outcome=AskOutcome.REFUSED, line="it runs no agents of muster")
-    asked = ask_roles(spec, record, AskKind.STOP, limit_s, ask_node) if jobs else none
+    asked = _ask_roles(spec, record, AskKind.STOP, limit_s, ask_node) if jobs else none
     if asked.outcome is AskOutcome.DONE and client.wait_ended(folder, limit_s=RECORD_LIMIT_S):
         return asked
     folder.send_request("cancel")
     is_over = client.wait_ended(folder, limit_s=spec.grace_s + DRAIN_MARGIN_S)
     took_s = time.monotonic() - began_s
-    if not is_over:
-        line = f"{asked.line}; it was told to end, and still runs after {took_s:.1f} s"
-        return replace(asked, outcome=AskOutcome.LATE, line=line, took_s=took_s)
-    if asked.outcome is AskOutcome.DONE:
+    if is_over and asked.outcome is AskOutcome.DONE:
         return replace(asked, line=f"{asked.line}; what else ran got SIGTERM")
-    line = f"{asked.line}; so all replicas got SIGTERM at once and have ended, after {took_s:.1f} s: no common step"
-    return Answer(outcome=AskOutcome.DONE, line=line, took_s=took_s, late=asked.late)
+    return close_stop(asked, "replicas", took_s, has_ended=is_over)
 
 
 def _end_lost(folder: AppFolder) -> Answer:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from muster.schedulers.adapter.log_position import Position
 from muster.schedulers.errors import EngineError, SchedulerError
 from muster.schedulers.kubernetes.api.connection import Access
 from muster.schedulers.kubernetes.api.errors import Refusal, explain
@@ -16,7 +17,6 @@ from muster.schedulers.kubernetes.live import kept_logs
 from muster.schedulers.kubernetes.live.kept_logs import LOG_LIMIT_BYTES, stop_and_keep_logs
 from muster.schedulers.kubernetes.live.logs import (
     ConnectionLimits,
-    Position,
     convert_to_stamp,
     format_stamp,
     split_stamp,
@@ -48,10 +48,10 @@ def test_lines_keep_their_newline_and_their_spaces():
 def test_a_log_read_in_pieces_is_read_once(entries, breaks):
     """stdout and stderr may be up to a second out of order, lines may repeat, the server begins at a whole second."""
     log = [((base + second // 3, nanos), text) for base, (second, nanos, text) in enumerate(entries)]
-    position, got, start = Position(None), [], None
+    position, got, start = Position(), [], None
     for stop in [*sorted(breaks), len(log)]:
         since = position.resume()
-        start = parse_timestamp(since)[0] if since else None
+        start = since[0] if since else None
         for stamp, line in log[:stop]:
             if (start is None or stamp[0] >= start) and position.accept(stamp, line):
                 got.append((stamp, line))

@@ -3,12 +3,15 @@
 import json
 import os
 from datetime import datetime, timedelta
+from functools import partial
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from muster._shared.contract import STATUS_SCHEMA
 from muster._shared.control import parse_answer
+from muster.schedulers.adapter.records import RecordReader, describe_roles
 from muster.schedulers.docker.engine.errors import one_line
 from muster.schedulers.failure_report import (
     describe_progress,
@@ -24,7 +27,7 @@ from muster.schedulers.failure_report import (
 )
 from muster.schedulers.kubernetes.live.status import _build_torch_error
 from muster.schedulers.lines import LineSplitter
-from muster.schedulers.local.agent_files import count_restarts, read_report, read_running
+from muster.schedulers.local.agent_files import read_records, read_report
 from muster.schedulers.timestamps import parse_seconds, parse_timestamp
 
 pytestmark = pytest.mark.torchx
@@ -262,6 +265,20 @@ def test_pipes_in_the_place_of_files_hold_nothing_up(tmp_path):
     for name in ("events.jsonl", "report.json", "error.json"):
         os.mkfifo(tmp_path / "job" / name)
     assert read_report(tmp_path) == {}
-    assert count_restarts(tmp_path) == 0
-    assert read_running(tmp_path) == ""
+    reader = RecordReader(partial(read_records, tmp_path))
+    assert (reader.restarts, reader.running) == (0, "")
     assert read_error_file(tmp_path / "job/error.json") is None
+
+
+def test_records_are_read_once_from_any_source():
+    asked = []
+    status = {"schema": STATUS_SCHEMA, "step": 3, "total": 9}
+
+    def read(names):
+        asked.append(tuple(names))
+        return b'{"attempt": 1}\n{"attempt": 2}\n', json.dumps(status).encode()
+
+    readers = {"main": RecordReader(read), "eval": RecordReader(lambda names: [b""] * len(names))}
+    assert (readers["main"].restarts, readers["eval"].restarts) == (2, 0)
+    assert describe_roles(readers) == "main: step 3 of 9"
+    assert asked == [("events.jsonl", "status.json")]

@@ -5,18 +5,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from muster.schedulers.adapter.log_position import Position
 from muster.schedulers.docker.engine.client import Engine
 from muster.schedulers.docker.engine.container_state import ContainerFacts
 from muster.schedulers.docker.engine.errors import EngineUnavailable, NotFound
 from muster.schedulers.docker.spec import Label
 from muster.schedulers.lines import LineSplitter
-from muster.schedulers.timestamps import parse_seconds
+from muster.schedulers.timestamps import parse_timestamp
 
 CHECK_S: Final = 1.0
 """The longest time between two looks for the next container: nothing announces an engine that is back."""
-
-OVERLAP_S: Final = 2.0
-"""After a break, reading resumes this long before the last record: a record may come that much after its date."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +53,7 @@ class LogReader:
         self._query = query
         self._wait = wait
         self._app_has_ended = has_ended
-        self._positions: dict[str, _Positions] = {}
+        self._positions: dict[str, Position] = {}
         """Container -> how far it was followed: one that is started again goes on from there."""
 
     def lines(self) -> Iterator[str]:
@@ -92,15 +90,18 @@ class LogReader:
 
     def _follow(self, container: str) -> Iterator[tuple[int, bytes]]:
         """Yields each record once, until the container has ended, through restarts of the engine."""
-        positions = self._positions.setdefault(container, _Positions())
+        since_s = self._query.since_s
+        since = None if since_s is None else (int(since_s), int(since_s % 1 * 1e9))
+        position = self._positions.setdefault(container, Position(since))
         while True:
             # Checked before reading: what is read after the end is complete. One that was only created ends at once.
             ended = self._has_ended(container)
-            since_s = positions.rewind(self._query.since_s)
+            resumed = position.resume()
+            since_s = None if resumed is None else resumed[0] + resumed[1] / 1e9
             try:
                 for stream, frame in self._open(container, since_s=since_s, follow=True, timestamps=True):
-                    record = positions.accept_frame(stream, frame)
-                    if record is not None:
+                    date, _, record = frame.partition(b" ")
+                    if position.accept(parse_timestamp(date.decode("ascii")), b"%d" % stream + record):
                         yield stream, record
             except EngineUnavailable:
                 ended = False
@@ -133,66 +134,6 @@ class LogReader:
             since_s=since_s,
             until_s=self._query.until_s,
         )
-
-
-class _Positions:
-    """How far a followed log was read, so that records that are read again after a break are skipped.
-
-    The engine dates stdout and stderr separately, so records of the two do not come in the order of their dates; those
-    of one stream do. Hence a position for each stream, and nothing is skipped in a first reading.
-    """
-
-    def __init__(self) -> None:
-        self._positions: dict[int, _Position] = {}
-
-    def rewind(self, since_s: float | None) -> float | None:
-        """Where to resume reading, in seconds since the epoch; earlier records are expected again.
-
-        Args:
-            since_s: where the first reading began.
-        """
-        for position in self._positions.values():
-            position.rewind()
-        latest = max((position.time for position in self._positions.values()), default="")
-        if not latest:
-            return since_s
-        return max(since_s or 0.0, parse_seconds(latest) - OVERLAP_S)
-
-    def accept_frame(self, stream: int, frame: bytes) -> bytes | None:
-        """A frame's record without its date; None when it was returned before."""
-        date, _, record = frame.partition(b" ")
-        position = self._positions.setdefault(stream, _Position())
-        return record if position.accept(date.decode("ascii", errors="replace")) else None
-
-
-class _Position:
-    """The last record of one stream that was returned; several records may have one date."""
-
-    def __init__(self) -> None:
-        self.time = ""
-        self._handed_out = 0
-        """Records of that date that were returned."""
-        self._to_skip = 0
-        """Of those, still to be skipped."""
-        self._rereading = False
-
-    def rewind(self) -> None:
-        """The stream is read again from a record before the last one."""
-        self._to_skip = self._handed_out
-        self._rereading = True
-
-    def accept(self, time: str) -> bool:
-        """Whether the next record, of this date, is new."""
-        if self._rereading:
-            if time < self.time:
-                return False
-            if time == self.time and self._to_skip:
-                self._to_skip -= 1
-                return False
-            self._rereading = False
-        self._handed_out = self._handed_out + 1 if time == self.time else 1
-        self.time = time
-        return True
 
 
 def join_lines(frames: Iterator[tuple[int, bytes]]) -> Iterator[str]:

@@ -1,17 +1,20 @@
 """What the agents write in their containers: how often they have restarted workers, a hang, the last checkpoint."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
 from muster._shared.contract import Env, LogNames
 from muster.schedulers import agent_command
+from muster.schedulers.adapter.records import RecordReader, describe_roles
 from muster.schedulers.docker.engine.client import Engine
+from muster.schedulers.docker.engine.container_state import ContainerFacts
 from muster.schedulers.docker.engine.errors import DockerError
 from muster.schedulers.docker.spec import LOG_DIR, AppRequest, ContainerRequest, Label
-from muster.schedulers.failure_report import describe_running, join_roles, parse_attempt
+from muster.schedulers.failure_report import parse_attempt
 
 RECORDS_LIMIT_BYTES: Final = 8 << 20
 """Some 20,000 records. A job with more of them shows no restarts while it runs."""
@@ -68,17 +71,6 @@ def record_restarts(engine: Engine, folder: Path, request: ContainerRequest, con
             (folder / _build_name(request.role)).write_text(str(parse_attempt(records)))
 
 
-def count_restarts(engine: Engine, folder: Path, details: Mapping[str, Any]) -> int:
-    """How often workers of an app were restarted in place, all roles together.
-
-    Args:
-        engine: with the app's containers.
-        folder: of the app's state.
-        details: of the app's spec; empty after its end.
-    """
-    return read_events(engine, folder, details)[0]
-
-
 def read_events(engine: Engine, folder: Path, details: Mapping[str, Any]) -> tuple[int, str]:
     """How often workers of an app were restarted in place, and what is known of an app that runs (`describe_running`).
 
@@ -90,35 +82,31 @@ def read_events(engine: Engine, folder: Path, details: Mapping[str, Any]) -> tup
         details: of the app's spec; empty after its end.
     """
     counts = {path.name: _read_number(path) for path in folder.glob(f"{_FILE_PREFIX}*")}
-    running: dict[str, str] = {}
     if details and not engine.is_available():
         return sum(counts.values()), f"no Docker engine answers at {engine.host}: this is what was known before"
-    if details:
-        app = AppRequest.from_json(details["request"])
-        for request in app.containers:
-            if request.runs_agent and request.replica == 0:
-                name, (records, status) = _build_name(request.role), _read_live(engine, app, request)
-                counts[name] = max(counts.get(name, 0), parse_attempt(records))
-                running[request.role] = describe_running(records, status)
-    return sum(counts.values()), join_roles(running)
+    app = AppRequest.from_json(details["request"]) if details else None
+    readers = {
+        request.role: RecordReader(partial(_read_live, engine, app, request))
+        for request in (() if app is None else app.containers)
+        if app is not None and request.runs_agent and request.replica == 0
+    }
+    for role, reader in readers.items():
+        counts[_build_name(role)] = max(counts.get(_build_name(role), 0), reader.restarts)
+    return sum(counts.values()), describe_roles(readers)
 
 
 def _build_name(role: str) -> str:
     return f"{_FILE_PREFIX}{quote(role, safe='')}"
 
 
-def _read_live(engine: Engine, app: AppRequest, request: ContainerRequest) -> tuple[bytes, bytes]:
-    """Records and status file in the newest container of node 0; none also while no engine answers."""
+def _read_live(engine: Engine, app: AppRequest, request: ContainerRequest, names: Sequence[str]) -> list[bytes]:
+    """Files in the newest container of node 0; none also while no engine answers."""
     labels = {**app.labels, Label.ROLE: request.role, Label.REPLICA: str(request.replica)}
-    try:
+    found: list[ContainerFacts] = []
+    with suppress(DockerError):
         found = engine.list_containers(labels)
-    except DockerError:
-        return b"", b""
     newest = max(found, key=lambda facts: int(facts.labels[Label.INCARNATION]), default=None)
-    if newest is None:
-        return b"", b""
-    records = _read_file(engine, request, newest.id, LogNames.EVENTS)
-    return records or b"", (records and _read_file(engine, request, newest.id, LogNames.STATUS)) or b""
+    return [b"" if newest is None else _read_file(engine, request, newest.id, name) or b"" for name in names]
 
 
 def _read_file(engine: Engine, request: ContainerRequest, container: str, name: str) -> bytes | None:

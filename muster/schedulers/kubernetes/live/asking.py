@@ -4,23 +4,15 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from datetime import datetime, timezone
+from functools import partial
 from typing import Any, Final
 
-from muster._shared.contract import AskKind, AskOutcome, LogNames
-from muster._shared.control import (
-    NO_AGENT,
-    Answer,
-    ControlError,
-    ExitCode,
-    ask_first,
-    build_words,
-    merge_answers,
-)
+from muster._shared.contract import AskKind, AskOutcome
+from muster._shared.control import NO_AGENT, Answer, ControlError, ExitCode, RoleNodes, ask_roles, close_stop
+from muster.schedulers.adapter.records import RecordReader, describe_roles
 from muster.schedulers.agent_command import build_ask_command, find_run_file, is_agent_role
 from muster.schedulers.errors import EngineError, RightError
-from muster.schedulers.failure_report import describe_running, join_roles
 from muster.schedulers.kubernetes.api.client import Clock
 from muster.schedulers.kubernetes.api.errors import Unreachable
 from muster.schedulers.kubernetes.api.execution import run_in_pod
@@ -96,14 +88,7 @@ def stop_app(resources: Objects, ref: AppRef, limit_s: float, cancel: Callable[[
         else:
             cancel()
     has_ended = _wait_ended(resources, ref, clock)
-    took_s = time.monotonic() - began_s
-    if not has_ended:
-        line = f"{asked.line}; its pods were told to end, and some still run after {took_s:.1f} s"
-        return replace(asked, outcome=AskOutcome.LATE, line=line, took_s=took_s)
-    if asked.outcome is AskOutcome.DONE:
-        return asked
-    line = f"{asked.line}; so all pods got SIGTERM at once and have ended, after {took_s:.1f} s: no common step"
-    return Answer(outcome=AskOutcome.DONE, line=line, took_s=took_s, late=asked.late)
+    return close_stop(asked, "pods", time.monotonic() - began_s, has_ended=has_ended)
 
 
 def _find_running(resources: Objects, ref: AppRef) -> list[dict[str, Any]]:
@@ -159,13 +144,9 @@ def _ask_roles(
     resources: Objects, ref: AppRef, parents: Sequence[Mapping[str, Any]], kind: AskKind, limit_s: float
 ) -> Answer:
     askers = _build_askers(resources, ref, parents, limit_s + EXEC_MARGIN_S)
-    if not askers:
-        raise ControlError(f"{ref.name} runs no agents of muster that could be asked", ExitCode.REFUSED)
-    words = build_words(kind, limit_s)
     none = "no pod of {} has an agent that answers: its workers have not run for a second yet"
-    return merge_answers(
-        {role: ask_first(asker.names, words, asker, none.format(role)) for role, asker in askers.items()}
-    )
+    roles = {role: RoleNodes(names=asker.names, ask=asker, none=none.format(role)) for role, asker in askers.items()}
+    return ask_roles(ref.name, roles, kind, limit_s)
 
 
 def _build_askers(
@@ -190,21 +171,22 @@ def read_running(resources: Objects, ref: AppRef, observation: Observation) -> s
     except EngineError:  # damaged: the status says so
         return ""
     first = {fact.role: fact for fact in observation.pods if fact.phase == "Running" and fact.index == 0}
-    found: dict[str, str] = {}
-    for label, role in roles.items():
-        if is_agent_role(role) and label in first:
-            with contextlib.suppress(EngineError):
-                found[role.name] = describe_running(_read_records(resources, ref, first[label]))
-    return join_roles(found)
+    pods = {role.name: first[label] for label, role in roles.items() if is_agent_role(role) and label in first}
+    return describe_roles({role: RecordReader(partial(_read_records, resources, ref, pod)) for role, pod in pods.items()})
 
 
-def _read_records(resources: Objects, ref: AppRef, pod: PodFact) -> bytes:
-    names = (LogNames.EVENTS, LogNames.STATUS)  # in this order: the status is one line
+def _read_records(resources: Objects, ref: AppRef, pod: PodFact, names: Sequence[str]) -> tuple[bytes, bytes]:
+    """The ends of an agent's records and of its status, which is one line; see `records.ReadBytes`.
+
+    Nothing where the command is refused.
+    """
     paths = [path for name in names if (path := find_run_file(pod.command, pod.log_dir, name)) is not None]
-    if not paths:
-        return b""
-    asker = _PodAsker(resources, ref, [pod], _LOOK_LIMIT_S)
-    return asker.execute(pod.name, ["tail", "-q", "-c", str(_TAIL_BYTES), *paths])[1].encode()
+    content = b""
+    if paths:
+        asker = _PodAsker(resources, ref, [pod], _LOOK_LIMIT_S)
+        with contextlib.suppress(EngineError):
+            content = asker.execute(pod.name, ["tail", "-q", "-c", str(_TAIL_BYTES), *paths])[1].encode()
+    return content, content.rstrip().rpartition(b"\n")[2]
 
 
 class _PodAsker:

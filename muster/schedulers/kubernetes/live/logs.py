@@ -6,13 +6,13 @@ stderr were written slightly out of order.
 """
 
 import threading
-from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Final, Protocol
 
+from muster.schedulers.adapter.log_position import Position
 from muster.schedulers.errors import EngineError
 from muster.schedulers.kubernetes.api.client import Client, Clock, SystemClock
 from muster.schedulers.kubernetes.api.errors import ApiError, RequestError, Unreachable
@@ -27,7 +27,6 @@ STREAM_LIMIT: Final = 50
 READ_LIMIT: Final = 16
 """Short reads at once."""
 
-_OVERLAP_S: Final = 2
 _POLL_INTERVAL_S: Final = 5.0
 """Time between two reads of a reader without a stream."""
 
@@ -104,45 +103,6 @@ class PodLogQuery:
     """Follow the log until the app ends."""
     kept: Callable[[], Iterator[bytes]] = lambda: iter(())
     """Lines, with times, that were collected before the app was cancelled."""
-
-
-class Position:
-    """How far one pod's log has been read."""
-
-    def __init__(self, since: Stamp | None) -> None:
-        self._since = since
-        self._last: Stamp | None = None
-        self._seen: Counter[tuple[Stamp, bytes]] = Counter()
-        self._order: deque[tuple[Stamp, bytes]] = deque()
-        self._expected: Counter[tuple[Stamp, bytes]] = Counter()
-
-    def resume(self) -> str | None:
-        """`sinceTime` for the next read; None: from the beginning. The lines seen since then are expected again."""
-        self._expected = self._seen.copy()
-        if self._last is not None:
-            return format_stamp((self._last[0] - _OVERLAP_S, 0))
-        return None if self._since is None else format_stamp(self._since)
-
-    def accept(self, stamp: Stamp, line: bytes) -> bool:
-        """Whether a line is new."""
-        key = (stamp, line)
-        if self._expected[key] > 0:
-            self._expected[key] -= 1
-            return False
-        if self._since is not None and stamp < self._since:
-            return False
-        self._seen[key] += 1
-        self._order.append(key)
-        self._last = stamp if self._last is None else max(self._last, stamp)
-        self._drop_before(self._last[0] - _OVERLAP_S)
-        return True
-
-    def _drop_before(self, before_s: int) -> None:
-        while self._order and self._order[0][0][0] < before_s:
-            key = self._order.popleft()
-            self._seen[key] -= 1
-            if self._seen[key] <= 0:
-                del self._seen[key]
 
 
 class LogReader:
@@ -273,7 +233,7 @@ def _build_request(query: PodLogQuery, pod: PodFact, position: Position) -> tupl
     parameters = {"container": CONTAINER, "timestamps": "true"}
     since = position.resume()
     if since is not None:
-        parameters["sinceTime"] = since
+        parameters["sinceTime"] = format_stamp(since)
     return f"/api/v1/namespaces/{query.namespace}/pods/{pod.name}/log", parameters
 
 

@@ -1,0 +1,58 @@
+"""How far a log was read whose records have times. After a break reading resumes without a loss or a repetition."""
+
+from collections import Counter, deque
+from typing import Final
+
+from muster.schedulers.timestamps import Timestamp
+
+OVERLAP_S: Final = 2
+"""After a break reading resumes this many seconds before the last record: one may come that much after its time."""
+
+
+class Position:
+    """How far one log was read.
+
+    Records need not come in the order of their times: standard output and error are often dated separately.
+
+    Args:
+        since: where the first reading begins; None: at the beginning.
+    """
+
+    def __init__(self, since: Timestamp | None = None) -> None:
+        self._since = since
+        self._last: Timestamp | None = None
+        self._seen: Counter[tuple[Timestamp, bytes]] = Counter()
+        self._order: deque[tuple[Timestamp, bytes]] = deque()
+        self._expected: Counter[tuple[Timestamp, bytes]] = Counter()
+
+    def resume(self) -> Timestamp | None:
+        """Return the time from which to read next, a whole second after the first reading; None: from the beginning.
+
+        Records that were seen since then are expected again.
+        """
+        self._expected = self._seen.copy()
+        if self._last is not None:
+            resumed = (self._last[0] - OVERLAP_S, 0)
+            self._since = resumed if self._since is None else max(self._since, resumed)
+        return self._since
+
+    def accept(self, stamp: Timestamp, record: bytes) -> bool:
+        """Whether a record of this time is new."""
+        key = (stamp, record)
+        if self._expected[key] > 0:
+            self._expected[key] -= 1
+            return False
+        if self._since is not None and stamp < self._since:
+            return False
+        self._seen[key] += 1
+        self._order.append(key)
+        self._last = stamp if self._last is None else max(self._last, stamp)
+        self._drop_before(self._last[0] - OVERLAP_S)
+        return True
+
+    def _drop_before(self, before_s: int) -> None:
+        while self._order and self._order[0][0][0] < before_s:
+            key = self._order.popleft()
+            self._seen[key] -= 1
+            if self._seen[key] <= 0:
+                del self._seen[key]

@@ -9,6 +9,7 @@ carry `stop`, `checkpoint`, `pause`, `resume`, `stacks`, `resize`, `recover`, `d
 | `scheduler`    | `PluginScheduler`, the base class, with one set of signatures for both lines of TorchX              |
 | `supervised`   | `SupervisedScheduler`, the base class where replicas are processes or containers that a supervisor  |
 |                | of muster owns: it starts them by a `supervision.driver.ReplicaDriver`, retries, resizes, ends them |
+| `agent_role`   | from a role of an AppDef to its arguments, the agent's command and the agent's environment          |
 | `status`       | `build_status`: what `torchx status` shows, from an `AppFacts`                                      |
 | `records`      | `RecordReader`: restarts, hangs, rounds and steps, from what the agents write, read by any function |
 | `log_position` | `Position`: resumes a log whose records have times after a break, without a loss or a repetition    |

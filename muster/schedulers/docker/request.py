@@ -3,14 +3,15 @@
 import fnmatch
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 from torchx.specs import AppDef, BindMount, DeviceMount, Role, VolumeMount
 
 from muster._shared.contract import Env, RoleKey
 from muster.schedulers import naming
-from muster.schedulers.agent_command import assign_run_ids, is_agent_role, rewrite_agent_args, rewrite_image_args
+from muster.schedulers.adapter.agent_role import AgentPlace, assign_arguments, build_agent_args, build_agent_env
+from muster.schedulers.agent_command import is_agent_role
 from muster.schedulers.docker.option_values import LAST_PORT, PublishedPort
 from muster.schedulers.docker.options import DockerOptions
 from muster.schedulers.docker.shared_network import share_network
@@ -26,8 +27,8 @@ from muster.schedulers.docker.spec import (
     ContainerRequest,
 )
 from muster.schedulers.errors import OptionError, SchedulerError
-from muster.schedulers.grace import build_drain_env, decide_app_grace_s
-from muster.schedulers.runner.roles import apply_macros, check_roles
+from muster.schedulers.grace import decide_app_grace_s
+from muster.schedulers.runner.roles import apply_macros
 from muster.schedulers.secret_variables import list_named_secrets
 
 _HOST_RANK0: Final = "127.0.0.1"
@@ -65,10 +66,10 @@ def build_request(
     Raises:
         SchedulerError: one line that names the role, the value and what is allowed.
     """
-    check_roles(app)
+    labels = naming.build_role_labels([role.name for role in app.roles])
+    roles = assign_arguments(app, labels, name)
     _check_ports(app, options)
     base_env = _select_env(options.copy_env, environ or {}) | dict(options.env)
-    labels = naming.build_role_labels([role.name for role in app.roles])
     builder = _Builder(
         app=app,
         options=options,
@@ -78,7 +79,6 @@ def build_request(
         draws_bars=draws_bars,
         env=base_env,
         labels=labels,
-        args=assign_run_ids(app.roles, labels, app_id=name),
     )
     request = AppRequest(
         app_id=name,
@@ -91,7 +91,7 @@ def build_request(
         state_dir=state_dir,
         given_ulimits=tuple(limit.to_engine() for limit in options.given_ulimits),
         containers=tuple(
-            builder.build_container(role, replica) for role in app.roles for replica in range(role.num_replicas)
+            builder.build_container(role, replica) for role in roles for replica in range(role.num_replicas)
         ),
     )
     return request if options.network in (None, HOST_NETWORK) else share_network(request, request.network)
@@ -135,20 +135,17 @@ class _Builder:
     env: Mapping[str, str]
     labels: Mapping[str, str]
     """Role name -> its label in names."""
-    args: Mapping[str, Sequence[str]]
-    """Role name -> its arguments, macros not yet substituted."""
 
     def build_container(self, role: Role, replica: int) -> ContainerRequest:
         """The container of one replica of a role."""
         if not role.image:
             raise SchedulerError(f"role {role.name!r} has no image; give one, for example --image pytorch/pytorch")
-        own = replace(role, args=list(self.args[role.name]))
-        applied = apply_macros(own, app_id=self.name, replica_id=replica)
+        applied = apply_macros(role, app_id=self.name, replica_id=replica)
         runs_agent = is_agent_role(role)
         bundled = runs_agent and self.options.agent == "bundled"
         args = applied.args
         if runs_agent:
-            args = rewrite_agent_args(args, AGENT_DIR) if bundled else rewrite_image_args(args)
+            args = build_agent_args(args, AGENT_DIR if bundled else None)
         hostname = f"{self.labels[role.name]}-{replica}"
         resource = role.resource
         memory_bytes = _find_memory_limit(role)
@@ -206,7 +203,7 @@ class _Builder:
         for port in self.options.publish:
             if not port.port.isdigit() and port.port not in role.port_map:
                 continue
-            earlier = self.app.roles[: self.app.roles.index(role)]
+            earlier = self.app.roles[: list(self.labels).index(role.name)]
             before = sum(each.num_replicas for each in earlier if port.port.isdigit() or port.port in each.port_map)
             number = int(port.port) if port.port.isdigit() else role.port_map[port.port]
             name, binding = port.to_engine(number, before + replica)
@@ -222,16 +219,19 @@ class _Builder:
         env[Env.ADAPTER] = self.adapter
         env[Env.APP_ID] = self.name
         if runs_agent:
-            if host_port is not None:
-                env[Env.RDZV_PORT] = str(host_port)
-            env[Env.TOKEN] = naming.derive_token(self.token, role.name)
-            env[Env.REQUIRE_TOKEN] = "1"
-            env[Env.STOPS_TOGETHER] = "1"  # the supervisor stops and continues all containers at once
-            if self.draws_bars:
-                env[Env.LIVE_BARS] = "1"
-            env[Env.TERMINATION_LOG] = REPORT_FILE
-            env |= build_drain_env(role, self.options.grace_s, self.env)
-            env.setdefault(Env.LOG_DIR, LOG_DIR)
+            place = AgentPlace(
+                adapter=self.adapter,
+                app_id=self.name,
+                log_dir=env.get(Env.LOG_DIR, LOG_DIR),
+                termination_log=REPORT_FILE,
+                token=naming.derive_token(self.token, role.name),
+                port=host_port,
+                grace_s=self.options.grace_s,
+                env=self.env,
+                stops_together=True,
+                draws_bars=self.draws_bars,
+            )
+            env |= build_agent_env(role, place)
             env.setdefault("TORCHELASTIC_ERROR_FILE", ERROR_FILE)
         return env
 

@@ -3,19 +3,20 @@
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from torchx.specs import AppDef, Role
 
 from muster._shared.contract import Env
-from muster.schedulers.agent_command import AGENT_ENTRY, assign_run_ids, is_agent_role, rewrite_agent_args
-from muster.schedulers.grace import build_drain_env, decide_app_grace_s
+from muster.schedulers.adapter.agent_role import AgentPlace, assign_arguments, build_agent_args, build_agent_env
+from muster.schedulers.agent_command import AGENT_ENTRY, is_agent_role
+from muster.schedulers.grace import decide_app_grace_s
 from muster.schedulers.local.devices import VISIBLE, DeviceRequest, assign_devices, share_devices
 from muster.schedulers.local.options import LocalOptions
 from muster.schedulers.naming import build_role_labels
 from muster.schedulers.runner.app_codec import dump_app
-from muster.schedulers.runner.roles import apply_macros, build_role_plan, check_roles
+from muster.schedulers.runner.roles import apply_macros, build_role_plan
 from muster.schedulers.secret_variables import list_named_secrets, mask_args, mask_env
 from muster.schedulers.supervision.app_folder import STATE_DIR_NAME, build_role_dir_name
 from muster.schedulers.supervision.state import SupervisedRole
@@ -103,15 +104,14 @@ def build_request(
     Raises:
         SchedulerError: a part of the app cannot be run; one line.
     """
-    check_roles(app)
+    roles = assign_arguments(app, build_role_labels([role.name for role in app.roles]), name)
     devices = _divide_devices(app, options, host)
-    args = assign_run_ids(app.roles, build_role_labels([role.name for role in app.roles]), app_id=name)
     replicas = {
         role.name: tuple(
             _build_launch(role, index, options, name, folder, host, devices.get(role.name))
             for index in range(role.num_replicas)
         )
-        for role in (replace(role, args=args[role.name]) for role in app.roles)
+        for role in roles
     }
     return LocalRequest(
         app_id=name,
@@ -170,16 +170,16 @@ def _build_launch(
     runs_agent = is_agent_role(role)
     command = [applied.entrypoint, *applied.args]
     if runs_agent:
-        env |= {
-            Env.REQUIRE_TOKEN: "1",
-            Env.LOG_DIR: role_dir,
-            Env.ADAPTER: "local_cwd",
-            Env.STOPS_TOGETHER: "1",  # the supervisor stops and continues all replicas at once
-            Env.APP_ID: app_id,
-            **build_drain_env(role, options.grace_s, {**host.env, **options.env}),
-        }
-        if host.draws_bars:
-            env[Env.LIVE_BARS] = "1"
+        place = AgentPlace(
+            adapter="local_cwd",
+            app_id=app_id,
+            log_dir=role_dir,
+            grace_s=options.grace_s,
+            env={**host.env, **options.env},
+            stops_together=True,
+            draws_bars=host.draws_bars,
+        )
+        env |= build_agent_env(role, place)
         command = _build_agent_command(applied, folder, host)
     else:
         env.setdefault("PET_LOG_DIR", os.path.join(role_dir, "torchelastic"))  # torchrun's --log-dir
@@ -191,7 +191,7 @@ def _build_agent_command(role: Role, folder: str, host: Host) -> list[str]:
     # A bare name means the Python of the caller's environment; a path means exactly that interpreter.
     python = role.entrypoint if "/" in role.entrypoint else host.python
     bundle_dir = os.path.join(folder, STATE_DIR_NAME)
-    args = [AGENT_ENTRY, *role.args[2:]] if host.has_muster else rewrite_agent_args(role.args, bundle_dir)
+    args = [AGENT_ENTRY, *role.args[2:]] if host.has_muster else build_agent_args(role.args, bundle_dir)
     return [python, *args]
 
 

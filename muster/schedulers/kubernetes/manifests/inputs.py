@@ -9,7 +9,8 @@ from typing import Any, Final
 from torchx.specs import macros
 
 from muster._shared.contract import Env
-from muster.schedulers.agent_command import assign_run_ids, is_agent_role
+from muster.schedulers.adapter.agent_role import assign_arguments
+from muster.schedulers.agent_command import is_agent_role
 from muster.schedulers.errors import SchedulerError
 from muster.schedulers.grace import decide_grace_s
 from muster.schedulers.kubernetes import syntax
@@ -23,7 +24,6 @@ from muster.schedulers.kubernetes.names import (
 )
 from muster.schedulers.kubernetes.options import Options
 from muster.schedulers.kubernetes.schema import check_version
-from muster.schedulers.runner.roles import check_roles
 from muster.schedulers.secret_variables import MASK, is_secret, list_named_secrets, mask_args
 
 INDEX_PLACEHOLDER: Final = "\0i\0"
@@ -134,12 +134,11 @@ def build_inputs(
     Raises:
         SchedulerError: the adapter cannot run a role; one line with the reason.
     """
-    check_roles(app)
     for role in app.roles:
         _check_role(role)
     names = [role.name for role in app.roles]
     labels = dict(zip(names, label_roles(names), strict=True))
-    args = assign_run_ids(app.roles, labels, app_id=macros.app_id)
+    args = {role.name: role.args for role in assign_arguments(app, labels, macros.app_id)}
     roles = tuple(
         _build_role_inputs(role, labels[role.name], args[role.name], options, name, workspaces) for role in app.roles
     )

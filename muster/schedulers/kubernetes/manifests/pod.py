@@ -8,9 +8,8 @@ import posixpath
 from typing import Any, Final
 
 from muster._shared.contract import NEVER_RETRY, Env, ExitCode, RoleKey
-from muster.schedulers.agent_command import rewrite_agent_args, rewrite_image_args
+from muster.schedulers.adapter.agent_role import AgentPlace, build_agent_args, build_agent_env
 from muster.schedulers.errors import SchedulerError
-from muster.schedulers.grace import build_drain_env
 from muster.schedulers.kubernetes import syntax
 from muster.schedulers.kubernetes.kinds import JOB, JOBSET
 from muster.schedulers.kubernetes.labels import (
@@ -184,8 +183,7 @@ def _build_container(inputs: AppInputs, role: RoleInputs, mounts: list[dict[str,
 def _build_args(inputs: AppInputs, role: RoleInputs) -> list[str]:
     args = list(role.args)
     if role.runs_agent:
-        bundled = inputs.options.agent == "bundled"
-        args = rewrite_agent_args(args, BUNDLE_DIR) if bundled else rewrite_image_args(args)
+        args = build_agent_args(args, BUNDLE_DIR if inputs.options.agent == "bundled" else None)
     return [_insert_index(arg) for arg in args]
 
 
@@ -224,14 +222,14 @@ def _build_env(inputs: AppInputs, role: RoleInputs) -> list[dict[str, Any]]:
 
 
 def _build_agent_env(inputs: AppInputs, role: RoleInputs) -> dict[str, str]:
-    env = {
-        Env.REQUIRE_TOKEN: "1",
-        Env.ADAPTER: "kubernetes",
-        Env.APP_ID: inputs.name,
-        Env.LOG_DIR: posixpath.join(SCRATCH_DIR, "logs"),
-        Env.TERMINATION_LOG: "/dev/termination-log",
-        **build_drain_env(role.role, inputs.options.grace_s),
-    }
+    place = AgentPlace(
+        adapter="kubernetes",
+        app_id=inputs.name,
+        log_dir=posixpath.join(SCRATCH_DIR, "logs"),
+        termination_log="/dev/termination-log",
+        grace_s=inputs.options.grace_s,
+    )
+    env = build_agent_env(role.role, place)
     if inputs.options.events:
         env |= _build_events_env(inputs, role)
     if role.elastic:

@@ -49,6 +49,16 @@ class LogRequest:
     follow: bool
     stream: Stream
 
+    @property
+    def since_s(self) -> float | None:
+        """`since` in seconds since the epoch."""
+        return None if self.since is None else self.since.timestamp()
+
+    @property
+    def until_s(self) -> float | None:
+        """`until` in seconds since the epoch."""
+        return None if self.until is None else self.until.timestamp()
+
     def matches(self, line: str) -> bool:
         """Whether the line is wanted."""
         return self.pattern is None or self.pattern.search(line) is not None

@@ -7,23 +7,25 @@ and through a command where a replica runs. So any shell can do it.
 
 import abc
 import contextlib
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
-from typing import Final
+from dataclasses import dataclass
+from typing import Any, Final
 
-from torchx.schedulers.api import DescribeAppResponse
+from torchx.schedulers.api import DescribeAppResponse, ListAppResponse
 from torchx.specs import AppState
 from torchx.specs.api import ReplicaStatus
 
 from muster._shared.contract import AskKind
 from muster._shared.control import Answer
-from muster.schedulers.adapter.scheduler import PluginScheduler
-from muster.schedulers.adapter.status import AppFacts, build_status
-from muster.schedulers.errors import EngineError
+from muster.schedulers.adapter.scheduler import LogRequest, PluginScheduler
+from muster.schedulers.adapter.status import AppFacts, build_status, check_replica
+from muster.schedulers.errors import EngineError, UnsafeFolderError
 from muster.schedulers.lines import Readers
 from muster.schedulers.runner.app_codec import load_app
 from muster.schedulers.runner.roles import find_elastic_role
-from muster.schedulers.runner.waiting import follow_suspension
+from muster.schedulers.runner.waiting import follow_suspension, read_app_for_wait
 from muster.schedulers.supervision import asking, client
 from muster.schedulers.supervision.app_folder import AppFolder, AppRecord, AppSpec, StateError
 from muster.schedulers.supervision.registry import AppRegistry
@@ -39,12 +41,27 @@ _REPLICA_STATES: Final[Mapping[Status, AppState]] = {
     Status.CANCELLED: AppState.CANCELLED,
 }
 
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentWords:
+    """What the agents of an app have told, all roles together."""
+
+    restarts: int = 0
+    """Of workers, in place; those of replicas are in the app's record."""
+    running: str = ""
+    """What is known of an app that runs: a hang with which it goes on, how far it is; "": nothing."""
+    error: str | None = None
+    """The app's error.json as text, when there is one."""
+
 
 class SupervisedScheduler(PluginScheduler, abc.ABC):
     """A `PluginScheduler` whose apps each have a supervisor on this machine.
 
-    Besides what `PluginScheduler` wants, subclasses define `find_registry`, `build_asker` and `FLUSH_S`. They call
-    `keep_attached` for an app that has been submitted.
+    Besides what `PluginScheduler` wants, subclasses define `find_registry`, `build_asker` and `read_words`, and
+    `FLUSH_S` where an end takes longer. They call `keep_attached` for an app that has been submitted. What is here
+    asks, stops, resizes, recovers, describes, lists and deletes.
     """
 
     FLUSH_S: float = 15.0
@@ -62,6 +79,20 @@ class SupervisedScheduler(PluginScheduler, abc.ABC):
     @abc.abstractmethod
     def build_asker(self, folder: AppFolder) -> asking.AskNode:
         """Return what runs a command where a replica of this app runs."""
+
+    @abc.abstractmethod
+    def read_words(self, folder: AppFolder, spec: AppSpec) -> AgentWords:
+        """Return what the agents of an app have told; see `records.RecordReader`."""
+
+    def describe_unregistered(self, app_id: str) -> DescribeAppResponse | None:
+        """Return what is known of an app that has no folder; None: nothing."""
+        del app_id
+        return None
+
+    def find_url(self, folder: AppFolder) -> str | None:
+        """Return a link for the user to what an app has written; None: there is none."""
+        del folder
+        return None
 
     def translate_errors(self) -> AbstractContextManager[None]:
         """Return a context in which this adapter's own errors become those that TorchX prints as one line."""
@@ -81,6 +112,54 @@ class SupervisedScheduler(PluginScheduler, abc.ABC):
         if not detach:
             self._attached[app_id] = folder
             follow_suspension(self._tell_attached)
+
+    def describe_app(self, app_id: str) -> DescribeAppResponse | None:
+        """See `PluginScheduler`."""
+        folder = self.find_folder(app_id)
+        with self.translate_errors():
+            if folder is None:
+                return self.describe_unregistered(app_id)
+            found = read_app_for_wait(folder, keeps=app_id in self._submitted)
+            if found is None:
+                return None  # another shell has just deleted it
+            words, lost = self.read_words(folder, found[0]), client.find_loss(folder, found[1])
+            return build_supervised_status(*found, words, lost=lost, ui_url=self.find_url(folder))
+
+    def list_apps(self, cfg: Mapping[str, Any]) -> list[ListAppResponse]:
+        """See `PluginScheduler`."""
+        del cfg
+        return [ListAppResponse(app_id=app_id, state=state) for app_id, state in self.read_states().items()]
+
+    def read_states(self) -> dict[str, AppState]:
+        """Return the states of all apps with a folder; UNKNOWN of one that cannot be read."""
+        states = {app_id: self._read_state(app_id) for app_id in self.find_registry()}
+        return {app_id: state for app_id, state in states.items() if state is not None}
+
+    def _read_state(self, app_id: str) -> AppState | None:
+        """None: another shell has just deleted it."""
+        try:
+            folder = self.find_folder(app_id)
+            if folder is None:
+                return None
+            _, record = client.read_app(folder)
+            return _find_state(record, client.find_loss(folder, record))
+        except FileNotFoundError:
+            return None
+        except UnsafeFolderError as error:
+            logger.warning("%s: %s", app_id, error)
+        except (StateError, client.SupervisorError) as error:
+            logger.info("%s: %s", app_id, error)
+        return AppState.UNKNOWN
+
+    def check_replica_of(self, folder: AppFolder, request: LogRequest) -> None:
+        """Refuse a role or a replica that the app does not have.
+
+        Raises:
+            SchedulerError: one line that names what it has.
+        """
+        with self.translate_errors():
+            spec = folder.read_spec()
+        check_replica(spec.app_id, {role.name: role.replicas for role in spec.roles}, request.role, request.index)
 
     def ask_app(self, app_id: str, kind: AskKind, limit_s: float) -> Answer:
         """See `PluginScheduler`."""
@@ -153,36 +232,37 @@ def translate_errors() -> Iterator[None]:
 def build_supervised_status(
     spec: AppSpec,
     record: AppRecord | None,
+    words: AgentWords,
     *,
-    error: str | None = None,
-    ui_url: str | None = None,
-    restarts: int = 0,
-    running: str = "",
     lost: str = "",
+    ui_url: str | None = None,
 ) -> DescribeAppResponse:
     """Build what `torchx status` and `describe` show of a supervised app.
 
     Args:
         spec: as submitted.
         record: its current state; None: its supervisor has recorded none yet.
-        error: the app's error.json as text, when there is one.
-        ui_url: a link for the user.
-        restarts: of workers, in place; those of replicas are in the record.
-        running: what is known of an app that runs: a hang with which it goes on, how far it is; "": nothing.
+        words: of its agents.
         lost: `client.describe_loss` of an app whose supervisor has died; "": it runs, or has ended.
+        ui_url: a link for the user.
     """
-    state = AppState.SUBMITTED if record is None else AppState[record.app.app_state]
     facts = AppFacts(
         app_id=spec.app_id,
         app=load_app(spec.description),
-        state=AppState.UNKNOWN if lost else state,
+        state=_find_state(record, lost),
         replicas=None if record is None else _list_replicas(record, is_lost=bool(lost)),
-        restarts=restarts + (0 if record is None else record.app.num_restarts),
-        messages=_list_messages(record, running, lost),
-        error=error,
+        restarts=words.restarts + (0 if record is None else record.app.num_restarts),
+        messages=_list_messages(record, words.running, lost),
+        error=words.error,
         ui_url=ui_url,
     )
     return build_status(facts)
+
+
+def _find_state(record: AppRecord | None, lost: str) -> AppState:
+    if lost:
+        return AppState.UNKNOWN
+    return AppState.SUBMITTED if record is None else AppState[record.app.app_state]
 
 
 def _list_messages(record: AppRecord | None, running: str, lost: str) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -15,8 +15,7 @@ from torchx.workspace.api import WorkspaceMixin
 from muster._shared.contract import LogNames
 from muster.schedulers import naming
 from muster.schedulers.adapter.scheduler import LogRequest
-from muster.schedulers.adapter.status import check_replica
-from muster.schedulers.adapter.supervised import SupervisedScheduler, build_supervised_status
+from muster.schedulers.adapter.supervised import AgentWords, SupervisedScheduler
 from muster.schedulers.bundle import build_agent_bundle
 from muster.schedulers.docker import devices
 from muster.schedulers.docker.driver import ENGINE_KEY
@@ -46,7 +45,6 @@ from muster.schedulers.runner.option_parsing import StrictOpts
 from muster.schedulers.runner.option_records import declare_options, parse_options
 from muster.schedulers.runner.roles import build_role_plan, get_workspace_path, share_workspace
 from muster.schedulers.runner.shown.live_lines import draws_bars
-from muster.schedulers.runner.waiting import read_app_for_wait
 from muster.schedulers.supervision import asking, client
 from muster.schedulers.supervision.app_folder import AppFolder, AppSpec, ProcessId, StateError
 from muster.schedulers.supervision.file_watch import Watch
@@ -281,29 +279,23 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
-    def describe_app(self, app_id: str) -> DescribeAppResponse | None:
-        """See TorchX; None also for an app of another user."""
-        folder = self.find_folder(app_id)
-        with _translate_errors():
-            if folder is None:
-                containers = unregistered.find_app(self._engine, app_id)
-                return (
-                    unregistered.describe_app(app_id, containers, str(find_state_dir(os.environ)))
-                    if containers
-                    else None
-                )
-            found = read_app_for_wait(folder, keeps=app_id in self._submitted)
-            if found is None:
-                return None
-            restarts, running = read_events(self._open_engine(folder), folder.state_dir, found[0].details)
-            error = read_error_file(folder.state_dir / LogNames.ERROR)
-            lost = client.find_loss(folder, found[1])
-            return build_supervised_status(*found, error=error, restarts=restarts, running=running, lost=lost)
+    def describe_unregistered(self, app_id: str) -> DescribeAppResponse | None:
+        """See `SupervisedScheduler`; None also for an app of another user."""
+        containers = unregistered.find_app(self._engine, app_id)
+        if not containers:
+            return None
+        return unregistered.describe_app(app_id, containers, str(find_state_dir(os.environ)))
+
+    def read_words(self, folder: AppFolder, spec: AppSpec) -> AgentWords:
+        """See `SupervisedScheduler`."""
+        restarts, running = read_events(self._open_engine(folder), folder.state_dir, spec.details)
+        error = read_error_file(folder.state_dir / LogNames.ERROR)
+        return AgentWords(restarts=restarts, running=running, error=error)
 
     def list_apps(self, cfg: Mapping[str, Any]) -> list[ListAppResponse]:  # noqa: ARG002
         """See `PluginScheduler`: apps with a state folder, and apps that only the engine knows."""
         with _translate_errors():
-            states = {app_id: self._read_state(app_id) for app_id in self.find_registry()}
+            states = self.read_states()
             try:
                 found = unregistered.list_apps(self._engine)
             except EngineUnavailable as error:
@@ -334,19 +326,6 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
         if other is not None:
             logger.info("%s was submitted with another home: its state is in %s", app_id, other)
 
-    def _read_state(self, app_id: str) -> AppState:
-        """UNKNOWN if it cannot be read, or another shell has just deleted it, so that the others are still listed."""
-        with suppress(client.SupervisorError, FileNotFoundError):
-            try:
-                folder = self.find_folder(app_id)
-            except UnsafeFolderError as error:
-                logger.warning("%s: %s", app_id, error)
-                return AppState.UNKNOWN
-            if folder is not None:
-                spec, record = client.read_app(folder)
-                return build_supervised_status(spec, record, lost=client.find_loss(folder, record)).state
-        return AppState.UNKNOWN
-
     def read_log(self, app_id: str, request: LogRequest) -> Iterable[str]:
         """See `PluginScheduler`. Output of all containers of the replica, in order."""
         query = ContainerLogQuery(
@@ -357,8 +336,8 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
             },
             stdout=request.stream != Stream.STDERR,
             stderr=request.stream != Stream.STDOUT,
-            since_s=None if request.since is None else request.since.timestamp(),
-            until_s=None if request.until is None else request.until.timestamp(),
+            since_s=request.since_s,
+            until_s=request.until_s,
         )
         folder = self.find_folder(app_id)
         with _translate_errors():
@@ -383,8 +362,7 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
 
     def _check_replica(self, app_id: str, folder: AppFolder | None, request: LogRequest) -> None:
         if folder is not None:
-            counts = {role.name: role.replicas for role in folder.read_spec().roles}
-            check_replica(app_id, counts, request.role, request.index)
+            self.check_replica_of(folder, request)
             return
         containers = unregistered.find_app(self._engine, app_id)
         if not containers:

@@ -14,17 +14,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torchx.schedulers.api import DescribeAppResponse, ListAppResponse
-from torchx.specs import AppDef, AppDryRunInfo, AppState
+from torchx.specs import AppDef, AppDryRunInfo
 
 from muster._shared.contract import AGENT_MODULE, Env
 from muster._shared.programs import explain_missing
 from muster.schedulers.adapter.records import RecordReader, describe_roles
 from muster.schedulers.adapter.scheduler import LogRequest
-from muster.schedulers.adapter.status import check_replica
-from muster.schedulers.adapter.supervised import SupervisedScheduler, build_supervised_status, translate_errors
+from muster.schedulers.adapter.supervised import AgentWords, SupervisedScheduler
 from muster.schedulers.agent_command import build_ask_command, find_program, is_agent_role
-from muster.schedulers.errors import EngineError, SchedulerError, UnsafeFolderError, describe_os_error
+from muster.schedulers.errors import EngineError, SchedulerError, describe_os_error
 from muster.schedulers.failure_report import read_error_file
 from muster.schedulers.local.agent_files import read_records
 from muster.schedulers.local.devices import list_devices, needs_sharing
@@ -37,7 +35,6 @@ from muster.schedulers.runner.dry_run import build_dryrun_info
 from muster.schedulers.runner.option_parsing import StrictOpts
 from muster.schedulers.runner.option_records import declare_options, parse_options
 from muster.schedulers.runner.shown.live_lines import draws_bars
-from muster.schedulers.runner.waiting import read_app_for_wait
 from muster.schedulers.supervision import asking, client
 from muster.schedulers.supervision.app_folder import AppFolder, AppSpec, ProcessId
 from muster.schedulers.supervision.registry import AppRegistry, find_state_dir
@@ -117,58 +114,32 @@ class LocalScheduler(SupervisedScheduler):
 
     # -- reading ----------------------------------------------------------------------------------------------------
 
-    def describe_app(self, app_id: str) -> DescribeAppResponse | None:
-        """The app's current state; None when it is not known (any more)."""
-        folder = self.find_folder(app_id)
-        if folder is None:
-            return None
-        with translate_errors():
-            found = read_app_for_wait(folder, keeps=app_id in self._submitted)
-        if found is None:
-            return None  # another shell has just deleted it
-        spec, record = found
+    def read_words(self, folder: AppFolder, spec: AppSpec) -> AgentWords:
+        """See `SupervisedScheduler`."""
         readers = {
             role.name: RecordReader(partial(read_records, folder.role_dir(role.name)))
             for role in spec.roles
             if role.runs_agent
         }
-        restarts, running = sum(each.restarts for each in readers.values()), describe_roles(readers)
-        error, ui_url = _read_error(folder, spec), folder.path.as_uri()
-        lost = client.find_loss(folder, record)
-        return build_supervised_status(
-            spec, record, error=error, ui_url=ui_url, restarts=restarts, running=running, lost=lost
-        )
+        restarts = sum(each.restarts for each in readers.values())
+        return AgentWords(restarts=restarts, running=describe_roles(readers), error=_read_error(folder, spec))
 
-    def list_apps(self, cfg: Mapping[str, Any]) -> list[ListAppResponse]:
-        """See `PluginScheduler`."""
-        del cfg
-        states = {app_id: self._find_state(app_id) for app_id in self.find_registry()}
-        return [ListAppResponse(app_id=app_id, state=state) for app_id, state in states.items() if state is not None]
-
-    def _find_state(self, app_id: str) -> AppState | None:
-        """The app's state; UNKNOWN if it cannot be read, so that the others are still listed."""
-        try:
-            response = self.describe_app(app_id)
-        except EngineError as error:
-            if isinstance(error, UnsafeFolderError):
-                logger.warning("%s: %s", app_id, error)
-            return AppState.UNKNOWN
-        return None if response is None else response.state
+    def find_url(self, folder: AppFolder) -> str:
+        """See `SupervisedScheduler`."""
+        return folder.path.as_uri()
 
     def read_log(self, app_id: str, request: LogRequest) -> Iterator[str]:
         """See `PluginScheduler`."""
         folder = self.find_folder(app_id)
         if folder is None:
             raise self._build_unknown(app_id)
-        with translate_errors():
-            spec = folder.read_spec()
-        check_replica(app_id, {role.name: role.replicas for role in spec.roles}, request.role, request.index)
+        self.check_replica_of(folder, request)
         query = FileLogQuery(
             folder=folder.replica_dir(ReplicaId(request.role, request.index)),
             stream=request.stream.value,
             pattern=request.pattern,
-            since_s=None if request.since is None else request.since.timestamp(),
-            until_s=None if request.until is None else request.until.timestamp(),
+            since_s=request.since_s,
+            until_s=request.until_s,
             follow=request.follow,
         )
         has_ended = client.EndCheck(folder, keeps=app_id in self._submitted)

@@ -81,4 +81,4 @@ def test_a_damaged_app_and_one_that_is_just_deleted_hide_no_other(monkeypatch, t
         found = {app.app_id: app.state.name for app in scheduler.list()}
     finally:
         scheduler.close()
-    assert found == {"damaged": "UNKNOWN", "deleted": "UNKNOWN", "new": "SUBMITTED"}
+    assert found == {"damaged": "UNKNOWN", "new": "SUBMITTED"}

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torchx import specs
 from torchx.specs import AppDef, BindMount, DeviceMount, Resource, RetryPolicy, Role, VolumeMount
 
-from muster.schedulers.adapter.supervised import build_supervised_status
+from muster.schedulers.adapter.supervised import AgentWords, build_supervised_status
 from muster.schedulers.docker import create_scheduler as create_docker
 from muster.schedulers.kubernetes import create_scheduler as create_kubernetes
 from muster.schedulers.kubernetes.live.status import Observation, describe_observation
@@ -92,7 +92,7 @@ def describe_supervised(scheduler, request, tmp_path, description):
         grace_s=1.0, owner=None, description=description, details={},
     )  # fmt: skip
     AppFolder(folder).create(spec)
-    return build_supervised_status(AppFolder(folder).read_spec(), None)
+    return build_supervised_status(AppFolder(folder).read_spec(), None, AgentWords())
 
 
 def describe_local(app, tmp_path):

@@ -199,11 +199,13 @@ def test_describe_returns_what_was_submitted():
         outcome=Outcome.FAILED,
         reason="because",
     )
-    response = supervised.build_supervised_status(spec, AppRecord(app=state, machine=Machine(host="h", boot_id="")))
+    response = supervised.build_supervised_status(
+        spec, AppRecord(app=state, machine=Machine(host="h", boot_id="")), supervised.AgentWords()
+    )
     assert response.state.name == "FAILED"
     assert response.msg == "because"
     assert [status.state.name for status in response.roles_statuses[0].replicas] == ["FAILED", "SUCCEEDED"]
     again = response.roles[0]
     assert (again.args, again.num_replicas, again.max_retries) == (["-c", "x"], 2, 3)
     assert again.env == {"A": "1", "API_KEY": "***"}
-    assert supervised.build_supervised_status(spec, None).state.name == "SUBMITTED"
+    assert supervised.build_supervised_status(spec, None, supervised.AgentWords()).state.name == "SUBMITTED"

@@ -172,7 +172,9 @@ def read_running(resources: Objects, ref: AppRef, observation: Observation) -> s
         return ""
     first = {fact.role: fact for fact in observation.pods if fact.phase == "Running" and fact.index == 0}
     pods = {role.name: first[label] for label, role in roles.items() if is_agent_role(role) and label in first}
-    return describe_roles({role: RecordReader(partial(_read_records, resources, ref, pod)) for role, pod in pods.items()})
+    return describe_roles(
+        {role: RecordReader(partial(_read_records, resources, ref, pod)) for role, pod in pods.items()}
+    )
 
 
 def _read_records(resources: Objects, ref: AppRef, pod: PodFact, names: Sequence[str]) -> tuple[bytes, bytes]:

@@ -7,6 +7,7 @@ something at its end that could be seen, or ends in another way than through the
 A long file, because it is a table.
 """
 
+import sys
 from dataclasses import dataclass
 
 
@@ -73,6 +74,11 @@ def late(source: str, *, needs_torch: bool = False) -> EndProgram:
     return EndProgram(source=source, needs_torch=needs_torch)
 
 
+def database(source: str) -> EndProgram:
+    """A program that leaves a connection open: a finalizer of its own since Python 3.12, else an object of C only."""
+    return EndProgram(source=source, early=sys.version_info < (3, 12))
+
+
 EXIT_CODES = {
     "nothing": early(""),
     "exit_none": early("import sys; sys.exit(None)"),
@@ -83,12 +89,12 @@ EXIT_CODES = {
     "exit_huge": late("import sys; sys.exit(1 << 40)"),
     "exit_float": early("import sys; sys.exit(2.5)"),
     "exit_true": early("import sys; sys.exit(True)"),
-    "exit_tuple": early("import sys; sys.exit((1, 'two'))"),
-    "exit_unprintable": early("""
+    "exit_tuple": late("import sys; sys.exit((1, 'two'))"),
+    "exit_object": late("""
 import sys
 class Odd:
     def __str__(self):
-        raise RuntimeError("no text")
+        return "odd"
 sys.exit(Odd())
 """),
     "exit_subclass": late("""
@@ -202,8 +208,11 @@ atexit.register(start)
 """),
     "atexit_then_raises": early(FAIL + "import atexit\natexit.register(print, 'runs')\nfail()"),
     "atexit_signals": early("""
-import atexit, os, signal
-atexit.register(os.kill, os.getpid(), signal.SIGINT)
+import atexit, os, signal, time
+def interrupt():
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(1)
+atexit.register(interrupt)
 """),
     "finalize": late(
         LOUD
@@ -399,21 +408,21 @@ file.write("text")
         "import tempfile\nfolder = tempfile.TemporaryDirectory(dir='.')\nopen(folder.name + '/a', 'w').close()"
     ),
     "shelf": late("import shelve\nshelf = shelve.open('kept', writeback=True)\nshelf['a'] = [1]"),
-    "database": early("""
+    "database": database("""
 import sqlite3
 database = sqlite3.connect("kept.db")
 database.execute("pragma journal_mode=wal")
 database.execute("create table t (a)")
 database.execute("insert into t values (1)")
 """),
-    "database_at_exit": early("""
+    "database_at_exit": database("""
 import atexit, sqlite3
 database = sqlite3.connect("kept.db")
 database.execute("pragma journal_mode=wal")
 database.execute("create table t (a)")
 atexit.register(database.commit)
 """),
-    "database_of_a_failure": early("""
+    "database_of_a_failure": database("""
 import sqlite3
 def run():
     database = sqlite3.connect("kept.db")

@@ -340,7 +340,7 @@ def choose_exit_code(stop: SystemExit) -> "int | None":
         return None
     if stop.code is None or isinstance(stop.code, int):
         return None if stop.code is not None and abs(stop.code) >= 1 << 31 else (stop.code or 0) & 0xFF
-    return 1
+    return 1 if type(stop.code) in (str, float) else None  # the interpreter prints it
 
 
 def find_refusal(stop: SystemExit) -> str:

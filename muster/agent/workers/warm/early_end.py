@@ -174,7 +174,8 @@ class EarlyEnd:
     def _is_visible(self, callback: object) -> bool:
         """Whether a weak reference's callback is the program's, not of a package that the template has imported."""
         if type(callback) is BuiltinFunctionType:
-            return type(callback.__self__) is not weakref.ReferenceType  # else it is of an abstract class's registry
+            # Those of an abstract class's registry and of `threading.local` are methods of such.
+            return type(callback.__self__) not in (weakref.ReferenceType, tuple)
         if type(callback) is not FunctionType:
             return callback is not None
         name = callback.__module__  # of muster's own hooks it is in no list

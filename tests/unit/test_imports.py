@@ -275,7 +275,6 @@ def test_the_search_for_cycles_finds_one() -> None:
 
 
 STILL_CYCLIC = {
-    ("muster.agent.node.events", "muster.agent.node.actions"): "WorkerStack stands beside the actions",
     ("muster.agent.rendezvous.interface", "muster.agent.rendezvous.report_messages"): "only a failure loads the report",
 }
 """Imports for types only that close a cycle, with the reason."""

@@ -5,12 +5,11 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from muster._shared.contract import StatusPageLayout
 from muster._shared.records import record
-from muster.agent.node.events import RoundTimer
+from muster.agent.node.events import RoundTimer, WorkerStack
 from muster.agent.rendezvous.interface import JobEnded, PlainNodeMessage, RendezvousFailed
 from muster.agent.round import Checkpoint, Round
 
 if TYPE_CHECKING:
-    from muster._shared.reports import RankProgress, RankView
     from muster.agent.rendezvous.report_messages import Answer
 
 
@@ -22,18 +21,6 @@ class LocalFailure:
     reason: str = ""
     errno: int | None = None
     """Of the call that could not start it."""
-
-
-@record
-class WorkerStack:
-    """What a live worker of this node was doing."""
-
-    text: str = ""
-    """Its Python stacks; "": it gave none."""
-    view: "RankView | None" = None
-    """What its flight recorder says; None: it was not read."""
-    progress: "RankProgress | None" = None
-    """How far it is; None: it was not looked at twice."""
 
 
 # -- workers ---------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from muster._shared.records import record
 from muster.agent.rendezvous.interface import RendezvousEvent, Saved, StoodStill
 
 if TYPE_CHECKING:
-    from muster.agent.node.actions import WorkerStack
+    from muster._shared.reports import RankProgress, RankView
     from muster.agent.rendezvous.drain_ceiling import RankSlot
 
 
@@ -128,11 +128,23 @@ class StacksRequested:
 
 
 @record
+class WorkerStack:
+    """What a live worker of this node was doing."""
+
+    text: str = ""
+    """Its Python stacks; "": it gave none."""
+    view: "RankView | None" = None
+    """What its flight recorder says; None: it was not read."""
+    progress: "RankProgress | None" = None
+    """How far it is; None: it was not looked at twice."""
+
+
+@record
 class StacksCollected:
     """`CollectStacks` of the round is done as far as possible; by local rank."""
 
     round_number: int
-    stacks: "Mapping[int, WorkerStack]"
+    stacks: Mapping[int, WorkerStack]
 
 
 @record

@@ -9,7 +9,8 @@ from muster.agent.diagnosis.failures import FailedWorker, FailureBuilder
 from muster.agent.diagnosis.oom import OomWatch
 from muster.agent.diagnosis.stacks import StackCollector, StackTarget, find_python
 from muster.agent.logs import LogRouter
-from muster.agent.node.actions import LocalFailure, WorkerStack
+from muster.agent.node.actions import LocalFailure
+from muster.agent.node.events import WorkerStack
 from muster.agent.node.round_workers import RoundWorkers
 from muster.agent.rendezvous.interface import Rendezvous
 from muster.agent.rendezvous.report_messages import StacksTaken

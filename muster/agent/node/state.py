@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from muster._shared.contract import DEFAULT_DRAIN_LIMIT_S, StatusPageLayout
 from muster._shared.records import assert_never, record
-from muster.agent.node.actions import Finish, LocalFailure, WorkerStack
+from muster.agent.node.actions import Finish, LocalFailure
+from muster.agent.node.events import WorkerStack
 from muster.agent.rendezvous.interface import Leaving
 from muster.agent.round import Round
 

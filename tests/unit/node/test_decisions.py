@@ -29,7 +29,6 @@ from muster.agent.node.actions import (
     SignalWorkers,
     StartTimer,
     StartWorkers,
-    WorkerStack,
 )
 from muster.agent.node.decisions import HOLD_S, decide
 from muster.agent.node.events import (
@@ -54,6 +53,7 @@ from muster.agent.node.events import (
     WorkersIdle,
     WorkersNotEnded,
     WorkersPrepared,
+    WorkerStack,
     WorkerStarted,
 )
 from muster.agent.node.request_decisions import TERMINAL_REQUEST

@@ -21,7 +21,6 @@ from muster.agent.node.actions import (
     SignalWorkers,
     StartTimer,
     WithdrawCommand,
-    WorkerStack,
     WriteCommand,
     WriteDeadline,
 )
@@ -36,6 +35,7 @@ from muster.agent.node.events import (
     TimerPurpose,
     WorkerExited,
     WorkersGone,
+    WorkerStack,
 )
 from muster.agent.node.state import (
     NO_FAILURES,

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
 SOCKET_NAME = "workers"
-muster_frames = True  # `program` leaves frames of this file out of what it shows of a failure
+muster_frames = True  # see `program`
 _MAX_FDS = 253
 _ROUND = "MUSTER_ROUND"
 

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
     from muster.agent.workers.spec import Program, WorkerSpec
 
+muster_frames = True
+"""Marks a file of ours whose frames are left out of what is shown of a failure."""
+
 WORKER_FLAG = "--muster-worker"
 """First argument of our own processes; in the bundle, `__main__` passes what follows it to `main`."""
 
@@ -233,12 +236,12 @@ def run(
             if _is_runpy_error(stop.__context__):
                 write_error_file(ImportError(str(stop.__context__)), None, error_file)
             elif not (stop.code is None or isinstance(stop.code, int)):  # sys.exit("text"): the text is the reason
-                write_error_file(stop, _find_user_frames(stop.__traceback__), error_file)
+                write_error_file(stop, find_user_frames(stop.__traceback__), error_file)
             elif spec.crash_file and (refusal := find_refusal(stop)):  # else the agent reads it on stderr
                 write_error_file(stop, None, error_file, refusal)
         raise
     except BaseException as error:  # all but sys.exit are recorded, GeneratorExit too, and raised again
-        shown = _find_user_frames(error.__traceback__)
+        shown = find_user_frames(error.__traceback__)
         _limit_traceback(error, shown, record_code)
         if error_file and not isinstance(error, KeyboardInterrupt) and before == (os.getpid(), _stat_file(error_file)):
             write_error_file(error, shown, error_file)
@@ -563,9 +566,9 @@ def _is_runpy_error(error: "BaseException | None") -> bool:
     return error is not None and (type(error).__module__, type(error).__name__) == ("runpy", "_Error")
 
 
-def _find_user_frames(tb: "TracebackType | None") -> "TracebackType | None":
-    """The traceback without this file's frames, and those of `function`, at its outer end."""
-    while tb is not None and (tb.tb_frame.f_globals is globals() or "muster_frames" in tb.tb_frame.f_globals):
+def find_user_frames(tb: "TracebackType | None") -> "TracebackType | None":
+    """The traceback without our frames at its outer end: those of files with this mark."""
+    while tb is not None and "muster_frames" in tb.tb_frame.f_globals:
         tb = tb.tb_next
     return tb
 

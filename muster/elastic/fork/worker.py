@@ -16,13 +16,14 @@ import threading
 import traceback
 import weakref
 from multiprocessing import process, util
-from types import TracebackType
 from typing import Any, NoReturn
 
 from muster.agent.workers import function, program
 from muster.agent.workers.spec import WorkerSpec
 from muster.agent.workers.warm import forked_worker
 from muster.elastic.fork.call import ForkedCall
+
+muster_frames = True  # see `agent.workers.program`
 
 
 class _MainProcess(process.BaseProcess):
@@ -121,23 +122,17 @@ def _choose_code(stop: SystemExit, error_file: str) -> int:
         return 1 if code is None else code
     print(stop.code, file=sys.stderr)
     if error_file:  # sys.exit("text"): the text is the reason
-        program.write_error_file(stop, _find_user_frames(stop.__traceback__), error_file)
+        program.write_error_file(stop, program.find_user_frames(stop.__traceback__), error_file)
     return 1
 
 
 def _report(error: BaseException, error_file: str) -> None:
-    shown = _find_user_frames(error.__traceback__)
+    shown = program.find_user_frames(error.__traceback__)
     with contextlib.suppress(Exception):  # __str__ of an exception is user code
         # One write: ranks that fail together share a terminal.
         sys.stderr.write("".join(traceback.format_exception(type(error), error, shown)))
     if error_file and not os.path.exists(error_file):  # torch's @record writes more
         program.write_error_file(error, shown, error_file)
-
-
-def _find_user_frames(tb: TracebackType | None) -> TracebackType | None:
-    while tb is not None and (tb.tb_frame.f_globals is globals() or "muster_frames" in tb.tb_frame.f_globals):
-        tb = tb.tb_next
-    return tb
 
 
 def _end(code: int) -> NoReturn:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-muster_frames = True  # see `agent.workers.function`
+muster_frames = True  # see `agent.workers.program`
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

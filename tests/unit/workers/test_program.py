@@ -145,7 +145,7 @@ def test_frames_of_functions_that_call_the_users_are_left_out() -> None:
         ours["call"](fail)
     after_test = caught.tb.tb_next
     assert after_test is not None
-    shown = program._find_user_frames(after_test)
+    shown = program.find_user_frames(after_test)
     assert shown is not None
     assert shown.tb_frame.f_code is fail.__code__
 

@@ -24,7 +24,7 @@ FILES = (
     "rendezvous/consensus/formation",
     "rendezvous/consensus/waits",
     "rendezvous/leader/leader",
-    "rendezvous/backends/static",
+    "rendezvous/static",
     "rendezvous/consensus/drain",
 )
 TAKEN_OUT = {

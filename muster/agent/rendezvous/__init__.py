@@ -1,10 +1,12 @@
 """Agreement among the nodes: which take part, with which ranks, and where MASTER_ADDR:MASTER_PORT is.
 
-`interface` is what the supervisor uses: the `Rendezvous` protocol, and the messages both ways; those that hold failures
-or stacks are in `report_messages`.
-`selection` makes the backend that `--rdzv-backend` names.
-Two pure rules that more than one of the parts below uses: `restart_budget` decides whether a failed job may be started
-again, `drain_ceiling` how far a node's ranks may go before the job's step to stop at is agreed.
+    interface        what the supervisor uses: the `Rendezvous` protocol, and the messages both ways
+    report_messages  those messages that hold failures or stacks
+    selection        makes the backend that `--rdzv-backend` names; `shared_token` has a token for nodes on one machine
+    static           one node that agrees with itself; `local_leader` its drains, and what people ask of it
+    restart_policy   which failures end the job where every agent has its own restart budget: `static`, torch's handlers
+    restart_budget   pure: whether a failed job may be started again
+    drain_ceiling    pure: how far a node's ranks may go before the job's step to stop at is agreed
 
     consensus/       the leader's decisions, pure: membership, rank assignment, failures, the step of a drain; `quorum`
                      decides whether a takeover succeeds
@@ -13,7 +15,6 @@ again, `drain_ceiling` how far a node's ranks may go before the job's step to st
                      takeover
     protocol/        the messages, and how they are framed and authenticated
     transport/       TCP links and addresses; limits unauthenticated peers
-    backends/        static and standalone: one node, which agrees with itself
     torch_handlers/  torch's registry, and muster inside torchrun; stands apart: nothing here but `selection` knows it
 
 From outside, import `interface`, `report_messages`, `drain_ceiling` and `selection`; `muster.elastic.rendezvous`

@@ -33,11 +33,11 @@ def create_rendezvous(
         UsageError: torch knows no backend of that name, or it refuses its parameters.
     """
     if config.standalone:
-        from muster.agent.rendezvous.backends.static import StandaloneRendezvous
+        from muster.agent.rendezvous.static import StandaloneRendezvous
 
         return StandaloneRendezvous(config, nproc=nproc, loop=loop, post=post, node_name=node_name)
     if config.backend == "static" and config.max_nodes == 1:
-        from muster.agent.rendezvous.backends.static import StaticRendezvous
+        from muster.agent.rendezvous.static import StaticRendezvous
 
         return StaticRendezvous(config, nproc=nproc, loop=loop, post=post, node_name=node_name)
     if config.backend in OWN_NAMES or config.backend == "static":
@@ -78,7 +78,7 @@ def _create_own(
 
 def _add_shared_token(config: RendezvousConfig, post: PostEvent) -> RendezvousConfig:
     """All nodes are on this machine, which may have other users: the agents of this one have a token in common."""
-    from muster.agent.rendezvous.backends.shared_token import find_shared_token
+    from muster.agent.rendezvous.shared_token import find_shared_token
 
     try:
         return replace(config, token=find_shared_token(config.port, config.run_id), has_shared_token=True)

@@ -20,13 +20,13 @@ from other_user import OTHER, call_as_other, needs_two_users, other_dir, shared_
 from muster._shared.records import replace
 from muster.agent.config import RendezvousConfig
 from muster.agent.control.server import ControlServer
-from muster.agent.rendezvous.backends.shared_token import find_shared_token
 from muster.agent.rendezvous.interface import RoundFormed
 from muster.agent.rendezvous.member.recovery import RecoveryTracker
 from muster.agent.rendezvous.member.server import Server, build_server_options
 from muster.agent.rendezvous.protocol.framing import VERSION, build_frame
 from muster.agent.rendezvous.protocol.messages import LeaderQuery
 from muster.agent.rendezvous.selection import create_rendezvous
+from muster.agent.rendezvous.shared_token import find_shared_token
 from muster.agent.rendezvous.transport.tcp_network import TcpNetwork
 from muster.agent.runtime.loop import Loop
 

@@ -5,7 +5,6 @@ import pytest
 from muster._shared.contract import AskKind, AskOutcome
 from muster._shared.contract import StatusPageLayout as Layout
 from muster.agent.cli.arguments import parse_args
-from muster.agent.rendezvous.backends.static import StandaloneRendezvous
 from muster.agent.rendezvous.interface import (
     AllSucceeded,
     Asked,
@@ -26,6 +25,7 @@ from muster.agent.rendezvous.interface import (
     StacksWanted,
 )
 from muster.agent.rendezvous.report_messages import StacksTaken
+from muster.agent.rendezvous.static import StandaloneRendezvous
 
 
 class Node:

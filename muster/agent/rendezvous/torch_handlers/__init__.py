@@ -11,7 +11,7 @@ A handler of torch's behind our protocol (`--rdzv-backend c10d-torch`, `etcd`, `
 The other way round, `plugin` is muster's own rendezvous inside torchrun, as a handler of torch's; pyproject.toml names
 it as an entry point.
 
-Not here: which failures end the job (`backends.restart_policy`).
+Not here: which failures end the job (`rendezvous.restart_policy`).
 
 From outside, import `rendezvous`, and only where a backend is selected. The other end of a caller's handler,
 `muster.elastic.rendezvous`, imports `thread` and `messages`.

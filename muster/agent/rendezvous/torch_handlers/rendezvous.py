@@ -13,7 +13,6 @@ from muster._shared.contract import AskOutcome
 from muster._shared.records import assert_never
 from muster.agent.config import RendezvousConfig
 from muster.agent.errors import UsageError
-from muster.agent.rendezvous.backends.restart_policy import LocalRestartPolicy, Next
 from muster.agent.rendezvous.interface import (
     AllStarted,
     AllSucceeded,
@@ -35,6 +34,7 @@ from muster.agent.rendezvous.interface import (
     StoodStill,
 )
 from muster.agent.rendezvous.report_messages import Answer, Failed, Idle, StacksTaken, Stopped
+from muster.agent.rendezvous.restart_policy import LocalRestartPolicy, Next
 from muster.agent.rendezvous.torch_handlers.messages import (
     Command,
     EndKnown,

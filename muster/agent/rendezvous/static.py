@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from muster._shared.records import assert_never
 from muster.agent.config import RendezvousConfig
-from muster.agent.rendezvous.backends.restart_policy import LocalRestartPolicy, Next
 from muster.agent.rendezvous.interface import (
     AllStarted,
     AllSucceeded,
@@ -25,14 +24,15 @@ from muster.agent.rendezvous.interface import (
     Saved,
     StoodStill,
 )
+from muster.agent.rendezvous.restart_policy import LocalRestartPolicy, Next
 from muster.agent.round import Checkpoint, Round
 from muster.agent.runtime.loop import Loop
 from muster.agent.runtime.ports import PortReservation
 
 if TYPE_CHECKING:  # only a failure loads the report
-    from muster.agent.rendezvous.backends.local_leader import LocalLeader
     from muster.agent.rendezvous.consensus.drain import CommonStepMessage
     from muster.agent.rendezvous.interface import NodeMessage
+    from muster.agent.rendezvous.local_leader import LocalLeader
     from muster.agent.rendezvous.report_messages import Failed, Idle, StacksTaken, Stopped
 
 
@@ -153,7 +153,7 @@ class StaticRendezvous:
     def _ask(self, message: "CommonStepMessage") -> None:
         """Decide on a message that may be the round's first."""
         if self._leader is None and self._is_running(message.round_number):
-            from muster.agent.rendezvous.backends.local_leader import LocalLeader
+            from muster.agent.rendezvous.local_leader import LocalLeader
 
             self._leader = LocalLeader(
                 self._clock,

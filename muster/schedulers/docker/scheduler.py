@@ -40,7 +40,6 @@ from muster.schedulers.gpus import GpuError, list_gpus
 from muster.schedulers.grace import DEFAULT_SHUTDOWN_TIMEOUT_S, GRACE_MARGIN_S
 from muster.schedulers.interrupts import raise_dropped_interrupts
 from muster.schedulers.runner.app_codec import dump_app
-from muster.schedulers.runner.dry_run import build_dryrun_info
 from muster.schedulers.runner.option_parsing import StrictOpts
 from muster.schedulers.runner.option_records import declare_options, parse_options
 from muster.schedulers.runner.roles import build_role_plan, get_workspace_path, share_workspace
@@ -151,7 +150,7 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
             quiet=options.quiet,
             detach=options.detach,
         )
-        return build_dryrun_info(submission, lambda made: str(made.request.show()))
+        return AppDryRunInfo(submission, lambda made: str(made.request.show()))
 
     def schedule(self, dryrun_info: AppDryRunInfo) -> str:
         """Submit the app of a dry run; if one step fails, nothing of it is left.

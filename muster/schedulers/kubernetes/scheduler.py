@@ -23,7 +23,6 @@ from muster.schedulers.kubernetes.manifests.request import Request, build_reques
 from muster.schedulers.kubernetes.names import NAME_LIMIT, compute_app_limit, label_roles
 from muster.schedulers.kubernetes.options import Options, declare_options, parse_options
 from muster.schedulers.naming import build_app_name, make_suffix
-from muster.schedulers.runner.dry_run import build_dryrun_info
 from muster.schedulers.runner.option_parsing import StrictOpts
 from muster.schedulers.runner.roles import BASE_IMAGE_KEY, get_workspace_path, share_workspace
 from muster.schedulers.supervision.registry import find_state_dir, record_last_remote
@@ -128,7 +127,7 @@ class KubernetesScheduler(PluginScheduler, WorkspaceMixin):  # type: ignore[misc
             images_to_push=images,
             submitter=find_submitter(),
         )
-        return build_dryrun_info(request, str)
+        return AppDryRunInfo(request, str)
 
     # -- with a cluster ---------------------------------------------------------------------------------------------
 

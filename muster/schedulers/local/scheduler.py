@@ -31,7 +31,6 @@ from muster.schedulers.local.logs import FileLogQuery, read_log
 from muster.schedulers.local.options import LocalOptions
 from muster.schedulers.local.request import ERROR_FILE, Host, LocalRequest, build_request, list_device_requests
 from muster.schedulers.naming import build_app_name, derive_token, make_secret, make_suffix
-from muster.schedulers.runner.dry_run import build_dryrun_info
 from muster.schedulers.runner.option_parsing import StrictOpts
 from muster.schedulers.runner.option_records import declare_options, parse_options
 from muster.schedulers.runner.shown.live_lines import draws_bars
@@ -71,7 +70,7 @@ class LocalScheduler(SupervisedScheduler):
         host = _read_host(app, options)
         host = replace(host, draws_bars=not options.detach and draws_bars(os.environ))
         request = build_request(app, options, name=name, token=make_secret(), folder=folder, host=host)
-        return build_dryrun_info(request, str)
+        return AppDryRunInfo(request, str)
 
     def _find_log_dir(self, options: LocalOptions) -> str:
         if options.log_dir:

@@ -7,49 +7,26 @@ ray raises NameError, which ends `torchx runopts` with a traceback.)
 
 import importlib
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 
-def _load(module: str) -> Callable[..., Any]:
+def _create(module: str, session_name: str, **kwargs: Any) -> Any:
     try:
         factory: Callable[..., Any] = importlib.import_module(f"torchx.schedulers.{module}").create_scheduler
     except ModuleNotFoundError:
         raise
     except (ImportError, NameError, AttributeError) as error:
         raise ModuleNotFoundError(f"torchx.schedulers.{module} cannot be used here: {error}") from error
-    return factory
+    return factory(session_name, **kwargs)
 
 
-def create_slurm(session_name: str, **kwargs: Any) -> Any:
-    """Both lines."""
-    return _load("slurm_scheduler")(session_name, **kwargs)
+create_slurm = partial(_create, "slurm_scheduler")
 
-
-def create_kubernetes_mcad(session_name: str, **kwargs: Any) -> Any:
-    """0.7 only."""
-    return _load("kubernetes_mcad_scheduler")(session_name, **kwargs)
-
-
-def create_aws_batch(session_name: str, **kwargs: Any) -> Any:
-    """0.7 only."""
-    return _load("aws_batch_scheduler")(session_name, **kwargs)
-
-
-def create_aws_sagemaker(session_name: str, **kwargs: Any) -> Any:
-    """0.7 only."""
-    return _load("aws_sagemaker_scheduler")(session_name, **kwargs)
-
-
-def create_gcp_batch(session_name: str, **kwargs: Any) -> Any:
-    """0.7 only."""
-    return _load("gcp_batch_scheduler")(session_name, **kwargs)
-
-
-def create_ray(session_name: str, **kwargs: Any) -> Any:
-    """0.7 only."""
-    return _load("ray_scheduler")(session_name, **kwargs)
-
-
-def create_lsf(session_name: str, **kwargs: Any) -> Any:
-    """0.7 only."""
-    return _load("lsf_scheduler")(session_name, **kwargs)
+# 0.7 only:
+create_kubernetes_mcad = partial(_create, "kubernetes_mcad_scheduler")
+create_aws_batch = partial(_create, "aws_batch_scheduler")
+create_aws_sagemaker = partial(_create, "aws_sagemaker_scheduler")
+create_gcp_batch = partial(_create, "gcp_batch_scheduler")
+create_ray = partial(_create, "ray_scheduler")
+create_lsf = partial(_create, "lsf_scheduler")

@@ -1,4 +1,4 @@
-"""Dry runs: what a scheduler gives TorchX, and no secret in what TorchX itself prints of them.
+"""Dry runs: no secret in what TorchX itself prints of them.
 
 Checked with TorchX 0.7.0 and the nightly of 2026-10-26: `torchx run --dryrun` prints `pformat(asdict(app))` of the
 dry run's AppDef, then the scheduler's text. So the AppDef is a copy in which the values of secret variables print as
@@ -6,9 +6,7 @@ dry run's AppDef, then the scheduler's text. So the AppDef is a copy in which th
 request is built before, from the caller's AppDef.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import yaml
 from torchx.specs import AppDef, AppDryRunInfo, Role
@@ -36,11 +34,6 @@ class SecretText(str):
 # As a plain `str`: YAML refuses classes that it does not know.
 for _dumper in (yaml.Dumper, yaml.SafeDumper):
     yaml.add_representer(SecretText, lambda dumper, text: dumper.represent_str(str(text)), Dumper=_dumper)
-
-
-def build_dryrun_info(request: Any, show: Callable[[Any], str]) -> AppDryRunInfo:
-    """Wraps a request; `show` must print no secret (see `secret_variables.mask_env`)."""
-    return AppDryRunInfo(request, show)
 
 
 def hide_secrets(info: AppDryRunInfo) -> AppDryRunInfo:

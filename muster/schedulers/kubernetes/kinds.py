@@ -42,6 +42,9 @@ class Kind:
 
 
 POD: Final = Kind(api_version="v1", kind="Pod")
+SERVICE: Final = Kind(api_version="v1", kind="Service")
+CONFIG_MAP: Final = Kind(api_version="v1", kind="ConfigMap")
+SECRET: Final = Kind(api_version="v1", kind="Secret")
 EVENT: Final = Kind(api_version="v1", kind="Event")
 JOB: Final = Kind(api_version="batch/v1", kind="Job")
 JOBSET: Final = Kind(api_version="jobset.x-k8s.io/v1alpha2", kind="JobSet")
@@ -52,12 +55,21 @@ PARENT_KINDS: Final = ("Job", "JobSet")
 """These own all other objects of a request."""
 
 NATIVE_GROUP: Final = "scheduling.k8s.io"
-VOLCANO_POD_GROUP_VERSION: Final = "scheduling.volcano.sh/v1beta1"
+VOLCANO_GROUP: Final = "scheduling.volcano.sh"
+VOLCANO_POD_GROUP_VERSION: Final = f"{VOLCANO_GROUP}/v1beta1"
+VOLCANO_QUEUE: Final = Kind(api_version=VOLCANO_POD_GROUP_VERSION, kind="Queue", namespaced=False)
+VOLCANO_COMMAND: Final = Kind(api_version="bus.volcano.sh/v1alpha1", kind="Command")
 POD_GROUP_VERSIONS: Final = {
     NATIVE_GROUP: ("scheduling.k8s.io/v1beta1", "scheduling.k8s.io/v1alpha2"),
-    "scheduling.volcano.sh": (VOLCANO_POD_GROUP_VERSION,),
+    VOLCANO_GROUP: (VOLCANO_POD_GROUP_VERSION,),
 }
 """API group -> its versions with a PodGroup that we support, the preferred first."""
+
+
+def build_document(kind: Kind, metadata: Mapping[str, Any], **content: Any) -> dict[str, Any]:
+    """An object of a kind. Metadata that is empty or None is left out."""
+    given = {key: value for key, value in metadata.items() if value not in ({}, None)}
+    return {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": given, **content}
 
 
 def parse_kind(document: Mapping[str, Any]) -> Kind:

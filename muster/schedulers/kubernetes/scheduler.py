@@ -183,13 +183,9 @@ class KubernetesScheduler(PluginScheduler, WorkspaceMixin):  # type: ignore[misc
         return self._session.delete(app_id)
 
     def resize_app(self, app_id: str, nodes: int, role: str | None) -> Answer:
-        """See `PluginScheduler`."""
-        self.resize(app_id, nodes, role)
-        return Answer(outcome=AskOutcome.DONE, line=f"{app_id} has {count_nodes(nodes)} from now on")
-
-    def resize(self, app_id: str, nodes: int, role: str | None = None) -> None:
-        """Changes the number of nodes of an elastic role, within its MIN:MAX. See `operations.resize`."""
+        """See `PluginScheduler` and `operations.resize`."""
         self._session.resize(app_id, nodes, role)
+        return Answer(outcome=AskOutcome.DONE, line=f"{app_id} has {count_nodes(nodes)} from now on")
 
     def close(self) -> None:
         """Drops all connections. Idempotent."""

@@ -9,7 +9,7 @@ import copy
 from collections.abc import Mapping
 from typing import Any, Final
 
-from muster.schedulers.kubernetes.kinds import build_owner_reference
+from muster.schedulers.kubernetes.kinds import VOLCANO_COMMAND, build_document, build_owner_reference
 from muster.schedulers.kubernetes.labels import read_role
 
 _INDEX_LABEL: Final = "volcano.sh/task-index"
@@ -52,14 +52,6 @@ def resize_tasks(job: Mapping[str, Any], label: str, nodes: int) -> dict[str, An
 def build_abort_command(job: Mapping[str, Any]) -> dict[str, Any]:
     """The Command that ends a job. Volcano executes it and then deletes it."""
     metadata, reference = job["metadata"], {**build_owner_reference(job), "controller": True}
-    return {
-        "apiVersion": "bus.volcano.sh/v1alpha1",
-        "kind": "Command",
-        "metadata": {
-            "name": f"{metadata['name']}-abort",
-            "namespace": metadata["namespace"],
-            "ownerReferences": [reference],
-        },
-        "action": "AbortJob",
-        "target": reference,
-    }
+    name, namespace = f"{metadata['name']}-abort", metadata["namespace"]
+    head = {"name": name, "namespace": namespace, "ownerReferences": [reference]}
+    return build_document(VOLCANO_COMMAND, head, action="AbortJob", target=reference)

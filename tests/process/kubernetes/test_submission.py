@@ -234,7 +234,7 @@ def run_every_operation(cluster, scheduler, **cfg):
     cluster.write_log(cluster.find_pod(name, 0), "hello\n", 1)
     assert list(scheduler.log_iter(app_id, "trainer", 0)) == ["hello\n"]
     assert [app.app_id for app in scheduler.list()] == [app_id]
-    scheduler.resize(app_id, 2)
+    scheduler.resize_app(app_id, 2, None)
     assert cluster.find("jobs")[0]["spec"]["parallelism"] == 2
     scheduler.cancel(app_id)
     assert list(scheduler.log_iter(app_id, "trainer", 0, should_tail=True))
@@ -302,7 +302,7 @@ def test_the_rights_that_the_documentation_lists_for_a_job_of_volcano(cluster, s
     app_id = golden_state.load(cluster, "volcano")
     assert scheduler.describe(app_id).state is AppState.PENDING
     assert [app.app_id for app in scheduler.list()] == [app_id]
-    scheduler.resize(app_id, 2)
+    scheduler.resize_app(app_id, 2, None)
     scheduler.cancel(app_id)
     scheduler.delete(app_id)
     assert [plural for plural in leftovers(cluster) if plural != "commands"] == []
@@ -383,7 +383,7 @@ def test_a_lost_response_creates_nothing_twice(cluster, scheduler, double, statu
 def test_an_object_of_another_app_does_not_count_as_ours(cluster, scheduler, double):
     app = build_app()
     info = scheduler.submit_dryrun(app, {})
-    name = info.request.parent["metadata"]["name"]
+    name = info.request.parents[0]["metadata"]["name"]
     cluster.add_object("/apis/batch/v1", "team", "jobs", theirs(name))
     with pytest.raises(SchedulerError, match=rf"job/{name} already exists; choose another --name"):
         scheduler.schedule(info)
@@ -949,7 +949,7 @@ def test_the_time_limit_of_a_role_that_has_ended_leaves_the_others(cluster, sche
     states = {role.role: {each.state for each in role.replicas} for role in status.roles_statuses}
     assert states == {first: {AppState.UNKNOWN}, other: {AppState.RUNNING}}
     with pytest.raises(SchedulerError, match="fixed number of nodes"):
-        scheduler.resize(app_id, 1, first)
+        scheduler.resize_app(app_id, 1, first)
     for pod in running:
         cluster.end_pod(pod, 0)
     assert scheduler.describe(app_id).state is AppState.UNKNOWN
@@ -1106,13 +1106,13 @@ def test_resize_is_one_patch_within_the_bounds(cluster, scheduler):
     (job,) = cluster.find("jobs")
     assert (job["spec"]["parallelism"], job["spec"]["completions"]) == (3, 3)
     with pytest.raises(SchedulerError, match="can have 2 to 4 nodes, not 5"):
-        scheduler.resize(app_id, 5)
+        scheduler.resize_app(app_id, 5, None)
     fixed = submit(scheduler)
     with pytest.raises(
         SchedulerError,
         match=r"a fixed number of nodes \(role 'trainer': 2\); only roles with -j MIN:MAX can resize",
     ):
-        scheduler.resize(fixed, 1)
+        scheduler.resize_app(fixed, 1, None)
 
 
 def rename(role, name):
@@ -1124,7 +1124,7 @@ def test_resize_takes_the_only_elastic_role_or_the_one_it_is_given(cluster, sche
     """It took the first role, whichever that was."""
     elastic = build_app(nodes=4, least=2).roles[0]
     app_id = submit(scheduler, build_app(extra=[echo_role(), rename(elastic, "eval")]))
-    scheduler.resize(app_id, 3)
+    scheduler.resize_app(app_id, 3, None)
     assert {job["metadata"]["name"].rpartition("-")[2]: job["spec"]["parallelism"] for job in cluster.find("jobs")} == {
         "trainer": 2,
         "echo": 1,
@@ -1136,7 +1136,7 @@ def test_resize_takes_the_only_elastic_role_or_the_one_it_is_given(cluster, sche
         (5, "eval", "role 'eval' of "),
     ):
         with pytest.raises(SchedulerError, match=line):
-            scheduler.resize(app_id, nodes, role)
+            scheduler.resize_app(app_id, nodes, role)
     both = submit(scheduler, build_app(nodes=4, least=2, extra=[rename(build_app(nodes=3, least=1).roles[0], "eval")]))
     handle = f"kubernetes://session/{both}"
     assert run_muster(["resize", handle, "2"]) == 1
@@ -1152,7 +1152,7 @@ def test_an_app_that_does_not_exist(cluster, scheduler):
     assert scheduler.exists("team:nope") is False
     scheduler.cancel("team:nope")
     with pytest.raises(SchedulerError, match="there is no app 'nope' in namespace 'team'"):
-        scheduler.resize("team:nope", 2)
+        scheduler.resize_app("team:nope", 2, None)
 
 
 def test_from_another_shell_with_context_and_kubeconfig_in_the_id(cluster, scheduler, double, tmp_path, monkeypatch):

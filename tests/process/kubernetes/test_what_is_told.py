@@ -54,7 +54,7 @@ def list_states(status):
 def test_a_replica_that_a_resize_has_ended_is_cancelled(cluster, scheduler, start):
     """It was PENDING for ever."""
     app_id = start(least=1)
-    scheduler.resize(app_id, 1)
+    scheduler.resize_app(app_id, 1, None)
     status = scheduler.describe(app_id)
     assert list_states(status) == [AppState.RUNNING, AppState.CANCELLED]
     assert (status.state, status.msg) == (AppState.RUNNING, "<NONE>")
@@ -63,8 +63,8 @@ def test_a_replica_that_a_resize_has_ended_is_cancelled(cluster, scheduler, star
     status = scheduler.describe(app_id)
     assert (status.state, list_states(status)) == (AppState.SUCCEEDED, [AppState.SUCCEEDED, AppState.CANCELLED])
     resumed = start(least=1)
-    scheduler.resize(resumed, 1)
-    scheduler.resize(resumed, 2)
+    scheduler.resize_app(resumed, 1, None)
+    scheduler.resize_app(resumed, 2, None)
     assert list_states(scheduler.describe(resumed)) == [AppState.RUNNING, AppState.PENDING]
 
 

@@ -93,7 +93,7 @@ def test_examples_of_secrets_are_in_no_dry_run_and_no_description(create, option
     for shown in (str(info), pformat(asdict(printed)), repr(printed), described):
         assert SECRET not in shown
     if create is create_kubernetes:
-        kept = info.request.parent["metadata"]["annotations"][APPDEF_ANNOTATION]
+        kept = info.request.parents[0]["metadata"]["annotations"][APPDEF_ANNOTATION]
         assert SECRET.encode() not in zlib.decompress(base64.b64decode(kept))
         pods = json.dumps([each for each in info.request.documents if each["kind"] != "Secret"])
         assert SECRET not in pods

@@ -35,7 +35,7 @@ def select(policy):
 def test_the_network_policy_is_for_the_pods_of_jobs(flavor):
     [policy] = [document for _, document in list_objects() if document["kind"] == "NetworkPolicy"]
     request = build_request(ddp(script="main.py", image="i", j="2x1"), {"flavor": flavor}, name="main-x1")
-    labels = find_pod_labels(request.parent)
+    labels = find_pod_labels(request.parents[0])
     for selector in select(policy):
         assert selector["matchLabels"].items() <= labels.items()
     assert labels["app.kubernetes.io/instance"] == "main-x1", "the label that the page names for one job"

@@ -92,7 +92,7 @@ def build(*roles, name="app-x1", workspaces=None, submitter="", **cfg):
 
 
 def pod_of(request):
-    parent = request.parent
+    parent = request.parents[0]
     if parent["kind"] == "JobSet":
         return parent["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]
     return parent["spec"]["template"] if "template" in parent["spec"] else parent["spec"]["tasks"][0]["template"]
@@ -111,11 +111,11 @@ def env_of(request):
 
 def test_the_validator_refuses_an_unknown_field():
     request = build(agent_role())
-    request.parent["spec"]["template"]["spec"]["containers"][0]["imagePullPolice"] = "Never"
+    request.parents[0]["spec"]["template"]["spec"]["containers"][0]["imagePullPolice"] = "Never"
     import jsonschema
 
     with pytest.raises(jsonschema.ValidationError, match="imagePullPolice"):
-        validate_strictly(request.parent, versions()[-1])
+        validate_strictly(request.parents[0], versions()[-1])
 
 
 def test_the_compact_table_equals_the_published_schemas():
@@ -247,7 +247,7 @@ def test_every_request_passes_the_strict_schema(bundle, name, app_roles, options
         validate_strictly(document, options["kube_version"])
         check_create(document)
     # `describe` gives back what was submitted, field by field; secrets are masked
-    described = decode_app(request.parent)
+    described = decode_app(request.parents[0])
     for role in before.roles:
         role.env = mask_env(role.env)
     assert described == before
@@ -265,7 +265,7 @@ def test_every_object_and_every_pod_has_the_labels_of_the_options_and_of_the_sub
     assert len(templates) == 2
     assert all(wanted.items() <= template["metadata"]["labels"].items() for template in templates)
     assert str(request).count("team: vision") == len(request.documents) + (4 if flavor == "jobset" else 2), "dry run"
-    own = build(agent_role(), labels={"muster.torchx/submitter": "ci-of-anna"}, submitter="root").parent
+    own = build(agent_role(), labels={"muster.torchx/submitter": "ci-of-anna"}, submitter="root").parents[0]
     assert own["metadata"]["labels"]["muster.torchx/submitter"] == "ci-of-anna"
 
 
@@ -519,7 +519,7 @@ def test_variables_that_the_metadata_names_are_in_the_secret():
     assert "word" not in str(request).replace("password", "")
     secret = next(each for each in complete_documents(request, ADDED) if each["kind"] == "Secret")
     assert base64.b64decode(secret["data"]["trainer.PLAIN"]) == b"pa$$word"
-    described = decode_app(request.parent).roles[0].env
+    described = decode_app(request.parents[0]).roles[0].env
     assert described == {"PLAIN": "***", "SEEN": "1"}
 
 
@@ -673,10 +673,10 @@ def test_the_address_of_node_0(flavor, least, host):
 
 
 def test_fixed_and_elastic_jobs_count_failures_differently():
-    fixed = build(agent_role(nodes=4, max_retries=2)).parent["spec"]
+    fixed = build(agent_role(nodes=4, max_retries=2)).parents[0]["spec"]
     assert (fixed["backoffLimit"], fixed["backoffLimitPerIndex"], fixed["maxFailedIndexes"]) == (2, 2, 0)
     assert "successPolicy" not in fixed
-    elastic = build(agent_role(nodes=4, least=1, max_retries=2)).parent["spec"]
+    elastic = build(agent_role(nodes=4, least=1, max_retries=2)).parents[0]["spec"]
     assert elastic["backoffLimit"] == 2 + 4 - 1
     assert elastic["successPolicy"] == {"rules": [{"succeededCount": 1}]}
     assert not {"backoffLimitPerIndex", "maxFailedIndexes"} & elastic.keys()
@@ -688,7 +688,7 @@ def test_fixed_and_elastic_jobs_count_failures_differently():
 
 def test_a_role_without_our_agent_works_as_in_torchx():
     request = build(plain_role(max_retries=3, min_replicas=1, num_replicas=2))
-    spec = request.parent["spec"]
+    spec = request.parents[0]["spec"]
     assert spec["backoffLimit"] == 3
     assert not {"podFailurePolicy", "successPolicy", "backoffLimitPerIndex"} & spec.keys()
     assert [document["kind"] for document in request.documents] == ["Service", "Job"]
@@ -872,13 +872,13 @@ def test_pods_run_as_another_user_than_root(cfg, expected):
 
 
 def test_gangs():
-    kueue = build(agent_role(nodes=4, least=2), queue="lq", priority_class="high").parent["metadata"]
+    kueue = build(agent_role(nodes=4, least=2), queue="lq", priority_class="high").parents[0]["metadata"]
     assert kueue["labels"]["kueue.x-k8s.io/queue-name"] == "lq"
     names = {"kueue.x-k8s.io/elastic-job", "kueue.x-k8s.io/job-min-parallelism"}
     assert names & kueue["annotations"].keys() == {"kueue.x-k8s.io/elastic-job"}
-    fixed = build(agent_role(nodes=4), queue="lq").parent["metadata"]
+    fixed = build(agent_role(nodes=4), queue="lq").parents[0]["metadata"]
     assert not names & fixed["annotations"].keys()
-    partial = build(agent_role(nodes=4, least=2), queue="lq", kueue_elastic="partial").parent["metadata"]
+    partial = build(agent_role(nodes=4, least=2), queue="lq", kueue_elastic="partial").parents[0]["metadata"]
     assert partial["annotations"]["kueue.x-k8s.io/job-min-parallelism"] == "2"
     assert "kueue.x-k8s.io/elastic-job" not in partial["annotations"]
     native = build(agent_role(nodes=4), gang="podgroup", kube_version="1.37")
@@ -983,7 +983,7 @@ def test_the_appdef_comes_back_whole():
     )
     app = specs.AppDef(name="app", roles=[role, plain_role()], metadata={"team": "a"})
     request = build_request(app, {}, name="app-x1")
-    back = decode_app(request.parent)
+    back = decode_app(request.parents[0])
     expected = copy.deepcopy(app)
     expected.roles[0].env["MY_SECRET"] = "***"
     assert back == expected

@@ -106,7 +106,7 @@ def describe_docker(app, tmp_path):
 
 
 def describe_kubernetes(app, tmp_path):
-    parent = create_kubernetes("test").submit_dryrun(app, {}).request.parent
+    parent = create_kubernetes("test").submit_dryrun(app, {}).request.parents[0]
     return describe_observation("app", Observation(parents=[json.loads(json.dumps(parent))], pods=[]))
 
 

@@ -46,25 +46,24 @@ class Objects:
 
     def list_group_versions(self, group: str) -> list[str]:
         """The server's versions of an API group, preferred first: ["kueue.x-k8s.io/v1beta1"]; [] without it."""
-        try:
-            response = self.client.request("GET", f"/apis/{group}", what=f"API group {group}", verb="discover")
-        except ApiError as error:
-            if error.refusal.status in (403, 404):
-                return []
-            raise
+        response = self._discover(group, f"API group {group}")
         preferred = response.get("preferredVersion", {}).get("groupVersion")
         versions = [item["groupVersion"] for item in response.get("versions", [])]
         return sorted(versions, key=lambda version: version != preferred)
 
     def has_kind(self, api_version: str, plural: str) -> bool:
         """Whether the server offers a kind in one version of a group."""
+        return any(item["name"] == plural for item in self._discover(api_version, api_version).get("resources", []))
+
+    def _discover(self, place: str, what: str) -> Mapping[str, Any]:
+        """What the server says of a group or one of its versions; {} without it, or without the right."""
         try:
-            response = self.client.request("GET", f"/apis/{api_version}", what=api_version, verb="discover")
+            found: Mapping[str, Any] = self.client.request("GET", f"/apis/{place}", what=what, verb="discover")
         except ApiError as error:
             if error.refusal.status in (403, 404):
-                return False
+                return {}
             raise
-        return any(item["name"] == plural for item in response.get("resources", []))
+        return found
 
     def create(self, document: Mapping[str, Any], *, dry_run: bool = False, needs_uid: bool = False) -> dict[str, Any]:
         """Creates an object exactly once, even if responses are lost. The server refuses unknown fields.

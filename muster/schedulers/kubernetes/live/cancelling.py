@@ -15,7 +15,7 @@ from muster.schedulers.kubernetes.api.client import Clock
 from muster.schedulers.kubernetes.api.errors import ApiError, ForbiddenError, RequestError
 from muster.schedulers.kubernetes.api.objects import Objects
 from muster.schedulers.kubernetes.app_id import AppRef
-from muster.schedulers.kubernetes.kinds import JOB, JOBSET, VOLCANO_JOB, parse_kind
+from muster.schedulers.kubernetes.kinds import JOB, JOBSET, VOLCANO_JOB, build_document, parse_kind
 from muster.schedulers.kubernetes.labels import (
     APPDEF_ANNOTATION,
     CANCEL_MARK,
@@ -186,4 +186,4 @@ def _build_record(ref: AppRef, parent: Mapping[str, Any] | None) -> dict[str, An
         "labels": kept,
         "annotations": {APPDEF_ANNOTATION: annotations[APPDEF_ANNOTATION], **CANCEL_MARK},
     }
-    return {"apiVersion": JOB.api_version, "kind": JOB.kind, "metadata": metadata, "spec": spec}
+    return build_document(JOB, metadata, spec=spec)

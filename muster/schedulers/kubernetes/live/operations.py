@@ -9,7 +9,17 @@ from muster.schedulers.kubernetes import volcano_jobs
 from muster.schedulers.kubernetes.api.errors import ApiError, ForbiddenError, read_if_allowed
 from muster.schedulers.kubernetes.api.objects import Objects
 from muster.schedulers.kubernetes.app_id import AppRef
-from muster.schedulers.kubernetes.kinds import JOB, JOBSET, POD_GROUP_VERSIONS, VOLCANO_JOB, Kind, parse_kind
+from muster.schedulers.kubernetes.kinds import (
+    CONFIG_MAP,
+    JOB,
+    JOBSET,
+    POD_GROUP_VERSIONS,
+    SECRET,
+    SERVICE,
+    VOLCANO_JOB,
+    Kind,
+    parse_kind,
+)
 from muster.schedulers.kubernetes.labels import (
     APPDEF_ANNOTATION,
     CANCEL_ANNOTATION,
@@ -39,9 +49,8 @@ _ENDS: Final = {
 
 
 def _list_prerequisites(app: str) -> tuple[tuple[Kind, str], ...]:
-    kinds = (("Service", app), ("ConfigMap", build_config_map_name(app)), ("Secret", build_secret_name(app)))
-    workspace = ("Secret", build_workspace_name(app))  # of versions before it: in the ConfigMap
-    return tuple((Kind(api_version="v1", kind=kind), name) for kind, name in (*kinds, workspace))
+    workspace = (SECRET, build_workspace_name(app))  # of versions before it: in the ConfigMap
+    return (SERVICE, app), (CONFIG_MAP, build_config_map_name(app)), (SECRET, build_secret_name(app)), workspace
 
 
 def find_parents(resources: Objects, ref: AppRef) -> list[dict[str, Any]]:

@@ -66,6 +66,12 @@ class Session:
     def _open(self, access: Access) -> Objects:
         return Objects(self._clients.setdefault(access, Client(access, clock=self._clock, notify=_print_notice)))
 
+    def _open_place(self, options: Options) -> tuple[Objects, Access, str]:
+        """The cluster and the namespace that the options name; the context's namespace if they name none."""
+        access = Access(kubeconfig=options.kubeconfig, context=options.context)
+        resources = self._open(access)
+        return resources, access, options.namespace or resources.client.connection.namespace
+
     def _find(self, app_id: str) -> tuple[AppRef, Objects]:
         if ":" not in app_id:
             app_id = f"{self._open(Access()).client.connection.namespace}:{app_id}"
@@ -76,10 +82,7 @@ class Session:
 
     def submit(self, request: Request) -> str:
         """Creates all objects of a request, or none. Returns the app's id."""
-        options = request.options
-        access = Access(kubeconfig=options.kubeconfig, context=options.context)
-        resources = self._open(access)
-        namespace = options.namespace or resources.client.connection.namespace
+        resources, access, namespace = self._open_place(request.options)
         submit(resources, request, namespace=namespace, notify=_print_notice)
         ref = AppRef(namespace=namespace, name=request.name, access=access)
         if request.has_several_jobs:
@@ -137,9 +140,7 @@ class Session:
 
     def list_apps(self, options: Options) -> list[ListAppResponse]:
         """The apps of a namespace."""
-        access = Access(kubeconfig=options.kubeconfig, context=options.context)
-        resources = self._open(access)
-        namespace = options.namespace or resources.client.connection.namespace
+        resources, access, namespace = self._open_place(options)
         apps: dict[str, list[dict[str, Any]]] = {}
         for kind in (JOBSET, VOLCANO_JOB, JOB):
             for item in _list_parents(resources, kind, namespace):

@@ -17,7 +17,8 @@ from muster.schedulers.kubernetes.kinds import (
     PARENT_KINDS,
     POD,
     POD_GROUP_VERSIONS,
-    VOLCANO_POD_GROUP_VERSION,
+    VOLCANO_GROUP,
+    VOLCANO_QUEUE,
     Kind,
     build_owner_reference,
     parse_kind,
@@ -186,14 +187,13 @@ def _check_queue(resources: Objects, request: Request, namespace: str) -> None:
     if options.resolved_gang == "kueue" and options.queue:
         versions = resources.list_group_versions("kueue.x-k8s.io")
         if not versions:
-            has_volcano = bool(resources.list_group_versions(VOLCANO_POD_GROUP_VERSION.partition("/")[0]))
+            has_volcano = bool(resources.list_group_versions(VOLCANO_GROUP))
             advice = "for a queue of Volcano give gang=volcano, too" if has_volcano else "install it or remove queue"
             raise EngineError(f"queue={options.queue}: Kueue is not installed in this cluster; {advice}")
         kind = Kind(api_version=versions[0], kind="LocalQueue")
         _check_queue_exists(resources, kind, namespace, options.queue, f"namespace {namespace!r} has no LocalQueue")
     elif options.resolved_gang == "volcano" and options.queue:
-        kind = Kind(api_version="scheduling.volcano.sh/v1beta1", kind="Queue", namespaced=False)
-        _check_queue_exists(resources, kind, "", options.queue, "Volcano has no queue")
+        _check_queue_exists(resources, VOLCANO_QUEUE, "", options.queue, "Volcano has no queue")
 
 
 def _check_queue_exists(resources: Objects, kind: Kind, namespace: str, name: str, problem: str) -> None:
@@ -217,7 +217,7 @@ def _find_pod_group_version(
         return None
     problem = "gang scheduling is not available (no queue given, and the cluster has no PodGroups)"
     for version in _list_pod_group_versions(resources):
-        grouped = add_pod_group(request.documents, api_version=version, minimum=request.minimum)
+        grouped = add_pod_group(request.documents, version, minimum=request.minimum, options=request.options)
         group = next(document for document in grouped if document["kind"] == "PodGroup")
         if _may_create(resources, {**group, "metadata": {**group["metadata"], "namespace": namespace}}):
             notify(f"pods start together: PodGroup of {version}")

@@ -14,6 +14,7 @@ from typing import Any, Final
 from muster._shared.contract import AGENT_BUNDLE_NAME
 from muster.schedulers.bundle import build_agent_bundle
 from muster.schedulers.errors import SchedulerError
+from muster.schedulers.kubernetes.kinds import CONFIG_MAP, SECRET, build_document
 from muster.schedulers.workspace.packing import BundleError, build_workspace_bundle, walk_workspace
 
 WORKSPACE_LIMIT_BYTES: Final = 700 * 1024
@@ -80,13 +81,8 @@ def _raise_too_large(subject: str, size_bytes: int, qualifier: str, sizes: Count
 
 def build_agent_config_map(name: str, labels: Mapping[str, str]) -> dict[str, Any]:
     """The ConfigMap with the agent, immutable so that thousands of kubelets need not watch it."""
-    return {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": {"name": name, "labels": dict(labels)},
-        "immutable": True,
-        "binaryData": _encode({AGENT_BUNDLE_NAME: build_agent_bundle()}),
-    }
+    files = _encode({AGENT_BUNDLE_NAME: build_agent_bundle()})
+    return build_document(CONFIG_MAP, {"name": name, "labels": dict(labels)}, immutable=True, binaryData=files)
 
 
 def build_workspace_secret(name: str, labels: Mapping[str, str], workspaces: Mapping[str, bytes]) -> dict[str, Any]:
@@ -98,14 +94,8 @@ def build_workspace_secret(name: str, labels: Mapping[str, str], workspaces: Map
     total = sum(len(content) for content in workspaces.values())
     if total > WORKSPACE_LIMIT_BYTES:
         _raise_too_large(f"the app's {len(workspaces)} workspaces together are", total, "packed")
-    return {
-        "apiVersion": "v1",
-        "kind": "Secret",
-        "metadata": {"name": name, "labels": dict(labels)},
-        "type": "Opaque",
-        "immutable": True,
-        "data": _encode(workspaces),
-    }
+    metadata = {"name": name, "labels": dict(labels)}
+    return build_document(SECRET, metadata, type="Opaque", immutable=True, data=_encode(workspaces))
 
 
 def _encode(files: Mapping[str, bytes]) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from muster.schedulers.kubernetes.kinds import JOB
+from muster.schedulers.kubernetes.kinds import JOB, SERVICE, build_document
 from muster.schedulers.kubernetes.labels import (
     KUEUE_ELASTIC,
     KUEUE_EQUAL,
@@ -39,7 +39,7 @@ def _build_job(inputs: AppInputs, role: RoleInputs) -> dict[str, Any]:
         "labels": {**build_labels(inputs, role), **build_queue_labels(inputs)},
         "annotations": _build_kueue_annotations(inputs, role),
     }
-    return {"apiVersion": JOB.api_version, "kind": JOB.kind, "metadata": prune(metadata), "spec": spec}
+    return build_document(JOB, metadata, spec=spec)
 
 
 def build_job_spec(inputs: AppInputs, role: RoleInputs) -> dict[str, Any]:
@@ -77,16 +77,8 @@ def _compute_backoff_limit(role: RoleInputs) -> int:
 
 def build_service(inputs: AppInputs) -> dict[str, Any]:
     """The headless Service that gives every pod a host name, ready or not: rendezvous comes before readiness."""
-    return {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": {"name": inputs.name, "labels": build_labels(inputs)},
-        "spec": {
-            "clusterIP": "None",
-            "publishNotReadyAddresses": True,
-            "selector": {LABEL_INSTANCE: inputs.name},
-        },
-    }
+    spec = {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {LABEL_INSTANCE: inputs.name}}
+    return build_document(SERVICE, {"name": inputs.name, "labels": build_labels(inputs)}, spec=spec)
 
 
 def build_queue_labels(inputs: AppInputs) -> dict[str, str]:
@@ -104,8 +96,3 @@ def _build_kueue_annotations(inputs: AppInputs, role: RoleInputs) -> dict[str, s
     if inputs.options.kueue_elastic == "partial":
         return {KUEUE_MINIMUM: str(role.min_nodes), KUEUE_EQUAL: "true"}
     return {KUEUE_ELASTIC: "true"}
-
-
-def prune(metadata: dict[str, Any]) -> dict[str, Any]:
-    """Metadata without empty mappings."""
-    return {key: value for key, value in metadata.items() if value not in ({}, None)}

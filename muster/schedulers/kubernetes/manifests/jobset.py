@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from muster.schedulers.kubernetes.kinds import JOBSET
+from muster.schedulers.kubernetes.kinds import JOBSET, build_document
 from muster.schedulers.kubernetes.manifests.inputs import AppInputs, RoleInputs
-from muster.schedulers.kubernetes.manifests.job import build_job_spec, build_queue_labels, prune
+from muster.schedulers.kubernetes.manifests.job import build_job_spec, build_queue_labels
 from muster.schedulers.kubernetes.manifests.pod import build_labels
 
 
@@ -21,8 +21,8 @@ def build_jobset(inputs: AppInputs) -> dict[str, Any]:
         spec["ttlSecondsAfterFinished"] = options.ttl_s
     if options.suspend:
         spec["suspend"] = True
-    metadata = prune({"name": inputs.name, "labels": {**build_labels(inputs), **build_queue_labels(inputs)}})
-    return {"apiVersion": JOBSET.api_version, "kind": JOBSET.kind, "metadata": metadata, "spec": spec}
+    metadata = {"name": inputs.name, "labels": {**build_labels(inputs), **build_queue_labels(inputs)}}
+    return build_document(JOBSET, metadata, spec=spec)
 
 
 def _build_replicated_job(inputs: AppInputs, role: RoleInputs) -> dict[str, Any]:

@@ -10,8 +10,9 @@ import copy
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from muster.schedulers.kubernetes.kinds import NATIVE_GROUP, POD_GROUP_VERSIONS
+from muster.schedulers.kubernetes.kinds import NATIVE_GROUP, POD_GROUP_VERSIONS, Kind, build_document
 from muster.schedulers.kubernetes.labels import LABEL_COMPONENT, LABEL_INSTANCE
+from muster.schedulers.kubernetes.options import Options
 
 _VOLCANO_ANNOTATION: Final = "scheduling.k8s.io/group-name"
 
@@ -25,36 +26,29 @@ def find_native_version(kube_version: tuple[int, int]) -> str | None:
 
 
 def add_pod_group(
-    documents: Sequence[Mapping[str, Any]],
-    *,
-    api_version: str,
-    minimum: int,
-    queue: str | None = None,
-    priority_class: str | None = None,
+    documents: Sequence[Mapping[str, Any]], version: str, *, minimum: int, options: Options
 ) -> list[dict[str, Any]]:
     """Copies of the documents, with a PodGroup before the first Job and all Jobs' pods in it.
 
     Args:
         documents: of flavour `job`.
-        api_version: one of `POD_GROUP_VERSIONS`.
+        version: one of `POD_GROUP_VERSIONS`.
         minimum: pods that start together or not at all.
-        queue: Volcano's. Kubernetes' own PodGroup has no queue; the options refuse one.
-        priority_class: of Volcano's PodGroup.
+        options: Volcano's PodGroup has a queue and a priority class.
     """
     changed = [copy.deepcopy(dict(document)) for document in documents]
     jobs = [document for document in changed if document["kind"] == "Job"]
     labels = {key: value for key, value in jobs[0]["metadata"]["labels"].items() if key != LABEL_COMPONENT}
     name = labels[LABEL_INSTANCE]
-    native = api_version.startswith(NATIVE_GROUP)
+    native = version.startswith(NATIVE_GROUP)
     for job in jobs:
         _add_to_group(job["spec"]["template"], name, native=native)
     spec: dict[str, Any] = {"schedulingPolicy": {"gang": {"minCount": minimum}}}
     if not native:
-        given = {"queue": queue, "priorityClassName": priority_class}
+        given = {"queue": options.queue, "priorityClassName": options.priority_class}
         spec = {"minMember": minimum, **{key: value for key, value in given.items() if value}}
-    place = {key: jobs[0]["metadata"][key] for key in ("namespace",) if key in jobs[0]["metadata"]}
-    metadata = {"name": name, **place, "labels": labels}
-    group = {"apiVersion": api_version, "kind": "PodGroup", "metadata": metadata, "spec": spec}
+    metadata = {"name": name, "namespace": jobs[0]["metadata"].get("namespace"), "labels": labels}
+    group = build_document(Kind(api_version=version, kind="PodGroup"), metadata, spec=spec)
     first = changed.index(jobs[0])
     return [*changed[:first], group, *changed[first:]]
 

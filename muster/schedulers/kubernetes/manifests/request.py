@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from muster.schedulers.errors import SchedulerError
-from muster.schedulers.kubernetes.kinds import JOB, PARENT_KINDS, VOLCANO_POD_GROUP_VERSION
+from muster.schedulers.kubernetes.kinds import JOB, PARENT_KINDS, SECRET, VOLCANO_POD_GROUP_VERSION, build_document
 from muster.schedulers.kubernetes.labels import APPDEF_ANNOTATION, SUBMISSION_ANNOTATION, WORKSPACE_KEY
 from muster.schedulers.kubernetes.manifests.app_annotation import encode_app
 from muster.schedulers.kubernetes.manifests.bundles import (
@@ -59,11 +59,6 @@ class Request:
     """Key in the Secret -> name of the agent role whose token it is."""
     images_to_push: Mapping[str, Any] = field(default_factory=dict)
     """The argument of TorchX's `push_images`; only with `image_repo`."""
-
-    @property
-    def parent(self) -> Mapping[str, Any]:
-        """The first document that owns those that are no Jobs."""
-        return self.parents[0]
 
     @property
     def parents(self) -> Sequence[Mapping[str, Any]]:
@@ -151,7 +146,9 @@ def _build_prerequisites(inputs: AppInputs, packed: Mapping[str, bytes]) -> list
     labels = build_labels(inputs)
     prerequisites: list[dict[str, Any]] = []
     if inputs.token_roles or inputs.secret_values:
-        prerequisites.append(_build_secret(build_secret_name(inputs.name), labels))
+        # Without its values.
+        head = {"name": build_secret_name(inputs.name), "labels": dict(labels)}
+        prerequisites.append(build_document(SECRET, head, type="Opaque"))
     if any(needs_agent(inputs, role) for role in inputs.roles):
         prerequisites.append(build_agent_config_map(build_config_map_name(inputs.name), labels))
     used = {role.workspace: packed[role.workspace] for role in inputs.roles if role.workspace}
@@ -160,12 +157,6 @@ def _build_prerequisites(inputs: AppInputs, packed: Mapping[str, bytes]) -> list
     if inputs.options.flavor == "job":
         prerequisites.append(build_service(inputs))
     return prerequisites
-
-
-def _build_secret(name: str, labels: Mapping[str, str]) -> dict[str, Any]:
-    """The Secret without its values."""
-    metadata = {"name": name, "labels": dict(labels)}
-    return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "type": "Opaque"}
 
 
 def _check_size(document: Mapping[str, Any]) -> None:
@@ -191,21 +182,14 @@ def _add_gang(inputs: AppInputs, documents: list[dict[str, Any]]) -> list[dict[s
     options = inputs.options
     if options.resolved_gang not in ("podgroup", "volcano"):
         return documents
-    if options.resolved_gang == "volcano":
-        return add_pod_group(
-            documents,
-            api_version=VOLCANO_POD_GROUP_VERSION,
-            minimum=inputs.minimum,
-            queue=options.queue,
-            priority_class=options.priority_class,
-        )
-    version = find_native_version(options.schema_version)
+    is_native = options.resolved_gang == "podgroup"
+    version = find_native_version(options.schema_version) if is_native else VOLCANO_POD_GROUP_VERSION
     if version is None:
         raise SchedulerError(
             f"gang=podgroup needs Kubernetes 1.36 or newer; kube_version is "
             f"{options.schema_version[0]}.{options.schema_version[1]}"
         )
-    return add_pod_group(documents, api_version=version, minimum=inputs.minimum)
+    return add_pod_group(documents, version, minimum=inputs.minimum, options=options)
 
 
 def _set_namespace(document: dict[str, Any], namespace: str | None) -> None:
@@ -236,12 +220,8 @@ def complete_documents(request: Request, additions: Additions) -> list[dict[str,
     """Copies of the request's documents, ready to send. The owner's uid is known only once it exists."""
     documents = [copy.deepcopy(dict(document)) for document in request.documents]
     if additions.pod_group_version is not None:
-        documents = add_pod_group(
-            documents,
-            api_version=additions.pod_group_version,
-            minimum=request.minimum,
-            priority_class=request.options.priority_class,
-        )
+        version = additions.pod_group_version
+        documents = add_pod_group(documents, version, minimum=request.minimum, options=request.options)
     values = {**request.secrets, **_derive_tokens(additions.secret, request.token_roles)}
     for document in documents:
         metadata = document["metadata"]

@@ -4,7 +4,8 @@
     records        cheap frozen records, and `assert_never` for unions of them
     fields         the types of their fields, with limits
     codec          records to JSON and back, from those types alone
-    reports        what failed, as records: failures, stacks, the report of a job
+    reports        what a job tells people, as records: failures, stacks, its report, its status, answers
+    foreign_files  reads files and JSON that anything may have written
     control        what people ask of a running job, and the answers: the side of commands and adapters
     guard          the agent's parent: kills what is left when the agent ends, and fences when the lease expires
     processes      process trees, cores, and the system calls that Python lacks

@@ -5,21 +5,26 @@ of any length, and text that cannot be printed. What `decode` returns needs no f
 no text or list is longer than declared, lone surrogates (from a byte of a file name that is not UTF-8) are replaced.
 A record whose fields may contradict each other has a method `find_contradiction` that returns what is wrong.
 
+A file may be of another version, or a container may have written it: there `salvage` reads what is valid, and leaves
+the rest out.
+
 Codecs are made from the annotations when a record is first sent or received: an agent that is starting pays for none.
 """
 
+import contextlib
 import json
 import types
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from enum import Enum
 from functools import cache
 from typing import Annotated, Any, Generic, Protocol, TypeVar, Union, get_args, get_origin
 
-from muster._shared.fields import HOST_NAME, NAME_LIMIT_BYTES, PACKED, Limit, Range, Shared
+from muster._shared.fields import AS_OBJECT, HOST_NAME, NAME_LIMIT_BYTES, PACKED, SPARSE, Limit, Range, Shared
 
 T = TypeVar("T")
 
-Read = Callable[[object], object]
+Read = Callable[[object, bool], object]
+"""Takes what a JSON parser returned, and whether what is invalid may be left out (see `salvage`)."""
 Write = Callable[[Any, "_Budget"], str]
 """A writer takes only what its annotation declares, which no type of a table of writers can say."""
 
@@ -40,8 +45,8 @@ _REQUIRED = object()
 to_json = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode  # `dumps` makes an encoder every time
 
 
-class MalformedMessageError(Exception):
-    """A field of a message is missing, of a wrong type, or out of range. `str()` says which.
+class MalformedMessageError(ValueError):
+    """A field of a message or a file is missing, of a wrong type, or out of range. `str()` says which.
 
     The only error that a message may cause: its sender is disconnected. Every other error is a bug in muster.
     """
@@ -101,6 +106,12 @@ def encode(value: object, limit_bytes: int) -> str:
     return text
 
 
+def to_data(value: object) -> dict[str, object]:
+    """A record as a JSON parser would return it, with the limits of its fields: for JSON that is laid out otherwise."""
+    data: dict[str, object] = json.loads(encode(value, SHARED_LIMIT_BYTES))
+    return data
+
+
 def encode_message(message: object, limit_bytes: int) -> str:
     """Encode a record with its class's name as `type`."""
     head = f'{{"type":"{type(message).__name__}"'
@@ -114,8 +125,24 @@ def decode(kind: type[T], data: object) -> T:
     Raises:
         MalformedMessageError: a field is invalid.
     """
+    return _read(kind, data, False)
+
+
+def salvage(kind: type[T], data: object) -> T:
+    """Read what is valid of a record that anything may have written.
+
+    A field that is invalid gets its default, an item of a list that is invalid is left out, and what is too long is
+    shortened.
+
+    Raises:
+        MalformedMessageError: it is no object, or a field that has no default is invalid.
+    """
+    return _read(kind, data, True)
+
+
+def _read(kind: type[T], data: object, is_lenient: bool) -> T:
     annotation: Hashable = kind  # type: ignore[assignment]  # as above
-    made = _build_codec(annotation)[0](data)
+    made = _build_codec(annotation)[0](data, is_lenient)
     if not isinstance(made, kind):
         raise TypeError(f"the codec of {kind.__name__} made {made!r}")
     return made
@@ -156,7 +183,7 @@ def _build_codec(annotation: Hashable) -> tuple[Read, Write]:
     if origin is Annotated:
         return _build_limited(args[0], args[1:])
     if origin in (Union, types.UnionType):
-        return _build_optional(args)
+        return _build_union(args)
     if origin is Shared:
         return _build_shared(args[0])
     if origin is tuple and args[-1] is not ...:
@@ -168,22 +195,27 @@ def _build_codec(annotation: Hashable) -> tuple[Read, Write]:
     if annotation is bool:
         return _read_bool, lambda value, _budget: "true" if value else "false"
     if not isinstance(annotation, type) or annotation.__module__ == "builtins":
-        raise TypeError(f"a field of type {annotation!r} declares no limit: use the types of runtime.fields")
+        raise TypeError(f"a field of type {annotation!r} declares no limit: use the types of `_shared.fields`")
     return _build_record(annotation)
 
 
 def _build_limited(base: object, marks: tuple[object, ...]) -> tuple[Read, Write]:
     if PACKED in marks:
         return _build_packed(base)
+    if marks == (SPARSE,):
+        return _build_codec(base)
     limits = [mark for mark in marks if isinstance(mark, Limit)]
     ranges = [mark for mark in marks if isinstance(mark, Range)]
     if base is str and limits:
         limit = min(limits, key=lambda each: each.most)
-        read = read_host if HOST_NAME in marks else _read_text
-        return lambda value: read(value, limit.most), lambda value, budget: budget.write_text(value, limit)
+        if HOST_NAME in marks:
+            return lambda value, _: read_host(value, limit.most), lambda value, budget: budget.write_text(value, limit)
+        return _build_text(limit)
     if (base is int or base is float) and ranges:
         return _build_number(base, ranges[0])
     origin = get_origin(base)
+    if AS_OBJECT in marks and limits:
+        return _build_pairs(get_args(base)[0], limits[0])
     if (origin is tuple or origin is frozenset) and limits:
         return _build_many(origin, get_args(base)[0], limits[0])
     raise TypeError(f"{base!r} is not limited by {marks!r}")
@@ -193,7 +225,7 @@ def _build_number(base: type, allowed: Range) -> tuple[Read, Write]:
     accepted = (int,) if base is int else (int, float)
     what = "an integer" if base is int else "a number"
 
-    def read(value: object) -> object:
+    def read(value: object, _is_lenient: bool) -> object:
         # `type`, not isinstance: a boolean is no number. NaN is in no range.
         if type(value) not in accepted or not allowed.least <= value <= allowed.most:  # type: ignore[operator]
             raise MalformedMessageError(f"not {what} from {allowed.least:.0f} to {allowed.most:.0f}")
@@ -202,7 +234,16 @@ def _build_number(base: type, allowed: Range) -> tuple[Read, Write]:
     return read, lambda value, _budget: to_json(value)
 
 
-def _read_bool(value: object) -> bool:
+def _build_text(limit: Limit) -> tuple[Read, Write]:
+    def read(value: object, is_lenient: bool) -> str:
+        if is_lenient and isinstance(value, str):
+            value = shorten(value.encode(errors="replace").decode(), limit.most, keeps_end=limit.keeps_end)
+        return _read_text(value, limit.most)
+
+    return read, lambda value, budget: budget.write_text(value, limit)
+
+
+def _read_bool(value: object, _is_lenient: bool) -> bool:
     """True or False; no value that is merely truthy or falsy."""
     if not isinstance(value, bool):
         raise MalformedMessageError("not true or false")
@@ -230,13 +271,24 @@ def read_host(value: object, limit_bytes: int = NAME_LIMIT_BYTES) -> str:
     return name
 
 
-def _build_optional(args: tuple[Hashable, ...]) -> tuple[Read, Write]:
+def _build_union(args: tuple[Hashable, ...]) -> tuple[Read, Write]:
+    """A type or None, or a number or text."""
     none: object = types.NoneType
-    (some,) = (arg for arg in args if arg is not none)
-    read, write = _build_codec(some)
+    some = tuple(arg for arg in args if arg is not none)
+    if len(some) == 2:
+        return _build_number_or_text(*some)
+    read, write = _build_codec(some[0])
     return (
-        lambda value: None if value is None else read(value),
+        lambda value, is_lenient: None if value is None else read(value, is_lenient),
         lambda value, budget: "null" if value is None else write(value, budget),
+    )
+
+
+def _build_number_or_text(number: Hashable, text: Hashable) -> tuple[Read, Write]:
+    (read_number, write_number), (read_text, write_text) = _build_codec(number), _build_codec(text)
+    return (
+        lambda value, is_lenient: (read_text if isinstance(value, str) else read_number)(value, is_lenient),
+        lambda value, budget: (write_text if isinstance(value, str) else write_number)(value, budget),
     )
 
 
@@ -248,13 +300,13 @@ def _build_shared(kind: Hashable) -> tuple[Read, Write]:
             shared.encoded = encode(shared.value, SHARED_LIMIT_BYTES)
         return shared.encoded
 
-    return lambda value: Shared(read(value)), write_once
+    return lambda value, is_lenient: Shared(read(value, is_lenient)), write_once
 
 
 def _build_packed(kind: Hashable) -> tuple[Read, Write]:
     read, write = _build_codec(kind)
 
-    def unpack(value: object) -> object:
+    def unpack(value: object, is_lenient: bool) -> object:
         import base64
         import zlib  # only jobs that hang need them
 
@@ -264,7 +316,7 @@ def _build_packed(kind: Hashable) -> tuple[Read, Write]:
             data = json.loads(plain)
         except (ValueError, RecursionError, zlib.error):
             raise MalformedMessageError("not compressed JSON") from None
-        return read(data)
+        return read(data, is_lenient)
 
     def pack(value: RecordWithForms, budget: _Budget) -> str:
         import base64
@@ -286,10 +338,10 @@ def _build_packed(kind: Hashable) -> tuple[Read, Write]:
 def _build_fixed(args: tuple[Hashable, ...]) -> tuple[Read, Write]:
     codecs = [_build_codec(arg) for arg in args]
 
-    def read(value: object) -> tuple[object, ...]:
+    def read(value: object, is_lenient: bool) -> tuple[object, ...]:
         if not isinstance(value, list) or len(value) != len(codecs):
             raise MalformedMessageError(f"not a list of {len(codecs)}")
-        return tuple(codec[0](item) for codec, item in zip(codecs, value, strict=True))
+        return tuple(codec[0](item, is_lenient) for codec, item in zip(codecs, value, strict=True))
 
     def write(value: Iterable[object], budget: _Budget) -> str:
         return f"[{','.join(codec[1](item, budget) for codec, item in zip(codecs, value, strict=True))}]"
@@ -300,12 +352,14 @@ def _build_fixed(args: tuple[Hashable, ...]) -> tuple[Read, Write]:
 def _build_many(build: Callable[[Iterable[object]], object], item: Hashable, limit: Limit) -> tuple[Read, Write]:
     read_item, write_item = _build_codec(item)
 
-    def read(value: object) -> object:
+    def read(value: object, is_lenient: bool) -> object:
         if not isinstance(value, list):
             raise MalformedMessageError("not a list")
+        if is_lenient:
+            return build(_read_valid(read_item, value[-limit.most :] if limit.keeps_end else value[: limit.most]))
         if len(value) > limit.most:
             raise MalformedMessageError(f"more than {limit.most} items")
-        return build(map(read_item, value))
+        return build([read_item(item, False) for item in value])
 
     def write(value: tuple[object, ...] | frozenset[str], budget: _Budget) -> str:
         items = sorted(value) if isinstance(value, frozenset) else value
@@ -318,10 +372,30 @@ def _build_many(build: Callable[[Iterable[object]], object], item: Hashable, lim
     return read, write
 
 
+def _read_valid(read: Read, items: Iterable[object]) -> Iterator[object]:
+    for item in items:
+        with contextlib.suppress(MalformedMessageError):
+            yield read(item, True)
+
+
+def _build_pairs(pair: Hashable, limit: Limit) -> tuple[Read, Write]:
+    """Pairs of a name and a value, as an object. Lists of pairs are read, too: older agents answer with them."""
+    read, _ = _build_many(tuple, pair, limit)
+    write_name, write_value = (_build_codec(arg)[1] for arg in get_args(pair))
+
+    def read_object(value: object, is_lenient: bool) -> object:
+        return read(list(map(list, value.items())) if isinstance(value, dict) else value, is_lenient)
+
+    def write_object(value: Iterable[tuple[object, object]], budget: _Budget) -> str:
+        return f"{{{','.join(f'{write_name(name, budget)}:{write_value(each, budget)}' for name, each in value)}}}"
+
+    return read_object, write_object
+
+
 def _build_enum(kind: type[Enum]) -> tuple[Read, Write]:
     values = {member.value: member for member in kind}
 
-    def read(value: object) -> Enum:
+    def read(value: object, _is_lenient: bool) -> Enum:
         member = values.get(value) if isinstance(value, str) else None
         if member is None:
             raise MalformedMessageError(f"not one of {', '.join(values)}")
@@ -336,17 +410,19 @@ def _build_record(kind: type) -> tuple[Read, Write]:
         for name, annotation in kind.__annotations__.items()
     ]
     find_contradiction: Callable[[object], str | None] | None = getattr(kind, "find_contradiction", None)
+    sparse = {name for name, annotation in kind.__annotations__.items() if SPARSE in get_args(annotation)}
 
-    def read(value: object) -> object:
+    def read(value: object, is_lenient: bool) -> object:
         if not isinstance(value, dict):
             raise MalformedMessageError("not an object")
         found = {}
         for name, is_required, read_field, _ in fields:
             if name in value:
                 try:
-                    found[name] = read_field(value[name])
+                    found[name] = read_field(value[name], is_lenient)
                 except MalformedMessageError as error:
-                    raise MalformedMessageError(f"{name!r}: {error}") from None
+                    if is_required or not is_lenient:
+                        raise MalformedMessageError(f"{name!r}: {error}") from None
             elif is_required:
                 raise MalformedMessageError(f"{name!r} is missing")
         made = kind(**found)
@@ -356,7 +432,11 @@ def _build_record(kind: type) -> tuple[Read, Write]:
         return made
 
     def write(value: object, budget: _Budget) -> str:
-        parts = [f'"{name}":{write_field(getattr(value, name), budget)}' for name, _, _, write_field in fields]
+        shown = fields
+        if sparse:
+            own = value.__dict__
+            shown = [each for each in fields if each[0] not in sparse or own[each[0]] != getattr(kind, each[0])]
+        parts = [f'"{name}":{write_field(getattr(value, name), budget)}' for name, _, _, write_field in shown]
         return f"{{{','.join(parts)}}}"
 
     return read, write

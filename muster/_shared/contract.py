@@ -4,10 +4,7 @@ The components, the scheduler adapters and the agent never import one another; t
 two of them must agree on. Over 400 lines: a name is looked up in one place.
 """
 
-import errno
-import os
 import signal
-import stat
 from enum import Enum, IntEnum
 from typing import Final
 
@@ -281,14 +278,15 @@ class LogNames:
     FILTERED_STDOUT: Final = "filtered_stdout.log"
     FILTERED_STDERR: Final = "filtered_stderr.log"
     REPORT: Final = "report.json"
-    """`<log_dir>/<run_id>/report.json`: the failure report of the whole job, `Report.to_json()`."""
+    """`<log_dir>/<run_id>/report.json`: the failure report of the whole job, `_shared.reports.Report`."""
     EVENTS: Final = "events.jsonl"
     """`<log_dir>/<run_id>/events.jsonl`: one record per transition of this node's agent."""
     CHECKPOINT: Final = "checkpoint.json"
-    """`<log_dir>/<run_id>/checkpoint.json`: the last checkpoint that all ranks have saved, `Checkpoint` as JSON. Until
-    the job has succeeded: its next incarnation resumes from there."""
+    """`<log_dir>/<run_id>/checkpoint.json`: the last checkpoint that all ranks have saved, `agent.round.Checkpoint`.
+    Until the job has succeeded: its next incarnation resumes from there."""
     STATUS: Final = "status.json"
-    """`<log_dir>/<run_id>/status.json`: how far the job is; one line that node 0 replaces every few seconds."""
+    """`<log_dir>/<run_id>/status.json`: how far the job is, `_shared.reports.JobStatus`; node 0 replaces it every few
+    seconds."""
 
 
 REPORT_SCHEMA: Final = 1
@@ -442,43 +440,3 @@ def show_controls(text: str) -> str:
 def has_controls(text: str) -> bool:
     """Whether a text has control characters or ends of lines."""
     return any(ord(each) in _CONTROLS or each in "\n\t" for each in text)
-
-
-_JSON_DEPTH: Final = 50
-
-
-def parse_json(text: str | bytes) -> object:
-    """Parse what a worker, a container or an older agent has written: anything may stand there.
-
-    Raises:
-        ValueError: it is no JSON, or is nested deeper than what we write: what prints it would end in RecursionError.
-    """
-    import json  # a worker needs none of it
-
-    try:
-        content: object = json.loads(text)
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
-    if _is_deep(content, _JSON_DEPTH):
-        raise ValueError("nested too deeply")
-    return content
-
-
-def _is_deep(content: object, levels: int) -> bool:
-    parts = content.values() if isinstance(content, dict) else content if isinstance(content, list) else ()
-    return bool(parts) and (levels == 0 or any(_is_deep(part, levels - 1) for part in parts))
-
-
-def read_regular(path: str, limit_bytes: int, start_bytes: int = 0) -> bytes:
-    """The bytes of a file from an offset on; a negative one counts from its end.
-
-    Raises:
-        OSError: it cannot be read, or it is no regular file: a named pipe would block.
-    """
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with open(fd, "rb") as file:
-        found = os.fstat(fd)
-        if not stat.S_ISREG(found.st_mode):
-            raise OSError(errno.EINVAL, "it is no regular file", path)
-        file.seek(max(0, found.st_size + start_bytes) if start_bytes < 0 else start_bytes)
-        return file.read(limit_bytes)

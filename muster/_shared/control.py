@@ -1,16 +1,16 @@
-"""What a person asks of a running job and gets as an answer, shared by adapters and the `muster` command.
+"""How adapters and the `muster` command ask a running job what a person wants. The agent's side is `agent.control`."""
 
-The agents' side of it is `agent.rendezvous.consensus.actions.Answer`: the same fields, as JSON.
-"""
-
-import math
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final, TypeAlias, TypeVar
 
-from muster._shared.contract import AskKind, AskOutcome, describe_exit_code, parse_json
+from muster._shared.codec import decode
+from muster._shared.contract import AskKind, AskOutcome, describe_exit_code
+from muster._shared.foreign_files import parse_json
+from muster._shared.records import replace
+from muster._shared.reports import Answer
 
 T = TypeVar("T")
 
@@ -32,74 +32,9 @@ class ExitCode(IntEnum):
     """No agent answers, or the node that was to answer was lost."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class LateRank:
-    """A rank that has not done in time what was agreed on."""
-
-    global_rank: int
-    step: int | None
-    """The last that it has reported; None: none."""
-    silent_s: float | None
-    """Since then."""
-    role: str = ""
-    """Where several roles were asked."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RankStack:
-    """The Python stacks of one rank."""
-
-    global_rank: int
-    text: str
-    role: str = ""
-    """Where several roles were asked."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RankProgress:
-    """How far one rank is."""
-
-    global_rank: int
-    step: int | None
-    """The last that it has reported; None: none."""
-    total: int | None
-    optimizer_steps: int | None
-    """Where it has reported none, those of its busiest optimizer."""
-    rate: float
-    """Steps a second, during the last one."""
-    values: Mapping[str, float | str]
-    """What it shows beside its step; "nan", "inf" or "-inf" are text."""
-    has_moved: bool
-    """It has done a step or entered or completed a collective, during the last second."""
-    role: str = ""
-    """Where several roles were asked."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Answer:
-    """What became of a request."""
-
-    outcome: AskOutcome
-    line: str
-    """For people."""
-    step: int | None = None
-    """The step that was agreed on; of `stacks` that of the rank that has done the fewest."""
-    ranks: int = 0
-    """How many it concerns."""
-    took_s: float = 0.0
-    late: tuple[LateRank, ...] = ()
-    stacks: tuple[RankStack, ...] = ()
-    progress: tuple[RankProgress, ...] = ()
-    """With `stacks`."""
-
-    @property
-    def exit_code(self) -> ExitCode:
-        """That of the `muster` command."""
-        return ExitCode[self.outcome.name]
-
-    def to_json(self) -> dict[str, object]:
-        """A dict of JSON types."""
-        return {**asdict(self), "outcome": self.outcome.value, "exit_code": int(self.exit_code)}
+def get_exit_code(answer: Answer) -> ExitCode:
+    """That of the `muster` command."""
+    return ExitCode[answer.outcome.name]
 
 
 class ControlError(RuntimeError):
@@ -171,7 +106,7 @@ def merge_answers(answers: Mapping[str, Answer]) -> Answer:
     """One answer of an app whose roles are jobs of their own, by role; the worst outcome counts."""
     if len(answers) == 1:
         return next(iter(answers.values()))
-    worst = max(answers.values(), key=lambda answer: answer.exit_code)
+    worst = max(answers.values(), key=get_exit_code)
     line = "; ".join(f"{role}: {answer.line}" for role, answer in answers.items())
     stacks = tuple(replace(each, role=role) for role, answer in answers.items() for each in answer.stacks)
     late = tuple(replace(each, role=role) for role, answer in answers.items() for each in answer.late)
@@ -242,91 +177,4 @@ def parse_answer(text: str) -> Answer:
     Raises:
         ValueError: it is no answer; says what is wrong.
     """
-    content = _read_object(parse_json(text))
-    return Answer(
-        outcome=AskOutcome(content.get("outcome")),
-        line=_read(content, "line", _read_text, ""),
-        step=_read(content, "step", _read_optional_int, None),
-        ranks=_read(content, "ranks", _read_int, 0),
-        took_s=_read(content, "took_s", _read_float, 0.0),
-        late=_read(content, "late", lambda rows: tuple(map(_read_late, _read_list(rows))), ()),
-        stacks=_read(content, "stacks", lambda rows: tuple(map(_read_stack, _read_list(rows))), ()),
-        progress=_read(content, "progress", lambda rows: tuple(map(_read_progress, _read_list(rows))), ()),
-    )
-
-
-def _read(content: Mapping[str, object], name: str, read: Callable[[object], T], default: T) -> T:
-    if name not in content:
-        return default
-    try:
-        return read(content[name])
-    except ValueError as error:
-        raise ValueError(f"{name}: {error}") from None
-
-
-def _read_object(value: object) -> Mapping[str, object]:
-    if isinstance(value, dict):
-        return value
-    raise ValueError("not an object")
-
-
-def _read_list(value: object) -> list[object]:
-    if isinstance(value, list):
-        return value
-    raise ValueError("not a list")
-
-
-def _read_text(value: object) -> str:
-    if isinstance(value, str):
-        return value
-    raise ValueError("not text")
-
-
-def _read_int(value: object) -> int:
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value
-    raise ValueError("not an integer")
-
-
-def _read_optional_int(value: object) -> int | None:
-    return None if value is None else _read_int(value)
-
-
-def _read_float(value: object) -> float:
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value)
-    raise ValueError("not a number")
-
-
-def _read_late(value: object) -> LateRank:
-    row = _read_object(value)
-    silent = row.get("silent_s")
-    return LateRank(
-        global_rank=_read_int(row.get("global_rank")),
-        step=_read_optional_int(row.get("step")),
-        silent_s=None if silent is None else _read_float(silent),
-    )
-
-
-def _read_progress(value: object) -> RankProgress:
-    row = _read_object(value)
-    return RankProgress(
-        global_rank=_read_int(row.get("global_rank")),
-        step=_read_optional_int(row.get("step")),
-        total=_read_optional_int(row.get("total")),
-        optimizer_steps=_read_optional_int(row.get("optimizer_steps")),
-        rate=_read_float(row.get("rate")),
-        values=dict(map(_read_value, _read_list(row.get("values")))),
-        has_moved=row.get("moved") is not None,
-    )
-
-
-def _read_value(value: object) -> tuple[str, float | str]:
-    name, text = map(_read_text, _read_list(value))
-    number = float(text)
-    return name, number if math.isfinite(number) else text
-
-
-def _read_stack(value: object) -> RankStack:
-    row = _read_object(value)
-    return RankStack(global_rank=_read_int(row.get("global_rank")), text=_read_text(row.get("text")))
+    return decode(Answer, parse_json(text))

@@ -4,6 +4,7 @@
 refused. A text that is too long is shortened before it is sent; one that arrives too long is refused, like a list.
 """
 
+import sys
 from typing import Annotated, Generic, TypeVar
 
 from muster._shared.contract import StatusPageLayout
@@ -50,6 +51,10 @@ HOST_NAME = "a host name or an address"
 """Marks a text that must be one."""
 PACKED = "compressed"
 """Marks an optional record that travels as compressed text, or is left out. Its `list_forms` gives shorter ones."""
+AS_OBJECT = "an object"
+"""Marks pairs of a name and a value: in JSON they are an object."""
+SPARSE = "left out"
+"""Marks a field that is not written when it has its default."""
 NAME_LIMIT_BYTES = 255
 MOST = 2**53 - 1
 """Integers up to here are exact in every JSON implementation."""
@@ -67,9 +72,27 @@ Port = Annotated[int, Range(least=0, most=65535)]
 Step = Annotated[int, Range(least=0, most=StatusPageLayout.MAX_STEP)]
 """Of training, as a worker counts it."""
 Seconds = Annotated[float, Range(least=-1e12, most=1e12)]
+Number = Annotated[float, Range(least=-sys.float_info.max, most=sys.float_info.max)]
 Name = Annotated[str, Limit(most=NAME_LIMIT_BYTES)]
 Host = Annotated[str, Limit(most=NAME_LIMIT_BYTES), HOST_NAME]
 Line = Annotated[str, Limit(most=4096)]
 Paragraph = Annotated[str, Limit(most=8192)]
 Traceback = Annotated[str, Limit(most=65536, keeps_end=True)]
 Lines = Annotated[tuple[Line, ...], Limit(most=64, keeps_end=True)]
+RoleName = Annotated[Name, SPARSE]
+"""Where the answers of several roles were joined, the one that it belongs to; agents leave it empty."""
+
+
+@record
+class LateRank:
+    """A rank that has not done in time what was agreed on. Here, since nodes that need no report say it."""
+
+    global_rank: Count
+    step: Step | None
+    """The last that it has reported; None: none."""
+    silent_s: Seconds | None
+    """Since then."""
+    role: RoleName = ""
+
+
+LateRanks = Annotated[tuple[LateRank, ...], Limit(most=64)]

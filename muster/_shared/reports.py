@@ -1,26 +1,38 @@
-"""What failed, as data: one `Failure` per worker, one `Report` per job; a `Stack` of each worker that was alive."""
+"""What a job tells people, as records: failures, stacks, progress, its report, its status, answers to requests.
+
+The agent writes them, with `_shared.codec`: to its leader, into files of the run's folder, into a container's last
+message, as the answer of `muster-agent ask`. Adapters, commands and the Python API read them. So a field that is added
+has a default: older agents do not write it.
+"""
 
 from collections.abc import Iterable, Iterator, Mapping
+from enum import Enum
 from typing import Annotated
 
-from muster._shared.contract import REPORT_SCHEMA, describe_end
+from muster._shared.contract import REPORT_SCHEMA, STATUS_SCHEMA, AskOutcome, describe_end
 from muster._shared.fields import (
+    AS_OBJECT,
     PACKED,
+    SPARSE,
     Count,
     Integer,
+    LateRanks,
     Limit,
     Line,
     Lines,
     Name,
+    Number,
     Paragraph,
+    RoleName,
     Seconds,
     Step,
     Traceback,
 )
-from muster._shared.records import build, record, replace
+from muster._shared.records import record, replace
 
-Values = Annotated[tuple[tuple[Name, Name], ...], Limit(most=8)]
+Values = Annotated[tuple[tuple[Name, Name], ...], Limit(most=8), AS_OBJECT]
 """What a rank shows beside its step, by name: ("loss", "0.3125"). As text: a message holds no NaN."""
+_VALUE_CHARS = 32
 
 
 @record
@@ -90,25 +102,6 @@ class Failure:
         if self.reason or (self.exit_code is None and self.signal is None):
             return self.reason or "did not start"
         return describe_end(self.exit_code, self.signal, plural=plural)
-
-    def to_json(self) -> dict[str, object]:
-        """A dict of JSON types."""
-        oom = None if self.oom is None else dict(vars(self.oom))
-        return {**vars(self), "oom": oom, "values": dict(self.values)}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, object]) -> "Failure":
-        """The inverse of `to_json`; ignores keys of newer versions."""
-        oom, values = data.get("oom"), dict(data)
-        for name in ("stderr_tail", "ended_ranks"):
-            found = data.get(name)
-            values[name] = tuple(found) if isinstance(found, list | tuple) else ()
-        shown = data.get("values")
-        pairs = shown.items() if isinstance(shown, dict) else ()
-        values["values"] = tuple((str(name), str(text)) for name, text in pairs)
-        if isinstance(oom, dict):
-            values["oom"] = build(OomEvidence, oom)
-        return build(cls, {key: value for key, value in values.items() if key in cls.__annotations__})
 
 
 ENTRY_LIMIT = 16
@@ -203,6 +196,7 @@ class RankProgress:
     """It has used the CPU, or has written or loaded something."""
     still_s: Seconds | None = None
     """Since its last step or collective; None: it has shown none."""
+    role: RoleName = ""
 
     def list_forms(self) -> "Iterator[RankProgress]":
         """See `RankView.list_forms`."""
@@ -219,10 +213,11 @@ class Stack:
     local_rank: Count
     text: Traceback
     """"": it gave none."""
-    view: Annotated[RankView, PACKED] | None = None
+    view: Annotated[Annotated[RankView, PACKED] | None, SPARSE] = None
     """What its flight recorder says; not in the report. None: it was not read, or no message had room for it."""
-    progress: Annotated[RankProgress, PACKED] | None = None
+    progress: Annotated[Annotated[RankProgress, PACKED] | None, SPARSE] = None
     """Not in the report either. None: it was not looked at twice, or no message had room for it."""
+    role: RoleName = ""
 
 
 @record
@@ -249,29 +244,82 @@ Stacks = Annotated[tuple[Stack, ...], Limit(most=4096)]
 class Report:
     """The one report of a failed job. `failures` is ordered by time on the leader's clock: the root cause first."""
 
-    run_id: Name
+    run_id: Name = ""
     reason: Paragraph
-    """One line that names the root cause, and why the job ended: what console, status and schedulers show."""
-    attempt: Count
-    max_restarts: Count
+    """One line that names the root cause, and why the job ended: what console, status and schedulers show. The last
+    message of a container may have room for nothing else."""
+    attempt: Count = 0
+    max_restarts: Count = 0
     failures: Failures = ()
     stacks: Stacks = ()
     schema: Count = REPORT_SCHEMA
 
-    def to_json(self) -> dict[str, object]:
-        """A dict of JSON types."""
-        names = [name for name in Stack.__annotations__ if name not in ("view", "progress")]
-        stacks = tuple({name: getattr(stack, name) for name in names} for stack in self.stacks)
-        return {**vars(self), "failures": tuple(each.to_json() for each in self.failures), "stacks": stacks}
 
-    @classmethod
-    def from_json(cls, data: Mapping[str, object]) -> "Report":
-        """The inverse of `to_json`; ignores keys of newer versions."""
-        failures, stacks = data.get("failures"), data.get("stacks")
-        values = dict(data, schema=REPORT_SCHEMA)
-        values["failures"] = tuple(map(Failure.from_json, failures if isinstance(failures, list | tuple) else ()))
-        values["stacks"] = tuple(build(Stack, each) for each in (stacks if isinstance(stacks, list | tuple) else ()))
-        return build(cls, {key: value for key, value in values.items() if key in cls.__annotations__})
+@record
+class Answer:
+    """What became of a person's request."""
+
+    outcome: AskOutcome
+    line: Line
+    """For the person."""
+    step: Step | None = None
+    """The step that was agreed on; of `stacks` that of the rank that has done the fewest."""
+    ranks: Count = 0
+    """How many it concerns."""
+    took_s: Seconds = 0.0
+    late: LateRanks = ()
+    stacks: Stacks = ()
+    progress: Annotated[tuple[RankProgress, ...], Limit(most=4096)] = ()
+    """Of the ranks whose stacks were asked for."""
+
+
+class JobState(Enum):
+    """What a job does."""
+
+    RUNNING = "running"
+    PAUSED = "paused"
+
+
+@record
+class JobStatus:
+    """How far a job is: that of the rank of node 0 that has done the fewest steps."""
+
+    schema: Count = STATUS_SCHEMA
+    round: Count = 0
+    attempt: Count = 0
+    state: JobState = JobState.RUNNING
+    paused_since_s: Seconds | None = None
+    """By the wall clock."""
+    step: Step | None = None
+    total: Step | None = None
+    optimizer_steps: Step | None = None
+    """Where no step was reported."""
+    rate: Seconds = 0.0
+    """Steps a second."""
+    values: Annotated[tuple[tuple[Name, Number | Name], ...], Limit(most=8), AS_OBJECT] = ()
+    """"nan", "inf" and "-inf" are text."""
+    time_s: Seconds = 0.0
+    """When it was written, by the wall clock."""
+
+    def describe(self, paused_since: str = "") -> str:
+        """Say it in a few words: "step 812 of 1000, 7.9 a second, loss 0.31", or since when the job is paused."""
+        if self.step is None and self.optimizer_steps is None:
+            return ""
+        place = f"step {self.optimizer_steps} (by optimizer)" if self.step is None else f"step {self.step}"
+        if self.state is JobState.PAUSED:
+            words = [f"paused at {place}{paused_since}"]
+        else:
+            words = [place if self.step is None or self.total is None else f"{place} of {self.total}"]
+            words += [f"{_format_rate(self.rate)} a second"] if self.rate > 0 else []
+        return ", ".join([*words, *(f"{name} {_format_value(value)}" for name, value in self.values)])
+
+
+def _format_rate(rate: float) -> str:
+    return f"{rate:.2g}" if rate < 1 else f"{rate:.1f}" if rate < 20 else f"{rate:.0f}"
+
+
+def _format_value(value: float | str) -> str:
+    return value[:_VALUE_CHARS] if isinstance(value, str) else f"{value:.6g}"
 
 
 def print_values(values: Mapping[str, float]) -> tuple[tuple[str, str], ...]:

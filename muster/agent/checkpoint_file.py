@@ -4,18 +4,16 @@ All nodes of a job write the same content, perhaps into one folder. The file goe
 """
 
 import contextlib
-import json
 import os
 import stat
 from collections.abc import Callable
-from typing import Any
 
-from muster._shared.contract import LogNames, has_controls, parse_json
+from muster._shared.contract import LogNames, has_controls
 from muster.agent.errors import EnvironmentFault
 from muster.agent.logs import open_own
 from muster.agent.round import Checkpoint
 
-_LIMIT_CHARS = 1 << 16
+_LIMIT_BYTES = 1 << 16
 
 
 def find(run_dir: str | None, carried: str) -> Checkpoint | None:
@@ -45,7 +43,7 @@ def _read(run_dir: str) -> Checkpoint | None:
     try:
         with open(open_own(path, os.O_RDONLY), encoding="utf-8") as file:
             is_file = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
-            return _parse(file.read(_LIMIT_CHARS)) if is_file else None
+            return _parse(file.read(_LIMIT_BYTES)) if is_file else None
     except PermissionError as error:
         raise EnvironmentFault(f"does not continue from {error.filename or path}: {error.strerror}") from error
     except (OSError, ValueError):
@@ -54,13 +52,16 @@ def _read(run_dir: str) -> Checkpoint | None:
 
 def _parse(text: str) -> Checkpoint | None:
     """None for anything that no agent has written: a job must not end because of it."""
-    try:
-        found: Any = parse_json(text)
-        number, step, path = found["number"], found["step"], found["path"]
-    except (ValueError, TypeError, KeyError):
+    if not text:
         return None
-    is_valid = type(number) is int and type(step) is int and type(path) is str and number > 0 and step >= 0 and path
-    return Checkpoint(number=number, step=step, path=path) if is_valid and not has_controls(path) else None
+    from muster._shared.codec import decode  # most jobs begin without one
+    from muster._shared.foreign_files import parse_json
+
+    try:
+        found = decode(Checkpoint, parse_json(text))
+    except ValueError:
+        return None
+    return found if found.number > 0 and found.path and not has_controls(found.path) else None
 
 
 def write(run_dir: str, checkpoint: Checkpoint, on_error: Callable[[str], None]) -> None:
@@ -73,10 +74,11 @@ def write(run_dir: str, checkpoint: Checkpoint, on_error: Callable[[str], None])
     """
     path = os.path.join(run_dir, LogNames.CHECKPOINT)
     temporary = f"{path}.{os.uname().nodename}.{os.getpid()}"
-    content = {"number": checkpoint.number, "step": checkpoint.step, "path": checkpoint.path}
+    from muster._shared.codec import encode  # only here
+
     try:
         with open(open_own(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "w", encoding="utf-8") as file:
-            json.dump(content, file)
+            file.write(encode(checkpoint, _LIMIT_BYTES))
         os.replace(temporary, path)
     except OSError as error:
         on_error(f"cannot write {path}: {error.strerror}")

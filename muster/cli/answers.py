@@ -1,23 +1,55 @@
 """Prints what became of a request, for people or as JSON."""
 
 import json
+import math
 import sys
 from collections.abc import Iterator
 
+from muster._shared.codec import to_data
 from muster._shared.contract import show_controls
-from muster._shared.control import Answer, ControlError, RankStack
+from muster._shared.control import ControlError, get_exit_code
+from muster._shared.fields import LateRank
+from muster._shared.reports import Answer, RankProgress, Stack
 
 
 def print_answer(answer: Answer, *, as_json: bool) -> int:
     """Print it; the exit code."""
+    code = get_exit_code(answer)
     if as_json:
-        print(json.dumps(answer.to_json()))
+        print(json.dumps({**_build_json(answer), "exit_code": int(code)}))
     else:
         for line in format_stacks(answer.stacks):
             print(show_controls(line))
-        stream = sys.stdout if answer.exit_code == 0 else sys.stderr
+        stream = sys.stdout if code == 0 else sys.stderr
         print(show_controls(answer.line), file=stream)
-    return int(answer.exit_code)
+    return int(code)
+
+
+def _build_json(answer: Answer) -> dict[str, object]:
+    """Build what docs/muster-command.md promises: rows name their role, and what JSON has a number for is one."""
+    progress = [
+        {
+            **_build_row(each),
+            "values": {name: _read_value(text) for name, text in each.values},
+            "has_moved": each.moved is not None,
+        }
+        for each in answer.progress
+    ]
+    late, stacks = ([_build_row(each) for each in rows] for rows in (answer.late, answer.stacks))
+    return {**to_data(answer), "late": late, "stacks": stacks, "progress": progress}
+
+
+def _build_row(row: LateRank | Stack | RankProgress) -> dict[str, object]:
+    return {"role": row.role, **to_data(row)}
+
+
+def _read_value(text: str) -> float | str:
+    """A number; what JSON has none for stays text."""
+    try:
+        number = float(text)
+    except ValueError:
+        return text
+    return number if math.isfinite(number) else text
 
 
 def print_error(error: ControlError, *, as_json: bool) -> int:
@@ -29,9 +61,9 @@ def print_error(error: ControlError, *, as_json: bool) -> int:
     return int(error.exit_code)
 
 
-def format_stacks(stacks: tuple[RankStack, ...]) -> Iterator[str]:
+def format_stacks(stacks: tuple[Stack, ...]) -> Iterator[str]:
     """Stacks by role and rank, equal ones once. Thread ids, in which all processes differ, do not count."""
-    groups: dict[tuple[str, str], list[RankStack]] = {}
+    groups: dict[tuple[str, str], list[Stack]] = {}
     for stack in stacks:
         groups.setdefault((stack.role, _remove_thread_ids(stack.text)), []).append(stack)
     for (role, _), group in groups.items():

@@ -9,7 +9,8 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 
 from muster import __version__
-from muster._shared.control import Answer, ControlError
+from muster._shared.control import ControlError
+from muster._shared.reports import Answer
 
 _AGE = re.compile(r"(\d+(?:\.\d+)?)([smhdw])", re.ASCII)
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}

@@ -15,7 +15,8 @@ from contextlib import closing, contextmanager
 from typing import Final
 
 from muster._shared.contract import AskKind, AskOutcome
-from muster._shared.control import Answer, ControlError, ExitCode
+from muster._shared.control import ControlError, ExitCode
+from muster._shared.reports import Answer
 from muster.cli.adapters import create_scheduler
 from muster.cli.handles import find_app
 from muster.schedulers.adapter.scheduler import PluginScheduler

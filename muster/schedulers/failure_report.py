@@ -1,34 +1,38 @@
 """Reads what an agent left about its job: its report, the error file in torch's format, and its records.
 
-The agent writes both in `diagnosis/report_files.py`; adapters never import it, and older agents' reports lack fields.
+What is declared in `_shared.reports` is read by `codec.salvage`: older agents write less, and a container may have
+written the file itself.
 """
 
 import json
-import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
-from muster._shared.contract import STATUS_SCHEMA, parse_json, read_regular, show_controls
+from muster._shared.codec import salvage
+from muster._shared.contract import STATUS_SCHEMA, show_controls
+from muster._shared.fields import Line, Name, Range
+from muster._shared.foreign_files import parse_json, read_regular
+from muster._shared.records import record
+from muster._shared.reports import Failure, JobStatus, Report
 
 
-def parse_report(text: str | bytes) -> Mapping[str, Any] | None:
+def parse_report(text: str | bytes) -> Report | None:
     """An agent's report; None if the text is something else, for instance one sentence: then there was no round."""
     try:
-        data = parse_json(text)
+        return salvage(Report, parse_json(text))
     except ValueError:
         return None
-    return data if isinstance(data, dict) and ("failures" in data or "reason" in data) else None
 
 
-def describe_report(report: Mapping[str, Any]) -> str:
+def describe_report(report: Report) -> str:
     """A report in one line: why the job ended, and what the root cause raised."""
-    parts = [str(report.get("reason") or "")]
-    raised = find_root_cause(report).get("exception")
-    if raised and str(raised) not in parts[0]:
-        parts.append(str(raised))
+    parts = [report.reason]
+    root = find_root_cause(report)
+    if root is not None and root.exception and root.exception not in report.reason:
+        parts.append(root.exception)
     return show_controls(" ".join(": ".join(part for part in parts if part).split()))
 
 
@@ -46,22 +50,33 @@ def find_usage_line(errors: bytes) -> str:
     return show_controls(lines[-1][len(b"muster: ") :].decode(errors="replace").strip()) if lines else ""
 
 
-def find_root_cause(report: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The first failure that is not collateral; empty if the report has none. A field of another type is left out."""
-    found = report.get("failures")
-    failures = [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
-    root = next((each for each in failures if not each.get("collateral")), {})
-    return {name: value for name, value in root.items() if name not in _TYPES or _TYPES[name](value)}
+def find_root_cause(report: Report) -> Failure | None:
+    """The first failure that is not collateral; None if the report has none."""
+    return next((each for each in report.failures if not each.collateral), None)
 
 
-_TYPES: Mapping[str, Callable[[object], bool]] = {
-    "exception": lambda value: isinstance(value, str),
-    "traceback": lambda value: isinstance(value, str),
-    "stderr_tail": lambda value: isinstance(value, list) and all(isinstance(line, str) for line in value),
-    "exit_code": lambda value: isinstance(value, int),
-    "time_s": lambda value: isinstance(value, int | float) and math.isfinite(value),
-}
-"""What adapters read of a failure; a container may have written the report itself."""
+_LAST_S = 253_402_300_799.0
+"""The end of the year 9999, after which `datetime` has nothing."""
+
+
+@record
+class _EventDetail:
+    """The fields that adapters read."""
+
+    text: Line = ""
+    kind: Name = ""
+    reason: Line = ""
+
+
+@record
+class _Event:
+    """What adapters read of a record of an agent (`agent.runtime.event_log.EventRecord`)."""
+
+    what: Name = ""
+    time_s: Annotated[float, Range(least=0, most=_LAST_S)] | None = None
+    """By the node's wall clock; None: it has none."""
+    attempt: Annotated[int, Range(least=0, most=1_000_000)] = 0
+    detail: _EventDetail = _EventDetail()
 
 
 def parse_attempt(records: bytes) -> int:
@@ -71,17 +86,11 @@ def parse_attempt(records: bytes) -> int:
         records: lines of JSON; the first may be incomplete.
     """
     lines = [line for line in records.split(b"\n") if line]
-    try:
-        record = parse_json(lines[-1]) if lines else None
-    except ValueError:
-        return 0
-    attempt = record.get("attempt") if isinstance(record, dict) else 0
-    return attempt if isinstance(attempt, int) and 0 <= attempt <= _MOST_ATTEMPTS else 0
+    event = _parse_event(lines[-1]) if lines else None
+    return 0 if event is None else event.attempt
 
 
-_MOST_ATTEMPTS = 1_000_000
 _HALF_DAY_S = 12 * 3600
-_VALUE_CHARS = 32
 _HANG, _STILL = "hang_named", "stood_still"
 _NO_HANG = ("hang_ended", "moved_again", "round_formed", "round_broken", "workers_stopped", "fenced", "job_ended")
 
@@ -93,16 +102,16 @@ def parse_hang(records: bytes) -> str:
         records: lines of JSON, of the agents of one job; the first may be incomplete.
     """
     lines: list[str] = []
-    seen = last = ""
-    for what, at, detail in filter(None, map(_parse_record, records.split(b"\n"))):
-        text = str(detail.get("text", ""))
-        if what in _NO_HANG:
+    at_s, last = 0.0, ""
+    for event in _parse_events(records):
+        if event.what in _NO_HANG:
             lines = []
-        elif what == _HANG and last == _HANG:
-            lines.append(text)
-        elif what in (_HANG, _STILL):  # what is said later knows more
-            seen, lines = at, [text]
-        last = what if what in (_HANG, _STILL, *_NO_HANG) else last
+        elif event.what == _HANG and last == _HANG:
+            lines.append(event.detail.text)
+        elif event.what in (_HANG, _STILL):  # what is said later knows more
+            at_s, lines = event.time_s or 0.0, [event.detail.text]
+        last = event.what if event.what in (_HANG, _STILL, *_NO_HANG) else last
+    seen = f"{datetime.fromtimestamp(at_s, timezone.utc):%Y-%m-%d %H:%M:%S}"
     return show_controls(" ".join(f"{'; '.join(lines)} (reported at {seen} UTC)".split())) if lines else ""
 
 
@@ -113,10 +122,10 @@ def parse_break(records: bytes) -> str:
         records: see `parse_hang`.
     """
     reason = ""
-    for what, _, detail in filter(None, map(_parse_record, records.split(b"\n"))):
-        if what == "round_broken" and detail.get("kind") != "final":
-            reason = f"the nodes form a new round: {detail.get('reason', '')}"
-        elif what in ("round_formed", "job_ended", "round_broken"):
+    for event in _parse_events(records):
+        if event.what == "round_broken" and event.detail.kind not in ("", "final"):
+            reason = f"the nodes form a new round: {event.detail.reason}"
+        elif event.what in ("round_formed", "job_ended", "round_broken"):
             reason = ""
     return show_controls(" ".join(reason.split()))
 
@@ -134,53 +143,37 @@ def describe_running(records: bytes, status: bytes | None = None) -> str:
 
 
 def describe_progress(status: bytes) -> str:
-    """The status file in a few words: "step 812 of 1000, 7.9 a second, loss 0.31", or since when it is paused."""
+    """The status file in a few words; "" if it is of another version, or tells nothing."""
     try:
-        found = parse_json(status)
+        found = salvage(JobStatus, parse_json(status))
     except ValueError:
         return ""
-    if not isinstance(found, dict) or found.get("schema") != STATUS_SCHEMA:
-        return ""
-    step, total, rate, values = (found.get(name) for name in ("step", "total", "rate", "values"))
-    done = found.get("optimizer_steps")
-    if not (_is_number(step) or _is_number(done)):
-        return ""
-    is_paused = found.get("state") == "paused"
-    place = f"step {step}" if _is_number(step) else f"step {done} (by optimizer)"
-    if is_paused:
-        words = [f"paused at {place} since {_format_clock(found.get('paused_since_s'))}"]
-    else:
-        words = [f"{place} of {total}" if _is_number(step) and _is_number(total) else place]
-        words += [f"{rate:.1f} a second" if rate < 20 else f"{rate:.0f} a second"] if _is_number(rate) and rate else []
-    words += [f"{name} {_format_value(value)}" for name, value in values.items()] if isinstance(values, dict) else []
-    return show_controls(", ".join(words))
+    since = f" since {_format_clock(found.paused_since_s)}"
+    return show_controls(found.describe(since)) if found.schema == STATUS_SCHEMA else ""
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
-
-
-def _format_value(value: object) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else str(value)[:_VALUE_CHARS]
-
-
-def _format_clock(at_s: object) -> str:
+def _format_clock(at_s: float | None) -> str:
     """The time of day here, with the date if it was more than half a day ago."""
+    if at_s is None:
+        return "?"
     try:
-        at = datetime.fromtimestamp(float(str(at_s)), timezone.utc).astimezone()
+        at = datetime.fromtimestamp(at_s, timezone.utc).astimezone()
     except (OSError, OverflowError, ValueError):
         return "?"
     is_recent = abs(time.time() - at.timestamp()) < _HALF_DAY_S
     return f"{at:%H:%M}" if is_recent else f"{at:%Y-%m-%d %H:%M}"
 
 
-def _parse_record(line: bytes) -> tuple[str, str, Mapping[str, Any]] | None:
-    """(what, time in UTC, detail); None if it is cut off, damaged or of another version."""
+def _parse_events(records: bytes) -> Iterator[_Event]:
+    events = map(_parse_event, records.split(b"\n"))
+    return (event for event in events if event is not None and event.time_s is not None)
+
+
+def _parse_event(line: bytes) -> _Event | None:
+    """None if it is cut off, damaged or of another version."""
     try:
-        record: Any = parse_json(line)
-        seen = datetime.fromtimestamp(record["time_s"], timezone.utc)
-        return record["what"], f"{seen:%Y-%m-%d %H:%M:%S}", {**record.get("detail", {})}
-    except (AttributeError, KeyError, OSError, OverflowError, TypeError, ValueError):
+        return salvage(_Event, parse_json(line))
+    except ValueError:
         return None
 
 

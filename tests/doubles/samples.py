@@ -1,5 +1,7 @@
 """A round and a failed worker, of which a test names only what matters to it."""
 
+import json
+from collections.abc import Mapping
 from typing import Any
 
 from muster._shared.reports import Failure
@@ -13,7 +15,25 @@ def make_round(nproc: int = 2, **changes: Any) -> Round:
     return Round(role_rank_offset=values["rank_offset"], role_world_size=values["world_size"], **values)
 
 
+FAILURE: Mapping[str, Any] = {
+    "node": 0,
+    "node_index": 0,
+    "host": "h",
+    "local_rank": 0,
+    "global_rank": 0,
+    "attempt": 0,
+    "round": 1,
+    "pid": 1,
+    "time_s": 0.0,
+}
+"""Of the only worker of the first node, in the first round: what no failure lacks."""
+
+
 def make_failure(**changes: Any) -> Failure:
-    """Of the only worker of the first node, in the first round."""
-    values = {"node": 0, "node_index": 0, "host": "h", "local_rank": 0, "global_rank": 0, "attempt": 0, "round": 1}
-    return Failure(**{**values, "pid": 1, "time_s": 0.0, **changes})
+    """See `FAILURE`."""
+    return Failure(**{**FAILURE, **changes})
+
+
+def write_report(reason: str, *failures: Mapping[str, Any], run_id: str = "x") -> str:
+    """An agent's last message; each failure is what differs from `FAILURE`."""
+    return json.dumps({"run_id": run_id, "reason": reason, "failures": [{**FAILURE, **each} for each in failures]})

@@ -9,8 +9,9 @@ import time
 from collections.abc import Sequence
 from typing import BinaryIO
 
-from muster._shared.codec import MalformedMessageError, decode, encode
-from muster._shared.contract import AskKind, Env
+from muster._shared.codec import decode, encode
+from muster._shared.contract import AskKind, AskOutcome, Env
+from muster._shared.reports import Answer
 from muster.agent.control.address import (
     LEAST_LIMIT_S,
     MOST_LIMIT_S,
@@ -117,7 +118,7 @@ def _ask_one(address: bytes, token: str, kind: AskKind, limit_s: float) -> str:
         with link.makefile("rb") as lines:
             try:
                 greeting = decode(Greeting, json.loads(lines.readline(4096)))
-            except (MalformedMessageError, ValueError, OSError):
+            except (ValueError, RecursionError, OSError):
                 raise _SilentError from None
             signature = sign(token, greeting.nonce, kind, limit_s)
             request = SignedRequest(kind=kind, limit_s=limit_s, signature=signature)
@@ -140,4 +141,4 @@ def _read_answer(lines: BinaryIO, limit_s: float) -> str:
 
 
 def _build_lost(line: str) -> str:
-    return json.dumps({"outcome": "lost", "line": line})
+    return encode(Answer(outcome=AskOutcome.LOST, line=line), _ANSWER_LIMIT_BYTES)

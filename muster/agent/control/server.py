@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from muster._shared.codec import MalformedMessageError, decode, encode
 from muster._shared.contract import AskKind, AskOutcome
+from muster._shared.reports import Answer
 from muster.agent.control.address import (
     LINE_LIMIT_BYTES,
     Greeting,
@@ -17,7 +18,6 @@ from muster.agent.control.address import (
     is_same_user,
     sign,
 )
-from muster.agent.rendezvous.report_messages import Answer
 from muster.agent.runtime.loop import Loop, Timer
 
 PEERS = 16

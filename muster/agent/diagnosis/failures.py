@@ -6,7 +6,8 @@ import re
 import signal
 from collections.abc import Mapping
 
-from muster._shared.contract import name_signal, read_regular
+from muster._shared.contract import name_signal
+from muster._shared.foreign_files import read_regular
 from muster._shared.records import NO_ITEMS, record, replace
 from muster._shared.reports import Failure, OomEvidence, print_values
 from muster.agent.diagnosis.oom import OomWatch

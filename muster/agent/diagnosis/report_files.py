@@ -5,6 +5,7 @@ import json
 import os
 from collections.abc import Iterator
 
+from muster._shared.codec import to_data
 from muster._shared.contract import TERMINATION_LOG_LIMIT_BYTES
 from muster._shared.records import replace
 from muster._shared.reports import Failure, Report
@@ -67,14 +68,14 @@ def write_report(report: Report, path: str) -> None:
     Raises:
         OSError: the file cannot be written.
     """
-    _replace_file(path, json.dumps(report.to_json(), indent=1).encode())
+    _replace_file(path, json.dumps(to_data(report), indent=1).encode())
 
 
 def build_termination_message(report: Report) -> bytes:
     """Encode the report as JSON of at most `TERMINATION_LOG_LIMIT_BYTES`: the root cause first, the rest as it fits."""
     root = find_root(report)
     for smaller in _shrink(replace(report, failures=_order_root_first(report, root), stacks=())):
-        message = json.dumps(_remove_empty(smaller.to_json()), ensure_ascii=False).encode("utf-8", "backslashreplace")
+        message = json.dumps(_remove_empty(to_data(smaller)), ensure_ascii=False).encode("utf-8", "backslashreplace")
         if len(message) <= TERMINATION_LOG_LIMIT_BYTES:
             return message
     return json.dumps({"run_id": report.run_id[:200], "reason": report.reason[:200]}).encode()
@@ -114,11 +115,11 @@ def _remove_empty(data: object) -> object:
     """Remove None, False and empty lists from JSON data."""
     if isinstance(data, dict):
         return {key: _remove_empty(value) for key, value in data.items() if not _is_empty(value)}
-    return [_remove_empty(value) for value in data] if isinstance(data, list | tuple) else data
+    return [_remove_empty(value) for value in data] if isinstance(data, list) else data
 
 
 def _is_empty(value: object) -> bool:
-    return value is None or value is False or value in ((), [])  # 0 is a rank
+    return value is None or value is False or value == []  # 0 is a rank
 
 
 def _replace_file(path: str, data: bytes) -> None:

@@ -239,7 +239,7 @@ def build_report(
         if not stack.text:
             continue
         left -= _ENTRY_BYTES + _count_json_bytes(stack.text)
-        shown.append(replace(stack, view=None, text=stack.text if left > 0 else LEFT_OUT))
+        shown.append(replace(stack, view=None, progress=None, text=stack.text if left > 0 else LEFT_OUT))
     return Report(
         run_id=run_id,
         reason=_renew_cause(final, ordered).describe(),

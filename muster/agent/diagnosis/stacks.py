@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Mapping
 
 from muster._shared import processes
-from muster._shared.contract import read_regular
+from muster._shared.foreign_files import read_regular
 from muster._shared.records import record
 from muster.agent.diagnosis.tracebacks import clean_stacks
 from muster.agent.runtime.loop import Loop

@@ -7,7 +7,7 @@ and in the error file. Readers get it once, and without frames that are not thei
 import re
 from collections.abc import Callable, Iterable, Iterator
 
-from muster._shared.contract import parse_json, read_regular
+from muster._shared.foreign_files import parse_json, read_regular
 
 _ERROR_FILE_LIMIT_BYTES = 4 << 20
 _TRACEBACK_LINES = 60

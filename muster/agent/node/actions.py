@@ -10,7 +10,7 @@ from muster.agent.rendezvous.interface import JobEnded, PlainNodeMessage, Rendez
 from muster.agent.round import Checkpoint, Round
 
 if TYPE_CHECKING:
-    from muster.agent.rendezvous.report_messages import Answer
+    from muster._shared.reports import Answer
 
 
 @record

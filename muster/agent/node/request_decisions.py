@@ -13,6 +13,7 @@ lost, the job ends as without the option. A second Ctrl-C kills the workers, as 
 
 from muster._shared.contract import AskKind, AskOutcome
 from muster._shared.records import assert_never, replace
+from muster._shared.reports import Answer
 from muster.agent.node.actions import (
     Action,
     AnswerPerson,
@@ -28,7 +29,6 @@ from muster.agent.node.events import Choice, PersonChose, Requested, SignalRecei
 from muster.agent.node.state import Interrupt, InterruptStep, NodeState, Running, Stopping, Succeeded
 from muster.agent.node.worker_decisions import OWN_REQUEST, Decision, RequestDecision
 from muster.agent.rendezvous.interface import Asked, RequestAnswered, StacksWanted
-from muster.agent.rendezvous.report_messages import Answer
 
 TERMINAL_REQUEST = 1 << 40
 """The number of the terminal's requests; other people's begin with 1."""

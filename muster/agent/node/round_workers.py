@@ -28,7 +28,7 @@ from muster.agent.workers.spec import ProgramKind, WorkerSpec, WorkerStarter
 
 if TYPE_CHECKING:  # loaded when first needed: every import delays the first worker
     from muster._shared.guard import GuardLease
-    from muster._shared.reports import RankProgress, RankView
+    from muster._shared.reports import JobStatus, RankProgress, RankView
     from muster.agent.diagnosis.hang import Activity, HangWatch
     from muster.agent.diagnosis.hangs.looks import Reported
     from muster.agent.diagnosis.hangs.servers import Progress, WorkerReader
@@ -60,7 +60,7 @@ class WorkerParts:
     starter: WorkerStarter
     placements: "tuple[WorkerPlacement, ...]"
     """Length nproc, indexed by local rank; empty: workers run where the agent may."""
-    on_status: Callable[[Mapping[str, object]], None] | None
+    on_status: "Callable[[JobStatus], None] | None"
     """Gets what the status file says."""
 
 

@@ -12,8 +12,9 @@ A rank's stride is known once it has asked twice. Until then the member looks on
 from collections.abc import Sequence
 
 from muster._shared.contract import StatusPageLayout
+from muster._shared.fields import LateRank
 from muster._shared.records import record, replace
-from muster.agent.rendezvous.interface import AskingRank, DrainReport, LateRank
+from muster.agent.rendezvous.interface import AskingRank, DrainReport
 
 LOOK_S = 0.002
 """Between the write of a ceiling and the second look; a store is visible to all processors long before."""

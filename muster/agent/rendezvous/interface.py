@@ -38,13 +38,13 @@ from enum import Enum
 from typing import TYPE_CHECKING, Annotated, Protocol, TypeAlias
 
 from muster._shared.contract import AskKind, StatusPageLayout
-from muster._shared.fields import Count, Limit, Line, Range, RoundNumber, Seconds, Step
+from muster._shared.fields import Count, LateRanks, Limit, Line, Range, RoundNumber, Seconds, Step
 from muster._shared.records import record
 from muster.agent.round import Checkpoint, CheckpointPath, Round
 
 if TYPE_CHECKING:  # only a failure loads the report
-    from muster._shared.reports import Report
-    from muster.agent.rendezvous.report_messages import Answer, EvidenceMessage
+    from muster._shared.reports import Answer, Report
+    from muster.agent.rendezvous.report_messages import EvidenceMessage
 
 DrainNumber = Annotated[int, Range(least=0, most=StatusPageLayout.MAX_DRAIN)]
 """0: the drain that was asked for has not begun."""
@@ -309,20 +309,6 @@ class DrainReported:
     round_number: RoundNumber
     drain: Count
     report: DrainReport
-
-
-@record
-class LateRank:
-    """A rank that has not done in time what was agreed on."""
-
-    global_rank: Count
-    step: Step | None
-    """The last that it has reported; None: none."""
-    silent_s: Seconds | None
-    """Since then."""
-
-
-LateRanks = Annotated[tuple[LateRank, ...], Limit(most=64)]
 
 
 @record

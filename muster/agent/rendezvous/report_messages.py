@@ -3,13 +3,10 @@
 As those of `interface`, each is declared once: sent by one side, decided on by the other.
 """
 
-from typing import Annotated
-
-from muster._shared.contract import AskOutcome
-from muster._shared.fields import Count, Limit, Line, Port, RoundNumber, Seconds, Step
+from muster._shared.fields import Count, Port, RoundNumber
 from muster._shared.records import record
-from muster._shared.reports import Failures, RankProgress, Stacks
-from muster.agent.rendezvous.interface import LateRanks, RequestAnswered
+from muster._shared.reports import Answer, Failures, Stacks
+from muster.agent.rendezvous.interface import RequestAnswered
 
 # -- from a node -------------------------------------------------------------------------------------------------------
 
@@ -62,24 +59,6 @@ EvidenceMessage = Failed | Idle | StacksTaken | Stopped
 
 
 # -- from the leader ---------------------------------------------------------------------------------------------------
-
-
-@record
-class Answer:
-    """What became of a person's request; `muster._shared.control.Answer` is the same on the person's side."""
-
-    outcome: AskOutcome
-    line: Line
-    """For the person."""
-    step: Step | None = None
-    """The agreed one."""
-    ranks: Count = 0
-    """How many it concerns."""
-    took_s: Seconds = 0.0
-    late: LateRanks = ()
-    stacks: Stacks = ()
-    progress: Annotated[tuple[RankProgress, ...], Limit(most=4096)] = ()
-    """Of the ranks whose stacks were asked for."""
 
 
 @record

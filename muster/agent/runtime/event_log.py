@@ -43,10 +43,13 @@ import contextlib
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from muster._shared.records import NO_ITEMS, record
 from muster.agent.runtime.clock import Clock
+
+if TYPE_CHECKING:
+    from muster._shared.reports import JobStatus
 
 EVENT_LOG_HANDLERS = ("null", "console", "dynamic_rendezvous")
 """Values of `--event-log-handler`, by torchrun's names."""
@@ -267,7 +270,7 @@ class EventLog:
         self.times = RunTimes()
         self.find_round: Callable[[], StampedRound | None] = lambda: None
         """Finds the current round, for every record; None before the first."""
-        self.on_status: Callable[[Mapping[str, object]], None] | None = None
+        self.on_status: Callable[[JobStatus], None] | None = None
         """Gets what the status file says whenever that changes; must not block."""
 
     def add_sink(self, sink: EventSink, *, replay: bool = False) -> None:

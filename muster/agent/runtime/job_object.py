@@ -17,6 +17,7 @@ from muster._shared.contract import Env, show_controls
 if TYPE_CHECKING:
     import http.client
 
+    from muster._shared.reports import JobStatus
     from muster.agent.runtime.event_log import EventRecord
 
 _PREFIX = "muster.torchx/"
@@ -111,10 +112,10 @@ class JobObject:
         del self._events[:-_KEPT]
         self._annotations[self._annotation + reason.removeprefix("Muster").lower()] = f"{stamp} {clean}"
 
-    def write_status(self, status: Mapping[str, object]) -> None:
+    def write_status(self, status: "JobStatus") -> None:
         """Tell how far the job is, at most twice a minute. `status` is what `telemetry.StatusFile` writes."""
         now_s = time.monotonic()
-        self._progress = self._clean(_describe_status(status))
+        self._progress = self._clean(status.describe())
         if self._progress_s is None or now_s - self._progress_s >= _PROGRESS_S:
             self._progress_s = now_s
             self._add_progress()
@@ -264,20 +265,6 @@ def _read_reason(content: bytes) -> str:
 
 def _format_time(time_s: float) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time_s))
-
-
-def _describe_status(status: Mapping[str, object]) -> str:
-    """`step 812 of 1000, 7.9 a second, loss 0.31`."""
-    step, total, rate, values = (status[name] for name in ("step", "total", "rate", "values"))
-    place = f"step {step}" if step is not None else f"step {status['optimizer_steps']} (by optimizer)"
-    parts = [place if total is None or step is None else f"{place} of {total}"]
-    if status["state"] == "paused":
-        parts = [f"paused at {place}"]
-    elif rate:
-        parts.append(f"{rate} a second")
-    for name, value in values.items() if isinstance(values, dict) else ():
-        parts.append(f"{name} {value:.6g}" if isinstance(value, float) else f"{name} {value}")
-    return ", ".join(parts)
 
 
 class _Story:

@@ -1,23 +1,25 @@
-"""Writes `status.json` in the run's folder: how far the job is, for `torchx status`. One line of JSON.
+"""Writes `status.json` in the run's folder: how far the job is, for `torchx status`. One line.
 
 Node 0 writes it, of its own ranks, every few seconds while something changes. What cannot be written is left out: the
 next one says the same.
 """
 
 import contextlib
-import json
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping
 
-from muster._shared.contract import STATUS_SCHEMA, LogNames
-from muster._shared.records import record
+from muster._shared.codec import encode
+from muster._shared.contract import LogNames
+from muster._shared.records import record, replace
+from muster._shared.reports import JobState, JobStatus
 from muster.agent.logs import open_own
 from muster.agent.round import Round
 from muster.agent.runtime.clock import Clock
 from muster.agent.workers.status_page import SlotStatus, StatusPage
 
 EVERY_S = 5.0
+_LIMIT_BYTES = 1 << 16
 
 
 @record
@@ -37,7 +39,7 @@ class StatusFile:
         run_dir: str,
         clock: Clock,
         submit: Callable[[Callable[[], None]], None],
-        on_status: Callable[[Mapping[str, object]], None] | None = None,
+        on_status: Callable[[JobStatus], None] | None = None,
     ) -> None:
         """Write nothing yet.
 
@@ -45,14 +47,14 @@ class StatusFile:
             run_dir: where it is.
             clock: the agent's.
             submit: runs a call in the thread that writes files.
-            on_status: gets the content too.
+            on_status: gets it too.
         """
         self._path = os.path.join(run_dir, LogNames.STATUS)
         self._clock = clock
         self._submit = submit
         self._on_status = on_status
-        self._last: Mapping[str, object] = {}
-        """But for the time."""
+        self._last: JobStatus | None = None
+        """But for the time. None: nothing was worth writing yet."""
         self._written_s = -math.inf
         self._seen: tuple[int, int, float] = (0, 0, 0.0)
         """The round, its steps, and when they were seen."""
@@ -67,39 +69,39 @@ class StatusFile:
             pause: None: the job is not paused.
         """
         now_s = self._clock.now_s()
-        is_new = (pause is not None) != (self._last.get("state") == "paused")
+        was_paused = self._last is not None and self._last.state is JobState.PAUSED
+        is_new = (pause is not None) != was_paused
         if not is_new and now_s - self._written_s < EVERY_S:
             return
         self._written_s = now_s
         local_rank, slot = _find_slowest(map(page.read_slot, range(nproc)))
-        content = self._build(formed, slot, page.read_values(local_rank), pause, now_s)
-        if content == self._last or (not self._last and slot.step is None and slot.optimizer_steps is None):
+        status = self._build(formed, slot, page.read_values(local_rank), pause, now_s)
+        if status == self._last or (self._last is None and slot.step is None and slot.optimizer_steps is None):
             return
-        self._last = content
-        text = json.dumps({**content, "time_s": round(self._clock.wall_s(), 3)}) + "\n"
-        self._submit(lambda: _write(self._path, text))
+        self._last = status
+        text = encode(replace(status, time_s=round(self._clock.wall_s(), 3)), _LIMIT_BYTES)
+        self._submit(lambda: _write(self._path, f"{text}\n"))
         if self._on_status is not None:
-            self._on_status(content)
+            self._on_status(status)
 
     def _build(
         self, formed: Round, slot: SlotStatus, values: Mapping[str, float], pause: Pause | None, now_s: float
-    ) -> dict[str, object]:
+    ) -> JobStatus:
         number, steps, since_s = self._seen
         done = (slot.optimizer_steps or 0) if slot.step is None else slot.step + 1
         rate = (done - steps) / max(0.001, now_s - since_s) if number == formed.number and done > steps > 0 else 0.0
         self._seen = (formed.number, done, now_s)
-        return {
-            "schema": STATUS_SCHEMA,
-            "round": formed.number,
-            "attempt": formed.attempt,
-            "state": "running" if pause is None else "paused",
-            "paused_since_s": None if pause is None else round(pause.since_s, 3),
-            "step": slot.step if pause is None else pause.step,
-            "total": slot.total,
-            "optimizer_steps": slot.optimizer_steps if slot.step is None else None,
-            "rate": float(f"{rate:.3g}"),
-            "values": {name: number if math.isfinite(number) else str(number) for name, number in values.items()},
-        }
+        return JobStatus(
+            round=formed.number,
+            attempt=formed.attempt,
+            state=JobState.RUNNING if pause is None else JobState.PAUSED,
+            paused_since_s=None if pause is None else round(pause.since_s, 3),
+            step=slot.step if pause is None else pause.step,
+            total=slot.total,
+            optimizer_steps=slot.optimizer_steps if slot.step is None else None,
+            rate=float(f"{rate:.3g}"),
+            values=tuple((name, each if math.isfinite(each) else str(each)) for name, each in values.items()),
+        )
 
 
 def _find_slowest(slots: Iterable[SlotStatus]) -> tuple[int, SlotStatus]:

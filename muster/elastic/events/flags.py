@@ -17,7 +17,8 @@ import time
 
 from muster import worker
 from muster._shared.contract import AGENT_ENTRY_NAME, AskKind, AskOutcome, Env
-from muster._shared.control import Answer, parse_answer
+from muster._shared.control import parse_answer
+from muster._shared.reports import Answer
 
 _AGENT = os.path.join(os.path.dirname(os.path.abspath(worker.__file__)), AGENT_ENTRY_NAME)
 _LOOK_S = 0.005

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
+from muster._shared.codec import decode
 from muster._shared.contract import Env
 from muster._shared.reports import Report
 from muster.agent.driven import REPORT_NAME
@@ -240,10 +241,9 @@ class Job:
 
     def _read_report(self) -> Report | None:
         try:
-            text = Path(self._process.folder, REPORT_NAME).read_text(encoding="utf-8")
+            return decode(Report, json.loads(Path(self._process.folder, REPORT_NAME).read_bytes()))
         except OSError:
             return None
-        return Report.from_json(json.loads(text))
 
     def _close(self) -> None:
         if self._rendezvous is not None:

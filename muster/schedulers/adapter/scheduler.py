@@ -26,7 +26,8 @@ from torchx.specs import AppDef, AppDryRunInfo, AppState
 from torchx.specs.api import NONE
 
 from muster._shared.contract import AskKind
-from muster._shared.control import Answer, ControlError, ExitCode
+from muster._shared.control import ControlError, ExitCode
+from muster._shared.reports import Answer
 from muster.schedulers.errors import SchedulerError
 from muster.schedulers.interrupts import raise_dropped_interrupts
 from muster.schedulers.runner import callers

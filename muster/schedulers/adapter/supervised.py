@@ -18,7 +18,7 @@ from torchx.specs import AppState
 from torchx.specs.api import ReplicaStatus
 
 from muster._shared.contract import AskKind
-from muster._shared.control import Answer
+from muster._shared.reports import Answer
 from muster.schedulers.adapter.scheduler import LogRequest, PluginScheduler
 from muster.schedulers.adapter.status import AppFacts, build_status, check_replica
 from muster.schedulers.errors import EngineError, UnsafeFolderError

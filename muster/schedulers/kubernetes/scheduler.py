@@ -14,7 +14,8 @@ from torchx.specs import AppDef, AppDryRunInfo, Role, runopts
 from torchx.workspace.api import WorkspaceMixin
 
 from muster._shared.contract import AskKind, AskOutcome
-from muster._shared.control import Answer, count_nodes
+from muster._shared.control import count_nodes
+from muster._shared.reports import Answer
 from muster.schedulers.adapter.scheduler import LogRequest, PluginScheduler
 from muster.schedulers.errors import EngineError, SchedulerError
 from muster.schedulers.kubernetes.labels import WORKSPACE_KEY, find_submitter

@@ -1,19 +1,20 @@
 """Reads what the agents of a role leave in their log folder: the job's report, and their records."""
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from muster._shared.contract import LogNames, read_regular
+from muster._shared.contract import LogNames
+from muster._shared.foreign_files import read_regular
+from muster._shared.reports import Report
 from muster.schedulers.failure_report import parse_report
 
 _TAIL_BYTES = 64 << 10
 _REPORT_LIMIT_BYTES = 64 << 20
 
 
-def read_report(log_dir: Path) -> Mapping[str, Any]:
-    """The newest report of the agents; empty when there is none that can be read.
+def read_report(log_dir: Path) -> Report | None:
+    """The newest report of the agents; None when there is none that can be read.
 
     Args:
         log_dir: of a role; it has one folder per run id.
@@ -23,7 +24,7 @@ def read_report(log_dir: Path) -> Mapping[str, Any]:
             report = parse_report(read_regular(str(path), _REPORT_LIMIT_BYTES))
             if report is not None:
                 return report
-    return {}
+    return None
 
 
 def read_records(log_dir: Path, names: Sequence[str]) -> list[bytes]:

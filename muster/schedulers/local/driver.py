@@ -165,7 +165,8 @@ class LocalDriver:
             return ""
         if code == ExitCode.USAGE:
             return find_usage_line(_read_end(log_path(self._folder.replica_dir(replica), "stderr")))
-        return describe_report(read_report(Path(plan["env"][Env.LOG_DIR])))
+        report = read_report(Path(plan["env"][Env.LOG_DIR]))
+        return "" if report is None else describe_report(report)
 
     def _signal(self, replica: ReplicaId, signum: int) -> None:
         running = self._running.get(replica)

@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from muster._shared import processes
-from muster._shared.contract import parse_json
+from muster._shared.foreign_files import parse_json
 from muster.schedulers.supervision.machine import Machine
 from muster.schedulers.supervision.state import (
     AppPhase,

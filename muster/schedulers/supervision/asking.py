@@ -12,12 +12,13 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Final, TypeAlias
 from urllib.parse import quote
 
 from muster._shared.contract import AskKind, AskOutcome
-from muster._shared.control import Answer, ControlError, ExitCode, RoleNodes, ask_roles, close_stop, count_nodes
+from muster._shared.control import ControlError, ExitCode, RoleNodes, ask_roles, close_stop, count_nodes
+from muster._shared.records import replace
+from muster._shared.reports import Answer
 from muster.schedulers.errors import describe_os_error
 from muster.schedulers.supervision import client
 from muster.schedulers.supervision.app_folder import DRAIN_WORD, RESIZE_WORD, AppFolder, AppRecord, AppSpec, StateError

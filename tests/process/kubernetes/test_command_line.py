@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+from doubles.samples import write_report
 
 pytestmark = pytest.mark.torchx
 
@@ -46,8 +47,8 @@ def test_a_job_by_the_command_line_alone(cluster, torchx):
     assert "RUNNING" in torchx("status", handle).stdout
     assert "node 1" in torchx("log", f"{handle}/main/1").stdout
     reason = "rank 1 on node 1 (h) exited with code 1 (KeyError: 'lr'); no restarts are allowed"
-    report = {"reason": reason, "failures": [{"host": "h", "global_rank": 1, "exception": "KeyError: 'lr'"}]}
-    cluster.end_pod(cluster.find_pod(name, 0), 1, json.dumps(report))  # FailJob: the controller deletes the other pod
+    report = write_report(reason, {"global_rank": 1, "exception": "KeyError: 'lr'"})
+    cluster.end_pod(cluster.find_pod(name, 0), 1, report)  # FailJob: the controller deletes the other pod
     status = torchx("status", handle).stdout
     assert "FAILED" in status
     assert "KeyError: 'lr'" in status

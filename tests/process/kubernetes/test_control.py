@@ -155,7 +155,7 @@ def test_the_next_pod_is_asked_when_one_does_not_answer(cluster, scheduler, app)
     assert len(cluster.commands) == 4
     cluster.run_command = lambda pod, command: None
     answer = scheduler.ask_app(app, AskKind.CHECKPOINT, 30.0)
-    assert answer.exit_code is ExitCode.LOST
+    assert answer.outcome is AskOutcome.LOST
     assert answer.line.startswith("no pod of trainer has an agent that answers")
 
 
@@ -220,7 +220,7 @@ def test_ranks_that_agree_on_no_step_get_the_signal(cluster, scheduler, app):
     cluster.run_command = lambda pod, command: (0, encode(refusal), b"")
     answer = scheduler.stop_app(app, 30.0)
     assert answer.line.startswith(f"{refusal['line']}; so all pods got SIGTERM at once and have ended, after")
-    assert answer.exit_code is ExitCode.DONE
+    assert answer.outcome is AskOutcome.DONE
 
 
 def test_without_the_right_nothing_is_changed(cluster, scheduler, app):
@@ -247,10 +247,11 @@ def test_a_right_that_is_missing_after_the_stop_was_recorded_is_no_refusal(sched
 
 
 def test_a_large_answer_and_one_that_cannot_be_read(cluster, scheduler, app):
-    stacks = [{"global_rank": rank, "text": "File x\n" * 20_000} for rank in range(8)]
-    answer = {"outcome": "done", "line": "the stacks of 8 of 8 ranks, in 0.1 s", "stacks": stacks}
+    own = {"node": 0, "text": "File x\n" * 9000}
+    stacks = [{**own, "global_rank": rank, "local_rank": rank} for rank in range(20)]
+    answer = {"outcome": "done", "line": "the stacks of 20 of 20 ranks, in 0.1 s", "stacks": stacks}
     cluster.run_command = lambda pod, command: (0, encode(answer), b"noise")
-    assert [stack.global_rank for stack in scheduler.ask_app(app, AskKind.STACKS, 30.0).stacks] == list(range(8))
+    assert [stack.global_rank for stack in scheduler.ask_app(app, AskKind.STACKS, 30.0).stacks] == list(range(20))
     cluster.run_command = lambda pod, command: (0, b'{"outcome": "perhaps"}\n', b"")
     assert "gave no answer that can be read" in scheduler.ask_app(app, AskKind.STACKS, 30.0).line
     cluster.run_command = lambda pod, command: (126, b"", b"OCI runtime exec failed\n")
@@ -261,7 +262,7 @@ def test_resize(cluster, scheduler, app):
     with pytest.raises(ControlError, match="has a fixed number of nodes") as error:
         operations.resize(f"kubernetes://torchx/{app}", 1)
     assert error.value.exit_code is ExitCode.REFUSED
-    assert operations.resize(f"kubernetes://torchx/{submit_elastic(scheduler)}", 2).exit_code is ExitCode.DONE
+    assert operations.resize(f"kubernetes://torchx/{submit_elastic(scheduler)}", 2).outcome is AskOutcome.DONE
     with pytest.raises(ControlError, match="can have 1 to 3 nodes, not 4"):
         operations.resize(f"kubernetes://torchx/{submit_elastic(scheduler)}", 4)
     with pytest.raises(ControlError, match="there is no app 'nosuch' in namespace 'team'") as error:
@@ -317,7 +318,7 @@ def test_a_running_agent_behind_the_exec(scheduler, app, job):
     assert (saved.outcome, saved.ranks) == (AskOutcome.DONE, 4), f"{saved}\n{job.explain()}"
     assert job.read_console().count(f"saves at step {saved.step}\n") == 4, job.explain()
     assert scheduler.ask_app(app, AskKind.PAUSE, 60.0).outcome is AskOutcome.DONE, job.explain()
-    assert scheduler.ask_app(app, AskKind.CHECKPOINT, 60.0).exit_code is ExitCode.REFUSED, job.explain()
+    assert scheduler.ask_app(app, AskKind.CHECKPOINT, 60.0).outcome is AskOutcome.REFUSED, job.explain()
     stacks = scheduler.ask_app(app, AskKind.STACKS, 60.0)
     assert [stack.global_rank for stack in stacks.stacks] == [0, 1, 2, 3], job.explain()
     assert scheduler.ask_app(app, AskKind.RESUME, 60.0).outcome is AskOutcome.DONE, job.explain()
@@ -326,7 +327,7 @@ def test_a_running_agent_behind_the_exec(scheduler, app, job):
     os.kill(hanging, signal.SIGSTOP)
     try:
         late = scheduler.ask_app(app, AskKind.PAUSE, 2.0)
-        assert late.exit_code is ExitCode.LATE, f"{late}\n{job.explain()}"
+        assert late.outcome is AskOutcome.LATE, f"{late}\n{job.explain()}"
         assert 3 in [rank.global_rank for rank in late.late], f"{late}\n{job.explain()}"
         answers, asking = begin_asking(scheduler, app, AskKind.PAUSE)
         job.wait_for_line("muster pause: all ranks pause at step", times=3)
@@ -341,7 +342,7 @@ def test_a_running_agent_behind_the_exec(scheduler, app, job):
     finally:
         continue_process(hanging)
     asking.join(150)
-    assert [answer.exit_code for answer in answers] == [ExitCode.LOST], f"{answers}\n{job.explain()}"
+    assert [answer.outcome for answer in answers] == [AskOutcome.LOST], f"{answers}\n{job.explain()}"
     wait_until(
         lambda: scheduler.ask_app(app, AskKind.CHECKPOINT, 60.0).outcome is AskOutcome.DONE,
         timeout_s=240,
@@ -352,10 +353,10 @@ def test_a_running_agent_behind_the_exec(scheduler, app, job):
 def test_ranks_that_hang_are_told_by_stacks_and_end_with_a_stop(scheduler, app, job):
     os.kill(job.pid_of(3), signal.SIGSTOP)
     stacks = scheduler.ask_app(app, AskKind.STACKS, 60.0)
-    assert (stacks.exit_code, [stack.global_rank for stack in stacks.stacks]) == (ExitCode.LATE, [0, 1, 2])
+    assert (stacks.outcome, [stack.global_rank for stack in stacks.stacks]) == (AskOutcome.LATE, [0, 1, 2])
     assert "the stacks of 3 of 4 ranks" in stacks.line, job.explain()
     stopped = scheduler.stop_app(app, 2.0)
-    assert stopped.exit_code is ExitCode.DONE, f"{stopped}\n{job.explain()}"
+    assert stopped.outcome is AskOutcome.DONE, f"{stopped}\n{job.explain()}"
     assert "rank 3 is at step" in stopped.line, f"{stopped}\n{job.explain()}"
     assert "so all pods got SIGTERM at once and have ended" in stopped.line, f"{stopped}\n{job.explain()}"
     assert scheduler.describe(app).state.name == "CANCELLED"
@@ -370,7 +371,7 @@ def test_the_leader_is_lost_while_an_app_is_stopped(scheduler, app, job):
     job.signal_agent(0)
     stopping.join(150)
     [stopped] = answers
-    assert stopped.exit_code is ExitCode.DONE, f"{stopped}\n{job.explain()}"
+    assert stopped.outcome is AskOutcome.DONE, f"{stopped}\n{job.explain()}"
     assert "so all pods got SIGTERM at once and have ended" in stopped.line, f"{stopped}\n{job.explain()}"
     assert scheduler.describe(app).state.name == "CANCELLED"
 
@@ -387,12 +388,12 @@ def test_the_leader_is_lost_while_an_app_is_asked(scheduler, app, job, kind):
     asking.join(150)
     [answer] = answers
     lines = {
-        ExitCode.DONE: "the stacks of 4 of 4 ranks|all 4 ranks (wait|go on)",
-        ExitCode.REFUSED: "nothing was changed|not paused",
-        ExitCode.LATE: r"the stacks of \d of 4 ranks",
-        ExitCode.LOST: "the (agent that was asked|round ended|leader|job)|has an agent that answers|cannot be asked",
+        AskOutcome.DONE: "the stacks of 4 of 4 ranks|all 4 ranks (wait|go on)",
+        AskOutcome.REFUSED: "nothing was changed|not paused",
+        AskOutcome.LATE: r"the stacks of \d of 4 ranks",
+        AskOutcome.LOST: "the (agent that was asked|round ended|leader|job)|has an agent that answers|cannot be asked",
     }
-    assert re.search(lines[answer.exit_code], answer.line), f"{answer}\n{job.explain()}"
+    assert re.search(lines[answer.outcome], answer.line), f"{answer}\n{job.explain()}"
     job.wait_healed()
 
 

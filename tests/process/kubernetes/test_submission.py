@@ -3,7 +3,6 @@
 import base64
 import io
 import itertools
-import json
 import re
 import sys
 import tarfile
@@ -14,6 +13,7 @@ from pathlib import Path
 import golden_state
 import pytest
 from doubles.kubernetes_apps import build_agent_role
+from doubles.samples import write_report
 from harness import wait_until
 from torchx import specs
 from torchx.specs.api import NONE, AppState
@@ -630,9 +630,8 @@ def test_a_failed_worker_ends_the_app_without_replacement(cluster, scheduler):
     for index in range(2):
         cluster.start_pod(cluster.find_pod(name, index))
     reason = "ranks 0-1 failed in the same way: KeyError: 'x'; no restarts are allowed"
-    failure = {"host": "h", "global_rank": 0, "exception": "KeyError: 'x'"}
-    report = {"run_id": "x", "reason": reason, "failures": [failure]}
-    cluster.end_pod(cluster.find_pod(name, 1), 1, json.dumps(report))
+    report = write_report(reason, {"exception": "KeyError: 'x'"})
+    cluster.end_pod(cluster.find_pod(name, 1), 1, report)
     status = scheduler.describe(app_id)
     assert status.state is AppState.FAILED
     assert status.msg.startswith(reason)

@@ -12,6 +12,7 @@ import pytest
 from harness import wait_until
 from torchx.specs.finder import ComponentValidationException
 
+from muster._shared.reports import Report
 from muster.components import dist
 from muster.schedulers.adapter.records import RecordReader
 from muster.schedulers.local import create_scheduler
@@ -221,14 +222,14 @@ def test_a_suspended_job_stands_still_on_all_nodes(scheduler, tmp_path) -> None:
 
 
 def test_files_of_agents_that_cannot_be_read(tmp_path: Path) -> None:
-    assert (read_report(tmp_path), RecordReader(partial(read_records, tmp_path)).restarts) == ({}, 0)
+    assert (read_report(tmp_path), RecordReader(partial(read_records, tmp_path)).restarts) == (None, 0)
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "report.json").write_text("{")
     (tmp_path / "run" / "events.jsonl").write_text("")
-    assert (read_report(tmp_path), RecordReader(partial(read_records, tmp_path)).restarts) == ({}, 0)
+    assert (read_report(tmp_path), RecordReader(partial(read_records, tmp_path)).restarts) == (None, 0)
     (tmp_path / "run" / "report.json").write_text(json.dumps({"reason": "why"}))
     (tmp_path / "run" / "events.jsonl").write_text('{"attempt": 1}\n{"attempt": 2}\n')
-    assert (read_report(tmp_path), RecordReader(partial(read_records, tmp_path)).restarts) == ({"reason": "why"}, 2)
+    assert (read_report(tmp_path), RecordReader(partial(read_records, tmp_path)).restarts) == (Report(reason="why"), 2)
 
 
 def test_the_interpreter_is_this_one() -> None:

@@ -6,7 +6,8 @@ from importlib.metadata import EntryPoint
 import pytest
 
 from muster._shared.contract import AskOutcome
-from muster._shared.control import Answer, ControlError, ExitCode
+from muster._shared.control import ControlError, ExitCode
+from muster._shared.reports import Answer
 from muster.cli import adapters, leftovers
 from muster.cli.commands import main
 from muster.schedulers.adapter.scheduler import Leftover, PluginScheduler

@@ -10,7 +10,9 @@ import pytest
 
 from muster import __version__
 from muster._shared.contract import AskOutcome
-from muster._shared.control import Answer, ControlError, ExitCode, LateRank, RankStack, merge_answers
+from muster._shared.control import ControlError, ExitCode, get_exit_code, merge_answers
+from muster._shared.fields import LateRank
+from muster._shared.reports import Answer, RankProgress, Stack
 from muster.cli import answers, operations, prune
 from muster.cli.commands import build_parser, main
 from muster.cli.completion import build_completion, list_options
@@ -20,7 +22,7 @@ COMMANDS = ["stop", "checkpoint", "pause", "resume", "stacks", "resize", "recove
 
 
 def test_every_outcome_has_an_exit_code():
-    codes = {outcome: Answer(outcome=outcome, line="x").exit_code for outcome in AskOutcome}
+    codes = {outcome: get_exit_code(Answer(outcome=outcome, line="x")) for outcome in AskOutcome}
     assert codes == {
         AskOutcome.DONE: 0,
         AskOutcome.REFUSED: 1,
@@ -44,6 +46,48 @@ def test_a_command_is_the_function_of_its_name(command, monkeypatch, capsys):
     assert (printed["outcome"], printed["exit_code"], printed["step"]) == ("late", 5, 4)
     assert main([command, "local_cwd://torchx/x"]) == ExitCode.LATE
     assert capsys.readouterr() == ("", "rank 3 is late\n")
+
+
+def test_an_answer_as_json(monkeypatch, capsys):
+    """What docs/muster-command.md promises, and what else the agents say of a rank."""
+    shown = RankProgress(global_rank=0, step=7, total=9, rate=2.0, values=(("loss", "0.25"), ("lr", "nan")), moved="")
+    answer = Answer(
+        outcome=AskOutcome.DONE,
+        line="x",
+        step=7,
+        ranks=1,
+        took_s=0.5,
+        late=(LateRank(global_rank=1, step=None, silent_s=2.5),),
+        stacks=(Stack(global_rank=0, node=0, local_rank=0, text="a"),),
+        progress=(shown,),
+    )
+    monkeypatch.setattr(operations, "stacks", lambda *_, **__: answer)
+    assert main(["stacks", "local_cwd://torchx/x", "--json"]) == ExitCode.DONE
+    assert json.loads(capsys.readouterr().out) == {
+        "outcome": "done",
+        "line": "x",
+        "step": 7,
+        "ranks": 1,
+        "took_s": 0.5,
+        "exit_code": 0,
+        "late": [{"global_rank": 1, "step": None, "silent_s": 2.5, "role": ""}],
+        "stacks": [{"global_rank": 0, "node": 0, "local_rank": 0, "text": "a", "role": ""}],
+        "progress": [
+            {
+                "global_rank": 0,
+                "step": 7,
+                "total": 9,
+                "optimizer_steps": None,
+                "rate": 2.0,
+                "role": "",
+                "values": {"loss": 0.25, "lr": "nan"},
+                "has_moved": True,
+                "moved": "",
+                "is_busy": False,
+                "still_s": None,
+            }
+        ],
+    }
 
 
 def test_what_could_not_be_passed_on_is_one_line(monkeypatch, capsys):
@@ -139,9 +183,9 @@ def test_the_version(capsys):
 
 def test_equal_stacks_are_printed_once():
     stacks = (
-        RankStack(global_rank=0, text="Thread 0x1 (most recent call first):\n  a"),
-        RankStack(global_rank=1, text="Thread 0x2 (most recent call first):\n  a"),
-        RankStack(global_rank=2, text="b"),
+        Stack(global_rank=0, node=0, local_rank=0, text="Thread 0x1 (most recent call first):\n  a"),
+        Stack(global_rank=1, node=0, local_rank=1, text="Thread 0x2 (most recent call first):\n  a"),
+        Stack(global_rank=2, node=0, local_rank=2, text="b"),
     )
     assert list(answers.format_stacks(stacks)) == [
         "stacks of ranks 0, 1:",
@@ -154,7 +198,7 @@ def test_equal_stacks_are_printed_once():
 
 def test_roles_are_told_apart():
     """Each has a rank 0."""
-    stack = RankStack(global_rank=0, text="a")
+    stack = Stack(global_rank=0, node=0, local_rank=0, text="a")
     late = LateRank(global_rank=0, step=4, silent_s=None)
     merged = merge_answers(
         {

@@ -13,11 +13,10 @@ import pytest
 
 from muster._shared.codec import encode
 from muster._shared.contract import AskKind, AskOutcome
-from muster._shared.reports import Stack
+from muster._shared.reports import Answer, Stack
 from muster.agent.control import address
 from muster.agent.control.address import SignedRequest
 from muster.agent.control.server import ANSWER_LIMIT_S, FLUSH_S, PEERS, ControlServer
-from muster.agent.rendezvous.report_messages import Answer
 from muster.agent.runtime.loop import Loop
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="abstract names of sockets")

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from muster._shared.codec import decode
 from muster._shared.contract import TERMINATION_LOG_LIMIT_BYTES
 from muster._shared.records import replace
 from muster._shared.reports import Failure, OomEvidence, RankProgress, Report, Stack, name_ranks, print_values
@@ -238,7 +239,7 @@ def test_json_round_trip_and_no_temporary_file_is_left(tmp_path: Path) -> None:
     report = make_report(make_failure(oom=OomEvidence(certain=True, limit_bytes=1)), make_collateral(0))
     path = tmp_path / "report.json"
     write_report(report, str(path))
-    assert Report.from_json(json.loads(path.read_text())) == report
+    assert decode(Report, json.loads(path.read_text())) == report
     assert list(tmp_path.iterdir()) == [path]
 
 
@@ -281,7 +282,7 @@ def test_without_a_failure_no_torch_file_is_written(tmp_path: Path) -> None:
 
 def test_a_small_report_fits_whole_into_the_termination_message() -> None:
     report = make_report(make_failure(local_rank=0, global_rank=0, node=0))
-    assert Report.from_json(json.loads(build_termination_message(report))) == report
+    assert decode(Report, json.loads(build_termination_message(report))) == report
 
 
 @settings(max_examples=40)
@@ -298,7 +299,7 @@ def test_a_termination_message_is_valid_and_small_and_keeps_the_root(
     collateral = [make_collateral(rank) for rank in range(others)]
     message = build_termination_message(make_report(*collateral, root, run_id=run_id, reason=text))
     assert len(message) <= TERMINATION_LOG_LIMIT_BYTES
-    first = Report.from_json(json.loads(message)).failures[0]
+    first = decode(Report, json.loads(message)).failures[0]
     assert (first.global_rank, first.host, first.exit_code) == (3, "host-b", 1)
 
 

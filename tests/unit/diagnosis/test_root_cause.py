@@ -2,6 +2,7 @@
 
 from doubles.samples import make_failure
 
+from muster._shared.codec import decode, to_data
 from muster._shared.records import replace
 from muster._shared.reports import (
     ENDED,
@@ -121,7 +122,7 @@ def test_ranks_that_had_exited_on_another_node_are_named_too() -> None:
     made = build(own, see(10.1, 2, exit_code=1, stopped_by_us=True), stacks=(ended(1), ended(2), ended(3)))
     assert made.reason.startswith("rank 0 on node 0 (h) exited with code 1 after ranks 1, 3 had exited with code 0 (")
     assert made.failures[0].ended_ranks == (1, 3)
-    assert Report.from_json(made.to_json()) == made
+    assert decode(Report, to_data(made)) == made
     assert made.stacks == ()
 
 

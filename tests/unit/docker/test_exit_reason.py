@@ -1,8 +1,7 @@
 """Descriptions of why a container ended."""
 
-import json
-
 import pytest
+from doubles.samples import write_report
 
 from muster.schedulers.docker.engine.container_state import ContainerFacts
 from muster.schedulers.docker.live.exit_reason import describe_start_failure, describe_state, ended_by_engine
@@ -23,8 +22,9 @@ def test_out_of_memory_names_the_limit():
 
 def test_report_names_the_root_cause():
     failures = [{"collateral": True, "exception": "no"}, {"collateral": False, "exception": "ValueError: x\ny"}]
-    message = json.dumps({"reason": "workers failed", "failures": failures}).encode()
-    assert describe_state(facts(), message) == "workers failed: ValueError: x y"
+    assert (
+        describe_state(facts(), write_report("workers failed", *failures).encode()) == "workers failed: ValueError: x y"
+    )
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from doubles.samples import write_report
 from torchx import specs
 from torchx.specs.api import AppState, AppStatus
 
@@ -67,21 +68,17 @@ def describe(parents, pods, **more):
     return describe_observation("ns:app-x1", Observation(parents=parents, pods=facts, **more))
 
 
-REPORT = json.dumps(
+REPORT = write_report(
+    "rank 3 on node 1 (app-x1-trainer-1) exited with code 1 (ValueError: bad batch); why it ended",
     {
-        "run_id": "app-x1",
-        "reason": "rank 3 on node 1 (app-x1-trainer-1) exited with code 1 (ValueError: bad batch); why it ended",
-        "failures": [
-            {
-                "host": "app-x1-trainer-1",
-                "global_rank": 3,
-                "exit_code": 1,
-                "exception": "ValueError: bad batch",
-                "traceback": "Traceback ...",
-                "time_s": 1767225600.5,
-            }
-        ],
-    }
+        "host": "app-x1-trainer-1",
+        "global_rank": 3,
+        "exit_code": 1,
+        "exception": "ValueError: bad batch",
+        "traceback": "Traceback ...",
+        "time_s": 1767225600.5,
+    },
+    run_id="app-x1",
 )
 
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from muster._shared.contract import AskKind, AskOutcome, ExitCode
 from muster._shared.records import replace
+from muster._shared.reports import Answer
 from muster.agent.node.actions import (
     Action,
     AskPerson,
@@ -89,7 +90,6 @@ from muster.agent.rendezvous.interface import (
     StacksWanted,
     StoodStill,
 )
-from muster.agent.rendezvous.report_messages import Answer
 from muster.agent.round import Checkpoint
 
 make_round = partial(samples.make_round, restarts_left=3)

@@ -8,6 +8,7 @@ from doubles.sent import unwrap
 
 from muster._shared.contract import AskKind, AskOutcome
 from muster._shared.records import replace
+from muster._shared.reports import Answer
 from muster.agent.node.actions import (
     AnswerPerson,
     AskPerson,
@@ -31,7 +32,6 @@ from muster.agent.rendezvous.interface import (
     RoundBroken,
     RoundFormed,
 )
-from muster.agent.rendezvous.report_messages import Answer
 
 ROUND = make_round(number=3, restarts_left=1)
 CTRL_C = SignalReceived(signum=signal.SIGINT, is_at_terminal=True)

@@ -5,8 +5,9 @@ from doubles.sent import unwrap
 
 from muster._shared.contract import AskKind, AskOutcome
 from muster._shared.contract import StatusPageLayout as Layout
+from muster._shared.fields import LateRank
 from muster._shared.records import replace
-from muster._shared.reports import Stack
+from muster._shared.reports import Answer, Stack
 from muster.agent.node.actions import (
     AnswerPerson,
     PrintStacks,
@@ -38,13 +39,11 @@ from muster.agent.rendezvous.interface import (
     DrainFollowed,
     DrainReported,
     DrainWithdrawn,
-    LateRank,
     RequestAnswered,
     RoundBroken,
     RoundFormed,
     StacksWanted,
 )
-from muster.agent.rendezvous.report_messages import Answer
 
 ROUND = make_round(number=3, rank_offset=2)
 ASKED = Requested(request=1, kind=AskKind.PAUSE, limit_s=30.0)

@@ -8,7 +8,8 @@ from muster._shared.codec import encode
 from muster._shared.contract import AskKind, AskOutcome
 from muster._shared.contract import StatusPageLayout as Layout
 from muster._shared.control import parse_answer
-from muster._shared.reports import ENDED, Collective, Group, RankProgress, RankView, Stack
+from muster._shared.fields import LateRank
+from muster._shared.reports import ENDED, Answer, Collective, Group, RankProgress, RankView, Stack
 from muster.agent.rendezvous.consensus.actions import Notify, RoundBreak
 from muster.agent.rendezvous.consensus.events import MemberLost, Reported
 from muster.agent.rendezvous.interface import (
@@ -22,11 +23,10 @@ from muster.agent.rendezvous.interface import (
     DrainReport,
     DrainReported,
     DrainWithdrawn,
-    LateRank,
     Saved,
     StacksWanted,
 )
-from muster.agent.rendezvous.report_messages import Answer, Idle, RequestAnswer, StacksTaken
+from muster.agent.rendezvous.report_messages import Idle, RequestAnswer, StacksTaken
 
 
 class Job(TwoMembers):
@@ -278,7 +278,7 @@ def test_how_far_ranks_are_is_answered_with_their_stacks():
     )
     read = parse_answer(encode(told.answer, 1 << 20))
     assert (read.step, [each.step for each in read.progress]) == (812, [812, 814])
-    assert (read.progress[0].values, read.progress[0].has_moved) == ({"loss": 0.25, "lr": "nan"}, True)
+    assert (read.progress[0].values, read.progress[0].moved) == ((("loss", "0.25"), ("lr", "nan")), "")
 
 
 def take(job, member, *stacks):

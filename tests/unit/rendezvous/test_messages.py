@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from muster._shared.codec import MalformedMessageError, MessageUnion, decode, encode, encode_message
-from muster._shared.fields import HOST_NAME, PACKED, Limit, Range, Shared
+from muster._shared.fields import AS_OBJECT, HOST_NAME, PACKED, SPARSE, Limit, Range, Shared
 from muster._shared.records import record, replace
 from muster._shared.reports import Failure, Group, OomEvidence, RankView, Report, Stack
 from muster.agent.rendezvous.consensus.actions import JobEnd, RoundBreak
@@ -75,6 +75,11 @@ def build_limited(base: Any, marks: tuple[Any, ...]) -> st.SearchStrategy[Any]:
     mark = marks[0]
     if mark == PACKED:
         return build_records(base)
+    if mark == SPARSE:
+        return build_values(base)
+    if AS_OBJECT in marks:
+        (pair, _) = get_args(base)
+        return st.lists(build_values(pair), max_size=3, unique_by=lambda each: each[0]).map(tuple)
     if isinstance(mark, Range) and base is int:
         return st.integers(int(mark.least), int(mark.most))
     if isinstance(mark, Range):
@@ -266,7 +271,7 @@ def build_longest(annotation: Any, items: int = UNACKNOWLEDGED) -> Any:
     if origin is Annotated and args[1] == PACKED:
         return LONGEST_VIEW if args[0] is RankView else build_longest(args[0])
     if origin is Annotated:
-        return build_longest(args[0], args[1].most + 1)
+        return build_longest(args[0], items if args[1] == SPARSE else args[1].most + 1)
     if origin in (Union, types.UnionType):
         return build_longest(next(arg for arg in args if arg is not types.NoneType), items)
     if origin is Shared:

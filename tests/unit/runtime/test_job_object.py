@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from muster._shared.reports import JobState, JobStatus
 from muster.agent.runtime.event_log import EventRecord
 from muster.agent.runtime.job_object import JobObject
 
@@ -127,7 +128,7 @@ def test_a_pod_without_a_token_is_told_so_once(tmp_path: Path) -> None:
     lines: list[str] = []
     environ = {"MUSTER_JOB_OBJECT": PATH, "MUSTER_ACCOUNT_DIR": str(tmp_path / "none")}
     job = JobObject(environ, 0, lines.append)
-    status = {"step": 3, "total": None, "rate": 2.5, "values": {"loss": 0.25}, "state": "running"}
+    status = JobStatus(step=3, rate=2.5, values=(("loss", 0.25),))
     job.write_status(status)
     job.write_status(status)
     job.close()
@@ -141,11 +142,11 @@ def test_progress_is_told_at_most_twice_a_minute_and_at_the_end(monkeypatch: pyt
     shown = []
     for step in range(13):  # a minute
         seconds[0] = 100.0 + 5 * step
-        job.write_status({"step": step, "total": 50, "rate": 0.2, "values": {"loss": 1 / 3}, "state": "running"})
+        job.write_status(JobStatus(step=step, total=50, rate=0.2, values=(("loss", 1 / 3),)))
         shown += [text.partition("Z ")[2] for text in job.annotations.values()]
         job.annotations.clear()
     loss = "0.2 a second, loss 0.333333"
     assert shown == [f"step {step} of 50, {loss}" for step in (0, 6, 12)]
-    job.write_status({"step": 13, "total": 50, "rate": 0.2, "values": {}, "state": "paused"})
+    job.write_status(JobStatus(step=13, total=50, rate=0.2, state=JobState.PAUSED))
     job.close()
     assert [text.partition("Z ")[2] for text in job.annotations.values()] == ["paused at step 13"]

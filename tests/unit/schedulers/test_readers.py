@@ -5,12 +5,16 @@ import os
 from datetime import datetime, timedelta
 from functools import partial
 
+import golden_state
 import pytest
+from doubles import samples
 from hypothesis import given
 from hypothesis import strategies as st
 
+from muster._shared.codec import decode, to_data
 from muster._shared.contract import STATUS_SCHEMA
 from muster._shared.control import parse_answer
+from muster._shared.reports import Report
 from muster.schedulers.adapter.records import RecordReader, describe_roles
 from muster.schedulers.docker.engine.errors import one_line
 from muster.schedulers.failure_report import (
@@ -82,14 +86,68 @@ def test_what_an_agent_says_about_its_command_line():
     assert find_usage_line(b"Traceback\n") == find_usage_line(b"") == ""
 
 
+FAILURE = {
+    **samples.FAILURE,
+    "exit_code": 1,
+    "signal": None,
+    "reason": "",
+    "exception": "E: t",
+    "traceback": "T",
+    "stderr_tail": ["a"],
+    "age_s": 0.0,
+    "error_file": None,
+    "log_path": None,
+    "oom": None,
+    "stopped_by_us": False,
+    "collateral": False,
+}
+
+
+def read(**report):
+    found = parse_report(json.dumps({"run_id": "r", "attempt": 0, "max_restarts": 0, "schema": 1, **report}))
+    assert found is not None
+    return found
+
+
 def test_the_root_cause_is_named_once():
-    collateral, cause = {"exception": "late", "collateral": True}, {"exception": "ValueError: x"}
-    report = parse_report(json.dumps({"reason": "rank 1\n failed", "failures": [collateral, cause]}))
-    assert find_root_cause(report) == cause
+    failures = [FAILURE | {"exception": "late", "collateral": True}, FAILURE | {"exception": "ValueError: x"}]
+    report = read(reason="rank 1\n failed", failures=failures)
+    assert find_root_cause(report).exception == "ValueError: x"
     assert describe_report(report) == "rank 1 failed: ValueError: x"
-    assert describe_report(report | {"reason": "rank 1: ValueError: x"}) == "rank 1: ValueError: x"
-    assert describe_report({}) == ""
-    assert find_root_cause({"failures": ["odd"]}) == find_root_cause({"failures": 1}) == {}
+    assert describe_report(read(reason="rank 1: ValueError: x", failures=failures)) == "rank 1: ValueError: x"
+    assert describe_report(read(reason="")) == ""
+
+
+@pytest.mark.parametrize("failures", [["odd"], 1, [{"exception": "E"}], None])
+def test_failures_that_are_malformed_are_left_out(failures):
+    assert find_root_cause(read(reason="why", failures=failures)) is None
+
+
+def test_a_field_that_is_malformed_is_left_out():
+    wrong = FAILURE | {"exit_code": "one", "stderr_tail": ["a", 7], "traceback": "x" * 70_000, "oom": {}, "new": 1}
+    root = find_root_cause(read(reason="why", failures=[wrong, FAILURE]))
+    assert (root.exit_code, root.stderr_tail, root.oom, root.exception) == (None, ("a",), None, "E: t")
+    assert len(root.traceback) == 65536
+    assert root.traceback.startswith("...x")
+
+
+def test_a_message_with_room_for_the_reason_only_is_a_report():
+    assert describe_report(parse_report('{"run_id": "r", "reason": "why"}')) == "why"
+
+
+@pytest.mark.parametrize("job", ["failed", "hung", "oom"])
+def test_reports_of_the_first_version(job):
+    """The file, and the last words of a container."""
+    written = json.loads(golden_state.read_report(job, "report.json"))
+    report = parse_report(golden_state.read_report(job, "report.json"))
+    assert decode(Report, written) == report
+    assert len(report.failures) == len(written["failures"])
+    for failure, data in zip(report.failures, written["failures"], strict=True):
+        again = to_data(failure)
+        assert {name: again[name] for name in data} == data
+    last = parse_report(golden_state.last_words(job))
+    assert last.reason == report.reason
+    assert find_root_cause(last).exception == find_root_cause(report).exception
 
 
 def write_records(*events):
@@ -225,10 +283,12 @@ def test_what_a_container_wrote_itself_ends_no_command(tmp_path, value):
         line = json.dumps({**record, name: value}).encode()
         assert isinstance(parse_hang(line), str)
         assert 0 <= parse_attempt(line) <= 1_000_000
-    failure = {"exception": "E: t", "traceback": "T", "stderr_tail": ["a"], "exit_code": 1, "time_s": 1.0, "rank": 0}
-    for name in failure:
-        report = parse_report(json.dumps({"reason": value, "failures": [{**failure, name: value}]}))
-        if report is not None:
+    for name in FAILURE:
+        for reason in ("why", value):
+            report = parse_report(json.dumps({"reason": reason, "failures": [{**FAILURE, name: value}]}))
+            if report is None:
+                assert reason != "why" or value == NESTED, "it is no report, or nested too deeply"
+                continue
             error = _build_torch_error(report)
             assert isinstance(error["message"]["message"], str)
             int(error["message"]["extraInfo"]["timestamp"])  # TorchX does
@@ -244,7 +304,7 @@ def test_what_commands_quote_shows_escape_sequences():
     shown = r"\x1b]52;c;eA==\x07\x1b[2J"
     record = {"time_s": 1.0, "what": "hang_named", "detail": {"text": evil}}
     assert parse_hang(json.dumps(record).encode()).startswith(f"{shown} (reported at")
-    assert describe_report({"reason": f"rank 0: {evil}"}) == f"rank 0: {shown}"
+    assert describe_report(read(reason=f"rank 0: {evil}")) == f"rank 0: {shown}"
     assert find_usage_line(f"muster: no script {evil}\n".encode()) == f"no script {shown}"
     assert one_line(evil) == shown
 
@@ -264,7 +324,7 @@ def test_pipes_in_the_place_of_files_hold_nothing_up(tmp_path):
     (tmp_path / "job").mkdir()
     for name in ("events.jsonl", "report.json", "error.json"):
         os.mkfifo(tmp_path / "job" / name)
-    assert read_report(tmp_path) == {}
+    assert read_report(tmp_path) is None
     reader = RecordReader(partial(read_records, tmp_path))
     assert (reader.restarts, reader.running) == (0, "")
     assert read_error_file(tmp_path / "job/error.json") is None

@@ -10,7 +10,8 @@ from dataclasses import replace
 import pytest
 
 from muster._shared.contract import AskOutcome
-from muster._shared.control import Answer, ControlError, ExitCode
+from muster._shared.control import ControlError, ExitCode
+from muster._shared.reports import Answer
 from muster.schedulers.supervision import app_folder, asking, client
 from muster.schedulers.supervision.app_folder import AppFolder, AppRecord, AppSpec, StateError
 from muster.schedulers.supervision.machine import Machine

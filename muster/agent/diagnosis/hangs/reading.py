@@ -6,8 +6,8 @@ entries stay "scheduled" and are done when `retired`; its `pg_config` says nothi
 
 from collections.abc import Mapping, Sequence
 
-from muster._shared.contract import parse_json
 from muster._shared.fields import MOST
+from muster._shared.foreign_files import parse_json
 from muster._shared.records import record
 from muster._shared.reports import ENTRY_LIMIT, Collective, Group
 

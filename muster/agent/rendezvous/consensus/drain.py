@@ -35,8 +35,9 @@ from math import gcd
 
 from muster._shared.contract import AskKind, AskOutcome
 from muster._shared.contract import StatusPageLayout as Layout
+from muster._shared.fields import LateRank
 from muster._shared.records import assert_never, replace
-from muster._shared.reports import Stack
+from muster._shared.reports import Answer, Stack
 from muster.agent.rendezvous.consensus.actions import Action, Notify, Send
 from muster.agent.rendezvous.consensus.failures import break_round, has_enough_members
 from muster.agent.rendezvous.consensus.state import (
@@ -63,13 +64,12 @@ from muster.agent.rendezvous.interface import (
     DrainReport,
     DrainReported,
     DrainWithdrawn,
-    LateRank,
     NoticeKind,
     Saved,
     StacksWanted,
     StoodStill,
 )
-from muster.agent.rendezvous.report_messages import Answer, RequestAnswer, StacksTaken
+from muster.agent.rendezvous.report_messages import RequestAnswer, StacksTaken
 from muster.agent.round import Checkpoint
 from muster.agent.runtime.persistent import PersistentSet
 

@@ -6,13 +6,14 @@ Per-member facts are in persistent maps and sets, so that the cost of an event d
 import math
 
 from muster._shared.contract import AskKind, StatusPageLayout
+from muster._shared.fields import LateRank
 from muster._shared.records import record
 from muster._shared.reports import Failure, FinalFailure, Stack
 from muster.agent.diagnosis.root_cause import DatedFailure
 from muster.agent.rendezvous.consensus.actions import Action, FormRound, JobEnd, SetTimer
 from muster.agent.rendezvous.consensus.members import ConsensusRules, MemberRecord, RankAssignment
 from muster.agent.rendezvous.consensus.quorum import QuorumRound
-from muster.agent.rendezvous.interface import DrainReport, LateRank
+from muster.agent.rendezvous.interface import DrainReport
 from muster.agent.round import Checkpoint
 from muster.agent.runtime.persistent import PersistentMap, PersistentSet
 

@@ -11,6 +11,7 @@ from muster._shared.codec import clean_name
 from muster._shared.contract import AskOutcome
 from muster._shared.processes import read_peak_bytes
 from muster._shared.records import replace
+from muster._shared.reports import Answer
 from muster.agent.config import RendezvousConfig
 from muster.agent.rendezvous.consensus.actions import JobEnd, RoundBreak, RoundCommitted
 from muster.agent.rendezvous.consensus.events import RoundAcknowledged
@@ -38,7 +39,7 @@ from muster.agent.rendezvous.member.session import Session
 from muster.agent.rendezvous.protocol import leader_messages as down
 from muster.agent.rendezvous.protocol import member_messages as up
 from muster.agent.rendezvous.protocol.job_rules import build_job_rules
-from muster.agent.rendezvous.report_messages import Answer, Failed, Stopped
+from muster.agent.rendezvous.report_messages import Failed, Stopped
 from muster.agent.rendezvous.transport.links import Network, Reservation
 from muster.agent.round import Checkpoint, Round
 from muster.agent.runtime.loop import Loop, Timer

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from muster._shared.contract import AskOutcome
 from muster._shared.records import assert_never
+from muster._shared.reports import Answer
 from muster.agent.config import RendezvousConfig
 from muster.agent.errors import UsageError
 from muster.agent.rendezvous.interface import (
@@ -33,7 +34,7 @@ from muster.agent.rendezvous.interface import (
     Saved,
     StoodStill,
 )
-from muster.agent.rendezvous.report_messages import Answer, Failed, Idle, StacksTaken, Stopped
+from muster.agent.rendezvous.report_messages import Failed, Idle, StacksTaken, Stopped
 from muster.agent.rendezvous.restart_policy import LocalRestartPolicy, Next
 from muster.agent.rendezvous.torch_handlers.messages import (
     Command,

@@ -9,7 +9,8 @@ from functools import partial
 from typing import Any, Final
 
 from muster._shared.contract import AskKind, AskOutcome
-from muster._shared.control import NO_AGENT, Answer, ControlError, ExitCode, RoleNodes, ask_roles, close_stop
+from muster._shared.control import NO_AGENT, ControlError, ExitCode, RoleNodes, ask_roles, close_stop
+from muster._shared.reports import Answer
 from muster.schedulers.adapter.records import RecordReader, describe_roles
 from muster.schedulers.agent_command import build_ask_command, find_run_file, is_agent_role
 from muster.schedulers.errors import EngineError, RightError

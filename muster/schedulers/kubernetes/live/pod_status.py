@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from muster._shared.contract import Env, describe_exit_code, show_controls
+from muster._shared.reports import Report
 from muster.schedulers.failure_report import parse_report
 from muster.schedulers.kubernetes import volcano_jobs
 from muster.schedulers.kubernetes.labels import (
@@ -48,7 +49,7 @@ class PodFact:
     """Why it waits or ended. Pods with the same reason are shown as one group."""
     exit_code: int | None = None
     finished: str = ""
-    report: Mapping[str, Any] | None = None
+    report: Report | None = None
     """The agent's structured report."""
     text: str = ""
     """The termination message, if it is not a report."""
@@ -141,7 +142,7 @@ def _find_terminated(status: Mapping[str, Any]) -> Mapping[str, Any]:
     return state.get("terminated") or {}
 
 
-def _read_message(message: str) -> tuple[Mapping[str, Any] | None, str]:
+def _read_message(message: str) -> tuple[Report | None, str]:
     report = parse_report(message)
     return (None, show_controls(message.strip())) if report is None else (report, "")
 

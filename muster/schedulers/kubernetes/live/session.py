@@ -10,7 +10,7 @@ from torchx.schedulers.api import DescribeAppResponse, ListAppResponse
 from torchx.specs.api import AppState
 
 from muster._shared.contract import AskKind
-from muster._shared.control import Answer
+from muster._shared.reports import Answer
 from muster.schedulers.adapter.status import check_replica
 from muster.schedulers.errors import SchedulerError
 from muster.schedulers.kubernetes.api.client import Client, Clock, SystemClock

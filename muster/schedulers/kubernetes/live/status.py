@@ -9,6 +9,8 @@ from typing import Any, Final
 from torchx.schedulers.api import DescribeAppResponse
 from torchx.specs.api import NONE, AppDef, AppState, ReplicaStatus
 
+from muster._shared.codec import to_data
+from muster._shared.reports import Report
 from muster.schedulers.adapter.status import AppFacts, build_status
 from muster.schedulers.errors import EngineError
 from muster.schedulers.failure_report import describe_report, find_root_cause
@@ -81,17 +83,11 @@ def describe_observation(app_id: str, observation: Observation) -> DescribeAppRe
         state=state,
         replicas=_build_replicas(app, observation, state),
         # pods that were replaced; workers that failed were restarted in place
-        restarts=count_replaced_pods(observation) + _count_attempts(report),
+        restarts=count_replaced_pods(observation) + (0 if report is None else report.attempt),
         messages=(damage, build_message(observation, state, report)),
         error=None if report is None else json.dumps(_build_torch_error(report)),
     )
     return build_status(facts)
-
-
-def _count_attempts(report: Mapping[str, Any] | None) -> int:
-    """How often workers had been restarted in place when the job failed; 0 while it has not."""
-    attempt = (report or {}).get("attempt")
-    return attempt if isinstance(attempt, int) else 0
 
 
 def count_replaced_pods(observation: Observation) -> int:
@@ -152,7 +148,7 @@ def _decide_end(parents: Sequence[Mapping[str, Any]]) -> AppState | None:
 # -- the message --------------------------------------------------------------------------------------------------
 
 
-def build_message(observation: Observation, state: AppState, report: Mapping[str, Any] | None) -> str:
+def build_message(observation: Observation, state: AppState, report: Report | None) -> str:
     """Why the app is in this state: one clause per group of pods, the most important first."""
     if state in (AppState.SUCCEEDED, AppState.CANCELLED):
         return ""
@@ -304,22 +300,23 @@ def _group_pods(observation: Observation, state: AppState) -> list[str]:
 # -- reports ----------------------------------------------------------------------------------------------------------
 
 
-def find_report(pods: Sequence[PodFact]) -> Mapping[str, Any] | None:
+def find_report(pods: Sequence[PodFact]) -> Report | None:
     """The agents' report of the job, the same on all nodes. The latest counts: the job recovered from earlier ones."""
     reports = [(fact.finished, fact.report) for fact in pods if fact.report is not None and fact.phase == "Failed"]
     return max(reports, key=lambda item: item[0])[1] if reports else None
 
 
-def _build_torch_error(report: Mapping[str, Any], exit_code: int | None = None) -> dict[str, Any]:
+def _build_torch_error(report: Report, exit_code: int | None = None) -> dict[str, Any]:
     """Torch's error format, which TorchX prints, with the whole report."""
-    failure = find_root_cause(report)
-    callstack = failure.get("traceback") or "\n".join(failure.get("stderr_tail") or ()) or describe_report(report)
+    root, line = find_root_cause(report), describe_report(report)
+    text = "" if root is None else root.traceback or "\n".join(root.stderr_tail)
+    code, time_s = (None, 0.0) if root is None else (root.exit_code, root.time_s)
     message = {
-        "message": describe_report(report),
-        "errorCode": failure.get("exit_code") or exit_code or 1,
-        "extraInfo": {"py_callstack": callstack, "timestamp": str(int(failure.get("time_s") or 0))},
+        "message": line,
+        "errorCode": code or exit_code or 1,
+        "extraInfo": {"py_callstack": text or line, "timestamp": str(int(time_s))},
     }
-    return {"message": message, "report": report}
+    return {"message": message, "report": to_data(report)}
 
 
 def _build_plain_error(fact: PodFact) -> dict[str, Any]:

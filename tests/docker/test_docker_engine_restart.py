@@ -8,6 +8,7 @@ import pytest
 from torchx.specs import AppState
 
 from muster.components import dist
+from muster.schedulers.supervision.state import AppPhase
 
 pytestmark = [pytest.mark.docker, pytest.mark.alone]
 
@@ -72,7 +73,11 @@ def test_cancel_while_the_engine_is_down(apps, app_of, engine, wait_until):
     assert status.state == AppState.RUNNING
     assert "no Docker engine answers at " in status.msg
     apps.cancel(app_id)
-    assert apps.status(app_id).state == AppState.RUNNING
+    folder = apps.scheduler._find_folder(app_id)
+    wait_until(lambda: folder.read_record().app.phase is AppPhase.ENDING, "the request")
+    status = apps.status(app_id)
+    assert status.state == AppState.RUNNING
+    assert "no Docker engine answers at " in status.msg
     engine("start")
     assert apps.wait(app_id).state == AppState.CANCELLED
     assert apps.containers(app_id, every=False) == []

@@ -42,9 +42,10 @@ def image_with_user_and_folder(client):
     client.images.remove("muster-test:app-user", force=True)
 
 
-def test_a_user_can_write_beside_its_code(apps, app_of, workspace, image_with_user_and_folder):
+@pytest.mark.parametrize("options", [{}, {"image_repo": "muster-test/owned", "quiet": True}])
+def test_a_user_can_write_beside_its_code(apps, app_of, workspace, image_with_user_and_folder, options):
     words = "touch main.py new sub/new && stat -c '%U %a %n' . main.py new sub"
-    app_id = apps.run(app_of(words, image=image_with_user_and_folder), workspace=workspace)
+    app_id = apps.run(app_of(words, image=image_with_user_and_folder), workspace=workspace, **options)
     assert apps.wait(app_id).state == AppState.SUCCEEDED
     owners = [line.split()[::2] for line in apps.logs(app_id)]
     assert owners == [["nobody", "."], ["nobody", "main.py"], ["nobody", "new"], ["nobody", "sub"]]

@@ -51,7 +51,8 @@ class AgentWords:
     restarts: int = 0
     """Of workers, in place; those of replicas are in the app's record."""
     running: str = ""
-    """What is known of an app that runs: a hang with which it goes on, how far it is; "": nothing."""
+    """What is known of an app that runs or is being ended: a hang with which it goes on, how far it is, that no engine
+    answers; "": nothing."""
     error: str | None = None
     """The app's error.json as text, when there is one."""
 
@@ -268,7 +269,7 @@ def _find_state(record: AppRecord | None, lost: str) -> AppState:
 def _list_messages(record: AppRecord | None, running: str, lost: str) -> tuple[str, ...]:
     if record is None:
         return ()
-    told = running if record.app.phase is AppPhase.RUNNING else ""
+    told = running if record.app.phase in (AppPhase.RUNNING, AppPhase.ENDING) else ""
     return lost or told, record.app.reason
 
 

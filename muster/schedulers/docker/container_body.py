@@ -22,7 +22,7 @@ _PYTHON_SWITCHES: Final = re.compile("-[bBdEiIOPqsSuv]+")
 """Those that take no value and do not say what is run."""
 
 _PIECE_BYTES: Final = 1 << 20
-_DEFAULT_DOCKERFILE: Final = b"ARG IMAGE\nFROM $IMAGE\nCOPY . .\n"
+_DEFAULT_DOCKERFILE: Final = "ARG IMAGE\nFROM $IMAGE\nCOPY --chown={}:{} . .\n"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,6 +141,12 @@ def build_loader_body(app: AppRequest, image: ImageFacts) -> dict[str, Any]:
     }
 
 
+def build_idle_body(app: AppRequest, image: ImageFacts) -> dict[str, Any]:
+    """A container that never runs: through it files of an image are read."""
+    config = {"NetworkMode": "none"}
+    return {"Image": image.id, "Cmd": ["true"], "Labels": dict(app.labels), "HostConfig": config}
+
+
 def _build_host_config(
     app: AppRequest, container: ContainerRequest, image: ImageFacts, engine: EngineFacts
 ) -> dict[str, Any]:
@@ -243,8 +249,13 @@ def stream_with_owner(workspace: Path, uid: int, gid: int) -> Iterator[bytes]:
     yield bytes(2 * tarfile.BLOCKSIZE)
 
 
-def stream_context(workspace: Path) -> Iterator[bytes]:
-    """A build context: a packed workspace, and a Dockerfile that copies it in if the workspace has none."""
+def stream_context(workspace: Path, owner: tuple[int, int]) -> Iterator[bytes]:
+    """A build context: a packed workspace, and a Dockerfile that copies it in if the workspace has none.
+
+    Args:
+        workspace: the packed one.
+        owner: user and group of the copied files.
+    """
     names = set()
     with tarfile.open(workspace) as source:
         for entry in source:
@@ -252,9 +263,10 @@ def stream_context(workspace: Path) -> Iterator[bytes]:
             yield from _stream_entry(source, entry)
     if DOCKERFILE not in names:
         entry = tarfile.TarInfo(DOCKERFILE)
-        entry.size = len(_DEFAULT_DOCKERFILE)
+        content = _DEFAULT_DOCKERFILE.format(*owner).encode()
+        entry.size = len(content)
         yield entry.tobuf(tarfile.PAX_FORMAT)
-        yield _DEFAULT_DOCKERFILE + _pad(entry.size)
+        yield content + _pad(entry.size)
     yield bytes(2 * tarfile.BLOCKSIZE)
 
 

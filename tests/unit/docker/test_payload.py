@@ -53,16 +53,16 @@ def test_entries_belong_to_the_images_user(packed):
 
 
 def test_a_context_gets_a_dockerfile_if_it_has_none(tmp_path, packed):
-    entries = read_tar(stream_context(packed))
-    assert entries[DOCKERFILE][1].startswith(b"ARG IMAGE\nFROM $IMAGE")
+    entries = read_tar(stream_context(packed, (1000, 1001)))
+    assert entries[DOCKERFILE][1] == b"ARG IMAGE\nFROM $IMAGE\nCOPY --chown=1000:1001 . .\n"
     own = tmp_path / "own"
     own.mkdir()
     (own / DOCKERFILE).write_text("FROM mine")
     workspaces = PackedWorkspaces()
     key = workspaces.pack(str(own), tmp_path)
-    assert {name: content for name, (_, content) in read_tar(stream_context(workspaces.files[key])).items()} == {
-        DOCKERFILE: b"FROM mine"
-    }
+    assert {
+        name: content for name, (_, content) in read_tar(stream_context(workspaces.files[key], (0, 0))).items()
+    } == {DOCKERFILE: b"FROM mine"}
     workspaces.remove()
 
 

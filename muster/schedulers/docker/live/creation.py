@@ -27,6 +27,7 @@ from muster.schedulers.docker.spec import (
 
 _PASSWD_LIMIT_BYTES = 1 << 20
 _REMOVERS = 8
+_ROOT = ("", "0", "root")
 
 
 class Creator:
@@ -78,15 +79,18 @@ class Creator:
             self._engine.copy_in(created, STATE_DIR if container.read_only else "/", self._pack_state_dir(container))
         if container.bundled and not container.read_only:
             self._engine.copy_in(created, "/", bodies.pack_agent(self._payload.agent))
+        if container.workspace is None:
+            return
+        folder = bodies.choose_working_dir(container, image)
+        uid, gid = self._find_owner(created, container, image)
+        is_changeable = folder != "/" and not container.read_only and not bodies.lies_on_mount(container, folder)
+        if uid != 0 and is_changeable:
+            # WORKDIR makes a folder of root's, and the engine, too: the script could not write beside its code.
+            mode = self._engine.read_folder_mode(created, folder)
+            if mode is not None:
+                self._engine.copy_in(created, "/", bodies.pack_folder(folder, uid, gid, mode))
         if bodies.needs_workspace_copy(container):
-            workspace = self._payload.workspaces[container.workspace or ""]
-            folder = bodies.choose_working_dir(container, image)
-            uid, gid = self._find_owner(created, container, image)
-            if uid != 0 and not container.read_only and not bodies.lies_on_mount(container, folder):
-                # WORKDIR makes a folder of root's, and the engine, too: the script could not write beside its code.
-                mode = self._engine.read_folder_mode(created, folder)
-                if mode is not None:
-                    self._engine.copy_in(created, "/", bodies.pack_folder(folder, uid, gid, mode))
+            workspace = self._payload.workspaces[container.workspace]
             self._engine.copy_in(created, folder, bodies.stream_with_owner(workspace, uid, gid))
 
     def _pack_state_dir(self, container: ContainerRequest) -> bytes:
@@ -94,11 +98,10 @@ class Creator:
 
     def _find_owner(self, created: str, container: ContainerRequest, image: ImageFacts) -> tuple[int, int]:
         user = container.user or image.user
-        if user in ("", "0", "root"):
+        if user in _ROOT:
             return 0, 0
         if image.id not in self._owners:
-            passwd = self._engine.copy_out(created, "/etc/passwd", _PASSWD_LIMIT_BYTES) or b""
-            self._owners[image.id] = bodies.parse_user(user, passwd.decode(errors="replace"))
+            self._owners[image.id] = _read_owner(self._engine, created, user)
         return self._owners[image.id]
 
     def _inspect_image(self, name: str) -> ImageFacts:
@@ -220,14 +223,34 @@ def build_images(
     wanted = {container.image: container for container in app.containers if container.base_image is not None}
     for name, container in wanted.items():
         repository, _, tag = name.rpartition(":")
+        base = container.base_image or ""
+        owner = _read_image_owner(engine, app, container)
         built = engine.build_image(
-            bodies.stream_context(workspaces[container.workspace or ""]),
-            args={"IMAGE": container.base_image or "", "WORKSPACE": "."},
+            bodies.stream_context(workspaces[container.workspace or ""], owner),
+            args={"IMAGE": base, "WORKSPACE": "."},
             labels=app.labels,
             dockerfile=bodies.DOCKERFILE,
             on_progress=report_progress,
         )
         engine.tag_image(built, repository, tag)
+
+
+def _read_image_owner(engine: Engine, app: AppRequest, container: ContainerRequest) -> tuple[int, int]:
+    """User and group id of a container whose image is not built yet."""
+    image = engine.inspect_image(container.base_image or "")
+    user = container.user or image.user
+    if user in _ROOT:
+        return 0, 0
+    created = engine.create_container(f"{app.app_id}-owner", bodies.build_idle_body(app, image))
+    try:
+        return _read_owner(engine, created, user)
+    finally:
+        engine.remove_container(created)
+
+
+def _read_owner(engine: Engine, created: str, user: str) -> tuple[int, int]:
+    passwd = engine.copy_out(created, "/etc/passwd", _PASSWD_LIMIT_BYTES) or b""
+    return bodies.parse_user(user, passwd.decode(errors="replace"))
 
 
 def _has_image(engine: Engine, image: str) -> bool:

@@ -512,6 +512,18 @@ def test_secret_arguments_are_in_the_secret():
         )
 
 
+def test_a_secret_that_differs_from_node_to_node_is_masked_or_named():
+    """The dry run for `kubectl` printed them without a word."""
+    script = ["--key=hunter2-${replica_id}", "--password", "hunter3-${replica_id}", "--token=plain"]
+    role = agent_role(script=script, env={"MY_TOKEN": "hunter4-${replica_id}", "SEEN": "${replica_id}"})
+    assert not re.search(r"hunter\d", str(build(role)))
+    text = str(build(role, dryrun="full"))
+    note = "# Printed whole, since it differs from node to node and no Secret can hold it: "
+    named = [line.removeprefix(note) for line in text.splitlines() if line.startswith(note)]
+    assert sorted(named) == ["--key=***", "--password ***", "MY_TOKEN=***"]
+    assert text.count("hunter2-") == 1, "kubectl needs it"
+
+
 def test_variables_that_the_metadata_names_are_in_the_secret():
     env = {"PLAIN": "pa$$$$word", "SEEN": "1"}  # as components escape what must arrive as it is
     request = build(agent_role(env=env, metadata={RoleKey.SECRET_ENV: "PLAIN"}), dryrun="full")

@@ -6,16 +6,22 @@ What `dryrun=full` prints can be applied by `kubectl`. The summary cannot, on pu
 import base64
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from muster._shared.contract import TOKEN_PLACEHOLDER
 from muster.schedulers.kubernetes.labels import APPDEF_ANNOTATION
-from muster.schedulers.secret_variables import mask_args
+from muster.schedulers.kubernetes.manifests.inputs import SECRET_ARGUMENT
+from muster.schedulers.secret_variables import MASK, is_secret, mask_args
 
 _FILE_FIELDS: Final = ("binaryData", "data")
 _FILE_MARK: Final = "@@file-{index}@@"
 
+_REFERENCE: Final = re.compile(re.escape(f"$({SECRET_ARGUMENT})").replace(re.escape("{number}"), r"\d+"))
+"""To a variable that our Secret has."""
+
+_WHOLE: Final = "Printed whole, since it differs from node to node and no Secret can hold it"
 _SUMMARY: Final = "# A summary, not for kubectl: -cfg dryrun=full prints the files and the AppDef whole.\n"
 _PLACEHOLDERS: Final = "# Placeholders. Before kubectl apply, put values in: sed -i {expressions} FILE\n"
 
@@ -38,7 +44,7 @@ def render_request(
         full: print the files whole.
     """
     heading = "".join(f"# {line}\n" for line in ("A submission adds:", *(f"  {text}" for text in additions)))
-    heading += "" if full else _SUMMARY
+    heading += "".join(f"# {_WHOLE}: {each}\n" for each in _find_secrets(documents)) if full else _SUMMARY
     values = {key: TOKEN_PLACEHOLDER.format(key=key) for key in token_keys} | {key: f"<{key}>" for key in secret_keys}
     return heading + "---\n".join(_render(document, values, full=full) for document in documents)
 
@@ -77,13 +83,44 @@ def _summarize_app(metadata: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _mask(content: Any) -> Any:
-    """Commands without what looks secret in them."""
+    """Commands and variables without what looks secret in them."""
     if isinstance(content, Mapping):
+        if _is_secret_variable(content):
+            return {**content, "value": MASK}
         return {
             key: mask_args(value) if key in ("command", "args") and isinstance(value, list) else _mask(value)
             for key, value in content.items()
         }
     return [_mask(each) for each in content] if isinstance(content, list) else content
+
+
+def _find_secrets(content: Any) -> list[str]:
+    """Masked, what looks secret and is not in our Secret, since its value differs from node to node."""
+    if isinstance(content, Mapping):
+        if _is_secret_variable(content):
+            return [f"{content['name']}={MASK}"]
+        found: list[str] = []
+        for key, value in content.items():
+            is_command = key in ("command", "args") and isinstance(value, list)
+            found += _find_secret_args(value) if is_command else _find_secrets(value)
+        return list(dict.fromkeys(found))
+    if isinstance(content, Sequence) and not isinstance(content, str):
+        return list(dict.fromkeys(each for item in content for each in _find_secrets(item)))
+    return []
+
+
+def _find_secret_args(words: Sequence[str]) -> list[str]:
+    before = ["", *words]
+    return [
+        f"{flag} {MASK}" if shown == MASK and flag.startswith("-") else shown
+        for flag, word, shown in zip(before, words, mask_args(words), strict=False)
+        if word != shown and not _REFERENCE.search(word)
+    ]
+
+
+def _is_secret_variable(content: Mapping[str, Any]) -> bool:
+    name, value = content.get("name"), content.get("value")
+    return isinstance(name, str) and isinstance(value, str) and is_secret(name, value)
 
 
 def _summarize(content: str) -> str:

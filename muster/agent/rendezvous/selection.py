@@ -57,12 +57,11 @@ def _create_own(
     post: PostEvent,
 ) -> Rendezvous:
     from muster.agent.rendezvous.member.member import Member
-    from muster.agent.rendezvous.transport.addresses import FixedPort, is_loopback
+    from muster.agent.rendezvous.transport.addresses import FixedPort
     from muster.agent.rendezvous.transport.tcp_network import TcpNetwork
     from muster.agent.runtime.ports import PortReservation
 
-    if config.max_nodes > 1 and config.token is None and is_loopback(config.host or "localhost"):
-        config = _add_shared_token(config, post)
+    config = add_shared_token(config, post)
     return Member(
         config,
         nproc=nproc,
@@ -76,8 +75,12 @@ def _create_own(
     )
 
 
-def _add_shared_token(config: RendezvousConfig, post: PostEvent) -> RendezvousConfig:
-    """All nodes are on this machine, which may have other users: the agents of this one have a token in common."""
+def add_shared_token(config: RendezvousConfig, post: PostEvent) -> RendezvousConfig:
+    """Where all nodes are on this machine, which may have other users, give the agents of this one a common token."""
+    from muster.agent.rendezvous.transport.addresses import is_loopback
+
+    if config.max_nodes == 1 or config.token is not None or not is_loopback(config.host or "localhost"):
+        return config
     from muster.agent.rendezvous.shared_token import find_shared_token
 
     try:

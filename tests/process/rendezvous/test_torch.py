@@ -1,16 +1,20 @@
 """torch's rendezvous behind the agent's protocol, and muster's inside torchrun. Real stores, real processes."""
 
 import gc
+import logging
 import os
 import re
 import socket
 import subprocess
 import sys
+import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from doubles.samples import make_failure
+from harness import wait_until
 
 from muster.agent.config import RendezvousConfig
 from muster.agent.errors import InternalError
@@ -38,6 +42,41 @@ SUMS = Path(__file__).parents[2] / "programs" / "rendezvous_sum.py"
 def find_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as server:
         return server.getsockname()[1]
+
+
+class TorchrunNode:
+    """What torchrun does with our handler; its user is the one whose state folder this is."""
+
+    def __init__(self, port: int, index: int, state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        from torch.distributed.elastic.rendezvous import RendezvousParameters
+
+        from muster.agent.rendezvous.torch_handlers.plugin import build_handler
+
+        monkeypatch.setenv("XDG_STATE_HOME", str(state_dir))
+        self.handler = build_handler(RendezvousParameters("muster", f"127.0.0.1:{port}", "job", 2, 2, rank=index))
+        self.rounds: list = []
+        threading.Thread(target=self._join, daemon=True).start()
+
+    def _join(self) -> None:
+        with suppress(RuntimeError):
+            self.rounds.append(self.handler.next_rendezvous())
+
+
+def test_another_users_torchrun_cannot_join_on_one_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two torchruns without a token: it joined. Agents of muster had a common token there."""
+    caplog.set_level(logging.INFO)
+    port = find_port()
+    mine, theirs = tmp_path / "mine", tmp_path / "theirs"
+    first = TorchrunNode(port, 0, mine, monkeypatch)
+    other = TorchrunNode(port, 1, theirs, monkeypatch)
+    wait_until(lambda: other.rounds or "cannot join" in caplog.text, what="an answer")
+    assert (other.rounds, first.rounds) == ([], [])
+    second = TorchrunNode(port, 1, mine, monkeypatch)
+    wait_until(lambda: first.rounds and second.rounds, what="a round")
+    for node in (second, first, other):
+        node.handler.shutdown()
 
 
 class Node:

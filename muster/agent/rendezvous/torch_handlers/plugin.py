@@ -2,7 +2,8 @@
 
 torch's agent calls a handler from one thread and blocks in `next_rendezvous`, while a member must send and answer
 heartbeats at any time: a `LoopThread` runs it. torchrun sets the workers' store up as with any handler
-(`RendezvousStoreInfo`), through a TCPStore that the agent of rank 0 hosts on the round's MASTER_PORT.
+(`RendezvousStoreInfo`), through a TCPStore that the agent of rank 0 hosts on the round's MASTER_PORT. That one asks
+for no token, as with torch's own backends: who reaches it can read and change it.
 
 Named in `pyproject.toml` under `torchrun.handlers`. torch calls the named function without arguments and registers
 what it returns (Source: torch/distributed/elastic/rendezvous/registry.py).
@@ -39,6 +40,7 @@ from muster.agent.rendezvous.interface import (
 )
 from muster.agent.rendezvous.member.member import Member
 from muster.agent.rendezvous.report_messages import Stopped
+from muster.agent.rendezvous.selection import add_shared_token
 from muster.agent.rendezvous.transport.tcp_network import TcpNetwork
 from muster.agent.round import Round
 from muster.agent.runtime.loop import Loop, LoopThread
@@ -114,7 +116,7 @@ class MusterHandler(RendezvousHandler):  # type: ignore[misc] # torch's types ar
     """Made with the thread, which alone uses it then."""
 
     def __init__(self, config: RendezvousConfig) -> None:
-        self._config = config
+        self._config = add_shared_token(config, self._handle_event)
         self._thread: LoopThread | None = None
         """Runs the member's loop, from the first round that torch's agent asks for."""
         self._results: queue.SimpleQueue[Round | JobEnded | RendezvousFailed | InternalError] = queue.SimpleQueue()

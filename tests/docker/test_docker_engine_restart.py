@@ -73,7 +73,7 @@ def test_cancel_while_the_engine_is_down(apps, app_of, engine, wait_until):
     assert status.state == AppState.RUNNING
     assert "no Docker engine answers at " in status.msg
     apps.cancel(app_id)
-    folder = apps.scheduler._find_folder(app_id)
+    folder = apps.scheduler.find_folder(app_id)
     wait_until(lambda: folder.read_record().app.phase is AppPhase.ENDING, "the request")
     status = apps.status(app_id)
     assert status.state == AppState.RUNNING

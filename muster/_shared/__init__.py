@@ -6,7 +6,7 @@
     codec          records to JSON and back, from those types alone
     reports        what a job tells people, as records: failures, stacks, its report, its status, answers
     foreign_files  reads files and JSON that anything may have written
-    control        what people ask of a running job, and the answers: the side of commands and adapters
+    control        how commands and adapters ask a running job, and join the answers of its roles
     guard          the agent's parent: kills what is left when the agent ends, and fences when the lease expires
     processes      process trees, cores, and the system calls that Python lacks
     ownership      whether another user could change or replace a file or folder

@@ -9,9 +9,11 @@ import importlib.util
 import os
 import sys
 
-_TARGETS = {
+_COMMANDS = {
     "run_command": "muster.cli.commands:main",
     "run_agent": "muster.agent.__main__:main",
+}
+SCHEDULERS = {
     "local_cwd": "muster.schedulers.local:create_scheduler",
     "detached": "muster.schedulers.local:create_detached_scheduler",
     "local_docker": "muster.schedulers.docker:create_scheduler",
@@ -33,14 +35,15 @@ def __getattr__(name: str) -> object:
     Raises:
         SystemExit: another package hides muster; a traceback of TorchX's would say less.
     """
-    if name not in _TARGETS:
+    target = {**_COMMANDS, **SCHEDULERS}.get(name)
+    if target is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     other = find_other()
     if other is not None:
         line = f"{other} hides the package of torchx-muster, which has the same name"
         print(f"muster: {line}: rename it, or take its folder off PYTHONPATH", file=sys.stderr)
         raise SystemExit(2)
-    module, _, attribute = _TARGETS[name].partition(":")
+    module, _, attribute = target.partition(":")
     return getattr(importlib.import_module(module), attribute)
 
 

@@ -6,6 +6,8 @@ from importlib.metadata import EntryPoint, entry_points
 
 from muster._shared.control import ControlError, ExitCode
 from muster.schedulers.adapter.scheduler import PluginScheduler
+from muster.schedulers.errors import EngineError, SchedulerError
+from muster_entry import SCHEDULERS
 
 _GROUP = "torchx.schedulers"
 _OURS = "muster_entry"
@@ -22,31 +24,70 @@ def create_scheduler(name: str, session: str) -> PluginScheduler:
         session: TorchX's name of the session.
 
     Raises:
-        ControlError: there is none of that name, or it is not made with `muster.schedulers.adapter`.
-        EngineError: it cannot be used here.
+        ControlError: there is none of that name, it fails, or it is not made with `muster.schedulers.adapter`.
+        EngineError, SchedulerError: what its factory says of this machine or the caller.
     """
     points = _list_entry_points()
     if name not in points:
         raise ControlError(f"there is no scheduler {name!r}; there are: {', '.join(points)}", ExitCode.USAGE)
     try:
         scheduler = points[name].load()(session)
-    except (ImportError, AttributeError) as error:
-        raise ControlError(f"scheduler {name!r} cannot be used here: {error}", ExitCode.USAGE) from error
+    except (ControlError, EngineError, SchedulerError):
+        raise
+    except ImportError as error:
+        line = f"scheduler {name!r} cannot be used here: {describe_error(error)}"
+        raise ControlError(line, ExitCode.USAGE) from error
+    except Exception as error:  # another package's
+        line = f"scheduler {name!r} cannot be created: {describe_error(error)}"
+        raise ControlError(line, ExitCode.LOST) from error
     if not isinstance(scheduler, PluginScheduler):
+        close_quietly(name, scheduler)
         raise ControlError(f"{name!r} is not made with muster.schedulers.adapter: it cannot be asked", ExitCode.USAGE)
     return scheduler
 
 
-def create_others(session: str) -> Iterator[PluginScheduler]:
-    """Create the schedulers that other packages have made with `muster.schedulers.adapter`. The caller closes them."""
+def create_others(session: str) -> Iterator[tuple[str, PluginScheduler]]:
+    """Create the schedulers that other packages have made with `muster.schedulers.adapter`. The caller closes them.
+
+    One that cannot be created is named in a line; one that cannot be asked here is none of ours to tell of.
+
+    Yields:
+        Its name, and the scheduler.
+    """
     for name, point in _list_entry_points().items():
-        if point.module != _OURS:
-            try:
-                yield create_scheduler(name, session)
-            except (ControlError, RuntimeError) as error:
-                logger.info("%s", error)
+        if point.module == _OURS:
+            continue
+        try:
+            scheduler = create_scheduler(name, session)
+        except ControlError as error:
+            logger.log(logging.INFO if error.exit_code is ExitCode.USAGE else logging.WARNING, "%s", error)
+        except (EngineError, SchedulerError) as error:
+            logger.warning("%s: %s", name, describe_error(error))
+        else:
+            yield name, scheduler
+
+
+def close_quietly(name: str, scheduler: object) -> None:
+    """Close what a factory has made, whatever it is; what that raises is a line."""
+    close = getattr(scheduler, "close", None)
+    try:
+        if callable(close):
+            close()
+    except Exception as error:  # noqa: BLE001  # another package's
+        logger.warning("%s: %s", name, describe_error(error))
+
+
+def describe_error(error: Exception) -> str:
+    """One line; Python's own errors, such as `KeyError`, say little without their name."""
+    text = " ".join(str(error).split())
+    is_for_people = type(error).__module__ != "builtins" or isinstance(error, (ImportError, OSError))
+    return text if is_for_people and text else f"{type(error).__name__}: {text}"
 
 
 def _list_entry_points() -> dict[str, EntryPoint]:
-    """By name; of one name the last counts, as for TorchX."""
-    return {point.name: point for point in entry_points(group=_GROUP)}
+    """By name; of one name the last counts, as for TorchX. Ours are there without the package's metadata, too."""
+    points = {point.name: point for point in entry_points(group=_GROUP)}
+    if any(point.module == _OURS for point in points.values()):
+        return points
+    ours = {name: EntryPoint(name, f"{_OURS}:{name}", _GROUP) for name in SCHEDULERS}  # a checkout on PYTHONPATH
+    return {**ours, **points}

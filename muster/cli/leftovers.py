@@ -14,11 +14,11 @@ import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final
 
-from muster.cli.adapters import create_others
+from muster.cli.adapters import close_quietly, create_others, describe_error
 from muster.schedulers import bundle_start
 from muster.schedulers.adapter.scheduler import Leftover
 from muster.schedulers.errors import UnsafeFolderError
@@ -39,12 +39,13 @@ _AGENT_LOGS: Final = re.compile(r"muster_[a-z0-9_]{8}")
 logger = logging.getLogger(__name__)
 
 
-def find_leftovers(env: Mapping[str, str], *, ended_before_s: float) -> list[Leftover]:
+def find_leftovers(env: Mapping[str, str], *, ended_before_s: float, opened: ExitStack) -> list[Leftover]:
     """Finds what can be removed, oldest first.
 
     Args:
         env: the environment, for the state folder and the engine's address.
         ended_before_s: wall-clock seconds; jobs that ended later are left alone.
+        opened: closes the schedulers of other packages, with which what was found is removed.
     """
     state_dir = find_state_dir(env)
     found = [each for name in _LOCAL for each in _find_apps(state_dir, name, _remove_app)]
@@ -54,11 +55,18 @@ def find_leftovers(env: Mapping[str, str], *, ended_before_s: float) -> list[Lef
     found += _find_unpacked_agents()
     found += _find_logs_of_agents(Path(env.get("TMPDIR") or tempfile.gettempdir()))
     found += _find_lost_containers(state_dir)
-    for scheduler in create_others("prune"):
-        with closing(scheduler):
-            found += scheduler.find_leftovers()
+    found += _find_of_others(opened)
     old = [each for each in found if each.ended_s is None or each.ended_s <= ended_before_s]
     return sorted(old, key=lambda each: (each.ended_s or 0.0, each.name))
+
+
+def _find_of_others(opened: ExitStack) -> Iterator[Leftover]:
+    for name, scheduler in create_others("prune"):
+        opened.callback(close_quietly, name, scheduler)
+        try:
+            yield from scheduler.find_leftovers()
+        except Exception as error:  # noqa: BLE001  # another package's: ours are removed all the same
+            logger.warning("%s: %s", name, describe_error(error))
 
 
 def _find_apps(

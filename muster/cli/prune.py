@@ -4,8 +4,10 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 
 from muster._shared.contract import show_controls
+from muster.cli.adapters import describe_error
 from muster.cli.leftovers import find_leftovers
 from muster.schedulers.adapter.scheduler import Leftover
 from muster.schedulers.errors import EngineError
@@ -24,11 +26,17 @@ def prune(*, older_than_s: float, dry_run: bool, yes: bool) -> int:
     Returns:
         The exit code: 1 if something could not be removed or the answer was no.
     """
-    try:
-        found = find_leftovers(os.environ, ended_before_s=time.time() - older_than_s)
-    except EngineError as error:
-        print(f"muster: {show_controls(str(error))}", file=sys.stderr)
-        return 1
+    with ExitStack() as opened:
+        try:
+            found = find_leftovers(os.environ, ended_before_s=time.time() - older_than_s, opened=opened)
+        except EngineError as error:
+            print(f"muster: {show_controls(str(error))}", file=sys.stderr)
+            return 1
+        return _remove_all(found, dry_run=dry_run, yes=yes)
+
+
+def _remove_all(found: Sequence[Leftover], *, dry_run: bool, yes: bool) -> int:
+    """Show it, ask, and remove it; return the exit code."""
     if not found:
         print("nothing to remove")
         return 0
@@ -86,7 +94,7 @@ def _ask(count: int) -> bool:
 def _remove(leftover: Leftover) -> bool:
     try:
         leftover.remove()
-    except (OSError, RuntimeError, ValueError) as error:  # the adapters' errors are some of these
-        print(show_controls(f"{leftover.name} is not removed: {error}"), file=sys.stderr)
+    except Exception as error:  # noqa: BLE001  # it may be another package's
+        print(show_controls(f"{leftover.name} is not removed: {describe_error(error)}"), file=sys.stderr)
         return False
     return True

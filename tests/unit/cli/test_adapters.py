@@ -11,6 +11,7 @@ from muster._shared.reports import Answer
 from muster.cli import adapters, leftovers
 from muster.cli.commands import main
 from muster.schedulers.adapter.scheduler import Leftover, PluginScheduler
+from muster.schedulers.errors import EngineError
 
 pytestmark = pytest.mark.torchx
 
@@ -52,25 +53,45 @@ class ForeignScheduler(PluginScheduler):
         return Answer(outcome=AskOutcome.DONE, line="done")
 
     def find_leftovers(self):
-        return [Leftover(name="foreign://a", what="a job", size_bytes=3, ended_s=1.0, remove=lambda: None)]
+        return [Leftover(name="foreign://a", what="a job", size_bytes=3, ended_s=1.0, remove=self.remove)]
+
+    def remove(self):
+        ASKED.append("removed")
+
+    def close(self):
+        ASKED.append("closed")
 
 
 def create_foreign(session_name, **_):
     return ForeignScheduler(session_name)
 
 
+class Other:
+    def close(self):
+        ASKED.append("closed")
+
+
 def create_other(session_name, **_):
-    return object()
+    return Other()
 
 
 def create_missing(session_name, **_):
     raise ModuleNotFoundError("No module named 'ray'")
 
 
+def create_broken(session_name, **_):
+    raise AttributeError("'NoneType' object has no\nattribute 'host'")
+
+
+def create_refused(session_name, **_):
+    raise EngineError("no controller answers at foreign.example; start one")
+
+
 @pytest.fixture(autouse=True)
 def _registered(monkeypatch):
-    names = ("foreign", "other", "missing")
+    names = ("foreign", "other", "missing", "broken", "refused")
     points = [EntryPoint(name, f"{__name__}:create_{name}", "torchx.schedulers") for name in names]
+    points.append(EntryPoint("local_cwd", "muster_entry:local_cwd", "torchx.schedulers"))
     monkeypatch.setattr(adapters, "entry_points", lambda group: points if group == "torchx.schedulers" else [])
     ASKED.clear()
 
@@ -79,26 +100,89 @@ def test_a_scheduler_of_another_package_is_asked(capsys):
     for command in ("stop", "checkpoint", "pause", "resume", "stacks", "delete"):
         assert main([command, "foreign://torchx/job", "--json"]) == ExitCode.DONE, capsys.readouterr()
         assert json.loads(capsys.readouterr().out)["outcome"] == "done"
-    assert [(name, "job") for name in ("stop", "checkpoint", "pause", "resume", "stacks", "delete")] == ASKED
+    asked = [each for each in ASKED if each != "closed"]
+    assert asked == [(name, "job") for name in ("stop", "checkpoint", "pause", "resume", "stacks", "delete")]
     assert main(["resize", "foreign://torchx/job", "3"]) == ExitCode.REFUSED
     assert capsys.readouterr().err == "muster: foreign jobs cannot be resized\n"
     assert main(["delete", "foreign://torchx/gone"]) == ExitCode.UNKNOWN
 
 
+BROKEN = "scheduler 'broken' cannot be created: AttributeError: 'NoneType' object has no attribute 'host'"
+
+
 @pytest.mark.parametrize(
-    ("name", "line"),
+    ("name", "line", "code"),
     [
-        ("nothing", "there is no scheduler 'nothing'; there are: foreign, other, missing"),
-        ("other", "'other' is not made with muster.schedulers.adapter: it cannot be asked"),
-        ("missing", "scheduler 'missing' cannot be used here: No module named 'ray'"),
+        (
+            "nothing",
+            "there is no scheduler 'nothing'; there are: foreign, other, missing, broken, refused, local_cwd",
+            ExitCode.USAGE,
+        ),
+        ("other", "'other' is not made with muster.schedulers.adapter: it cannot be asked", ExitCode.USAGE),
+        ("missing", "scheduler 'missing' cannot be used here: No module named 'ray'", ExitCode.USAGE),
+        ("broken", BROKEN, ExitCode.LOST),
+        ("refused", "no controller answers at foreign.example; start one", ExitCode.LOST),
     ],
 )
-def test_a_scheduler_that_cannot_be_asked_is_one_line(name, line):
-    with pytest.raises(ControlError) as caught:
-        adapters.create_scheduler(name, "muster")
-    assert (str(caught.value), caught.value.exit_code) == (line, ExitCode.USAGE)
+def test_a_scheduler_that_cannot_be_asked_is_one_line(name, line, code, capsys):
+    assert main(["stop", f"{name}://torchx/job"]) == code
+    assert capsys.readouterr() == ("", f"muster: {line}\n")
 
 
-def test_prune_finds_what_other_packages_left(tmp_path):
-    found = leftovers.find_leftovers({"XDG_STATE_HOME": str(tmp_path), "TMPDIR": str(tmp_path)}, ended_before_s=2.0)
-    assert [each.name for each in found if each.name.startswith("foreign")] == ["foreign://a"]
+def test_one_that_is_not_made_with_the_adapter_is_closed_again():
+    with pytest.raises(ControlError):
+        adapters.create_scheduler("other", "muster")
+    assert ASKED == ["closed"]
+
+
+@pytest.mark.parametrize("metadata", [[], [EntryPoint("foreign", f"{__name__}:create_foreign", "torchx.schedulers")]])
+def test_ours_are_found_without_installed_metadata(metadata, monkeypatch):
+    """A checkout on PYTHONPATH, `python -m muster`."""
+    monkeypatch.setattr(adapters, "entry_points", lambda group: metadata)
+    scheduler = adapters.create_scheduler("local_cwd", "muster")
+    scheduler.close()
+    assert scheduler.backend == "local_cwd"
+    with pytest.raises(ControlError, match="there are: local_cwd, detached, local_docker, docker, kubernetes, "):
+        adapters.create_scheduler("nothing", "muster")
+
+
+@pytest.fixture
+def prune(tmp_path, monkeypatch, capsys, caplog):
+    """Run `muster prune` with an empty home; return its code, output and errors, and what it warns of."""
+    for name in ("XDG_STATE_HOME", "TMPDIR"):
+        monkeypatch.setenv(name, str(tmp_path))
+    for name in ("_find_unpacked_agents", "_find_lost_containers"):
+        monkeypatch.setattr(leftovers, name, lambda *_: [])
+
+    def run():
+        caplog.clear()
+        code = main(["prune", "--yes"])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err, [each.getMessage() for each in caplog.records if each.levelno >= 30]
+
+    return run
+
+
+WARNED = [BROKEN, "refused: no controller answers at foreign.example; start one"]
+
+
+def test_prune_removes_what_other_packages_left_before_it_closes_them(prune):
+    """The schedulers were closed before `remove` was called, and one whose factory fails ended the command."""
+    code, out, err, warned = prune()
+    assert (code, err, warned) == (0, "", WARNED)
+    assert out.startswith("foreign://a"), out
+    assert ASKED == ["closed", "removed", "closed"]  # the first is `other`
+
+
+def test_what_other_packages_raise_does_not_end_prune(prune, monkeypatch):
+    def fail(self):
+        raise KeyError("host")
+
+    monkeypatch.setattr(ForeignScheduler, "remove", fail)
+    monkeypatch.setattr(ForeignScheduler, "close", fail)
+    code, _, err, warned = prune()
+    assert (code, err) == (1, "foreign://a is not removed: KeyError: 'host'\n")
+    assert warned == [*WARNED, "foreign: KeyError: 'host'"]
+    monkeypatch.setattr(ForeignScheduler, "find_leftovers", fail)
+    monkeypatch.setattr(ForeignScheduler, "close", lambda self: None)
+    assert prune() == (0, "nothing to remove\n", "", ["foreign: KeyError: 'host'", *WARNED])

@@ -152,7 +152,7 @@ def test_a_person_who_does_not_want_to_answer(interrupt, code, out, err, monkeyp
     def answer(question):
         raise interrupt
 
-    monkeypatch.setattr(prune, "find_leftovers", lambda env, ended_before_s: [object()])
+    monkeypatch.setattr(prune, "find_leftovers", lambda env, ended_before_s, opened: [object()])
     monkeypatch.setattr(prune, "print_leftovers", lambda found: None)
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True))
     monkeypatch.setattr("builtins.input", answer)

@@ -190,6 +190,21 @@ def test_every_record_of_both_streams_comes_once_whatever_breaks(dates, lag, bre
         assert own == [text for _, text, each in records if each == stream]
 
 
+def test_what_the_engine_says_of_a_log_has_no_date_and_ends_no_reading():
+    """The daemon writes it to a stream of its own; the reader's thread died of it, and all later lines were lost."""
+
+    class Undated(ScriptedEngine):
+        def logs(self, container, **query):
+            yield 3, b"Error grabbing logs: unexpected EOF\n"
+            yield OUT, b"\xff no date\n"
+            yield from super().logs(container, **query)
+
+    engine = Undated(lambda _: None)
+    engine.containers = {0: ("exited", [record(1, "a\n")])}
+    said = ["Error grabbing logs: unexpected EOF\n", "\ufffd no date\n"]
+    assert read(engine, lambda: not engine.steps) == [*said, "a\n"]
+
+
 def test_lines_are_joined_and_split():
     frames = [(OUT, piece) for piece in (b"a", b"b\nc\xc3", b"\xa4\n\n", b"\xff", b"end")]
     assert list(join_lines(iter(frames))) == ["ab\n", "c\u00e4\n", "\n", "\ufffdend"]

@@ -11,7 +11,7 @@ from muster.schedulers.docker.engine.container_state import ContainerFacts
 from muster.schedulers.docker.engine.errors import EngineUnavailable, NotFound
 from muster.schedulers.docker.spec import Label
 from muster.schedulers.lines import LineSplitter
-from muster.schedulers.timestamps import parse_timestamp
+from muster.schedulers.timestamps import Timestamp, parse_timestamp
 
 CHECK_S: Final = 1.0
 """The longest time between two looks for the next container: nothing announces an engine that is back."""
@@ -100,8 +100,8 @@ class LogReader:
             since_s = None if resumed is None else resumed[0] + resumed[1] / 1e9
             try:
                 for stream, frame in self._open(container, since_s=since_s, follow=True, timestamps=True):
-                    date, _, record = frame.partition(b" ")
-                    if position.accept(parse_timestamp(date.decode("ascii")), b"%d" % stream + record):
+                    stamp, record = split_date(frame)
+                    if stamp is None or position.accept(stamp, b"%d" % stream + record):
                         yield stream, record
             except EngineUnavailable:
                 ended = False
@@ -134,6 +134,15 @@ class LogReader:
             since_s=since_s,
             until_s=self._query.until_s,
         )
+
+
+def split_date(frame: bytes) -> tuple[Timestamp | None, bytes]:
+    """A record and its time; None and the whole frame where it has none: what the engine itself says of a log."""
+    date, _, record = frame.partition(b" ")
+    try:
+        return parse_timestamp(date.decode(errors="replace")), record
+    except ValueError:
+        return None, frame
 
 
 def join_lines(frames: Iterator[tuple[int, bytes]]) -> Iterator[str]:

@@ -254,6 +254,10 @@ json.kept_by_the_template = Small()
         LOUD + "import gc\ngc.collect()\ngc.disable()\ngc.enable()\none = Loud('a')\none.own = one\ndel one"
     ),
     "object_garbage_uncollected": late(LOUD + "import gc\ngc.disable()\none = Loud('a')\none.own = one\ndel one"),
+    "object_frozen": late(LOUD + "import gc\nthing = Loud('frozen')\ngc.freeze()"),
+    "object_frozen_uses_a_name": late(
+        "import gc\nclass A:\n    def __del__(self):\n        use(self)\ndef use(_):\n    pass\none = A()\ngc.freeze()"
+    ),
     "object_elsewhere": late(LOUD + "import json\njson.kept_by_the_template = Loud('kept by json')"),
     "object_of_builtins": late(LOUD + "import builtins\nbuiltins.kept = Loud('kept by builtins')"),
     "object_cached": late(LOUD + "import functools\ncached = functools.lru_cache(Loud)\ncached('cached')"),

@@ -114,8 +114,11 @@ class JobObject:
 
     def write_status(self, status: "JobStatus") -> None:
         """Tell how far the job is, at most twice a minute. `status` is what `telemetry.StatusFile` writes."""
+        progress = self._clean(status.describe())
+        if not progress:  # of a new attempt before its first step: the last one stays
+            return
         now_s = time.monotonic()
-        self._progress = self._clean(status.describe())
+        self._progress = progress
         if self._progress_s is None or now_s - self._progress_s >= _PROGRESS_S:
             self._progress_s = now_s
             self._add_progress()

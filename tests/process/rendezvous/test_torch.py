@@ -62,6 +62,26 @@ class TorchrunNode:
             self.rounds.append(self.handler.next_rendezvous())
 
 
+def test_a_handler_that_cannot_start_says_so_each_time_and_shuts_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second call waited for a round that no member would form, and `shutdown` failed."""
+    from torch.distributed.elastic.rendezvous import RendezvousParameters
+
+    from muster.agent.rendezvous.torch_handlers import plugin
+
+    def fail(*_args: object, **_how: object) -> None:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr(plugin, "TcpNetwork", fail)
+    handler = plugin.build_handler(RendezvousParameters("muster", f"127.0.0.1:{find_port()}", "job", 1, 1, rank=0))
+    for _ in range(2):
+        with pytest.raises(OSError, match="Too many open files"):
+            handler.next_rendezvous()
+    assert handler.shutdown()
+
+
 def test_another_users_torchrun_cannot_join_on_one_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

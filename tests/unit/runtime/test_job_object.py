@@ -148,5 +148,6 @@ def test_progress_is_told_at_most_twice_a_minute_and_at_the_end(monkeypatch: pyt
     loss = "0.2 a second, loss 0.333333"
     assert shown == [f"step {step} of 50, {loss}" for step in (0, 6, 12)]
     job.write_status(JobStatus(step=13, total=50, rate=0.2, state=JobState.PAUSED))
+    job.write_status(JobStatus(round=2))  # of the next attempt: no step yet
     job.close()
     assert [text.partition("Z ")[2] for text in job.annotations.values()] == ["paused at step 13"]

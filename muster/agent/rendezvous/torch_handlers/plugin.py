@@ -47,6 +47,8 @@ from muster.agent.runtime.loop import Loop, LoopThread
 from muster.agent.runtime.ports import PortReservation
 
 STORE_TIMEOUT = timedelta(seconds=60)
+_STOP_S = 2.0
+"""How long the thread may take to end."""
 _PORT_LIMIT = 65535
 
 
@@ -169,8 +171,7 @@ class MusterHandler(RendezvousHandler):  # type: ignore[misc] # torch's types ar
         if self._closed:
             raise RendezvousClosedError("the rendezvous is closed")
         if self._thread is None:
-            self._thread = LoopThread(None, "muster-rendezvous", on_failure=self._report_bug)
-            self._member = self._build_member(self._thread.loop)
+            self._thread = self._start_member()
             self._thread.submit(self._member.join)
         elif self._round is not None:
             # torch's agent comes back because the round broke or because its own workers failed. Either way they are
@@ -188,6 +189,15 @@ class MusterHandler(RendezvousHandler):  # type: ignore[misc] # torch's types ar
             raise RendezvousClosedError("the job has ended")
         self._round = result
         return self._build_info(result)
+
+    def _start_member(self) -> LoopThread:
+        thread = LoopThread(None, "muster-rendezvous", on_failure=self._report_bug)
+        try:
+            self._member = self._build_member(thread.loop)
+        except BaseException:
+            thread.close(_STOP_S)
+            raise
+        return thread
 
     def _build_member(self, loop: Loop) -> Member:
         return Member(
@@ -241,5 +251,5 @@ class MusterHandler(RendezvousHandler):  # type: ignore[misc] # torch's types ar
         if thread is not None:
             thread.submit(lambda: self._member.send(Leaving(reason="its torchrun agent has ended")))
             thread.submit(self._member.close)
-            thread.close(2.0)
+            thread.close(_STOP_S)
         return True

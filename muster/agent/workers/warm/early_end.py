@@ -69,6 +69,8 @@ class EarlyEnd:
         """Imported before the program began. Recorded in the template: in a worker that copies all their pages."""
         self._libraries: frozenset[bytes] = frozenset()
         self._streams: tuple[TextIO | None, ...] = ()
+        self._witness: list[object] = []
+        """Made when the program begins: the collector lists it, unless the program has frozen what there was."""
         self._finalizers: list[weakref.finalize[..., object]] = []
         self._before: Callable[[], object] = bool
         atexit.register(self._end)
@@ -83,6 +85,7 @@ class EarlyEnd:
         """Record the program's standard streams, and what to call first at the end; in the worker."""
         self._before = before
         self._streams = (sys.stdout, sys.stderr)
+        self._witness = []
 
     def record_code(self, code: int | None) -> None:
         """Record the exit code that the program has chosen, 0 to 255; None: only the interpreter can tell."""
@@ -139,11 +142,13 @@ class EarlyEnd:
     def _has_an_end(self) -> bool:
         """Whether there is an object whose destruction a user could see; of those that are older than the program, no.
 
-        Those are the template's, and the collector does not list them.
+        Those are the template's, and the collector does not list them. Nor does it list what the program has frozen.
         """
         if gc.isenabled():
             gc.collect()
         things = gc.get_objects()
+        if not any(thing is self._witness for thing in things):
+            return True
         kinds = {
             kind
             for kind in set(map(type, things))

@@ -72,7 +72,7 @@ def test_one_failed_worker_fails_the_job_and_ends_the_others(launcher: Launcher,
     assert outcome.exit_code == 1, outcome.explain()
     assert outcome.leftovers == ()
     output = outcome.stderr + outcome.stdout
-    assert ("SIGSEGV" in output) if code < 0 else ("exitcode  : 3" in output or "exit code 3" in output), (
+    assert ("SIGSEGV" in output) if code < 0 else ("exitcode  : 3" in output or "exited with code 3" in output), (
         outcome.explain()
     )
 

@@ -22,9 +22,34 @@ from muster._shared.reports import Failure, JobStatus, Report
 def parse_report(text: str | bytes) -> Report | None:
     """An agent's report; None if the text is something else, for instance one sentence: then there was no round."""
     try:
-        return salvage(Report, parse_json(text))
+        data = parse_json(text)
+        if isinstance(data, dict) and isinstance(data.get("failures"), list):
+            data = {**data, "failures": list(map(_complete, data["failures"]))}
+        return salvage(Report, data)
     except ValueError:
         return None
+
+
+_NOT_KNOWN: Mapping[str, object] = {
+    **dict.fromkeys(("node", "node_index", "local_rank", "global_rank", "attempt", "round", "pid"), 0),
+    "host": "",
+    "time_s": 0.0,
+}
+"""For the fields of a failure that have no default: what it says of its end is worth more than its place."""
+
+
+def _complete(failure: object) -> object:
+    if not isinstance(failure, dict) or _is_failure(failure):
+        return failure
+    return {**_NOT_KNOWN, **{name: each for name, each in failure.items() if _is_failure({**_NOT_KNOWN, name: each})}}
+
+
+def _is_failure(data: object) -> bool:
+    try:
+        salvage(Failure, data)
+    except ValueError:
+        return False
+    return True
 
 
 def describe_report(report: Report) -> str:
@@ -145,11 +170,13 @@ def describe_running(records: bytes, status: bytes | None = None) -> str:
 def describe_progress(status: bytes) -> str:
     """The status file in a few words; "" if it is of another version, or tells nothing."""
     try:
-        found = salvage(JobStatus, parse_json(status))
+        data = parse_json(status)
+        if not isinstance(data, dict) or data.get("schema") != STATUS_SCHEMA:
+            return ""
+        found = salvage(JobStatus, data)
     except ValueError:
         return ""
-    since = f" since {_format_clock(found.paused_since_s)}"
-    return show_controls(found.describe(since)) if found.schema == STATUS_SCHEMA else ""
+    return show_controls(found.describe(f" since {_format_clock(found.paused_since_s)}"))
 
 
 def _format_clock(at_s: float | None) -> str:

@@ -118,7 +118,7 @@ def test_the_root_cause_is_named_once():
     assert describe_report(read(reason="")) == ""
 
 
-@pytest.mark.parametrize("failures", [["odd"], 1, [{"exception": "E"}], None])
+@pytest.mark.parametrize("failures", [["odd"], 1, None])
 def test_failures_that_are_malformed_are_left_out(failures):
     assert find_root_cause(read(reason="why", failures=failures)) is None
 
@@ -129,6 +129,21 @@ def test_a_field_that_is_malformed_is_left_out():
     assert (root.exit_code, root.stderr_tail, root.oom, root.exception) == (None, ("a",), None, "E: t")
     assert len(root.traceback) == 65536
     assert root.traceback.startswith("...x")
+
+
+PLACES = tuple(samples.FAILURE)
+
+
+@pytest.mark.parametrize("lost", [("pid", "host"), PLACES], ids=len)
+@pytest.mark.parametrize("value", [None, "one", -1])
+def test_a_failure_that_does_not_say_where_still_names_the_root_cause(lost, value):
+    """It was left out as a whole, with its exit code, exception and traceback."""
+    rest = {name: each for name, each in FAILURE.items() if name not in lost}
+    for failure in (rest, rest | dict.fromkeys(set(lost) - {"host"}, value) | {"host": 1}):
+        report = read(reason="why", failures=[failure, FAILURE | {"exception": "late"}])
+        root = find_root_cause(report)
+        assert (root.exit_code, root.exception, root.traceback) == (1, "E: t", "T")
+        assert describe_report(report) == "why: E: t"
 
 
 def test_a_message_with_room_for_the_reason_only_is_a_report():
@@ -211,7 +226,7 @@ def test_how_far_a_job_is():
 
 @pytest.mark.parametrize(
     "changes",
-    [{"schema": 2}, {"step": "x"}, {"step": -1}, {"step": None}, {"step": True}],
+    [{"schema": 2}, {"schema": "1"}, {"schema": None}, {"step": "x"}, {"step": -1}, {"step": None}, {"step": True}],
 )
 def test_a_status_that_tells_nothing(changes):
     assert describe(**changes) == ""
@@ -222,6 +237,7 @@ def test_a_status_that_lies_breaks_nothing():
     assert describe(rate=float("nan"), total=-3, values=[1]) == "step 812"
     assert describe(state="paused", paused_since_s=1e300, values={}) == "paused at step 812 since ?"
     assert describe(values={"\x1b[2J": "x" * 99}).startswith("step 812 of 1000, 7.9 a second, \\x1b[2J xxx")
+    assert describe_progress(b'{"what": "x", "time_s": 1, "attempt": 0, "step": 5}') == "", "it is a record"
     assert describe_progress(b"") == describe_progress(b'{"schema": 1') == describe_progress(b"[1]") == ""
 
 

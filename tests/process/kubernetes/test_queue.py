@@ -14,6 +14,7 @@ from muster._shared.control import ExitCode
 from muster.cli.commands import main as run_muster
 from muster.schedulers.errors import EngineError, RightError
 from muster.schedulers.kubernetes.api.objects import Objects
+from muster.schedulers.kubernetes.labels import APPDEF_ANNOTATION
 
 pytestmark = pytest.mark.torchx
 
@@ -280,6 +281,22 @@ def test_a_cancel_counts_where_one_role_had_ended_and_another_was_queued(cluster
     done["status"] = {"conditions": [{"type": "Complete", "status": "True"}]}
     scheduler.cancel(app_id)
     assert [job["metadata"]["name"] for job in cluster.find("jobs")] == [done["metadata"]["name"]]
+    assert scheduler.describe(app_id).state is AppState.CANCELLED
+
+
+def test_a_role_that_goes_with_its_queued_owner_fails_no_cancel(cluster, scheduler, kueue):
+    """Apps of older versions: the first Job owned the others, and only it had the AppDef. The mark met a 404."""
+    other = build_agent_role()
+    other.name = "eval"
+    app_id, _ = submit(scheduler, build_agent_role(), other)
+    done, owner = sorted(cluster.find("jobs"), key=lambda job: job["metadata"]["name"])
+    assert owner["spec"]["suspend"]
+    done["spec"]["suspend"] = False
+    done["status"] = {"conditions": [{"type": "Complete", "status": "True"}]}
+    done["metadata"]["annotations"].pop(APPDEF_ANNOTATION)
+    done["metadata"]["ownerReferences"] = [{"uid": owner["metadata"]["uid"], "kind": "Job", "name": "owner"}]
+    scheduler.cancel(app_id)
+    assert [job["metadata"]["name"] for job in cluster.find("jobs")] == [app_id.partition(":")[2]], "its record"
     assert scheduler.describe(app_id).state is AppState.CANCELLED
 
 

@@ -16,6 +16,7 @@ from doubles.kubernetes_apps import build_agent_role
 from doubles.samples import write_report
 from harness import wait_until
 from torchx import specs
+from torchx.runner import Runner
 from torchx.specs.api import NONE, AppState
 
 from muster._shared.control import ExitCode
@@ -84,6 +85,18 @@ def test_a_delete_that_is_refused_halfway_says_what_is_deleted(cluster, schedule
     cluster.faults.append(double.Fault("DELETE", f"/jobs/{name}-echo", 403, "no", "Forbidden"))
     assert run_muster(["delete", f"kubernetes://session/{app_id}"]) == ExitCode.REFUSED, "nothing was changed"
     assert run_muster(["delete", f"kubernetes://session/{app_id}"]) == 0
+    assert leftovers(cluster) == []
+
+
+def test_what_the_cluster_collects_is_not_said_to_be_left(cluster, scheduler, double, capsys):
+    app_id = submit(scheduler)
+    name = app_id.partition(":")[2]
+    cluster.faults.append(double.Fault("DELETE", "/secrets/", 403, "no", "Forbidden", times=2))
+    assert run_muster(["delete", f"kubernetes://session/{app_id}"]) == ExitCode.LOST
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.startswith(f"muster: deleted: job/{name}"), line
+    assert "not deleted" not in line
+    assert f"; the cluster removes what it owned; this account may not delete secret/{name}" in line, line
     assert leftovers(cluster) == []
 
 
@@ -984,6 +997,15 @@ def test_a_role_that_nobody_saw_end_is_not_said_to_have_succeeded(cluster, sched
         states = {role.role: {each.state for each in role.replicas} for role in status.roles_statuses}
         assert (status.state, status.msg) == (AppState.SUCCEEDED, NONE), "it has seen the end"
         assert states == {"trainer": {AppState.SUCCEEDED}, "echo": {AppState.SUCCEEDED}}
+    assert [app.state for app in waits.list()] == [AppState.UNKNOWN if code else AppState.SUCCEEDED], "as its status"
+    runner = Runner("session", {"kubernetes": lambda _name, **_more: gone})
+    handle = f"kubernetes://session/{app_id}"
+    with pytest.raises(EngineError) as caught:  # it never returned
+        runner.wait(handle, wait_interval=0.01)
+    assert str(caught.value) == f"{app_id} has ended as UNKNOWN: {why}; the roles that are left have succeeded"
+    assert runner.status(handle).state is AppState.UNKNOWN, "who only looks is told"
+    waits.delete(app_id)
+    assert waits._session._completed == {}
     waits.close()
 
 

@@ -47,7 +47,11 @@ def cancel(resources: Objects, ref: AppRef) -> None:
     if queued:
         _remove(resources, ref, queued, keep_record=not any(map(has_app, others)))
         if others and all(read_job_end(other) == "Complete" for other in others):  # or nothing would tell of the cancel
-            _patch(resources, ref, others[0], {"metadata": {"annotations": CANCEL_MARK}})
+            try:
+                _patch(resources, ref, others[0], {"metadata": {"annotations": CANCEL_MARK}})
+            except ApiError as error:
+                if error.refusal.status != 404:  # it went with the Job that owned it, in apps of older versions
+                    raise
 
 
 def confirm_cancel(resources: Objects, ref: AppRef, clock: Clock, notify: Callable[[str], None]) -> None:

@@ -128,7 +128,7 @@ def delete(resources: Objects, ref: AppRef) -> bool:
     for kind in _POD_GROUPS:  # without the right to them the submission has created none
         if _is_ours(resources, kind, ref, ref.name):
             deletion.delete(kind, ref.name)
-    deletion.check()
+    deletion.check(is_owned=bool(parents))
     return bool(deletion.deleted)
 
 
@@ -149,15 +149,19 @@ class _Deletion:
         except ForbiddenError as error:
             self._refused[what] = error
 
-    def check(self) -> None:
-        """Raise if something was refused."""
+    def check(self, *, is_owned: bool = False) -> None:
+        """Raise if something was refused; `is_owned`: by what is deleted, so that the cluster collects it."""
         if not self._refused:
             return
         first = next(iter(self._refused.values()))
         if not self.deleted:
             raise first
         refused, deleted = ", ".join(self._refused), ", ".join(self.deleted)
-        raise EngineError(f"deleted: {deleted}; not deleted: {refused} ({first})") from first
+        if is_owned:
+            line = f"the cluster removes what it owned; this account may not delete {refused} itself"
+        else:
+            line = f"not deleted: {refused}"
+        raise EngineError(f"deleted: {deleted}; {line} ({first})") from first
 
 
 def _is_ours(resources: Objects, kind: Kind, ref: AppRef, name: str) -> bool:

@@ -1,7 +1,7 @@
 """All that the scheduler does with clusters: one session per scheduler, one client per kubeconfig and context."""
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
@@ -12,7 +12,7 @@ from torchx.specs.api import AppState
 from muster._shared.contract import AskKind
 from muster._shared.reports import Answer
 from muster.schedulers.adapter.status import check_replica
-from muster.schedulers.errors import SchedulerError
+from muster.schedulers.errors import EngineError, SchedulerError
 from muster.schedulers.kubernetes.api.client import Client, Clock, SystemClock
 from muster.schedulers.kubernetes.api.connection import Access
 from muster.schedulers.kubernetes.api.errors import ApiError, read_if_allowed
@@ -50,8 +50,8 @@ class Session:
         self._clients: dict[Access, Client] = {}
         self._watches: dict[str, PodWatch] = {}
         self._role_stops: list[RoleStop] = []
-        self._completed: dict[str, frozenset[str]] = {}
-        """By app: roles whose Job was seen complete; what waits for the app knows it after `ttl_s`, too."""
+        self._completed: dict[AppRef, frozenset[str]] = {}
+        """Roles whose Job was seen complete: what waits for the app knows it after `ttl_s`, too."""
 
     def close(self) -> None:
         """Stops what is left of apps that have failed, then drops all connections. Idempotent."""
@@ -90,16 +90,30 @@ class Session:
         return str(ref)
 
     def describe(self, app_id: str) -> DescribeAppResponse | None:
-        """The app's state, with reasons; None if it does not exist. Changes nothing."""
+        """The app's state, with reasons; None if it does not exist. Changes nothing.
+
+        Raises:
+            EngineError: TorchX's `Runner.wait` waits for an app that has ended, and how is not known. It takes UNKNOWN
+                for a state that passes, and would never return.
+        """
         ref, resources = self._find(app_id)
         observation = observe(resources, ref)
         if observation is None:
+            self._completed.pop(ref, None)
             return None
-        self._completed[app_id] = self._completed.get(app_id, frozenset()) | list_completed_roles(observation.parents)
-        observation = replace(observation, completed=self._completed[app_id])
+        observation = replace(observation, completed=self._note_completed(ref, observation.parents))
         if callers.shows_status() and decide_state(observation) is AppState.RUNNING:
             observation = replace(observation, running=asking.read_running(resources, ref, observation))
-        return describe_observation(app_id, observation)
+        response = describe_observation(app_id, observation)
+        if response.state is AppState.UNKNOWN and callers.is_wait():
+            raise EngineError(f"{app_id} has ended as UNKNOWN: {response.msg}; the roles that are left have succeeded")
+        return response
+
+    def _note_completed(self, ref: AppRef, parents: Sequence[Mapping[str, Any]]) -> frozenset[str]:
+        """Labels of the roles whose Job this session has seen complete, now or before."""
+        completed = self._completed.get(ref, frozenset()) | list_completed_roles(parents)
+        self._completed[ref] = completed
+        return completed
 
     def cancel(self, app_id: str) -> None:
         """See `cancelling.cancel`."""
@@ -131,6 +145,7 @@ class Session:
         ref, resources = self._find(app_id)
         found = operations.delete(resources, ref)
         kept_logs.forget_logs(ref)
+        self._completed.pop(ref, None)
         return found
 
     def resize(self, app_id: str, nodes: int, role: str | None = None) -> None:
@@ -141,21 +156,25 @@ class Session:
     def list_apps(self, options: Options) -> list[ListAppResponse]:
         """The apps of a namespace."""
         resources, access, namespace = self._open_place(options)
-        apps: dict[str, list[dict[str, Any]]] = {}
+        apps: dict[AppRef, list[dict[str, Any]]] = {}
         for kind in (JOBSET, VOLCANO_JOB, JOB):
             for item in _list_parents(resources, kind, namespace):
                 if not operations.is_inner(item):
                     name = item["metadata"]["labels"].get(LABEL_INSTANCE, item["metadata"]["name"])
-                    apps.setdefault(name, []).append(item)
-        states = {name: decide_state(Observation(parents=parents, pods=())) for name, parents in apps.items()}
+                    apps.setdefault(AppRef(namespace=namespace, name=name, access=access), []).append(item)
+        states = {ref: self._decide_state(ref, parents) for ref, parents in apps.items()}
         running = _find_running(resources, namespace) if not _WAITS.isdisjoint(states.values()) else frozenset()
         return [
             ListAppResponse(
-                app_id=str(AppRef(namespace=namespace, name=name, access=access)),
-                state=AppState.RUNNING if state in _WAITS and name in running else state,
+                app_id=str(ref),
+                state=AppState.RUNNING if state in _WAITS and ref.name in running else state,
             )
-            for name, state in sorted(states.items())
+            for ref, state in sorted(states.items(), key=lambda item: item[0].name)
         ]
+
+    def _decide_state(self, ref: AppRef, parents: Sequence[dict[str, Any]]) -> AppState:
+        """The state without the pods: it tells no app that runs from one that waits."""
+        return decide_state(Observation(parents=parents, pods=(), completed=self._note_completed(ref, parents)))
 
     # -- logs ---------------------------------------------------------------------------------------------------------
 
@@ -191,7 +210,7 @@ class Session:
 
         def has_ended() -> bool:
             current = operations.find_parents(resources, ref)
-            return not current or decide_state(Observation(parents=current, pods=())) in _END_STATES
+            return not current or self._decide_state(ref, current) in _END_STATES
 
         return self._watches.setdefault(app_id, PodWatch(resources, ref, check_ended=has_ended))
 

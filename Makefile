@@ -8,7 +8,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
 TORCHX_NIGHTLY ?= torchx-nightly==2026.10.26
-SOAK_COUNT ?= 20
+SOAK_COUNT ?= 10
 SIM_SEEDS ?= 100000
 
 STABLE := .venv/bin
@@ -16,12 +16,18 @@ NIGHTLY := .venv-nightly/bin
 PYTEST := $(STABLE)/python -m pytest
 # what runs against both TorchX lines; the other files may import torch, which .venv-nightly has not
 BOTH_LINES = $(shell grep -rlE 'mark\.torchx' tests --include='test_*.py')
-# what is asked of a job in containers hardly meets TorchX: on its nightly line in `make soak` only
-CONTROL := tests/docker/test_docker_control.py
-# collecting all files 20 times takes minutes
+# what is asked of a running job, pods and queues hardly meet TorchX, and other adapters' contract tests run on both lines:
+# on the nightly line in `make soak` only
+CONTROL := tests/docker/test_docker_control.py tests/docker/test_docker_contract.py \
+	tests/process/control/test_local_control.py tests/process/control/test_resize.py \
+	tests/process/kubernetes/test_control.py tests/process/kubernetes/test_pod.py tests/process/kubernetes/test_queue.py
+# minutes for each script: in `make nightly` only
+REHEARSED := tests/process/examples/test_rehearsed_examples.py
+# collecting all files so many times takes minutes
 SOAK = $(shell grep -rlE 'mark\.soak' tests --include='test_*.py')
 
-.PHONY: help run check test test-processes test-nightly test-docker soak nightly bench docs package environments
+.PHONY: help run check test test-processes test-nightly test-docker test-docker-nightly test-docker-alone test-slurm \
+	soak soak-long soak-docker soak-slurm soak-loops gpu nightly bench docs package environments
 
 help: ## say what there is
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-14s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -33,32 +39,55 @@ check: $(STABLE)/.ready ## lint, types, unit tests
 	$(STABLE)/ruff check .
 	$(STABLE)/ruff format --check .
 	$(STABLE)/mypy
-	$(PYTEST) -q --numprocesses 2 tests/unit
+	$(PYTEST) -q --numprocesses 2 -m 'not long' tests/unit
 
-# Most tests wait most of the time, and those of Docker take little of our own processors: so two parts run at a time.
+# Most tests wait most of the time, so two parts run at a time; a third makes the machine so busy that time limits are missed.
+# A part that fails does not keep the others from running: one run names all failures.
 test: check $(NIGHTLY)/.ready ## all tests but those marked long, on both TorchX lines
-	$(MAKE) --no-print-directory --jobs 2 test-processes test-nightly test-docker
+	$(MAKE) --no-print-directory --keep-going --jobs 2 test-processes test-docker test-docker-nightly test-nightly \
+		test-slurm test-docker-alone
 
 test-processes: $(STABLE)/.ready
-	$(PYTEST) -q --numprocesses 3 -m 'not long' tests/process tests/fault tests/conformance
+	$(PYTEST) -q --numprocesses 4 -m 'not long' tests/process tests/fault tests/conformance tests/ssh
 
 test-nightly: $(NIGHTLY)/.ready
-	$(call print_at_its_end,$(NIGHTLY)/python -m pytest -q --numprocesses 2 --dist loadfile -m torchx $(BOTH_LINES))
+	$(call print_at_its_end,$(NIGHTLY)/python -m pytest -q --numprocesses 3 --dist loadfile -m 'torchx and not long' $(filter-out $(CONTROL),$(BOTH_LINES)))
 
-test-docker: $(STABLE)/.ready $(NIGHTLY)/.ready
-	$(call print_at_its_end,$(NIGHTLY)/python -m pytest -q --numprocesses 2 --dist loadfile -m 'not alone' tests/docker --ignore $(CONTROL))
-	$(call print_at_its_end,$(PYTEST) -q --numprocesses 2 --dist loadfile -m 'not alone' tests/docker tests/kubernetes)
+test-docker: $(STABLE)/.ready
+	$(call print_at_its_end,$(PYTEST) -q --numprocesses 2 --dist loadfile -m 'not alone and not long' tests/docker tests/kubernetes)
+
+test-docker-nightly: $(NIGHTLY)/.ready
+	$(call print_at_its_end,$(NIGHTLY)/python -m pytest -q --numprocesses 2 --dist loadfile -m 'not alone and not long' tests/docker $(CONTROL:%=--ignore=%))
+
+test-docker-alone: $(STABLE)/.ready test-docker test-docker-nightly # with nothing else on the engine
 	$(call print_at_its_end,$(PYTEST) -q -m alone tests/docker)
 
-# beside test-processes, which prints as it goes
+test-slurm: $(STABLE)/.ready
+	$(call print_at_its_end,$(PYTEST) -q --numprocesses 3 -m 'not long' tests/slurm)
+
+# beside a part that prints as it goes
 define print_at_its_end
 	said=$$($(1) 2>&1) && code=0 || code=$$?; printf '%s\n' "$$said"; exit $$code
 endef
 
-soak: $(STABLE)/.ready $(NIGHTLY)/.ready ## the tests marked long; 20 times, with all cores busy, those marked soak (twice with torch or namespaces)
-	$(PYTEST) -q --numprocesses 4 -m long tests/process tests/fault tests/conformance
-	$(NIGHTLY)/python -m pytest -q -m alone tests/docker
-	$(NIGHTLY)/python -m pytest -q $(CONTROL)
+soak: $(STABLE)/.ready $(NIGHTLY)/.ready ## the tests marked long; 10 times, with all cores busy, those marked soak (twice with torch or namespaces)
+	$(MAKE) --no-print-directory --keep-going --jobs 3 soak-long soak-docker soak-slurm
+	$(MAKE) --no-print-directory soak-loops
+
+soak-long: $(STABLE)/.ready $(NIGHTLY)/.ready
+	$(PYTEST) -q --numprocesses 4 -m long --ignore $(REHEARSED) tests/unit tests/process tests/fault tests/conformance tests/ssh
+
+soak-docker: $(STABLE)/.ready $(NIGHTLY)/.ready
+	$(call print_at_its_end,$(PYTEST) -q -m long tests/docker)
+	$(call print_at_its_end,$(NIGHTLY)/python -m pytest -q -m alone tests/docker)
+	$(call print_at_its_end,$(NIGHTLY)/python -m pytest -q --numprocesses 2 --dist loadfile -m 'torchx or docker' $(CONTROL))
+
+soak-slurm: $(STABLE)/.ready $(NIGHTLY)/.ready
+	$(call print_at_its_end,$(PYTEST) -q --numprocesses 3 -m long tests/slurm)
+	$(call print_at_its_end,$(NIGHTLY)/python -m pytest -q --numprocesses 2 tests/slurm/test_slurm_contract.py)
+	$(call print_at_its_end,$(NIGHTLY)/python -m pytest -q --numprocesses 2 tests/ssh/test_ssh_contract.py)
+
+soak-loops: $(STABLE)/.ready
 	busy=(); trap 'kill "$${busy[@]}"' EXIT; \
 	for ((core = 0; core < $$(nproc); core++)); do (while :; do :; done) & busy+=($$!); done; \
 	$(PYTEST) -q -m 'soak and not netns and not slow' --count $(SOAK_COUNT) --numprocesses 6 --timeout 300 $(SOAK); \
@@ -66,11 +95,18 @@ soak: $(STABLE)/.ready $(NIGHTLY)/.ready ## the tests marked long; 20 times, wit
 	$(PYTEST) -q -m 'soak and netns' --count 2 --numprocesses 3 --timeout 300 $(SOAK); \
 	MUSTER_DRAIN_RUNS=10 $(PYTEST) -q --numprocesses 3 --timeout 600 tests/fault/test_drain_netns.py
 
-nightly: $(STABLE)/.ready ## the simulations with more seeds; 1,000 jobs from one program; forked jobs
-	MUSTER_SIM_SEEDS=$(SIM_SEEDS) $(PYTEST) -q --numprocesses auto tests/unit/rendezvous/test_simulation.py
+gpu: $(STABLE)/.ready ## the tests that need an NVIDIA GPU, and what muster sees of this machine
+	-$(STABLE)/muster doctor
+	MUSTER_REQUIRE=gpu $(PYTEST) -m gpu -rs tests/process
+
+nightly: $(STABLE)/.ready ## the simulations with more seeds; 1,000 jobs from one program; forked jobs; eight rehearsed scripts
+	MUSTER_SIM_SEEDS=$(SIM_SEEDS) $(PYTEST) -q --numprocesses auto tests/unit/rendezvous/test_simulation.py \
+		tests/unit/rendezvous/test_member_decisions.py
 	MUSTER_ELASTIC_DRAIN_SEEDS=20000 $(PYTEST) -q --numprocesses auto tests/unit/rendezvous/test_elastic_drain_simulation.py
 	MUSTER_DRAIN_RUNS=50 $(PYTEST) -q --numprocesses 2 --timeout 600 tests/fault/test_drain_netns.py
+	MUSTER_SNAPSHOT_RUNS=0:200 $(PYTEST) -q --numprocesses 4 tests/fault/test_snapshot_runs.py
 	MUSTER_LAUNCHES=1000 $(PYTEST) -q -k loop_leave_nothing tests/process/elastic/test_launch.py
+	$(PYTEST) -q --count 3 --numprocesses 2 -k 'example or told_what' $(REHEARSED) tests/process/local/test_rehearse.py
 	MUSTER_FORK_LOOPS=20 $(PYTEST) -q tests/process/elastic/test_fork_matrix.py
 
 bench: $(STABLE)/.ready ## measure against torchrun, side by side

@@ -4,7 +4,8 @@
 
 Two workers write 200,000 lines of 88 bytes each; every line must arrive on the console and in the files. Wall and CPU
 seconds are those of the whole job: launcher, workers, and what the launcher does to start them. Latency is measured
-with one line every 20 ms from each worker.
+with one line every 20 ms from each worker. What collapsing costs is the CPU time of a console that gets the lines of
+eight ranks, as they are and collapsed, in one process: alike ones, and such that no rank shares with another.
 """
 
 import os
@@ -16,6 +17,9 @@ from pathlib import Path
 
 from _launching import LAUNCHERS, build_standalone_flags, scratch
 from _sampling import SampleFailed, Samples, Series, build_parser, median, sample_in_turn, show
+
+from muster.agent.config import Std
+from muster.agent.logs.console import Console
 
 LINES = 200_000
 LINE_BYTES = 88
@@ -36,6 +40,11 @@ for _ in range({STAMPS}):
     print("stamp", time.monotonic_ns())
     time.sleep(0.02)
 """
+
+
+RANKS = 8
+RANK_LINES = 25_000
+CHUNK_LINES = 100
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,6 +109,42 @@ def flatten(drops: Samples[Job]) -> Series:
     return Samples(values=latencies_ms, failures=drops.failures, loads=drops.loads)
 
 
+def collapse(*, merges_lines: bool, is_alike: bool) -> float:
+    """CPU seconds in which a console prints the lines of eight ranks, which write in turn."""
+    names = [b"%d" % rank if is_alike else bytes([97 + rank]) for rank in range(RANKS)]
+    rows = [
+        [(b"rank %s line %07d " % (name, number)).ljust(LINE_BYTES - 1, b".") for number in range(RANK_LINES)]
+        for name in names
+    ]
+    chunks = [
+        (rank, b"\n".join(rows[rank][at : at + CHUNK_LINES]) + b"\n")
+        for at in range(0, RANK_LINES, CHUNK_LINES)
+        for rank in range(RANKS)
+    ]
+    null_fd = os.open(os.devnull, os.O_WRONLY)
+    console = Console(stdout_fd=null_fd, stderr_fd=null_fd, backlog_bytes=1 << 30, merges_lines=merges_lines)
+    feeds = [console.open_feed(Std.OUT, b"[main%d]:" % rank, rank, lambda _: b"[main0-7]:") for rank in range(RANKS)]
+    began_s = time.process_time()
+    for rank, chunk in chunks:
+        feeds[rank].offer(chunk)
+    for feed in feeds:
+        feed.end()
+    if not console.close(limit_s=60.0, cap_s=600.0):
+        raise SampleFailed
+    os.close(null_fd)
+    return time.process_time() - began_s
+
+
+def compare_consoles(count: int) -> None:
+    """Show the cost of collapsing, as a ratio to lines as they are."""
+    for is_alike, kind in ((True, "alike"), (False, "of which no two are alike")):
+        samplers = {
+            name: lambda merges=merges, alike=is_alike: collapse(merges_lines=merges, is_alike=alike)
+            for name, merges in (("collapsed", True), ("as they are", False))
+        }
+        show(f"{RANKS} x {RANK_LINES} lines {kind}, CPU of the console", sample_in_turn(count, samplers))
+
+
 def main() -> int:
     parser = build_parser(__doc__)
     parser.add_argument("--check", action="store_true", help="exit 1 when a figure of the design is not met")
@@ -112,6 +157,7 @@ def main() -> int:
         shares.append(median(series["muster"]) / median(series["torchrun"]))
     drops = {name: flatten(samples) for name, samples in sample_launchers(options.count, STAMP, 2 * STAMPS).items()}
     show("a line until it is on the console", drops, unit="ms")
+    compare_consoles(options.count)
     met = max(shares) <= MOST_SHARE and median(drops["muster"]) <= MOST_LATENCY_MS
     failed = sum(samples.failures for samples in flood.values())
     print(f"every line arrived in all but {failed} samples; figures {'met' if met else 'NOT MET'}")

@@ -1,12 +1,14 @@
 """The whole process `torchx run -s local_cwd dist.ddp -j 2x4 --script main.py`, muster's beside TorchX's own.
 
-    python benchmarks/torchx_run.py [--count N] [--peer REQUIREMENT]
+    python benchmarks/torchx_run.py [--count N] [--peer REQUIREMENT | --no-peer]
 
 From the start of the command line's process to its end; the script is one gloo all-reduce over the eight workers. The
 peer gets an environment of its own in a temporary folder, because muster's entry points replace TorchX's
 components and schedulers wherever muster is installed: TorchX from the package index, torch and what torch needs linked
 to the very files muster's workers import. TorchX's own runs the two nodes as two torchrun agents on this machine. Each
 sample has a port of its own: TorchX's default, 29500, may be in use.
+
+Before it, without a peer: `muster run` beside `torchx run` of the same environment, to the first line of the script.
 """
 
 import importlib.metadata
@@ -16,11 +18,12 @@ import subprocess
 import sys
 import time
 import venv
+from functools import partial
 from pathlib import Path
 
 import _launching
 from _sampling import SampleFailed, build_parser, sample_in_turn, show
-from start import ALL_REDUCE
+from start import ALL_REDUCE, MARK
 
 RUN = ("run", "-s", "local_cwd", "dist.ddp", "-j", "2x4", "--script", "main.py")
 WORKERS = 8
@@ -83,25 +86,23 @@ def clean_env(commands: Path) -> dict[str, str]:
     return {key: value for key, value in env.items() if key not in ("PYTHONPATH", "VIRTUAL_ENV", "PYTHONHOME")}
 
 
+def measure_first_line(command: str, folder: Path) -> float:
+    """From the start of a command line's process, `muster` or `torchx`, to the first line of the first worker."""
+    commands = Path(sys.executable).parent
+    began_s, process, marks = _start_run(commands / command, folder, MARK)
+    try:
+        _launching.wait_for(lambda: bool(_launching.read_marks(marks)) or process.poll() is not None, LIMIT_S)
+        found = _launching.read_marks(marks)
+    finally:
+        _launching.stop(process)
+    if not found:
+        raise SampleFailed
+    return min(mark["t"] for mark in found) - began_s
+
+
 def measure_run(commands: Path, folder: Path) -> float:
     """Run one whole process; every worker must have finished the all-reduce."""
-    folder.mkdir(exist_ok=True)
-    marks = folder / "marks"
-    marks.unlink(missing_ok=True)
-    (folder / "main.py").write_text(ALL_REDUCE)
-    for name in ("state", "tmp"):
-        (folder / name).mkdir(exist_ok=True)
-    env = {**clean_env(commands), "MARKS": str(marks), "XDG_STATE_HOME": str(folder / "state")}
-    argv = [str(commands / "torchx"), *RUN, "--rdzv_port", str(_launching.find_port())]
-    began_s = time.monotonic()
-    process = subprocess.Popen(
-        argv,
-        cwd=folder,
-        env={**env, "TMPDIR": str(folder / "tmp")},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
+    began_s, process, marks = _start_run(commands / "torchx", folder, ALL_REDUCE)
     try:
         code = process.wait(LIMIT_S)
         took_s = time.monotonic() - began_s
@@ -114,11 +115,40 @@ def measure_run(commands: Path, folder: Path) -> float:
     return took_s
 
 
+def _start_run(command: Path, folder: Path, script: str) -> "tuple[float, subprocess.Popen[bytes], Path]":
+    """Start a command line on a script; when that was, its process, and where the script's marks come."""
+    folder.mkdir(exist_ok=True)
+    marks = folder / "marks"
+    marks.unlink(missing_ok=True)
+    (folder / "main.py").write_text(script)
+    for name in ("state", "tmp"):
+        (folder / name).mkdir(exist_ok=True)
+    env = {**clean_env(command.parent), "MARKS": str(marks), "XDG_STATE_HOME": str(folder / "state")}
+    argv = [str(command), *RUN, "--rdzv_port", str(_launching.find_port())]
+    began_s = time.monotonic()
+    process = subprocess.Popen(
+        argv,
+        cwd=folder,
+        env={**env, "TMPDIR": str(folder / "tmp")},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    return began_s, process, marks
+
+
 def main() -> None:
     parser = build_parser(__doc__)
     parser.add_argument("--peer", default="torchx-nightly", metavar="REQUIREMENT", help="what pip installs")
+    parser.add_argument("--no-peer", action="store_true", help="only what needs no peer, and no package index")
     options = parser.parse_args()
     with _launching.scratch() as folder:
+        first = {
+            f"{name} run": partial(measure_first_line, name, folder / f"{name}-first") for name in ("muster", "torchx")
+        }
+        show("to the script's first line, dist.ddp -j 2x4", sample_in_turn(options.count, first))
+        if options.no_peer:
+            return
         peer = make_peer(folder / "peer", options.peer)
         samplers = {
             "muster": lambda: measure_run(Path(sys.executable).parent, folder / "muster-job"),

@@ -34,7 +34,7 @@ import sys
 import time
 import zlib
 from collections.abc import Callable, Iterator
-from typing import SupportsFloat
+from typing import NoReturn, SupportsFloat
 
 from muster._shared.contract import Env, has_controls
 from muster._shared.contract import StatusPageLayout as Layout
@@ -42,7 +42,9 @@ from muster._shared.contract import StatusPageLayout as Layout
 __all__ = [
     "breakpoint",
     "deadline_s",
+    "give_up",
     "is_managed",
+    "leave_node",
     "phase",
     "resume_path",
     "saved",
@@ -75,7 +77,7 @@ def step(i: int, *, total: int | None = None, **numbers: float) -> None:
             for the device at every step; pass `.item()` where the script reads it anyway.
         ValueError: `i` is negative.
     """
-    slot = _state.slot if _state.is_open else _open()
+    slot = _state.slot if _state.has_stepped else _begin_steps(i)
     if slot is None:
         return
     if numbers:
@@ -192,6 +194,39 @@ def phase(name: str) -> Iterator[None]:
     finally:
         words[Layout.PHASE] = before
         words[_CHANGED_NS] = time.monotonic_ns()
+
+
+def give_up(reason: str) -> NoReturn:
+    """End this rank, and the job for good: no restart could do better.
+
+    Args:
+        reason: why, in one clause, for the report. The first 115 bytes of it are kept.
+
+    Raises:
+        SystemExit: always, with code 1; so the process ends if the main thread calls it.
+    """
+    _end_with(Layout.WISH_STOP, reason)
+
+
+def leave_node(reason: str) -> NoReturn:
+    """End this rank because its node is at fault: the ranks go on elsewhere, if a node can take its place.
+
+    Args:
+        reason: why, in one clause, for the report. The first 110 bytes of it are kept.
+
+    Raises:
+        SystemExit: see `give_up`.
+    """
+    _end_with(Layout.WISH_ELSEWHERE, reason)
+
+
+def _end_with(wish: bytes, reason: str) -> NoReturn:
+    slot = _state.slot if _state.is_open else _open()
+    text = " ".join(str(reason).split())
+    if slot is not None:
+        encoded = wish + text.encode(errors="replace")
+        slot.write_text(Layout.WISH, encoded[: Layout.WISH_BYTES].decode(errors="ignore").encode())
+    raise SystemExit(f"muster.worker: {'give_up' if wish == Layout.WISH_STOP else 'leave_node'}: {text}")
 
 
 def deadline_s() -> float | None:
@@ -322,9 +357,9 @@ class _Slot:
 
 
 class _State:
-    """Whether this process has looked for its slot, and the slot if it has one."""
+    """Whether this process has looked for its slot, and the slot if it has one; whether it has called `step`."""
 
-    is_open = False
+    is_open = has_stepped = False
     slot: "_Slot | None" = None
 
 
@@ -341,6 +376,16 @@ def _open(claim: "Callable[[_Slot], _Slot | None] | None" = None) -> _Slot | Non
         except (OSError, ValueError) as error:
             _print(f"cannot use the status page {where!r} ({error}): steps are not reported and not agreed on")
     return _state.slot
+
+
+def _begin_steps(i: int) -> _Slot | None:
+    """Say when the first step was done. The step before the time, which says that there is one."""
+    slot = _state.slot if _state.is_open else _open()
+    if slot is not None:
+        slot.words[Layout.FIRST] = _to_step(i) + 1
+        slot.words[Layout.FIRST_NS] = time.monotonic_ns()
+    _state.has_stepped = True
+    return slot
 
 
 def _parse(where: str) -> tuple[str, int, int]:
@@ -406,7 +451,7 @@ def _forget_slot() -> None:
 
 def look_again() -> None:
     """Look for the slot at the next call: this process, a fork of one that may have looked before, is a worker now."""
-    _state.is_open, _state.slot = False, None
+    _state.is_open, _state.has_stepped, _state.slot = False, False, None
 
 
 def _forget_if_open() -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from event_checks import check_events
 from hypothesis import settings
 
 # A deadline is an assertion on wall-clock time: a loaded machine would fail tests that are right.
@@ -29,6 +30,16 @@ def _own_state_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(folder))
         yield folder
+    check_events(folder)
+
+
+@pytest.fixture(autouse=True)
+def _checked_events(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Whatever agents have written in the test's folder fits the public schema of event records."""
+    yield
+    folder = request.node.funcargs.get("tmp_path")
+    if folder is not None and "/tests/unit/" not in str(request.node.path):
+        check_events(folder)
 
 
 @pytest.fixture(autouse=True)

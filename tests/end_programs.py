@@ -573,8 +573,9 @@ print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
     "subprocess": early("import subprocess\nsubprocess.run(['echo', 'a child'], check=True)"),
     "subprocess_left": late("import subprocess\nchild = subprocess.Popen(['sleep', '0.2'])"),
     "subprocess_pipe": late("""
-import subprocess
+import atexit, subprocess
 child = subprocess.Popen(["cat"], stdin=subprocess.PIPE, text=True)
+atexit.register(lambda: (child.stdin.close(), child.wait()))  # what it writes later is seen now and then only
 child.stdin.write("a line for the child")
 """),
     "multiprocessing": late("""
@@ -654,6 +655,13 @@ signal.set_wakeup_fd(one.fileno())
     "module_removed": early("import json, sys\ndel sys.modules['json']"),
     "library": late("import ctypes\nctypes.CDLL('libBrokenLocale.so.1')"),
     "library_of_the_name_service": early("import ctypes\nctypes.CDLL('libnss_compat.so.2')"),
+    "module_of_the_name_service": early("""
+import ctypes, socket
+ctypes.CDLL(None).__nss_configure_lookup(b"hosts", b"hesiod files")  # as a line of /etc/nsswitch.conf
+socket.getaddrinfo("localhost", 1)
+with open("/proc/self/maps", "rb") as file:
+    assert b"libnss_hesiod.so" in file.read()
+"""),
     "inspect": late("import os\nos.environ['PYTHONINSPECT'] = '1'"),
 }
 

@@ -11,9 +11,12 @@
 Whatever happens, nothing that the command started outlives the `with` block.
 """
 
+import contextlib
 import json
 import os
+import random
 import re
+import socket
 import subprocess
 import sys
 import threading
@@ -233,3 +236,14 @@ def wait_until(holds: Callable[[], object], *, timeout_s: float = 30, what: str 
     while not holds():
         assert time.monotonic() < deadline_s, f"{timeout_s} s passed and {what} does not hold"
         pause.wait(0.01)
+
+
+def find_free_port() -> int:
+    """A port of 127.0.0.1 without a listener, and none that the system gives to somebody who asks for any port.
+
+    The port after it may be taken by another test.
+    """
+    for port in random.sample(range(20000, 30000), 100):
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port), reuse_port=False):
+            return port
+    raise AssertionError("no free port in 20000 to 29999: who listens? (ss -ltn)")

@@ -19,8 +19,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from fault_scenes import TreeScene, cause
 from harness import Tree, wait_until
 from launchers import ONE_START
+
+from muster.cli.rehearse.faults.fault import NotPossibleError
+from muster.cli.rehearse.faults.nodes import agent_killed
+from muster.cli.rehearse.journal import Journal
+from muster.cli.rehearse.world import Network, run_tool
 
 PROGRAM = Path(__file__).parent / "programs" / "netns_sums.py"
 HUB = Path(__file__).parent / "slow_hub.py"
@@ -30,45 +36,13 @@ QUICK = "keep_alive_interval=0.5,keep_alive_max_attempt=4"
 """Frequent heartbeats, so that a test of silence is short: a silence limit of 2 s, a lease of 1.3 s."""
 
 
-def run(*command: str) -> None:
-    """Run a tool to its end.
+class Net(Network):
+    """What tests do beside it to the network of the rehearsals."""
 
-    Raises:
-        subprocess.CalledProcessError: it failed; contains its output.
-    """
-    subprocess.run(command, check=True, capture_output=True)
-
-
-class Net:
-    """A bridge, and one namespace per node beside it."""
-
-    def __init__(self) -> None:
-        self.name = f"m{os.getpid() % 10000}{next(SERIAL)}"
-        self.bridge = f"{self.name}b"
-        self.spaces: list[str] = []
+    def __init__(self, folder: Path) -> None:
+        """Leave what is to be undone in a folder."""
+        super().__init__(f"m{os.getpid()}-{next(SERIAL)}", Journal(folder / "journal"))
         self.hub: subprocess.Popen[str] | None = None
-
-    def open(self) -> None:
-        # In a namespace of its own: a container engine's packet filter on this machine would drop packets.
-        run("ip", "netns", "add", self.bridge)
-        run("ip", "-n", self.bridge, "link", "add", "switch0", "type", "bridge")
-        run("ip", "-n", self.bridge, "link", "set", "switch0", "up")
-
-    def add_node(self) -> int:
-        index = len(self.spaces)
-        space, outer = f"{self.name}n{index}", f"{self.name}v{index}"
-        self.spaces.append(space)
-        run("ip", "netns", "add", space)
-        run("ip", "-n", self.bridge, "link", "add", outer, "type", "veth", "peer", "name", "eth0", "netns", space)
-        run("ip", "-n", self.bridge, "link", "set", outer, "master", "switch0", "up")
-        run("ip", "-n", space, "addr", "add", f"10.77.0.{index + 1}/24", "dev", "eth0")
-        run("ip", "-n", space, "link", "set", "eth0", "up")
-        run("ip", "-n", space, "link", "set", "lo", "up")
-        return index
-
-    def set_link(self, index: int, state: str) -> None:
-        """Set the link `up` or `down` at the bridge: the node loses its carrier."""
-        run("ip", "-n", self.bridge, "link", "set", f"{self.name}v{index}", state)
 
     def drop(self, index: int, chain: str) -> None:
         """Drop what reaches the node (`INPUT`) or what it sends (`OUTPUT`); the other direction stays open."""
@@ -80,7 +54,7 @@ class Net:
 
     def name_two_addresses(self, name: str, index: int, silent: str) -> None:
         """Give the node a second address, which drops all packets, and let a name have both in all namespaces."""
-        run("ip", "-n", self.spaces[index], "addr", "add", f"{silent}/24", "dev", "eth0")
+        run_tool("ip", "-n", self.spaces[index], "addr", "add", f"{silent}/24", "dev", "eth0")
         self._filter(index, "-A", "INPUT", "-i", "eth0", "-d", silent, "-j", "DROP")
         for space in self.spaces:
             folder = Path("/etc/netns", space)  # `ip netns exec` mounts its files over those of /etc
@@ -88,7 +62,7 @@ class Net:
             (folder / "hosts").write_text(f"127.0.0.1 localhost\n{silent} {name}\n10.77.0.{index + 1} {name}\n")
 
     def _filter(self, index: int, *words: str) -> None:
-        run("ip", "netns", "exec", self.spaces[index], "iptables", "--wait", *words)
+        run_tool("ip", "netns", "exec", self.spaces[index], "iptables", "--wait", *words)
 
     def delay(self, delay_ms: int) -> None:
         """Delay every packet of every node added so far: a slow hub replaces the bridge.
@@ -98,18 +72,18 @@ class Net:
         if not os.path.exists("/dev/net/tun"):
             pytest.skip("latency is not available: this kernel has no TAP devices (/dev/net/tun)")
         for space in self.spaces:
-            run("ip", "-n", space, "link", "del", "eth0")
+            run_tool("ip", "-n", space, "link", "del", "eth0")
         places = [f"{space}=10.77.0.{index + 1}/24" for index, space in enumerate(self.spaces)]
         command = [sys.executable, "-I", "-S", str(HUB), str(delay_ms), *places]
         self.hub = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert self.hub.stdout.readline() == "ready\n"
 
-    def close(self) -> None:
+    def __exit__(self, *exc: object) -> None:
         if self.hub is not None:
             self.hub.kill()
             self.hub.communicate()
-        for space in (*self.spaces, self.bridge):
-            subprocess.run(["ip", "netns", "del", space], capture_output=True)
+        super().__exit__(*exc)
+        for space in self.spaces:
             shutil.rmtree(Path("/etc/netns", space), ignore_errors=True)
 
 
@@ -155,7 +129,7 @@ class Node:
 
     def kill_agent(self) -> None:
         """SIGKILL the agent alone: the guard cleans up, so that nothing of the node is left."""
-        self.tree.send(signal.SIGKILL, self.find_agent())
+        cause(agent_killed.FAULT, TreeScene(self.tree))
         outcome = self.tree.wait()
         assert (outcome.exit_code, outcome.leftovers) == (128 + signal.SIGKILL, ()), outcome.explain()
 
@@ -185,7 +159,7 @@ class World:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.net = Net()
+        self.net = Net(folder)
         self.nodes: list[Node] = []
         self._stack = contextlib.ExitStack()
 
@@ -193,11 +167,10 @@ class World:
         has_tools = shutil.which("ip") and shutil.which("iptables")
         reason = None if os.geteuid() == 0 and has_tools else "network namespaces need root, iproute2 and iptables"
         if reason is None:
-            self._stack.callback(self.net.close)
             try:
-                self.net.open()
-            except subprocess.CalledProcessError as error:
-                reason = f"no network namespaces here: {error.stderr.decode().strip()}"
+                self._stack.enter_context(self.net)
+            except NotPossibleError as error:
+                reason = f"no network namespaces here: {error}"
         if reason is not None:
             self._stack.close()
             required = "netns" in os.environ.get("MUSTER_REQUIRE", "").split(",")

@@ -96,6 +96,11 @@ class TerminalProgram:
         self.text += data.decode()
         return bool(data)
 
+    def read_more(self, limit_s: float = 60) -> str:
+        """Read what is written next; all the text so far."""
+        self._read_more("more", limit_s)
+        return self.text
+
     def expect(self, wanted: str) -> None:
         """Read until `wanted` has been written after what was expected before."""
         while wanted not in self.text[self._expected :]:

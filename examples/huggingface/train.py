@@ -1,4 +1,4 @@
-"""Trains a small GPT-2 from scratch with Hugging Face's Trainer; a preempted job resumes at the same step.
+"""Trains a small GPT-2 from scratch with Hugging Face's Trainer; whatever ends a worker, it resumes at the same step.
 
     torchx run -s local_cwd dist.ddp -j 2x2 --workspace examples/huggingface --script train.py
 
@@ -6,6 +6,7 @@ Needs transformers and accelerate. It runs unchanged under torchrun.
 """
 
 import argparse
+import os
 import warnings
 from pathlib import Path
 
@@ -14,9 +15,15 @@ warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 from muster_callback import MusterCallback  # noqa: E402
-from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments  # noqa: E402
-
-from muster import worker  # noqa: E402
+from transformers import (  # noqa: E402
+    GPT2Config,
+    GPT2LMHeadModel,
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
 
 
 class Sequences(torch.utils.data.Dataset):
@@ -32,12 +39,26 @@ class Sequences(torch.utils.data.Dataset):
         return {"input_ids": tokens, "labels": tokens}
 
 
+class FailAt(TrainerCallback):
+    """Ends rank 1 as the kernel does when memory runs out."""
+
+    def __init__(self, step: int) -> None:
+        self._step = step
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
+        """Only in the first attempt."""
+        is_first = os.environ.get("TORCHELASTIC_RESTART_COUNT") == "0"
+        if state.global_step == self._step and args.process_index == 1 and is_first:
+            os.kill(os.getpid(), 9)
+
+
 def main() -> None:
-    """Train, from the last checkpoint of all ranks on."""
+    """Train, from the last step on that all ranks have."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--output", type=Path, default=Path("out/huggingface"), help="folder of the checkpoints")
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--save-every", type=int, default=250)
+    parser.add_argument("--fail-at", type=int, default=0, help="rank 1 kills itself at this step of the first attempt")
     options = parser.parse_args()
     torch.manual_seed(0)
     model = GPT2LMHeadModel(GPT2Config(vocab_size=32, n_positions=8, n_embd=16, n_layer=1, n_head=2))
@@ -50,10 +71,13 @@ def main() -> None:
         lr_scheduler_type="constant",
         logging_strategy="no",
         report_to="none",
+        use_cpu=not torch.cuda.is_available(),  # else ranks without a GPU do not train together
         disable_tqdm=True,
     )
-    trainer = Trainer(model=model, args=arguments, train_dataset=Sequences(), callbacks=[MusterCallback()])
-    path = worker.resume_path()
+    callback = MusterCallback()
+    callbacks = [callback, FailAt(options.fail_at)]
+    trainer = Trainer(model=model, args=arguments, train_dataset=Sequences(), callbacks=callbacks)
+    path = callback.find_resume_path()
     if path:
         print(f"resumes from {path}", flush=True)
     trainer.train(resume_from_checkpoint=path)

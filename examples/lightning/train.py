@@ -1,4 +1,4 @@
-"""Trains a small network with Lightning; a preempted job resumes at the same step, with the same weights.
+"""Trains a small network with Lightning; whatever ends a worker, it resumes at the same step.
 
     torchx run -s local_cwd dist.ddp -j 2x2 --workspace examples/lightning --script train.py
 
@@ -18,8 +18,6 @@ import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 from muster_callback import MusterCallback  # noqa: E402
 from torch.utils.data import DataLoader, IterableDataset  # noqa: E402
-
-from muster import worker  # noqa: E402
 
 
 class Batches(IterableDataset):
@@ -59,26 +57,42 @@ class Network(lightning.LightningModule):
         return DataLoader(Batches(self.trainer.global_step), batch_size=None)
 
 
+class FailAt(lightning.Callback):
+    """Ends rank 1 as the kernel does when memory runs out."""
+
+    def __init__(self, step: int) -> None:
+        self._step = step
+
+    def on_train_batch_end(self, trainer: lightning.Trainer, *_: object) -> None:
+        """Only in the first attempt."""
+        is_first = os.environ.get("TORCHELASTIC_RESTART_COUNT") == "0"
+        if trainer.global_step == self._step and trainer.global_rank == 1 and is_first:
+            os.kill(os.getpid(), 9)
+
+
 def main() -> None:
-    """Train, from the last checkpoint of all ranks on."""
+    """Train, from the last step on that all ranks have."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--output", type=Path, default=Path("out/lightning"), help="folder of the checkpoints")
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--save-every", type=int, default=250)
+    parser.add_argument("--fail-at", type=int, default=0, help="rank 1 kills itself at this step of the first attempt")
     options = parser.parse_args()
     torch.manual_seed(0)
+    callback = MusterCallback(options.output, options.save_every)
     trainer = lightning.Trainer(
         max_steps=options.steps,
         devices=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
         num_nodes=int(os.environ.get("GROUP_WORLD_SIZE", "1")),
-        callbacks=[MusterCallback(options.output, options.save_every)],
+        callbacks=[callback, FailAt(options.fail_at)],
+        plugins=[callback.checkpoints],
         default_root_dir=options.output,
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
         logger=False,
     )
-    path = worker.resume_path()
+    path = callback.find_resume_path()
     if path:
         print(f"resumes from {path}", flush=True)
     trainer.fit(Network(), ckpt_path=path, weights_only=True)  # a pickle would run code

@@ -4,16 +4,23 @@
     records        cheap frozen records, and `assert_never` for unions of them
     fields         the types of their fields, with limits
     codec          records to JSON and back, from those types alone
-    reports        what a job tells people, as records: failures, stacks, its report, its status, answers
+    reports        what a job tells people, as records: failures, stacks, its report, answers
+    goodput        where the time of a job went: productive, and lost by cause
+    job_history    what became of a job, from the records of an agent
+    job_view       how a job is doing: its state, nodes, ranks, recoveries; `status.schema.json` says it of the file
+    verdicts       the classes of causes, and the grammar of `--on` (a package)
     foreign_files  reads files and JSON that anything may have written
     control        how commands and adapters ask a running job, and join the answers of its roles
     guard          the agent's parent: kills what is left when the agent ends, and fences when the lease expires
     processes      process trees, cores, and the system calls that Python lacks
+    preflight      what can be wrong with a node: the table of checks, and the reading of this machine (a package)
     ownership      whether another user could change or replace a file or folder
     programs       whether the program of a job exists
     suspension     stops a whole job for a while (Ctrl-Z), and continues it
     debugger       pdb in one worker, at the terminal of its node's agent
-    progress_bars  the live rows at the bottom of a terminal
+    snapshot_file  the memory that holds snapshots: its layout, who writes what, how much of it there may be
+    console        what a terminal shows of a job: lines of many ranks once, live rows at the bottom (a package)
 
-Nothing here imports a room. `muster.worker` imports `contract` and, at a breakpoint, `debugger`.
+Nothing here imports a room. `muster.worker` imports `contract` and, at a breakpoint, `debugger`;
+`muster.snapshots` imports `snapshot_file`.
 """

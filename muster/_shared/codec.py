@@ -231,6 +231,8 @@ def _build_number(base: type, allowed: Range) -> tuple[Read, Write]:
             raise MalformedMessageError(f"not {what} from {allowed.least:.0f} to {allowed.most:.0f}")
         return base(value)
 
+    if base is int:
+        return read, lambda value, _budget: int.__repr__(value)  # what the encoder does, in a tenth of its time
     return read, lambda value, _budget: to_json(value)
 
 

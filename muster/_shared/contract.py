@@ -11,11 +11,14 @@ from typing import Final
 AGENT_MODULE: Final = "muster.agent"
 """`python3 -m muster.agent`: the entrypoint that components write and adapters recognise."""
 
-AGENT_SWITCHES: Final = ("standalone", "module", "no-python", "run-path", "virtual-local-rank")
+AGENT_SWITCHES: Final = ("standalone", "module", "no-python", "run-path", "virtual-local-rank", "tracker-run")
 """The agent's flags without a value. With them adapters find the end of its flags, where the program begins."""
 
 AGENT_SHORT_SWITCHES: Final = "m"
 """Those with a short form; every other short flag takes a value."""
+
+COLLAPSED_FROM_RANKS: Final = 8
+"""A terminal with so many ranks or more shows their lines merged, unless the user has said otherwise."""
 
 AGENT_ENTRY_NAME: Final = "agent/entry.py"
 """The same as a file of the package `muster`; its docstring says why adapters prefer it."""
@@ -47,6 +50,10 @@ DEFAULT_RUN_ID: Final = "none"
 
 DEFAULT_RDZV_PORT: Final = 29400
 """Port of the rendezvous leader when neither the command line nor an adapter names one (as torchrun's c10d)."""
+
+
+DEFAULT_SNAPSHOT_SHARE: Final = 400
+"""Thousandths of the free memory that a node's snapshots may take."""
 
 
 class Env:
@@ -83,6 +90,12 @@ class Env:
     NODE_NAME: Final = "MUSTER_NODE_NAME"
     """Name of this node's machine in reports (pod or container name); the host name when unset."""
 
+    SEGMENT: Final = "MUSTER_SEGMENT"
+    """The NVLink domain of this node, for `--rank-order segment`, where the driver and the scheduler do not tell it."""
+
+    MACHINE_NAME: Final = "MUSTER_MACHINE_NAME"
+    """What an administrator calls the machine that this node is on, if it is not the host (Kubernetes: the Node)."""
+
     LAST_CALL_S: Final = "MUSTER_LAST_CALL_S"
     """Seconds an elastic job waits for more nodes after the last join; an adapter's default (Kubernetes: 30)."""
 
@@ -116,6 +129,9 @@ class Env:
     """"1" when a reader of this node's output draws progress bars: the state of each comes once a second as a line that
     begins with a carriage return, and without text when the bar has ended."""
 
+    METRICS_HOST: Final = "MUSTER_METRICS_HOST"
+    """The address that `--metrics-port` listens at where it names none; an adapter's default. Unset: 127.0.0.1."""
+
     INCARNATION: Final = "MUSTER_INCARNATION"
     """How often this replica was started before, set by an adapter that counts. Above 0, an agent that leads knows that
     its memory of the job is lost, and that the job may continue on nodes that it cannot reach."""
@@ -127,6 +143,12 @@ class Env:
     STATUS_PAGE: Final = "MUSTER_STATUS_PAGE"
     """Set by the agent in its workers: `FILE:ROUND:SLOT`, where the worker finds its slot (see `StatusPageLayout`)."""
 
+    SNAPSHOTS: Final = "MUSTER_SNAPSHOTS"
+    """Set by the agent in its workers: `FILE:ROUND:LOCAL_RANK`, where snapshots are kept (`_shared.snapshot_file`)."""
+
+    SNAPSHOT_STEP: Final = "MUSTER_SNAPSHOT_STEP"
+    """Set by the agent in its workers where all ranks continue a snapshot: its step."""
+
     WATCHED: Final = "MUSTER_WATCHED"
     """Set by the agent in its workers: process groups in them are followed (`agent.workers.hooks`). "1": the agent
     watches for hangs and reads torch's flight recorder; "0": it does not."""
@@ -137,6 +159,9 @@ class Env:
 
     RESUME_PATH: Final = "MUSTER_RESUME_PATH"
     """Set by the agent in its workers: the path of the last checkpoint that all ranks have saved at one step."""
+
+    RESUME_STEP: Final = "MUSTER_RESUME_STEP"
+    """Set beside `RESUME_PATH`: that step."""
 
     CHECKPOINT: Final = "MUSTER_CHECKPOINT"
     """The content of `LogNames.CHECKPOINT` of the replica that this one replaces, where its folder went with it."""
@@ -152,13 +177,35 @@ class Env:
     REPORT_FILE: Final = "MUSTER_REPORT_FILE"
     """Set beside `CONTROL_FD`: a failed job's report is also written to this file."""
 
+    NOTIFY_EVENT: Final = "MUSTER_NOTIFY_EVENT"
+    """Set by the agent for the command of `--notify`, as its other facts: what has happened, in one word."""
+
+    NOTIFY_REASON: Final = "MUSTER_NOTIFY_REASON"
+    """Set by the agent for the command of `--notify`: why it has happened, in one line."""
+
+    JOB_ID: Final = "MUSTER_JOB_ID"
+    """Set by the agent in its workers, where the job has an id of its own: the same in all of its attempts."""
+
+    ATTEMPT_ID: Final = "MUSTER_ATTEMPT_ID"
+    """Set beside `JOB_ID`: the same in all ranks of one attempt."""
+
+    PREFLIGHT: Final = "MUSTER_PREFLIGHT"
+    """Set by the agent for a site's own checks: quick or full, its `--preflight`; and as "full" in workers that are to
+    measure an all-reduce before their program starts."""
+
+    NVML: Final = "MUSTER_NVML"
+    """The path of NVML's library for the preflight, where it is not where the dynamic linker looks."""
+
+    PREFLIGHT_DIR: Final = "MUSTER_PREFLIGHT_DIR"
+    """The folder with a site's own checks, in place of /etc/muster/preflight.d; see `--preflight`."""
+
     ROUND: Final = "MUSTER_ROUND"
     """The round's number, in the workers of an agent that has a `CONTROL_FD`: results are kept by round."""
 
     PRIVATE: Final = (
         *(RDZV_FD, RDZV_PORT, TOKEN, REQUIRE_TOKEN, WORKSPACE, WORKSPACE_DIR, LAST_CALL_S, TERMINATION_LOG),
         *(STOPS_TOGETHER, LIVE_BARS, INCARNATION, DRAIN_LIMIT_S, CHECKPOINT, CONTROL_FD, REPORT_FILE),
-        *(IMAGE, JOB_OBJECT, ACCOUNT_DIR, SECRET_NAMES),
+        *(IMAGE, JOB_OBJECT, ACCOUNT_DIR, SECRET_NAMES, METRICS_HOST, MACHINE_NAME),
     )
     """What the agent removes from its workers' environment."""
 
@@ -243,6 +290,77 @@ def describe_exit_code(code: int) -> str:
     return describe_end(128 - code if 128 < code <= _HIGHEST_SIGNAL_CODE else code)
 
 
+LISTEN_ADDRESS: Final = "[ADDRESS:]PORT with an IP address and a port from 0 to 65535, as in 9464 or 0.0.0.0:9464"
+
+
+SNAPSHOT_MEMORY: Final = "a share of the free memory from 1% to 100%, bytes with K, M, G or T (1024 each), or 0"
+"""What `parse_snapshot_memory` takes, for messages."""
+
+
+def parse_snapshot_memory(text: str) -> tuple[int, int | None] | None:
+    """Parse the most memory that snapshots may take on a node.
+
+    Returns:
+        The share in thousandths of what is free, and the limit in bytes (None: only the share). None: it is neither.
+    """
+    number, unit = (text[:-1], text[-1:]) if text[-1:] in "%KMGT" else (text, "")
+    if number.isascii() and number.isdecimal() and len(number) < 18:  # longer ones overflow
+        if unit == "%" and 0 < int(number) <= 100:
+            return 10 * int(number), None
+        if unit != "%":
+            size = int(number) << {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}[unit]
+            if size < 1 << 62:
+                return 0, size
+    return None
+
+
+def parse_listen_address(text: str) -> tuple[str, int] | None:
+    """The address, "" where none is given, and the port; None for anything else.
+
+    >>> parse_listen_address("9464"), parse_listen_address("[::]:0"), parse_listen_address("host:1")
+    (('', 9464), ('::', 0), None)
+    """
+    import socket  # workers, which read this module too, may not need it
+
+    host, colon, port = text.strip().rpartition(":")
+    if not (port.isascii() and port.isdecimal()) or len(port) > 5 or int(port) > 65535:
+        return None
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:  # an address of IPv6 without brackets may end with what looks like a port
+        return None
+    if not colon:
+        return "", int(port)
+    for family in (socket.AF_INET, socket.AF_INET6):
+        try:
+            socket.inet_pton(family, host)
+        except (OSError, ValueError):
+            continue
+        return host, int(port)
+    return None
+
+
+class KubeflowEnv:
+    """Variables by which Kubeflow's progress of a TrainJob is reached, of transformers' callback and of its SDK."""
+
+    URL: Final = "KUBEFLOW_TRAINER_SERVER_URL"
+    TOKEN: Final = "KUBEFLOW_TRAINER_SERVER_TOKEN"
+    """Path of a file."""
+    CA: Final = "KUBEFLOW_TRAINER_SERVER_CA_CERT"
+    """Path of a file."""
+    OFF: Final = "DISABLE_KUBEFLOW_INTEGRATION"
+    """TRUE or 1: nothing is told."""
+
+
+class OtelEnv:
+    """Variables of OpenTelemetry by which the agent knows that there is a collector."""
+
+    ENDPOINT: Final = "OTEL_EXPORTER_OTLP_ENDPOINT"
+    ENDPOINTS: Final = (ENDPOINT, "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT")
+    TRACE_PARENT: Final = "TRACEPARENT"
+    """The span that the job belongs to; in workers, that of their attempt."""
+
+
 class RoleKey:
     """Keys of `torchx.specs.Role.metadata` that pass from components to adapters what a `Resource` cannot hold."""
 
@@ -275,8 +393,12 @@ class LogNames:
     STDOUT: Final = "stdout.log"
     STDERR: Final = "stderr.log"
     ERROR: Final = "error.json"
+    EXIT_SUFFIX: Final = ".exit"
+    """`error.json.exit`: the exit code of a worker that has called `sys.exit` with one, and has yet to end."""
     FILTERED_STDOUT: Final = "filtered_stdout.log"
     FILTERED_STDERR: Final = "filtered_stderr.log"
+    NOTIFIED: Final = "notified"
+    """`<log_dir>/<run_id>/notified/`: an empty file for each event that `--notify` has told."""
     REPORT: Final = "report.json"
     """`<log_dir>/<run_id>/report.json`: the failure report of the whole job, `_shared.reports.Report`."""
     EVENTS: Final = "events.jsonl"
@@ -285,12 +407,17 @@ class LogNames:
     """`<log_dir>/<run_id>/checkpoint.json`: the last checkpoint that all ranks have saved, `agent.round.Checkpoint`.
     Until the job has succeeded: its next incarnation resumes from there."""
     STATUS: Final = "status.json"
-    """`<log_dir>/<run_id>/status.json`: how far the job is, `_shared.reports.JobStatus`; node 0 replaces it every few
-    seconds."""
+    """`<log_dir>/<run_id>/status.json`: how the job is doing, `_shared.job_view.JobStatus`, of the node that leads."""
+    LATEST: Final = "latest"
+    """`<log_dir>/latest`: a link to the newest attempt's folder; beside the folders of jobs, to the newest job's."""
 
 
+EVENT_SCHEMA: Final = 2
+"""Of the records of `events.jsonl`. Those of schema 1 have no field `schema`; a reader must understand both."""
 REPORT_SCHEMA: Final = 1
-STATUS_SCHEMA: Final = 1
+STATUS_SCHEMA: Final = 2
+STATUS_LIMIT_BYTES: Final = 1 << 18
+"""Of `status.json`."""
 TERMINATION_LOG_LIMIT_BYTES: Final = 4096
 """Kubernetes keeps this much of a termination message."""
 
@@ -346,7 +473,13 @@ class StatusPageLayout:
     TERMINAL: Final = 15
     """The agent's answer, 0 while there is none: `TERMINAL_LENT` or `TERMINAL_NONE`."""
     PHASE_TABLE: Final = 16
+    FIRST: Final = 88
+    """1 + the first step that the script has reported; 1 where an optimizer was first, and it has reported none."""
+    FIRST_NS: Final = 89
+    """CLOCK_MONOTONIC of that step; 0: none yet. It tells how long the start took, whenever the agent looks."""
     VALUE_TABLE: Final = 96
+    WISH: Final = 176
+    """A text entry of at most 120 bytes: `WISH_STOP` or `WISH_ELSEWHERE`, and the reason. None: nothing."""
     SAVED_PATH: Final = 192
     """A text entry (checksum and bytes) that fills the rest of the slot but its last word: first `SAVED` again as 8
     native bytes, so that step and path cannot be of two checkpoints, then the path; no path: nothing."""
@@ -363,6 +496,10 @@ class StatusPageLayout:
     VALUE_ENTRY_WORDS: Final = PHASE_ENTRY_WORDS + 1
     """A text entry, then the value as a double."""
     PATH_BYTES: Final = (UNREAD - SAVED_PATH - 2) * 8
+
+    WISH_BYTES: Final = (SAVED_PATH - WISH - 1) * 8
+    WISH_STOP: Final = b"stop "
+    WISH_ELSEWHERE: Final = b"elsewhere "
 
     DEBUGGER_NONE: Final = 0
     DEBUGGER_WANTS: Final = 1
@@ -440,3 +577,64 @@ def show_controls(text: str) -> str:
 def has_controls(text: str) -> bool:
     """Whether a text has control characters or ends of lines."""
     return any(ord(each) in _CONTROLS or each in "\n\t" for each in text)
+
+
+class SnapshotHeader:
+    """Words of the header of the control file for snapshots; see `_shared.snapshot_file`.
+
+    All are written by the agent but `USED`; most before it starts the workers of a round.
+    """
+
+    VERSION: Final = 1
+    MAGIC_VALUE: Final = 0x6D75737473000000 | VERSION
+    BYTES: Final = 4096
+    """Of the header, and of each block."""
+
+    MAGIC: Final = 0
+    RANKS: Final = 1
+    """How many blocks follow."""
+    ROUND: Final = 2
+    LINEAGE: Final = 3
+    """Of the round: what is saved now belongs to it. 0: nothing can be saved."""
+    BASE_LINEAGE: Final = 4
+    BASE_STEP: Final = 5
+    """1 + the step of the generation that the round continues; 0: there is none, `load` finds nothing."""
+    CONFIRMED: Final = 6
+    """1 + the step of this lineage that all ranks have; 0: still the base. Changes while workers run."""
+    HOLD: Final = 7
+    """1 + a step: the oldest complete generation of this lineage at or above it stays. Changes while workers run."""
+    USED: Final = 8
+    """1: a worker of this node has used snapshots."""
+    SHARE: Final = 9
+    """Thousandths of the free memory that all ranks of the node may take; 0: `LIMIT` alone counts."""
+    LIMIT: Final = 10
+    """Bytes that all ranks of the node may take; 0: no such limit."""
+    COPIES: Final = 11
+    """How many other nodes' states this node keeps beside its own."""
+    SOCKET: Final = 12
+    """Two words: the name of the agent's socket for `read_remote`; 0: there is none."""
+
+
+class SnapshotBlock:
+    """Words of a rank's block in that file."""
+
+    SLOTS: Final = 3
+    SLOT_SPACE: Final = 1 << 40
+    FILE_BYTES: Final = SLOTS * SLOT_SPACE
+    """Of a rank's content file. Memory is used only where something was written."""
+
+    OWNER: Final = 0
+    """Process that writes here: the first of its rank that uses snapshots."""
+    FILE: Final = 1
+    """The agent's descriptor of the content file (written by the agent)."""
+    PIN: Final = 2
+    """1 + the slot that is being sent; 0: none (written by the agent)."""
+    REFUSED: Final = 3
+    """Bytes of the last state that did not fit; 0: none."""
+    SKIPPED: Final = 4
+    """How many saves were left out because no slot was free."""
+    LOADED: Final = 5
+    """1 + the step that this worker has loaded; 0: it has not. The agent clears it before a round."""
+    SLOT: Final = 16
+    """Where slot 0 begins; each has `SLOT_WORDS`."""
+    SLOT_WORDS: Final = 16

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final, TypeAlias, TypeVar
 
-from muster._shared.codec import decode
 from muster._shared.contract import AskKind, AskOutcome, describe_exit_code
 from muster._shared.foreign_files import parse_json
 from muster._shared.records import replace
@@ -177,4 +176,6 @@ def parse_answer(text: str) -> Answer:
     Raises:
         ValueError: it is no answer; says what is wrong.
     """
+    from muster._shared.codec import decode
+
     return decode(Answer, parse_json(text))

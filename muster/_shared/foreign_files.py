@@ -1,15 +1,20 @@
 """Reads files and JSON that anything may have written: a worker, a container, another user, an older version.
 
-`codec.salvage` makes records of it.
+`codec.salvage` makes records of it. And it keeps a link in folders where others may write.
 """
 
+import contextlib
 import errno
 import json
 import os
 import stat
 from typing import Final
 
+from muster._shared.contract import LogNames
+
 _JSON_DEPTH: Final = 50
+_PIECE_BYTES: Final = 1 << 20
+_OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 
 
 def parse_json(text: str | bytes) -> object:
@@ -22,7 +27,8 @@ def parse_json(text: str | bytes) -> object:
         content: object = json.loads(text)
     except RecursionError:
         raise ValueError("nested too deeply") from None
-    if _is_deep(content, _JSON_DEPTH):
+    count = text.count(b"{") + text.count(b"[") if isinstance(text, bytes) else text.count("{") + text.count("[")
+    if count > _JSON_DEPTH and _is_deep(content, _JSON_DEPTH):
         raise ValueError("nested too deeply")
     return content
 
@@ -44,4 +50,57 @@ def read_regular(path: str, limit_bytes: int, start_bytes: int = 0) -> bytes:
         if not stat.S_ISREG(found.st_mode):
             raise OSError(errno.EINVAL, "it is no regular file", path)
         file.seek(max(0, found.st_size + start_bytes) if start_bytes < 0 else start_bytes)
-        return file.read(limit_bytes)
+        pieces: list[bytes] = []
+        while limit_bytes > 0 and (piece := file.read(min(limit_bytes, _PIECE_BYTES))):  # `read` takes memory for all
+            pieces.append(piece)
+            limit_bytes -= len(piece)
+        return b"".join(pieces)
+
+
+# -- the newest job, or run ------------------------------------------------------------------------------------------
+
+
+def link_latest(parent: str, target: str) -> None:
+    """Let `latest` name a path, if it is missing, or a link of this user.
+
+    Beside the folders of jobs it names the newest of them. In `--log-dir` it names the newest attempt of the newest
+    run: programs find runs there as `DIR/*/attempt_0`, as torchrun's, and would find one twice if it named its folder.
+
+    The folder may be shared with other users, as `-cfg log_dir=/tmp` is. Nothing that another user owns is followed or
+    replaced: a link of another user stays, and where every user could put one into its place, none is made.
+
+    Args:
+        parent: the folder of the link; where it cannot be made, there is none: it is for people.
+        target: a path from there.
+    """
+    with contextlib.suppress(OSError):
+        mode = os.stat(parent).st_mode
+        if mode & _OTHERS_WRITE and not mode & stat.S_ISVTX:  # with it, only the owner of an entry can replace it
+            return
+        link = os.path.join(parent, LogNames.LATEST)
+        if not _is_ours(link):
+            with contextlib.suppress(FileExistsError):
+                os.symlink(target, link)
+            return
+        made = f"{link}.{os.getpid()}"
+        os.symlink(target, made)
+        try:
+            os.replace(made, link)  # a reader sees the old one or the new one
+        except OSError:
+            os.unlink(made)
+
+
+def unlink_latest(parent: str, target: str) -> None:
+    """Remove `latest` if it is a link of this user that names a path, which is removed."""
+    with contextlib.suppress(OSError):
+        link = os.path.join(parent, LogNames.LATEST)
+        if _is_ours(link) and os.readlink(link) == target:
+            os.unlink(link)
+
+
+def _is_ours(link: str) -> bool:
+    try:
+        status = os.lstat(link)
+    except FileNotFoundError:
+        return False
+    return stat.S_ISLNK(status.st_mode) and status.st_uid == os.geteuid()

@@ -9,8 +9,10 @@ import os
 import select
 import signal
 import sys
-from collections.abc import Callable, Container, Iterable
-from typing import TypeAlias
+from collections.abc import Callable, Container, Iterable, Mapping
+from typing import Final, TypeAlias
+
+from muster._shared.contract import Env
 
 LINUX = sys.platform.startswith("linux")
 """Jobs run on Linux: only what submits them asks, and the guard."""
@@ -23,6 +25,8 @@ _PR_GET_PDEATHSIG = 2
 _PR_SET_CHILD_SUBREAPER = 36
 _CLOCK_BOOTTIME = 7
 _TFD_TIMER_ABSTIME = 1
+_NVIDIA_DRIVERS: Final = ("/dev/nvidiactl", "/dev/dxg")
+"""Of NVIDIA's driver; and of its own in Windows' subsystem for Linux."""
 
 
 def _libc() -> ctypes.CDLL:
@@ -254,3 +258,11 @@ def restore_terminal(fd: int, settings: TerminalSettings) -> None:
         pass
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def find_nvml(environ: Mapping[str, str]) -> str | None:
+    """NVML's library, if the machine has NVIDIA's driver. None: nothing that is about devices is loaded or opened."""
+    named = environ.get(Env.NVML)
+    if named:
+        return named
+    return "libnvidia-ml.so.1" if any(map(os.path.exists, _NVIDIA_DRIVERS)) else None

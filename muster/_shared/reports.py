@@ -1,4 +1,6 @@
-"""What a job tells people, as records: failures, stacks, progress, its report, its status, answers to requests.
+"""What a job tells people, as records: failures, stacks, progress, its report, answers to requests.
+
+`job_view` has the status of a job that runs.
 
 The agent writes them, with `_shared.codec`: to its leader, into files of the run's folder, into a container's last
 message, as the answer of `muster-agent ask`. Adapters, commands and the Python API read them. So a field that is added
@@ -6,10 +8,9 @@ has a default: older agents do not write it.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from enum import Enum
 from typing import Annotated
 
-from muster._shared.contract import REPORT_SCHEMA, STATUS_SCHEMA, AskOutcome, describe_end
+from muster._shared.contract import REPORT_SCHEMA, AskOutcome, describe_end
 from muster._shared.fields import (
     AS_OBJECT,
     PACKED,
@@ -21,7 +22,6 @@ from muster._shared.fields import (
     Line,
     Lines,
     Name,
-    Number,
     Paragraph,
     RoleName,
     Seconds,
@@ -32,7 +32,6 @@ from muster._shared.records import record, replace
 
 Values = Annotated[tuple[tuple[Name, Name], ...], Limit(most=8), AS_OBJECT]
 """What a rank shows beside its step, by name: ("loss", "0.3125"). As text: a message holds no NaN."""
-_VALUE_CHARS = 32
 
 
 @record
@@ -94,8 +93,18 @@ class Failure:
     """Global ranks, at most 64, that had ended with code 0 when it lost the connection to a peer."""
     early: bool = False
     """It failed with a start-up error within seconds; the same error twice in a row is not retried."""
+    cause: Name = ""
+    """The class of its cause, one of `causes.CLASSES`; "": it was ended by us, or its agent is older."""
+    evidence: Line = ""
+    """The line that the class was found by; "": the end of the process says it."""
+    wish: Name = ""
+    """What the rank has said itself should follow: "stop" (`worker.give_up`), "elsewhere" (`worker.leave_node`)."""
+    reports_steps: bool = False
+    """Its script reports its steps, so that `step` None means that it has done none in this attempt."""
     hung: bool = False
     """It was alive but idle for the hang timeout; `reason` says what it did not do."""
+    check: Annotated[Name, SPARSE] = ""
+    """The preflight check that has found `reason`, which is then about the node; "": none has."""
 
     def describe_end(self, *, plural: bool = False) -> str:
         """Say how it ended; `plural`: it and others, in the same way."""
@@ -142,6 +151,32 @@ class Group:
     """In the order of the calls."""
 
 
+@record
+class LaunchCount:
+    """How often a rank has launched an operation, and the least and most often that a rank of its communicator has."""
+
+    operation: Name
+    """"AllReduce"; "": all of them together."""
+    own: Count
+    least: Count
+    most: Count
+
+
+@record
+class Launches:
+    """What NCCL's own monitor says of one rank in one communicator."""
+
+    communicator: Name
+    """Its hash; "": of several whose ranks agree, the largest."""
+    size: Count
+    state: Name = ""
+    """See `diagnosis.hangs.monitor_reports`; "": it runs."""
+    counts: Annotated[tuple[LaunchCount, ...], Limit(most=16)] = ()
+    """Of an older NCCL only those in which ranks differ."""
+    still_s: Seconds = 0.0
+    """For how long the reports have said the same; 0: there was one."""
+
+
 ENDED = "X"
 """The state of a rank whose process has ended by itself. Source: proc(5), dead."""
 
@@ -161,6 +196,7 @@ class RankView:
     is_initialising: bool = False
     """It is inside `init_process_group`."""
     groups: Annotated[tuple[Group, ...], Limit(most=64, keeps_end=True)] = ()
+    launches: Annotated[tuple[Launches, ...], Limit(most=32), SPARSE] = ()
 
     @property
     def progress(self) -> tuple[int, ...] | None:
@@ -173,7 +209,7 @@ class RankView:
         yield self
         for entries, groups in ((4, 64), (2, 16), (1, 4)):
             kept = tuple(replace(group, entries=group.entries[-entries:]) for group in self.groups[-groups:])
-            yield replace(self, groups=kept)
+            yield replace(self, groups=kept, launches=self.launches[:groups])
 
 
 @record
@@ -250,8 +286,11 @@ class Report:
     message of a container may have room for nothing else."""
     attempt: Count = 0
     max_restarts: Count = 0
+    """That were allowed: `--max-restarts`, and those that a rule gave free."""
     failures: Failures = ()
     stacks: Stacks = ()
+    suspected: Annotated[tuple[Line, ...], Limit(most=64)] = ()
+    """Nodes that are suspected to be at fault, one clause each."""
     schema: Count = REPORT_SCHEMA
 
 
@@ -273,55 +312,6 @@ class Answer:
     """Of the ranks whose stacks were asked for."""
 
 
-class JobState(Enum):
-    """What a job does."""
-
-    RUNNING = "running"
-    PAUSED = "paused"
-
-
-@record
-class JobStatus:
-    """How far a job is: that of the rank of node 0 that has done the fewest steps."""
-
-    schema: Count = STATUS_SCHEMA
-    round: Count = 0
-    attempt: Count = 0
-    state: JobState = JobState.RUNNING
-    paused_since_s: Seconds | None = None
-    """By the wall clock."""
-    step: Step | None = None
-    total: Step | None = None
-    optimizer_steps: Step | None = None
-    """Where no step was reported."""
-    rate: Seconds = 0.0
-    """Steps a second."""
-    values: Annotated[tuple[tuple[Name, Number | Name], ...], Limit(most=8), AS_OBJECT] = ()
-    """"nan", "inf" and "-inf" are text."""
-    time_s: Seconds = 0.0
-    """When it was written, by the wall clock."""
-
-    def describe(self, paused_since: str = "") -> str:
-        """Say it in a few words: "step 812 of 1000, 7.9 a second, loss 0.31", or since when the job is paused."""
-        if self.step is None and self.optimizer_steps is None:
-            return ""
-        place = f"step {self.optimizer_steps} (by optimizer)" if self.step is None else f"step {self.step}"
-        if self.state is JobState.PAUSED:
-            words = [f"paused at {place}{paused_since}"]
-        else:
-            words = [place if self.step is None or self.total is None else f"{place} of {self.total}"]
-            words += [f"{_format_rate(self.rate)} a second"] if self.rate > 0 else []
-        return ", ".join([*words, *(f"{name} {_format_value(value)}" for name, value in self.values)])
-
-
-def _format_rate(rate: float) -> str:
-    return f"{rate:.2g}" if rate < 1 else f"{rate:.1f}" if rate < 20 else f"{rate:.0f}"
-
-
-def _format_value(value: float | str) -> str:
-    return value[:_VALUE_CHARS] if isinstance(value, str) else f"{value:.6g}"
-
-
 def print_values(values: Mapping[str, float]) -> tuple[tuple[str, str], ...]:
     """Write numbers as people read them: 0.3125, 1.2e-05, nan."""
     return tuple((name, f"{number:.6g}") for name, number in values.items())
@@ -332,6 +322,17 @@ def format_size(size_bytes: int, decimals: int = 1) -> str:
     if size_bytes < 1 << 30:
         return f"{size_bytes / (1 << 20):.0f} MiB"
     return f"{size_bytes / (1 << 30):.{decimals}f} GiB"
+
+
+def format_duration(seconds: float) -> str:
+    """`0.4 s`, `12 s`, `3 min 5 s`, `2 h 10 min`."""
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    if seconds < 59.5:
+        return f"{seconds:.0f} s"
+    minutes, rest_s = divmod(round(seconds), 60)
+    hours, rest_min = divmod(minutes, 60)
+    return f"{hours} h {rest_min} min" if hours else f"{minutes} min {rest_s} s"
 
 
 def name_ranks(ranks: Iterable[int]) -> str:

@@ -15,7 +15,7 @@
     node/       what one node does about each event         placement/  CPUs and GPUs of workers
     workers/    starting and stopping workers               rendezvous/ agreement among the nodes
     control/    what people ask of a running job: stop, checkpoint, pause, stacks
-    telemetry/  what people are shown of it
+    telemetry/  what people are shown of it             snapshots/  the ranks' state in this node's memory
 
 Adapters and components never import the agent: they know the command `python -m muster.agent` and
 `muster._shared.contract`.

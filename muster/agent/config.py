@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from enum import IntFlag
 from typing import TYPE_CHECKING, Final
 
-from muster._shared.contract import DEFAULT_DRAIN_LIMIT_S, Env
+from muster._shared.contract import DEFAULT_DRAIN_LIMIT_S, DEFAULT_SNAPSHOT_SHARE, Env
 from muster._shared.records import NO_ITEMS, record
 from muster.agent.errors import UsageError
 from muster.agent.workers.spec import Program
@@ -71,6 +71,16 @@ class RendezvousConfig:
     """What the user calls this limit."""
     hang_action: str = "restart"
     """What follows when the job hangs: report (nothing but a page on the console), restart or stop."""
+    snapshot_copies: int = 1
+    """How many other nodes keep a copy of a node's snapshots: 0 or 1."""
+    policy: str = ""
+    """--on: rules of `_shared.verdicts.policy`, separated by semicolons."""
+    segment: str | None = None
+    """--rank-order segment: the NVLink domain of this node, "" where nothing tells it. None: ranks by node index."""
+    machine: str = ""
+    """The machine's boot id; "": not known."""
+    machine_name: str = ""
+    """See `contract.Env.MACHINE_NAME`."""
     join_timeout_s: float = 600.0
     last_call_timeout_s: float = 3.0
     keep_alive_interval_s: float = 1.0
@@ -111,6 +121,8 @@ class LogConfig:
 
     base_dir: str | None
     """`--log-dir`; None: a temporary folder when a file is needed; "/dev/null": no files."""
+    links_latest: bool = False
+    """`latest` in `base_dir` names the newest attempt: a person has named the folder."""
     redirects: StdChoice = StdChoice()
     tee: StdChoice = StdChoice()
     local_ranks_filter: frozenset[int] | None = None
@@ -126,6 +138,10 @@ class LogConfig:
     rows. For a terminal that several workers would else write to at once."""
     marks_bars: bool = False
     """See `_shared.contract.Env.LIVE_BARS`."""
+    shows_status: bool = False
+    """The last row of the terminal says how far the job is. Nothing but the agent writes to that terminal."""
+    merges_lines: bool = False
+    """What several workers write alike within a short time is on the console once."""
     has_colour: bool = False
     """Terminals may get colours: neither NO_COLOR nor TERM=dumb says otherwise."""
 
@@ -142,7 +158,7 @@ class AgentConfig:
     role: str = "default"
     max_restarts: int = 0
     restart_backoff_s: float = 0.0
-    """Base of the exponential back-off (with jitter) before the second and later restarts; 0: none."""
+    """Base of the exponential back-off (with jitter) before the second and later restarts of one cause; 0: none."""
     start: str = "auto"
     """"cold", "warm" or "auto"."""
     preload: str = "auto"
@@ -159,6 +175,22 @@ class AgentConfig:
     """--preempt-signal: announces a preemption, as SIGTERM always does."""
     drain_limit_s: float = DEFAULT_DRAIN_LIMIT_S
     """How long a preemption may take before the workers get the stop signal; see `contract.Env.DRAIN_LIMIT_S`."""
+    snapshot_share: int = DEFAULT_SNAPSHOT_SHARE
+    """Thousandths of the free memory that this node's snapshots may take; 0: `snapshot_limit_bytes` alone counts."""
+    snapshot_limit_bytes: int | None = None
+    """The most that they may take; None: no other limit; 0: there are none."""
+    preflight: str = "quick"
+    """--preflight: quick, full or off."""
+    devices: int | None = None
+    """--devices: how many GPUs this node must have; None: that is not known."""
+    notify: tuple[str, ...] = ()
+    """--notify: the words of the command; empty: there is none."""
+    metrics_address: tuple[str, int] | None = None
+    """--metrics-port: an IP address and a port, 0 for a free one; None: no metrics are served."""
+    tracker_run: bool = False
+    """--tracker-run."""
+    trace_parent: str = ""
+    """The span of the job, as TRACEPARENT names it; "": no traces are exported."""
     virtual_local_rank: bool = False
     numa_binding: str | None = None
     omp_num_threads: int | None = None

@@ -10,21 +10,22 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from muster._shared.contract import DEFAULT_RUN_ID, Env, ExitCode, LogNames, show_controls
+from muster._shared.contract import DEFAULT_RUN_ID, Env, ExitCode, KubeflowEnv, LogNames, OtelEnv, show_controls
 from muster._shared.guard import GuardLease
-from muster._shared.processes import write_stderr
+from muster._shared.processes import find_nvml, write_stderr
 from muster._shared.records import replace
 from muster.agent.cli.arguments import parse_args
 from muster.agent.config import AgentConfig
 from muster.agent.errors import InternalError, MusterError, SpawnError, UsageError
-from muster.agent.runtime.clock import JobClock
-from muster.agent.runtime.loop import Loop
-from muster.agent.workers.environment import build_common_env
+from muster.agent.runtime.loop import Awaited, JobClock, Loop
+from muster.agent.workers.environment import MONITOR_ADDRESS, build_common_env
 from muster.agent.workers.spec import ProgramKind, WorkerStarter
 from muster.agent.workers.warm.template_handle import TemplateHandle, TemplateOptions
 
 if TYPE_CHECKING:
+    from muster._shared.job_view import JobStatus
     from muster.agent.logs import LogRouter
+    from muster.agent.node.events import LocalChecked
     from muster.agent.placement.affinity import WorkerPlacement
     from muster.agent.runtime.event_log import EventLog
     from muster.agent.runtime.signals import ChildWatch
@@ -83,6 +84,8 @@ def _run(args: Sequence[str], environ: Mapping[str, str], lease: GuardLease) -> 
     _check_program(config)
     placements = _plan_placements(config)
     with ExitStack() as stack:
+        if find_nvml(environ) is not None and MONITOR_ADDRESS not in config.base_env:
+            config = _add_monitor_address(config, stack)
         loop = Loop(JobClock(lease.suspended))
         stack.callback(loop.close)
         image = environ.get(Env.IMAGE)
@@ -90,8 +93,9 @@ def _run(args: Sequence[str], environ: Mapping[str, str], lease: GuardLease) -> 
         template = _adopt_template(loop, image) if image else _start_template(loop, warm)
         if template is not None:
             stack.callback(template.close)
+        checks = None if config.preflight == "off" else _start_checks(loop, config, environ)
         return _run_supervisor(
-            config, environ, loop=loop, lease=lease, placements=placements, warm=warm, template=template
+            config, environ, loop=loop, lease=lease, placements=placements, warm=warm, template=template, checks=checks
         )
 
 
@@ -104,6 +108,7 @@ def _run_supervisor(
     placements: "tuple[WorkerPlacement, ...]",
     warm: TemplateOptions | None,
     template: TemplateHandle | None,
+    checks: "Awaited[LocalChecked] | None",
 ) -> int:
     """Put the parts of the agent together and run it; its exit code.
 
@@ -115,6 +120,7 @@ def _run_supervisor(
         placements: length nproc, indexed by local rank; empty: workers run where the agent may.
         warm: how its templates are started; None: workers start cold.
         template: the first template, if it was started already.
+        checks: the look at this machine; None: --preflight off.
 
     Raises:
         MusterError: the log folder, the event sink or the rendezvous is not available.
@@ -128,8 +134,17 @@ def _run_supervisor(
     logs = LogRouter(
         config=config.logs, loop=loop, run_id=config.rendezvous.run_id, role=config.role, nproc=config.nproc
     )
+    if config.rendezvous.segment == "":
+        logs.print_line(
+            "--rank-order segment: nothing tells this node's NVLink domain (ClusterUUID, the node label "
+            "nvidia.com/gpu.clique, SLURM_JOB_SEGMENT_SIZE, MUSTER_SEGMENT): it keeps its place by node index"
+        )
     config = _add_checkpoint(config, logs.run_dir, environ)
     event_log = _open_event_log(config, environ, loop, logs)
+    if config.metrics_address is not None or any(environ.get(name) for name in OtelEnv.ENDPOINTS):
+        from muster.agent.telemetry.outside import connect
+
+        config = connect(config, environ, loop, event_log, logs.print_line)
     children = ChildWatch(loop)
     parts = AgentParts(
         loop=loop,
@@ -139,11 +154,20 @@ def _run_supervisor(
         children=children,
         starter=_build_starter(loop, children, logs, event_log, warm, template),
         placements=placements,
+        checks=checks,
         connect=lambda post: create_rendezvous(
             config.rendezvous, config.nproc, config.role, loop, lease, config.node_name, post
         ),
     )
     return Supervisor(config, parts).run()
+
+
+def _add_monitor_address(config: AgentConfig, stack: ExitStack) -> AgentConfig:
+    """Give NCCL's own monitor of all workers an address of this job and node."""
+    from muster.agent.placement.monitor_address import reserve
+
+    address = None if config.base_env.get("NCCL_RAS_ENABLE") == "0" else reserve(stack)
+    return config if address is None else replace(config, base_env={**config.base_env, MONITOR_ADDRESS: address})
 
 
 def _add_checkpoint(config: AgentConfig, run_dir: str | None, environ: Mapping[str, str]) -> AgentConfig:
@@ -161,6 +185,16 @@ def _open_event_log(config: AgentConfig, environ: Mapping[str, str], loop: Loop,
     from muster.agent.runtime.event_log import EventLog, open_sinks
 
     event_log = EventLog(loop.clock, open_sinks(config.event_log_handler, logs.print_text))
+    told = [logs.show_status]
+
+    def print_line(line: str) -> None:
+        loop.call_from_thread(lambda: logs.print_notice(line))
+
+    def tell(status: "JobStatus") -> None:
+        for each in told:
+            each(status)
+
+    event_log.on_status = tell
     if config.control_fd is not None:
         from muster.agent.control_socket import ControlSink
 
@@ -168,12 +202,16 @@ def _open_event_log(config: AgentConfig, environ: Mapping[str, str], loop: Loop,
     if environ.get(Env.JOB_OBJECT):
         from muster.agent.runtime.job_object import JobObject
 
-        def print_line(line: str) -> None:
-            loop.call_from_thread(lambda: logs.print_notice(line))
-
         job_object = JobObject(environ, config.rendezvous.node_index, print_line)
         event_log.add_sink(job_object)
-        event_log.on_status = job_object.write_status
+        told.append(job_object.write_status)
+    if environ.get(KubeflowEnv.URL):
+        from muster.agent.telemetry.train_job import TrainJob, is_wanted
+
+        if is_wanted(environ):
+            train_job = TrainJob(environ, print_line)
+            event_log.add_sink(train_job)
+            told.append(train_job.write_status)
     return event_log
 
 
@@ -268,6 +306,49 @@ def _start_template(loop: Loop, warm: TemplateOptions | None) -> TemplateHandle 
         return TemplateHandle(loop, warm)
     except SpawnError:
         return None
+
+
+def _start_checks(loop: Loop, config: AgentConfig, environ: Mapping[str, str]) -> "Awaited[LocalChecked]":
+    """Begin to look at this machine, beside all that follows."""
+    workspace = environ.get(Env.WORKSPACE) or ""
+    return Awaited(loop, lambda: _look(config, workspace), without=lambda _error: _look(config, workspace))
+
+
+def _look(config: AgentConfig, workspace: str) -> "LocalChecked":
+    """Look at this machine, in a thread. What cannot be looked at is no finding."""
+    from muster.agent.node.events import LocalChecked
+
+    try:
+        from muster._shared import preflight
+
+        environ, rendezvous = config.base_env, config.rendezvous
+        visible = preflight.parse_visible(environ.get("CUDA_VISIBLE_DEVICES"))
+        need = preflight.Need(nproc=config.nproc, devices=config.devices, visible=visible)
+        nvml = None if visible == () else find_nvml(environ)
+        machine = preflight.read_machine(_list_folders(config), nvml=nvml)
+        findings = preflight.find_problems(machine, need)
+        if config.stops_together and rendezvous.node_index not in (None, 0):
+            shared = {row.name for row in preflight.TABLE if row.is_shared}  # node 0, of the same machine, says it
+            findings = tuple(each for each in findings if each.check not in shared)
+        site_checks = preflight.find_site_checks(environ.get(Env.PREFLIGHT_DIR))
+        facts = None
+        if rendezvous.max_nodes > 1:
+            from muster.agent.preflight.facts import read_facts
+
+            facts = read_facts(config, workspace, machine)
+    except (OSError, ImportError):  # no descriptors left: an agent without them says so elsewhere
+        return LocalChecked(is_last=True)
+    return LocalChecked(findings=findings, facts=facts, site_checks=site_checks, is_last=not site_checks)
+
+
+def _list_folders(config: AgentConfig) -> dict[str, str]:
+    """Where the job writes."""
+    base_dir = config.logs.base_dir
+    if base_dir == os.devnull:
+        return {}
+    if base_dir is not None:
+        return {"the log folder": base_dir}
+    return {"the temporary folder": config.base_env.get("TMPDIR") or "/tmp"}  # noqa: S108  # as tempfile does
 
 
 def _plan_placements(config: AgentConfig) -> "tuple[WorkerPlacement, ...]":

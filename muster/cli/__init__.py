@@ -1,6 +1,8 @@
 """Commands for people, `muster COMMAND`. They know the adapters' public operations and nothing of the agent.
 
-`commands` parses the command line; `operations` has what is asked of running jobs as functions, `handles` finds the
-job that a person means, `adapters` its scheduler, `answers` prints what became of it; `prune` removes what jobs that
-have ended left behind, `leftovers` finds it; `completion` is for shells.
+`commands` parses the command line. `run_command` submits a job, the package `output` prints what jobs have written,
+`overview` says how they are doing. `operations` has what is asked of running jobs as functions, `answers` prints what
+became of it. `handles` finds the job that a person means, `adapters` its scheduler. `prune` removes what jobs that have
+ended left behind, `leftovers` finds it; the package `doctor` looks at this machine, and `rehearse` runs a job through
+faults; `completion` is for shells.
 """

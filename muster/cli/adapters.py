@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint, entry_points
+from typing import Final
 
 from muster._shared.control import ControlError, ExitCode
 from muster.schedulers.adapter.scheduler import PluginScheduler
@@ -12,6 +13,8 @@ from muster_entry import SCHEDULERS
 _GROUP = "torchx.schedulers"
 _OURS = "muster_entry"
 """The module of the entry points of this package, see there."""
+MADE_HERE: Final = ("local_cwd", "detached", "local_docker", "docker", "kubernetes", "slurm", "ssh")
+"""The schedulers of this package; its other entry points register TorchX's own again."""
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +47,11 @@ def create_scheduler(name: str, session: str) -> PluginScheduler:
         close_quietly(name, scheduler)
         raise ControlError(f"{name!r} is not made with muster.schedulers.adapter: it cannot be asked", ExitCode.USAGE)
     return scheduler
+
+
+def list_names() -> list[str]:
+    """Name the schedulers that may be made with `muster.schedulers.adapter`: ours and those of other packages."""
+    return [name for name, point in _list_entry_points().items() if point.module != _OURS or name in MADE_HERE]
 
 
 def create_others(session: str) -> Iterator[tuple[str, PluginScheduler]]:

@@ -31,6 +31,25 @@ exit code: 0 done; 1 refused, nothing was changed; 2 wrong usage; 3 no such app;
 """
 
 
+_RUN_EPILOG = """\
+.torchxconfig counts as for `torchx run`. Ctrl-C stops the job politely, a second one kills it.
+exit code: 0 the job has succeeded, or was submitted; 1 it has not; 2 wrong usage; 130 Ctrl-C
+`python -m muster.run` is another thing: torchrun's module API.
+"""
+_REHEARSE_EPILOG = """\
+{folder} in an argument is the folder of the run.
+exit code: 0 everything that was tried was survived; 1 something was not, or the job does not run undisturbed;
+2 wrong usage; 130 Ctrl-C, everything is undone
+"""
+_LOG_EPILOG = """\
+exit code: 0 done; 1 there is nothing to read; 2 wrong usage; 3 no such app; 6 its scheduler is not reachable
+"""
+_STATES = """\
+exit code: 0 succeeded; 1 failed; 7 cancelled; 8 how it ended, or whether it runs, is not known; 10 it runs; 11 it waits
+to run; 2 wrong usage; 3 no such app; 6 its scheduler is not reachable
+"""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code."""
     try:
@@ -50,16 +69,93 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(argv: Sequence[str] | None) -> int:
     logging.basicConfig(level=logging.WARNING, format="muster: %(message)s")
     parser = build_parser()
-    args = parser.parse_args(argv)
+    args = _parse(parser, argv)
     if args.command == "prune":
         from muster.cli.prune import prune
 
         return prune(older_than_s=args.older_than, dry_run=args.dry_run, yes=args.yes)
+    if args.command in ("run", "rehearse"):
+        return _run_job(args, parser)
+    if args.command in ("status", "list", "log", "top", "events", "timeline"):
+        return _show(args)
+    if args.command == "doctor":
+        from muster.cli.doctor.command import diagnose
+
+        return diagnose(nproc=args.nproc, devices=args.devices, log_dir=args.log_dir, as_json=args.json)
     if args.command == "completion":
         from muster.cli.completion import write_completion
 
         return write_completion(args.shell, parser)
     return _run_request(args)
+
+
+def _parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
+    """As `parse_args`, but what a command does not know is refused with the usage of that command."""
+    args, unknown = parser.parse_known_args(argv)
+    if unknown:
+        from muster.cli.completion import list_commands
+
+        list_commands(parser)[args.command].error(f"unrecognized arguments: {' '.join(unknown)}")
+    return args
+
+
+def _run_job(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    from muster.cli import answers, run_command
+
+    try:
+        if args.command == "run":
+            return run_command.run(args, parser)
+        from muster.cli.rehearse.command import rehearse
+
+        return rehearse(args, parser)
+    except ControlError as error:
+        return answers.print_error(error, as_json=getattr(args, "json", False))
+
+
+def _show(args: argparse.Namespace) -> int:
+    from muster.cli import answers, overview
+
+    as_json = getattr(args, "json", False)
+    try:
+        if args.command == "log":
+            return _print_log(args)
+        if args.command in ("events", "timeline"):
+            return _tell_afterwards(args)
+        if args.command == "status":
+            return overview.print_status(args.handle, as_json=args.json)
+        if args.command == "top":
+            from muster.cli.top import command
+
+            return command.show(args.handle, once=args.once, as_json=args.json)
+        return overview.print_list(args.scheduler, limit=args.limit, as_json=args.json)
+    except ControlError as error:
+        return answers.print_error(error, as_json=as_json)
+
+
+def _tell_afterwards(args: argparse.Namespace) -> int:
+    from muster.cli.afterwards import commands
+
+    if args.command == "events":
+        return commands.print_events(args.handle, role=args.role, as_json=args.json)
+    return commands.write_timeline(
+        args.handle, role=args.role, output=args.output, perfetto=args.perfetto, as_json=args.json
+    )
+
+
+def _print_log(args: argparse.Namespace) -> int:
+    from muster.cli.output import log_command
+
+    query = log_command.LogQuery(
+        role=args.role,
+        node=args.node,
+        rank=args.rank,
+        attempt=args.attempt,
+        failed=args.failed,
+        follow=args.follow,
+        grep=args.grep,
+        stream=args.stream,
+    )
+    return log_command.print_log(args.handle, query)
 
 
 def _run_request(args: argparse.Namespace) -> int:
@@ -88,12 +184,15 @@ def build_parser() -> argparse.ArgumentParser:
     """The parser of the whole command line; `completion` reads the words from it."""
     parser = argparse.ArgumentParser(
         prog="muster",
-        description="Talks to running jobs. `torchx run`, `status`, `log` and `cancel` do the rest.",
+        description="Starts jobs, shows them, and talks to those that run.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"muster {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
+    _add_run(commands)
+    _add_rehearse(commands)
+    _add_overview(commands)
     for name, text in REQUESTS.items():
         command = _add_command(commands, name, text)
         command.add_argument(
@@ -107,6 +206,7 @@ def build_parser() -> argparse.ArgumentParser:
     command = _add_command(commands, "delete", "stop the job if it runs, and remove it with its logs")
     command.set_defaults(limit=None)
     _add_prune(commands)
+    _add_doctor(commands)
     command = commands.add_parser("completion", help="print the shell's completion of this command")
     command.add_argument(
         "shell", choices=("bash", "zsh", "fish", "apps"), help="apps: names of jobs, which the completion asks for"
@@ -114,19 +214,166 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_command(
-    commands: "argparse._SubParsersAction[argparse.ArgumentParser]", name: str, text: str
-) -> argparse.ArgumentParser:
+class _Once(argparse.Action):
+    """An option that may be given once, as with `torchx run`."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> None:
+        """See `argparse`."""
+        if getattr(namespace, self.dest) is not None:
+            parser.error(f"{option_string} is specified more than once")
+        setattr(namespace, self.dest, values)
+
+
+def _add_run(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Those of `torchx run`, on both of its lines."""
+    text = "submit a job, as `torchx run` does, with live progress bars; the last thing on the screen is its report"
     command = commands.add_parser(
-        name, help=text, description=f"{text}.", epilog=_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
+        "run",
+        help=text,
+        description=f"{text[0].upper()}{text[1:]}.",
+        epilog=_RUN_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    command.add_argument("-s", "--scheduler", action=_Once, help="the scheduler (local_cwd)")
+    command.add_argument("-cfg", "--scheduler_args", action=_Once, help="its options: KEY=VALUE,KEY=VALUE")
+    command.add_argument("--dryrun", action="store_true", help="print what would be submitted, and submit nothing")
+    command.add_argument("--wait", action="store_true", help="wait for the end, as with local_* in any case")
+    command.add_argument("--log", action="store_true", help="print the job's lines, and wait for the end")
+    command.add_argument("--workspace", action=_Once, help="the folder that travels with the job (this one); '': none")
+    command.add_argument("--parent_run_id", action=_Once, help="the run that this one belongs to, for trackers")
+    command.add_argument(
+        "component",
+        nargs=argparse.REMAINDER,
+        metavar="COMPONENT ...",
+        help="a component such as dist.ddp or FILE.py:FUNCTION, and its arguments",
+    )
+
+
+def _add_rehearse(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    text = "run a job on this machine, undisturbed first, then once for each fault, and say whether it survives"
+    command = commands.add_parser(
+        "rehearse",
+        help=text,
+        description=f"{text[0].upper()}{text[1:]}. Each run has a copy of this folder.",
+        epilog=_REHEARSE_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    command.add_argument(
+        "--faults", metavar="NAMES", help="FAULT or FAULT@MOMENT, separated by commas (all); `list` prints them"
+    )
+    command.add_argument("--app", metavar="APP_HANDLE", help="disturb this job, which runs, instead of one of its own")
+    command.add_argument("-y", "--yes", action="store_true", help="with --app: do not ask")
+    command.add_argument("--quick", action="store_true", help="only the faults that need no hang to be noticed")
+    command.add_argument("--seed", type=_parse_index, metavar="N", help="chooses the same steps and ranks again")
+    command.add_argument("--steps", type=_parse_count, metavar="N", help="each run ends after so many steps")
+    command.add_argument(
+        "--time-limit",
+        type=_parse_limit,
+        metavar="SECONDS",
+        help="the undisturbed run ends then, the others at its step; with --app: of a recovery",
+    )
+    command.add_argument(
+        "--compare",
+        action="append",
+        default=[],
+        metavar="FILES",
+        help="files of a run that must be equal, as ckpt/*.pt",
+    )
+    command.add_argument(
+        "--link", action="append", default=[], metavar="PATH", help="what runs only read: linked, not copied"
+    )
+    command.add_argument("-o", "--output", default="rehearsal", metavar="DIR", help="page, results, logs (rehearsal)")
+    command.add_argument("--junit", metavar="FILE", help="write JUnit XML")
+    command.add_argument("--json", action="store_true", help="print the results as one line of JSON")
+    command.add_argument(
+        "component", nargs=argparse.REMAINDER, metavar="COMPONENT ...", help="the job, as for `muster run`"
+    )
+
+
+def _add_overview(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    _add_command(
+        commands, "status", "print how a job is doing, in one line, and its replicas", epilog=_STATES, one=False
+    )
+    _add_log(commands)
+    command = _add_command(
+        commands,
+        "top",
+        "show a job on one screen while it runs: its ranks, logs, stacks; without APP_HANDLE all jobs",
+        epilog=_STATES,
+        one=False,
+    )
+    command.set_defaults(handle=None)
+    command.add_argument("--once", action="store_true", help="print one page and exit")
+    _add_afterwards(commands)
+    text = "list the newest jobs of all schedulers, one line each"
+    command = commands.add_parser(
+        "list", help=text, description=f"{text}. Schedulers that cannot be reached are named."
+    )
+    command.add_argument(
+        "-s", "--scheduler", action="append", default=[], help="only of this scheduler; may be repeated"
+    )
+    command.add_argument("-n", "--limit", type=_parse_count, default=20, metavar="COUNT", help="how many at most (20)")
+    command.add_argument("--json", action="store_true", help="print the list as one line of JSON")
+
+
+def _add_afterwards(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    what = "while it runs or afterwards; APP_HANDLE may be a folder with the logs of a job"
+    text = f"print what the agents of a job have recorded, of all nodes by the leader's clock, {what}"
+    command = _add_command(commands, "events", text, epilog=_LOG_EPILOG, one=False, has_json=False)
+    command.add_argument("--role", help="which role, if several run agents")
+    command.add_argument("--json", action="store_true", help="print each record as one line of JSON")
+    text = f"write a page that shows what happened to a job, and what it cost, {what}"
+    command = _add_command(commands, "timeline", text, epilog=_LOG_EPILOG, one=False, has_json=False)
+    command.add_argument("--role", help="which role, if several run agents")
+    command.add_argument("-o", "--output", metavar="FILE", help="the page (NAME.html in this folder)")
+    command.add_argument("--perfetto", metavar="FILE", help="write a trace for ui.perfetto.dev, and no page without -o")
+    command.add_argument("--json", action="store_true", help="print what is known as one line of JSON")
+
+
+def _add_log(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    text = "print the output of a job, of one of its nodes or of a rank"
+    command = _add_command(commands, "log", text, epilog=_LOG_EPILOG, one=False, has_json=False)
+    command.add_argument("--role", help="only of this role")
+    command.add_argument("--node", type=_parse_index, metavar="N", help="only of this node of a role, from 0")
+    command.add_argument("--rank", type=_parse_index, metavar="N", help="only of this global rank")
+    command.add_argument("--attempt", type=_parse_index, metavar="N", help="of this attempt, from 0 (the newest)")
+    command.add_argument("--failed", action="store_true", help="of the rank that is the root cause of the failure")
+    command.add_argument("-f", "--follow", action="store_true", help="print further lines as they come")
+    command.add_argument("--grep", type=_parse_regex, metavar="REGEX", help="only lines in which this is found")
+    command.add_argument(
+        "--stream", choices=("stdout", "stderr", "combined"), default="combined", help="only this one (combined)"
+    )
+
+
+def _add_command(
+    commands: "argparse._SubParsersAction[argparse.ArgumentParser]",
+    name: str,
+    text: str,
+    *,
+    epilog: str = _EPILOG,
+    one: bool = True,
+    has_json: bool = True,
+) -> argparse.ArgumentParser:
+    """Add a command that names an app; `one`: it must, and else the newest is meant."""
+    command = commands.add_parser(
+        name, help=text, description=f"{text}.", epilog=epilog, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     command.add_argument(
         "handle",
         metavar="APP_HANDLE",
+        nargs=None if one else "?",
+        default=None if one else "last",
         help="as torchx run prints it: local_cwd://torchx/train-x7k2; or the job's name, or how its name begins; "
         "`last`: the newest job that you submitted on this machine",
     )
-    command.add_argument("--json", action="store_true", help="print the answer as one line of JSON")
+    if has_json:
+        command.add_argument("--json", action="store_true", help="print the answer as one line of JSON")
     return command
 
 
@@ -144,6 +391,20 @@ def _add_prune(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     command.add_argument("-y", "--yes", action="store_true", help="do not ask")
 
 
+def _add_doctor(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    text = "print what muster sees of this machine, each with a verdict and the next step"
+    command = commands.add_parser(
+        "doctor",
+        help=text,
+        description=f"{text}: GPUs, torch, limits, interfaces, a Docker engine, a cluster, Slurm.",
+        epilog="exit code: 0 nothing stands in the way of a job; 1 something does; 2 wrong usage",
+    )
+    command.add_argument("--nproc", type=_parse_count, metavar="N", help="workers of a job here (one for each GPU)")
+    command.add_argument("--devices", type=_parse_count, metavar="N", help="GPUs that there must be")
+    command.add_argument("--log-dir", metavar="DIR", help="where jobs write their logs")
+    command.add_argument("--json", action="store_true", help="one line of JSON for a bug report; it holds no secret")
+
+
 def _parse_age(text: str) -> float:
     match = _AGE.fullmatch(text)
     if match is None:
@@ -152,9 +413,26 @@ def _parse_age(text: str) -> float:
 
 
 def _parse_nodes(text: str) -> int:
+    return _parse_count(text, "number of nodes")
+
+
+def _parse_count(text: str, what: str = "number") -> int:
     if not (text.isascii() and text.isdecimal()) or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of nodes, 1 or more")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a {what}, 1 or more")
     return int(text)
+
+
+def _parse_index(text: str) -> int:
+    if not (text.isascii() and text.isdecimal()):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number, 0 or more")
+    return int(text)
+
+
+def _parse_regex(text: str) -> "re.Pattern[str]":
+    try:
+        return re.compile(text)
+    except re.error as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a regular expression: {error}") from error
 
 
 def _parse_limit(text: str) -> float:

@@ -86,7 +86,7 @@ def _build_fish(options: Mapping[str, list[str]], asks: Collection[str]) -> str:
 def list_options(parser: argparse.ArgumentParser) -> dict[str, list[str]]:
     """The words that may follow each command: options, and values that are one of few."""
     found: dict[str, list[str]] = {}
-    for name, command in _list_commands(parser).items():
+    for name, command in list_commands(parser).items():
         words: list[str] = []
         for action in command._actions:  # noqa: SLF001
             words += [word for word in action.option_strings if word.startswith("--")] or list(action.choices or ())
@@ -98,12 +98,13 @@ def _list_asking(parser: argparse.ArgumentParser) -> list[str]:
     """The commands that name an app."""
     return [
         name
-        for name, command in _list_commands(parser).items()
+        for name, command in list_commands(parser).items()
         if any(action.dest == "handle" for action in command._actions)  # noqa: SLF001
     ]
 
 
-def _list_commands(parser: argparse.ArgumentParser) -> Mapping[str, argparse.ArgumentParser]:
+def list_commands(parser: argparse.ArgumentParser) -> Mapping[str, argparse.ArgumentParser]:
+    """The parser of each command."""
     return next(
         action.choices
         for action in parser._actions  # noqa: SLF001  # argparse has no other way to list them

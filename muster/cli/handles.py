@@ -1,7 +1,8 @@
 """Which app a person means: a handle with or without its scheme or session, a name, its beginning, or `last`.
 
-Names are looked up in the state folder of this machine's and its Docker engine's apps. A name that is not there is
-looked up in the cluster of the current context, if there is one.
+Names are looked up in the state folder, which has the apps of this machine, its Docker engine and adapters of other
+packages whose apps have a supervisor here. A name that is not there is looked up in the cluster of the current context,
+if there is one.
 """
 
 import os
@@ -17,12 +18,8 @@ from muster.schedulers.supervision.registry import AppRegistry, find_last_remote
 
 LAST: Final = "last"
 _HANDLE = re.compile(r"(?:(?P<scheduler>[\w-]+)://)?(?:(?P<session>[^/]*)/)?(?P<app_id>[^/]+)", re.ASCII)
-_REGISTRIES: Final[Mapping[str, str]] = {
-    "local_cwd": "local_cwd",
-    "detached": "detached",
-    "docker": "docker",
-    "local_docker": "docker",  # the same apps
-}
+SAME_APPS: Final[Mapping[str, str]] = {"local_docker": "docker"}
+"""A scheduler that has the same apps as another one."""
 _KUBERNETES: Final = "kubernetes"
 
 
@@ -67,12 +64,12 @@ def find_app(word: str, env: Mapping[str, str]) -> AppName:
     if exact:
         return AppName(scheduler=scheduler or exact[0].scheduler, session=session, app_id=exact[0].app_id)
     if scheduler is None:
-        raise ControlError(f"no job is named {word!r}; `torchx list -s SCHEDULER` lists them", ExitCode.UNKNOWN)
+        raise ControlError(f"no job is named {word!r}; `muster list` lists them", ExitCode.UNKNOWN)
     return AppName(scheduler=scheduler, session=session, app_id=app_id)  # its adapter says what it knows
 
 
 def list_names(env: Mapping[str, str]) -> list[str]:
-    """Names of the apps of this machine and its Docker engine, for the shell's completion."""
+    """Names of the apps in the state folder, for the shell's completion."""
     try:
         state_dir = find_state_dir(env)
     except UnsafeFolderError:  # the command says so
@@ -86,10 +83,15 @@ def _find_by_beginning(beginning: str, scheduler: str | None, env: Mapping[str, 
 
 
 def _list_apps(scheduler: str | None, state_dir: Path) -> Iterator[AppName]:
-    names = set(_REGISTRIES.values()) if scheduler is None else {_REGISTRIES.get(scheduler, "")} - {""}
-    for name in sorted(names):
+    names = _list_schedulers(state_dir) if scheduler is None else [SAME_APPS.get(scheduler, scheduler)]
+    for name in names:
         for app_id in AppRegistry(state_dir, name):
             yield AppName(scheduler=name, session="muster", app_id=app_id)
+
+
+def _list_schedulers(state_dir: Path) -> list[str]:
+    """Names of the schedulers that may have apps here: a folder that is none's has no links to apps."""
+    return sorted(each.name for each in state_dir.iterdir() if each.is_dir())
 
 
 def _find_in_cluster(beginning: str, env: Mapping[str, str]) -> Iterator[AppName]:
@@ -110,7 +112,7 @@ def _find_in_cluster(beginning: str, env: Mapping[str, str]) -> Iterator[AppName
 
 def _find_last(env: Mapping[str, str]) -> AppName:
     state_dir = find_state_dir(env)
-    newest = {name: AppRegistry(state_dir, name).find_newest() for name in set(_REGISTRIES.values())}
+    newest = {name: AppRegistry(state_dir, name).find_newest() for name in _list_schedulers(state_dir)}
     newest[_KUBERNETES] = find_last_remote(state_dir, _KUBERNETES)
     known = [(found, name) for name, found in newest.items() if found is not None]
     if not known:

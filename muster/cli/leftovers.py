@@ -18,6 +18,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final
 
+from muster._shared.foreign_files import unlink_latest
 from muster.cli.adapters import close_quietly, create_others, describe_error
 from muster.schedulers import bundle_start
 from muster.schedulers.adapter.scheduler import Leftover
@@ -98,6 +99,7 @@ def _find_apps(
 
 def _remove_app(registry: AppRegistry, app_id: str, folder: AppFolder) -> None:
     client.delete(folder, registry, app_id)
+    unlink_latest(*os.path.split(folder.path))
 
 
 def _remove_docker_app(registry: AppRegistry, app_id: str, folder: AppFolder) -> None:
@@ -215,6 +217,7 @@ def _find_lost_containers(state_dir: Path) -> Iterator[Leftover]:
     engine = Engine(os.environ)
     try:
         apps, remains = unregistered.list_apps(engine), unregistered.list_remains(engine)
+        caches = unregistered.list_caches(engine)
     except DockerError as error:
         logger.info("%s", error)
         return
@@ -243,6 +246,14 @@ def _find_lost_containers(state_dir: Path) -> Iterator[Leftover]:
             size_bytes=0,
             ended_s=None,
             remove=lambda labels=ours: creation.remove_app(engine, labels),  # type: ignore[misc]
+        )
+    for volume, created_s in caches.items():
+        yield Leftover(
+            name=f"{_DOCKER} volume {volume}",
+            what="compile caches that no container has",
+            size_bytes=0,
+            ended_s=created_s,
+            remove=lambda volume=volume: engine.remove_volume(volume),  # type: ignore[misc]
         )
 
 

@@ -44,7 +44,7 @@ def stop(handle: str, *, limit_s: float = DEFAULT_LIMIT_S) -> Answer:
     Raises:
         ControlError: see the module.
     """
-    with _open_scheduler(handle) as (scheduler, app_id):
+    with open_scheduler(handle) as (scheduler, app_id):
         return scheduler.stop_app(app_id, limit_s)
 
 
@@ -82,7 +82,7 @@ def resize(handle: str, nodes: int, *, role: str | None = None) -> Answer:
     Raises:
         ControlError: see the module; also a number that is not allowed.
     """
-    with _open_scheduler(handle) as (scheduler, app_id):
+    with open_scheduler(handle) as (scheduler, app_id):
         try:
             return scheduler.resize_app(app_id, nodes, role)
         except UnknownAppError as error:
@@ -98,7 +98,7 @@ def recover(handle: str) -> Answer:
 
     What still runs is adopted, what has ended is started again: this uses no retries. Arguments and errors as `stop`.
     """
-    with _open_scheduler(handle) as (scheduler, app_id):
+    with open_scheduler(handle) as (scheduler, app_id):
         return scheduler.recover_app(app_id)
 
 
@@ -108,7 +108,7 @@ def delete(handle: str) -> Answer:
     Raises:
         ControlError: see the module.
     """
-    with _open_scheduler(handle) as (scheduler, app_id):
+    with open_scheduler(handle) as (scheduler, app_id):
         if scheduler.describe_app(app_id) is not None:
             scheduler.delete_app(app_id)
         elif not scheduler.delete_unfinished(app_id):
@@ -117,13 +117,13 @@ def delete(handle: str) -> Answer:
 
 
 def _ask(handle: str, kind: AskKind, limit_s: float) -> Answer:
-    with _open_scheduler(handle) as (scheduler, app_id):
+    with open_scheduler(handle) as (scheduler, app_id):
         return scheduler.ask_app(app_id, kind, limit_s)
 
 
 @contextmanager
-def _open_scheduler(handle: str) -> Iterator[tuple[PluginScheduler, str]]:
-    """The scheduler of a handle and the app's id; errors of the adapter become a `ControlError`."""
+def open_scheduler(handle: str) -> Iterator[tuple[PluginScheduler, str]]:
+    """Create the scheduler of a handle; yield it and the app's id. Errors of the adapter become a `ControlError`."""
     try:
         app = find_app(handle, os.environ)
         with closing(create_scheduler(app.scheduler, app.session)) as scheduler:

@@ -1,6 +1,7 @@
 """Builds the AppDef of a distributed PyTorch job: one role, each of whose replicas runs the agent. No shell."""
 
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -10,12 +11,17 @@ from torchx.specs import macros
 
 from muster._shared.contract import (
     AGENT_MODULE,
+    LISTEN_ADDRESS,
     RDZV_BACKENDS,
     RDZV_CONF_KEYS,
     RDZV_CONF_SECONDS,
     RDZV_CONF_WITHOUT_EFFECT,
+    SNAPSHOT_MEMORY,
     RoleKey,
+    parse_listen_address,
+    parse_snapshot_memory,
 )
+from muster._shared.verdicts.policy import PolicyError, parse_policy
 from muster.components.environment import EnvArgument, GivenEnv, parse_env
 from muster.components.errors import ComponentError
 from muster.components.names import JobNames, parse_names
@@ -31,7 +37,10 @@ DEBUG_ENV: Final = {
 """What `debug` sets. Source: torchx/components/dist.py, the same four on both lines."""
 
 _STARTS: Final = ("auto", "warm", "cold")
+_COLLAPSES: Final = ("auto", "on", "off")
+_PREFLIGHTS: Final = ("quick", "full", "off")
 _HANG_ACTIONS = ("report", "restart", "stop")
+_RANK_ORDERS = ("node", "segment")
 _TEES: Final = (0, 1, 2, 3)
 _PORT_LIMIT: Final = 65535
 
@@ -60,6 +69,19 @@ class JobRequest:
     """A number of seconds, or auto, the agent's default; 0: off."""
     hang_action: str | None
     """None: the agent's default."""
+    collapse_lines: str
+    """auto, which is the agent's default, on or off."""
+    notify: str | None = None
+    metrics_port: str | None = None
+    """[ADDRESS:]PORT; None: no metrics are served."""
+    tracker_run: bool = False
+    preflight: str = "quick"
+    snapshot_memory: str | None = None
+    """None: the agent's default, as for the next."""
+    snapshot_copies: int | None = None
+    rank_order: str | None = None
+    on: str | None = None
+    """Rules of `_shared.verdicts.policy`."""
     rdzv_port: int = 29500
     rdzv_backend: str = "c10d"
     rdzv_conf: str | None = None
@@ -106,8 +128,26 @@ def _check(request: JobRequest) -> None:
         raise ComponentError(f"--rdzv_port {request.rdzv_port} is not a port from 1 to {_PORT_LIMIT}")
     if request.start not in _STARTS:
         raise ComponentError(f"--start {request.start!r} is not one of {', '.join(_STARTS)}")
+    if request.collapse_lines not in _COLLAPSES:
+        raise ComponentError(f"--collapse_lines {request.collapse_lines!r} is not one of {', '.join(_COLLAPSES)}")
+    if request.preflight not in _PREFLIGHTS:
+        raise ComponentError(f"--preflight {request.preflight!r} is not one of {', '.join(_PREFLIGHTS)}")
+    if request.rank_order not in (None, *_RANK_ORDERS):
+        raise ComponentError(f"--rank_order {request.rank_order!r} is not one of {', '.join(_RANK_ORDERS)}")
+    _check_snapshots(request)
     _check_hang(request)
+    _check_notify(request)
+    _check_metrics_port(request)
+    _check_policy(request)
     _check_rdzv_conf(request)
+
+
+def _check_snapshots(request: JobRequest) -> None:
+    memory, copies = request.snapshot_memory, request.snapshot_copies
+    if memory is not None and parse_snapshot_memory(str(memory)) is None:
+        raise ComponentError(f"--snapshot_memory {memory!r}: must be {SNAPSHOT_MEMORY}")
+    if copies not in (None, 0, 1):
+        raise ComponentError(f"--snapshot_copies {copies} is not one of 0 (none), 1")
 
 
 def _check_hang(request: JobRequest) -> None:
@@ -123,6 +163,34 @@ def _check_hang(request: JobRequest) -> None:
             raise ComponentError(f"--hang_action {action} has no effect with --hang_timeout 0, which is never")
     if action not in (None, *_HANG_ACTIONS):
         raise ComponentError(f"--hang_action {action!r} is not one of {', '.join(_HANG_ACTIONS)}")
+
+
+def _check_policy(request: JobRequest) -> None:
+    """As the agent does; the job need not be submitted for it."""
+    if request.on is None:
+        return
+    try:
+        parse_policy(request.on)
+    except PolicyError as error:
+        raise ComponentError(f"--on {error}") from error
+
+
+def _check_notify(request: JobRequest) -> None:
+    """Whether the program exists is known on the nodes only."""
+    if request.notify is None:
+        return
+    try:
+        words = shlex.split(request.notify)
+    except ValueError as error:
+        raise ComponentError(f"--notify {request.notify!r}: {str(error).lower()}") from error
+    if not words:
+        raise ComponentError("--notify is empty; give a command, or leave it out")
+
+
+def _check_metrics_port(request: JobRequest) -> None:
+    """Whether the port is free, and the address there, is known on the nodes only."""
+    if request.metrics_port is not None and parse_listen_address(str(request.metrics_port)) is None:
+        raise ComponentError(f"--metrics_port {request.metrics_port!r} is not {LISTEN_ADDRESS}")
 
 
 def _check_rdzv_conf(request: JobRequest) -> None:
@@ -163,9 +231,33 @@ def _build_args(request: JobRequest, names: JobNames, topology: Topology) -> lis
         args += ["--hang-timeout", f"{float(timeout):g}"]
     if request.hang_action is not None:
         args += ["--hang-action", request.hang_action]
+    if request.collapse_lines != "auto":
+        args += ["--collapse-lines", request.collapse_lines]
+    if request.preflight != "quick":
+        args += ["--preflight", request.preflight]
+    args += _build_snapshot_args(request)
+    gpus = int(request.resources.build_resource().gpu)
+    if gpus > 0 and request.preflight != "off":
+        args += ["--devices", str(gpus)]
+    if request.notify is not None:
+        args += [f"--notify={request.notify}"]
+    if request.metrics_port is not None:
+        args += ["--metrics-port", str(request.metrics_port)]
+    if request.tracker_run:
+        args += ["--tracker-run"]
+    if request.rank_order is not None:
+        args += ["--rank-order", request.rank_order]
+    if request.on is not None:
+        args += [f"--on={request.on}"]
     # the program is the first word that is not an option: all later words are its arguments, dashes included
     args += [request.script] if request.script is not None else ["-m", str(request.module)]
     return [*args, *request.script_args]
+
+
+def _build_snapshot_args(request: JobRequest) -> list[str]:
+    memory, copies = request.snapshot_memory, request.snapshot_copies
+    args = [] if memory is None else ["--snapshot-memory", str(memory)]
+    return args if copies is None else [*args, "--snapshot-copies", str(copies)]
 
 
 def _build_env(request: JobRequest, given: GivenEnv, names: JobNames) -> dict[str, str]:

@@ -1,8 +1,8 @@
 """dist.ddp, dist.spmd, dist.torchrun: TorchX's distributed components, run by muster's agent.
 
 They have every parameter of both TorchX lines, with its name and default, so that a command line or a pipeline need not
-change; `start`, `preload` and `hang_timeout` are added. The three differ only in their defaults and in the meaning of
-one number in `-j`.
+change; `start`, `preload`, `hang_timeout` and all after them are added. The three differ only in their
+defaults and in the meaning of one number in `-j`.
 
 TorchX lists every function of this module as a component and parses the source of each; it cannot read `X | None`
 (0.7) nor `typing.Optional[...]` (nightly). So: only components here, `Optional[...]` as a bare name, no future import
@@ -47,6 +47,15 @@ def ddp(
     preload: str = "auto",
     hang_timeout: str = "auto",
     hang_action: Optional[str] = None,
+    collapse_lines: str = "auto",
+    notify: Optional[str] = None,
+    metrics_port: Optional[str] = None,
+    tracker_run: bool = False,
+    preflight: str = "quick",
+    snapshot_memory: Optional[str] = None,
+    snapshot_copies: Optional[int] = None,
+    rank_order: Optional[str] = None,
+    on: Optional[str] = None,
 ) -> specs.AppDef:
     """Distributed PyTorch job (DDP, FSDP, ...): NODES x PROCESSES copies of one program.
 
@@ -84,6 +93,25 @@ def ddp(
         hang_action: what follows when the job hangs; report: print which rank keeps the others waiting, restart:
             restart the workers while retries are left, stop: end the job; the default is restart, with hang_timeout
             auto report
+        collapse_lines: print once what several ranks write within half a second (lines equal but for digits,
+            hexadecimal numbers and paths, and equal tracebacks); auto: torchx run and torchx log do on a terminal, from
+            8 ranks on; on: each node does, for all readers; off: neither; each rank's files have everything
+        notify: command that one node runs when the job has failed, hangs, is preempted, has ended or was stopped; it
+            gets the report as its input and MUSTER_NOTIFY_* variables, and no shell interprets it
+        metrics_port: [ADDRESS:]PORT at which each node's agent serves /metrics to Prometheus, /healthz, /readyz and
+            /status; 0: a free port, which status.json names; the address is 127.0.0.1, on Kubernetes all of the pod's
+        tracker_run: all attempts of the job are one run in Weights & Biases and Comet, and have its id as a tag in
+            MLflow: global rank 0 gets their variables, unless yours are set; several runs of one script become one
+        preflight: what is looked at before the workers start; quick: each machine while torch is imported, and what
+            must be alike on all nodes, full: also an all-reduce within each node and over all, off: nothing
+        snapshot_memory: the most memory that muster.snapshots may take on each node: bytes, such as 64G, or a share of
+            what is free in percent, with the sign; 0: none are kept; the default is 40 percent
+        snapshot_copies: how many other nodes keep a copy of a node's snapshots, 0 or 1; the default is 1
+        rank_order: node: ranks follow the node index, the default; segment: nodes of one NVLink domain get adjacent
+            ranks, and a spare of the same domain takes over first
+        on: what follows from a failure: rules separated by semicolons, the first that matches decides (e.g. "exit 77:
+            elsewhere; ImportError: stop; oom: stop; exit 33,34: restart free"); muster-agent --help lists the
+            conditions, the verdicts and what follows without a rule
     """
     return application.build_application(
         application.JobRequest(
@@ -109,6 +137,15 @@ def ddp(
             preload=preload,
             hang_timeout=hang_timeout,
             hang_action=hang_action,
+            collapse_lines=collapse_lines,
+            notify=notify,
+            metrics_port=metrics_port,
+            tracker_run=tracker_run,
+            preflight=preflight,
+            snapshot_memory=snapshot_memory,
+            snapshot_copies=snapshot_copies,
+            rank_order=rank_order,
+            on=on,
         )
     )
 
@@ -138,6 +175,15 @@ def torchrun(
     preload: str = "auto",
     hang_timeout: str = "auto",
     hang_action: Optional[str] = None,
+    collapse_lines: str = "auto",
+    notify: Optional[str] = None,
+    metrics_port: Optional[str] = None,
+    tracker_run: bool = False,
+    preflight: str = "quick",
+    snapshot_memory: Optional[str] = None,
+    snapshot_copies: Optional[int] = None,
+    rank_order: Optional[str] = None,
+    on: Optional[str] = None,
 ) -> specs.AppDef:
     """Distributed PyTorch job (DDP, FSDP, ...), by the name TorchX's nightly line recommends.
 
@@ -178,6 +224,25 @@ def torchrun(
         hang_action: what follows when the job hangs; report: print which rank keeps the others waiting, restart:
             restart the workers while retries are left, stop: end the job; the default is restart, with hang_timeout
             auto report
+        collapse_lines: print once what several ranks write within half a second (lines equal but for digits,
+            hexadecimal numbers and paths, and equal tracebacks); auto: torchx run and torchx log do on a terminal, from
+            8 ranks on; on: each node does, for all readers; off: neither; each rank's files have everything
+        notify: command that one node runs when the job has failed, hangs, is preempted, has ended or was stopped; it
+            gets the report as its input and MUSTER_NOTIFY_* variables, and no shell interprets it
+        metrics_port: [ADDRESS:]PORT at which each node's agent serves /metrics to Prometheus, /healthz, /readyz and
+            /status; 0: a free port, which status.json names; the address is 127.0.0.1, on Kubernetes all of the pod's
+        tracker_run: all attempts of the job are one run in Weights & Biases and Comet, and have its id as a tag in
+            MLflow: global rank 0 gets their variables, unless yours are set; several runs of one script become one
+        preflight: what is looked at before the workers start; quick: each machine while torch is imported, and what
+            must be alike on all nodes, full: also an all-reduce within each node and over all, off: nothing
+        snapshot_memory: the most memory that muster.snapshots may take on each node: bytes, such as 64G, or a share of
+            what is free in percent, with the sign; 0: none are kept; the default is 40 percent
+        snapshot_copies: how many other nodes keep a copy of a node's snapshots, 0 or 1; the default is 1
+        rank_order: node: ranks follow the node index, the default; segment: nodes of one NVLink domain get adjacent
+            ranks, and a spare of the same domain takes over first
+        on: what follows from a failure: rules separated by semicolons, the first that matches decides (e.g. "exit 77:
+            elsewhere; ImportError: stop; oom: stop; exit 33,34: restart free"); muster-agent --help lists the
+            conditions, the verdicts and what follows without a rule
     """
     return application.build_application(
         application.JobRequest(
@@ -203,6 +268,15 @@ def torchrun(
             preload=preload,
             hang_timeout=hang_timeout,
             hang_action=hang_action,
+            collapse_lines=collapse_lines,
+            notify=notify,
+            metrics_port=metrics_port,
+            tracker_run=tracker_run,
+            preflight=preflight,
+            snapshot_memory=snapshot_memory,
+            snapshot_copies=snapshot_copies,
+            rank_order=rank_order,
+            on=on,
         )
     )
 
@@ -225,6 +299,15 @@ def spmd(
     preload: str = "auto",
     hang_timeout: str = "auto",
     hang_action: Optional[str] = None,
+    collapse_lines: str = "auto",
+    notify: Optional[str] = None,
+    metrics_port: Optional[str] = None,
+    tracker_run: bool = False,
+    preflight: str = "quick",
+    snapshot_memory: Optional[str] = None,
+    snapshot_copies: Optional[int] = None,
+    rank_order: Optional[str] = None,
+    on: Optional[str] = None,
 ) -> specs.AppDef:
     """Distributed PyTorch job on named hosts: NODES x PROCESSES copies of one program.
 
@@ -255,6 +338,25 @@ def spmd(
         hang_action: what follows when the job hangs; report: print which rank keeps the others waiting, restart:
             restart the workers while retries are left, stop: end the job; the default is restart, with hang_timeout
             auto report
+        collapse_lines: print once what several ranks write within half a second (lines equal but for digits,
+            hexadecimal numbers and paths, and equal tracebacks); auto: torchx run and torchx log do on a terminal, from
+            8 ranks on; on: each node does, for all readers; off: neither; each rank's files have everything
+        notify: command that one node runs when the job has failed, hangs, is preempted, has ended or was stopped; it
+            gets the report as its input and MUSTER_NOTIFY_* variables, and no shell interprets it
+        metrics_port: [ADDRESS:]PORT at which each node's agent serves /metrics to Prometheus, /healthz, /readyz and
+            /status; 0: a free port, which status.json names; the address is 127.0.0.1, on Kubernetes all of the pod's
+        tracker_run: all attempts of the job are one run in Weights & Biases and Comet, and have its id as a tag in
+            MLflow: global rank 0 gets their variables, unless yours are set; several runs of one script become one
+        preflight: what is looked at before the workers start; quick: each machine while torch is imported, and what
+            must be alike on all nodes, full: also an all-reduce within each node and over all, off: nothing
+        snapshot_memory: the most memory that muster.snapshots may take on each node: bytes, such as 64G, or a share of
+            what is free in percent, with the sign; 0: none are kept; the default is 40 percent
+        snapshot_copies: how many other nodes keep a copy of a node's snapshots, 0 or 1; the default is 1
+        rank_order: node: ranks follow the node index, the default; segment: nodes of one NVLink domain get adjacent
+            ranks, and a spare of the same domain takes over first
+        on: what follows from a failure: rules separated by semicolons, the first that matches decides (e.g. "exit 77:
+            elsewhere; ImportError: stop; oom: stop; exit 33,34: restart free"); muster-agent --help lists the
+            conditions, the verdicts and what follows without a rule
     """
     return application.build_application(
         application.JobRequest(
@@ -276,5 +378,14 @@ def spmd(
             preload=preload,
             hang_timeout=hang_timeout,
             hang_action=hang_action,
+            collapse_lines=collapse_lines,
+            notify=notify,
+            metrics_port=metrics_port,
+            tracker_run=tracker_run,
+            preflight=preflight,
+            snapshot_memory=snapshot_memory,
+            snapshot_copies=snapshot_copies,
+            rank_order=rank_order,
+            on=on,
         )
     )

@@ -266,7 +266,7 @@ def launch(
     Args:
         function: can be pickled; by cloudpickle, where that is installed, also a lambda or a function of a notebook.
         args: the same for every worker.
-        kwargs: likewise.
+        kwargs: the same for every worker.
         nproc: workers on this node: a number, or "gpu", "cpu", "auto" as in the agent's `--nproc-per-node`.
         nodes: how many nodes take part, or "MIN:MAX". The other nodes call `launch` too.
         endpoint: HOST:PORT of the leading node, the same on all; needed with more than one node.

@@ -69,7 +69,7 @@ class CallersRendezvous:
             role: whose role ranks are counted together.
             local_addr: this node's address; None: found.
             master_addr: MASTER_ADDR of this node's workers; None: as the nodes agree.
-            master_port: MASTER_PORT of this node's workers; None: likewise.
+            master_port: MASTER_PORT of this node's workers; None: as the nodes agree.
         """
         master = {"master_addr": master_addr, "master_port": master_port}
         self._own_master = {name: value for name, value in master.items() if value}

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TextIO
 
-from muster._shared.progress_bars import ProgressBars
+from muster._shared.console.progress_bars import ProgressBars
 
 _CHUNK_BYTES = 1 << 20
 _OWNER_LIMIT_S = 5.0

@@ -1,18 +1,20 @@
-"""Scheduler adapters: they run the replicas of an AppDef on this machine, a Docker engine or Kubernetes.
+"""Scheduler adapters: they run the replicas of an AppDef on this machine, a Docker engine, Kubernetes or Slurm.
 
     adapter/      the seam: what an adapter is made of, for those below and for others'
     local/        replicas are processes of this machine
     docker/       replicas are containers of one engine
     kubernetes/   replicas are pods
+    slurm/        replicas are tasks of one job, one per node
+    processes/    replicas that are processes, for local/ and for adapters that start programs
     supervision/  the process that owns the replicas of local_cwd and Docker; `app_folder`: an app's state on disk
     workspace/    packs the user's folder, without credentials and what `.torchxignore` names
     runner/       what we adapt of TorchX; parses `-cfg`
 
 `bundle` packs the agent (`bundle_start` travels in it and unpacks it once per node), `agent_command` recognises and
 rewrites the agent's command, `naming` makes every name, `grace` decides how long a stop may take, `gpus` lists this
-machine's GPUs, `secret_variables` decides what is masked, `failure_report` reads what agents say about a failure,
-`lines` and `timestamps` read output and its times, `interrupts` keeps a Ctrl-C from being lost, `errors` holds the
-errors that the TorchX command line prints as one line.
+machine's GPUs and divides them, `secret_variables` decides what is masked, `failure_report` reads what agents say about
+a failure, `lines` and `timestamps` read output and its times, `interrupts` keeps a Ctrl-C from being lost, `errors`
+holds the errors that the TorchX command line prints as one line.
 
 This module imports nothing: supervisor processes load single modules of this package and must start fast.
 """

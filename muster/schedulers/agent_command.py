@@ -10,7 +10,6 @@ belong to the program, even if they look like flags of the agent.
 import posixpath
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,7 +20,9 @@ from muster._shared.contract import (
     AGENT_MODULE,
     AGENT_SHORT_SWITCHES,
     AGENT_SWITCHES,
+    COLLAPSED_FROM_RANKS,
 )
+from muster._shared.records import record
 
 AGENT_ENTRY: Final = str(Path(muster.__file__).parent / AGENT_ENTRY_NAME)
 """The agent as a file, for an interpreter of this machine that has muster."""
@@ -53,7 +54,7 @@ def is_agent_role(role: Any) -> bool:
 
 
 def rewrite_agent_args(args: Sequence[str], bundle_dir: str) -> list[str]:
-    """The arguments of an agent role with `-m muster.agent` replaced by the bundle's path.
+    """Return the arguments of an agent role with `-m muster.agent` replaced by the bundle's path.
 
     Args:
         args: of a role for which `is_agent_role` holds.
@@ -63,12 +64,12 @@ def rewrite_agent_args(args: Sequence[str], bundle_dir: str) -> list[str]:
 
 
 def rewrite_image_args(args: Sequence[str]) -> list[str]:
-    """The arguments of an agent role for an image that has muster, whose agent needs no bundle."""
+    """Return the arguments of an agent role for an image that has muster, whose agent needs no bundle."""
     return ["-c", _IMAGE_PROGRAM, *args[_COMMAND_LENGTH:]]
 
 
 def build_ask_command(command: Sequence[str], words: Sequence[str]) -> list[str]:
-    """The command that asks an agent something on its node.
+    """Return the command that asks an agent something on its node.
 
     Args:
         command: what runs the agent there: an interpreter, then a file, `-m MODULE` or `-c PROGRAM`, then flags.
@@ -80,7 +81,7 @@ def build_ask_command(command: Sequence[str], words: Sequence[str]) -> list[str]
 # -- the agent's own flags --------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class AgentFlag:
     """One of the agent's own flags in the arguments of a role: `args[begin:end]`."""
 
@@ -97,7 +98,7 @@ class AgentFlag:
 
 
 def list_agent_flags(args: Sequence[str]) -> list[AgentFlag]:
-    """The agent's own flags, in order.
+    """Return the agent's own flags, in order.
 
     Args:
         args: of a role for which `is_agent_role` holds.
@@ -118,7 +119,7 @@ def list_agent_flags(args: Sequence[str]) -> list[AgentFlag]:
 
 
 def find_agent_flag(args: Sequence[str], name: str) -> str | None:
-    """The value of one of the agent's own flags; the last one counts; None when it is not given.
+    """Return the value of one of the agent's own flags; the last one counts; None when it is not given.
 
     Args:
         args: of a role for which `is_agent_role` holds.
@@ -128,8 +129,22 @@ def find_agent_flag(args: Sequence[str], name: str) -> str | None:
     return values[-1] if values else None
 
 
+def count_merged_ranks(args: Sequence[str], gpus: int) -> int:
+    """How many ranks a job has whose lines a terminal shows merged; 0: it shows each.
+
+    Args:
+        args: of a role for which `is_agent_role` holds.
+        gpus: of each node: what `--nproc-per-node gpu` means.
+    """
+    choice = find_agent_flag(args, "collapse-lines") or "auto"
+    nodes = (find_agent_flag(args, "nnodes") or "1").rpartition(":")[2]
+    processes = find_agent_flag(args, "nproc-per-node") or "1"
+    ranks = (int(nodes) if nodes.isdecimal() else 1) * (int(processes) if processes.isdecimal() else max(1, gpus))
+    return ranks if choice == "on" or (choice == "auto" and ranks >= COLLAPSED_FROM_RANKS) else 0
+
+
 def find_run_file(command: Sequence[str], log_dir: str, name: str) -> str | None:
-    """The absolute path of a file of an agent's run, where it runs; None if its command does not tell.
+    """Return the absolute path of a file of an agent's run, where it runs; None if its command does not tell.
 
     Args:
         command: see `build_ask_command`.
@@ -145,7 +160,7 @@ def find_run_file(command: Sequence[str], log_dir: str, name: str) -> str | None
 
 
 def find_program(args: Sequence[str]) -> tuple[str, str] | None:
-    """What an agent role runs: ("script", path) or ("module", name); None for another program, or without one.
+    """Return what an agent role runs: ("script", path) or ("module", name); None for another program, or without one.
 
     Args:
         args: of a role for which `is_agent_role` holds.
@@ -170,7 +185,7 @@ def _set_agent_flag(args: Sequence[str], name: str, value: str) -> list[str]:
 
 
 def _is_flag(word: str) -> bool:
-    """The agent's rule, which is argparse's: `-`, numbers and words with a space are not flags."""
+    """Tell flags by the agent's rule, which is argparse's: `-`, numbers and words with a space are none."""
     if len(word) < 2 or word[0] != "-" or " " in word.partition("=")[0]:
         return False
     return not word[1:].replace(".", "", 1).isdecimal()
@@ -193,7 +208,7 @@ def _split_flag(word: str) -> tuple[str, str | None]:
 
 
 def assign_run_ids(roles: Sequence[Any], labels: Mapping[str, str], app_id: str) -> dict[str, list[str]]:
-    """The arguments of each role, with run ids that differ between agent roles.
+    """Return the arguments of each role, with run ids that differ between agent roles.
 
     Every agent role of an app is a job of its own, but components give each the app's id as run id, `--rdzv-id`. If
     agent roles have the same run id, this appends each role's label to it; a unique run id stays.

@@ -12,11 +12,11 @@ import threading
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from muster.schedulers import bundle_start
 
-AGENT_BUNDLE_LIMIT_BYTES: Final = 320_000
+AGENT_BUNDLE_LIMIT_BYTES: Final = 480_000
 """Small enough for a Kubernetes ConfigMap (1 MiB) with other content, and for a Docker upload per node."""
 
 _PYTHON_API: Final = (
@@ -112,7 +112,7 @@ def build_agent_bundle() -> bytes:
     """
     package = Path(__file__).resolve().parent.parent
     paths = {path.relative_to(package).as_posix(): path for path in package.glob("*.py")}
-    for room in ("_shared", "agent"):
+    for room in ("_shared", "agent", "snapshots"):
         paths |= {path.relative_to(package).as_posix(): path for path in (package / room).rglob("*.py")}
     paths |= {path.relative_to(package).as_posix(): path for path in (package / "agent").rglob("*.dist-info/*")}
     files = {f"muster/{name}": path.read_text() for name, path in paths.items() if name not in _PYTHON_API}
@@ -121,7 +121,7 @@ def build_agent_bundle() -> bytes:
 
 @functools.lru_cache(maxsize=1)
 def _pack(files: tuple[tuple[str, str], ...]) -> bytes:
-    """The bundle of these files, names and texts. The same files give the same bundle, made once."""
+    """Return the bundle of these files, names and texts. The same files give the same bundle, made once."""
     entries = {name: strip_source(text) if name.endswith(".py") else text for name, text in files}
     entries["muster/__init__.py"] += _EXTENSION
     entries[_MARK] = ""
@@ -147,7 +147,9 @@ def _fill(text: str, values: Mapping[str, str]) -> str:
 
 
 def strip_source(source: str) -> str:
-    """Python source without its docstrings and most comments: less than two thirds of the bytes, and less to compile.
+    """Python source without its docstrings, most comments and the annotations of functions.
+
+    That is less than two thirds of the bytes, and less to compile and to run.
 
     Line numbers stay the same, so that a traceback from a node fits the source. A comment goes where it has a line to
     itself, in a file without long strings; finding the others takes the tokenizer, which would make every submission a
@@ -156,22 +158,71 @@ def strip_source(source: str) -> str:
     lines = source.encode().splitlines(keepends=True)
     with _PARSING:
         tree = ast.parse(source)
-    # From the end, so that the positions of earlier docstrings stay right.
-    for node in sorted(_list_docstrings(tree.body), key=lambda node: node.lineno, reverse=True):
-        first, last = node.lineno - 1, (node.end_lineno or node.lineno) - 1
-        head, tail = lines[first][: node.col_offset], lines[last][node.end_col_offset :]
-        # A statement that does nothing, in case the body has no other statement.
-        lines[first : last + 1] = [head + b"0" + tail, *[b"\n"] * (last - first)]
+    cuts = [*_list_docstrings(tree.body), *_list_annotations(tree, lines)]
+    # From the end, so that the positions of earlier ones stay right.
+    for cut in sorted(cuts, key=lambda cut: cut.begin, reverse=True):
+        (first, start), (last, end) = cut.begin, cut.end
+        head, tail = lines[first][:start], lines[last][end:]
+        lines[first : last + 1] = [head + cut.filler + tail, *[b"\n"] * (last - first)]
     text = b"".join(lines).decode()
     if '"""' in text or "\\\n" in text:
         return text
     return _INDENTATION.sub(lambda found: " " * (len(found[0]) // 4), _COMMENT_LINE.sub("", text))
 
 
-def _list_docstrings(body: Iterable[ast.stmt]) -> Iterator[ast.Expr]:
-    """Strings that are statements: docstrings, and strings that describe an attribute."""
+class _Cut(NamedTuple):
+    """A part of a source; line and byte count from 0."""
+
+    begin: tuple[int, int]
+    end: tuple[int, int]
+    filler: bytes = b""
+
+
+def _list_docstrings(body: Iterable[ast.stmt]) -> Iterator[_Cut]:
+    """Strings that are statements: docstrings, and strings that describe an attribute.
+
+    In their place stands a statement that does nothing, in case the body has no other statement.
+    """
     for node in body:
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
-            yield node
+            yield _Cut((node.lineno - 1, node.col_offset), _find_end(node), b"0")
         elif isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
             yield from _list_docstrings(node.body)
+
+
+def _list_annotations(tree: ast.AST, lines: list[bytes]) -> Iterator[_Cut]:
+    """Those of functions, their arguments and local names: nothing reads them when the program runs.
+
+    Those of a class are the fields of its records. A name without a value stays: it may be local for its annotation.
+    """
+    for node in ast.walk(tree):
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            continue
+        every = node.args
+        found = [*every.posonlyargs, *every.args, *every.kwonlyargs, every.vararg, every.kwarg]
+        for argument in [each for each in found if each is not None and each.annotation is not None]:
+            begin = (argument.lineno - 1, argument.col_offset + len(argument.arg.encode()))
+            yield _Cut(begin, _find_end(argument))
+        if node.returns is not None:
+            line, column = node.returns.lineno - 1, node.returns.col_offset
+            yield _Cut((line, lines[line].rindex(b"->", 0, column)), _find_end(node.returns))
+        for each in node.body:
+            yield from _list_local_annotations(each)
+
+
+def _list_local_annotations(statement: ast.stmt) -> Iterator[_Cut]:
+    """Not those in functions and classes inside of it."""
+    if isinstance(statement, ast.AnnAssign) and statement.value is not None:
+        yield _Cut(_find_end(statement.target), _find_end(statement.annotation))
+    if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        return
+    for part in ast.iter_child_nodes(statement):
+        inner = part.body if isinstance(part, (ast.ExceptHandler, ast.match_case)) else [part]
+        for each in inner:
+            if isinstance(each, ast.stmt):
+                yield from _list_local_annotations(each)
+
+
+def _find_end(node: ast.AST) -> tuple[int, int]:
+    """Where a node ends; every statement and expression knows it."""
+    return node.end_lineno - 1, node.end_col_offset  # type: ignore[attr-defined]

@@ -4,9 +4,10 @@ Python keeps no compiled form of what it imports from a zip, and compiling the a
 its start. This file travels in the bundle beside `__main__`, which calls `find_import_folder` at every start: it
 imports little.
 
-The folder is the user's own and no other user can write to it. It appears whole, by a rename. Where none can be made
-the agent runs from the zip. The process that unpacks a version removes those unused for longest; each process that
-runs from a folder holds a lock on it, and `python -m muster prune` lists the folders without one.
+The folder is the user's own, and no other user can write to it or put another one in its place: what lies there runs
+with this user's rights. It appears whole, by a rename. Where none can be made the agent runs from the zip. The process
+that unpacks a version removes those unused for longest; each process that runs from a folder holds a lock on it, and
+`python -m muster prune` lists the folders without one.
 """
 
 import os
@@ -31,12 +32,13 @@ def find_import_folder(bundle: str, digest: str, total_bytes: int) -> str:
     """
     if sys.dont_write_bytecode:  # the user wants no compiled files: then a folder is no better than the zip
         return bundle
-    for base in list_bases():
+    for path in list_bases():
         try:
-            folder = os.path.join(base, digest)
-            os.makedirs(base, mode=0o700, exist_ok=True)
-            if not _is_private(base):
+            os.makedirs(path, mode=0o700, exist_ok=True)
+            base = os.path.realpath(os.path.dirname(path)) + "/" + os.path.basename(path)
+            if not _is_private(base) or not _is_kept(base):
                 continue
+            folder = os.path.join(base, digest)
             # After a power failure files may be empty.
             if not os.path.isdir(folder) or _sum_sizes(folder) != total_bytes:
                 _unpack(bundle, folder)
@@ -59,6 +61,23 @@ def _is_private(folder: str) -> bool:
     """Whether it is a folder (no link) of this user that no other can write to."""
     status = os.lstat(folder)
     return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o022
+
+
+def _is_kept(folder: str) -> bool:
+    """Whether no other user can rename it, or a folder above it. Its path has no links above it.
+
+    As `muster._shared.ownership`, which imports too much, but simpler: the next place is used, or the zip.
+    """
+    # Root is another user in a user namespace: whoever owns `/` counts as root.
+    trusted = (os.geteuid(), 0, os.lstat("/").st_uid)
+    # All users of a pod are this job's, and a volume of Kubernetes is open to all of them.
+    is_alone = "KUBERNETES_SERVICE_HOST" in os.environ
+    while not is_alone and folder != "/":
+        folder = os.path.dirname(folder)
+        status = os.lstat(folder)
+        if status.st_uid not in trusted or (status.st_mode & 0o022 and not status.st_mode & stat.S_ISVTX):
+            return False
+    return True
 
 
 def _sum_sizes(folder: str) -> int:

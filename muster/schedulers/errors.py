@@ -49,7 +49,7 @@ class OptionError(SchedulerError, InvalidRunConfigException):  # type: ignore[mi
 
 
 def describe_os_error(error: OSError, folder: str) -> str:
-    """What the system refuses, with the file; `folder` where a full disk's error names none."""
+    """Return what the system refuses, with the file; `folder` where a full disk's error names none."""
     where = error.filename or (folder if error.errno in (errno.ENOSPC, errno.EDQUOT) else None)
     reason = error.strerror or str(error)
     return f"{where}: {reason}" if where else reason

@@ -9,18 +9,22 @@ import time
 from collections.abc import Iterator, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from muster._shared.codec import salvage
 from muster._shared.contract import STATUS_SCHEMA, show_controls
-from muster._shared.fields import Line, Name, Range
+from muster._shared.fields import Count, Line, Name, Range
 from muster._shared.foreign_files import parse_json, read_regular
 from muster._shared.records import record
-from muster._shared.reports import Failure, JobStatus, Report
+from muster._shared.reports import Failure, Report
+from muster._shared.verdicts.causes import name_class
+
+if TYPE_CHECKING:  # loaded where an app has a status: `torchx list` reads none
+    from muster._shared.job_view import JobStatus
 
 
 def parse_report(text: str | bytes) -> Report | None:
-    """An agent's report; None if the text is something else, for instance one sentence: then there was no round."""
+    """Read an agent's report; None if the text is something else, as one sentence is: then there was no round."""
     try:
         data = parse_json(text)
         if isinstance(data, dict) and isinstance(data.get("failures"), list):
@@ -53,12 +57,15 @@ def _is_failure(data: object) -> bool:
 
 
 def describe_report(report: Report) -> str:
-    """A report in one line: why the job ended, and what the root cause raised."""
+    """Return a report in one line: why the job ended, and what the root cause raised."""
     parts = [report.reason]
     root = find_root_cause(report)
     if root is not None and root.exception and root.exception not in report.reason:
         parts.append(root.exception)
-    return show_controls(" ".join(": ".join(part for part in parts if part).split()))
+    line = " ".join(": ".join(part for part in parts if part).split())
+    named = [f"cause: {name_class(root.cause)}"] if root is not None and root.cause else []
+    named += [f"suspected: {'; '.join(report.suspected)}"] if report.suspected else []
+    return show_controls("; ".join([line, *named]))
 
 
 USAGE_LINE_LIMIT_BYTES = 1 << 16
@@ -66,7 +73,7 @@ USAGE_LINE_LIMIT_BYTES = 1 << 16
 
 
 def find_usage_line(errors: bytes) -> str:
-    """What an agent that exited with 2 says about its command line, before any log folder is known; "" if nothing.
+    """Find what an agent that exited with 2 says of its command line, before any log folder is known; "" if nothing.
 
     Args:
         errors: the end of its stderr; the first line may be incomplete.
@@ -76,7 +83,7 @@ def find_usage_line(errors: bytes) -> str:
 
 
 def find_root_cause(report: Report) -> Failure | None:
-    """The first failure that is not collateral; None if the report has none."""
+    """Return the first failure that is not collateral; None if the report has none."""
     return next((each for each in report.failures if not each.collateral), None)
 
 
@@ -91,6 +98,8 @@ class _EventDetail:
     text: Line = ""
     kind: Name = ""
     reason: Line = ""
+    cause: Name = ""
+    restarts_left: Count | None = None
 
 
 @record
@@ -115,13 +124,32 @@ def parse_attempt(records: bytes) -> int:
     return 0 if event is None else event.attempt
 
 
+@record
+class RoundFacts:
+    """The round in which a job is, as its agents have recorded it."""
+
+    attempt: Count
+    restarts_left: Count | None
+    formed_s: float
+    """By a node's wall clock."""
+
+
+def parse_round(records: bytes) -> RoundFacts | None:
+    """Return the last round that was formed, from an agent's records; None: they tell of none."""
+    formed = [event for event in _parse_events(records) if event.what == "round_formed"]
+    if not formed:
+        return None
+    last = formed[-1]
+    return RoundFacts(attempt=last.attempt, restarts_left=last.detail.restarts_left, formed_s=last.time_s or 0.0)
+
+
 _HALF_DAY_S = 12 * 3600
 _HANG, _STILL = "hang_named", "stood_still"
 _NO_HANG = ("hang_ended", "moved_again", "round_formed", "round_broken", "workers_stopped", "fenced", "job_ended")
 
 
 def parse_hang(records: bytes) -> str:
-    """What is known of a hang with which the job goes on, in one line, with the time of its report; "": none goes on.
+    """Describe a hang with which the job goes on in one line, with the time of its report; "": none goes on.
 
     Args:
         records: lines of JSON, of the agents of one job; the first may be incomplete.
@@ -149,38 +177,39 @@ def parse_break(records: bytes) -> str:
     reason = ""
     for event in _parse_events(records):
         if event.what == "round_broken" and event.detail.kind not in ("", "final"):
-            reason = f"the nodes form a new round: {event.detail.reason}"
+            named = f" (cause: {name_class(event.detail.cause)})" if event.detail.cause else ""
+            reason = f"the nodes form a new round: {event.detail.reason}{named}"
         elif event.what in ("round_formed", "job_ended", "round_broken"):
             reason = ""
     return show_controls(" ".join(reason.split()))
 
 
-def describe_running(records: bytes, status: bytes | None = None) -> str:
-    """What `torchx status` says of agents of one job that runs: a hang, a new round, how far it is; "": nothing.
-
-    Args:
-        records: see `parse_hang`.
-        status: the job's status file; None: it may be the last line of `records`.
-    """
-    if status is None:
-        status = records.rstrip().rpartition(b"\n")[2]
-    return "; ".join(filter(None, (parse_hang(records), parse_break(records), describe_progress(status))))
+def describe_trouble(records: bytes) -> str:
+    """Return a hang with which a job goes on, and why it forms a new round; "": neither."""
+    return "; ".join(filter(None, (parse_hang(records), parse_break(records))))
 
 
-def describe_progress(status: bytes) -> str:
-    """The status file in a few words; "" if it is of another version, or tells nothing."""
+def parse_status(status: bytes) -> "JobStatus | None":
+    """Return the status file; None if it is none, or is of a newer version."""
+    if not status:
+        return None
+    from muster._shared.job_view import JobStatus
+
     try:
         data = parse_json(status)
-        if not isinstance(data, dict) or data.get("schema") != STATUS_SCHEMA:
-            return ""
-        found = salvage(JobStatus, data)
+        schema = data.get("schema") if isinstance(data, dict) else None
+        return salvage(JobStatus, data) if isinstance(schema, int) and 1 <= schema <= STATUS_SCHEMA else None
     except ValueError:
-        return ""
-    return show_controls(found.describe(f" since {_format_clock(found.paused_since_s)}"))
+        return None
 
 
-def _format_clock(at_s: float | None) -> str:
-    """The time of day here, with the date if it was more than half a day ago."""
+def describe_status(status: "JobStatus") -> str:
+    """How far a job is, in a few words, or since when it is paused; "": not known."""
+    return show_controls(status.describe(f" since {format_clock(status.paused_since_s)}"))
+
+
+def format_clock(at_s: float | None) -> str:
+    """Return the time of day here, with the date if it was more than half a day ago."""
     if at_s is None:
         return "?"
     try:
@@ -204,17 +233,11 @@ def _parse_event(line: bytes) -> _Event | None:
         return None
 
 
-def join_roles(running: Mapping[str, str]) -> str:
-    """One line of what `describe_running` has returned of each role."""
-    known = {role: text for role, text in running.items() if text}
-    return "; ".join(text if len(running) == 1 else f"{role}: {text}" for role, text in known.items())
-
-
 _ERROR_LIMIT_BYTES = 4 << 20
 
 
 def read_error_file(path: Path) -> str | None:
-    """An error file in torch's format as one line of JSON; None if there is none that TorchX can print."""
+    """Return an error file in torch's format as one line of JSON; None if there is none that TorchX can print."""
     try:
         content = parse_json(read_regular(str(path), _ERROR_LIMIT_BYTES))
     except (OSError, ValueError):

@@ -24,7 +24,7 @@ DRAIN_MARGIN_S: Final = 5.0
 
 
 def build_drain_env(role: Any, given_s: float | None, env: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The variable that tells an agent how long a drain may take: it cannot see its own grace period.
+    """Return the variable that tells an agent how long a drain may take: it cannot see its own grace period.
 
     Args:
         role: TorchX's; it runs the agent.
@@ -38,12 +38,12 @@ def build_drain_env(role: Any, given_s: float | None, env: Mapping[str, str] | N
 
 
 def decide_app_grace_s(roles: Iterable[Any], given_s: float | None, env: Mapping[str, str] | None = None) -> float:
-    """The grace period of a whole app: the longest of its roles. See `decide_grace_s`."""
+    """Return the grace period of a whole app: the longest of its roles. See `decide_grace_s`."""
     return max(decide_grace_s(role, given_s, env) for role in roles)
 
 
 def decide_grace_s(role: Any, given_s: float | None, env: Mapping[str, str] | None = None) -> float:
-    """The grace period of a role, in seconds.
+    """Return the grace period of a role, in seconds.
 
     Args:
         role: TorchX's.
@@ -67,7 +67,7 @@ def decide_grace_s(role: Any, given_s: float | None, env: Mapping[str, str] | No
 
 
 def find_shutdown_timeout_s(role: Any, env: Mapping[str, str]) -> float:
-    """The agent's `--shutdown-timeout`, from arguments or environment. The agent itself refuses an invalid one.
+    """Return the agent's `--shutdown-timeout`, from arguments or environment. The agent itself refuses an invalid one.
 
     Source: `muster/agent/cli/arguments.py` and `flag_table.py`.
     """

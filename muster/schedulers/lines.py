@@ -1,14 +1,21 @@
-"""Joins pieces of output and splits them at newlines; counts those that read lines.
+"""Joins pieces of output and splits them at newlines; reads logs whose bytes have positions; counts their readers.
 
 Not `io.TextIOWrapper`: it blocks until it has a whole line, and readers of a log that grows look at the rest, too.
 """
 
+import re
 import threading
-from collections.abc import Iterator
-from typing import Final
+import time
+from collections.abc import Callable, Iterator
+from typing import Final, Protocol
 
 READERS_LIMIT_S: Final = 1.0
 """How long `close` of a scheduler waits for threads that still read logs of apps that have ended."""
+
+CHUNK_BYTES: Final = 65536
+PARTIAL_S: Final = 0.5
+"""An unterminated line is shown after this time: a prompt, or the last output of a process that hangs."""
+WAIT_S: Final = 1.0
 
 
 class LineSplitter:
@@ -18,7 +25,7 @@ class LineSplitter:
         self._pieces: list[bytes] = []
 
     def feed(self, piece: bytes) -> list[bytes]:
-        """The lines that end in this piece, with their newline."""
+        """Return the lines that end in this piece, with their newline."""
         first, *more = piece.split(b"\n")
         self._pieces.append(first)
         lines = []
@@ -36,7 +43,7 @@ class LineSplitter:
         return any(b"\r" in piece for piece in self._pieces)
 
     def take_rest(self) -> bytes:
-        """The beginning of a line without its end, or nothing; it is not returned again."""
+        """Return the beginning of a line without its end, or nothing; it is not returned again."""
         rest = b"".join(self._pieces)
         self._pieces = []
         return rest
@@ -50,7 +57,7 @@ class Readers:
         self._active = 0
 
     def count_reader(self, lines: Iterator[str]) -> Iterator[str]:
-        """Yields the same lines; counts a reader from the first line until the last or the iterator's close."""
+        """Yield the same lines; counts a reader from the first line until the last or the iterator's close."""
         with self._changed:
             self._active += 1
         try:
@@ -64,3 +71,143 @@ class Readers:
         """Wait until there are no readers, at most `limit_s`."""
         with self._changed:
             self._changed.wait_for(lambda: self._active == 0, limit_s)
+
+
+class ByteSource(Protocol):
+    """One log of one replica: a file of this machine, or one that a command reads elsewhere. It only grows.
+
+    A log whose records have times instead, such as an engine's, is read with `adapter.log_position`.
+    """
+
+    def find_size(self) -> int | None:
+        """Return how many bytes there are; None: the replica was not started yet."""
+        ...
+
+    def read(self, offset: int, limit_bytes: int) -> bytes:
+        """Return what is there from a position on, at most `limit_bytes`; b"": nothing (yet)."""
+        ...
+
+    def find_offset(self, time_s: float, *, after: bool) -> int | None:
+        """Return the position of the first byte written at this time or later, or, `after`, later than it.
+
+        Args:
+            time_s: seconds since the epoch, by the clock of what writes the log.
+            after: whether bytes written at that very time do not count.
+
+        Returns:
+            None: none was, or times are not known.
+        """
+        ...
+
+    def read_notice(self) -> bytes:
+        """Return a line about output that was lost, with its newline; b"": none was."""
+        ...
+
+    def wait(self, limit_s: float) -> None:
+        """Return when the log may have grown or its app may have ended, at the latest after `limit_s`."""
+        ...
+
+    def close(self) -> None:
+        """Release what it holds: nothing more is read. Idempotent."""
+        ...
+
+
+def read_lines(
+    source: ByteSource,
+    has_ended: Callable[[], bool],
+    *,
+    pattern: "re.Pattern[str] | None" = None,
+    since_s: float | None = None,
+    until_s: float | None = None,
+    follow: bool = False,
+) -> Iterator[str]:
+    r"""Read lines as they come; see `PluginScheduler.read_log`.
+
+    Args:
+        source: the log; closed at the end.
+        has_ended: whether the app has ended and its logs are complete; called only when there is nothing to read.
+        pattern: only lines in which this is found; None: all.
+        since_s: seconds since the epoch; None: from the beginning.
+        until_s: seconds since the epoch; None: to the end.
+        follow: whether to wait for more until the app has ended.
+
+    Returns:
+        Lines with their newline. A last line without one comes as it is, and so does a progress bar (text with a
+        carriage return) each time it is drawn; bytes that are not UTF-8 come as U+FFFD.
+    """
+    try:
+        for line in _Reader(source, since_s, until_s).read(has_ended, follow=follow):
+            text = line.decode(errors="replace")
+            if pattern is None or pattern.search(text):
+                yield text
+    finally:
+        source.close()
+
+
+class _Reader:
+    """Reads one log once."""
+
+    def __init__(self, source: ByteSource, since_s: float | None, until_s: float | None) -> None:
+        self._source = source
+        self._since_s = since_s
+        self._until_s = until_s
+        self._offset: int | None = None
+        """Of the next byte; None: the log does not exist yet."""
+        self._drops_line = False
+        """Whether reading began in the middle of a line, or just before one."""
+
+    def read(self, has_ended: Callable[[], bool], *, follow: bool) -> Iterator[bytes]:
+        """Yield lines; see `read_lines`."""
+        lines, last_read_s, complete, notice = LineSplitter(), time.monotonic(), False, b""
+        while True:
+            data = self._read_next()
+            if data:
+                yield from self._drop_first(lines.feed(data))
+                last_read_s = time.monotonic()
+                continue
+            if not notice and (notice := self._source.read_notice()):
+                yield from (lines.take_rest() + b"\n", notice) if lines.has_rest() else (notice,)
+            waited = time.monotonic() - last_read_s >= PARTIAL_S
+            if lines.has_rest() and (lines.has_carriage_return() or complete or waited):
+                yield from self._drop_first([lines.take_rest()])
+            if complete:
+                return
+            # Checked before the last read, so that all output up to the end is read.
+            complete = not follow or has_ended() or self._is_past()
+            if not complete:
+                self._source.wait(PARTIAL_S if lines.has_rest() else WAIT_S)
+
+    def _read_next(self) -> bytes:
+        if self._offset is None and not self._begin():
+            return b""
+        assert self._offset is not None  # noqa: S101  # for mypy
+        limit = CHUNK_BYTES
+        if self._until_s is not None:
+            end = self._source.find_offset(self._until_s, after=True)
+            limit = CHUNK_BYTES if end is None else max(0, min(CHUNK_BYTES, end - self._offset))
+        data = self._source.read(self._offset, limit) if limit else b""
+        self._offset += len(data)
+        return data
+
+    def _begin(self) -> bool:
+        """Find the first position; False: the log does not exist yet."""
+        size = self._source.find_size()
+        if size is None:
+            return False
+        self._offset = 0
+        if self._since_s is not None:
+            found = self._source.find_offset(self._since_s, after=False)
+            self._offset = size if found is None else found
+            if self._offset:  # not from the middle of a line: what ends with the next newline is left out
+                self._offset -= 1
+                self._drops_line = True
+        return True
+
+    def _drop_first(self, lines: list[bytes]) -> list[bytes]:
+        if not self._drops_line or not lines:
+            return lines
+        self._drops_line = False
+        return lines[1:]
+
+    def _is_past(self) -> bool:
+        return self._until_s is not None and time.time() > self._until_s

@@ -23,18 +23,18 @@ _NOT_ALLOWED = re.compile(r"[^a-z0-9-]+")
 
 
 def make_suffix() -> str:
-    """A random suffix that makes an app's name unique: 8 characters, about 38 bits. Not a secret."""
+    """Return a random suffix that makes an app's name unique: 8 characters, about 38 bits. Not a secret."""
     first, *rest = os.urandom(_TOKEN_LENGTH)
     return _LETTERS[first % len(_LETTERS)] + "".join(_DIGITS_AND_LETTERS[byte % 30] for byte in rest)
 
 
 def make_secret() -> str:
-    """An app's secret, from which the tokens of its roles follow: 256 random bits as 64 hexadecimal digits."""
+    """Return an app's secret, from which the tokens of its roles follow: 256 random bits as 64 hexadecimal digits."""
     return os.urandom(32).hex()
 
 
 def derive_token(secret: str, role: str) -> str:
-    """The rendezvous token of one agent role. The role is a job of its own and must not admit nodes of another role.
+    """Derive the rendezvous token of one agent role. It is a job of its own and must not admit nodes of another role.
 
     Args:
         secret: the app's, from `make_secret`. Only adapters hold it: it cannot be derived from the token of a role.
@@ -47,7 +47,7 @@ def derive_token(secret: str, role: str) -> str:
 
 
 def build_label(text: str, *, limit: int = LABEL_LIMIT) -> str:
-    """A DNS label for any text; valid labels within the limit stay as they are.
+    """Return a DNS label for any text; valid labels within the limit stay as they are.
 
     Args:
         text: any text, such as a name from an AppDef.
@@ -60,7 +60,7 @@ def build_label(text: str, *, limit: int = LABEL_LIMIT) -> str:
 
 
 def build_app_name(name: str, suffix: str, *, reserve: int = 0) -> str:
-    """The name of an app: its AppDef's name and a suffix from `make_suffix`.
+    """Return the name of an app: its AppDef's name and a suffix from `make_suffix`.
 
     Args:
         name: `AppDef.name`.
@@ -72,7 +72,7 @@ def build_app_name(name: str, suffix: str, *, reserve: int = 0) -> str:
 
 
 def build_role_labels(roles: Sequence[str], *, limit: int = 20) -> dict[str, str]:
-    """A label for each role, different for different roles.
+    """Return a label for each role, different for different roles.
 
     Args:
         roles: names as in the AppDef.
@@ -90,7 +90,7 @@ def build_role_labels(roles: Sequence[str], *, limit: int = 20) -> dict[str, str
 
 
 def build_replica_name(app_name: str, role_label: str, index: int) -> str:
-    """The name of one replica (container, host): app, role and index; at most 63 characters, the index kept whole."""
+    """Name one replica (container, host): app, role and index; at most 63 characters, the index kept whole."""
     tail = f"-{index}"
     return build_label(f"{app_name}-{role_label}", limit=LABEL_LIMIT - len(tail)) + tail
 

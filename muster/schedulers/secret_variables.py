@@ -78,12 +78,12 @@ def _compile_values() -> re.Pattern[str]:
 
 
 def list_named_secrets(metadata: Mapping[str, object] | None) -> tuple[str, ...]:
-    """The variables that a role's metadata names as secret (`RoleKey.SECRET_ENV`)."""
+    """Return the variables that a role's metadata names as secret (`RoleKey.SECRET_ENV`)."""
     return tuple(filter(None, str((metadata or {}).get(RoleKey.SECRET_ENV, "")).split(",")))
 
 
 def mask_env(env: Mapping[str, str], named: Collection[str] = ()) -> dict[str, str]:
-    """A copy of an environment for printing, with `***` for the values of secrets.
+    """Return a copy of an environment for printing, with `***` for the values of secrets.
 
     Args:
         env: not changed.
@@ -93,7 +93,7 @@ def mask_env(env: Mapping[str, str], named: Collection[str] = ()) -> dict[str, s
 
 
 def mask_args(args: Sequence[str]) -> list[str]:
-    """A copy of a command line for printing, with `***` for secrets."""
+    """Return a copy of a command line for printing, with `***` for secrets."""
     shown: list[str] = []
     is_value = False
     for arg in args:

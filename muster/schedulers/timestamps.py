@@ -14,7 +14,7 @@ Timestamp = tuple[int, int]
 
 
 def parse_timestamp(text: str) -> Timestamp:
-    """Parses a time in any zone.
+    """Parse a time in any zone.
 
     Raises:
         ValueError: not a time.
@@ -28,7 +28,7 @@ def parse_timestamp(text: str) -> Timestamp:
 
 
 def parse_seconds(text: str) -> float:
-    """Parses a time to seconds since the epoch, to the microsecond.
+    """Parse a time to seconds since the epoch, to the microsecond.
 
     Raises:
         ValueError: not a time.

@@ -40,15 +40,20 @@ def test_each_worker_has_its_own_error_file(run_once: RunOnce, launcher: Launche
         assert path.parts[-3:] == ("attempt_0", str(rank), "error.json")
 
 
-def test_no_variable_of_torchruns_is_missing_and_three_are_added(run_once: RunOnce) -> None:
+def test_no_variable_of_torchruns_is_missing_and_eight_are_added(run_once: RunOnce) -> None:
     names = {}
     for name in (TORCHRUN, MUSTER):
         outcome, _ = run_once(name, FLAGS, PROGRAM)
         names[name] = set(read_facts(outcome.stdout)[0]["env"])
     # The first comes from the import of torch in torchrun itself.
     assert names[TORCHRUN] - names[MUSTER] <= {"TORCHINDUCTOR_CACHE_DIR"}
-    # Where `muster.worker` finds its slot, what `breakpoint()` calls, and that the agent watches for hangs.
-    assert names[MUSTER] - names[TORCHRUN] == {"MUSTER_STATUS_PAGE", "MUSTER_WATCHED", "PYTHONBREAKPOINT"}
+    # Where `muster.worker` finds its slot, what `breakpoint()` calls, that the agent watches for hangs, the memory for
+    # snapshots, and the ids of the job and of the attempt.
+    ours = {"MUSTER_STATUS_PAGE", "MUSTER_WATCHED", "PYTHONBREAKPOINT", "MUSTER_SNAPSHOTS"}
+    ours |= {"MUSTER_JOB_ID", "MUSTER_ATTEMPT_ID"}
+    # Of global rank 0 alone: where a Trainer tells its progress.
+    trainer = {"KUBEFLOW_TRAINER_SERVER_URL", "KUBEFLOW_TRAINER_SERVER_TOKEN"}
+    assert names[MUSTER] - names[TORCHRUN] == ours | trainer
 
 
 def test_macros_and_arguments(run_once: RunOnce, launcher: Launcher) -> None:

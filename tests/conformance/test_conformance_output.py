@@ -13,7 +13,8 @@ RunOnce = Callable[..., tuple[Outcome, Path]]
 def files_below(folder: Path) -> dict[str, bytes]:
     """Log files by attempt, rank and name, without the run's own folder, which has another name each time."""
     return {
-        str(path.relative_to(next(folder.iterdir()))): path.read_bytes() for path in folder.glob("*/attempt_*/**/*.log")
+        str(path.relative_to(folder / path.relative_to(folder).parts[0])): path.read_bytes()
+        for path in folder.glob("*/attempt_*/**/*.log")
     }
 
 

@@ -73,7 +73,7 @@ def test_digits_from_the_command_line(apps):
 def test_two_agent_roles_of_one_app_are_two_jobs(apps, tmp_path, app_of, network):
     (tmp_path / "main.py").write_text(
         "import os\n"
-        "print('job', *(os.environ[name] for name in ('RANK', 'WORLD_SIZE', 'TORCHELASTIC_RUN_ID', 'MASTER_ADDR')))\n"
+        "print('ids', *(os.environ[name] for name in ('RANK', 'WORLD_SIZE', 'TORCHELASTIC_RUN_ID', 'MASTER_ADDR')))\n"
     )
     roles = app_of("echo beside", role="ps").roles  # first: nothing of the others' is where it is
     for name in ("actor", "critic"):
@@ -86,8 +86,8 @@ def test_two_agent_roles_of_one_app_are_two_jobs(apps, tmp_path, app_of, network
     assert status.state == AppState.SUCCEEDED, status.msg
     masters = set()
     for name in ("actor", "critic"):
-        lines = [line for k in (0, 1) for line in apps.logs(app_id, role=name, replica=k) if "job " in line]
-        printed = [line.split("job ")[1].split() for line in lines]
+        lines = [line for k in (0, 1) for line in apps.logs(app_id, role=name, replica=k) if "ids " in line]
+        printed = [line.split("ids ")[1].split() for line in lines]
         assert sorted(words[:3] for words in printed) == [[str(k), "2", f"{app_id}-{name}"] for k in (0, 1)]
         masters |= {words[3] for words in printed}
     assert len(masters) == (1 if network else 2), "each meets at its own node 0"

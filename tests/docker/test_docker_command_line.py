@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from torchx.specs import AppState
 
+from muster.schedulers.supervision.registry import AppRegistry
+
 pytestmark = pytest.mark.docker
 
 COMMAND = "trap 'echo asked; exit 3' TERM; echo begun; while :; do sleep 0.1; done"
@@ -114,7 +116,7 @@ def test_interrupted_submission_leaves_nothing(torchx, apps, wait_until, list_ru
     assert apps.containers(apps.ids[0], every=False) == []
 
 
-@pytest.mark.parametrize("function", ["ensure_images", "create_app", "now_s", "read_events"])
+@pytest.mark.parametrize("function", ["ensure_images", "create_app", "now_s", "read_words"])
 def test_ctrl_c_is_kept_while_a_response_ends(torchx, apps, list_running, function):
     """Python drops the exception there: the command went on as if there had been no Ctrl-C."""
     program = [sys.executable, Path(__file__).parents[1] / "programs" / "torchx_interrupted.py", function]
@@ -124,6 +126,21 @@ def test_ctrl_c_is_kept_while_a_response_ends(torchx, apps, list_running, functi
         apps.ids.append(handle.rsplit("/", 1)[-1])
         assert apps.status(apps.ids[0]).state == AppState.CANCELLED
     assert process.returncode == -signal.SIGINT, err
+    assert list_running() == []
+
+
+@pytest.mark.parametrize(
+    "moment", ["muster.schedulers.supervision.client:submit", "muster.schedulers.docker.live.submissions:Mark.remove"]
+)
+def test_ctrl_c_at_the_end_of_a_submission(torchx, apps, state_home, list_running, moment):
+    """The app was nobody's then: the command ended before it, and its supervisor ended it later."""
+    program = [sys.executable, Path(__file__).parents[1] / "programs" / "torchx_interrupted_after.py", moment]
+    process = torchx(*shell("local_docker"), program=program)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGINT, err
+    apps.ids.extend(AppRegistry(state_home / "muster", "docker"))
+    # Nothing is left of what was still being submitted.
+    assert [apps.status(app_id).state for app_id in apps.ids] in ([], [AppState.CANCELLED])
     assert list_running() == []
 
 

@@ -90,7 +90,6 @@ def test_nodes_share_the_gpus_that_all_of_them_would_see(apps_with_gpus, app_of,
     from muster.schedulers.docker import request, scheduler
 
     monkeypatch.setattr(request, "is_agent_role", lambda role: True)
-    monkeypatch.setattr(request, "build_agent_args", lambda args, _: list(args))
 
     def without_python(engine, app, folder):
         """What the check finds on this engine, which has no init and raises no limits; the image has no Python."""

@@ -1,16 +1,21 @@
 """A submission that a signal ends, or that fails, leaves nothing; what SIGKILL leaves goes with the next command."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from torchx.specs import AppState, Resource
 
+from muster._shared.control import ExitCode
 from muster.cli.commands import main
+from muster.schedulers import kubernetes
 from muster.schedulers.docker.live import creation
+from muster.schedulers.errors import EngineError
 from muster.schedulers.supervision import client as supervision
 
 pytestmark = pytest.mark.docker
@@ -34,7 +39,7 @@ Runner("test", {"docker": create_detached_scheduler}).run(AppDef("killed", roles
 """
 
 POINTS = {
-    "preflight": ("muster.schedulers.docker.engine.client:Engine", "wait_container"),
+    "image_check": ("muster.schedulers.docker.engine.client:Engine", "wait_container"),
     "reserved": ("muster.schedulers.docker.live.creation", "_join_network"),
     "created": ("muster.schedulers.supervision.client", "submit"),
     "registered": ("muster.schedulers.supervision.client", "start_supervisor"),
@@ -95,6 +100,23 @@ def test_prune_removes_what_a_killed_submission_has_left(killed, apps_with_gpus,
     assert list_left(apps_with_gpus) == []
     assert sorted(path.name for path in (state_home / "muster").rglob(f"*{killed}*")) == []
     assert list((state_home / "muster").glob(".packed-*")) == []
+
+
+@pytest.mark.parametrize("killed", POINTS, indirect=True)
+def test_delete_removes_what_prune_lists_of_a_killed_submission(killed, apps_with_gpus, state_home, capsys):
+    """`muster prune` printed this handle, and `muster delete` knew no such app."""
+    handle = f"docker://torchx/{killed}"
+    assert main(["delete", handle]) == 0, capsys.readouterr().err
+    assert list_left(apps_with_gpus) == []
+    assert sorted(path.name for path in (state_home / "muster").rglob(f"*{killed}*")) == []
+    assert main(["delete", handle]) == ExitCode.UNKNOWN
+
+
+@pytest.mark.parametrize("killed", ["reserved"], indirect=True)
+def test_delete_removes_the_reservation_of_an_older_version(killed, apps_with_gpus, state_home):
+    (state_home / "muster" / "docker-submissions" / killed).unlink()
+    assert main(["delete", f"docker://torchx/{killed}"]) == 0
+    assert list_left(apps_with_gpus) == []
 
 
 @pytest.mark.parametrize("killed", ["reserved"], indirect=True)
@@ -160,15 +182,68 @@ def test_a_submission_that_fails_leaves_no_mark(apps, app_of, monkeypatch, state
     assert list((state_home / "muster" / "docker-submissions").iterdir()) == []
 
 
-def test_a_build_that_fails_leaves_no_container_and_no_image(apps_of_own_engine, app_of, tmp_path):
-    client = apps_of_own_engine.client
+@pytest.fixture
+def list_all(apps_of_own_engine):
+    """A function: ids of all images and containers of the engine."""
+    api = apps_of_own_engine.client.api
+    return lambda: ({image["Id"] for image in api.images(all=True)}, {each["Id"] for each in api.containers(all=True)})
 
-    def list_all():
-        images = {image["Id"] for image in client.api.images(all=True)}
-        return images, {container["Id"] for container in client.api.containers(all=True)}
 
+FAILS = "ARG IMAGE\nFROM $IMAGE\nRUN echo a >/a\nRUN echo b >/b\nRUN exit 3\n"
+
+
+def test_a_build_that_fails_leaves_no_container_and_no_image(apps_of_own_engine, app_of, tmp_path, list_all):
     before = list_all()
-    (tmp_path / "Dockerfile.torchx").write_text("ARG IMAGE\nFROM $IMAGE\nRUN echo a >/a\nRUN echo b >/b\nRUN exit 3\n")
+    (tmp_path / "Dockerfile.torchx").write_text(FAILS)
     with pytest.raises(RuntimeError, match="returned a non-zero code: 3"):
         apps_of_own_engine.run(app_of("true", image="tiny"), workspace=str(tmp_path))
     assert list_all() == before
+
+
+IMAGE_REPO = {"image_repo": "127.0.0.1:1/x", "quiet": True}
+
+
+@pytest.fixture
+def code(tmp_path):
+    """An empty folder; the state is beside it."""
+    (tmp_path / "code").mkdir()
+    return tmp_path / "code"
+
+
+def test_a_build_for_a_cluster_that_fails_leaves_neither_and_is_one_line(app_of, code, list_all):
+    """TorchX's builder left both, and its error was a traceback."""
+    before = list_all()
+    (code / "Dockerfile.torchx").write_text(FAILS)
+    with closing(kubernetes.create_scheduler("test")) as scheduler:
+        (role,) = app_of("true", image="tiny").roles
+        why = "cannot build the workspace's image: The command '/bin/sh -c exit 3' returned a non-zero code: 3"
+        with pytest.raises(EngineError, match=f"^{re.escape(why)}$"):
+            scheduler.build_workspace_and_update_role(role, str(code), IMAGE_REPO)
+    assert list_all() == before
+
+
+def test_an_image_for_a_cluster_has_the_workspace_and_a_push_that_fails_is_one_line(apps_of_own_engine, app_of, code):
+    for name in ("folder", "heavy"):
+        (code / name).mkdir()
+        (code / name / "data").write_text("in the image\n")
+    (code / "link").symlink_to("folder")  # TorchX cannot pack it
+    (code / ".dockerignore").write_text("heavy\n")
+    app = app_of("true", image="tiny")
+    with closing(kubernetes.create_scheduler("test")) as scheduler:
+        scheduler.build_workspace_and_update_role(app.roles[0], str(code), IMAGE_REPO)
+        info = scheduler.submit_dryrun(app, IMAGE_REPO)
+        (built,) = info.request.images_to_push
+        shell = ["sh", "-c", "read line <link/data; echo $line; echo *"]
+        said = apps_of_own_engine.client.containers.run(built, shell, remove=True)
+        assert said.startswith(b"in the image\n")
+        assert b"link" in said
+        assert b"heavy" not in said
+        with pytest.raises(EngineError, match=r"^failed to push docker image: .*127\.0\.0\.1:1: connect: "):
+            scheduler.schedule(info)
+
+
+def test_a_build_for_a_cluster_without_an_engine_is_one_line(app_of, tmp_path, monkeypatch):
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
+    (role,) = app_of("true").roles
+    with pytest.raises(EngineError, match=r"^image_repo needs a Docker engine, and none answers at unix://"):
+        kubernetes.create_scheduler("test").build_workspace_and_update_role(role, str(tmp_path), IMAGE_REPO)

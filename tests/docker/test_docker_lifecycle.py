@@ -1,22 +1,9 @@
 """An app from submission to deletion, on a real engine, with plain commands; both TorchX lines."""
 
-import subprocess
-import sys
-
 import pytest
 from torchx.specs import AppDef, AppState, RetryPolicy
 
 pytestmark = pytest.mark.docker
-
-
-def test_app_succeeds_and_is_deleted(apps, app_of):
-    app_id = apps.run(app_of("echo out; echo err >&2", replicas=2))
-    assert apps.wait(app_id).state == AppState.SUCCEEDED
-    assert sorted(apps.logs(app_id, replica=1)) == ["err\n", "out\n"]
-    assert [item.app_id for item in apps.scheduler.list() if item.app_id == app_id] == [app_id]  # one row
-    apps.delete(app_id)
-    assert apps.left(app_id) == []
-    assert apps.status(app_id) is None
 
 
 def test_replicas_have_names_and_find_rank0(apps, app_of):
@@ -70,27 +57,6 @@ def test_cancelled_app_reads_cancelled(apps, app_of):
     assert apps.wait(app_id).state == AppState.CANCELLED
     ended = [container.attrs["State"]["ExitCode"] for container in apps.containers(app_id)]
     assert ended == [137, 137, 137]
-
-
-def test_unknown_app_is_not_found(apps):
-    assert apps.scheduler.describe("no-such-app") is None
-    apps.cancel("no-such-app")
-    apps.delete("no-such-app")
-
-
-def test_another_process_sees_and_cancels_the_app(apps, app_of):
-    app_id = apps.run(app_of("sleep 600"))
-    program = (
-        "import sys; from torchx.runner import Runner\n"
-        "from muster.schedulers.docker import create_detached_scheduler\n"
-        "runner = Runner('test', {'docker': create_detached_scheduler})\n"
-        "print(runner.status(sys.argv[1]).state.name); runner.cancel(sys.argv[1])"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program, f"docker://test/{app_id}"], capture_output=True, text=True, check=True
-    )
-    assert done.stdout == "RUNNING\n"
-    assert apps.wait(app_id).state == AppState.CANCELLED
 
 
 @pytest.mark.alone  # what an older version has left (test_docker_golden.py) is removed, too

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from torchx.schedulers.api import Stream
-from torchx.specs import AppState, RetryPolicy
+from torchx.specs import AppState
 
 from muster.schedulers.errors import SchedulerError
 
@@ -50,15 +50,6 @@ def test_since_and_until(apps, app_of):
     between = datetime.fromtimestamp((float(first) + float(second)) / 2, tz=timezone.utc)
     assert apps.logs(app_id, since=between) == [second]
     assert apps.logs(app_id, until=between) == [first]
-
-
-def test_followed_across_restarts(apps, app_of):
-    app = app_of("hostname; sleep 0.3; exit 1", max_retries=2, retry_policy=RetryPolicy.REPLICA)
-    app_id = apps.run(app)
-    followed = list(apps.runner.log_lines(f"docker://test/{app_id}", "w", 0, should_tail=True))
-    assert followed == ["w-0\n"] * 3
-    assert apps.status(app_id).state == AppState.FAILED
-    assert apps.logs(app_id) == ["w-0\n"] * 3
 
 
 def test_missing_roles_and_replicas_are_one_line(apps, app_of):

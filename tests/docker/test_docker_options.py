@@ -206,6 +206,8 @@ def test_options_beside_an_agent_and_a_read_only_root(apps, workspace):
     assert sum("/app 65534 payload" in line for line in apps.logs(app_id, role=app.roles[0].name)) == 2
     (container,) = apps.containers(app_id)
     assert container.attrs["HostConfig"]["Tmpfs"] == {"/tmp": "exec,size=268435456"}
+    _, stat = container.get_archive(f"{container.labels['io.muster.run_dir']}events.jsonl")  # nobody could write it
+    assert stat["size"] > 0
 
 
 def test_a_job_runs_with_a_log_driver_that_keeps_nothing(apps, workspace):

@@ -30,6 +30,7 @@ KINDS = {"jobs": "Job", "pods": "Pod", "services": "Service", "configmaps": "Con
 KINDS |= {
     "jobsets": "JobSet",
     "podgroups": "PodGroup",
+    "podmonitors": "PodMonitor",
     "events": "Event",
     "localqueues": "LocalQueue",
     "workloads": "Workload",
@@ -341,8 +342,19 @@ class Cluster:
                 self.record_change(other, "MODIFIED")
                 threading.Thread(target=self.end_gracefully, args=(other, item), daemon=True).start()
 
+    def resize_job(self, key, nodes):
+        """A resize: the pods of the highest indexes end, and go; those that are missing are created."""
+        job = self.objects[key]
+        self.remove_pods(job, nodes)
+        if self.grace is None or job["spec"].get("suspend") or "active" not in job.get("status", {}):
+            return  # tests that act as the kubelet create no pods by a resize
+        uid = job["metadata"]["uid"]
+        owned = [item for item in self.find("pods") if item["metadata"]["ownerReferences"][0]["uid"] == uid]
+        there = {int(item["metadata"]["labels"][INDEX]) for item in owned}
+        for index in sorted(set(range(nodes)) - there):
+            self.create_pod(job, index)
+
     def remove_pods(self, job, nodes):
-        """A resize: the pods of the highest indexes end, and go."""
         uid = job["metadata"]["uid"]
         for key, item in list(self.objects.items()):
             owned = any(owner["uid"] == uid for owner in item["metadata"].get("ownerReferences", ()))
@@ -610,7 +622,7 @@ class Handler(BaseHTTPRequestHandler):
             self.cluster.follow_suspend(key, suspended)
         nodes = change.get("spec", {}).get("completions")
         if key[2] == "jobs" and nodes is not None:
-            self.cluster.remove_pods(item, nodes)
+            self.cluster.resize_job(key, nodes)
         # the deadline counts from the start of the pods, which a suspended Job has not seen
         deadline_s = change.get("spec", {}).get("activeDeadlineSeconds")
         is_over = (

@@ -1,4 +1,4 @@
-"""Kubernetes' published strict schemas, JobSet's models, and a schema of Volcano's PodGroup.
+"""Kubernetes' published strict schemas, JobSet's models, and schemas of Volcano's PodGroup and of a PodMonitor.
 
 They judge documents without any code of ours: the double of the API server and the tests of manifests use them.
 """
@@ -79,6 +79,8 @@ def validate_strictly(document, version):
             validate_published(inner, version)
     elif document["apiVersion"] == "scheduling.volcano.sh/v1beta1":
         check_volcano_pod_group(document)
+    elif document["apiVersion"] == "monitoring.coreos.com/v1":
+        check_pod_monitor(document)
     else:
         validate_published(document, version)
 
@@ -120,3 +122,34 @@ def check_volcano_pod_group(document):
     assert document["kind"] == "PodGroup"
     assert document.keys() <= {"apiVersion", "kind", "metadata", "spec"}
     jsonschema.validate(document["spec"], VOLCANO_POD_GROUP)
+
+
+POD_MONITOR = {
+    "type": "object",
+    "additionalProperties": False,
+    "required": ["selector", "podMetricsEndpoints"],
+    "properties": {
+        "selector": {
+            "type": "object",
+            "additionalProperties": False,
+            "properties": {"matchLabels": {"type": "object", "additionalProperties": {"type": "string"}}},
+        },
+        "podMetricsEndpoints": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "additionalProperties": False,
+                "properties": {"port": {"type": "string"}, "path": {"type": "string"}},
+            },
+        },
+    },
+}
+"""What we write of the spec. Source: prometheus-operator at v0.50.0 to v0.86.0, monitoring v1."""
+
+
+def check_pod_monitor(document):
+    import jsonschema
+
+    assert document["kind"] == "PodMonitor"
+    assert document.keys() == {"apiVersion", "kind", "metadata", "spec"}
+    jsonschema.validate(document["spec"], POD_MONITOR)

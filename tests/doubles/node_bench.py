@@ -27,14 +27,18 @@ from muster.agent.node.supervisor import AgentParts, Supervisor
 from muster.agent.rendezvous.interface import (
     BreakKind,
     JobEnded,
+    JobMembers,
+    LeaderClock,
     NodeMessage,
     RendezvousEvent,
     RoundBroken,
     RoundFormed,
+    Summary,
 )
-from muster.agent.round import Round
+from muster.agent.round import Round, Source
 from muster.agent.runtime.event_log import EventLog, EventRecord
 from muster.agent.runtime.loop import Loop
+from muster.agent.runtime.signals import OwnSessions
 from muster.agent.workers.program import get_stack_signal
 from muster.agent.workers.spec import Program, ProgramKind, WorkerSpec
 
@@ -77,7 +81,12 @@ class JumpingSelector(selectors.DefaultSelector):
 class BenchLoop(Loop):
     """Reads what the real one reads in a thread: the test's time stands still meanwhile."""
 
-    def call_in_thread(self, read: Callable[[], T], then: Callable[[T], None]) -> None:
+    def call_in_thread(
+        self,
+        read: Callable[[], T],
+        then: Callable[[T], None],
+        without: Callable[[RuntimeError], T] | None = None,
+    ) -> None:
         self.call_soon(lambda: then(read()))
 
 
@@ -98,11 +107,12 @@ class FakeChildren:
     def __init__(self) -> None:
         self.callbacks: dict[int, Callable[[int], None]] = {}
         self.on_orphan_end: Callable[[int], None] | None = None
+        self.sessions = OwnSessions()
 
     def watch(self, pid: int, on_end: Callable[[int], None]) -> None:
         self.callbacks[pid] = on_end
 
-    def hold_orphans(self, holds: bool) -> None:
+    def hold_orphans(self, holds: bool, holder: object = None) -> None:
         pass
 
     def reap(self) -> None:
@@ -198,12 +208,20 @@ class FakeLogs:
     def count_captured_bytes(self, local_rank: int) -> int:
         return 0
 
+    def read_last_line(self, local_rank: int) -> bytes:
+        return b""
+
     def print_line(self, line: str) -> None:
         is_last = line.startswith(("succeeded after ", "failed after ", "stopped after "))
         (self._bench.last_lines if is_last else self._bench.lines).append(line)
 
     def mute_notices(self) -> None:
         self._bench.lines_muted = True
+
+    status = None
+
+    def hide_status(self) -> None:
+        """The bench has no terminal."""
 
     def print_text(self, text: str) -> None:
         self._bench.lines.append(text)
@@ -290,10 +308,13 @@ NAMES = {
     "Asked": "asked",
     "StacksTaken": "stacks",
     "Saved": "saved",
+    "SnapshotKept": "snapshot kept",
+    "SnapshotCopied": "snapshot copied",
+    "SnapshotSought": "snapshot sought",
     "Stopped": "stopped",
     "Leaving": "leaving",
 }
-HIDDEN = ("is_urgent", "port", "can_host_store", "ends_job", "is_interrupt")
+HIDDEN = ("is_urgent", "port", "has_stepped", "can_host_store", "ends_job", "is_interrupt", "snapshots")
 """Fields that are no part of a call's detail."""
 
 
@@ -302,11 +323,21 @@ class FakeRendezvous:
 
     def __init__(self, bench: "Bench") -> None:
         self._bench = bench
+        self.summaries: list[Summary] = []
+        self.members: JobMembers | None = None
+        """What it knows as the leader."""
 
     def _record(self, name: str, number: int | None = None, detail: Any = None) -> None:
         self._bench.record_call(name, number, detail)
 
-    def join(self, *, is_prepared: bool = True, can_host_store: Callable[[], bool] = bool) -> None:
+    def join(
+        self,
+        *,
+        is_prepared: bool = True,
+        can_host_store: Callable[[], bool] = bool,
+        list_snapshots: Callable[[], tuple[object, ...]] = tuple,
+        on_stream: Callable[[Any], None] | None = None,
+    ) -> None:
         self._record("join", detail=is_prepared)
 
     def send(self, message: NodeMessage) -> None:
@@ -315,6 +346,18 @@ class FakeRendezvous:
         values = {name: values[name] for name in values if name not in HIDDEN}
         detail = tuple(values.values()) if len(values) > 1 else next(iter(values.values()), None)
         self._record(NAMES[type(message).__name__], number, detail)
+
+    def send_summary(self, summary: Summary) -> None:
+        self.summaries.append(summary)
+
+    def open_stream(self, source: Source, on_open: Callable[[Any], None], on_failed: Callable[[str], None]) -> None:
+        on_failed("there is no network")
+
+    def read_members(self) -> JobMembers | None:
+        return self.members
+
+    def read_clock(self) -> LeaderClock | None:
+        return None
 
     def close(self) -> None:
         self._record("closed")
@@ -368,6 +411,7 @@ class Bench:
                 children=self.children,  # type: ignore[arg-type]
                 starter=self.starter,
                 placements=(),
+                checks=None,
                 connect=self._connect,
             ),
         )
@@ -393,6 +437,7 @@ class Bench:
             nproc,
             number=number,
             attempt=attempt,
+            repeats=attempt,
             restarts_left=3,
             master_addr="127.0.0.1",
             master_port=29500,

@@ -34,6 +34,7 @@ class FakeLink:
         self.owner: Any = None
         self.local_host, self.peer_host, self.silent_host = "10.0.0.1", peer_host, ""
         self.is_proved = True
+        self.is_busy = False
         self.sent: list[Message] = []
         self.closed = False
 

@@ -133,6 +133,7 @@ class SimLink:
         self.owner: Any = None
         self.local_host = process.machine.host
         self.is_proved = True
+        self.is_busy = False
         self.peer_host = peer_host
         self.silent_host = ""
         self.other: SimLink | None = None
@@ -398,7 +399,10 @@ class Process:
         if isinstance(event, RoundFormed):
             self.start_workers(event.round)
         elif isinstance(event, RoundBroken):
-            if self.round is not None and event.round_number == self.round.number:
+            if event.leaves and event.kind is BreakKind.FAILURE:
+                self.member.send(Leaving(reason="it is at fault"))
+                world.schedule(world.random.choice(world.stops_s), self, self.leave)
+            elif self.round is not None and event.round_number == self.round.number:
                 if not self.breaking and world.draw_stuck():
                     self.stuck_until_s = world.now_s + world.stuck_s
                     if world.random.random() < 0.5:
@@ -436,6 +440,13 @@ class Process:
             self.world.schedule(self.stuck_until_s - self.world.now_s, self, lambda: self.finish_stop(number))
         else:
             self.member.send(Stopped(round_number=number))
+
+    def leave(self) -> None:
+        """End as a node that is at fault: another may be started in its place."""
+        self.world.left += 1
+        self.kill_workers()
+        self.exit()
+        self.world.on_given_up(self)
 
     def give_up(self) -> None:
         """Leave the job without the workers that do not end."""
@@ -488,6 +499,7 @@ class Process:
             pid=1,
             time_s=0.0,
             exit_code=1,
+            cause=self.world.cause,
         )
 
     def finish_work(self, instance: Instance) -> None:
@@ -571,7 +583,9 @@ class World:
     nproc = 1
     """Workers on each node."""
 
-    def __init__(self, seed: int, *, nodes: int, min_nodes: int, max_restarts: int, work_s: float = 6.0) -> None:
+    def __init__(
+        self, seed: int, *, nodes: int, min_nodes: int, max_restarts: int, work_s: float = 6.0, spares: int = 0
+    ) -> None:
         self.random = random.Random(seed)
         self.now_s = 0.0
         self.sent = 0
@@ -580,6 +594,10 @@ class World:
         """How long workers take to end when they are asked to."""
         self.lateness_s = 0.0
         """How late timers run at most: messages overtake them."""
+        self.cause = ""
+        """The class of workers' failures: of a device, a node leaves if there is a spare."""
+        self.left = 0
+        """How many nodes have left because of that."""
         self.stuck_s = 0.0
         """How long workers may stay that cannot be killed; 0: all can be."""
         self.stuck_left = 3
@@ -603,7 +621,7 @@ class World:
         """Rounds whose workers will not end their work."""
         self.trained: list[Trained] = []
         self.processes: list[Process] = []
-        self.machines = [Machine(self, f"n{i}", self.random.uniform(0, 1000)) for i in range(nodes)]
+        self.machines = [Machine(self, f"n{i}", self.random.uniform(0, 1000)) for i in range(nodes + spares)]
         self.hosts = {machine.host: machine for machine in self.machines}
 
     def schedule(self, delay_s: float, process: Process | None, callback: Callable[[], None]) -> None:

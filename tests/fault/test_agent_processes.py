@@ -14,8 +14,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from harness import Tree, run_tree
+from fault_scenes import TreeScene, cause
+from harness import Tree, find_free_port, run_tree
 from launchers import START_FLAGS, STARTS
+
+from muster.cli.rehearse.faults.nodes import agent_killed
 
 PROGRAM = str(Path(__file__).parent.parent / "programs" / "agent" / "ready.py")
 AGENT = [sys.executable, "-m", "muster.agent", "--shutdown-timeout", "1", *START_FLAGS]
@@ -30,11 +33,6 @@ def agent(request: pytest.FixtureRequest, tmp_path: Path) -> list[str]:
     return [*AGENT, *flags, "--log-dir", str(tmp_path / "logs")]
 
 
-def find_agent(tree: Tree) -> int:
-    """The process below the guard."""
-    return tree.children()[0]
-
-
 @pytest.mark.parametrize("signum", SIGNALS, ids=lambda s: signal.Signals(s).name)
 class TestSignals:
     def test_while_running(self, agent: list[str], signum: int) -> None:
@@ -45,7 +43,7 @@ class TestSignals:
         assert (outcome.exit_code, outcome.leftovers) == (128 + signum, ()), outcome.explain()
 
     def test_before_rendezvous_is_complete(self, signum: int) -> None:
-        port = free_port()
+        port = find_free_port()
         flags = ["--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "x"]
         with Tree([*AGENT, *flags, PROGRAM]) as tree:
             wait_until_listening(tree, port)
@@ -110,7 +108,10 @@ def test_sigkill(agent: list[str], victim: str, words: str) -> None:
     # 400 grandchildren take a busy machine a moment; the harness continues as soon as nothing is left
     with Tree([*agent, PROGRAM, *words.split()], settle_s=10) as tree:
         tree.wait_for_line("ready rank", count=2)
-        tree.send(signal.SIGKILL, tree.pid if victim == "guard" else find_agent(tree))
+        if victim == "guard":
+            tree.send(signal.SIGKILL)
+        else:
+            cause(agent_killed.FAULT, TreeScene(tree))
         outcome = tree.wait()
     expected = -9 if victim == "guard" else 137
     assert (outcome.exit_code, outcome.leftovers) == (expected, ()), outcome.explain()
@@ -249,12 +250,6 @@ def wait_until(holds: Callable[[], bool], timeout_s: float = 20) -> None:
     while not holds():
         assert time.monotonic() < deadline_s, "the condition did not hold in time"
         os.sched_yield()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def wait_until_listening(tree: Tree, port: int) -> None:

@@ -3,13 +3,15 @@
 import contextlib
 import json
 import signal
-import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from harness import Outcome, Tree
+from fault_scenes import TreeScene, cause
+from harness import Outcome, Tree, find_free_port
+
+from muster.cli.rehearse.faults.nodes import preempted
 
 PROGRAMS = Path(__file__).parent.parent / "programs"
 PROGRAM, ELASTIC = str(PROGRAMS / "drain_trains.py"), str(PROGRAMS / "drain_elastic.py")
@@ -24,11 +26,6 @@ pytestmark = [
 ]
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
-
-
 @contextlib.contextmanager
 def start_job(
     folder: Path,
@@ -39,7 +36,7 @@ def start_job(
     flags: tuple[str, ...] = (),
 ) -> Iterator[list[Tree]]:
     number = ["--nnodes", nnodes or str(nodes)]
-    place = ["--standalone"] if nodes == 1 else [*number, "--rdzv-endpoint", f"127.0.0.1:{free_port()}"]
+    place = ["--standalone"] if nodes == 1 else [*number, "--rdzv-endpoint", f"127.0.0.1:{find_free_port()}"]
     agent = [sys.executable, "-m", "muster.agent", *place, "--nproc-per-node", str(NPROC), "--shutdown-timeout", "20"]
     with contextlib.ExitStack() as stack:
         trees = []
@@ -72,7 +69,7 @@ def test_all_ranks_save_the_same_step_and_the_next_run_continues(tmp_path: Path,
     with start_job(tmp_path, LONG) as trees:
         for tree in trees:
             tree.wait_for_line("trains", count=NPROC, timeout_s=LIMIT_S)
-        trees[victim].send(signal.SIGTERM)
+        cause(preempted.FAULT, TreeScene(*trees, node=victim))
         outcomes = wait_for_all(trees)
     assert [(each.exit_code, each.leftovers) for each in outcomes] == [(143, ())] * NODES, explain(outcomes)
     saved = read_checkpoints(tmp_path)
@@ -96,7 +93,7 @@ def test_the_others_of_an_elastic_job_go_on_at_the_next_step(tmp_path: Path, vic
     with start_job(tmp_path, program=ELASTIC, nnodes="1:3", flags=("--rdzv-backend", "c10d")) as trees:
         for tree in trees:
             tree.wait_for_line("trains", count=NPROC, timeout_s=LIMIT_S)
-        trees[victim].send(signal.SIGTERM)
+        cause(preempted.FAULT, TreeScene(*trees, node=victim))
         outcomes = wait_for_all(trees)
     expected = [143 if index == victim else 0 for index in range(NODES)]
     assert [each.exit_code for each in outcomes] == expected, explain(outcomes)

@@ -1,4 +1,4 @@
-"""The main job with a real process group, again and again (`make soak`: twenty times with both cores busy)."""
+"""The main job with a real process group, again and again (`make soak`: with both cores busy)."""
 
 import os
 import re

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import socket
 import subprocess
 import urllib.error
 import urllib.request
@@ -10,12 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from harness import wait_until
-
-
-def _find_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
+from harness import find_free_port, wait_until
 
 
 @pytest.fixture
@@ -28,7 +22,7 @@ def etcd(tmp_path: Path) -> Iterator[str]:
         if "etcd" in os.environ.get("MUSTER_REQUIRE", "").split(","):
             pytest.fail(message)
         pytest.skip(message)
-    client, peer = (f"127.0.0.1:{_find_port()}" for _ in range(2))
+    client, peer = (f"127.0.0.1:{find_free_port()}" for _ in range(2))
     command = [
         binary,
         "--enable-v2",

@@ -5,6 +5,9 @@
 `gloo` is torch's all-reduce. `plain` does the same through rank 0 with the standard library alone, for tests that are
 about membership: no import of torch. Every worker holds a lock for as long as its process lives, whatever it is doing,
 and looks at the others' when it starts: two groups at one time are written to the file `overlaps`.
+
+If there is a file `fault-RANK-ATTEMPT`, that rank exits with 77 in that attempt after a few sums; if it is not empty,
+it calls `muster.worker.leave_node` with the text.
 """
 
 import fcntl
@@ -98,19 +101,33 @@ def receive(peer: socket.socket) -> tuple[int, int]:
     while len(data) < PAIR.size:
         chunk = peer.recv(PAIR.size - len(data))
         if not chunk:
-            raise ConnectionError("a peer is gone")
+            raise ConnectionError("Connection closed by peer")
         data += chunk
     return PAIR.unpack(data)
+
+
+def fail(text: str) -> None:
+    """See above."""
+    if not text:
+        sys.exit(77)
+    from muster import worker
+
+    worker.leave_node(text)
 
 
 def main() -> None:
     folder = Path(sys.argv[2])
     claim(folder)
     group = Gloo() if sys.argv[1] == "gloo" else Plain()
-    stops = 0
+    attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
+    stops = count = 0
     while not stops:
+        count += 1
+        fault = folder / f"fault-{RANK}-{attempt}"
+        if count > 3 and fault.exists():
+            fail(fault.read_text())
         total, stops = group.add(1, int((folder / "stop").exists()))
-        print(f"sum {total} of {SIZE} rank {RANK} attempt {os.environ['TORCHELASTIC_RESTART_COUNT']}", flush=True)
+        print(f"sum {total} of {SIZE} rank {RANK} attempt {attempt}", flush=True)
         time.sleep(PAUSE_S)
     group.close()
 

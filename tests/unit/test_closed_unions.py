@@ -24,6 +24,8 @@ FILES = (
     "rendezvous/consensus/formation",
     "rendezvous/consensus/waits",
     "rendezvous/leader/leader",
+    "rendezvous/member/member",
+    "rendezvous/member/seeking",
     "rendezvous/static",
     "rendezvous/consensus/drain",
 )
@@ -34,6 +36,8 @@ TAKEN_OUT = {
     "node/supervisor": "ReportStopped",
     "rendezvous/consensus/decisions": "ProcessEnded",
     "rendezvous/leader/leader": "DropMembers",
+    "rendezvous/member/member": "TakeLink",
+    "rendezvous/member/seeking": "QuorumLost",
 }
 """By module, a case that one more copy lacks."""
 

@@ -8,8 +8,9 @@ import pytest
 from muster._shared.codec import MalformedMessageError, decode, encode, salvage, to_data
 from muster._shared.control import parse_answer
 from muster._shared.fields import AS_OBJECT, SPARSE, Count, Limit, Name, Number
+from muster._shared.job_view import JobStatus
 from muster._shared.records import record
-from muster._shared.reports import JobStatus, RankProgress, RankView, Stack
+from muster._shared.reports import RankProgress, RankView, Stack
 from muster.agent.round import Checkpoint
 
 

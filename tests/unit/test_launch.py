@@ -42,7 +42,8 @@ def test_workers_that_run_are_not_ended_because_nothing_can_be_loaded_ahead(erro
     def fail() -> None:
         raise error
 
-    Supervisor._load_evidence(SimpleNamespace(_open_control=fail, _read_evidence=fail))  # type: ignore[arg-type]
+    parts = SimpleNamespace(_open_control=fail, _read_evidence=fail, _begin_telemetry=fail)
+    Supervisor._load_evidence(parts)  # type: ignore[arg-type]
 
 
 def test_evidence_is_loaded_although_nothing_can_be_asked() -> None:
@@ -50,6 +51,7 @@ def test_evidence_is_loaded_although_nothing_can_be_asked() -> None:
         raise OSError(errno.EMFILE, "Too many open files")
 
     loaded: list[bool] = []
-    parts = SimpleNamespace(_open_control=fail, _read_evidence=lambda: loaded.append(True))
+    evidence = SimpleNamespace(skip_kernel_log=lambda: loaded.append(True))
+    parts = SimpleNamespace(_open_control=fail, _read_evidence=lambda: evidence, _begin_telemetry=fail)
     Supervisor._load_evidence(parts)  # type: ignore[arg-type]
     assert loaded == [True]

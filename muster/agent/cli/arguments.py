@@ -12,7 +12,17 @@ from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 from muster import __version__
-from muster._shared.contract import DEFAULT_DRAIN_LIMIT_S, Env
+from muster._shared.contract import (
+    COLLAPSED_FROM_RANKS,
+    DEFAULT_DRAIN_LIMIT_S,
+    DEFAULT_RUN_ID,
+    DEFAULT_SNAPSHOT_SHARE,
+    LISTEN_ADDRESS,
+    SNAPSHOT_MEMORY,
+    Env,
+    parse_listen_address,
+    parse_snapshot_memory,
+)
 from muster._shared.guard import STOP_LIMIT_VARIABLE, parse_stop_limit_s
 from muster._shared.processes import count_usable_cores
 from muster.agent.cli.command_line import FlagValues, describe_seconds, format_help, parse_command_line, parse_seconds
@@ -25,12 +35,16 @@ from muster.agent.workers.spec import Program, ProgramKind
 
 _START_METHODS = ("spawn", "fork", "forkserver")
 _STARTS = ("auto", "cold", "warm")
+_COLLAPSES = ("auto", "on", "off")
+_PREFLIGHTS = ("quick", "full", "off")
 _NUMA_BINDINGS = ("node", "socket", "exclusive", "core-complex")
 _LOCAL_ADAPTERS = ("local_cwd", "detached")
 _PREEMPTION_SIGNALS = ("SIGUSR1", "SIGHUP", "SIGQUIT", "SIGTERM")
 """Those that the guard passes on; SIGINT is Ctrl-C, and SIGUSR2 prints stacks."""
+DEFAULT_RESTART_BACKOFF_S = 1.0
 _LEAST_COLUMNS = 40
 _HELP_COLUMNS = 110
+_LOOPBACK = "127.0.0.1"
 
 _TERMINATION_LOG = "/dev/termination-log"
 """Where Kubernetes mounts the file for a container's termination message."""
@@ -82,6 +96,7 @@ def _build_config(values: FlagValues, environ: Mapping[str, str], program: Progr
         choose_visible_device(environ, nproc - 1)
     start, start_method = _choose_start(values, program)
     role = values.text("role") or "default"
+    snapshot_share, snapshot_limit_bytes = _parse_snapshot_memory(values)
     return AgentConfig(
         program=program,
         nproc=nproc,
@@ -89,7 +104,7 @@ def _build_config(values: FlagValues, environ: Mapping[str, str], program: Progr
         logs=_build_log_config(values, environ, nproc=nproc),
         role=role,
         max_restarts=rendezvous.max_restarts,
-        restart_backoff_s=values.seconds("restart-backoff", zero=True) or 0.0,
+        restart_backoff_s=_choose_restart_backoff_s(values),
         start=start,
         preload=values.text("preload") or "auto",
         start_method=start_method,
@@ -99,6 +114,13 @@ def _build_config(values: FlagValues, environ: Mapping[str, str], program: Progr
         asks_at_interrupt=_asks_at_interrupt(values),
         preempt_signal=_parse_preempt_signal(values),
         drain_limit_s=_read_drain_limit_s(environ),
+        snapshot_share=snapshot_share,
+        snapshot_limit_bytes=snapshot_limit_bytes,
+        preflight=_choose_preflight(values, program),
+        devices=_parse_devices(values),
+        notify=_parse_notify(values, environ),
+        metrics_address=_parse_metrics_address(values, environ),
+        tracker_run=_parse_tracker_run(values, rendezvous),
         virtual_local_rank=virtual_local_rank,
         numa_binding=values.choice("numa-binding", _NUMA_BINDINGS),
         omp_num_threads=_choose_omp_num_threads(environ, nproc),
@@ -116,6 +138,14 @@ def _build_config(values: FlagValues, environ: Mapping[str, str], program: Progr
         control_fd=None if control_fd is None else int(control_fd),
         report_file=environ.get(Env.REPORT_FILE),
     )
+
+
+def _parse_snapshot_memory(values: FlagValues) -> tuple[int, int | None]:
+    text = values.text("snapshot-memory")
+    found = (DEFAULT_SNAPSHOT_SHARE, None) if text is None else parse_snapshot_memory(text)
+    if found is None:
+        raise UsageError(f"--snapshot-memory {text!r}: must be {SNAPSHOT_MEMORY}")
+    return found
 
 
 def _choose_program(values: FlagValues, script: str, args: tuple[str, ...], environ: Mapping[str, str]) -> Program:
@@ -151,6 +181,7 @@ def _build_log_config(values: FlagValues, environ: Mapping[str, str], *, nproc: 
         raise UsageError(f"{values.origin('log-dir')} {base_dir!r}: must be a folder or {os.devnull}, not a file")
     return LogConfig(
         base_dir=base_dir,
+        links_latest=values.is_given("log-dir") and not environ.get(Env.CONTROL_FD),
         redirects=parse_std_choice(values.text("redirects") or "0", origin=values.origin("redirects")),
         tee=parse_std_choice(values.text("tee") or "0", origin=values.origin("tee")),
         local_ranks_filter=parse_ranks(
@@ -162,6 +193,8 @@ def _build_log_config(values: FlagValues, environ: Mapping[str, str], *, nproc: 
         prefix_template=environ.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE") or None,
         shows_prefixed=_shows_prefixed(values, environ, nproc=nproc),
         marks_bars=environ.get(Env.LIVE_BARS) == "1",
+        merges_lines=_merges_lines(values, nproc=nproc),
+        shows_status=_shows_status(values, environ, nproc=nproc),
         # Source: https://no-color.org
         has_colour=not environ.get("NO_COLOR") and environ.get("TERM", "dumb") != "dumb",
     )
@@ -172,6 +205,17 @@ def _shows_prefixed(values: FlagValues, environ: Mapping[str, str], *, nproc: in
     if environ.get(Env.CONTROL_FD) and environ.get(Env.LIVE_BARS) == "1":
         return all((values.text(name) or "0") == "0" for name in ("redirects", "tee"))
     return nproc > 1 and _is_terminal() and not any(map(values.is_given, ("redirects", "tee")))
+
+
+def _merges_lines(values: FlagValues, *, nproc: int) -> bool:
+    choice = values.choice("collapse-lines", _COLLAPSES) or "auto"
+    return choice == "on" or (choice == "auto" and nproc >= COLLAPSED_FROM_RANKS and _is_terminal())
+
+
+def _shows_status(values: FlagValues, environ: Mapping[str, str], *, nproc: int) -> bool:
+    captured = any(values.text(name) == "3" for name in ("redirects", "tee"))
+    is_read = captured or _shows_prefixed(values, environ, nproc=nproc)
+    return is_read and _is_terminal() and environ.get("TERM", "dumb") != "dumb"
 
 
 def _is_terminal() -> bool:
@@ -204,6 +248,11 @@ def _choose_shutdown_timeout_s(values: FlagValues, environ: Mapping[str, str]) -
     if variable_s is None:
         raise UsageError(f"TORCH_ELASTIC_SHUTDOWN_TIMEOUT {text!r}: must be {describe_seconds(zero=True)}")
     return variable_s
+
+
+def _choose_restart_backoff_s(values: FlagValues) -> float:
+    given_s = values.seconds("restart-backoff", zero=True)
+    return DEFAULT_RESTART_BACKOFF_S if given_s is None else given_s
 
 
 def _read_kill_limit_s(environ: Mapping[str, str]) -> float:
@@ -244,6 +293,60 @@ def _parse_preempt_signal(values: FlagValues) -> str | None:
     if name not in _PREEMPTION_SIGNALS:
         raise values.build_error("preempt-signal", f"one of {', '.join(_PREEMPTION_SIGNALS)}, not {text}")
     return name
+
+
+def _choose_preflight(values: FlagValues, program: Program) -> str:
+    mode = values.choice("preflight", _PREFLIGHTS) or "quick"
+    if mode == "full" and program.kind is ProgramKind.COMMAND:
+        raise UsageError(
+            f"--preflight full measures in Python workers; {program.target!r} is no Python program (use quick)"
+        )
+    return mode
+
+
+def _parse_devices(values: FlagValues) -> int | None:
+    text = values.text("devices")
+    if text is None:
+        return None
+    if not text.isdecimal():
+        raise values.build_error("devices", "a number of GPUs")
+    return int(text)
+
+
+def _parse_notify(values: FlagValues, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Refuse a command that does not exist now: when it is needed, it is too late."""
+    text = values.text("notify")
+    if text is None:
+        return ()
+    import shlex
+    from shutil import which
+
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise values.build_error("notify", f"words as in a shell, but there is {str(error).lower()}") from error
+    if not words:
+        raise values.build_error("notify", "a command")
+    if which(words[0], path=environ.get("PATH")) is None:
+        raise UsageError(f"--notify {text!r}: there is no program {words[0]!r} on this node")
+    return tuple(words)
+
+
+def _parse_metrics_address(values: FlagValues, environ: Mapping[str, str]) -> tuple[str, int] | None:
+    text = values.text("metrics-port")
+    if text is None:
+        return None
+    found = parse_listen_address(text)
+    if found is None:
+        raise values.build_error("metrics-port", LISTEN_ADDRESS)
+    return found[0] or environ.get(Env.METRICS_HOST) or _LOOPBACK, found[1]
+
+
+def _parse_tracker_run(values: FlagValues, rendezvous: RendezvousConfig) -> bool:
+    is_on = values.switch("tracker-run")
+    if is_on and rendezvous.run_id == DEFAULT_RUN_ID:
+        raise UsageError("--tracker-run needs a job with an id of its own: give --rdzv-id ID")
+    return is_on
 
 
 def _read_drain_limit_s(environ: Mapping[str, str]) -> float:

@@ -70,7 +70,9 @@ def _parse_long(word: str, words: list[str], given: dict[str, str]) -> None:
     spelling, equals, value = word.partition("=")
     flag = find_flag(spelling)
     if not flag.is_switch:
-        given[flag.dest] = value if equals else _pop_value(flag, words)
+        value = value if equals else _pop_value(flag, words)
+        is_added = flag.repeats and flag.dest in given
+        given[flag.dest] = f"{given[flag.dest]}; {value}" if is_added else value
     elif equals:
         raise UsageError(f"--{flag.name} takes no value, got {value!r}")
     else:

@@ -25,6 +25,8 @@ class Flag:
     """torchrun does not have it."""
     has_variable: bool = True
     """PET_<NAME> is its default."""
+    repeats: bool = False
+    """Given again, it adds to what it was given before, after a semicolon; of all others the last one counts."""
 
     @property
     def dest(self) -> str:
@@ -134,6 +136,27 @@ RENDEZVOUS: Final = (
     Flag(name="master-port", metavar="PORT", default="29500", text="static only: MASTER_PORT."),
 )
 
+PREFLIGHT: Final = (
+    Flag(
+        name="preflight",
+        metavar="WHAT",
+        default="quick",
+        ours=True,
+        has_variable=False,
+        text="What is looked at before the workers start. quick: this machine (GPUs, their free memory, folders, "
+        "shared memory, limits) while torch is being imported, the executables of /etc/muster/preflight.d, and what "
+        "must be alike on all nodes; workers wait at most 0.3 s for it. full: also an all-reduce within each node and "
+        "over all, in the workers before the program starts. off: nothing. An error ends the job, all else is a line.",
+    ),
+    Flag(
+        name="devices",
+        metavar="N",
+        ours=True,
+        has_variable=False,
+        text="How many GPUs this node must have, for --preflight; components give what the job was submitted with.",
+    ),
+)
+
 RESTARTS: Final = (
     Flag(
         name="max-restarts",
@@ -143,12 +166,30 @@ RESTARTS: Final = (
         "as in torchrun. Lost and new nodes use none of it.",
     ),
     Flag(
-        name="restart-backoff",
-        metavar="S",
-        default="0",
+        name="on",
+        metavar="RULES",
         ours=True,
         has_variable=False,
-        text="Base of the exponential back-off, with jitter, before the second and later restarts.",
+        repeats=True,
+        text="What follows from a failure, by rules CONDITION,...: VERDICT that are separated by `;`; the first that "
+        "matches decides, and --on given again adds rules. Conditions: exit N, signal NAME, the name of an exception, "
+        "usage, data, oom (host-oom, device-oom), device, network, preemption, time-limit, hang, crash, unknown, any, "
+        "repeat. Verdicts: restart, elsewhere (the node leaves, exit code 69), stop; after the first two a number: so "
+        "often without progress, or free: both use none of --max-restarts. As in: exit 77: elsewhere; ImportError: "
+        "stop; exit 33,34: restart free. Without a rule that matches: muster.worker.give_up: stop; "
+        "muster.worker.leave_node: elsewhere; a usage error right after the start, twice in a row: stop; hang: "
+        "--hang-action; device: elsewhere if a spare node waits; an error of --preflight: elsewhere if a spare node "
+        "waits, else stop; repeat, but of host-oom, device, network, preemption and time-limit: stop if a scheduler "
+        "has started the job; all else: restart.",
+    ),
+    Flag(
+        name="restart-backoff",
+        metavar="S",
+        default="1",
+        ours=True,
+        has_variable=False,
+        text="Base of the exponential back-off, with jitter, before the second and later restarts because of the same "
+        "cause without progress, at most 64 times as long; 0: none.",
     ),
     Flag(
         name="shutdown-timeout",
@@ -198,6 +239,33 @@ RESTARTS: Final = (
         has_variable=False,
         text="What follows when the job hangs. report: print which rank keeps the others waiting, and all stacks; the "
         "job goes on. restart: stop the workers and start the next attempt while restarts are left. stop: end the job.",
+    ),
+    Flag(
+        name="snapshot-memory",
+        metavar="SIZE",
+        default="40%",
+        ours=True,
+        has_variable=False,
+        text="The most memory that snapshots of muster.snapshots may take on this node: a share of what is free, by "
+        "the machine and all cgroups, such as 40%, or bytes, such as 64G; 0: none are kept.",
+    ),
+    Flag(
+        name="snapshot-copies",
+        metavar="N",
+        default="1",
+        ours=True,
+        has_variable=False,
+        text="How many other nodes keep a copy of a node's snapshots, so that they outlive it: 0 or 1.",
+    ),
+    Flag(
+        name="rank-order",
+        metavar="HOW",
+        default="node",
+        ours=True,
+        has_variable=False,
+        text="node: ranks follow the node index. segment: nodes of one NVLink domain (ClusterUUID, the node label "
+        "nvidia.com/gpu.clique, SLURM_JOB_SEGMENT_SIZE, or MUSTER_SEGMENT) get adjacent ranks, and a spare of the same "
+        "domain takes over first; node 0 keeps rank 0.",
     ),
     Flag(
         name="monitor-interval",
@@ -257,7 +325,7 @@ OUTPUT: Final = (
         name="log-dir",
         metavar="DIR",
         default="a temporary folder",
-        text="Base folder of logs; /dev/null for no files.",
+        text="Base folder of logs, in which the link `latest` names the newest attempt; /dev/null for no files.",
     ),
     Flag(
         name="redirects",
@@ -274,6 +342,16 @@ OUTPUT: Final = (
         metavar="R,...",
         default="all",
         text="Local ranks whose output reaches the console; files get everything.",
+    ),
+    Flag(
+        name="collapse-lines",
+        metavar="WHEN",
+        default="auto",
+        ours=True,
+        has_variable=False,
+        text="Print once, with the ranks that wrote it, what several workers write within half a second: lines that "
+        "are equal but for digits, hexadecimal numbers and paths, and equal tracebacks. on, off, or auto: on a "
+        "terminal, from 8 workers on. Files get everything.",
     ),
     Flag(
         name="duplicate-stdout-filters",
@@ -294,11 +372,39 @@ OUTPUT: Final = (
         text="console prints the agent's event records to stderr, one JSON object per line; null does not. "
         "events.jsonl in the log folder has them either way.",
     ),
+    Flag(
+        name="notify",
+        metavar="CMD",
+        ours=True,
+        has_variable=False,
+        text="A command that one node runs when the job has failed, hangs, is preempted, has ended or was stopped, "
+        "once for each: words as a shell splits them, but no shell. It reads the report, and MUSTER_NOTIFY_EVENT, "
+        "_REASON, _RUN_ID, _APP, _STEP, _ATTEMPT, _EXIT_CODE, _LOG_DIR and _HOST as far as they are known. It is "
+        "killed after 30 s, or 3 s after a signal has ended the job; how it ends changes nothing.",
+    ),
+    Flag(
+        name="metrics-port",
+        metavar="[ADDR:]PORT",
+        ours=True,
+        has_variable=False,
+        text="Serve /metrics (Prometheus' text and OpenMetrics), /healthz, /readyz and /status over HTTP, at 127.0.0.1 "
+        "unless an IP address is given; 0 takes a free port. status.json names it. If the port is taken, one line says "
+        "so, and the job runs.",
+    ),
+    Flag(
+        name="tracker-run",
+        ours=True,
+        has_variable=False,
+        text="All attempts of the job are one run in Weights & Biases and in Comet, and have the job's id as a tag in "
+        "MLflow: global rank 0 gets WANDB_RUN_ID and WANDB_RESUME, COMET_EXPERIMENT_KEY, MLFLOW_RUN_CONTEXT, unless "
+        "the tracker's variables are set. Several runs of one script become one. It needs --rdzv-id.",
+    ),
 )
 
 GROUPS: Final = (
     ("Nodes and workers", NODES),
     ("How nodes find each other", RENDEZVOUS),
+    ("Checks before the start", PREFLIGHT),
     ("Restarts and the end", RESTARTS),
     ("The program and how it is started", PROGRAM),
     ("Output", OUTPUT),

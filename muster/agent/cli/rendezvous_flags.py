@@ -20,6 +20,7 @@ _TRUE: Final = ("1", "true", "t", "yes", "y")
 _FALSE: Final = ("0", "false", "f", "no", "n")
 
 _HANG_ACTIONS = ("report", "restart", "stop")
+_RANK_ORDERS = ("node", "segment")
 
 
 def build_rendezvous_config(
@@ -70,7 +71,12 @@ def build_rendezvous_config(
         token=read_token(environ),
         max_restarts=values.integer("max-restarts", minimum=0) or 0,
         hang_action=_choose_hang_action(values),
+        snapshot_copies=_choose_snapshot_copies(values),
         max_restarts_flag="--max_retries" if environ.get(Env.ADAPTER) else "--max-restarts",
+        policy=_parse_policy(values),
+        segment=_find_segment(values, environ, backend=backend),
+        machine=_read_machine(),
+        machine_name=environ.get(Env.MACHINE_NAME, ""),
         join_timeout_s=read.seconds("join_timeout", read.seconds("timeout", default_join_s)),
         last_call_timeout_s=_choose_last_call_s(values, environ, read),
         keep_alive_interval_s=read.seconds("keep_alive_interval", 1.0),
@@ -84,6 +90,29 @@ def build_rendezvous_config(
         master_addr=host if backend == "static" else "127.0.0.1",
         master_port=port if backend == "static" else _STATIC_PORT,
     )
+
+
+def _parse_policy(values: FlagValues) -> str:
+    """Refuse rules that cannot be read: when they are needed, it is too late."""
+    text = values.text("on")
+    if not text:
+        return ""
+    from muster._shared.verdicts.policy import PolicyError, parse_policy  # most jobs have none
+
+    try:
+        parse_policy(text)
+    except PolicyError as error:
+        raise UsageError(f"--on {error}") from error
+    return text
+
+
+def _read_machine() -> str:
+    """The boot id, which containers on one machine have in common; "" where there is none."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return file.read(64).strip()
+    except (OSError, ValueError):
+        return ""
 
 
 def _read_conf(values: FlagValues, *, is_torchs: bool) -> "tuple[dict[str, str], _ConfReader]":
@@ -334,6 +363,21 @@ def parse_hang_timeout_s(values: FlagValues) -> float | None:
     if number is None:
         raise values.build_error("hang-timeout", f"auto, or {describe_seconds(zero=True)}")
     return number or None
+
+
+def _choose_snapshot_copies(values: FlagValues) -> int:
+    copies = values.integer("snapshot-copies", minimum=0, maximum=1)
+    return 1 if copies is None else copies
+
+
+def _find_segment(values: FlagValues, environ: Mapping[str, str], *, backend: str) -> str | None:
+    if values.choice("rank-order", _RANK_ORDERS) != "segment":
+        return None
+    if backend != "muster":
+        raise UsageError(f"--rank-order segment needs the rendezvous backend muster, not {backend}")
+    from muster.agent.placement.segments import find_segment  # only this order needs it
+
+    return find_segment(environ)
 
 
 def _choose_hang_action(values: FlagValues) -> str:

@@ -1,6 +1,7 @@
 """Why a worker or the job failed.
 
-`failures` builds what is reported of one failed worker, `oom` interprets the kernel's counters for memory, `tracebacks`
+`failures` builds what is reported of one failed worker, `classes` finds the class of its cause, with `kernel_log` what
+the kernel says of devices and of memory. `oom` interprets the kernel's counters for memory, `tracebacks`
 reads what Python wrote of an exception. `stacks` collects the Python stacks of live workers; `hang` detects that no
 worker of this node is active (`rendezvous.consensus.failures` decides whether the job hangs), and `hang_cause` finds
 the ranks that keep the others waiting, with the flight recorders that the package `hangs` reads. `root_cause` orders

@@ -51,6 +51,10 @@ class Activity:
     collectives: tuple[int, ...] | None = None
     """Changes whenever the worker enters or completes a collective; None: it has entered none, as far as is known."""
 
+    launches: tuple[int, ...] | None = None
+    """Changes whenever the ranks of an NCCL communicator, which have launched different numbers of operations, launch
+    one; None: there is none, as far as is known."""
+
     timeout_s: float = 0.0
     """torch ends it soon: the timeout of a collective that it waits in; 0: none ends soon, as far as is known."""
     is_waiting: bool = False
@@ -59,7 +63,7 @@ class Activity:
     @property
     def is_judged_by_output(self) -> bool:
         """Whether it has shown neither collectives nor steps, so that output and CPU time count."""
-        return self.progress_ns is None and self.collectives is None
+        return self.progress_ns is None and self.collectives is None and self.launches is None
 
 
 class StandStill:
@@ -127,7 +131,7 @@ class HangWatch:
         *,
         limit_s: float,
         limits: "LearnedLimits | None" = None,
-        read: Callable[[float, Callable[[Mapping[int, Activity]], None]], None],
+        read: Callable[[float, float, Callable[[Mapping[int, Activity]], None]], None],
         on_idle: Callable[[str | None, bool], None],
         on_still: Callable[[float], None],
     ) -> None:
@@ -139,7 +143,8 @@ class HangWatch:
             limits: learn the limit, see there.
             read: reads the activity of the live workers, and calls back on the loop with it by local rank; empty
                 when none run. While it has not called back there is no verdict, and the time does not count. Its
-                first argument is for how many seconds the worker that is idle for longest has been so.
+                first argument is for how many seconds the worker that is idle for longest has been so, its second for
+                how many none has shown anything but CPU time.
             on_idle: called with what the workers have not done, and for how long (see `describe_idleness`), at the
                 limit and after each further `limit_s`; with None when a worker is active again. The second argument
                 says that torch is about to end a worker, whatever the others do.
@@ -159,6 +164,10 @@ class HangWatch:
         """When a worker was last seen to use CPU time or write anything."""
         self._longest_quiet_s = 0.0
         """Of the pause that goes on."""
+        self._shown: Mapping[int, Activity] = {}
+        """At the last look."""
+        self._shown_s = loop.clock.now_s()
+        """When a worker last showed more than CPU time."""
         self._read = read
         self._on_idle = on_idle
         self._on_still = on_still
@@ -178,8 +187,8 @@ class HangWatch:
 
     @property
     def still_s(self) -> float:
-        """For how long all workers have stood still, as the last look saw it."""
-        return self._still.for_s
+        """For how long all workers have stood still, as the last look saw it; or for how long they have hung."""
+        return max(self._still.for_s, self._loop.clock.now_s() - self._active_s if self._idle else 0.0)
 
     def close(self) -> None:
         """Stop watching."""
@@ -192,7 +201,7 @@ class HangWatch:
     def _check(self) -> None:
         asked_s = self._loop.clock.now_s()
         longest_s = max((asked_s - each.at_s for each in self._baselines.values()), default=0.0)
-        self._read(longest_s, lambda activities: self._judge(activities, asked_s))
+        self._read(longest_s, asked_s - self._shown_s, lambda activities: self._judge(activities, asked_s))
 
     def _judge(self, activities: Mapping[int, Activity], now_s: float) -> None:
         if self._is_closed:
@@ -203,6 +212,9 @@ class HangWatch:
             self._active_s += late_s
             self._busy_s += late_s
             self._still.forget()
+        before, self._shown = self._shown, activities
+        if not activities or any(_shows(before.get(rank), activity) for rank, activity in activities.items()):
+            self._shown_s = now_s
         self._baselines = {rank: each for rank, each in self._baselines.items() if rank in activities}
         active = {rank for rank, activity in activities.items() if self._is_active(rank, activity, now_s)}
         if self._limits is not None:
@@ -271,6 +283,8 @@ class HangWatch:
         if baseline is not None:
             allowed_s = find_background_s(now_s - baseline.at_s)
             if not _has_moved(baseline.activity, activity, allowed_s):
+                if baseline.activity.launches is None is not activity.launches:  # the first report is no movement
+                    baseline.activity = activity
                 return False
         self._baselines[local_rank] = _Baseline(now_s, activity)
         return True
@@ -284,9 +298,18 @@ def _has_moved(before: Activity, now: Activity, allowed_s: float) -> bool:
     """
     if before.progress_ns != now.progress_ns or before.collectives != now.collectives:
         return True
+    if before.launches != now.launches and before.launches is not None is not now.launches:
+        return True
     return now.is_judged_by_output and (
         _has_written(before, now) or count_cpu_s(before.processes, now.processes) > allowed_s
     )
+
+
+def _shows(before: Activity | None, now: Activity) -> bool:
+    """Whether the worker has done a step, entered or completed a collective, or written something."""
+    if before is None or _has_written(before, now):
+        return True
+    return (before.progress_ns, before.collectives) != (now.progress_ns, now.collectives)
 
 
 def _stands_still(before: Activity, now: Activity, took_s: float) -> bool:
@@ -313,7 +336,7 @@ def describe_idleness(idle_s: float, activities: Mapping[int, Activity], learned
         learned: follows the name of the option: " auto: ...".
     """
     if activities and not any(each.is_judged_by_output for each in activities.values()):
-        has_collectives = any(each.collectives is not None for each in activities.values())
+        has_collectives = any((each.collectives, each.launches) != (None, None) for each in activities.values())
         missing = "no collective and no step" if has_collectives else "no step"
         return f"hung: {missing} for {idle_s:.0f} s (--hang-timeout{learned})"
     readings = [reading for activity in activities.values() for reading in activity.processes.values()]

@@ -1,9 +1,9 @@
 """Finds the ranks that keep the others waiting, from the flight recorders and stacks of a job that hangs. Pure.
 
-Where the recorders show it (`hangs.collectives`), that counts, and the stack says at which line the rank is. Else the
-stacks alone: most hangs are one rank that does not enter the collective that all others wait in. Its stack shows it:
-the others are inside `torch.distributed`, it is elsewhere. If all are inside, those are named that wait elsewhere
-than most.
+Where the recorders name one (`hangs.collectives`), that counts, else whom NCCL's own monitor names (`hangs.launches`),
+and the stack says at which line the rank is. Else the stacks alone: most hangs are one rank that does not enter the
+collective that all others wait in. Its stack shows it: the others are inside `torch.distributed`, it is elsewhere. If
+all are inside, those are named that wait elsewhere than most.
 What the stacks do not show is not guessed: where all ranks are at one place, or most at different ones, none is named.
 """
 
@@ -12,8 +12,8 @@ from collections import Counter
 from collections.abc import Iterable
 
 from muster._shared.records import record
-from muster._shared.reports import Stack, name_ranks
-from muster.agent.diagnosis.hangs.collectives import find_cause
+from muster._shared.reports import RankView, Stack, name_ranks
+from muster.agent.diagnosis.hangs.collectives import Finding, find_cause
 
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]*)", line (?P<line>\d+)(?: in (?P<function>.*))?$')
 _WAITING = ("/torch/distributed/", "/torch/nn/parallel/", "/torch/autograd/")
@@ -57,12 +57,31 @@ class _Place:
 
 
 def explain_hang(stacks: Iterable[Stack]) -> HangCause | None:
-    """Name the ranks that keep the others waiting; None when neither flight recorders nor stacks show any."""
+    """Name the ranks that keep the others waiting; None when flight recorders, NCCL's monitor and stacks show none."""
     stacks = tuple(stacks)
     places = {stack.global_rank: place for stack in stacks if (place := _find_place(stack.text)) is not None}
-    recorded = _explain_collectives(stacks, places)
+    views = [stack.view for stack in stacks if stack.view is not None]
+    recorded = find_cause(views) if views else None
+    launched = _find_launch_cause(views) if recorded is None or not recorded.ranks else None
+    if launched is not None and launched.ranks:
+        return _add_places(launched, places, shows_function=True)
     if recorded is not None:
-        return recorded
+        return _add_places(recorded, places)
+    seen = _explain_stacks(places)
+    if seen is not None or launched is None:
+        return seen
+    return _add_places(launched, places)
+
+
+def _find_launch_cause(views: list[RankView]) -> Finding | None:
+    if not any(view.launches for view in views):
+        return None
+    from muster.agent.diagnosis.hangs.launches import find_launch_cause  # only with devices
+
+    return find_launch_cause(views)
+
+
+def _explain_stacks(places: "dict[int, _Place]") -> HangCause | None:
     waiting = {rank: place for rank, place in places.items() if place.is_waiting}
     absent = {rank: place for rank, place in places.items() if not place.is_waiting}
     if not waiting:
@@ -74,16 +93,28 @@ def explain_hang(stacks: Iterable[Stack]) -> HangCause | None:
     return _find_minority(waiting)
 
 
-def _explain_collectives(stacks: tuple[Stack, ...], places: "dict[int, _Place]") -> HangCause | None:
-    """What the flight recorders show, with the line at which the ranks that are named were seen last."""
-    views = [stack.view for stack in stacks if stack.view is not None]
-    found = find_cause(views) if views else None
-    if found is None:
+def describe_places(stacks: Iterable[Stack]) -> str | None:
+    """Where most of the ranks are, `ranks 0-1 are at main.py:7`; None when no stack shows it."""
+    places = {stack.global_rank: place.describe() for stack in stacks if (place := _find_place(stack.text)) is not None}
+    if not places:
         return None
-    ranks = found.ranks or found.waiting
-    seen = Counter(places[rank].describe() for rank in found.ranks if rank in places)
+    usual, _ = Counter(places.values()).most_common(1)[0]
+    ranks = [rank for rank, place in places.items() if place == usual]
+    return f"{name_ranks(ranks)} {'is' if len(ranks) == 1 else 'are'} {usual}"
+
+
+def _add_places(found: Finding, places: "dict[int, _Place]", *, shows_function: bool = False) -> HangCause:
+    """With the line at which the ranks that are named were seen last, and there the function in which they wait."""
+    seen = Counter(
+        places[rank].describe()
+        + (f", in {places[rank].function}" if shows_function and places[rank].is_waiting else "")
+        for rank in found.ranks
+        if rank in places
+    )
     last = f"; last seen {seen.most_common(1)[0][0]}" if seen else ""
-    return HangCause(ranks=ranks, clause=f"{found.clause}{last}", waiting=found.waiting, age_s=found.age_s)
+    return HangCause(
+        ranks=found.ranks or found.waiting, clause=f"{found.clause}{last}", waiting=found.waiting, age_s=found.age_s
+    )
 
 
 def _find_minority(waiting: dict[int, _Place]) -> HangCause | None:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from muster._shared.contract import show_controls
 from muster._shared.reports import Failure, OomEvidence, RankProgress, Report, format_size, name_ranks
+from muster._shared.verdicts.causes import UNKNOWN, name_class
 from muster.agent.diagnosis.root_cause import find_kind, find_root
 from muster.agent.diagnosis.stacks import group_stacks
 from muster.agent.diagnosis.tracebacks import find_place, remove_traceback
@@ -47,6 +48,8 @@ def format_report(report: Report, *, has_colour: bool = False, printed_as: str |
         title = "Waited for it" if root.hung else "Ended because of it"
         lines += _format_others(title, rest, columns, with_end=not root.hung)
         lines += _format_hint(root, columns)
+    for line in report.suspected:
+        lines += _wrap("Suspected   : ", line, columns)
     lines += _format_stacks(report, columns)
     lines.append("=" * columns)
     page = show_controls("\n".join(lines))
@@ -64,6 +67,8 @@ def _paint_red(line: str) -> str:
 
 
 def _name_root(root: Failure, same: int) -> str:
+    if root.check:
+        return "Root cause (found by the preflight)"
     if root.hung:
         is_named = not (same or root.reason.startswith("hung: "))  # else it is one of those that wait
         return "Root cause (the rank that the others wait for)" if is_named else "Hung"
@@ -72,14 +77,22 @@ def _name_root(root: Failure, same: int) -> str:
 
 def _format_failure(failure: Failure, printed_as: str | None, columns: int) -> Iterator[str]:
     place = f"{failure.global_rank} (local rank {failure.local_rank} on node {failure.node})"
-    yield from _wrap("  rank      : ", place, columns)
+    yield from _wrap(*(("  node      : ", f"{failure.node}") if failure.check else ("  rank      : ", place)), columns)
     yield f"  host      : {failure.host}"
     yield from _wrap("  time      : ", f"{_format_time(failure.time_s)} on that host's clock", columns)
+    if failure.check:
+        yield from _wrap("  check     : ", failure.check, columns)
+        yield from _wrap("  found     : ", failure.reason, columns)
+        if failure.cause and failure.cause != UNKNOWN:
+            yield from _wrap("  cause     : ", describe_class(failure), columns)
+        return
     end = "hung, then was stopped" if failure.hung else failure.describe_end()
     yield from _wrap("  process   : ", end + (f" (pid {failure.pid})" if failure.pid else ""), columns)
     step = describe_step(failure.step, failure.total_steps, failure.optimizer_steps)
     if step is not None:
         yield from _wrap("  step      : ", ", ".join((step, *format_values(failure.values))), columns)
+    if failure.cause:
+        yield from _wrap("  cause     : ", describe_class(failure), columns)
     if failure.oom is not None:
         yield from _wrap("  memory    : ", describe_oom(failure.oom), columns)
     if failure.traceback and printed_as is not None:
@@ -125,6 +138,13 @@ def _wrap(label: str, text: str, columns: int) -> Iterator[str]:
         ]:
             yield label + line
             label = " " * len(label)
+
+
+def describe_class(failure: Failure) -> str:
+    """Describe the class of its cause, and the line that it was found by if the report does not show that anyway."""
+    name, evidence = name_class(failure.cause), failure.evidence
+    is_shown = not evidence or evidence in (failure.exception or "") or evidence in failure.reason or failure.oom
+    return name if is_shown else f"{name} ({evidence})"
 
 
 def describe_oom(oom: OomEvidence) -> str:

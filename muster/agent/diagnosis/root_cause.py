@@ -1,4 +1,4 @@
-"""Orders failures, names the root cause, recognises repeated start-up errors, builds the job's report. Pure.
+"""Orders failures, names the root cause, builds the job's report. Pure.
 
 The report's `reason` names the root cause for all readers: the console, `torchx status`, Docker and Kubernetes.
 
@@ -79,10 +79,11 @@ def order_failures(seen: Iterable[DatedFailure], stacks: Iterable[Stack] = ()) -
 
 def _get_order(entry: DatedFailure) -> tuple[bool, bool, float, int]:
     failure = entry.failure
-    return failure.stopped_by_us, _is_symptom(failure), entry.when_s, failure.global_rank
+    return failure.stopped_by_us, is_symptom(failure), entry.when_s, failure.global_rank
 
 
-def _is_symptom(failure: Failure) -> bool:
+def is_symptom(failure: Failure) -> bool:
+    """Whether the rank says only that a peer is gone: where another failure comes to be known, that is the cause."""
     return any(text in (failure.exception or "") for text in _SYMPTOMS)
 
 
@@ -93,7 +94,7 @@ def add_early_exits(failure: Failure, ranks: Iterable[int]) -> Failure:
         failure: as collected, or as its node has reported it: that knows of its own ranks only.
         ranks: more that have ended.
     """
-    if failure.stopped_by_us or not _is_symptom(failure):
+    if failure.stopped_by_us or not is_symptom(failure):
         return failure
     return replace(failure, ended_ranks=tuple(sorted({*failure.ended_ranks, *ranks})))
 
@@ -152,13 +153,6 @@ def find_root(report: Report) -> Failure | None:
     )
 
 
-def find_signature(root: Failure | None) -> str | None:
-    """What is equal for two equal start-up failures; None when this one is not a start-up failure."""
-    if root is None or not root.early:
-        return None
-    return root.exception or root.signal or f"exit code {root.exit_code}: {root.reason}".rstrip(": ")
-
-
 # -- in words ---------------------------------------------------------------------------------------------------------
 
 
@@ -168,6 +162,8 @@ def describe_failure(root: Failure | None) -> str:
         return "a worker failed"
     if root.hung and root.reason.startswith("hung: "):  # no rank is known to keep the others waiting
         return f"the job {root.reason}"
+    if root.check:
+        return f"preflight of node {root.node} ({root.host}): {root.reason}"
     how = f"{_describe_end(root)}{_describe_ended(root)}"
     what = f" ({root.exception.splitlines()[0][:200]})" if root.exception else ""
     return f"rank {root.global_rank} on node {root.node} ({root.host}) {how}{what}"
@@ -222,6 +218,7 @@ def build_report(
     max_restarts: int,
     seen: Iterable[DatedFailure],
     stacks: tuple[Stack, ...],
+    suspected: tuple[str, ...] = (),
 ) -> Report:
     """Build the one report of the job.
 
@@ -247,6 +244,7 @@ def build_report(
         max_restarts=max_restarts,
         failures=tuple(failures),
         stacks=tuple(shown),
+        suspected=suspected,
     )
 
 

@@ -8,13 +8,13 @@ import contextlib
 import os
 import stat
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from muster._shared.contract import show_controls
 from muster.agent.config import Std
 from muster.agent.logs.console_writer import ConsoleWriter
-from muster.agent.logs.lines import AgentLine, End, Gap, Hold, LineAssembler, Span, cut_warnings
-from muster.agent.runtime.clock import Clock, SystemClock
+from muster.agent.logs.lines import AgentLine, End, Gap, Hold, LineAssembler, Span
+from muster.agent.runtime.loop import Clock, SystemClock
 
 BACKLOG_BYTES = 4 << 20
 """How much may be queued in memory for one device; eight times that for streams without a log file."""
@@ -25,12 +25,6 @@ BAR_INTERVAL_S = 5.0
 MARKED_BAR_INTERVAL_S = 1.0
 """A reader that draws the bars itself gets them this often, see `Env.LIVE_BARS`."""
 
-LAUNCH_S = 120.0
-"""So long after a worker was started its warnings are compared with those of the others."""
-
-_WARNING_LIMIT = 256
-"""Different warnings of one launch; who writes more has another purpose than to warn."""
-
 AGENT_PREFIX = "[muster] "
 
 _LOOK_S = 0.005
@@ -39,20 +33,33 @@ _LOOK_S = 0.005
 class Feed:
     """Sends one worker's stream to the console. Only one thread may call it."""
 
-    __slots__ = ("_cut_off", "_device", "_fd", "_last", "assembler", "order", "printed_bar")
+    __slots__ = (
+        *("_colour", "_cut_off", "_device", "_fd", "_last", "_name_ranks", "assembler", "launch", "merged_traceback"),
+        *("order", "printed_bar", "ranks", "stream"),
+    )
 
     def __init__(
         self,
         device: ConsoleWriter | None,
         fd: int,
         prefix: bytes,
+        *,
         colour: int | None = None,
-        fold: Callable[[bytes], bytes] | None = None,
+        stream: Std = Std.ERR,
+        rank: int = 0,
+        launch: dict[Std, int] | None = None,
+        name_ranks: "Callable[[Sequence[int]], bytes] | None" = None,
     ) -> None:
         self._device = device
         self._fd = fd
-        shown = prefix if colour is None else paint(prefix, _RANK_COLOURS[colour])
-        self.assembler = LineAssembler(shown, fold=fold)
+        self._colour = colour
+        self._name_ranks = name_ranks
+        self.stream = stream
+        self.ranks = (rank,)
+        self.launch = {} if launch is None else launch
+        """How many workers that were started together have each stream on the console."""
+        self.merged_traceback = b""
+        self.assembler = LineAssembler(self.paint_prefix(prefix))
         self.order = len(prefix), prefix
         self.printed_bar = b""
         """The state of the bar that was printed last; belongs to the device."""
@@ -63,6 +70,19 @@ class Feed:
     def fd(self) -> int:
         """The descriptor its lines are written to."""
         return self._fd
+
+    @property
+    def peers(self) -> int:
+        """How many workers have this stream on the console."""
+        return self.launch.get(self.stream, 0)
+
+    def name_ranks(self, ranks: Sequence[int]) -> bytes:
+        """The prefix of what these ranks have said, it among them."""
+        return self.assembler.prefix if self._name_ranks is None else self._name_ranks(ranks)
+
+    def paint_prefix(self, prefix: bytes) -> bytes:
+        """A prefix in the colour of its rank."""
+        return prefix if self._colour is None else paint(prefix, _RANK_COLOURS[self._colour])
 
     def offer(self, chunk: bytes, log_fd: int | None = None, log_end: int = 0) -> None:
         """Queue the stream's next bytes; never waits.
@@ -124,31 +144,6 @@ class Feed:
         device.put(self, self._last)
 
 
-class LaunchWarnings:
-    """Of the warnings that workers of one launch write alike while they start, only the first is printed.
-
-    What a program imports warns in each of its workers. Their log files have all of them.
-    """
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._first: dict[bytes, object] = {}
-        """Warning -> the stream that wrote it first."""
-        self._until_s = 0.0
-
-    def open_stream(self) -> Callable[[bytes], bytes]:
-        """A worker starts; returns what leaves out of its lines the warnings that another one has written."""
-        self._until_s = self._clock.now_s() + LAUNCH_S
-        stream = object()
-        return lambda lines: self._fold(stream, lines)
-
-    def _fold(self, stream: object, lines: bytes) -> bytes:
-        if b"Warning: " not in lines or self._clock.now_s() > self._until_s or len(self._first) > _WARNING_LIMIT:
-            return lines
-        parts = cut_warnings(lines)
-        return b"".join(part for part, warns in parts if not warns or self._first.setdefault(part, stream) is stream)
-
-
 _RANK_COLOURS = (b"36", b"33", b"35", b"32", b"34", b"96", b"93", b"95", b"92", b"94")
 """Of the prefixes of neighbouring ranks; no red, which is for failures."""
 
@@ -174,11 +169,13 @@ class Console:
         clock: Clock | None = None,
         has_colour: bool = False,
         marks_bars: bool = False,
+        merges_lines: bool = False,
     ) -> None:
         self._has_colour = has_colour
         self._fds = {Std.OUT: stdout_fd, Std.ERR: stderr_fd}
         self._clock = clock = clock or SystemClock()
-        self._warnings = LaunchWarnings(clock)
+        self._merges_lines = merges_lines
+        self._launch: dict[Std, int] = {}
         identities = {std: identify_device(fd) for std, fd in self._fds.items()}
         by_identity = {
             identity: ConsoleWriter(
@@ -187,6 +184,7 @@ class Console:
                 backlog_bytes=backlog_bytes,
                 bar_interval_s=MARKED_BAR_INTERVAL_S if marks_bars else bar_interval_s,
                 marks_bars=marks_bars,
+                merges_lines=merges_lines,
                 clock=clock,
             )
             for std, fd in self._fds.items()
@@ -200,19 +198,35 @@ class Console:
         return self._has_colour and os.isatty(self._fds[std])
 
     def begin_launch(self) -> None:
-        """Print warnings again that workers of an earlier round have written."""
-        self._warnings = LaunchWarnings(self._clock)
+        """Compare lines only with those of workers that are started from now on."""
+        self._launch = {}
 
-    def open_feed(self, std: Std, prefix: bytes, rank: int = 0) -> Feed:
+    def open_feed(
+        self,
+        std: Std,
+        prefix: bytes,
+        rank: int = 0,
+        name_ranks: "Callable[[Sequence[int]], bytes] | None" = None,
+    ) -> Feed:
         """Open a feed for one worker's stream; every line gets the prefix. The caller ends it.
 
         Args:
             std: which stream.
             prefix: of each line.
-            rank: decides the prefix's colour on a terminal.
+            rank: in the job; decides the prefix's colour on a terminal.
+            name_ranks: builds the prefix of lines that several ranks have written alike.
         """
-        colour = rank % len(_RANK_COLOURS) if prefix and self.has_colour(std) else None
-        return Feed(self._devices[std], self._fds[std], prefix, colour, self._warnings.open_stream())
+        self._launch[std] = self._launch.get(std, 0) + 1
+        return Feed(
+            self._devices[std],
+            self._fds[std],
+            prefix,
+            colour=rank % len(_RANK_COLOURS) if prefix and self.has_colour(std) else None,
+            stream=std,
+            rank=rank,
+            launch=self._launch,
+            name_ranks=name_ranks,
+        )
 
     def print_line(self, line: str) -> None:
         """Print one or more lines of the agent on standard error, each with its prefix."""
@@ -227,9 +241,17 @@ class Console:
             with device.changed:
                 device.put(self._agent_feed, AgentLine(data=data))
 
+    def show_status(self, line: str) -> None:
+        """Show how the job is doing in the last row of the terminal, "" for no such row. Elsewhere nothing is shown."""
+        device = self._devices[Std.ERR]
+        if device is not None and device is self._devices[Std.OUT]:
+            with device.changed:
+                device.show_status(f"{AGENT_PREFIX}{line}".encode() if line else b"")
+
     def wait_for_output(self, cap_s: float, limit_s: float = 2.0) -> None:
         """Wait until standard output is written and read, so that what is printed on standard error comes after it.
 
+        Where lines are merged, wait for standard error, too: then it is known under which prefixes tracebacks stand.
         Two pipes have no common order. Docker merges them, and a reader that it buffers for cannot be looked at: how
         long that one needs is estimated.
 
@@ -237,10 +259,12 @@ class Console:
             cap_s: seconds in all.
             limit_s: how long nothing may be accepted.
         """
-        device = self._devices[Std.OUT]
-        if device is None or device is self._devices[Std.ERR] or not device.started:
-            return
         until_s = time.monotonic() + cap_s
+        device, own = self._devices[Std.OUT], self._devices[Std.ERR]
+        if self._merges_lines and own is not None and own.started:
+            own.wait_written(limit_s, cap_s)
+        if device is None or device is own or not device.started:
+            return
         if device.wait_written(limit_s, cap_s):
             _wait_read(self._fds[Std.OUT], until_s, device.find_delay_s)
 

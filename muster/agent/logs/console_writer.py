@@ -7,14 +7,15 @@ import contextlib
 import os
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from muster.agent.logs.lines import AgentLine, Gap, Hold, Piece, Source, Span
-from muster.agent.runtime.clock import Clock
+from muster.agent.logs.lines import AgentLine, End, Gap, Hold, Piece, Source, Span, prefix_lines
+from muster.agent.runtime.loop import Clock
 
-if TYPE_CHECKING:  # needed on a terminal only
-    from muster._shared.progress_bars import ProgressBars
+if TYPE_CHECKING:  # needed on a terminal only, or when workers write
+    from muster._shared.console.alike_lines import AlikeLines, Said
+    from muster._shared.console.progress_bars import ProgressBars
 
 _WRITE_BYTES = 256 << 10
 _REDRAW_S = 0.05
@@ -40,6 +41,7 @@ class ConsoleWriter:
         bar_interval_s: float,
         clock: Clock,
         marks_bars: bool = False,
+        merges_lines: bool = False,
     ) -> None:
         """Start nothing yet; see `console.Console`.
 
@@ -50,6 +52,7 @@ class ConsoleWriter:
             bar_interval_s: elsewhere a bar is printed this often.
             clock: the agent's.
             marks_bars: see `Env.LIVE_BARS`.
+            merges_lines: print once what several ranks say alike.
         """
         self.changed = threading.Condition()
         self.is_open = True
@@ -61,6 +64,12 @@ class ConsoleWriter:
         self._limit_bytes = backlog_bytes
         self._bar_interval_s = bar_interval_s
         self._bar_mark = b"\r" if marks_bars else b""
+        self._merges_lines = merges_lines
+        self._alike: AlikeLines[Source] | None = None
+        self._holds_lines = False
+        """`_alike` holds some."""
+        self._is_draining = False
+        """A caller waits until all is printed: nothing is held."""
         self._clock = clock
         self._queue: deque[tuple[Source, Piece]] = deque()
         self._queued_bytes = 0
@@ -75,6 +84,9 @@ class ConsoleWriter:
         self._bars_due_s: dict[Source, float] = {}
         self._rows: dict[Source, bytes] = {}
         self._redraw_due_s: float | None = None
+        self._status = b""
+        """The last of the live rows."""
+        self._has_new_status = False
         self._size_fd = size_fd
         self._screen = _open_progress_bars(size_fd) if is_terminal else None
 
@@ -99,6 +111,14 @@ class ConsoleWriter:
         if self._thread is None and not self._start_thread():
             return
         self.changed.notify_all()
+
+    def show_status(self, row: bytes) -> None:
+        """Draw another last row at the bottom of the terminal, b"" for none; the caller holds `changed`."""
+        if self._screen is None or not self.is_open or row == self._status:
+            return
+        self._status, self._has_new_status = row, True
+        if self._thread is not None or self._start_thread():
+            self.changed.notify_all()
 
     def release(self) -> None:
         """Print again what is queued; the caller holds `changed`."""
@@ -144,17 +164,25 @@ class ConsoleWriter:
     def wait_written(self, limit_s: float, cap_s: float) -> bool:
         """Wait until all is written; whether it is. See `flush` for the limits."""
         with self.changed:
-            seen_bytes, idle_s, waited_s = self._written_bytes, 0.0, 0.0
-            while self.is_open and (self._queue or self._busy):
-                if self._written_bytes != seen_bytes:
-                    seen_bytes, idle_s = self._written_bytes, 0.0
-                left_s = min(limit_s - idle_s, cap_s - waited_s)
-                if left_s <= 0.0:
-                    return False
-                begun_s = self._clock.now_s()
-                self.changed.wait(min(left_s, _WAIT_S))
-                step_s = min(self._clock.now_s() - begun_s, _WAIT_S)
-                idle_s, waited_s = idle_s + step_s, waited_s + step_s
+            self._is_draining = True
+            self.changed.notify_all()
+            try:
+                return self._wait_idle(limit_s, cap_s)
+            finally:
+                self._is_draining = False
+
+    def _wait_idle(self, limit_s: float, cap_s: float) -> bool:
+        seen_bytes, idle_s, waited_s = self._written_bytes, 0.0, 0.0
+        while self.is_open and (self._queue or self._busy or self._holds_lines or self._has_new_status):
+            if self._written_bytes != seen_bytes:
+                seen_bytes, idle_s = self._written_bytes, 0.0
+            left_s = min(limit_s - idle_s, cap_s - waited_s)
+            if left_s <= 0.0:
+                return False
+            begun_s = self._clock.now_s()
+            self.changed.wait(min(left_s, _WAIT_S))
+            step_s = min(self._clock.now_s() - begun_s, _WAIT_S)
+            idle_s, waited_s = idle_s + step_s, waited_s + step_s
         return True
 
     def _discard_queue(self) -> int:
@@ -180,6 +208,8 @@ class ConsoleWriter:
                 self._print(batch)
                 if batch and isinstance(batch[-1][1], Hold):
                     self._wait_released()
+            if self._screen is not None:
+                self._write(self._size_fd, self._screen.erase())
         finally:
             with self.changed:
                 self.is_open = self._busy = False
@@ -193,12 +223,12 @@ class ConsoleWriter:
                 self._clear_queue()
             self._busy = False
             self.changed.notify_all()
-            while not self._queue and not self._stopping:
+            while not self._queue and not (self._stopping or (self._is_draining and self._holds_lines)):
                 wait_s = self._find_wait_s()
-                if wait_s is not None and wait_s <= 0:
+                if self._has_new_status or (wait_s is not None and wait_s <= 0):
                     break
                 self.changed.wait(wait_s)
-            if self._stopping and not self._queue:
+            if self._stopping and not self._queue and not (self._holds_lines and self.is_open):
                 return None
             self._busy = True
             return self._dequeue_batch()
@@ -224,6 +254,8 @@ class ConsoleWriter:
         due = [*self._bars_due_s.values()]
         if self._redraw_due_s is not None:
             due.append(self._redraw_due_s)
+        if self._alike is not None and self._alike.due_s is not None:
+            due.append(self._alike.due_s)
         return min(due) - self._clock.now_s() if due else None
 
     def _dequeue_batch(self) -> list[tuple[Source, Piece]]:
@@ -256,7 +288,8 @@ class ConsoleWriter:
 
     def _print(self, batch: list[tuple[Source, Piece]]) -> None:
         now_s = self._clock.now_s()
-        output = [(source.fd, data) for source, piece in batch for data in self._format(source, piece, now_s) if data]
+        output = [each for source, piece in batch for each in self._format(source, piece, now_s) if each[1]]
+        output += self._print_held(now_s)
         if self._screen is None:
             output += self._print_due_bars(now_s)
         else:
@@ -264,24 +297,66 @@ class ConsoleWriter:
         for fd, data in _merge_output(output):
             self._write(fd, data)
 
-    def _format(self, source: Source, piece: Piece, now_s: float) -> Iterator[bytes]:
+    def _format(self, source: Source, piece: Piece, now_s: float) -> Iterator[tuple[int, bytes]]:
+        """What to print of a piece, by descriptor. What was said before a line of the agent is printed first."""
+        if isinstance(piece, (AgentLine, Hold, Gap)):
+            yield from self._print_all_held()
         if isinstance(piece, AgentLine):
-            yield piece.data
+            yield source.fd, piece.data
             return
         if isinstance(piece, Hold):
             return
         if isinstance(piece, bytes):
-            yield source.assembler.push(piece)
+            yield from self._say(source, source.assembler.cut(piece), now_s)
         elif isinstance(piece, Span):
-            yield source.assembler.push(_read_span(piece))
+            yield from self._say(source, source.assembler.cut(_read_span(piece)), now_s)
         else:
-            yield source.assembler.finish()
-            if isinstance(piece, Gap) and piece.lines:
-                yield b"[muster] %d lines of %s left out: the console is too slow\n" % (
-                    piece.lines,
-                    source.assembler.prefix.rstrip(b": "),
-                )
-        yield self._update_bar(source, now_s)
+            yield from self._say(source, source.assembler.cut_rest(), now_s)
+            if isinstance(piece, End) and self._alike is not None:
+                yield from self._build_prefixed(self._alike.end(source, now_s))
+            elif isinstance(piece, Gap) and piece.lines:
+                name = source.assembler.prefix.rstrip(b": ")
+                yield from self._print_all_held()
+                yield source.fd, b"[muster] %d lines of %s left out: the console is too slow\n" % (piece.lines, name)
+        yield source.fd, self._update_bar(source, now_s)
+
+    def _say(self, source: Source, lines: bytes, now_s: float) -> Iterator[tuple[int, bytes]]:
+        """What to print now that a worker has written these whole lines."""
+        if not lines:
+            return
+        if self._alike is None:
+            try:
+                from muster._shared.console.alike_lines import AlikeLines
+            except OSError:  # no descriptors left: the job's failure has to be seen
+                yield source.fd, prefix_lines(source.assembler.prefix, lines)
+                return
+            self._alike = AlikeLines(merges_lines=self._merges_lines)
+        yield from self._build_prefixed(self._alike.push(source, lines, now_s))
+
+    def _print_held(self, now_s: float) -> Iterator[tuple[int, bytes]]:
+        """What has been held long enough; all, if a caller waits for it and nothing else is queued."""
+        if self._alike is None:
+            return
+        if (self._is_draining or self._stopping) and not self._queue:
+            yield from self._print_all_held()
+        else:
+            yield from self._build_prefixed(self._alike.take_due(now_s))
+        self._holds_lines = self._alike.due_s is not None
+
+    def _print_all_held(self) -> Iterator[tuple[int, bytes]]:
+        return self._build_prefixed(self._alike.take_all() if self._alike is not None else ())
+
+    def _build_prefixed(self, said: "Iterable[Said[Source]]") -> Iterator[tuple[int, bytes]]:
+        for each in said:
+            first, others = each.speakers[0], each.speakers[1:]
+            prefix = first.assembler.prefix
+            if others:
+                plain = first.name_ranks([speaker.ranks[0] for speaker in each.speakers])
+                prefix = first.paint_prefix(plain)
+                if each.is_traceback:
+                    for speaker in each.speakers:
+                        speaker.merged_traceback = plain
+            yield first.fd, prefix_lines(prefix, each.text)
 
     def _update_bar(self, source: Source, now_s: float) -> bytes:
         """Follow the state of the source's bar; returns what its reader must get now."""
@@ -315,6 +390,9 @@ class ConsoleWriter:
     def _redraw(self, screen: "ProgressBars", output: list[tuple[int, bytes]], now_s: float) -> list[tuple[int, bytes]]:
         """The output, with the live rows erased before and drawn after it; both are the same terminal."""
         rows = [self._rows[source] for source in sorted(self._rows, key=lambda source: source.order)]
+        has_new_status, self._has_new_status = self._has_new_status, False
+        if has_new_status:
+            self._redraw_due_s = now_s
         if not output and self._redraw_due_s is None:
             self._redraw_due_s = now_s + _REDRAW_S
             return []
@@ -322,7 +400,7 @@ class ConsoleWriter:
             return []
         self._redraw_due_s = None
         fd = output[0][0] if output else self._size_fd
-        return [(fd, b"".join((screen.erase(), *(data for _, data in output), screen.draw(rows))))]
+        return [(fd, b"".join((screen.erase(), *(data for _, data in output), screen.draw(rows, self._status))))]
 
     def _write(self, fd: int, data: bytes) -> None:
         view = memoryview(data)
@@ -354,7 +432,7 @@ class ConsoleWriter:
 
 
 def _open_progress_bars(size_fd: int) -> "ProgressBars":
-    from muster._shared.progress_bars import ProgressBars
+    from muster._shared.console.progress_bars import ProgressBars
 
     return ProgressBars(lambda: _measure_terminal(size_fd))
 

@@ -78,12 +78,13 @@ class RunFolder:
     never overwritten.
     """
 
-    def __init__(self, base_dir: str | None, run_id: str) -> None:
+    def __init__(self, base_dir: str | None, run_id: str, *, links_latest: bool = False) -> None:
         """Make the run's folder.
 
         Args:
             base_dir: `--log-dir`; None: a temporary folder, which `close` removes if it holds no log, error or report.
             run_id: a slash in it makes no sub-folder.
+            links_latest: see `LogConfig`; with several nodes the first one's.
 
         Raises:
             OSError: the folder cannot be made.
@@ -92,9 +93,12 @@ class RunFolder:
         self._base = base_dir or _make_temporary_dir()
         self._base_fd = _hold(self._base) if base_dir is None else None
         self.run_dir = os.path.join(os.path.abspath(self._base), run_id.replace("/", "_") or "none")
+        self._links_latest = links_latest
         os.makedirs(self._base, exist_ok=True)
         self.base_owner = min(_find_owners(os.path.abspath(self._base)) - _OWN, default=None)
         """Another user on the way to the folder, who can replace what is in it; None: there is none."""
+        if os.path.basename(self.run_dir) == LogNames.LATEST and os.path.islink(self.run_dir):
+            os.unlink(self.run_dir)  # of an earlier run, with another id
         _make_own_dir(self.run_dir, 0o777 if self.base_owner is not None else _choose_mode(self._base))
         if not os.access(self.run_dir, os.W_OK | os.X_OK):
             raise PermissionError(13, "Permission denied", self.run_dir)
@@ -113,6 +117,11 @@ class RunFolder:
         _make_own_dir(path)
         for local_rank in range(nproc):
             _make_own_dir(build_rank_dir(path, local_rank))
+        if self._links_latest and round.group_rank == 0:
+            from muster._shared.foreign_files import link_latest
+
+            base = os.path.abspath(self._base)
+            link_latest(base, os.path.relpath(path, base))
         return path
 
     def _claim(self, round: Round) -> str:  # noqa: A002
@@ -188,12 +197,11 @@ def _hold(folder: str) -> int | None:
 
 
 def _move_earlier_run(path: str, report_dir: str) -> None:
-    """Move an earlier run's attempts below `path`, and its report in `report_dir`, to `earlier_<k>/`."""
+    """Move an earlier run's attempts below `path` to `earlier_<k>/`, with what `report_dir` has of the whole job."""
     stem = LogNames.ATTEMPT_DIR.format(attempt="")
     old = [os.path.join(path, name) for name in os.listdir(path) if name.startswith(stem)]
-    report = os.path.join(report_dir, LogNames.REPORT)
-    if os.path.exists(report):
-        old.append(report)
+    of_job = [os.path.join(report_dir, name) for name in (LogNames.REPORT, LogNames.NOTIFIED)]
+    old += filter(os.path.exists, of_job)
     if not old:
         return
     target = _make_numbered_dir(os.path.join(path, "earlier_"))

@@ -4,7 +4,7 @@ Work is done per chunk (one `replace` for all its lines), not per line: 400,000 
 with a carriage return, the sign of a progress bar, are processed line by line.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Sequence
 from typing import Protocol
 
 from muster._shared.records import record
@@ -14,7 +14,6 @@ LINE_LIMIT_BYTES = 16 << 20
 """A line is kept in memory until it is whole; a longer one is split on the console (never in the file)."""
 
 _LIVE_BYTES = 512
-_WARNING_ROWS = 8
 _OWN_FRAMES = b"/muster/agent/workers/"
 _STACK_FRAME = b'  File "'
 _NOT_TEXT = bytes(set(range(0x20)) - {0x08, 0x09, 0x0A, 0x0D, 0x1B}) + b"\x7f"
@@ -62,40 +61,6 @@ def _is_own_frame(line: bytes) -> bool:
     return line.startswith(_STACK_FRAME) and _OWN_FRAMES in line and b'", line ' in line and b", in " not in line
 
 
-def cut_warnings(lines: bytes) -> Iterator[tuple[bytes, bool]]:
-    r"""Cut whole lines into parts, each with whether it is one warning as Python's `warnings` writes it.
-
-    That is `PATH:LINE: CATEGORY: TEXT` and below it the line of source, where there is one.
-
-    >>> list(cut_warnings(b"a.py:1: UserWarning: slow\n  import a\nepoch 1\n"))
-    [(b'a.py:1: UserWarning: slow\n  import a\n', True), (b'epoch 1\n', False)]
-    """
-    rows = lines.split(b"\n")[:-1]
-    start = 0
-    while start < len(rows):
-        count = _count_warning_rows(rows[start : start + _WARNING_ROWS])
-        end = start + max(count, 1)
-        yield b"\n".join(rows[start:end]) + b"\n", count > 0
-        start = end
-
-
-def _count_warning_rows(rows: list[bytes]) -> int:
-    """Of how many of these rows the warning is that begins in the first one; 0: none does, or its end is not known."""
-    if not _begins_warning(rows[0]):
-        return 0
-    for count, row in enumerate(rows[1:], 2):
-        if row.startswith(b"  "):
-            return count
-        if _begins_warning(row):
-            break
-    return int(len(rows) == 1 or _begins_warning(rows[1]))
-
-
-def _begins_warning(row: bytes) -> bool:
-    place, _, rest = row.partition(b": ")
-    return place.rpartition(b":")[2].isdigit() and rest.partition(b": ")[0].endswith(b"Warning")
-
-
 def prefix_lines(prefix: bytes, lines: bytes) -> bytes:
     r"""Put the prefix before each of these whole lines, which end in `\n`, and collapse their bars."""
     if b"\r" in lines:
@@ -110,15 +75,11 @@ def prefix_lines(prefix: bytes, lines: bytes) -> bytes:
 class LineAssembler:
     r"""Cuts one stream into whole lines; keeps the unterminated rest until its `\n` comes."""
 
-    __slots__ = ("_fold", "_held", "_held_bytes", "_is_data", "_limit_bytes", "holds_bar", "prefix")
+    __slots__ = ("_held", "_held_bytes", "_is_data", "_limit_bytes", "holds_bar", "prefix")
 
-    def __init__(
-        self, prefix: bytes, limit_bytes: int = LINE_LIMIT_BYTES, fold: Callable[[bytes], bytes] | None = None
-    ) -> None:
+    def __init__(self, prefix: bytes, limit_bytes: int = LINE_LIMIT_BYTES) -> None:
         self.prefix = prefix
         self._limit_bytes = limit_bytes
-        self._fold = fold
-        """Leaves out some of whole lines, before they get the prefix."""
         self._held: list[bytes] = []
         self._held_bytes = 0
         self._is_data = False
@@ -127,6 +88,14 @@ class LineAssembler:
 
     def push(self, chunk: bytes) -> bytes:
         """Add the next bytes of the stream; returns the lines that are whole now, prefixed."""
+        return prefix_lines(self.prefix, self.cut(chunk))
+
+    def finish(self) -> bytes:
+        r"""The unterminated last line, prefixed and ended with a `\n`; empty when there is none."""
+        return prefix_lines(self.prefix, self.cut_rest())
+
+    def cut(self, chunk: bytes) -> bytes:
+        """Add the next bytes of the stream; returns the lines that are whole now, as they are."""
         cut = chunk.rfind(b"\n") + 1
         if not cut:
             return self._keep_rest(chunk)
@@ -135,16 +104,15 @@ class LineAssembler:
             self._held.append(whole)
             whole = b"".join(self._held)
             self._reset()
-        lines = prefix_lines(self.prefix, self._fold(whole) if self._fold else whole)
-        return lines + self._keep_rest(chunk[cut:]) if cut < len(chunk) else lines
+        return whole + self._keep_rest(chunk[cut:]) if cut < len(chunk) else whole
 
-    def finish(self) -> bytes:
+    def cut_rest(self) -> bytes:
         r"""The unterminated last line, ended with a `\n`; empty when there is none. The stream may continue."""
         if not self._held_bytes:
             return b""
         line = b"".join(self._held)
         self._reset()
-        return prefix_lines(self.prefix, line + b"\n") if line.strip(b"\r") else b""
+        return line + b"\n" if line.strip(b"\r") else b""
 
     def get_visible_text(self) -> bytes:
         """What a terminal would show of the unterminated line: a bar's last state, or the start of the text."""
@@ -157,7 +125,7 @@ class LineAssembler:
         self._held_bytes += len(rest)
         if (self.holds_bar or b"\r" in rest or self._held[0].endswith(b"\r")) and not self._is_data:
             self._trim_bar()
-        return self.finish() if self._held_bytes > self._limit_bytes else b""
+        return self.cut_rest() if self._held_bytes > self._limit_bytes else b""
 
     def _trim_bar(self) -> None:
         # A bar that runs for days must not grow: earlier states are never shown.
@@ -190,14 +158,32 @@ def build_prefix(*, role: str, local_rank: int, round: Round, template: str | No
             `${local_rank}`, and `${global_rank}`, `${node}`, `${node_index}`, `${world_size}`, `${nodes}`,
             `${attempt}`, `${round}`. Unknown names stay, as with torchrun.
     """
-    global_rank = round.rank_offset + local_rank
+    return _build_prefix(role, str(local_rank), str(round.rank_offset + local_rank), round, template)
+
+
+def build_common_prefix(*, role: str, global_ranks: Sequence[int], round: Round, template: str | None = None) -> bytes:  # noqa: A002
+    """Build the prefix of a line that several workers of a node have written: `[role0-7]:`, `[role0-2,5|n1.r8-10,13]:`.
+
+    Args:
+        role: the role's name.
+        global_ranks: the workers'.
+        round: the membership that they were started for.
+        template: see `build_prefix`; its ranks are such texts.
+    """
+    from muster._shared.console.alike_lines import format_ranks  # only where lines are merged
+
+    local = format_ranks(rank - round.rank_offset for rank in global_ranks)
+    return _build_prefix(role, local, format_ranks(global_ranks), round, template)
+
+
+def _build_prefix(role: str, local: str, ranks: str, round: Round, template: str | None) -> bytes:  # noqa: A002
     if template:
-        return _fill_template(template, role=role, local_rank=local_rank, global_rank=global_rank, round=round)
-    node = f"|n{round.group_rank}.r{global_rank}" if round.group_world_size > 1 else ""
-    return f"[{role}{local_rank}{node}]:".encode("utf-8", "surrogateescape")
+        return _fill_template(template, role=role, local_rank=local, global_rank=ranks, round=round)
+    node = f"|n{round.group_rank}.r{ranks}" if round.group_world_size > 1 else ""
+    return f"[{role}{local}{node}]:".encode("utf-8", "surrogateescape")
 
 
-def _fill_template(template: str, *, role: str, local_rank: int, global_rank: int, round: Round) -> bytes:  # noqa: A002
+def _fill_template(template: str, *, role: str, local_rank: str, global_rank: str, round: Round) -> bytes:  # noqa: A002
     from string import Template
 
     return (
@@ -222,16 +208,46 @@ def _fill_template(template: str, *, role: str, local_rank: int, global_rank: in
 
 
 class Source(Protocol):
-    """What the device needs of a stream: `console.Feed`."""
+    """What the device needs of a stream: `console.Feed`; it is an `alike_lines.Speaker`."""
 
     assembler: LineAssembler
     printed_bar: bytes
     order: tuple[int, bytes]
     """Of its row among the live rows: by the prefix, [w2] before [w10]."""
+    merged_traceback: bytes
+    """The prefix with which its last traceback was printed, if others have written the same; b"": they have not."""
 
     @property
     def fd(self) -> int:
         """The descriptor its lines are written to."""
+        ...
+
+    @property
+    def stream(self) -> object:
+        """See `Speaker`."""
+        ...
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """See `Speaker`."""
+        ...
+
+    @property
+    def launch(self) -> object:
+        """See `Speaker`."""
+        ...
+
+    @property
+    def peers(self) -> int:
+        """See `Speaker`."""
+        ...
+
+    def name_ranks(self, ranks: Sequence[int]) -> bytes:
+        """The prefix of what these global ranks of its launch have said, it among them."""
+        ...
+
+    def paint_prefix(self, prefix: bytes) -> bytes:
+        """A prefix in the colour of its own."""
         ...
 
 

@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable
 from typing import TypeVar
 
+from muster._shared.contract import LogNames
 from muster._shared.records import record
 from muster.agent.config import LogConfig, Std
 from muster.agent.errors import EnvironmentFault, InternalError
@@ -189,8 +190,9 @@ class FileOpener:
 
     def _open_worker(self, route: WorkerRoute) -> WorkerFiles:
         if route.error_file is not None:
-            with contextlib.suppress(OSError):  # an earlier round of this attempt may have left one
-                os.unlink(route.error_file)
+            for stale in (route.error_file, f"{route.error_file}{LogNames.EXIT_SUFFIX}"):
+                with contextlib.suppress(OSError):  # an earlier round of this attempt may have left one
+                    os.unlink(stale)
         found = WorkerFiles(route=route, logs={}, filtered={})
         for std, stream in route.streams.items():
             file = self._open_file(stream.path)

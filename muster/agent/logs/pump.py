@@ -11,6 +11,8 @@ from muster.agent.runtime.loop import Loop, Timer
 _READ_BYTES = 256 << 10
 _PIPE_BYTES = 1 << 20
 _TAIL_BYTES = 64 << 10
+_END_BYTES = 512
+"""What is kept of every stream, for its last line."""
 _PAUSE_S = 0.002
 """Pause before a busy stream is read again, so that bytes gather: one read of 100 KiB costs what one of 8 KiB does."""
 _BUSY_BYTES = 4 << 10
@@ -73,7 +75,7 @@ class LineFilter:
 class StreamPump:
     """Reads one pipe until its end. Owns the read end, its file and its feed; `close` releases them.
 
-    Runs on the loop of the pump thread. `bytes_seen` and `tail` may be read from another thread.
+    Runs on the loop of the pump thread. `bytes_seen`, `end` and `tail` may be read from another thread.
     """
 
     def __init__(
@@ -96,10 +98,13 @@ class StreamPump:
         self._line_filter = line_filter
         self._keeps_tail = keeps_tail
         self._on_end = on_end
-        self._read_s = float("-inf")
+        self.read_s = float("-inf")
+        """When it was last read; may be read from another thread, too."""
         self.bytes_seen = 0
+        self.end = b""
+        """The last few bytes of the stream."""
         self.tail = b""
-        """The last bytes of the stream, when kept."""
+        """Many more of them, when kept."""
 
     def start(self) -> None:
         """Start reading."""
@@ -125,8 +130,8 @@ class StreamPump:
             self._finish()
             return
         now_s = self._loop.clock.now_s()
-        busy = count > _BUSY_BYTES or now_s - self._read_s < _BUSY_S
-        self._read_s = now_s
+        busy = count > _BUSY_BYTES or now_s - self.read_s < _BUSY_S
+        self.read_s = now_s
         if busy and self._read_fd is not None:
             self._loop.unwatch_readable(self._read_fd)
             self._loop.call_later(_PAUSE_S, self.start)
@@ -142,6 +147,7 @@ class StreamPump:
         if not chunk:
             return None
         self.bytes_seen += len(chunk)
+        self.end = chunk[-_END_BYTES:] if len(chunk) >= _END_BYTES else (self.end + chunk)[-_END_BYTES:]
         if self._keeps_tail:
             self.tail = chunk[-_TAIL_BYTES:] if len(chunk) >= _TAIL_BYTES else (self.tail + chunk)[-_TAIL_BYTES:]
         self._store(chunk)

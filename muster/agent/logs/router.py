@@ -2,20 +2,23 @@
 
 import errno
 import os
-from collections.abc import Callable
-from typing import NoReturn
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NoReturn
 
 from muster._shared.records import record
 from muster.agent.config import LogConfig, Std
 from muster.agent.errors import SpawnError
-from muster.agent.logs.console import Console
+from muster.agent.logs.console import Console, Feed
 from muster.agent.logs.files import LogFile, RunFolder
-from muster.agent.logs.lines import build_prefix, find_last_frame
+from muster.agent.logs.lines import build_common_prefix, build_prefix, find_last_frame
 from muster.agent.logs.opening import FileOpener, OnTrouble, WorkerFiles, raise_broken
 from muster.agent.logs.pump import LineFilter, PumpGroup, StreamPump, open_pipe
 from muster.agent.logs.routing import FolderLayout, Layout, WorkerStreams, shows_stderr
 from muster.agent.round import Round
 from muster.agent.runtime.loop import Loop, LoopThread, Timer
+
+if TYPE_CHECKING:  # a script may do no step
+    from muster._shared.job_view import JobStatus
 
 _TAIL_LINES = 20
 _TAIL_LINE_CHARS = 500
@@ -60,14 +63,22 @@ class LogRouter:
         self._run_id = run_id
         self._role = role
         self._nproc = nproc
-        self._console = console or Console(clock=loop.clock, has_colour=config.has_colour, marks_bars=config.marks_bars)
+        self._console = console or Console(
+            clock=loop.clock,
+            has_colour=config.has_colour,
+            marks_bars=config.marks_bars,
+            merges_lines=config.merges_lines,
+        )
         self._thread: LoopThread | None = None
         self._group: PumpGroup | None = None
         self._pumps: dict[tuple[int, Std], StreamPump] = {}
+        self._feeds: dict[tuple[int, Std], Feed] = {}
         self._child_fds: dict[int, list[int]] = {}
         self._reported_incomplete = False
         self._is_muted = False
         self._closed = False
+        self.status: JobStatus | None = None
+        """How the job was doing when that was last looked at; None: it was not."""
         self._files = FileOpener(
             config,
             loop,
@@ -85,7 +96,7 @@ class LogRouter:
 
     def open_round(self, round: Round) -> None:  # noqa: A002
         """Make the attempt's folder, as ranks are known now. A round of the same attempt appends to the same files."""
-        self._pumps = {}
+        self._pumps, self._feeds = {}, {}
         self._console.begin_launch()
         if self._thread is not None and self._group is not None:
             # Its streams have ended, unless the disk hung: their limit, when it is due, is not this round's.
@@ -110,6 +121,9 @@ class LogRouter:
             local_rank=local_rank,
             global_rank=round.rank_offset + local_rank,
             prefix=build_prefix(role=self._role, local_rank=local_rank, round=round, template=template),
+            name_ranks=lambda ranks: build_common_prefix(
+                role=self._role, global_ranks=ranks, round=round, template=template
+            ),
         )
         self._child_fds[local_rank] = []
         try:
@@ -191,9 +205,21 @@ class LogRouter:
         prefix = build_prefix(role=self._role, local_rank=local_rank, round=of, template=template)
         return prefix.decode("utf-8", "replace").rstrip(": ")
 
+    def find_merged_prefix(self, local_rank: int) -> str | None:
+        """The prefix of the worker's last traceback on the console, if others of this node have written the same."""
+        feed = self._feeds.get((local_rank, Std.ERR))
+        prefix = feed.merged_traceback if feed is not None else b""
+        return prefix.decode("utf-8", "replace").rstrip(": ") or None
+
     def count_captured_bytes(self, local_rank: int) -> int:
         """How many bytes of the worker's output were captured in this round."""
         return sum(pump.bytes_seen for (rank, _), pump in self._pumps.items() if rank == local_rank)
+
+    def read_last_line(self, local_rank: int) -> bytes:
+        """The end of what the worker has written last, as it wrote it; empty where its output is not captured."""
+        pumps = [pump for (rank, _), pump in self._pumps.items() if rank == local_rank and pump.end]
+        end = max(pumps, key=lambda pump: pump.read_s).end if pumps else b""
+        return find_last_frame(end.rstrip().rpartition(b"\n")[2])
 
     # -- the agent's own output -------------------------------------------------------------------------------------
 
@@ -223,6 +249,19 @@ class LogRouter:
     def print_text(self, text: str) -> None:
         """Print a text of the agent (the report) unchanged and in one piece."""
         self._console.print_text(text)
+
+    def show_status(self, status: "JobStatus") -> None:
+        """Keep it for the summary; on a terminal, show it in the last row."""
+        self.status = status
+        if self._config.shows_status:
+            from muster._shared.console.status_line import format_status_line
+
+            self._console.show_status(format_status_line(status))
+
+    def hide_status(self) -> None:
+        """Show no last row any more: the job has ended."""
+        if self._config.shows_status:
+            self._console.show_status("")
 
     def wait_for_output(self, cap_s: float) -> None:
         """Wait, no longer than this, until the workers' lines on the console come before what is printed next."""
@@ -288,7 +327,7 @@ class LogRouter:
         """
         if self._config.base_dir == os.devnull:
             return FolderLayout(self._config, None)
-        folder = RunFolder(self._config.base_dir, self._run_id)
+        folder = RunFolder(self._config.base_dir, self._run_id, links_latest=self._config.links_latest)
         if folder.base_owner is not None:
             self.print_line(f"user {folder.base_owner} can replace logs and checkpoint.json in {folder.run_dir}")
         return FolderLayout(self._config, folder)
@@ -315,16 +354,21 @@ class LogRouter:
         plan = files.route.streams[std]
         thread, group = self._start_thread()
         shown = self._config.local_ranks_filter is None or source.local_rank in self._config.local_ranks_filter
-        prefix, rank = source.prefix, source.global_rank
         file = files.logs.get(std)
         lost = plan.path is not None and file is None
+
+        def open_feed() -> Feed:
+            feed = self._console.open_feed(std, source.prefix, source.global_rank, source.name_ranks)
+            self._feeds[source.local_rank, std] = feed
+            return feed
+
         pump = StreamPump(
             loop=thread.loop,
             read_fd=read_fd,
             file=file,
-            feed=self._console.open_feed(std, prefix, rank) if plan.to_console or (lost and shown) else None,
-            open_fallback_feed=lambda: self._console.open_feed(std, prefix, rank) if shown else None,
-            line_filter=self._make_line_filter(std, files.filtered.get(std), prefix),
+            feed=open_feed() if plan.to_console or (lost and shown) else None,
+            open_fallback_feed=lambda: open_feed() if shown else None,
+            line_filter=self._make_line_filter(std, files.filtered.get(std), source.prefix),
             keeps_tail=std is Std.ERR,
             on_end=group.remove,
         )
@@ -361,6 +405,8 @@ class _Source:
     global_rank: int
     prefix: bytes
     """Of its lines on the console."""
+    name_ranks: Callable[[Sequence[int]], bytes]
+    """Builds the prefix of lines that global ranks of this node have written alike."""
 
 
 class _Once:

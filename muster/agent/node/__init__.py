@@ -7,9 +7,9 @@ round's workers: starts, failures, stops with their grace period (whether a fail
 
 `supervisor` passes events to it and carries out its actions: `round_workers` those on workers, and starts and ends the
 round's store if this node hosts it. `evidence` reads why workers failed, and their stacks; `transition_log` records
-what happens, `outcome` reports how the job ended.
+what happens, `outcome` reports how the job ended. The package `notify` is `--notify`.
 
 Not here: how workers are started (`workers`), what nodes agree on (`rendezvous`).
 
-From outside, import `supervisor.Supervisor`.
+From outside, import `supervisor.Supervisor`, and `events`, whose `LocalChecked` is begun before there is a supervisor.
 """

@@ -6,7 +6,15 @@ from typing import TYPE_CHECKING, TypeAlias
 from muster._shared.contract import StatusPageLayout
 from muster._shared.records import record
 from muster.agent.node.events import RoundTimer, WorkerStack
-from muster.agent.rendezvous.interface import JobEnded, PlainNodeMessage, RendezvousFailed
+from muster.agent.rendezvous.interface import (
+    CopySnapshot,
+    JobEnded,
+    KeepSnapshot,
+    PlainNodeMessage,
+    RendezvousFailed,
+    SnapshotConfirmed,
+    SnapshotFound,
+)
 from muster.agent.round import Checkpoint, Round
 
 if TYPE_CHECKING:
@@ -21,6 +29,8 @@ class LocalFailure:
     reason: str = ""
     errno: int | None = None
     """Of the call that could not start it."""
+    check: str = ""
+    """The preflight check that has found `reason`; "": none has."""
 
 
 # -- workers ---------------------------------------------------------------------------------------------------------
@@ -102,6 +112,13 @@ class WriteDeadline:
     """None: no such limit any more."""
 
 
+@record
+class KeepSnapshots:
+    """Do with this node's snapshots what the leader says."""
+
+    told: KeepSnapshot | CopySnapshot | SnapshotFound | SnapshotConfirmed
+
+
 WorkerAction: TypeAlias = (
     ParkWorkers
     | StartWorkers
@@ -113,6 +130,7 @@ WorkerAction: TypeAlias = (
     | WriteCommand
     | WithdrawCommand
     | WriteDeadline
+    | KeepSnapshots
 )
 
 # -- diagnosis -------------------------------------------------------------------------------------------------------
@@ -178,6 +196,13 @@ class Send:
 
 
 @record
+class ReachMaster:
+    """Find out whether the round's MASTER_ADDR can be reached; if it cannot, post `StoreLost`."""
+
+    round: Round
+
+
+@record
 class ReportFailed:
     """Send `Failed` of this worker."""
 
@@ -206,7 +231,7 @@ class ReportStopped:
     """By local rank, as far as they were collected."""
 
 
-RendezvousAction: TypeAlias = JoinJob | Send | ReportFailed | ReportIdle | ReportStopped
+RendezvousAction: TypeAlias = JoinJob | Send | ReachMaster | ReportFailed | ReportIdle | ReportStopped
 
 # -- the agent itself ------------------------------------------------------------------------------------------------
 

@@ -29,8 +29,11 @@ from muster.agent.node.actions import (
     InterruptWorker,
     JoinJob,
     KeepCheckpoint,
+    KeepSnapshots,
+    LocalFailure,
     ParkWorkers,
     PrintLine,
+    ReachMaster,
     RecordJobFailure,
     ReportStopped,
     Send,
@@ -41,6 +44,7 @@ from muster.agent.node.events import (
     AgentStarted,
     Event,
     FailureSettled,
+    LocalChecked,
     PersonChose,
     Requested,
     RoundTimer,
@@ -66,6 +70,7 @@ from muster.agent.node.state import (
     Ended,
     Joining,
     NodeState,
+    Phase,
     Rejoin,
     Running,
     Starting,
@@ -80,6 +85,7 @@ from muster.agent.node.worker_decisions import (
     RequestDecision,
     begin_stop,
     end_stacks_wait,
+    fail_round,
     kill_now,
     on_failure_settled,
     on_idle_changed,
@@ -94,12 +100,15 @@ from muster.agent.node.worker_decisions import (
 )
 from muster.agent.rendezvous.interface import (
     BreakKind,
+    Checked,
     CheckpointCompleted,
+    CopySnapshot,
     DrainBegun,
     DrainCommitted,
     DrainWithdrawn,
     GlobalRank0Started,
     JobEnded,
+    KeepSnapshot,
     Leaving,
     Notice,
     NoticeKind,
@@ -109,6 +118,11 @@ from muster.agent.rendezvous.interface import (
     RoundBroken,
     RoundFormed,
     Saved,
+    SnapshotConfirmed,
+    SnapshotCopied,
+    SnapshotFound,
+    SnapshotKept,
+    SnapshotSought,
     StacksWanted,
     StoodStill,
 )
@@ -117,13 +131,22 @@ from muster.agent.round import Round
 HELD_LINES_S = 0.5
 """How long after another node's end this node may be stopped, too, if both are stopped together."""
 
+CAUSE_LIMIT_S = 1.0
+"""How long the line about a break waits for its cause, if what is known may be a consequence."""
+
+CHECKS_LIMITS_S = {"quick": 0.3, "full": 60.0}
+"""How long workers wait for the checks of this machine, by --preflight. A finding that comes later ends the attempt."""
+
 HOLD_S = 5.0
 """The longest that workers wait for global rank 0: its node may have more to import, but a program may need no process
 group."""
 
 
-ACCEPTED: Mapping[type[WorkersEvent], tuple[type[Delaying | Running | Succeeded | Stopping], ...]] = {
-    StoreLost: (Delaying, Running),
+_HAS_ROUND = (Delaying, Running, Succeeded, Stopping)
+_ANY = (Starting, Joining, *_HAS_ROUND)
+ACCEPTED: Mapping[type[Event], tuple[type[Phase], ...]] = {
+    AgentStarted: (Starting,),
+    StoreLost: (Delaying, Running, Stopping),
     SpawnFailed: (Running,),
     WorkersIdle: (Running,),
     WorkersActive: (Running,),
@@ -131,32 +154,52 @@ ACCEPTED: Mapping[type[WorkersEvent], tuple[type[Delaying | Running | Succeeded 
     WorkerStarted: (Running, Stopping),
     WorkerExited: (Running, Stopping),
     FailureSettled: (Running, Stopping),
+    StacksRequested: (Running, Stopping),
     StacksCollected: (Running, Stopping),
     Saved: (Running, Succeeded, Stopping),
+    SnapshotKept: (Running, Succeeded),
+    SnapshotCopied: (Running, Succeeded),
+    SnapshotSought: (Running, Succeeded),
+    SlotsRead: (Running, Succeeded),
+    DrainBegun: _HAS_ROUND,
+    DrainCommitted: (Running, Succeeded),
+    DrainWithdrawn: (Running, Succeeded),
+    StacksWanted: _HAS_ROUND,
     WorkersGone: (Stopping,),
     WorkersNotEnded: (Stopping,),
+    **dict.fromkeys((RoundFormed, GlobalRank0Started, RoundBroken, JobEnded, RendezvousFailed, Notice), _ANY),
+    **dict.fromkeys((KeepSnapshot, CopySnapshot, SnapshotFound, SnapshotConfirmed, CheckpointCompleted), _ANY),
+    **dict.fromkeys((LocalChecked, WorkersPrepared, TimerExpired, SignalReceived), _ANY),
+    **dict.fromkeys((Requested, RequestAnswered, PersonChose), _ANY),
 }
-"""Which phase accepts which event about the workers of its round; `_is_accepted` drops all others.
+"""Which phase accepts which event; `decide` drops all others, any after the end, and those that `_is_outdated` names.
 
-`Saved` is reported also while the workers are being stopped: a checkpoint of the last moment counts.
+`Saved` is reported also while the workers are being stopped: a checkpoint of the last moment counts. `DrainBegun` is
+refused before the workers have been started, `Requested` while none run, each with a line. Which phase a timer is for
+stands in `_on_timer_expired`, by its purpose.
 """
 
 
 def decide(state: NodeState, event: Event) -> Decision:  # noqa: C901  # one line for each event
-    """Decide what follows from one event. Events of an older round, and any after the end, change nothing."""
-    if isinstance(state.phase, Ended) or (isinstance(event, WorkersEvent) and not _is_accepted(state, event)):
+    """Decide what follows from one event, if this phase accepts it and it is not about another round."""
+    # What has travelled may be of a class derived from the event's: `report_messages.RequestAnswer` is.
+    accepting = next((ACCEPTED[kind] for kind in type(event).__mro__ if kind in ACCEPTED), _ANY)
+    if not isinstance(state.phase, accepting) or _is_outdated(state, event):
         return state, ()
     match event:
         case AgentStarted():
             return replace(state, phase=Joining()), (JoinJob(is_prepared=state.is_prepared),)
+        case LocalChecked():
+            return _on_local_checked(state, event)
         case WorkersPrepared():
             has_joined = not isinstance(state.phase, Starting)
             return replace(state, is_prepared=True), (Send(message=Prepared()),) if has_joined else ()
         case RoundFormed():
-            is_new = state.round is None or event.round.number > state.round.number
-            return _on_round_changed(state, event) if is_new else (state, ())
+            return _on_round_changed(state, event)
         case GlobalRank0Started():
             return _on_global_rank0_started(state, event)
+        case RoundBroken(explains=True):
+            return _on_break_explained(state, event)
         case RoundBroken() | JobEnded():
             return _on_round_changed(state, event)
         case RendezvousFailed():
@@ -193,19 +236,33 @@ def decide(state: NodeState, event: Event) -> Decision:  # noqa: C901  # one lin
             return _on_drain(state, event)
         case Requested() | RequestAnswered() | StacksWanted() | PersonChose():
             return _on_request(state, event)
-        case Saved():
+        case Saved() | SnapshotKept() | SnapshotCopied() | SnapshotSought():
             return state, (Send(message=event),)
+        case KeepSnapshot() | CopySnapshot() | SnapshotFound() | SnapshotConfirmed():
+            return state, (KeepSnapshots(told=event),)
         case CheckpointCompleted():
             return state, (KeepCheckpoint(checkpoint=event.checkpoint),)
         case _:
             assert_never(event)
 
 
-def _is_accepted(state: NodeState, event: WorkersEvent) -> bool:
-    """Tell whether an event is about the workers of this round, and the phase accepts it."""
-    current = state.round
-    is_current = current is not None and event.round_number == current.number
-    return is_current and isinstance(state.phase, ACCEPTED[type(event)])
+def _is_outdated(state: NodeState, event: Event) -> bool:
+    """Tell whether an event is about another round than this node's.
+
+    While the workers of a round are being stopped, the next may have formed, and may be broken or be drained.
+    """
+    current = -1 if state.round is None else state.round.number
+    match event:
+        case RoundFormed():
+            return event.round.number <= current
+        case RoundBroken(explains=False):
+            return event.round_number != current and state.find_round(event.round_number) is None
+        case DrainBegun() | StacksWanted():
+            return state.find_round(event.round_number) is None
+        case TimerExpired():
+            return event.timer.purpose is not TimerPurpose.LINES and event.timer.round_number != current
+        case _:
+            return isinstance(event, WorkersEvent | RoundBroken) and event.round_number != current
 
 
 def _on_round_changed(state: NodeState, event: RoundFormed | RoundBroken | JobEnded) -> Decision:
@@ -250,17 +307,38 @@ def _enter_round(state: NodeState, event: RoundFormed) -> Decision:
 
 
 def _begin_round(state: NodeState, new: Round, *, is_held: bool) -> Decision:
+    """Start the workers, or wait; then look at what takes other nodes. A new attempt of the same nodes is told all."""
+    last, rules = state.round, state.rules
+    state, actions = _begin_workers(state, new, is_held=is_held)
+    if not rules.compares_nodes or new.group_world_size == 1:
+        return state, actions
+    is_known = last is not None and new.attempt > last.attempt and state.has_told_facts
+    if rules.reaches_master and new.group_rank > 0 and not is_known:
+        actions = (*actions, ReachMaster(round=new))
+    state, told = (state, ()) if is_known else _tell_facts(state, new)
+    return state, (*actions, *told)
+
+
+def _tell_facts(state: NodeState, current: Round) -> Decision:
+    if state.facts is None or not state.rules.compares_nodes:
+        return state, ()
+    return replace(state, has_told_facts=True), (Send(message=Checked(round_number=current.number, facts=state.facts)),)
+
+
+def _begin_workers(state: NodeState, new: Round, *, is_held: bool) -> Decision:
     """Start the workers, or first wait: for global rank 0, whose node backs off for all, or for the own back-off.
 
     Where an agent hosts the store, it listens already: then only a back-off is waited for.
     """
-    delay_s = state.rules.find_longest_backoff_s(new.attempt)
+    delay_s = state.rules.find_longest_backoff_s(new.repeats)
     is_held = is_held and state.rank0_started < new.number and (delay_s > 0.0 or not new.use_agent_store)
     actions: tuple[Action, ...] = (BeginRound(round=new),)
     if state.rules.omp_num_threads is not None and new.group_rank == 0 and state.phase == Joining():
         actions = (*actions, PrintLine(text=_describe_threads(state.rules.omp_num_threads)))
     if new.checkpoint is not None and new.group_rank == 0:
         actions = (*actions, PrintLine(text=f"the last checkpoint of all ranks: {new.checkpoint.describe()}"))
+    if new.snapshot is not None and new.group_rank == 0:
+        actions = (*actions, PrintLine(text=f"all ranks continue at step {new.snapshot.step} from memory"))
     if is_held:
         delay_s += HOLD_S
     elif delay_s > 0.0:
@@ -279,17 +357,56 @@ def _describe_threads(count: int) -> str:
     return f"OMP_NUM_THREADS is not set: each worker gets {count} (a node's usable cores / its workers)"
 
 
-def _start_workers(state: NodeState, new: Round, before: tuple[Action, ...] = ()) -> Decision:
-    phase = Running(round=new, awaited=frozenset(range(state.rules.nproc)))
-    return replace(state, phase=phase), (*before, StartWorkers(round=new))
+def _start_workers(
+    state: NodeState, new: Round, before: tuple[Action, ...] = (), problem: LocalFailure | None = None
+) -> Decision:
+    """Start the workers once this machine is checked; what is wrong with it is the round's failure at once.
+
+    Args:
+        state: of the node.
+        new: their round.
+        before: actions that come first.
+        problem: why its store is lost: without it they would only wait.
+    """
+    if state.is_unchecked:
+        timer = RoundTimer(purpose=TimerPurpose.CHECKS, round_number=new.number)
+        phase = Delaying(round=new, is_held=False, store_problem=problem, is_unchecked=True)
+        wait = StartTimer(timer=timer, delay_s=CHECKS_LIMITS_S[state.rules.checks])
+        return replace(state, phase=phase), (*before, wait)
+    running = Running(round=new, awaited=frozenset(range(state.rules.nproc)))
+    problem = state.problem or problem
+    if problem is None:
+        return replace(state, phase=running), (*before, StartWorkers(round=new))
+    state, actions = fail_round(state, running, problem)
+    return state, (*before, *actions)
 
 
 def _end_delay(state: NodeState, phase: Delaying) -> Decision:
-    """Start the workers; without their store they would only wait, so its loss is the round's failure at once."""
-    state, start = _start_workers(state, phase.round)
-    if not phase.store_problem:
-        return state, start
-    return on_store_lost(state, StoreLost(round_number=phase.round.number, reason=phase.store_problem))
+    return _start_workers(state, phase.round, problem=phase.store_problem)
+
+
+def _on_local_checked(state: NodeState, event: LocalChecked) -> Decision:
+    """Print what was found; the first error ends the attempt, and no worker is started if none runs yet."""
+    error = None if state.problem else next((each for each in event.findings if each.level.value == "error"), None)
+    node = "" if state.rules.node_index is None else f"node {state.rules.node_index} "
+    where = f"preflight: {node}({state.rules.host})" if node else f"preflight: {state.rules.host}"
+    lines = tuple(
+        PrintLine(text=f"{where}: {finding.describe()}") for finding in event.findings if finding is not error
+    )
+    if error is not None:
+        state = replace(state, problem=LocalFailure(local_rank=0, reason=error.describe(), check=error.check))
+    is_over = event.is_last or error is not None
+    state = replace(state, is_unchecked=state.is_unchecked and not is_over, facts=event.facts or state.facts)
+    phase = state.phase
+    actions: tuple[Action, ...] = ()
+    told: tuple[Action, ...] = ()
+    if isinstance(phase, Delaying | Running | Succeeded) and event.facts is not None:
+        state, told = _tell_facts(state, phase.round)
+    if isinstance(phase, Delaying) and phase.is_unchecked and not state.is_unchecked:
+        state, actions = _end_delay(state, phase)
+    elif isinstance(phase, Running) and error is not None and state.problem is not None:
+        state, actions = fail_round(state, phase, state.problem)
+    return state, (*lines, *actions, *told)
 
 
 def _on_global_rank0_started(state: NodeState, event: GlobalRank0Started) -> Decision:
@@ -310,13 +427,11 @@ def _on_round_broken(state: NodeState, event: RoundBroken) -> Decision:
         # The round that formed during the stop is broken before its workers were started.
         state = replace(state, phase=replace(phase, then=Rejoin(round=phase.then.round)))
         actions: tuple[Action, ...] = ()
-    elif state.round is None or event.round_number != state.round.number:
-        return state, ()
-    else:
+    elif state.round is not None:
         state, actions = _break_round(state, event, state.round)
-    line = None if _is_leaving(state) or state.round is None else _describe_break(state, event, state.round)
-    is_held = event.kind in (BreakKind.MEMBERSHIP, BreakKind.FENCED)
-    state, told = _tell(state, line, may_hold=is_held) if line is not None else (state, ())
+    else:
+        return state, ()
+    state, told = _tell_break(state, event)
     kinds = (BreakKind.FAILURE, BreakKind.MEMBERSHIP, BreakKind.DRAINED)
     is_followed = event.kind in kinds and not _is_leaving(state)
     # Forked while the old ones are being stopped.
@@ -324,8 +439,29 @@ def _on_round_broken(state: NodeState, event: RoundBroken) -> Decision:
     return state, (*told, *park, *actions)
 
 
+def _tell_break(state: NodeState, event: RoundBroken) -> Decision:
+    """Print why the round was broken; hold it back if that may be a consequence of what is not known yet."""
+    line = None if _is_leaving(state) or state.round is None else _describe_break(state, event, state.round)
+    state = replace(state, break_line=line or "")
+    if event.is_provisional:  # where there is no line, the record waits
+        return _hold_lines(state, () if line is None else (line,), CAUSE_LIMIT_S)
+    if line is None:
+        return state, ()
+    return _tell(state, line, may_hold=event.kind in (BreakKind.MEMBERSHIP, BreakKind.FENCED))
+
+
+def _on_break_explained(state: NodeState, event: RoundBroken) -> Decision:
+    """All failures of the round are known: what is known now takes the place of a line that is held."""
+    known, is_held = state.break_line, state.break_line in state.held_lines
+    state = replace(state, held_lines=tuple(line for line in state.held_lines if line != known))
+    state, told = _tell_break(state, event)
+    return (state, told) if is_held or state.break_line != known else (state, ())
+
+
 def _break_round(state: NodeState, event: RoundBroken, broken: Round) -> Decision:
     phase = state.phase
+    if event.leaves and event.kind is BreakKind.FAILURE:
+        return _leave_at_fault(state, event)
     if isinstance(phase, Running | Succeeded):
         is_fenced = event.kind is BreakKind.FENCED
         if state.preemption is not None or _is_over(state, phase, event):
@@ -351,7 +487,8 @@ def _describe_break(state: NodeState, event: RoundBroken, broken: Round) -> str 
             return None
         case BreakKind.FAILURE:  # every node hears of it in the same words
             number, allowed = broken.attempt + 1, broken.attempt + broken.restarts_left
-            return None if broken.group_rank > 0 else f"{event.reason}; restart {number} of {allowed}"
+            rest = "(free)" if event.is_free else f"of {allowed}"
+            return None if broken.group_rank > 0 else f"{event.reason}; restart {number} {rest}"
         case BreakKind.MEMBERSHIP | BreakKind.DRAINED:
             return event.reason if event.is_leader or not state.rules.stops_together else None
         case BreakKind.FENCED:
@@ -377,9 +514,13 @@ def _tell(state: NodeState, line: str, *, may_hold: bool) -> Decision:
     """Print the line, or hold it back until it is clear whether the whole job is being stopped."""
     if not (may_hold and state.rules.stops_together):
         return state, (PrintLine(text=line),)
+    return _hold_lines(state, (line,), HELD_LINES_S)
+
+
+def _hold_lines(state: NodeState, lines: tuple[str, ...], for_s: float) -> Decision:
     timer = RoundTimer(purpose=TimerPurpose.LINES, round_number=state.round.number if state.round else 0)
-    held = (*state.held_lines, line)
-    return replace(state, held_lines=held), (StartTimer(timer=timer, delay_s=HELD_LINES_S),)
+    held = (*state.held_lines, *lines)
+    return replace(state, held_lines=held), (StartTimer(timer=timer, delay_s=for_s),)
 
 
 def _print_held(state: NodeState) -> Decision:
@@ -461,11 +602,12 @@ def _on_timer_expired(state: NodeState, timer: RoundTimer) -> Decision:
     phase = state.phase
     if timer.purpose is TimerPurpose.LINES:
         return _print_held(state)
-    if state.round is None or timer.round_number != state.round.number:
-        return state, ()
     match timer.purpose:
         case TimerPurpose.START:
             return _end_delay(state, phase) if isinstance(phase, Delaying) else (state, ())
+        case TimerPurpose.CHECKS:
+            state = replace(state, is_unchecked=False)
+            return _end_delay(state, phase) if isinstance(phase, Delaying) and phase.is_unchecked else (state, ())
         case TimerPurpose.STACKS:
             return end_stacks_wait(state, phase) if isinstance(phase, Stopping) else (state, ())
         case TimerPurpose.GRACE:
@@ -611,6 +753,21 @@ def _leave_drained(state: NodeState, phase: Running | Succeeded, *, kill: bool =
     reason = "its ranks were told to stop" if state.preemption is None else _name_cause(signum)
     state, actions = begin_stop(state, phase, signum=signum, kill=kill, then=Finish(code=ExitCode.TERMINATED))
     return state, (Send(message=Leaving(reason=reason)), *actions)
+
+
+def _leave_at_fault(state: NodeState, event: RoundBroken) -> Decision:
+    """Leave with an exit code after which adapters replace the node: its failure is to be kept off the job."""
+    failed = RendezvousFailed(reason=f"this node leaves the job: {event.reason}")
+    finish = Finish(code=ExitCode.RENDEZVOUS, rendezvous_failed=failed)
+    phase, leave = state.phase, Send(message=Leaving(reason="it is at fault"))
+    if isinstance(phase, Running | Succeeded):
+        state, actions = begin_stop(state, phase, then=finish)
+    elif isinstance(phase, Stopping):
+        then = phase.then if isinstance(phase.then, Finish) else finish  # a signal came first
+        state, actions = replace(state, phase=replace(phase, then=then)), ()
+    else:
+        state, actions = _end(state, finish)
+    return state, (leave, *actions)
 
 
 def _is_over(state: NodeState, phase: Running | Succeeded, broken: RoundBroken) -> bool:

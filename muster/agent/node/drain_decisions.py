@@ -30,13 +30,10 @@ from muster.agent.node.actions import (
 )
 from muster.agent.node.events import RoundTimer, SignalReceived, SlotsRead, TimerPurpose
 from muster.agent.node.state import (
-    Delaying,
     NodeDrain,
     NodeState,
     Preemption,
     Running,
-    StartNext,
-    Stopping,
     Succeeded,
 )
 from muster.agent.node.worker_decisions import STILL_S, Decision
@@ -59,7 +56,6 @@ from muster.agent.rendezvous.interface import (
     DrainReported,
     DrainWithdrawn,
 )
-from muster.agent.round import Round
 
 DrainDecision: TypeAlias = tuple[NodeState, tuple[Action, ...], bool]
 """As `Decision`, and whether a node that is preempted leaves now."""
@@ -101,10 +97,10 @@ def on_preemption(state: NodeState, phase: Running | Succeeded, event: SignalRec
 def decide_drain(
     state: NodeState, event: DrainBegun | DrainCommitted | DrainWithdrawn | SlotsRead | RoundTimer
 ) -> DrainDecision:
-    """Decide what follows. An event of another round or another drain changes nothing."""
+    """Decide what follows. An event of another drain changes nothing."""
     phase = state.phase
-    if not isinstance(phase, Running | Succeeded) or event.round_number != phase.round.number:
-        return state, _refuse(state, event) if isinstance(event, DrainBegun) else (), False
+    if not isinstance(phase, Running | Succeeded):
+        return state, _refuse(event) if isinstance(event, DrainBegun) else (), False
     if isinstance(event, RoundTimer) and event.purpose is TimerPurpose.DRAIN:
         return _on_time_over(state, phase, event)
     if isinstance(phase, Succeeded):
@@ -125,25 +121,10 @@ def decide_drain(
             assert_never(event)
 
 
-def find_round(state: NodeState, number: int) -> Round | None:
-    """The round of this number, if this node takes part in it. Its workers may not be started yet."""
-    phase = state.phase
-    if isinstance(phase, Stopping) and isinstance(phase.then, StartNext):
-        found = phase.then.round
-    elif isinstance(phase, Delaying | Running | Succeeded):
-        found = phase.round
-    else:
-        return None
-    return found if found.number == number else None
-
-
-def _refuse(state: NodeState, event: DrainBegun) -> tuple[Action, ...]:
+def _refuse(event: DrainBegun) -> tuple[Action, ...]:
     """Without a report of this node the ranks of all others would wait for ever."""
-    waiting = find_round(state, event.round_number)
-    if waiting is None:
-        return ()
     report = DrainReport(ceiling=0, refusal="a node has not started its workers yet")
-    return (_send_report(waiting, event.drain, report),)
+    return (_send_report(event.round_number, event.drain, report),)
 
 
 def _begin(state: NodeState, phase: Running, event: DrainBegun) -> DrainDecision:
@@ -225,11 +206,11 @@ def _list_live_slots(phase: Running, event: SlotsRead) -> list[RankSlot]:
 
 def _report(state: NodeState, phase: Running, drain: NodeDrain, report: DrainReport) -> DrainDecision:
     state = replace(state, phase=replace(phase, drain=replace(drain, is_reported=True)))
-    return state, (_send_report(phase.round, drain.number, report),), False
+    return state, (_send_report(phase.round.number, drain.number, report),), False
 
 
-def _send_report(current: Round, drain: int, report: DrainReport) -> Send:
-    return Send(message=DrainReported(round_number=current.number, drain=drain, report=report))
+def _send_report(round_number: int, drain: int, report: DrainReport) -> Send:
+    return Send(message=DrainReported(round_number=round_number, drain=drain, report=report))
 
 
 def _commit(state: NodeState, phase: Running, event: DrainCommitted) -> DrainDecision:

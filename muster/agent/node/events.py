@@ -1,6 +1,7 @@
 """Events of one node: the input of `decisions.decide`.
 
-Those of rendezvous are in `rendezvous.interface`, also the two that the node sends on as they are: Saved, StoodStill.
+Those of rendezvous are in `rendezvous.interface`, also those that the node sends on as they are: Saved, StoodStill,
+SnapshotKept, SnapshotCopied, SnapshotSought.
 
 An event about workers or a timer carries the number of the round that it belongs to: an older round's changes nothing.
 """
@@ -11,9 +12,20 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from muster._shared.contract import AskKind
 from muster._shared.records import record
-from muster.agent.rendezvous.interface import RendezvousEvent, Saved, StoodStill
+from muster.agent.rendezvous.interface import (
+    DrainCommitted,
+    DrainWithdrawn,
+    NodeFacts,
+    RendezvousEvent,
+    Saved,
+    SnapshotCopied,
+    SnapshotKept,
+    SnapshotSought,
+    StoodStill,
+)
 
 if TYPE_CHECKING:
+    from muster._shared.preflight import Finding
     from muster._shared.reports import RankProgress, RankView
     from muster.agent.rendezvous.drain_ceiling import RankSlot
 
@@ -35,6 +47,8 @@ class TimerPurpose(Enum):
     """The time of a drain is over."""
     LINES = "lines"
     """Print the lines that are held back: the job is not being stopped."""
+    CHECKS = "checks"
+    """Start the round's workers, although the checks of this machine are not over."""
 
 
 @record
@@ -55,6 +69,19 @@ class AgentStarted:
 @record
 class WorkersPrepared:
     """From now on workers would start at once."""
+
+
+@record
+class LocalChecked:
+    """What the checks of this machine have found, before or after the workers were started."""
+
+    findings: "tuple[Finding, ...]" = ()
+    facts: NodeFacts | None = None
+    """What the other nodes compare; None: nothing new."""
+    site_checks: tuple[str, ...] = ()
+    """The executables that the site has added, which run from now on: their findings follow."""
+    is_last: bool = False
+    """No findings follow."""
 
 
 @record
@@ -91,10 +118,15 @@ class SpawnFailed:
 
 @record
 class StoreLost:
-    """The agent hosts the store of the round, and it has none (any more); `reason` is a clause about rank 0."""
+    """The agent hosts the store of the round, and it has none (any more); `reason` is a clause about rank 0.
+
+    Or it has learned that its workers cannot reach MASTER_ADDR.
+    """
 
     round_number: int
     reason: str
+    check: str = ""
+    """The check that says so; "": none."""
 
 
 @record
@@ -236,6 +268,12 @@ WorkersEvent: TypeAlias = (
     | WorkersGone
     | WorkersNotEnded
     | Saved
+    | SnapshotKept
+    | SnapshotCopied
+    | SnapshotSought
+    | SlotsRead
+    | DrainCommitted
+    | DrainWithdrawn
 )
 """About the workers of a round: `decisions.ACCEPTED` says which phase accepts which."""
 
@@ -244,10 +282,10 @@ Event: TypeAlias = (
     | WorkersEvent
     | AgentStarted
     | WorkersPrepared
+    | LocalChecked
     | StacksRequested
     | TimerExpired
     | SignalReceived
     | PersonChose
-    | SlotsRead
     | Requested
 )

@@ -6,6 +6,7 @@ from muster._shared.records import replace
 from muster._shared.reports import ENDED, Failure, RankProgress, RankView, Stack
 from muster.agent.config import AgentConfig
 from muster.agent.diagnosis.failures import FailedWorker, FailureBuilder
+from muster.agent.diagnosis.kernel_log import KernelLog
 from muster.agent.diagnosis.oom import OomWatch
 from muster.agent.diagnosis.stacks import StackCollector, StackTarget, find_python
 from muster.agent.logs import LogRouter
@@ -36,18 +37,25 @@ class Evidence:
         self._clock = loop.clock
         self._logs = logs
         self._workers = workers
-        self._builder = FailureBuilder(host=config.node_name, clock=loop.clock, oom=OomWatch(workers.memory))
+        self._kernel = KernelLog()
+        self._builder = FailureBuilder(
+            host=config.node_name, clock=loop.clock, oom=OomWatch(workers.memory), kernel=self._kernel
+        )
         self._has_reported_disk = False
         self._thread = logs.files.thread
         """The stack files may be on a disk that hangs; a stop waits for stacks within its own limit."""
         self._stacks = StackCollector(self._thread.loop)  # one for all requests: overlapping ones share dumps
+
+    def skip_kernel_log(self) -> None:
+        """Of the kernel's log, read only what comes from now on."""
+        self._kernel.skip()
 
     def collect_failures(self, round: Round, failures: tuple[LocalFailure, ...]) -> tuple[Failure, ...]:  # noqa: A002
         """Collect why these workers failed, from their files as far as a disk that hangs allows it."""
         return tuple(self._collect(round, each) for each in failures)
 
     def collect_idle(self, round: Round, local_ranks: tuple[int, ...], reason: str) -> tuple[Failure, ...]:  # noqa: A002
-        """Collect what these workers do not do; those that have ended meanwhile are left out."""
+        """Collect what these workers do not do; those that have ended by then are left out."""
         pids = {worker.local_rank: worker.pid for worker in self._workers.live}
         return tuple(
             self._collect(round, LocalFailure(local_rank=each, reason=reason), hung_pid=pids[each])
@@ -57,7 +65,7 @@ class Evidence:
 
     def _collect(self, round: Round, failure: LocalFailure, *, hung_pid: int | None = None) -> Failure:  # noqa: A002
         workers, local_rank = self._workers, failure.local_rank
-        page = workers.page
+        page, is_alone = workers.page, round.group_world_size == 1
         worker = FailedWorker(
             round=round,
             local_rank=local_rank,
@@ -65,12 +73,14 @@ class Evidence:
             hung_pid=hung_pid,
             spawn_errno=failure.errno,
             reason=failure.reason,
+            check=failure.check,
             streams=workers.streams.get(local_rank),
             stderr_text=self._logs.read_stderr_text(local_rank),
             stderr_tail=self._logs.read_stderr_tail(local_rank),
-            slot=None if page is None else page.read_slot(local_rank),
+            slot=None if page is None else page.read_shown(local_rank) if is_alone else page.read_slot(local_rank),
             values={} if page is None else page.read_values(local_rank),
             ended_ranks=tuple(round.rank_offset + rank for rank in workers.early_exits),
+            wish=None if page is None else page.read_wish(local_rank),
         )
         built = self._logs.files.call(lambda: self._builder.build(worker))
         if built is not None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from muster._shared.contract import ExitCode, LogNames
 from muster._shared.processes import read_peak_bytes
 from muster._shared.records import replace
-from muster._shared.reports import format_size
+from muster._shared.reports import format_duration, format_size
 from muster.agent.config import AgentConfig, StdChoice
 from muster.agent.logs import LogRouter
 from muster.agent.node.actions import Finish
@@ -28,6 +28,8 @@ COMMON_EXIT_S = 0.5
 LATER_EXIT_S = 2.0
 """Of the pods that do not print the report: later by what a kubelet may need to see the end of the one that does. They
 may be removed while they wait: the longer they do, the more often."""
+NOTIFY_LIMIT_S = 30.0
+"""How long `--notify` may take."""
 _OUTPUT_CAP_S = 10.0
 _POD_OUTPUT_CAP_S = 1.0
 """How long the report may wait until the console has the workers' last lines."""
@@ -45,6 +47,7 @@ def report_outcome(finish: Finish, config: AgentConfig, logs: LogRouter, times: 
         times: of this agent.
         last: the last round this node took part in; None: none.
     """
+    logs.hide_status()
     if finish.rendezvous_failed is not None and finish.code in (ExitCode.RENDEZVOUS, ExitCode.USAGE):
         logs.print_line(finish.rendezvous_failed.reason)
         _write_termination_log(config, finish.rendezvous_failed.reason.encode(), logs)
@@ -53,28 +56,43 @@ def report_outcome(finish: Finish, config: AgentConfig, logs: LogRouter, times: 
         if finish.ended.prints_report:
             is_pod = config.termination_log is not None and config.is_pod
             logs.wait_for_output(_POD_OUTPUT_CAP_S if is_pod else _OUTPUT_CAP_S)  # it is the last that a reader sees
-            _print_report(finish.ended.report, config, logs, last)
-    if _prints_last_line(finish, config, last):
+            logs.print_text(format_page(finish.ended.report, config, logs, last, has_colour=logs.has_colour))
+    if prints_last_line(finish, config, last):
+        _print_summary(logs)
         logs.print_line(describe_job(times, config, logs.run_dir, finish.ended))
     return int(finish.code)
 
 
-def _prints_last_line(finish: Finish, config: AgentConfig, last: "Round | None") -> bool:
-    """One node of the job does: that of the report, or the first; stopped by a signal too, if workers have run."""
+def _print_summary(logs: LogRouter) -> None:
+    """Print what there is to say of a job whose status is known."""
+    if logs.status is None:
+        return
+    from muster._shared.console.summary import format_summary
+
+    for line in format_summary(logs.status):
+        logs.print_line(line)
+
+
+def prints_last_line(finish: Finish, config: AgentConfig, last: "Round | None") -> bool:
+    """Say whether this node prints it: the one that leads, or the first; stopped by a signal too, if workers ran."""
     ended, is_first_node = finish.ended, last is not None and last.group_rank == 0
     if ended is None:
         return finish.code > ExitCode.of_signal(0) and is_first_node and config.control_fd is None
     if config.control_fd is not None and int(finish.code) == 0:
         return False  # the program that drives this agent is told
+    if ended.is_leader is not None:
+        return ended.is_leader
     return ended.prints_report if ended.report is not None else is_first_node
 
 
-def _print_report(report: "Report", config: AgentConfig, logs: LogRouter, last: "Round | None") -> None:
+def format_page(
+    report: "Report", config: AgentConfig, logs: LogRouter, last: "Round | None", *, has_colour: bool
+) -> str:
+    """Format the report as this node prints it."""
     from muster.agent.diagnosis.report_text import format_report  # only a failed job needs it
 
     printed_as = _find_printed(report, config, logs, last)
-    page = format_report(report, has_colour=logs.has_colour, printed_as=printed_as, columns=config.report_columns)
-    logs.print_text(page)
+    return format_report(report, has_colour=has_colour, printed_as=printed_as, columns=config.report_columns)
 
 
 def _find_printed(report: "Report", config: AgentConfig, logs: LogRouter, last: "Round | None") -> str | None:
@@ -91,6 +109,7 @@ def _find_printed(report: "Report", config: AgentConfig, logs: LogRouter, last: 
     offset = root.global_rank - root.local_rank
     own = replace(last, group_rank=root.node, node_index=root.node_index, rank_offset=offset)
     prefix = logs.find_stderr_prefix(root.local_rank, own)
+    prefix = (logs.find_merged_prefix(root.local_rank) if is_here else None) or prefix
     if not prefix:  # not read by the agent: Python prints what it records, and a crash is in a file
         return prefix if root.error_file is not None or root.traceback is None else None
     lines = logs.read_stderr_text(root.local_rank).splitlines() if is_here else root.stderr_tail
@@ -150,7 +169,8 @@ def wait_for_exit(config: AgentConfig, failed_s: float, *, prints_report: bool) 
         prints_report: this node does.
     """
     if config.termination_log is not None:
-        exit_s = COMMON_EXIT_S if prints_report or not config.is_pod else LATER_EXIT_S
+        later_s = LATER_EXIT_S + (NOTIFY_LIMIT_S if config.notify else 0.0)  # the node with the page waits for it
+        exit_s = COMMON_EXIT_S if prints_report or not config.is_pod else later_s
         time.sleep(max(0.0, failed_s + exit_s - time.monotonic()))
 
 
@@ -186,17 +206,6 @@ def describe_job(
         parts.append(f"peak memory of a worker {format_size(peak_bytes)}")
     has_report = ended is not None and not ended.succeeded
     return "; ".join([*parts, describe_logs(config, run_dir, succeeded=not has_report)])
-
-
-def format_duration(seconds: float) -> str:
-    """`0.4 s`, `12 s`, `3 min 5 s`, `2 h 10 min`."""
-    if seconds < 10:
-        return f"{seconds:.1f} s"
-    if seconds < 60:
-        return f"{seconds:.0f} s"
-    minutes, rest_s = divmod(round(seconds), 60)
-    hours, rest_min = divmod(minutes, 60)
-    return f"{hours} h {rest_min} min" if hours else f"{minutes} min {rest_s} s"
 
 
 def describe_logs(config: AgentConfig, run_dir: str | None, *, succeeded: bool) -> str:

@@ -24,7 +24,6 @@ from muster.agent.node.actions import (
     Send,
     SendStacks,
 )
-from muster.agent.node.drain_decisions import find_round
 from muster.agent.node.events import Choice, PersonChose, Requested, SignalReceived
 from muster.agent.node.state import Interrupt, InterruptStep, NodeState, Running, Stopping, Succeeded
 from muster.agent.node.worker_decisions import OWN_REQUEST, Decision, RequestDecision
@@ -62,7 +61,7 @@ def decide_request(
         case RequestAnswered():
             return _on_answered(state, event)
         case StacksWanted():
-            asked = find_round(state, event.round_number)
+            asked = state.find_round(event.round_number)
             return state, () if asked is None else (SendStacks(round=asked, number=event.number),), None
         case PersonChose():
             interrupt = state.interrupt

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from muster._shared.contract import Env
 from muster._shared.contract import StatusPageLayout as Layout
+from muster._shared.processes import find_nvml
 from muster._shared.records import assert_never, record
 from muster.agent.config import HANG_TIMEOUT_AUTO, AgentConfig
 from muster.agent.errors import SpawnError
@@ -21,23 +22,29 @@ from muster.agent.rendezvous.interface import Saved, StoodStill
 from muster.agent.round import Round
 from muster.agent.runtime.loop import Loop, Timer
 from muster.agent.runtime.signals import ChildWatch
-from muster.agent.workers.environment import build_worker_env, substitute_macros
+from muster.agent.workers.environment import MONITOR_ADDRESS, build_worker_env, substitute_macros
 from muster.agent.workers.memory import MemoryWatch
 from muster.agent.workers.pool import LiveWorker, WorkerEnd, WorkerPool
 from muster.agent.workers.spec import ProgramKind, WorkerSpec, WorkerStarter
 
 if TYPE_CHECKING:  # loaded when first needed: every import delays the first worker
     from muster._shared.guard import GuardLease
-    from muster._shared.reports import JobStatus, RankProgress, RankView
+    from muster._shared.reports import RankProgress, RankView
     from muster.agent.diagnosis.hang import Activity, HangWatch
     from muster.agent.diagnosis.hangs.looks import Reported
+    from muster.agent.diagnosis.hangs.monitor import Monitor
     from muster.agent.diagnosis.hangs.servers import Progress, WorkerReader
     from muster.agent.diagnosis.hangs.sessions import FileSizes, Sessions
     from muster.agent.logs.terminal_loan import TerminalLoan
     from muster.agent.placement.affinity import WorkerPlacement
+    from muster.agent.placement.device_memory import DeviceMemory
     from muster.agent.rendezvous.drain_ceiling import RankSlot
-    from muster.agent.telemetry import Pause, StatusFile
-    from muster.agent.workers.status_page import StatusPage
+    from muster.agent.rendezvous.interface import Rendezvous, Stream
+    from muster.agent.round import Holding, Source
+    from muster.agent.snapshots.node import NodeSnapshots
+    from muster.agent.telemetry import Observed, OpenCollective, Pause
+    from muster.agent.telemetry.trainer_endpoint import TrainerEndpoint
+    from muster.agent.workers.status_page import SnapshotFiles, StatusPage, Told, TrainerPort
 
 
 _AUTO_BEGINS_S = 2.0
@@ -60,21 +67,25 @@ class WorkerParts:
     starter: WorkerStarter
     placements: "tuple[WorkerPlacement, ...]"
     """Length nproc, indexed by local rank; empty: workers run where the agent may."""
-    on_status: "Callable[[JobStatus], None] | None"
-    """Gets what the status file says."""
 
 
 class RoundWorkers:
     """Carries out `WorkerAction`s. Close it: that ends the starter's own processes."""
 
-    def __init__(self, config: AgentConfig, parts: WorkerParts, post: Callable[[events.Event], None]) -> None:
+    def __init__(
+        self,
+        config: AgentConfig,
+        parts: WorkerParts,
+        post: Callable[[events.Event], None],
+        get_rendezvous: "Callable[[], Rendezvous]",
+    ) -> None:
+        self._get_rendezvous = get_rendezvous
         self._config = config
         self._loop = parts.loop
         self._lease = parts.lease
         self._logs = parts.logs
         self._starter = parts.starter
         self._placements = parts.placements
-        self._on_status = parts.on_status
         self._post = post
         self._pool = WorkerPool(
             parts.loop,
@@ -88,6 +99,12 @@ class RoundWorkers:
         """A start that waits for its round's log files."""
         self._hang: HangWatch | None = None
         self._watched_round = 0
+        self._formed: Round | None = None
+        """The round of the page."""
+        self._reader: WorkerReader | None = None
+        """Of the round's watch for hangs."""
+        self._monitor: Monitor | None = None
+        """NCCL's, of the round, once it was asked."""
         self._fencings = 0
         """The guard's count when the workers were started."""
         self._page_failed = False
@@ -95,14 +112,21 @@ class RoundWorkers:
         """A command was written for this round."""
         self._pause: Pause | None = None
         """The workers were told to wait."""
-        self._status: StatusFile | None = None
-        """Once a worker has done a step."""
         self._reported: tuple[int, str] | None = None
         """The checkpoint of this round that was posted last."""
         self._saved_timer: Timer | None = None
         self._terminal: TerminalLoan | None = None
         """Of this round, once a worker has asked for the terminal."""
         self._rank_offset = 0
+        self._device_memory: DeviceMemory | None = None
+        """Once workers were started on a node with devices."""
+        self._snapshot_files: SnapshotFiles | None = None
+        """Made for the first round; None also where they are switched off, or cannot be made."""
+        self._snapshots: NodeSnapshots | None = None
+        """Once a worker has used them."""
+        self._snapshots_timer: Timer | None = None
+        self._trainer_port: TrainerPort | None = None
+        """Once this node has had global rank 0."""
         self.page: StatusPage | None = None
         """Of this round; None: none could be made, and steps are not shown."""
         self.memory = MemoryWatch()
@@ -116,6 +140,14 @@ class RoundWorkers:
     def debugged(self) -> int | None:
         """The local rank whose debugger has the terminal; None: none has."""
         return None if self._terminal is None else self._terminal.debugged
+
+    def has_stepped(self, round_number: int) -> bool:
+        """Whether a worker of this round has done a step, as far as it is known."""
+        page = self.page
+        if page is None or page.round_number != round_number:
+            return False
+        slots = map(page.read_slot, range(self._config.nproc))
+        return any(each.step is not None or each.optimizer_steps or each.saved_step is not None for each in slots)
 
     @property
     def live(self) -> list[LiveWorker]:
@@ -170,8 +202,8 @@ class RoundWorkers:
             case actions.ReadSlots():
                 number, drain = action.round_number, action.drain
                 self._post(events.SlotsRead(round_number=number, drain=drain, slots=self._read_slots(action.kind)))
-            case actions.WriteCommand() | actions.WithdrawCommand() | actions.WriteDeadline():
-                self._write_page(action)
+            case actions.WriteCommand() | actions.WithdrawCommand() | actions.WriteDeadline() | actions.KeepSnapshots():
+                self._write_memory(action)
             case _:
                 assert_never(action)
 
@@ -179,17 +211,145 @@ class RoundWorkers:
 
     def _start(self, action: actions.StartWorkers) -> None:
         formed = action.round
+        is_restart = any(end.code != 0 or end.signalled_s is not None for end in self.ends.values())
         self.ends.clear()
         self._fencings = self._lease.count_fencings()
         self.memory.reset()
-        self._watch_for_hangs(formed.number)
+        if self._formed is None and formed.number > 1 and formed.neighbour is not None:
+            self._get_compile_caches(formed.neighbour)
         self._renew_page(formed)
+        self._watch_for_hangs(formed.number)
         self._opening = action
-        self._logs.run_when_open(lambda: self._start_opened(action))
+        self._begin_snapshots(
+            formed,
+            lambda: self._await_memory(
+                action, lambda: self._logs.run_when_open(lambda: self._start_opened(action)), is_restart=is_restart
+            ),
+        )
+
+    def _get_compile_caches(self, source: "Source") -> None:
+        """Get what another node of a running job has compiled; this node's workers, its first, do not wait for it."""
+        env = self._config.base_env
+
+        def give_up(stream: "Stream") -> str:
+            stream.close()
+            return ""
+
+        def fetch(stream: "Stream") -> str:
+            try:
+                from muster.agent.snapshots import compile_caches
+            except (OSError, ImportError):  # no descriptors left
+                return give_up(stream)
+            return compile_caches.fetch(stream, source.host, env)
+
+        def tell(line: str) -> None:
+            if line:
+                self._logs.print_line(line)
+
+        self._get_rendezvous().open_stream(
+            source,
+            lambda stream: self._loop.call_in_thread(lambda: fetch(stream), tell, lambda _error: give_up(stream)),
+            lambda _reason: None,
+        )
+
+    def _await_memory(self, action: actions.StartWorkers, on_ready: Callable[[], None], *, is_restart: bool) -> None:
+        """Call back at once, or where workers on devices were stopped before, once their memory is free, or told of."""
+        library = find_nvml(self._config.base_env)
+        if library is None:
+            on_ready()
+            return
+        from muster.agent.placement.device_memory import DeviceMemory  # only with devices
+
+        visible = self._config.base_env.get("CUDA_VISIBLE_DEVICES")
+        memory = self._device_memory = self._device_memory or DeviceMemory(library, self._config.nproc, visible)
+
+        def finish(lines: tuple[str, ...]) -> None:
+            for line in lines:
+                self._logs.print_line(line)
+            on_ready()
+
+        if is_restart:
+            is_cancelled = lambda: self._opening is not action  # noqa: E731
+            self._loop.call_in_thread(lambda: memory.wait(is_cancelled), finish, lambda _error: ())
+        else:
+            self._loop.call_in_thread(memory.remember, lambda _: None, lambda _error: None)
+            on_ready()
+
+    def _begin_snapshots(self, formed: Round, on_ready: Callable[[], None]) -> None:
+        """Have the workers continue the round's snapshot; call back when this node has its part of it."""
+        files = self._snapshot_files = self._snapshot_files or self._create_snapshot_files()
+        if files is None:
+            on_ready()
+            return
+        if formed.snapshot is None and not files.is_used:
+            files.begin_round(formed.number, formed.lineage)
+            self._plan_snapshots(formed)
+            on_ready()
+            return
+
+        def report_missing(reason: str) -> None:
+            self._opening = None
+            self._post(events.SpawnFailed(round_number=formed.number, local_rank=0, reason=reason, errno=None))
+
+        self._load_snapshots(files).begin_round(formed, on_ready, report_missing)
+
+    def _create_snapshot_files(self) -> "SnapshotFiles | None":
+        config = self._config
+        if config.snapshot_limit_bytes == 0 or self._page_failed:
+            return None  # what has kept the status page from being made keeps these, too
+        from muster.agent.workers.status_page import SnapshotFiles
+
+        copies = config.rendezvous.snapshot_copies if config.rendezvous.max_nodes > 1 else 0
+        limit_bytes = config.snapshot_limit_bytes or 0
+        try:
+            return SnapshotFiles(
+                nproc=config.nproc, share=config.snapshot_share, limit_bytes=limit_bytes, copies=copies
+            )
+        except OSError as error:
+            self._page_failed = True
+            self._logs.print_line(f"no memory for snapshots ({error}): muster.snapshots keeps none")
+            return None
+
+    def _plan_snapshots(self, formed: Round) -> None:
+        """Look once a second whether a worker uses snapshots: only then what keeps them is loaded."""
+        if self._snapshots_timer is not None:
+            self._snapshots_timer.cancel()
+        self._snapshots_timer = self._loop.call_later(_SAVED_LOOK_S, lambda: self._look_for_snapshots(formed))
+
+    def _look_for_snapshots(self, formed: Round) -> None:
+        is_looked_after = self._snapshots is not None and not self._snapshots.is_idle
+        if is_looked_after or self._snapshot_files is None or self._formed is not formed:
+            return
+        if self._snapshot_files.is_used:
+            self._load_snapshots(self._snapshot_files).continue_round(formed)
+        else:
+            self._plan_snapshots(formed)
+
+    def _load_snapshots(self, files: "SnapshotFiles") -> "NodeSnapshots":
+        if self._snapshots is None:
+            from muster.agent.snapshots.node import NodeSnapshots
+
+            self._snapshots = NodeSnapshots(
+                self._loop, files, self._get_rendezvous(), self._post, self._logs.print_line, self._config.base_env
+            )
+        return self._snapshots
+
+    def take_stream(self, stream: "Stream") -> None:
+        """Another node has opened a connection for a part of a snapshot."""
+        if self._snapshot_files is None:
+            stream.close()
+        else:
+            self._load_snapshots(self._snapshot_files).take_stream(stream)
+
+    def list_snapshots(self) -> "tuple[Holding, ...]":
+        """What this node has of snapshots, once its workers have ended."""
+        if self._formed is not None:
+            self._look_for_snapshots(self._formed)
+        return () if self._snapshots is None else self._snapshots.list_holdings()
 
     def _start_opened(self, action: actions.StartWorkers) -> None:
         formed = action.round
-        if self._opening is not action:  # cancelled meanwhile
+        if self._opening is not action:  # cancelled while it was opened
             return
         self._opening = None
         local_rank = 0
@@ -212,7 +372,7 @@ class RoundWorkers:
         return WorkerSpec(
             local_rank=local_rank,
             program=substitute_macros(self._config.program, local_rank),
-            env={**env, **self.page.build_env(local_rank)} if self.page else env,
+            env=env | self._build_page_env(formed, local_rank, env) | self._build_snapshot_env(formed, local_rank),
             stdout_fd=1 if streams.stdout_fd is None else streams.stdout_fd,
             stderr_fd=2 if streams.stderr_fd is None else streams.stderr_fd,
             cpus=placement.cpus if placement else None,
@@ -222,41 +382,110 @@ class RoundWorkers:
             crash_file=(streams.stderr_fd is None and streams.stack_file) or "",
         )
 
+    def _build_page_env(self, formed: Round, local_rank: int, env: Mapping[str, str]) -> dict[str, str]:
+        """The variables by which a worker reports; the first rank's Trainer has one more way to."""
+        if self.page is None:
+            return {}
+        is_first = formed.rank_offset + local_rank == 0 and self._trainer_port is not None
+        told = self._trainer_port.build_env(env, f"/{formed.number}") if is_first and self._trainer_port else {}
+        return {**self.page.build_env(local_rank), **told}
+
+    def _build_snapshot_env(self, formed: Round, local_rank: int) -> dict[str, str]:
+        files = self._snapshot_files if formed.lineage else None
+        return {} if files is None else files.build_env(formed.number, local_rank)
+
+    def _open_trainer_endpoint(self, token: str) -> "TrainerEndpoint":
+        from muster.agent.telemetry.trainer_endpoint import TrainerEndpoint  # most scripts have no Trainer
+
+        return TrainerEndpoint(self._loop, token, self._record_told)
+
+    def _record_told(self, path: str, told: "Told") -> None:
+        """What the Trainer of global rank 0 says; of an earlier round nothing is shown."""
+        if self.page is not None and self._rank_offset == 0 and path == f"/{self.page.round_number}":
+            self.page.record_told(0, told)
+
     def _renew_page(self, formed: Round) -> None:
         """A new page for each round: workers of the last one cannot be mistaken for these."""
-        from muster.agent.workers.status_page import StatusPage  # loaded while the workers' template imports
+        from muster.agent.workers.status_page import StatusPage, TrainerPort  # loaded while the template imports
 
         self._close_page()
+        self._close_monitor()
+        self._formed = formed
         self._is_draining, self._rank_offset, self._reported = False, formed.rank_offset, None
         self._pause = None
         try:
             self.page = StatusPage(nproc=self._config.nproc, round_number=formed.number, attempt=formed.attempt)
         except OSError as error:
             if not self._page_failed:
-                self._logs.print_line(f"no status page ({error}): steps of muster.worker are not shown or agreed on")
+                self._logs.print_line(
+                    f"no status page ({error}): steps of muster.worker are not shown or agreed on, and muster.snapshots"
+                    " keeps nothing"
+                )
             self._page_failed = True
         else:
             self._saved_timer = self._loop.call_later(_SAVED_LOOK_S, lambda: self._watch_saved(formed))
+            if formed.rank_offset == 0 and self._trainer_port is None:
+                with suppress(OSError):  # then it is not shown how far a Trainer is
+                    self._trainer_port = TrainerPort(self._loop, self._open_trainer_endpoint)
 
     def _watch_saved(self, formed: Round) -> None:
         self._look_for_checkpoint(formed.number)
         self._look_for_debugger()
-        self._update_status(formed)
         delay_s = _DRAIN_LOOK_S if self._is_draining else _SAVED_LOOK_S
         self._saved_timer = self._loop.call_later(delay_s, lambda: self._watch_saved(formed))
 
-    def _update_status(self, formed: Round) -> None:
-        """Let `torchx status` know how far the job is: node 0 tells."""
-        page, run_dir = self.page, self._logs.run_dir
-        if page is None or run_dir is None or formed.group_rank > 0:
-            return
-        if self._status is None:
-            if all(page.read_slot(rank).changed_ns is None for rank in range(self._config.nproc)):
-                return
-            from muster.agent.telemetry import StatusFile  # a script may do no step
+    def observe(self) -> "Observed | None":
+        """See `telemetry.plane.ObservedNode`."""
+        formed, page = self._formed, self.page
+        if formed is None or page is None or page.round_number != formed.number:
+            return None
+        from muster._shared.job_view import RankState
+        from muster.agent.telemetry import Observed
 
-            self._status = StatusFile(run_dir, self._loop.clock, self._logs.files.thread.submit, self._on_status)
-        self._status.update(formed, page, self._config.nproc, self._pause)
+        pids = {worker.local_rank: worker.pid for worker in self._pool.live}
+        states = dict.fromkeys(pids, RankState.RUNNING)
+        for local_rank, end in self.ends.items():
+            is_failed = end.code != 0 and end.signalled_s is None
+            states[local_rank] = RankState.FAILED if is_failed else RankState.ENDED
+        return Observed(
+            formed=formed,
+            page=page,
+            states=states,
+            pids=pids,
+            read_last_line=self._logs.read_last_line,
+            collectives=self._find_collectives(pids),
+            arrivals=self._find_arrivals(pids),
+            arrived_s=0.0 if self._reader is None else self._reader.answered_s,
+            are_grouped=self._reader is not None and self._reader.have_begun(pids.values()),
+            pause=self._pause,
+            snapshot=None if self._snapshots is None else self._snapshots.confirmed,
+        )
+
+    def _find_collectives(self, pids: Mapping[int, int]) -> "dict[int, OpenCollective]":
+        """Those that the workers are in, as the watch for hangs has seen last: they are not asked for this alone."""
+        reader = self._reader
+        if reader is None:
+            return {}
+        from muster.agent.diagnosis.hangs.servers import find_open
+        from muster.agent.telemetry import OpenCollective
+
+        found: dict[int, OpenCollective] = {}
+        for local_rank, pid in pids.items():
+            answer = reader.answers.get(pid)
+            seen = None if answer is None else find_open(answer)
+            if seen is not None:
+                since_s = time.monotonic() - reader.answered_s
+                found[local_rank] = OpenCollective(text=seen[0], age_s=max(0.0, seen[1] + since_s))
+        return found
+
+    def _find_arrivals(self, pids: Mapping[int, int]) -> dict[int, float]:
+        """How late they were at their last collectives, by local rank, from the same look."""
+        if self._reader is None:
+            return {}
+        from muster.agent.diagnosis.hangs.servers import find_arrivals
+
+        late = find_arrivals(self._reader.answers)
+        return {local_rank: late[pid] for local_rank, pid in pids.items() if pid in late}
 
     def _look_for_checkpoint(self, round_number: int) -> None:
         """Post a checkpoint that all workers of the round have saved since the last look."""
@@ -306,6 +535,15 @@ class RoundWorkers:
             )
             for local_rank, slot in enumerate(map(page.read_slot, range(self._config.nproc)))
         )
+
+    def _write_memory(
+        self,
+        action: actions.WriteCommand | actions.WithdrawCommand | actions.WriteDeadline | actions.KeepSnapshots,
+    ) -> None:
+        if not isinstance(action, actions.KeepSnapshots):
+            self._write_page(action)
+        elif self._snapshots is not None:
+            self._snapshots.tell(action.told)
 
     def _write_page(self, action: actions.WriteCommand | actions.WithdrawCommand | actions.WriteDeadline) -> None:
         if self.page is None:
@@ -394,7 +632,7 @@ class RoundWorkers:
         """Watch this round's workers from now on, and not the last one's."""
         if self._hang is not None:
             self._hang.close()
-            self._hang = None
+            self._hang = self._reader = None
         self._watched_round = number
         if self._config.hang_timeout_s == HANG_TIMEOUT_AUTO:
             # Nothing of it is needed before the workers' first line, which its imports would delay.
@@ -422,15 +660,35 @@ class RoundWorkers:
 
         is_auto = limit_s == HANG_TIMEOUT_AUTO
         limit_s = LEAST_S if is_auto else limit_s
-        reader, sizes = WorkerReader(limit_s), FileSizes()
+
+        def print_death(process: str) -> None:
+            line = f"NCCL's monitor: {process} has not answered the other ranks for a minute, and is dead to them"
+            self._loop.call_from_thread(lambda: self._logs.print_line(line))
+
+        reader, sizes = WorkerReader(limit_s, self._get_monitor(), print_death), FileSizes()
+        self._reader = reader
         self._hang = HangWatch(
             self._loop,
             limit_s=limit_s,
             limits=LearnedLimits() if is_auto else None,
-            read=lambda idle_s, then: self._read_activity(reader, sizes, idle_s, then),
+            read=lambda idle_s, silent_s, then: self._read_activity(reader, sizes, (idle_s, silent_s), then),
             on_idle=on_idle,
             on_still=lambda for_s: self._post(StoodStill(round_number=number, for_s=for_s)),
         )
+
+    def _get_monitor(self) -> "Monitor | None":
+        """NCCL's own, of this round's workers; None: they were given no address, so that there are no devices."""
+        address = self._config.base_env.get(MONITOR_ADDRESS)
+        if self._monitor is None and address is not None and self._formed is not None:
+            from muster.agent.diagnosis.hangs.monitor import Monitor
+
+            self._monitor = Monitor(address, self._formed.world_size)
+        return self._monitor
+
+    def _close_monitor(self) -> None:
+        monitor, self._monitor = self._monitor, None
+        if monitor is not None:
+            monitor.stop_listening()
 
     @property
     def early_exits(self) -> tuple[int, ...]:
@@ -452,10 +710,11 @@ class RoundWorkers:
         from muster.agent.diagnosis.hangs import looks
 
         pids = {worker.local_rank: worker.pid for worker in self._pool.live}
+        monitor = self._get_monitor()
 
         def read() -> "dict[int, RankView]":
             try:
-                return {rank: look.view for rank, look in looks.look(pids, formed, host).items()}
+                return {rank: look.view for rank, look in looks.look(pids, formed, host, monitor).items()}
             except (OSError, RuntimeError):  # no descriptors or threads left
                 return {}
 
@@ -468,11 +727,11 @@ class RoundWorkers:
         from muster.agent.diagnosis.hangs import looks
 
         pids = {worker.local_rank: worker.pid for worker in self._pool.live}
-        before = self._read_reported(formed)
+        before, monitor = self._read_reported(formed), self._get_monitor()
 
         def read() -> "dict[int, tuple[looks.Look, looks.Look]]":
             try:
-                return looks.look_twice(pids, formed, host)
+                return looks.look_twice(pids, formed, host, monitor)
             except (OSError, RuntimeError):
                 return {}
 
@@ -491,8 +750,10 @@ class RoundWorkers:
         if page is None or page.round_number != formed.number:
             return {}
         at_s = time.monotonic()
+        # Other nodes do not know what a Trainer has told: their steps could not be compared.
+        read = page.read_shown if formed.group_world_size == 1 else page.read_slot
         return {
-            rank: Reported(at_s=at_s, slot=page.read_slot(rank), values=page.read_values(rank))
+            rank: Reported(at_s=at_s, slot=read(rank), values=page.read_values(rank))
             for rank in range(self._config.nproc)
         }
 
@@ -500,7 +761,7 @@ class RoundWorkers:
         self,
         reader: "WorkerReader",
         sizes: "FileSizes",
-        idle_s: float,
+        for_s: tuple[float, float],
         then: "Callable[[Mapping[int, Activity]], None]",
     ) -> None:
         from muster.agent.diagnosis.hang import Activity
@@ -512,7 +773,7 @@ class RoundWorkers:
         def read() -> "tuple[Sessions, Mapping[int, Progress]] | None":
             try:
                 sessions = read_sessions(stack_files, sizes)
-                return sessions, reader.read_progress(sessions, idle_s)
+                return sessions, reader.read_progress(sessions, *for_s)
             except (OSError, RuntimeError):  # no descriptors or threads left: no reason to end workers that run
                 return None
 
@@ -529,6 +790,7 @@ class RoundWorkers:
                         progress_ns=self._read_progress_ns(worker.local_rank),
                         phase=self.page.read_slot(worker.local_rank).phase if self.page else "",
                         collectives=progress[worker.pid].collectives,
+                        launches=progress[worker.pid].launches,
                         timeout_s=progress[worker.pid].timeout_s,
                         is_waiting=progress[worker.pid].is_waiting,
                     )
@@ -547,8 +809,17 @@ class RoundWorkers:
 
     def close(self) -> None:
         """End the starter's own processes."""
-        self._watched_round = 0
+        self._watched_round, self._opening = 0, None
         if self._hang is not None:
             self._hang.close()
+        self._close_monitor()
         self._pool.close()
         self._close_page()
+        if self._trainer_port is not None:
+            self._trainer_port.close()
+        if self._snapshots_timer is not None:
+            self._snapshots_timer.cancel()
+        if self._snapshots is not None:
+            self._snapshots.close()
+        if self._snapshot_files is not None:
+            self._snapshot_files.close()

@@ -10,12 +10,15 @@ from muster._shared.contract import DEFAULT_DRAIN_LIMIT_S, StatusPageLayout
 from muster._shared.records import assert_never, record
 from muster.agent.node.actions import Finish, LocalFailure
 from muster.agent.node.events import WorkerStack
-from muster.agent.rendezvous.interface import Leaving
+from muster.agent.rendezvous.interface import Leaving, NodeFacts
 from muster.agent.round import Round
 
 if TYPE_CHECKING:
     from muster.agent.node.events import SignalReceived
     from muster.agent.rendezvous.drain_ceiling import Ceiling
+
+_MOST_DOUBLINGS = 6
+"""A script that tells no progress may fail now and then for weeks: a minute is the longest wait of a base of 1 s."""
 
 
 @record
@@ -31,7 +34,7 @@ class NodeRules:
     node_index: int | None = None
     """See `config.RendezvousConfig`."""
     restart_backoff_s: float = 0.0
-    """Base of the exponential back-off before the second and later restarts; 0: none."""
+    """Base of the exponential back-off before the second and later restarts of one cause; 0: none."""
     drain_limit_s: float = DEFAULT_DRAIN_LIMIT_S
     """How long a preemption may take until the workers get the stop signal; 0: they get it at once."""
     preempt_signals: frozenset[int] = frozenset({signal.SIGTERM})
@@ -42,6 +45,14 @@ class NodeRules:
     """What prints the stacks of all ranks."""
     asks_at_interrupt: bool = False
     """The person at the terminal is asked what the first Ctrl-C is to do."""
+    checks: str = "off"
+    """--preflight."""
+    compares_nodes: bool = False
+    """With checks: the leader compares what the nodes have read."""
+    reaches_master: bool = False
+    """With checks: MASTER_ADDR is dialled."""
+    host: str = ""
+    """This machine's name, for findings."""
     omp_num_threads: int | None = None
     """OMP_NUM_THREADS that workers get because the user has set none, for a line about it; None: no line."""
     backoff_share: float = 1.0
@@ -58,15 +69,15 @@ class NodeRules:
         """Whether this node prints that the leader, which most often is node 0, was lost."""
         return not self.stops_together or self.node_index in (None, 0, 1)
 
-    def find_longest_backoff_s(self, attempt: int) -> float:
-        """Find the longest wait before workers of this attempt start: 0 for the first restart, then doubled.
+    def find_longest_backoff_s(self, repeats: int) -> float:
+        """Find the longest wait before the workers start: 0 for the first restart of a cause, then doubled.
 
         Args:
-            attempt: restarts because a worker failed, this one included.
+            repeats: restarts because of one cause with no progress between, this one included.
         """
-        if attempt < 2 or self.restart_backoff_s <= 0.0:
+        if repeats < 2 or self.restart_backoff_s <= 0.0:
             return 0.0
-        return self.restart_backoff_s * float(2 ** min(attempt - 2, 10))
+        return self.restart_backoff_s * float(2 ** min(repeats - 2, _MOST_DOUBLINGS))
 
 
 @record
@@ -175,8 +186,10 @@ class Delaying:
     round: Round
     is_held: bool
     """Until global rank 0 of the round has been started on another node; else until the back-off is over."""
-    store_problem: str = ""
-    """Why the round's store is lost; "" while it is not."""
+    store_problem: LocalFailure | None = None
+    """Why the round's store is lost, or cannot be reached; None while it is not."""
+    is_unchecked: bool = False
+    """Only the checks of this machine are waited for."""
 
 
 @record
@@ -223,7 +236,7 @@ class Rejoin:
 
 @record
 class StartNext:
-    """After a stop: start the workers of a round that formed meanwhile (after a change of leader)."""
+    """After a stop: start the workers of a round that formed during it (after a change of leader)."""
 
     round: Round
     is_held: bool
@@ -269,8 +282,17 @@ class NodeState:
     """Workers would start at once."""
     held_lines: tuple[str, ...] = ()
     """About other nodes that ended; not printed if this node is stopped, too: then the whole job is."""
+    break_line: str = ""
+    """Why the round was broken, as far as it is known yet; one of those that are held, unless it is printed."""
     preemption: Preemption | None = None
     """A drain was asked for, because this node must leave soon."""
+    is_unchecked: bool = False
+    """The checks of this machine are not over."""
+    problem: LocalFailure | None = None
+    """A finding with which no workers are started."""
+    facts: NodeFacts | None = None
+    """What other nodes compare, once it is known."""
+    has_told_facts: bool = False
     requests: frozenset[int] = frozenset()
     """Of people, that the leader has not answered."""
     interrupt: Interrupt | None = None
@@ -289,6 +311,17 @@ class NodeState:
                 return phase.round
             case _:
                 assert_never(phase)
+
+    def find_round(self, number: int) -> Round | None:
+        """The round of this number, if this node takes part in it. Its workers may not be started yet."""
+        phase = self.phase
+        if isinstance(phase, Stopping) and isinstance(phase.then, StartNext):
+            found = phase.then.round
+        elif isinstance(phase, Delaying | Running | Succeeded):
+            found = phase.round
+        else:
+            return None
+        return found if found.number == number else None
 
     # The phase, for an event that the table of `decisions` has only these phases accept.
 

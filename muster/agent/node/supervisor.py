@@ -12,9 +12,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from muster._shared.contract import ExitCode
 from muster._shared.guard import GuardLease
-from muster._shared.processes import become_subreaper
-from muster._shared.records import assert_never, record
+from muster._shared.processes import become_subreaper, find_nvml
+from muster._shared.records import assert_never, record, replace
 from muster.agent.config import AgentConfig
 from muster.agent.logs import LogRouter
 from muster.agent.node import actions, events
@@ -25,6 +26,7 @@ from muster.agent.node.state import NodeRules, NodeState
 from muster.agent.node.transition_log import TransitionLog
 from muster.agent.rendezvous.interface import (
     AllStarted,
+    Checked,
     DrainAsked,
     Leaving,
     PlainNodeMessage,
@@ -42,13 +44,21 @@ if TYPE_CHECKING:  # loaded when first needed: every import delays the first wor
     from muster.agent.control import ControlServer
     from muster.agent.control.question import TerminalQuestion
     from muster.agent.node.evidence import Evidence
+    from muster.agent.node.notify import Notifier
     from muster.agent.placement.affinity import WorkerPlacement
+    from muster.agent.preflight.site import SiteChecks
     from muster.agent.round import Checkpoint, Round
+    from muster.agent.runtime.loop import Awaited
+    from muster.agent.telemetry import Telemetry
+    from muster.agent.telemetry.amd_devices import AmdDevices
+    from muster.agent.telemetry.devices import Devices
 
 _LOAD_EVIDENCE_AFTER_S = 1.0
 """After the start of a round, when its workers are likely to be past their own."""
 _HANDLE = "TORCHX_JOB_ID"
 """Where TorchX puts the app's handle."""
+_REACH_MARGIN_S = 2.0
+"""How much longer than the silence after which a node is lost MASTER_ADDR is dialled: then a loss is known first."""
 _SETTLE_TURNS = 2
 """Turns of the loop between a worker's end and its failure record: its last output is in the pipes by then."""
 
@@ -71,6 +81,8 @@ class AgentParts:
     """How workers are started; closed by `Supervisor.run`."""
     placements: "tuple[WorkerPlacement, ...]"
     """Length nproc, indexed by local rank; empty: workers run where the agent may."""
+    checks: "Awaited[events.LocalChecked] | None"
+    """The look at this machine, which runs; None: --preflight off."""
     connect: Callable[[Callable[[RendezvousEvent], None]], Rendezvous]
     """Builds the rendezvous, which posts its events through the argument; closed by `Supervisor.run`."""
 
@@ -103,18 +115,22 @@ class Supervisor:
                 children=parts.children,
                 starter=parts.starter,
                 placements=parts.placements,
-                on_status=parts.event_log.on_status,
             ),
             self._events.append,
+            lambda: self._rendezvous,
         )
         self._rendezvous = parts.connect(self._events.append)
         self._evidence: Evidence | None = None
         self._control: ControlServer | None = None
         self._question: TerminalQuestion | None = None
-        self._state = NodeState(rules=_build_rules(config))
+        self._telemetry: Telemetry | None = None
+        self._checks = parts.checks
+        self._site_checks: SiteChecks | None = None
+        self._state = NodeState(rules=_build_rules(config), is_unchecked=parts.checks is not None)
         self._code: int | None = None
         self._job_failed_s: float | None = None
         self._prints_report = False
+        self._notifier = _create_notifier(config, parts) if config.notify else None
         self._has_checkpoint = config.rendezvous.checkpoint is not None
 
     # -- running ----------------------------------------------------------------------------------------------------
@@ -130,7 +146,15 @@ class Supervisor:
             on_stacks=lambda: self._events.append(events.StacksRequested()),
         )
         try:
-            self._event_log.write("agent_started", pid=os.getpid(), start=self._config.start)
+            self._event_log.write(
+                "agent_started",
+                pid=os.getpid(),
+                start=self._config.start,
+                host=self._config.node_name,
+                node_index=self._config.rendezvous.node_index,
+            )
+            if self._checks is not None:
+                self._checks.watch(self._on_looked)
             self._workers.prepare()
             if self._config.asks_at_interrupt and not os.isatty(0):
                 self._logs.print_line("--interrupt-action ask: standard input is not a terminal; Ctrl-C stops the job")
@@ -154,6 +178,8 @@ class Supervisor:
         while self._code is None and self._events:
             event = self._events.popleft()
             self._transition_log.record(event)
+            if self._notifier is not None:
+                self._notifier.read(event, self._state.round)
             self._state, decided = decide(self._state, event)
             for action in decided:
                 self._act(action)
@@ -174,15 +200,61 @@ class Supervisor:
     def _post_request(self, request: int, kind: "AskKind", limit_s: float) -> None:
         self._events.append(events.Requested(request=request, kind=kind, limit_s=limit_s))
 
+    def _on_looked(self, looked: events.LocalChecked) -> None:
+        """The checks of the site come last: they take as long as they take."""
+        self._events.append(looked)
+        if looked.site_checks:
+            from muster.agent.preflight.site import SiteChecks  # most machines have none
+
+            self._site_checks = SiteChecks(
+                self._loop,
+                self._children,
+                self._config,
+                looked.site_checks,
+                lambda found: self._events.append(events.LocalChecked(findings=found, is_last=True)),
+            )
+
+    def _reach_master(self, action: actions.ReachMaster) -> None:
+        from muster._shared.preflight import REACH
+        from muster.agent.preflight.reach import find_obstacle  # only a node that does not host it needs it
+
+        formed, rules = action.round, self._config.rendezvous
+        limit_s = rules.keep_alive_interval_s * rules.keep_alive_max_attempt + _REACH_MARGIN_S
+
+        def post(obstacle: str | None) -> None:
+            if obstacle is None:
+                return
+            where = f"MASTER_ADDR {formed.master_addr} (port {formed.master_port}) cannot be reached from here"
+            reason = f"{where}: {obstacle}; expected a connection: {REACH.advice}"
+            self._events.append(events.StoreLost(round_number=formed.number, reason=reason, check=REACH.name))
+
+        self._loop.call_in_thread(
+            lambda: find_obstacle(formed.master_addr, formed.master_port, limit_s), post, without=lambda _error: None
+        )
+
     def _close(self) -> None:
+        if self._site_checks is not None:
+            self._site_checks.close()
         if self._control is not None:
             self._control.close()
         if self._question is not None:
             self._question.close()
         self._rendezvous.close()
+        self._wait_for_notifier()
         self._workers.close()
         self._event_log.close()
         self._logs.close()
+
+    def _wait_for_notifier(self) -> None:
+        """Wait for `--notify`, which has its limit. A signal leaves it the grace period, Ctrl-C ends it."""
+        notifier = self._notifier
+        while self._code is not None and notifier is not None and notifier.is_busy:
+            self._loop.turn()
+            for event in self._events:
+                if isinstance(event, events.SignalReceived):
+                    is_interrupt = event.signum == signal.SIGINT
+                    notifier.shorten(0.0 if is_interrupt else self._config.shutdown_timeout_s)
+            self._events.clear()
 
     # -- actions ----------------------------------------------------------------------------------------------------
 
@@ -199,6 +271,7 @@ class Supervisor:
                 | actions.WriteCommand()
                 | actions.WithdrawCommand()
                 | actions.WriteDeadline()
+                | actions.KeepSnapshots()
             ):
                 self._workers.act(action)
             case (
@@ -212,6 +285,7 @@ class Supervisor:
             case (
                 actions.JoinJob()
                 | actions.Send()
+                | actions.ReachMaster()
                 | actions.ReportFailed()
                 | actions.ReportIdle()
                 | actions.ReportStopped()
@@ -244,8 +318,46 @@ class Supervisor:
         with suppress(OSError, ImportError):  # no descriptors left: no reason to end workers that run
             self._open_control()
         with suppress(OSError, ImportError):
-            self._read_evidence()
+            self._read_evidence().skip_kernel_log()
             import muster.agent.diagnosis.root_cause  # noqa: F401  # what decides about a failure needs it
+        with suppress(OSError, ImportError):
+            self._begin_telemetry()
+
+    def _begin_telemetry(self) -> None:
+        if self._telemetry is not None or self._code is not None:
+            return
+        from muster.agent.telemetry import StatusFile, Telemetry
+
+        run_dir = self._logs.run_dir
+        self._telemetry = Telemetry(
+            self._loop,
+            self._workers,
+            self._rendezvous,
+            nproc=self._config.nproc,
+            host=self._config.node_name,
+            run_id=self._config.rendezvous.run_id,
+            devices=self._find_devices(),
+            status_file=None if run_dir is None else StatusFile(run_dir, self._logs.files.thread.submit),
+            on_status=self._event_log.on_status,
+            on_look=self._event_log.on_look,
+            metrics_address=self._event_log.metrics_address,
+            on_trouble=self._logs.print_line,
+        )
+        self._telemetry.watch(self._event_log)
+
+    def _find_devices(self) -> "Devices | AmdDevices | None":
+        """What reads the node's GPUs; nothing is loaded for it where there is no driver."""
+        nproc, env = self._config.nproc, self._config.base_env
+        library = find_nvml(env)
+        if library is not None:
+            from muster.agent.telemetry.devices import Devices
+
+            return Devices(nproc, env.get("CUDA_VISIBLE_DEVICES"), library)
+        if not os.path.exists("/dev/kfd"):
+            return None
+        from muster.agent.telemetry.amd_devices import AmdDevices
+
+        return AmdDevices(nproc, env.get("HIP_VISIBLE_DEVICES", env.get("CUDA_VISIBLE_DEVICES")))
 
     def _open_control(self) -> None:
         """From now on people may ask. Not without a token: a job that no adapter has started."""
@@ -275,10 +387,20 @@ class Supervisor:
         rendezvous = self._rendezvous
         match action:
             case actions.JoinJob():
-                rendezvous.join(is_prepared=action.is_prepared, can_host_store=self._workers.can_host_store)
+                rendezvous.join(
+                    is_prepared=action.is_prepared,
+                    can_host_store=self._workers.can_host_store,
+                    list_snapshots=self._workers.list_snapshots,
+                    on_stream=self._workers.take_stream,
+                )
             case actions.Send():
                 self._note_sending(action.message)
-                rendezvous.send(action.message)
+                message = action.message
+                if isinstance(message, Checked):
+                    message = replace(message, clock_s=self._loop.clock.wall_s())
+                rendezvous.send(message)
+            case actions.ReachMaster():
+                self._reach_master(action)
             case actions.ReportFailed():
                 self._report_failed(action)
             case actions.ReportIdle():
@@ -300,7 +422,8 @@ class Supervisor:
         from muster.agent.rendezvous.report_messages import Failed
 
         failures = self._collect_failures(action.round, (action.failure,))
-        self._rendezvous.send(Failed(round_number=action.round.number, failures=failures))
+        has_stepped = self._workers.has_stepped(action.round.number)
+        self._rendezvous.send(Failed(round_number=action.round.number, failures=failures, has_stepped=has_stepped))
 
     def _report_idle(self, action: actions.ReportIdle) -> None:
         from muster.agent.rendezvous.report_messages import Idle
@@ -328,7 +451,12 @@ class Supervisor:
             from muster.agent.node.evidence import build_stacks
 
             stacks = (*build_stacks(action.round, action.stacks), *self._read_evidence().list_ended(action.round))
-        self._rendezvous.send(Stopped(round_number=action.round.number, failures=failures, stacks=stacks))
+        has_stepped = self._workers.has_stepped(action.round.number)
+        self._rendezvous.send(
+            Stopped(round_number=action.round.number, failures=failures, stacks=stacks, has_stepped=has_stepped)
+        )
+        if has_stepped:  # in the first second: the next round has another page
+            self._begin_telemetry()
 
     def _act_alone(self, action: actions.AgentAction) -> None:  # noqa: C901  # one case for each
         match action:
@@ -362,9 +490,16 @@ class Supervisor:
                 if action.ended is not None and action.ended.succeeded and self._logs.run_dir is not None:
                     self._remove_checkpoint(self._logs.run_dir)
                 self._prints_report = action.ended is not None and action.ended.prints_report
+                if self._state.round is not None and self._workers.has_stepped(self._state.round.number):
+                    self._begin_telemetry()  # it has not lasted a second
+                if self._telemetry is not None:
+                    # the summary has the last step
+                    self._telemetry.look(is_stopped=action.code > ExitCode.of_signal(0))
                 self._code = outcome.report_outcome(
                     action, self._config, self._logs, self._event_log.times, self._state.round
                 )
+                if self._notifier is not None:
+                    self._notifier.read_end(action, self._state.round, self._event_log.times)
             case _:
                 assert_never(action)
 
@@ -398,6 +533,12 @@ class Supervisor:
             self._logs.files.thread.submit(lambda: checkpoint_file.remove(run_dir))
 
 
+def _create_notifier(config: AgentConfig, parts: AgentParts) -> "Notifier":
+    from muster.agent.node.notify import Notifier  # only the flag needs it
+
+    return Notifier(config, parts.loop, parts.children, parts.logs)
+
+
 def _find_stacks_command(config: AgentConfig) -> str:
     """The command with the app's handle; of an agent that no adapter has started, the signal."""
     handle = config.base_env.get(_HANDLE) if config.rendezvous.token is not None else None
@@ -419,6 +560,10 @@ def _build_rules(config: AgentConfig) -> NodeRules:
         preempt_signals=frozenset(signal.Signals[name] for name in ("SIGTERM", config.preempt_signal) if name),
         stacks_command=_find_stacks_command(config),
         asks_at_interrupt=config.asks_at_interrupt,
+        checks=config.preflight,
+        compares_nodes=config.preflight != "off" and config.rendezvous.max_nodes > 1,
+        reaches_master=config.rendezvous.backend == "muster",
+        host=config.node_name,
         is_elastic=config.rendezvous.min_nodes < config.rendezvous.max_nodes,
         restart_backoff_s=config.restart_backoff_s,
         # A program that starts functions has its own output, and torch's API says nothing of threads, either.

@@ -17,6 +17,7 @@ from muster.agent.rendezvous.interface import (
     RendezvousFailed,
     RequestAnswered,
     RoundBroken,
+    RoundFormed,
 )
 from muster.agent.round import Checkpoint, Round
 from muster.agent.runtime.event_log import EventLog, JsonlSink
@@ -64,10 +65,9 @@ class TransitionLog:
         match event:
             case Notice():
                 if event.kind.value:
-                    log.write(event.kind.value, text=event.text)
+                    log.write(event.kind.value, ranks=event.ranks, text=event.text)
             case RoundBroken():
-                log.mark("broken")
-                log.write("round_broken", kind=event.kind.value, reason=event.reason, hang=event.is_hang)
+                self._write_break(event)
             case DrainBegun():
                 log.mark("drain")
                 log.write("drain_begun", drain=event.drain, kind=Layout.KINDS[event.kind], limit_s=event.limit_s)
@@ -77,11 +77,22 @@ class TransitionLog:
                 log.write("drain_withdrawn", drain=event.drain, reason=event.reason, since="drain")
             case RequestAnswered():
                 log.write("request_answered", outcome=event.answer.outcome.value, text=event.answer.line)
+            case RoundFormed():
+                log.release()
+            case events.TimerExpired():
+                if event.timer.purpose is events.TimerPurpose.LINES:
+                    log.release()
             case JobEnded():
+                log.release()
                 reason = "" if event.report is None else event.report.reason
                 log.write("job_ended", succeeded=event.succeeded, drained=event.is_drained, reason=reason)
             case RendezvousFailed():
+                log.release()
                 log.write("rendezvous_lost", reason=event.reason)
+            case events.LocalChecked():
+                for each in event.findings:
+                    text = each.describe()
+                    log.write("preflight_finding", check=each.check, level=each.level.value, text=text)
             case events.Requested():
                 log.write("requested", kind=event.kind.value, limit_s=event.limit_s)
             case events.WorkerExited():
@@ -99,6 +110,24 @@ class TransitionLog:
                 log.write("signal", name=name_signal(event.signum), guard_died=event.guard_died)
             case _:
                 pass
+
+    def _write_break(self, event: RoundBroken) -> None:
+        """Write why the round ends; of what may be a consequence, once its cause is known."""
+        log, current = self._log, self._find_round()
+        if log.is_holding:
+            log.release(kind=event.kind.value, reason=event.reason, cause=event.cause)
+        elif not event.explains:
+            log.mark("broken")
+            if event.is_provisional and current is not None and current.number == event.round_number:
+                log.hold()
+            log.write(
+                "round_broken",
+                kind=event.kind.value,
+                reason=event.reason,
+                hang=event.is_hang,
+                joined=event.is_join,
+                cause=event.cause,
+            )
 
     def _find_ranks(self, number: int, *local_ranks: int) -> tuple[int, ...]:
         """Global ranks in the current round; empty for another."""
@@ -119,6 +148,7 @@ class TransitionLog:
             rank_offset=formed.rank_offset,
             role_rank_offset=formed.role_rank_offset,
             role_world_size=formed.role_world_size,
+            snapshot_step=None if formed.snapshot is None else formed.snapshot.step,
         )
         self._log.mark("formed")
 

@@ -45,6 +45,7 @@ from muster.agent.node.events import (
     WorkerStarted,
 )
 from muster.agent.node.state import (
+    NO_FAILURES,
     Delaying,
     FailureBook,
     NodeDrain,
@@ -160,11 +161,25 @@ def on_spawn_failed(state: NodeState, event: SpawnFailed) -> Decision:
 
 
 def on_store_lost(state: NodeState, event: StoreLost) -> Decision:
-    """Workers may wait for the store for minutes: its loss is a failure of the worker that would host it otherwise."""
+    """Workers may wait for the store for minutes: its loss is a failure of the worker that would host it otherwise.
+
+    A process that is killed closes its connections before its parent can know: a worker may have failed of it by then.
+    """
+    failure = LocalFailure(local_rank=0, reason=event.reason, check=event.check)
     if isinstance(state.phase, Delaying):
-        return replace(state, phase=replace(state.phase, store_problem=event.reason)), ()
-    phase = state.running
-    failure = LocalFailure(local_rank=0, reason=event.reason)
+        return replace(state, phase=replace(state.phase, store_problem=failure)), ()
+    phase = state.running_or_stopping
+    if isinstance(phase, Running):
+        return fail_round(state, phase, failure)
+    if phase.failures == NO_FAILURES:
+        return state, ()
+    others = tuple(each for each in phase.failures.unreported if each.local_rank != 0)
+    book = _add_failure(replace(phase.failures, unreported=others), failure)
+    return replace(state, phase=replace(phase, failures=book)), ()
+
+
+def fail_round(state: NodeState, phase: Running, failure: LocalFailure) -> Decision:
+    """Count something that is wrong with the node as a failure of a worker."""
     phase = replace(phase, failures=_add_failure(phase.failures, failure))
     return replace(state, phase=phase), (SettleFailure(round=phase.round, failure=failure),)
 
@@ -294,12 +309,12 @@ def continue_stop(state: NodeState, phase: Stopping) -> Decision:
 
 def on_stacks_requested(state: NodeState) -> Decision:
     """Stacks of the workers of all nodes; of this node's, where the leader cannot be asked."""
-    phase = state.phase
+    phase = state.running_or_stopping
     if isinstance(phase, Running) and phase.round.group_world_size > 1:
         number = phase.round.number
         asked = Asked(round_number=number, request=OWN_REQUEST, kind=AskKind.STACKS, limit_s=STACKS_LIMIT_S)
         return replace(state, requests=state.requests | {OWN_REQUEST}), (Send(message=asked),)
-    return state, (PrintStacks(round=phase.round),) if isinstance(phase, Running | Stopping) else ()
+    return state, (PrintStacks(round=phase.round),)
 
 
 def on_stacks_collected(state: NodeState, event: StacksCollected) -> Decision:

@@ -1,7 +1,9 @@
 """Where workers run: how many there are, on which CPUs, next to which GPUs.
 
 `device_count` counts workers where that takes torch, `affinity` assigns CPUs, `machine` reads what the machine has. All
-are loaded only when a flag asks for them.
+are loaded only when a flag asks for them; where there are devices, `monitor_address` reserves the port of NCCL's
+own monitor, and `device_memory` waits until their memory is free. `segments` finds the node's NVLink domain.
 
-From outside, import `affinity.plan_affinity` and `device_count.count_workers`.
+From outside, import `affinity.plan_affinity`, `device_count.count_workers`, `device_memory.DeviceMemory`,
+`monitor_address.reserve` and `segments.find_segment`.
 """

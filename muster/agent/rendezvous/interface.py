@@ -12,7 +12,8 @@ The order of messages, as the supervisor sees it::
     join() ................................... RoundFormed(1)
         workers run
         a worker fails -> Failed               RoundBroken(kind=FAILURE)    all nodes
-        workers stopped -> Stopped             RoundFormed(2)               all nodes, fresh MASTER_PORT
+        workers stopped -> Stopped             [RoundBroken(explains=True)] all nodes
+                                               RoundFormed(2)               all nodes, fresh MASTER_PORT
         a node is lost                         RoundBroken(kind=MEMBERSHIP)
         workers stopped -> Stopped             RoundFormed(3)
         all done -> AllSucceeded               JobEnded(succeeded=True)     once every node has reported success
@@ -38,9 +39,22 @@ from enum import Enum
 from typing import TYPE_CHECKING, Annotated, Protocol, TypeAlias
 
 from muster._shared.contract import AskKind, StatusPageLayout
-from muster._shared.fields import Count, LateRanks, Limit, Line, Range, RoundNumber, Seconds, Step
+from muster._shared.fields import (
+    AS_OBJECT,
+    SPARSE,
+    Count,
+    LateRanks,
+    Limit,
+    Line,
+    Name,
+    Processes,
+    Range,
+    RoundNumber,
+    Seconds,
+    Step,
+)
 from muster._shared.records import record
-from muster.agent.round import Checkpoint, CheckpointPath, Round
+from muster.agent.round import Checkpoint, CheckpointPath, Generation, Holding, Round, Source
 
 if TYPE_CHECKING:  # only a failure loads the report
     from muster._shared.reports import Answer, Report
@@ -91,7 +105,11 @@ class GlobalRank0Started:
 
 @record
 class RoundBroken:
-    """Stop this node's workers of the round, then send `Stopped`. At most once per round and kind."""
+    """Stop this node's workers of the round, then send `Stopped`. At most once per round and kind.
+
+    What is reported first may be a consequence. The workers are stopped at once all the same; what has failed is told
+    again (`explains`) when all failures of the round are known.
+    """
 
     round_number: RoundNumber
     kind: BreakKind
@@ -102,11 +120,21 @@ class RoundBroken:
     is_hang: bool = False
     """With the stacks, read the flight recorders."""
     leaves: bool = False
-    """This node has no place in the next round: a drain ends the job for it."""
+    """This node has no place in the next round: a drain ends the job for it, or, with `FAILURE`, it is at fault."""
     is_leader: bool = True
     """This node leads: of several nodes that share a console, it is the one that prints the reason."""
     is_interrupt: bool = False
     """A node left because of a Ctrl-C."""
+    is_join: bool = False
+    """Nodes have joined, and nothing has failed."""
+    is_free: bool = False
+    """The restart uses none of those that are allowed."""
+    cause: Name = ""
+    """The class of the failure, one of `causes.CLASSES`; "": no failure, or it is not known."""
+    is_provisional: bool = False
+    """The reason may be a consequence of what is not known yet: the same break with `explains` follows."""
+    explains: bool = False
+    """The round was broken before, with `is_provisional`: this is why."""
 
 
 @record
@@ -119,6 +147,8 @@ class JobEnded:
     """True on exactly one node of the job: the one that prints it."""
     peak_bytes: int = 0
     """The peak memory of the largest worker of the job; 0: the other nodes have not reported it."""
+    is_leader: bool | None = None
+    """This node leads: it knows the whole job, also where node 0 was lost and came again. None: none does."""
     is_drained: bool = False
     """A drain has ended the job before its work was done: it may be run again."""
 
@@ -173,9 +203,48 @@ class StacksWanted:
 
 @record
 class CheckpointCompleted:
-    """All ranks of the job have saved this checkpoint: the next rounds have it."""
+    """All ranks of the job have saved this checkpoint: the next rounds have it. It travels in the recovery record."""
 
     checkpoint: Checkpoint
+
+
+@record
+class KeepSnapshot:
+    """Keep the first snapshot of the round at or above this step, and send `SnapshotKept`."""
+
+    round_number: RoundNumber
+    step: Step
+
+
+@record
+class CopySnapshot:
+    """Send this snapshot to the neighbour, and then `SnapshotCopied`. All ranks of the round have it."""
+
+    round_number: RoundNumber
+    lineage: Count
+    step: Step
+    is_done: bool = False
+    """All neighbours have it, or no more are sent in this round: the one before it is not needed any more."""
+    is_over: bool = False
+    """No more are sent in this round."""
+
+
+@record
+class SnapshotFound:
+    """The answer to `SnapshotSought`."""
+
+    round_number: RoundNumber
+    rank: Count
+    source: Source | None
+    """A node that has it; None: none has."""
+
+
+@record
+class SnapshotConfirmed:
+    """All ranks of the round have this snapshot. It travels in the recovery record."""
+
+    round_number: RoundNumber
+    snapshot: Generation
 
 
 @record
@@ -193,11 +262,15 @@ class NoticeKind(Enum):
     HANG = "hang_named"
     """It tells of a hang, with which the job goes on: `torchx status` shows it until one of the next kind."""
     HANG_OVER = "hang_ended"
+    HANG_CAUSE = "hang_explained"
+    """Which ranks kept the others waiting in a hang that has ended the round."""
     STILL = "stood_still"
     """The job stands still, which may be a hang: as with the two above, until the next one of a kind."""
     STILL_OVER = "moved_again"
     STACK = ""
     """Not at all: a page may have thousands."""
+    FINDING = "preflight_finding"
+    """Of the comparison of the nodes."""
 
 
 @record
@@ -206,6 +279,8 @@ class Notice:
 
     text: Line
     kind: NoticeKind = NoticeKind.LINE
+    ranks: Annotated[tuple[Count, ...], Limit(most=64), SPARSE] = ()
+    """The first of those that kept the others waiting, if it is the cause of a hang."""
     is_leader_lost: bool = False
     """It is about the loss of the leader, which explains nothing if the whole job is being stopped."""
 
@@ -213,18 +288,33 @@ class Notice:
 class PostNotice(Protocol):
     """Posts a `Notice`."""
 
-    def __call__(self, text: str, kind: NoticeKind = NoticeKind.LINE) -> None:
+    def __call__(self, text: str, kind: NoticeKind = NoticeKind.LINE, ranks: tuple[int, ...] = ()) -> None:
         """See `Notice`."""
         ...
 
 
 PlainLeaderMessage: TypeAlias = (
-    GlobalRank0Started | DrainBegun | DrainCommitted | DrainWithdrawn | StacksWanted | CheckpointCompleted
+    GlobalRank0Started
+    | DrainBegun
+    | DrainCommitted
+    | DrainWithdrawn
+    | StacksWanted
+    | KeepSnapshot
+    | CopySnapshot
+    | SnapshotFound
 )
-"""What a node decides on just as the leader sends it. All but `CheckpointCompleted` is about a round."""
+"""What a node decides on just as the leader sends it. Each is about a round."""
 
 RendezvousEvent: TypeAlias = (
-    PlainLeaderMessage | RoundFormed | RoundBroken | RequestAnswered | JobEnded | RendezvousFailed | Notice
+    PlainLeaderMessage
+    | RoundFormed
+    | RoundBroken
+    | CheckpointCompleted
+    | SnapshotConfirmed
+    | RequestAnswered
+    | JobEnded
+    | RendezvousFailed
+    | Notice
 )
 """What a backend posts."""
 
@@ -255,6 +345,31 @@ class StoodStill:
 
     round_number: RoundNumber
     for_s: Seconds
+
+
+@record
+class NodeFacts:
+    """What must be alike on all nodes; "", None and what is left out are not known."""
+
+    workspace: Name = ""
+    """A digest of the packed workspace."""
+    script: Name = ""
+    """Of the script, where there is no workspace."""
+    versions: Annotated[tuple[tuple[Name, Name], ...], Limit(most=16), AS_OBJECT] = ()
+    """By name: ("torch", "2.13.0")."""
+    nproc: Processes = 1
+    devices: Count | None = None
+    """GPUs that answer."""
+
+
+@record
+class Checked:
+    """What this node's preflight has read. Once all nodes of the round have said it, the leader compares it."""
+
+    round_number: RoundNumber
+    facts: NodeFacts
+    clock_s: Seconds = 0.0
+    """This node's wall clock when it was sent; the agent adds it."""
 
 
 @record
@@ -346,6 +461,38 @@ class Saved:
 
 
 @record
+class SnapshotKept:
+    """All ranks of the node have a snapshot of the step, and keep it until SnapshotConfirmed or KeepSnapshot comes."""
+
+    round_number: RoundNumber
+    step: Step
+    advance: Count
+    """How many steps the node's ranks do in a second, about."""
+    is_replicated: bool = False
+    is_split: bool = False
+    """Its ranks keep different ones, of which this is the latest: another mark is needed."""
+
+
+@record
+class SnapshotCopied:
+    """The neighbour has the snapshot of `CopySnapshot`, verified."""
+
+    round_number: RoundNumber
+    lineage: Count
+    step: Step
+    has_failed: bool = False
+    """It could not take it: no more are sent in this round."""
+
+
+@record
+class SnapshotSought:
+    """A worker needs what this global rank has saved of the snapshot that the round continues: `SnapshotFound`."""
+
+    round_number: RoundNumber
+    rank: Count
+
+
+@record
 class Leaving:
     """This node leaves (a signal): the others need not wait for silence. `close` follows.
 
@@ -364,18 +511,85 @@ PlainNodeMessage: TypeAlias = (
     Prepared
     | AllStarted
     | StoodStill
+    | Checked
     | AllSucceeded
     | DrainAsked
     | DrainReported
     | DrainFollowed
     | Asked
     | Saved
+    | SnapshotKept
+    | SnapshotCopied
+    | SnapshotSought
     | Leaving
 )
 """What a node sends that holds neither failures nor stacks: its decisions build it."""
 
 NodeMessage: TypeAlias = "PlainNodeMessage | EvidenceMessage"
 """What a node sends. All but `Prepared` and `Leaving` are about a round."""
+
+
+# -- for people --------------------------------------------------------------------------------------------------------
+
+
+@record
+class Summary:
+    """How a node is doing, beside all that is decided: it may be lost, and none of it is waited for."""
+
+    round_number: RoundNumber
+    step: Step | None
+    """Of its rank that has done the fewest; None: one has done none."""
+    most_step: Step | None
+    """Of its rank that has done the most."""
+    text: Annotated[str, Limit(most=32768)]
+    """A `telemetry.summaries.NodeSummary`, packed: the leader of thousands unpacks those that it shows."""
+
+
+@record
+class MemberStatus:
+    """What the leader knows of a member."""
+
+    index: Count | None
+    host: str
+    nproc: int
+    group_rank: int | None
+    """In the current round, or the last one; None: it takes no part."""
+    is_leader: bool
+    """It is the leader's own node, which sends no summary."""
+    suspicion: str = ""
+    """Why it is the last choice; "": it is not."""
+    summary: Summary | None = None
+    """The last one."""
+    age_s: float = 0.0
+    """Since the last one has arrived."""
+
+
+STORM_REASON = "rounds were formed and broken again and again without a step"
+"""Why the next round is held back."""
+
+
+@record
+class JobMembers:
+    """The members that are connected to the leader."""
+
+    members: tuple[MemberStatus, ...]
+    max_nodes: int
+    storm_s: float = 0.0
+    """For how much longer the next round is held back after a storm of rounds."""
+
+
+@record
+class LeaderClock:
+    """The leader's clock as this node sees it, by the times of heartbeats and their answers: CLOCK_BOOTTIME of both."""
+
+    own_id: str
+    """Of this member."""
+    leader_id: str
+    """Of the leader; the same if this node leads."""
+    ahead_s: float = 0.0
+    """What is added to this node's clock to get the leader's."""
+    uncertainty_s: float = 0.0
+    """The difference is at most so much more or less."""
 
 
 # -- what the supervisor uses ------------------------------------------------------------------------------------------
@@ -393,15 +607,56 @@ class Lease(Protocol):
         ...
 
 
+class Stream(Protocol):
+    """A connection to another node's agent for parts of a snapshot: blocking, for a thread. Close it.
+
+    Both sides have proved the job's token. All but `close` and `abort` raise OSError when the connection breaks or
+    stalls, and `receive` raises ProtocolError for what the other side has not sent.
+    """
+
+    def send(self, message: dict[str, object]) -> None:
+        """Send a dictionary of what JSON knows, with a MAC; not with the key "refused"."""
+        ...
+
+    def receive(self) -> dict[str, object]:
+        """Receive one."""
+        ...
+
+    def send_raw(self, data: memoryview) -> None:
+        """Send bytes, without a MAC: a dictionary before them has their digest."""
+        ...
+
+    def receive_raw(self, into: memoryview) -> None:
+        """Receive as many bytes as there is room for."""
+        ...
+
+    def abort(self) -> None:
+        """Have the thread that uses it fail. Idempotent."""
+        ...
+
+    def close(self) -> None:
+        """Idempotent."""
+        ...
+
+
 class Rendezvous(Protocol):
     """What the supervisor calls. No call blocks; none raises for faults of the network."""
 
-    def join(self, *, is_prepared: bool = True, can_host_store: Callable[[], bool] = bool) -> None:
+    def join(
+        self,
+        *,
+        is_prepared: bool = True,
+        can_host_store: Callable[[], bool] = bool,
+        list_snapshots: Callable[[], tuple[Holding, ...]] = tuple,
+        on_stream: "Callable[[Stream], None] | None" = None,
+    ) -> None:
         """Find the leader, or lead, and ask to take part.
 
         Args:
             can_host_store: whether this node's agent would host the store of a round in which it has global rank 0;
                 called for every round. The default is False.
+            on_stream: gets connections that other nodes have opened for a part of a snapshot; None: none is accepted.
+            list_snapshots: what this node has of snapshots; called at each join and after each stop.
             is_prepared: False while workers could not start at once if a round were formed now: a job that has as
                 many nodes as it needs continues without this one until it sends `Prepared`.
         """
@@ -413,6 +668,24 @@ class Rendezvous(Protocol):
         `Idle` of one node is not yet a hang: the job hangs only when every node that has not succeeded says so, or one
         of them with `is_urgent`. The backend then treats it as `Failed` of all that have said so.
         """
+        ...
+
+    def open_stream(
+        self, source: Source, on_open: "Callable[[Stream], None]", on_failed: Callable[[str], None]
+    ) -> None:
+        """Connect to another node of the job for a part of a snapshot; one of the two is called, with why not."""
+        ...
+
+    def send_summary(self, summary: Summary) -> None:
+        """Send it to the leader, unless the link is busy or there is none."""
+        ...
+
+    def read_members(self) -> JobMembers | None:
+        """What the leader knows of all nodes, if it is on this one; None: it is not, or the backend has no leader."""
+        ...
+
+    def read_clock(self) -> LeaderClock | None:
+        """How the leader's clock and this node's compare; None: it is not known, or the backend has no leader."""
         ...
 
     def close(self) -> None:

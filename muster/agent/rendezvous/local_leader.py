@@ -5,17 +5,27 @@ asks: most jobs of one node end without.
 """
 
 from muster._shared.records import replace
-from muster.agent.rendezvous.consensus.actions import Action, JobEnd, Notify, RoundBreak, RoundCommitted, Send
+from muster.agent.rendezvous.consensus.actions import (
+    Action,
+    JobEnd,
+    Notify,
+    RecoveryChanged,
+    RoundBreak,
+    RoundStart,
+    RoundSummary,
+    Send,
+)
 from muster.agent.rendezvous.consensus.drain import CommonStepMessage, decide_common_step, on_workers_ended
 from muster.agent.rendezvous.consensus.members import ConsensusRules, MemberRecord, RankAssignment
 from muster.agent.rendezvous.consensus.state import JobState, RoundRunning
 from muster.agent.rendezvous.interface import (
     AllSucceeded,
+    CheckpointCompleted,
     Notice,
     PostEvent,
 )
 from muster.agent.round import Checkpoint
-from muster.agent.runtime.clock import Clock
+from muster.agent.runtime.loop import Clock
 from muster.agent.runtime.persistent import PersistentMap
 
 MEMBER_ID = "this"
@@ -69,8 +79,11 @@ class LocalLeader:
 
     def _act(self, action: Action) -> None:
         if isinstance(action, Notify):
-            self._post(Notice(text=action.text, kind=action.kind))
+            self._post(Notice(text=action.text, kind=action.kind, ranks=action.ranks))
             return
-        if not isinstance(action, Send) or isinstance(action.message, RoundBreak | RoundCommitted | JobEnd):
+        if not isinstance(action, Send) or isinstance(action.message, RoundBreak | JobEnd | RoundStart | RoundSummary):
             raise TypeError(f"a job of one node has no {action!r}")
-        self._post(action.message)
+        if not isinstance(action.message, RecoveryChanged):
+            self._post(action.message)
+        elif (checkpoint := action.message.recovery.value.checkpoint) is not None:
+            self._post(CheckpointCompleted(checkpoint=checkpoint))

@@ -7,6 +7,7 @@ from muster._shared.fields import Count, Port, RoundNumber
 from muster._shared.records import record
 from muster._shared.reports import Answer, Failures, Stacks
 from muster.agent.rendezvous.interface import RequestAnswered
+from muster.agent.round import Holdings
 
 # -- from a node -------------------------------------------------------------------------------------------------------
 
@@ -17,6 +18,8 @@ class Failed:
 
     round_number: RoundNumber
     failures: Failures
+    has_stepped: bool = False
+    """A rank of the node has done a step in this round."""
 
 
 @record
@@ -52,6 +55,10 @@ class Stopped:
     """The MASTER_PORT that the node has reserved for the next round; the member adds it."""
     can_host_store: bool = False
     """Its agent would host the store of the next round, if it gets rank 0; the member adds it."""
+    snapshots: Holdings = ()
+    """What it has in memory for the next round to continue; the member adds it."""
+    has_stepped: bool = False
+    """A rank of the node has done a step in this round."""
 
 
 EvidenceMessage = Failed | Idle | StacksTaken | Stopped

@@ -14,14 +14,21 @@ from muster.agent.rendezvous.interface import (
     Notice,
     NoticeKind,
     PostEvent,
+    RendezvousFailed,
     RoundBroken,
     StacksWanted,
 )
-from muster.agent.runtime.clock import Clock
+from muster.agent.runtime.loop import Clock
 
 if TYPE_CHECKING:  # only a failure loads them
+    from collections.abc import Callable
+
     from muster._shared.reports import Failure, FinalFailure, Stack
     from muster.agent.diagnosis.root_cause import DatedFailure
+    from muster.agent.rendezvous.interface import Stream, Summary
+    from muster.agent.rendezvous.verdicts.deciding import Verdict
+    from muster.agent.rendezvous.verdicts.restarts import Restarts
+    from muster.agent.round import Source
 
 
 class Next(Enum):
@@ -33,20 +40,59 @@ class Next(Enum):
     """The job has failed for good."""
 
 
+class Leaderless:
+    """What a `Rendezvous` without a leader has nothing to do for."""
+
+    def open_stream(
+        self,
+        source: "Source",  # noqa: ARG002  # no node has another's snapshot
+        on_open: "Callable[[Stream], None]",  # noqa: ARG002
+        on_failed: "Callable[[str], None]",
+    ) -> None:
+        """See `Rendezvous`."""
+        on_failed("the other nodes, if there are any, are not known")
+
+    def send_summary(self, summary: "Summary") -> None:
+        """See `Rendezvous`. It reaches no node: torch's store is not burdened with it."""
+
+    def read_clock(self) -> None:
+        """See `Rendezvous`."""
+
+    def read_members(self) -> None:
+        """See `Rendezvous`."""
+
+
 class LocalRestartPolicy:
     """Counts one agent's rounds and attempts, and posts `RoundBroken` and `JobEnded`."""
 
-    def __init__(self, clock: Clock, post: PostEvent, config: RendezvousConfig) -> None:
+    def __init__(self, clock: Clock, post: PostEvent, config: RendezvousConfig, *, is_alone: bool = False) -> None:
+        """Begin before the first round.
+
+        Args:
+            clock: the agent's.
+            post: gets the rendezvous events.
+            config: the job's.
+            is_alone: the job has no other node, which would have to be told of its end at once.
+        """
         self._clock = clock
+        self._is_alone = is_alone
         self._post = post
         self._run_id = config.run_id
         self._max_restarts = config.max_restarts
         self._max_restarts_flag = config.max_restarts_flag
-        self._stops_on_hang = config.hang_action == "stop"
+        self._config = config
         self._idle: tuple[Failure, ...] = ()
         """With --hang-action report: the ranks of a hang that was reported."""
-        self._startup_signature: str | None = None
+        self._restarts: Restarts | None = None
+        """What the attempts so far have failed of; None: none has."""
         self._final: FinalFailure | None = None
+        self._is_free = False
+        self._root: Failure | None = None
+        """What has broken the round."""
+        self._before: Restarts | None = None
+        """What was known before that."""
+        self._is_provisional = False
+        """That may be a consequence: only `_settle` decides."""
         self._is_own = True
         self._failures: list[DatedFailure] = []
         self._stacks: list[Stack] = []
@@ -61,7 +107,13 @@ class LocalRestartPolicy:
     @property
     def restarts_left(self) -> int:
         """How many restarts this agent has left."""
-        return self._max_restarts - self.attempt
+        free = 0 if self._restarts is None else self._restarts.free
+        return max(0, self._max_restarts - (self.attempt - free))
+
+    @property
+    def repeats(self) -> int:
+        """See `Round`."""
+        return 0 if self._restarts is None else self._restarts.repeats
 
     def begin_round(self) -> None:
         """Count the next round: its workers are about to start."""
@@ -70,31 +122,98 @@ class LocalRestartPolicy:
         self._failures, self._stacks = [], []
         self._idle = ()
 
-    def record_failures(self, round_number: int, failures: "tuple[Failure, ...]") -> bool:
-        """Record failed workers; True when this breaks the round."""
+    def record_failures(self, round_number: int, failures: "tuple[Failure, ...]", *, has_stepped: bool = False) -> bool:
+        """Record failed workers; True when this breaks the round.
+
+        Args:
+            round_number: theirs.
+            failures: of these workers.
+            has_stepped: a worker of the node has done a step in the round.
+        """
         if round_number != self.number or self.has_ended:
             return False
         self._record(failures)
         if self.broken is not None:
             return False
-        from muster.agent.diagnosis.root_cause import choose_root, describe_failure, find_signature
-        from muster.agent.rendezvous.restart_budget import find_final_failure
+        from muster.agent.diagnosis.root_cause import choose_root, describe_failure, is_symptom
 
-        root = choose_root(self._failures)
-        self._final = find_final_failure(
-            root,
-            self._startup_signature,
-            self.attempt,
-            self._max_restarts,
-            self._max_restarts_flag,
-            stops_on_hang=self._stops_on_hang,
-        )
-        self._startup_signature = find_signature(root)
-        if self._final is None:
-            self.break_round(BreakKind.FAILURE, describe_failure(root))
+        self._before = self._restarts
+        verdict = self._decide(choose_root(self._failures), has_stepped=has_stepped)
+        is_consequence = self._root is not None and is_symptom(self._root)
+        self._is_provisional = is_consequence and (self._final is None or self._is_alone)
+        if self._is_provisional:
+            self.break_round(BreakKind.FAILURE, describe_failure(self._root))
         else:
-            self.break_round(BreakKind.FINAL, self._final.describe())
+            self._follow(verdict)
         return True
+
+    def _follow(self, verdict: "Verdict", *, explains: bool = False) -> None:
+        """Post what follows from the root cause; `explains` as in `RoundBroken`."""
+        from muster.agent.diagnosis.root_cause import describe_failure
+
+        if self._final is not None:
+            self.break_round(BreakKind.FINAL, self._final.describe(), explains=explains)
+        elif verdict.is_wanted and not self._config.is_by_hand:
+            self._leave()
+        else:
+            stays = "; no other node can take the place of its node" if verdict.is_wanted else ""
+            self.break_round(BreakKind.FAILURE, f"{describe_failure(self._root)}{stays}", explains=explains)
+
+    def _decide(self, root: "Failure | None", *, has_stepped: bool) -> "Verdict":
+        """Decide what follows from a failure of this round, after what was known before."""
+        from muster.agent.rendezvous.verdicts.deciding import VerdictRules, decide_verdict
+        from muster.agent.rendezvous.verdicts.restarts import Restarts
+
+        config = self._config
+        rules = VerdictRules(
+            max_restarts=self._max_restarts,
+            flag=self._max_restarts_flag,
+            stops_on_hang=config.hang_action == "stop",
+            stops_on_repeat=not config.is_by_hand,
+            policy=config.policy,
+        )
+        verdict = decide_verdict(root, self._before or Restarts(), self.attempt, rules, has_stepped=has_stepped)
+        self._restarts, self._final, self._is_free = verdict.restarts, verdict.final, verdict.is_free
+        self._root = root
+        return verdict
+
+    def _settle(self, *, has_stepped: bool) -> bool:
+        """Decide again once all failures are known: what was reported first may be a consequence.
+
+        Returns:
+            False: this node leaves.
+        """
+        from muster.agent.diagnosis.root_cause import order_failures
+
+        ordered = order_failures(self._failures, self._stacks)
+        root = ordered[0] if ordered and not ordered[0].collateral else None
+        if root is not None and root.hung and self._final is None:
+            self._explain_hang()
+        is_known = root is None or (self._root is not None and root.global_rank == self._root.global_rank)
+        if is_known and not self._is_provisional:
+            return True
+        verdict = self._decide(root or self._root, has_stepped=has_stepped)
+        if self._is_provisional:
+            self._follow(verdict, explains=True)
+        elif self._final is None and verdict.is_wanted and not self._config.is_by_hand:
+            self._leave()
+        return not self.has_ended
+
+    def _explain_hang(self) -> None:
+        """Say which ranks kept the others waiting; of a job that ends, its report does."""
+        from muster.agent.diagnosis.hangs.page import name_hang_cause
+
+        found = name_hang_cause(self._stacks)
+        if found is not None:
+            self._post(Notice(text=found[0], kind=NoticeKind.HANG_CAUSE, ranks=found[1]))
+
+    def _leave(self) -> None:
+        """Have this node end with an exit code after which its scheduler starts another."""
+        from muster.agent.diagnosis.root_cause import describe_failure
+
+        self.has_ended = True
+        reason = describe_failure(self._root)
+        self._post(RendezvousFailed(reason=f"this node leaves the job: {reason}; its scheduler is to start another"))
 
     @property
     def final(self) -> "FinalFailure | None":
@@ -144,13 +263,21 @@ class LocalRestartPolicy:
         for line in format_known_stacks(stacks, missing=missing):
             self._post(Notice(text=line, kind=NoticeKind.STACK))
 
-    def break_round(self, kind: BreakKind, reason: str) -> None:
-        """Post that the round is broken."""
+    def break_round(self, kind: BreakKind, reason: str, *, explains: bool = False) -> None:
+        """Post that the round is broken, or why it was (`explains`)."""
         self.broken = kind
         want_stacks = kind is not BreakKind.MEMBERSHIP
         is_hang = any(each.failure.hung for each in self._failures)
         broken = RoundBroken(
-            round_number=self.number, kind=kind, reason=reason, want_stacks=want_stacks, is_hang=is_hang
+            round_number=self.number,
+            kind=kind,
+            reason=reason,
+            want_stacks=want_stacks,
+            is_hang=is_hang,
+            cause="" if kind is BreakKind.MEMBERSHIP or self._root is None else self._root.cause,
+            is_free=kind is BreakKind.FAILURE and self._is_free,
+            is_provisional=kind is BreakKind.FAILURE and self._is_provisional and not explains,
+            explains=explains,
         )
         self._post(broken)
 
@@ -160,15 +287,26 @@ class LocalRestartPolicy:
         now_s = self._clock.now_s()
         self._failures += [DatedFailure(when_s=now_s - failure.age_s, failure=failure) for failure in failures]
 
-    def record_stopped(self, round_number: int, failures: "tuple[Failure, ...]", stacks: "tuple[Stack, ...]") -> Next:
-        """Record that no worker of the broken round is left, and decide what follows."""
+    def record_stopped(
+        self,
+        round_number: int,
+        failures: "tuple[Failure, ...]",
+        stacks: "tuple[Stack, ...]",
+        *,
+        has_stepped: bool = False,
+    ) -> Next:
+        """Record that no worker of the broken round is left, and decide what follows. See `record_failures`."""
         if round_number != self.number or self.broken is None or self.has_ended:
             return Next.NOTHING
         if self.broken is not BreakKind.MEMBERSHIP:
             self._record(failures)
             self._stacks += stacks
+        if self._is_own and self.broken is BreakKind.FAILURE and not self._settle(has_stepped=has_stepped):
+            return Next.NOTHING
         if self._final is not None:
             return Next.END
+        if has_stepped and self._restarts is not None:
+            self._restarts = self._restarts.record_progress()
         if self.broken is BreakKind.FAILURE:
             self.attempt += 1
         return Next.ROUND
@@ -190,7 +328,7 @@ class LocalRestartPolicy:
                 self._run_id,
                 self._final or FinalFailure(cause=""),
                 self.attempt,
-                self._max_restarts,
+                self._max_restarts + (0 if self._restarts is None else min(self._restarts.free, self.attempt)),
                 self._failures,
                 tuple(self._stacks),
             )

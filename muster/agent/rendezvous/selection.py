@@ -84,7 +84,7 @@ def add_shared_token(config: RendezvousConfig, post: PostEvent) -> RendezvousCon
     from muster.agent.rendezvous.shared_token import find_shared_token
 
     try:
-        return replace(config, token=find_shared_token(config.port, config.run_id), has_shared_token=True)
+        return replace(config, token=find_shared_token(config.port), has_shared_token=True)
     except OSError as error:
         post(Notice(text=f"no token for the nodes on this machine: {error}"))
         return config

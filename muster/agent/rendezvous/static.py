@@ -13,6 +13,7 @@ from muster.agent.rendezvous.interface import (
     AllStarted,
     AllSucceeded,
     Asked,
+    Checked,
     CheckpointCompleted,
     DrainAsked,
     DrainFollowed,
@@ -22,21 +23,26 @@ from muster.agent.rendezvous.interface import (
     Prepared,
     RoundFormed,
     Saved,
+    SnapshotConfirmed,
+    SnapshotCopied,
+    SnapshotFound,
+    SnapshotKept,
+    SnapshotSought,
     StoodStill,
 )
-from muster.agent.rendezvous.restart_policy import LocalRestartPolicy, Next
-from muster.agent.round import Checkpoint, Round
+from muster.agent.rendezvous.restart_policy import Leaderless, LocalRestartPolicy, Next
+from muster.agent.round import Checkpoint, Generation, Holding, Round, choose_base, find_lineage
 from muster.agent.runtime.loop import Loop
 from muster.agent.runtime.ports import PortReservation
 
 if TYPE_CHECKING:  # only a failure loads the report
     from muster.agent.rendezvous.consensus.drain import CommonStepMessage
-    from muster.agent.rendezvous.interface import NodeMessage
+    from muster.agent.rendezvous.interface import NodeMessage, Stream
     from muster.agent.rendezvous.local_leader import LocalLeader
     from muster.agent.rendezvous.report_messages import Failed, Idle, StacksTaken, Stopped
 
 
-class StaticRendezvous:
+class StaticRendezvous(Leaderless):
     """Implements `Rendezvous` for a job of one node, at an address that never changes."""
 
     def __init__(
@@ -50,12 +56,20 @@ class StaticRendezvous:
         self._leader: LocalLeader | None = None
         """Of the current round, once something was asked for."""
         self._can_host_store: Callable[[], bool] = bool
+        self._list_snapshots: Callable[[], tuple[Holding, ...]] = tuple
         self._checkpoint = config.checkpoint
-        self._policy = LocalRestartPolicy(loop.clock, post, config)
+        self._policy = LocalRestartPolicy(loop.clock, post, config, is_alone=True)
 
-    def join(self, *, is_prepared: bool = True, can_host_store: Callable[[], bool] = bool) -> None:  # noqa: ARG002
+    def join(
+        self,
+        *,
+        is_prepared: bool = True,  # noqa: ARG002  # there is nothing to join
+        can_host_store: Callable[[], bool] = bool,
+        list_snapshots: Callable[[], tuple[Holding, ...]] = tuple,
+        on_stream: "Callable[[Stream], None] | None" = None,  # noqa: ARG002  # no node connects
+    ) -> None:
         """See `Rendezvous`."""
-        self._can_host_store = can_host_store
+        self._can_host_store, self._list_snapshots = can_host_store, list_snapshots
         self._form()
 
     def _find_master(self) -> tuple[str, int]:
@@ -72,6 +86,7 @@ class StaticRendezvous:
                     number=self._policy.number,
                     attempt=self._policy.attempt,
                     restarts_left=self._policy.restarts_left,
+                    repeats=self._policy.repeats,
                     group_rank=0,
                     group_world_size=1,
                     rank_offset=0,
@@ -83,14 +98,19 @@ class StaticRendezvous:
                     use_agent_store=hosts_store,
                     hosts_store=hosts_store,
                     checkpoint=self._checkpoint,
+                    lineage=find_lineage(self._policy.number, self._config.run_id),
+                    snapshot=self._choose_snapshot(),
                 )
             )
         )
 
+    def _choose_snapshot(self) -> Generation | None:
+        return choose_base(self._list_snapshots(), 1)
+
     def send(self, message: "NodeMessage") -> None:
         """See `Rendezvous`. There is no other node."""
         match message:
-            case Prepared() | AllStarted() | Leaving():
+            case Prepared() | AllStarted() | Checked() | Leaving():
                 pass
             case AllSucceeded():
                 self._end_with_success(message)
@@ -100,6 +120,12 @@ class StaticRendezvous:
                 self._tell(message)
             case Saved():
                 self._record_saved(message)
+            case SnapshotKept():
+                self._confirm(message)
+            case SnapshotCopied():
+                pass  # there is no neighbour
+            case SnapshotSought():
+                self._post(SnapshotFound(round_number=message.round_number, rank=message.rank, source=None))
             case _:
                 self._record(message)
 
@@ -110,7 +136,7 @@ class StaticRendezvous:
         number = message.round_number
         match message:
             case Failed():
-                self._policy.record_failures(number, message.failures)
+                self._policy.record_failures(number, message.failures, has_stepped=message.has_stepped)
             case Idle():
                 if self._config.hang_action == "report":
                     self._policy.record_idle(number, message.failures)
@@ -122,7 +148,9 @@ class StaticRendezvous:
             case StacksTaken():
                 self._tell(message)
             case Stopped():
-                following = self._policy.record_stopped(number, message.failures, message.stacks)
+                following = self._policy.record_stopped(
+                    number, message.failures, message.stacks, has_stepped=message.has_stepped
+                )
                 if following is Next.ROUND:
                     self._form()
                 elif following is Next.END:
@@ -146,6 +174,13 @@ class StaticRendezvous:
             self._tell(message)
         elif is_named and self._checkpoint is not None:
             self._post(CheckpointCompleted(checkpoint=self._checkpoint))
+
+    def _confirm(self, message: SnapshotKept) -> None:
+        """What all ranks of the only node keep, all ranks have."""
+        if self._is_running(message.round_number):
+            lineage = find_lineage(message.round_number, self._config.run_id)
+            snapshot = Generation(lineage=lineage, step=message.step, size=1, is_replicated=message.is_replicated)
+            self._post(SnapshotConfirmed(round_number=message.round_number, snapshot=snapshot))
 
     def _is_running(self, round_number: int) -> bool:
         return round_number == self._policy.number and self._policy.broken is None

@@ -1,9 +1,10 @@
 """The base of the agent: the loop with its timers, the clock, signals, and the event log.
 
-`loop` is the selector of the agent's one thread, and runs in other threads what may block; `clock` the injected time;
+`loop` is the selector of the agent's one thread, with the injected time, and runs in other threads what may block;
 `signals` turns signals and children's ends into calls on the loop (what follows is decided in `node.decisions`);
 `event_log` writes one record per transition (`events.jsonl`, `--event-log-handler`), and `job_object` tells of some in
-Events and annotations of a Job of Kubernetes; `ports` reserves ports; `packages` finds what is installed; `persistent`
+Events and annotations of a Job of Kubernetes; `limited_command` runs a command of the user's;
+`ports` reserves ports; `packages` finds what is installed; `persistent`
 has mappings and sets whose next version costs no copy. Records are in `muster._shared.records`.
 
 Nothing here knows the rest of the agent, so everything of the agent may import from here.

@@ -1,42 +1,8 @@
 """Every transition of an agent as one frozen record, and the sinks that write the records.
 
-What a record can tell of, and what its detail has (the documentation prints this list):
-
-    agent_started: The agent runs: pid, start (how workers start).
-    round_formed: The node takes part in a round: world_size, nodes, master, restarts_left, rank_offset and
-        role_rank_offset (of its first worker), role_world_size.
-    workers_started: All workers of the round run.
-    worker_released: One worker started: local_rank, pid, how ("warm": a parked fork became this worker; "cold": fork
-        and exec) and, when a warm start was wanted and the worker started cold, reason.
-    worker_exited: A worker's process ended: code.
-    worker_failed: A worker has failed: reason.
-    workers_idle: These ranks have shown no sign of life for the limit, or the job hangs; without ranks: they are
-        active again.
-    stacks_taken: The stacks of these ranks were read.
-    round_broken: The round ends: kind, reason, hang (whether the job hung).
-    workers_stopped: No worker of the round is left.
-    workers_not_ended: The kernel cannot end these processes: pids.
-    fenced: The guard has killed the workers, because the leader was silent for too long.
-    drain_begun: The agents begin to agree on a step at which all ranks stop, save or pause: drain (its number), kind,
-        limit_s.
-    drain_committed: They have agreed: drain, step.
-    drain_withdrawn: They cannot agree, or it has ended, and the ranks go on: drain, reason.
-    requested: A person has asked the job for something through this agent (`muster`): kind, limit_s.
-    request_answered: The leader's answer to it: outcome, text.
-    checkpoint_completed: All ranks of the job have saved a checkpoint: step, path.
-    template_ready: Warm starts: the template has imported what workers need: modules, import_s, rss_bytes, pss_bytes.
-    template_ended: Warm starts: the template is gone: status, reason, last_line.
-    workers_parked: Warm starts: forks wait for the next round: count; duration_s is the time of their forks.
-    signal: The agent received a signal: name, guard_died.
-    notice: A line was printed: text.
-    hang_named: Likewise; it tells of a hang, with which the job goes on.
-    hang_ended: Likewise; the hang is over.
-    rendezvous_lost: Rendezvous failed: reason.
-    job_ended: The job has ended on all nodes: succeeded, drained, reason (of a failed one; else empty).
-    agent_ended: The agent ends: exit_code.
-
-The records of one node show a recovery: `worker_failed` (detected), `round_broken`, `workers_stopped`,
-`round_formed`, `workers_started`.
+What a record can tell of, and what its detail has, is declared in `muster.cli.afterwards.event_kinds`: a test of every
+file that an agent writes fails on what is not declared there. The records of one node show a recovery: `worker_failed`
+(detected), `round_broken`, `workers_stopped`, `round_formed`, `workers_started`.
 """
 
 import contextlib
@@ -45,11 +11,15 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Protocol
 
-from muster._shared.records import NO_ITEMS, record
-from muster.agent.runtime.clock import Clock
+from muster._shared.contract import EVENT_SCHEMA
+from muster._shared.records import NO_ITEMS, record, replace
+from muster.agent.runtime.loop import Clock
 
 if TYPE_CHECKING:
-    from muster._shared.reports import JobStatus
+    from muster._shared.job_view import JobStatus, NodeStatus, RankStatus
+
+    OnLook = Callable[[NodeStatus, tuple[RankStatus, ...], JobStatus | None], None]
+    """Gets a look at this node, at its ranks, and at the job if this agent leads."""
 
 EVENT_LOG_HANDLERS = ("null", "console", "dynamic_rendezvous")
 """Values of `--event-log-handler`, by torchrun's names."""
@@ -66,6 +36,10 @@ _WAITING_RECORDS = 1000
 class EventRecord:
     """One transition."""
 
+    schema: int = EVENT_SCHEMA
+    """Of records; those without it are of schema 1, which lacks this field, `agent` and some events."""
+    agent: str = ""
+    """Names the process that wrote it: agents of one machine may share a file."""
     time_s: float
     """Wall clock, seconds since the epoch; for people, never compared across hosts."""
     monotonic_s: float
@@ -79,7 +53,7 @@ class EventRecord:
     attempt: int
     """How often workers were restarted because one failed."""
     what: str
-    """The name of the transition, one of those in the module's docstring."""
+    """The name of the transition: of `event_kinds.EVENT_KINDS`."""
     ranks: tuple[int, ...] = ()
     """Global ranks concerned."""
     duration_s: float | None = None
@@ -265,13 +239,20 @@ class EventLog:
     def __init__(self, clock: Clock, sinks: Iterable[EventSink] = ()) -> None:
         self._clock = clock
         self._sinks = list(sinks)
+        self._agent = os.urandom(4).hex()
         self._since: dict[str, float] = {}
         self._kept: list[EventRecord] = []
+        self._held: list[EventRecord] | None = None
+        """What waits for `release`; None: nothing does."""
         self.times = RunTimes()
         self.find_round: Callable[[], StampedRound | None] = lambda: None
         """Finds the current round, for every record; None before the first."""
         self.on_status: Callable[[JobStatus], None] | None = None
         """Gets what the status file says whenever that changes; must not block."""
+        self.on_look: OnLook | None = None
+        """Gets each look at the workers; must not block."""
+        self.metrics_address = ""
+        """Where this agent serves metrics; "": it does not."""
 
     def add_sink(self, sink: EventSink, *, replay: bool = False) -> None:
         """Pass every record from now on to `sink`; with `replay`, this agent's first ones too. `close` closes it."""
@@ -284,6 +265,21 @@ class EventLog:
         """Start a measurement that a later record ends."""
         self._since[name] = self._clock.now_s()
 
+    @property
+    def is_holding(self) -> bool:
+        """Records wait for `release`."""
+        return self._held is not None
+
+    def hold(self) -> None:
+        """Hold the next record back, and all after it, until `release`: some of its detail is not known yet."""
+        self._held = []
+
+    def release(self, **detail: object) -> None:
+        """Pass on what was held back; the first record gets this detail."""
+        held, self._held = self._held or [], None
+        for number, each in enumerate(held):
+            self._pass_on(each if number else replace(each, detail={**each.detail, **detail}))
+
     def write(self, what: str, *, ranks: Iterable[int] = (), since: str | None = None, **detail: object) -> None:
         """Write one record; `since` names the mark that its duration is measured from."""
         now_s = self._clock.now_s()
@@ -291,6 +287,7 @@ class EventLog:
         began_s = self._since.get(since) if since else None
         current = self.find_round()
         record = EventRecord(
+            agent=self._agent,
             time_s=self._clock.wall_s(),
             monotonic_s=now_s,
             node=current.group_rank if current else None,
@@ -302,12 +299,19 @@ class EventLog:
             duration_s=None if began_s is None else now_s - began_s,
             detail=detail,
         )
-        if len(self._kept) < _KEPT_RECORDS:
+        if self._held is None:
+            self._pass_on(record)
+        else:
+            self._held.append(record)
+
+    def _pass_on(self, record: EventRecord) -> None:
+        if len(self._kept) < _KEPT_RECORDS and record.what != "worker_released":  # there may be hundreds
             self._kept.append(record)
         for sink in self._sinks:
             sink.write(record)
 
     def close(self) -> None:
-        """Close every sink."""
+        """Pass on what is held back, and close every sink."""
+        self.release()
         for sink in self._sinks:
             sink.close()

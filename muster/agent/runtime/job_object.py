@@ -17,7 +17,7 @@ from muster._shared.contract import Env, show_controls
 if TYPE_CHECKING:
     import http.client
 
-    from muster._shared.reports import JobStatus
+    from muster._shared.job_view import JobStatus
     from muster.agent.runtime.event_log import EventRecord
 
 _PREFIX = "muster.torchx/"

@@ -19,13 +19,73 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import TypeVar
-
-from muster.agent.runtime.clock import Clock, SystemClock
+from typing import Generic, Protocol, TypeVar
 
 T = TypeVar("T")
 
 Callback = Callable[[], None]
+
+
+class Clock(Protocol):
+    """Monotonic seconds for decisions; wall-clock seconds for records that people read, never compared across hosts."""
+
+    def now_s(self) -> float:
+        """Seconds of a monotonic clock that does not run while the machine sleeps."""
+        ...
+
+    def boottime_s(self) -> float:
+        """Seconds of CLOCK_BOOTTIME, which also counts while the machine sleeps; leases are measured with it."""
+        ...
+
+    def wall_s(self) -> float:
+        """Seconds since the epoch, for records only."""
+        ...
+
+
+class Suspensions(Protocol):
+    """How long the job was stopped: `muster._shared.guard.SuspendedTime`."""
+
+    def read_s(self) -> float:
+        """In all."""
+        ...
+
+    def read_lease_s(self) -> float:
+        """While the lease stood still."""
+        ...
+
+
+class SystemClock:
+    """The machine's clocks."""
+
+    def now_s(self) -> float:
+        """See `Clock`."""
+        return time.monotonic()
+
+    def boottime_s(self) -> float:
+        """See `Clock`."""
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+    def wall_s(self) -> float:
+        """See `Clock`."""
+        return time.time()
+
+
+class JobClock(SystemClock):
+    """The machine's clocks, which stand still while the whole job is stopped (Ctrl-Z)."""
+
+    def __init__(self, suspended: Suspensions) -> None:
+        self._suspended = suspended
+
+    def now_s(self) -> float:
+        """See `Clock`."""
+        return super().now_s() - self._suspended.read_s()
+
+    def boottime_s(self) -> float:
+        """See `Clock`. It runs on while other nodes may replace this one."""
+        return super().boottime_s() - self._suspended.read_lease_s()
+
+
+# -- the loop ---------------------------------------------------------------------------------------------------------
 
 
 class Timer:
@@ -211,6 +271,27 @@ class Loop:
         self._wake_read = self._wake_write = -1  # no thread may write to what gets these numbers next
         os.close(read_fd)
         os.close(write_fd)
+
+
+class Awaited(Generic[T]):
+    """What a thread reads, for one reader, who may come before it is read or after."""
+
+    def __init__(self, loop: Loop, read: Callable[[], T], without: Callable[[RuntimeError], T]) -> None:
+        """Begin to read; the arguments are those of `Loop.call_in_thread`."""
+        self._results: list[T] = []
+        self._then: Callable[[T], None] | None = None
+        loop.call_in_thread(read, self._finish, without)
+
+    def watch(self, then: Callable[[T], None]) -> None:
+        """Call back once with the result, on the loop, perhaps before this returns."""
+        self._then = then
+        for result in self._results:
+            then(result)
+
+    def _finish(self, result: T) -> None:
+        self._results.append(result)
+        if self._then is not None:
+            self._then(result)
 
 
 class LoopThread:

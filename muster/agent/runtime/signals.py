@@ -8,12 +8,59 @@ other child that ends is an orphan of the workers, and only needs to be collecte
 
 import os
 import signal
+import threading
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from muster.agent.runtime.loop import Loop
 
+if TYPE_CHECKING:
+    import subprocess
+
+_START_LIMIT_S = 1.0
+"""How long a sweep waits for the start of a command: its disk may hang."""
 _LOST_STATUS = 1
 """The exit code of a child whose status was taken by another thread (`os.wait` in a plug-in): never a success."""
+
+
+class OwnSessions:
+    """Sessions of commands of the agent's own: a sweep of workers leaves them alone. For any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._ids: set[int] = set()
+
+    def start(self, start: "Callable[[], subprocess.Popen[bytes]]") -> "subprocess.Popen[bytes]":
+        """Start a command that leads a session.
+
+        Raises:
+            OSError: it cannot be started.
+        """
+        with self._lock:  # no list of processes has it before its session is known
+            process = start()
+            self._ids.add(process.pid)
+        return process
+
+    def remove(self, pid: int) -> None:
+        """The command has ended."""
+        self._ids.discard(pid)
+
+    def find_others(self, find: Callable[[], list[int]]) -> list[int]:
+        """Of the processes that `find` lists, those that belong to none of these sessions."""
+        has_lock = self._lock.acquire(timeout=_START_LIMIT_S)
+        try:
+            found, ids = find(), tuple(self._ids)
+        finally:
+            if has_lock:
+                self._lock.release()
+        return [pid for pid in found if _find_session(pid) not in ids] if ids else found
+
+
+def _find_session(pid: int) -> int | None:
+    try:
+        return os.getsid(pid)
+    except OSError:
+        return None
 
 
 class ChildWatch:
@@ -27,7 +74,8 @@ class ChildWatch:
         self._loop = loop
         self._callbacks: dict[int, Callable[[int], None]] = {}
         self._pidfds: dict[int, int] = {}
-        self._holds_orphans = False
+        self._holders: set[object] = set()
+        self.sessions = OwnSessions()
         self.on_orphan_end: Callable[[int], None] | None = None
         """Called with the pid of each other child that ended."""
 
@@ -49,20 +97,25 @@ class ChildWatch:
         else:
             self._loop.watch_readable(fd, lambda: self._handle_pidfd(pid))
 
-    def hold_orphans(self, holds: bool) -> None:
+    def hold_orphans(self, holds: bool, holder: object = None) -> None:
         """Collect no orphan while this is on: a child that is not watched yet may be a worker that is not reported yet.
 
         It stays a zombie, so that its pid belongs to no other process and its status is still there.
+
+        Args:
+            holds: on or off.
+            holder: for whom; None: the workers' starter. While it is on for one, it is on.
         """
-        was_holding, self._holds_orphans = self._holds_orphans, holds
-        if was_holding and not holds:
+        was_holding = bool(self._holders)
+        (self._holders.add if holds else self._holders.discard)(holder)
+        if was_holding and not self._holders:
             self._loop.call_soon(self.reap)
 
     def reap(self) -> None:
         """Collect every child that has ended."""
         for pid in list(self._callbacks):
             self._collect(pid)
-        if not self._holds_orphans:
+        if not self._holders:
             self._reap_orphans()
 
     def _reap_orphans(self) -> None:

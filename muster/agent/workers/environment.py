@@ -6,9 +6,9 @@ torch/distributed/launcher/api.py of torch 2.13, compared name by name in tests/
 
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from muster._shared.contract import Env
+from muster._shared.contract import DEFAULT_RUN_ID, Env
 from muster._shared.records import replace
 from muster.agent.config import AgentConfig
 from muster.agent.errors import UsageError
@@ -16,6 +16,9 @@ from muster.agent.workers.spec import Program, ProgramKind
 
 if TYPE_CHECKING:  # imported before the template starts: its imports delay every first worker
     from muster.agent.round import Round
+
+MONITOR_ADDRESS: Final = "NCCL_RAS_ADDR"
+"""Where NCCL's own monitor of the workers answers."""
 
 
 def build_worker_env(config: AgentConfig, round: "Round", local_rank: int, *, error_file: str | None) -> dict[str, str]:  # noqa: A002
@@ -53,7 +56,13 @@ def build_worker_env(config: AgentConfig, round: "Round", local_rank: int, *, er
     )
     if round.checkpoint is not None:
         env[Env.RESUME_PATH] = round.checkpoint.path
+        env[Env.RESUME_STEP] = str(round.checkpoint.step)
+    if round.snapshot is not None:
+        env[Env.SNAPSHOT_STEP] = str(round.snapshot.step)
+    if config.preflight == "full" and round.attempt == 0:
+        env[Env.PREFLIGHT] = "full"
     env[Env.WATCHED] = "0" if config.hang_timeout_s is None else "1"
+    env.update(_build_run_names(config, round, local_rank, env))
     if config.control_fd is not None:
         env[Env.ROUND] = str(round.number)
     if config.program.kind is ProgramKind.COMMAND:
@@ -63,6 +72,24 @@ def build_worker_env(config: AgentConfig, round: "Round", local_rank: int, *, er
         env["LOCAL_RANK"] = "0"
         env["CUDA_VISIBLE_DEVICES"] = choose_visible_device(config.base_env, local_rank)
     return env
+
+
+def _build_run_names(
+    config: AgentConfig,
+    round: "Round",  # noqa: A002
+    local_rank: int,
+    env: Mapping[str, str],
+) -> dict[str, str]:
+    """The variables by which trackers and traces know the job after a restart."""
+    run_id = config.rendezvous.run_id
+    is_tracked = config.tracker_run and round.rank_offset + local_rank == 0
+    names = {} if run_id == DEFAULT_RUN_ID else {Env.JOB_ID: run_id, Env.ATTEMPT_ID: f"{run_id}-{round.attempt}"}
+    if is_tracked or config.trace_parent:
+        from muster.agent.workers import run_names  # only these options need it
+
+        names |= run_names.build_tracker_env(run_id, round.attempt, env) if is_tracked else {}
+        names |= run_names.build_trace_env(config.trace_parent, round.number) if config.trace_parent else {}
+    return names
 
 
 def _find_bundle() -> str | None:

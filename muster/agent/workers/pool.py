@@ -128,7 +128,7 @@ class WorkerPool:
     def sweep(
         self, on_swept: Callable[[], None], on_not_ended: Callable[[tuple[int, ...]], None], *, limit_s: float
     ) -> None:
-        """SIGKILL all descendants of this agent except the starter's own, until none is left.
+        """SIGKILL all descendants of this agent except the starter's own and those of `--notify`, until none is left.
 
         Args:
             on_swept: called once none is left.
@@ -152,7 +152,8 @@ class WorkerPool:
         sweep.collected.clear()
         me, own = os.getpid(), self._starter.list_own_pids()
         self._loop.call_in_thread(
-            lambda: processes.list_descendants(me, keep=own), lambda found: self._kill(sweep, found)
+            lambda: self._children.sessions.find_others(lambda: processes.list_descendants(me, keep=own)),
+            lambda found: self._kill(sweep, found),
         )
 
     def _kill(self, sweep: _Sweep, found: list[int]) -> None:

@@ -22,7 +22,7 @@ TYPE_CHECKING = False  # not typing's: importing typing would cost every worker 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from importlib.machinery import ModuleSpec
-    from types import CodeType, ModuleType, TracebackType
+    from types import CodeType, FrameType, ModuleType, TracebackType
     from typing import Any
 
     from muster.agent.workers.spec import Program, WorkerSpec
@@ -43,6 +43,8 @@ _DROPPED_FLAGS = "ixhV?"
 """-i waits for a terminal at the end; -x skips the first line of *our* file; the others print and exit."""
 _WATCHED = "MUSTER_WATCHED"
 _STATUS_PAGE = "MUSTER_STATUS_PAGE"
+_PREFLIGHT = "MUSTER_PREFLIGHT"
+_EXIT_SUFFIX = ".exit"
 """Names of `_shared.contract.Env`, which a cold worker has not imported."""
 _GROUPS_MODULE = "torch.distributed.distributed_c10d"
 _OPTIMIZER_MODULE = "torch.optim.optimizer"
@@ -221,6 +223,8 @@ def run(
     hook_torch()
     before = (os.getpid(), _stat_file(error_file))
     try:
+        if os.environ.pop(_PREFLIGHT, "") == "full":
+            _load_own_file("hooks/measure")["measure"]()
         prepare_main(program)
         call, arguments = choose_call(program)
         call(*arguments)
@@ -231,6 +235,7 @@ def run(
         if record_code is not None:
             record_code(code)
         if code:
+            _note_exit_code(code, error_file, before[0])
             _tell_groups_of_failure()
         if error_file and before == (os.getpid(), _stat_file(error_file)):
             if _is_runpy_error(stop.__context__):
@@ -349,30 +354,55 @@ def choose_exit_code(stop: SystemExit) -> "int | None":
 def find_refusal(stop: SystemExit) -> str:
     """Why a program that says it on stderr called `sys.exit(CODE)`; "" when that is only there.
 
-    It is the line in which argparse or click has just refused the arguments, or the exception that the program handles.
+    It is the line in which its parser has just refused the arguments (argparse and what is made of it, click, Fire), or
+    the exception that the program handles.
     """
+    frames = []
     tb = stop.__traceback__
-    while tb is not None and tb.tb_next is not None:
+    while tb is not None:
+        frames.append(tb.tb_frame)
         tb = tb.tb_next
-    if tb is None or not stop.code:
+    if not frames or not stop.code:
         return ""
-    path, names = tb.tb_frame.f_code.co_filename, tb.tb_frame.f_locals
-    if path.endswith("/argparse.py"):
-        message = names.get("message")  # of ArgumentParser.exit
-        return message.strip() if isinstance(message, str) else ""
+    refusal = _find_argparse_message(frames)
+    if refusal:
+        return refusal
+    path, names = frames[-1].f_code.co_filename, frames[-1].f_locals
     report = names.get("report") if "/click/" in path else None  # of click 8.5
     context = getattr(report, "__self__", stop.__context__)
     if isinstance(context, SystemExit):
         return find_refusal(context)
-    if not isinstance(context, BaseException) or isinstance(context, KeyboardInterrupt):
-        return ""
     try:
+        if hasattr(stop, "trace"):
+            return f"ERROR: {stop.trace.elements[-1].ErrorAsStr()}"  # Fire's, as it prints it
+        if not isinstance(context, BaseException) or isinstance(context, KeyboardInterrupt):
+            return ""
         if hasattr(context, "format_message"):
             return f"Error: {context.format_message()}"  # click's, as it prints it
-        text = "".join(_format_message(context).splitlines()[:1])
+        is_plain = type(context).__str__ is BaseException.__str__  # of several arguments the first is the text
+        text = context.args[0] if is_plain and context.args else _format_message(context)
+        text = "".join(str(text).splitlines()[:1])
     except BaseException:  # noqa: BLE001  # the user's code
+        if context is None:
+            return ""
         text = ""
     return f"sys.exit while it handled {type(context).__name__}" + (f": {text}" if text else "")
+
+
+def _find_argparse_message(frames: "list[FrameType]") -> str:
+    """What a parser of argparse refused; also one whose `error` is not argparse's, as jsonargparse's.
+
+    Args:
+        frames: down to the one that called `sys.exit`.
+    """
+    for frame in reversed(frames[-2:]):
+        names, name = frame.f_locals, frame.f_code.co_name
+        if name in ("exit", "error") and hasattr(names.get("self"), "parse_known_args"):
+            message = names.get("message")  # of `exit` it is None where the parser has printed it
+            if isinstance(message, str):
+                message = " ".join(message.split())
+                return message if name == "exit" else f"error: {message}"
+    return ""
 
 
 # -- the hook on torch ------------------------------------------------------------------------------------------------
@@ -482,6 +512,23 @@ def _hook_groups(module: "ModuleType") -> None:
 
     setattr(begin, _WATCHED, True)
     setattr(module, name, begin)
+
+
+def _note_exit_code(code: int, error_file: str, pid: int) -> None:
+    """Write it down before connections close: peers may fail before this process has ended, and the agent end it.
+
+    Args:
+        code: that the program has called `sys.exit` with.
+        error_file: "": there is none.
+        pid: of the worker; a fork of it writes nothing.
+    """
+    if not error_file or os.getpid() != pid:
+        return
+    try:
+        with open(f"{error_file}{_EXIT_SUFFIX}", "w", encoding="ascii") as file:
+            file.write(str(code))
+    except OSError:
+        pass  # then its end tells it
 
 
 def _tell_groups_of_failure() -> None:

@@ -4,18 +4,26 @@ One page per round. It is an anonymous memory file, which workers open as `/proc
 process that uses it, however the agent ends, and no full /dev/shm is in its way. Its size is sealed, so that no worker
 can cut it under the agent's reads (SIGBUS). Only Linux has it; elsewhere workers run without a page.
 
-The other side is `muster.worker`; the layout is `_shared.contract.StatusPageLayout`.
+The other side is `muster.worker`; the layout is `_shared.contract.StatusPageLayout`. What a Trainer tells by HTTP is
+kept beside it, and shown where the rank reports no step by `muster.worker`.
+
+The files for snapshots are made here, too, empty: what they are for is loaded once a worker has used them.
 """
 
+import contextlib
 import mmap
 import os
+import socket
 import struct
 import sys
 import zlib
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, Protocol
 
-from muster._shared.contract import Env, has_controls
+from muster._shared.contract import Env, KubeflowEnv, SnapshotBlock, SnapshotHeader, has_controls, show_controls
 from muster._shared.contract import StatusPageLayout as Layout
+from muster._shared.records import NO_ITEMS, record, replace
+from muster.agent.runtime.loop import Loop
 
 _NOEXEC_SEAL = 0x0008
 """MFD_NOEXEC_SEAL of Linux 6.3, which a hardened kernel demands; older kernels refuse it.
@@ -50,6 +58,16 @@ class SlotStatus(NamedTuple):
     """Length 3, by kind: the distance of the last two steps asked about; 0: asked at most once."""
 
 
+@record
+class Told:
+    """What a Trainer has told of its progress."""
+
+    step: int | None = None
+    """Steps that it has done, those of earlier runs that it continues too; None: it has not said."""
+    total: int | None = None
+    values: Mapping[str, float] = NO_ITEMS
+
+
 class StatusPage:
     """The page of one round, mapped in the agent."""
 
@@ -66,7 +84,7 @@ class StatusPage:
         """
         size = (nproc + 1) * Layout.BLOCK_BYTES
         self.round_number = round_number
-        self._fd = _create_memory_file(size)
+        self._fd = _create_allocated("muster-status-page", size)
         try:
             self._memory = mmap.mmap(self._fd, size)
         except BaseException:  # whatever it is, it is raised again
@@ -75,6 +93,9 @@ class StatusPage:
         self._words = memoryview(self._memory).cast("q")
         self._words[Layout.SLOTS], self._words[Layout.ROUND], self._words[Layout.ATTEMPT] = nproc, round_number, attempt
         self._words[Layout.MAGIC_WORD] = Layout.MAGIC
+        self._told = Told()
+        self._told_base: int | None = None
+        """Steps of the Trainer before the first one that the optimizer's hook has counted."""
 
     def build_env(self, local_rank: int) -> dict[str, str]:
         """Build the variable by which the worker of a local rank finds its slot."""
@@ -111,6 +132,42 @@ class StatusPage:
             stride=tuple(kinds[3:]),
         )
 
+    def record_told(self, local_rank: int, told: Told) -> None:
+        """What the Trainer in the worker of a local rank says. At its end it names no step: the last one stays."""
+        if told.step is not None:
+            self._told_base = told.step - (self.read_slot(local_rank).optimizer_steps or 0)
+        self._told = replace(told, total=told.total or self._told.total, values=told.values or self._told.values)
+
+    def read_shown(self, local_rank: int) -> SlotStatus:
+        """As `read_slot`, for people: where a Trainer has told its step, all ranks of the node have one.
+
+        It says so every few seconds only. Between, each rank's optimizer counts on.
+        """
+        slot = self.read_slot(local_rank)
+        if slot.step is not None or self._told_base is None:
+            return slot
+        step = min(max(0, self._told_base + (slot.optimizer_steps or 0)), self._told.total or Layout.MAX_STEP)
+        return slot._replace(step=step, total=self._told.total)
+
+    def read_first(self, local_rank: int) -> tuple[int, int] | None:
+        """Read how many steps a rank has done with its first one, and when, by CLOCK_MONOTONIC in ns; None: none yet.
+
+        Counted as the steps of `read_shown`.
+        """
+        block = (local_rank + 1) * Layout.WORDS
+        done, at_ns = self._words[block + Layout.FIRST], self._words[block + Layout.FIRST_NS]
+        if self._told_base is not None and self.read_slot(local_rank).step is None:
+            done += self._told_base + 1
+        return (done, at_ns) if 0 < done <= Layout.MAX_STEP and at_ns > 0 else None
+
+    def read_wish(self, local_rank: int) -> tuple[str, str] | None:
+        """Read what the rank has said itself should follow from its end, and why; None: nothing."""
+        text = self._read_text(local_rank, Layout.WISH, Layout.WISH_BYTES)
+        if not text or not text.startswith((Layout.WISH_STOP, Layout.WISH_ELSEWHERE)):
+            return None
+        wish, _, reason = show_controls(text.decode(errors="replace")).partition(" ")
+        return wish, reason
+
     def read_debugger(self, local_rank: int) -> int:
         """Read what the rank asks of the terminal: `Layout.DEBUGGER_NONE`, `_WANTS` or `_QUIT`."""
         return self._words[(local_rank + 1) * Layout.WORDS + Layout.DEBUGGER]
@@ -120,7 +177,10 @@ class StatusPage:
         self._words[(local_rank + 1) * Layout.WORDS + Layout.TERMINAL] = answer
 
     def read_values(self, local_rank: int) -> dict[str, float]:
-        """Read the values a rank shows, by name. Entries that are being written are left out."""
+        """Read the values a rank shows, by name. Entries that are being written are left out.
+
+        Of a rank that shows none: what a Trainer has told.
+        """
         values: dict[str, float] = {}
         block = (local_rank + 1) * Layout.WORDS
         for index in range(min(self._words[block + Layout.VALUES], Layout.TABLE_ENTRIES)):
@@ -129,7 +189,7 @@ class StatusPage:
             if name is not None:
                 at = 8 * (block + word + Layout.VALUE_ENTRY_WORDS - 1)
                 values[name.decode(errors="replace")] = struct.unpack_from("@d", self._memory, at)[0]
-        return values
+        return values or dict(self._told.values)
 
     def read_saved(self, local_rank: int) -> tuple[int, str] | None:
         """Read step and path ("": none that can be used) of the rank's last checkpoint; None: none, or in between."""
@@ -183,21 +243,21 @@ def _clean(number: int) -> int | None:
     return number if 0 <= number <= Layout.MAX_STEP else None
 
 
-def _create_memory_file(size: int) -> int:
-    """Create a memory file of a sealed size with its memory allocated: a page that is missing later is a SIGBUS.
+def create_memory_file(name: str, size: int) -> int:
+    """Create a memory file of a sealed size; its memory is allocated where something is written.
 
     Raises:
-        OSError: see `StatusPage`.
+        OSError: the system has no memory files, or descriptors ran out.
     """
     if not hasattr(os, "memfd_create"):
         raise OSError("this system has no memory files (memfd_create)")
     flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
     try:
-        fd = os.memfd_create("muster-status-page", flags | _NOEXEC_SEAL)
+        fd = os.memfd_create(name, flags | _NOEXEC_SEAL)
     except OSError:
-        fd = os.memfd_create("muster-status-page", flags)
+        fd = os.memfd_create(name, flags)
     try:
-        os.posix_fallocate(fd, 0, size)
+        os.ftruncate(fd, size)
         import fcntl
 
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
@@ -205,3 +265,161 @@ def _create_memory_file(size: int) -> int:
         os.close(fd)
         raise
     return fd
+
+
+def _create_allocated(name: str, size: int) -> int:
+    """Create a memory file with its memory allocated: a page that is missing later is a SIGBUS.
+
+    Raises:
+        OSError: as `create_memory_file`, or memory ran out.
+    """
+    fd = create_memory_file(name, size)
+    try:
+        os.posix_fallocate(fd, 0, size)
+    except BaseException:  # whatever it is, it is raised again
+        os.close(fd)
+        raise
+    return fd
+
+
+class SnapshotFiles:
+    """The memory files for snapshots: one that controls them, and one for the content of each rank. Close it."""
+
+    def __init__(self, *, nproc: int, share: int, limit_bytes: int, copies: int) -> None:
+        """Create them. None of the content's memory is used yet.
+
+        Args:
+            nproc: how many ranks the node has.
+            share: see `SnapshotHeader.SHARE`.
+            limit_bytes: see `SnapshotHeader.LIMIT`.
+            copies: see `SnapshotHeader.COPIES`.
+
+        Raises:
+            OSError: the system has no memory files, or memory or descriptors ran out.
+        """
+        self.nproc = nproc
+        self._fds: list[int] = []
+        try:
+            self._fds.append(_create_allocated("muster-snapshots", (nproc + 1) * SnapshotHeader.BYTES))
+            for local_rank in range(nproc):
+                self._fds.append(create_memory_file("muster-snapshot", SnapshotBlock.FILE_BYTES))
+                self._write((local_rank + 1) * SnapshotHeader.BYTES // 8 + SnapshotBlock.FILE, self._fds[-1])
+            self._write(SnapshotHeader.RANKS, nproc)
+            self._write(SnapshotHeader.SHARE, share)
+            self._write(SnapshotHeader.LIMIT, limit_bytes)
+            self._write(SnapshotHeader.COPIES, copies)
+            self._write(SnapshotHeader.MAGIC, SnapshotHeader.MAGIC_VALUE)
+        except BaseException:  # whatever it is, it is raised again
+            self.close()
+            raise
+
+    @property
+    def control_fd(self) -> int:
+        """The file that controls the others."""
+        return self._fds[0]
+
+    @property
+    def content_fds(self) -> list[int]:
+        """By local rank."""
+        return self._fds[1:]
+
+    @property
+    def is_used(self) -> bool:
+        """A worker has used them."""
+        return any(os.pread(self._fds[0], 8, 8 * SnapshotHeader.USED))
+
+    def begin_round(self, round_number: int, lineage: int) -> None:
+        """Let the workers of a round save, while there is nothing to continue."""
+        self._write(SnapshotHeader.ROUND, round_number)
+        self._write(SnapshotHeader.LINEAGE, lineage)
+
+    def build_env(self, round_number: int, local_rank: int) -> dict[str, str]:
+        """Build the variable by which the worker of a local rank finds its files."""
+        return {Env.SNAPSHOTS: f"/proc/{os.getpid()}/fd/{self._fds[0]}:{round_number}:{local_rank}"}
+
+    def _write(self, word: int, value: int) -> None:
+        os.pwrite(self._fds[0], value.to_bytes(8, sys.byteorder), 8 * word)
+
+    def close(self) -> None:
+        """Close them; workers that have mapped them keep their memory. Idempotent."""
+        while self._fds:
+            os.close(self._fds.pop())
+
+
+_NO_PROXY = ("no_proxy", "NO_PROXY")
+
+
+class Endpoint(Protocol):
+    """What answers at the port."""
+
+    def accept(self, listener: socket.socket) -> None:
+        """Accept one connection; raises OSError when no descriptor is left."""
+        ...
+
+    def close(self) -> None:
+        """Close all connections."""
+        ...
+
+
+class TrainerPort:
+    """Where a Hugging Face Trainer tells its progress: a port on loopback, open before the workers start. Close it."""
+
+    def __init__(self, loop: Loop, open_endpoint: Callable[[str], Endpoint]) -> None:
+        """Listen.
+
+        Args:
+            loop: the agent's.
+            open_endpoint: makes, when something connects, what answers; gets the token that a request must bring.
+
+        Raises:
+            OSError: no descriptor is left, or the system has no memory files.
+        """
+        self._loop = loop
+        self._open_endpoint = open_endpoint
+        self._token = os.urandom(16).hex()
+        self._endpoint: Endpoint | None = None
+        with contextlib.ExitStack() as undo:
+            self._listener = undo.enter_context(socket.create_server(("127.0.0.1", 0), backlog=8))
+            self._listener.setblocking(False)
+            # The callback reads the token from a file; of this one only this user's processes can open the link.
+            self._token_fd = os.memfd_create("muster-trainer-token", os.MFD_CLOEXEC)
+            undo.callback(os.close, self._token_fd)
+            os.write(self._token_fd, self._token.encode())
+            self._undo = undo.pop_all()
+        loop.watch_readable(self._listener.fileno(), self._accept)
+
+    def build_env(self, environ: Mapping[str, str], path: str) -> dict[str, str]:
+        """Build the variables of the worker whose Trainer speaks. None that is set is changed, but for `no_proxy`.
+
+        Args:
+            environ: of the worker. A job inside a TrainJob of Kubeflow has an address already.
+            path: of the requests.
+        """
+        if not {KubeflowEnv.URL, KubeflowEnv.TOKEN, KubeflowEnv.CA}.isdisjoint(environ):
+            return {}
+        port = self._listener.getsockname()[1]
+        env = {
+            KubeflowEnv.URL: f"http://127.0.0.1:{port}{path}",
+            KubeflowEnv.TOKEN: f"/proc/{os.getpid()}/fd/{self._token_fd}",
+        }
+        if not {"http_proxy", "all_proxy"}.isdisjoint(map(str.lower, environ)):  # urllib asks it for loopback, too
+            for name, other in (_NO_PROXY, _NO_PROXY[::-1]):
+                given = environ.get(name, environ.get(other, ""))
+                env[name] = given if given.strip() == "*" else ",".join(filter(None, (given, "127.0.0.1")))
+        return env
+
+    def _accept(self) -> None:
+        try:
+            if self._endpoint is None:
+                self._endpoint = self._open_endpoint(self._token)
+            self._endpoint.accept(self._listener)
+        except (OSError, ImportError):  # no descriptor left: the loop would turn for ever, and the job matters more
+            self.close()
+
+    def close(self) -> None:
+        """Idempotent."""
+        if self._listener.fileno() >= 0:
+            self._loop.unwatch(self._listener.fileno())
+            if self._endpoint is not None:
+                self._endpoint.close()
+            self._undo.close()

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+from typing import Any
 
 from muster import worker
 from muster._shared.contract import AGENT_ENTRY_NAME, AskKind, AskOutcome, Env
@@ -53,10 +54,11 @@ class Events:
         trigger_save_checkpoint: as `pause`, for a checkpoint.
         finished_save_checkpoint: set when all ranks have saved.
         stop_all_tasks: as `pause`, for the end of the job.
-        progress_bar_iter: a multiprocessing Value, -1 at first; LocalElasticAgent draws the bar.
-        progress_bar_total: likewise.
+        progress_bar_iter: has `value` and `get_lock` of a multiprocessing Value, -1 at first. LocalElasticAgent draws
+            the bar, and what a worker sets is what `muster.worker.step` would tell: so many steps are done.
+        progress_bar_total: the same for the number of steps.
         debugger_start: a multiprocessing Event, for programs that use it; `muster.worker.breakpoint` needs none.
-        debugger_end: likewise.
+        debugger_end: a multiprocessing Event, for programs that use it.
     """
 
     def __init__(self, start_method: str = "spawn") -> None:
@@ -77,7 +79,32 @@ class Events:
         self.trigger_save_checkpoint = _Flag("trigger_save_checkpoint", asked)
         self.finished_save_checkpoint = _Flag("finished_save_checkpoint", asked)
         self.debugger_start, self.debugger_end = context.Event(), context.Event()
-        self.progress_bar_iter, self.progress_bar_total = context.Value("i", -1), context.Value("i", -1)
+        done, total = context.Value("i", -1), context.Value("i", -1)
+        self.progress_bar_iter, self.progress_bar_total = _Progress(done, done, total), _Progress(total, done, total)
+
+
+class _Progress:
+    """A number of the progress bar: in every process the same, and in a worker its progress, too."""
+
+    def __init__(self, number: Any, done: Any, total: Any) -> None:
+        """Keep three multiprocessing Values: this number, the steps that are done, and how many there will be."""
+        self._number, self._done, self._total = number, done, total
+
+    @property
+    def value(self) -> int:
+        """-1: nobody has set it."""
+        return int(self._number.value)
+
+    @value.setter
+    def value(self, value: int) -> None:
+        self._number.value = value
+        done, total = self._done.value, self._total.value
+        if done > 0:
+            worker.step(done - 1, total=total if total > 0 else None)
+
+    def get_lock(self) -> Any:
+        """Return the lock that a process holds while it changes the number."""
+        return self._number.get_lock()
 
 
 class _Requests:

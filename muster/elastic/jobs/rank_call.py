@@ -40,8 +40,11 @@ class RankCall:
         """Become the worker of this rank; a command replaces the process."""
         local_rank = int(os.environ["LOCAL_RANK"])
         env = {**self.environ, **self.envs[local_rank]}
-        os.environ.clear()
-        os.environ.update(env)
+        for name in os.environ.keys() - env.keys():
+            del os.environ[name]
+        for name, value in env.items():
+            if os.environ.get(name) != value:  # else it looks as if the program set what torch's import has read
+                os.environ[name] = value
         _redirect(sys.stdout, 1, self.stdouts[local_rank])
         _redirect(sys.stderr, 2, self.stderrs[local_rank])
         args = self.args[local_rank]

@@ -1,23 +1,101 @@
 """The seam for schedulers: what an adapter of muster is made of, for the three in this package and for others'.
 
 A package registers its factory as an entry point of the group `torchx.schedulers`. If what that makes is a
-`scheduler.PluginScheduler`, the command `muster` finds it by the scheduler's name in an app handle, and its methods
-carry `stop`, `checkpoint`, `pause`, `resume`, `stacks`, `resize`, `recover`, `delete` and `prune`.
+`PluginScheduler`, the command `muster` finds it by the scheduler's name in an app handle, and its methods carry `run`,
+`status`, `list`, `stop`, `checkpoint`, `pause`, `resume`, `stacks`, `resize`, `recover`, `delete` and `prune`. The page
+*Write an adapter* builds one; `muster.testing` has the tests that each must pass.
 
-| module         | what                                                                                                |
-|---             |---                                                                                                  |
-| `scheduler`    | `PluginScheduler`, the base class, with one set of signatures for both lines of TorchX              |
-| `supervised`   | `SupervisedScheduler`, the base class where replicas are processes or containers that a supervisor  |
-|                | of muster owns: it starts them by a `supervision.driver.ReplicaDriver`, retries, resizes, ends them |
-| `agent_role`   | from a role of an AppDef to its arguments, the agent's command and the agent's environment          |
-| `status`       | `build_status`: what `torchx status` shows, from an `AppFacts`                                      |
-| `records`      | `RecordReader`: restarts, hangs, rounds and steps, from what the agents write, read by any function |
-| `log_position` | `Position`: resumes a log whose records have times after a break, without a loss or a repetition    |
+An adapter derives from one of three classes. Each does more than the one before:
 
-What supervisors load, too, stands beside the package: `agent_command` rewrites the agent's command, `grace` decides how
-long a stop may take, and `muster._shared.control.ask_roles` asks an app's agents by any function that runs a command on
-a node.
+| class                 | for replicas that                                                                           |
+|---                    |---                                                                                          |
+| `PluginScheduler`     | something else starts, watches and retries: a cluster, a batch system                       |
+| `SupervisedScheduler` | a supervisor of muster on this machine owns: it starts them by a `ReplicaDriver`, retries,  |
+|                       | resizes, ends them, and keeps the app's state in a folder                                   |
+| `ProcessScheduler`    | are such processes, or programs here that stand for something elsewhere: its `ProcessDriver`|
+|                       | writes and reads their logs                                                                 |
 
-All public names of the modules in the table are stable: a release that changes one says so in the change log. This
-module imports nothing: supervisor processes load single modules of this package and must start fast.
+The names of `__all__` are stable: a release that changes one says so in the change log. From outside of muster, import
+them from this package only: the modules that have them may change. Each is loaded when it is first asked for, because
+supervisor processes, which load drivers, must start fast. Type checkers read `__init__.pyi`. In this package are
+`scheduler`, `supervised` and `process_scheduler` with the three classes, `agent_role` (from a role to commands and
+variables), `process_plan` (on to what a `ProcessDriver` starts), `facts` (what is known of an app), `job_line` (the one
+line that says it), `status`, `records` (what agents write) and `log_position` (logs whose records have times).
 """
+
+from importlib import import_module
+from typing import Any, Final
+
+_NAMES: Final = {
+    # the base classes
+    "schedulers.adapter.scheduler": "PluginScheduler LogRequest Leftover ListedApp",
+    "schedulers.adapter.supervised": "SupervisedScheduler AgentWords combine_facts",
+    "schedulers.adapter.process_scheduler": "ProcessScheduler ERROR_FILE read_agent_words",
+    # options of `-cfg`
+    "schedulers.runner.option_parsing": "StrictOpts",
+    "schedulers.runner.option_records": "option Option declare_options parse_options "
+    "build_choice_parser build_pattern_parser parse_count parse_seconds parse_words DETACH ENV GRACE_S",
+    # from an AppDef to commands and variables
+    "schedulers.adapter.process_plan": "plan_replica build_process_spec mask_plans",
+    "schedulers.adapter.agent_role": "AgentPlace ReplicaCommand assign_arguments "
+    "translate_replica build_agent_args build_agent_env",
+    "schedulers.runner.roles": "apply_macros build_role_plan find_elastic_role get_workspace_path note_workspace "
+    "share_workspace",
+    "schedulers.runner.app_codec": "dump_app load_app",
+    "schedulers.agent_command": "is_agent_role build_ask_command AGENT_ENTRY",
+    "schedulers.grace": "decide_app_grace_s",
+    "schedulers.naming": "build_app_name build_role_labels build_replica_name make_suffix make_secret derive_token",
+    "schedulers.secret_variables": "mask_env mask_args list_named_secrets",
+    "_shared.contract": "Env AGENT_BUNDLE_NAME WORKSPACE_BUNDLE_NAME AskKind AskOutcome",
+    # what travels with a job
+    "schedulers.bundle": "build_agent_bundle",
+    "schedulers.workspace.packing": "build_workspace_bundle write_workspace_bundle "
+    "copy_workspace describe_left_out BundleError",
+    # replicas under a supervisor
+    "schedulers.supervision.driver": "ReplicaDriver EventQueue StartError Handle DriverFactory",
+    "schedulers.supervision.events": "ReplicaEnded",
+    "schedulers.supervision.state": "ReplicaId SupervisedRole",
+    "schedulers.supervision.app_folder": "AppSpec AppFolder AppRecord StateError",
+    "schedulers.supervision.registry": "AppRegistry find_state_dir",
+    "schedulers.supervision.asking": "AskNode",
+    "schedulers.processes.driver": "ProcessDriver",
+    "schedulers.processes.launch": "Launch",
+    "schedulers.processes.plan": "LOOPBACK ReplicaPlan build_details",
+    # what `torchx status` shows
+    "schedulers.adapter.facts": "AppFacts",
+    "schedulers.adapter.job_line": "format_line",
+    "schedulers.adapter.status": "build_status check_replica",
+    "schedulers.adapter.records": "RecordReader ReadBytes JobFacts",
+    "schedulers.failure_report": "parse_report describe_report find_usage_line read_error_file",
+    # logs
+    "schedulers.lines": "ByteSource read_lines LineSplitter",
+    "schedulers.adapter.log_position": "Position LogBroken ReadRecords follow_records",
+    "schedulers.timestamps": "Timestamp parse_timestamp",
+    "schedulers.processes.file_logs": "FileSource",
+    "schedulers.processes.agent_files": "find_newest_run read_report",
+    # what `muster` asks
+    "_shared.control": "ControlError ExitCode RoleNodes ask_roles call_limited close_stop count_nodes",
+    "_shared.reports": "Answer",
+    # GPUs
+    "schedulers.gpus": "DeviceRequest GpuError VISIBLE list_gpus "
+    "list_devices needs_sharing share_devices assign_devices",
+    # errors that TorchX prints as one line
+    "schedulers.errors": "SchedulerError EngineError OptionError "
+    "UnknownAppError EndedAppError RightError describe_os_error",
+}
+"""Where the public names are, below `muster`."""
+
+_MODULES: Final = {name: module for module, names in _NAMES.items() for name in names.split()}
+
+__all__ = sorted(_MODULES)  # noqa: PLE0605  # type checkers read the stub
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(f"muster.{_MODULES[name]}"), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

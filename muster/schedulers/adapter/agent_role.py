@@ -6,9 +6,10 @@ from dataclasses import dataclass, field, replace
 from torchx.specs import AppDef, Role
 
 from muster._shared.contract import Env
-from muster.schedulers.agent_command import assign_run_ids, rewrite_agent_args, rewrite_image_args
+from muster.schedulers.agent_command import assign_run_ids, is_agent_role, rewrite_agent_args, rewrite_image_args
 from muster.schedulers.grace import build_drain_env
 from muster.schedulers.runner.roles import check_roles
+from muster.schedulers.secret_variables import list_named_secrets
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +35,53 @@ class AgentPlace:
     """All replicas are stopped and continued at once (Ctrl-Z)."""
     draws_bars: bool = False
     """Who reads the output draws progress bars."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplicaCommand:
+    """What one replica runs, wherever that is."""
+
+    command: tuple[str, ...]
+    """The program and its arguments."""
+    env: Mapping[str, str] = field(repr=False)
+    """All variables but those of the place itself, such as PATH."""
+    runs_agent: bool
+    secret_env: tuple[str, ...] = ()
+    """Variables of `env` that are never printed, whatever they look like."""
+
+
+def translate_replica(
+    role: Role,
+    place: AgentPlace,
+    *,
+    rank0_host: str,
+    bundle_dir: str | None,
+    python: str = "",
+    env: Mapping[str, str] | None = None,
+) -> ReplicaCommand:
+    """Translate one replica of a role to its command and variables, whether it runs the agent or not.
+
+    Args:
+        role: of `assign_arguments`, with the macros of this replica applied (`runner.roles.apply_macros`).
+        place: where it runs.
+        rank0_host: address of the replica 0 that this one is told of, see `Env.RANK0_HOST`.
+        bundle_dir: absolute path of the folder with the agent's bundle on the node; None: muster is installed there.
+        python: the interpreter of an agent whose role names it without a path; "": as the role names it.
+        env: variables of the caller's, which the role's own come after.
+    """
+    variables = {**(env or {}), **role.env, Env.RANK0_HOST: rank0_host}
+    secret_env = list_named_secrets(role.metadata)
+    if not is_agent_role(role):
+        return ReplicaCommand(
+            command=(role.entrypoint, *role.args), env=variables, runs_agent=False, secret_env=secret_env
+        )
+    program = python if python and "/" not in role.entrypoint else role.entrypoint
+    return ReplicaCommand(
+        command=(program, *build_agent_args(role.args, bundle_dir)),
+        env=variables | build_agent_env(role, place),
+        runs_agent=True,
+        secret_env=secret_env,
+    )
 
 
 def assign_arguments(app: AppDef, labels: Mapping[str, str], app_id: str) -> list[Role]:

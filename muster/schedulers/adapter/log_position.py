@@ -1,12 +1,47 @@
 """How far a log was read whose records have times. After a break reading resumes without a loss or a repetition."""
 
 from collections import Counter, deque
-from typing import Final
+from collections.abc import Callable, Iterator
+from typing import Final, TypeAlias
 
 from muster.schedulers.timestamps import Timestamp
 
 OVERLAP_S: Final = 2
 """After a break reading resumes this many seconds before the last record: one may come that much after its time."""
+
+ReadRecords: TypeAlias = Callable[[Timestamp | None], Iterator[tuple[Timestamp | None, bytes]]]
+"""(since) -> the records of a log that were written at this time or later, each with its time, as they come; None: from
+the beginning, and a record whose time is not known. It may end, or raise `LogBroken`, at any record.
+"""
+
+
+class LogBroken(Exception):
+    """The connection over which a log was read has broken: reading goes on later."""
+
+
+def follow_records(
+    read: ReadRecords, has_ended: Callable[[], bool], wait: Callable[[], object], position: "Position"
+) -> Iterator[bytes]:
+    """Yield each record of a log once, until what writes it has ended, through broken connections.
+
+    Args:
+        read: reads from a time on.
+        has_ended: whether what writes it has ended: what is read after that is complete.
+        wait: returns when there may be more, at the latest after a second or so.
+        position: how far the log was read; it is kept up to date.
+    """
+    while True:
+        ended = has_ended()
+        try:
+            for stamp, record in read(position.resume()):
+                if stamp is None or position.accept(stamp, record):
+                    yield record
+        except LogBroken:
+            ended = False
+        if ended:
+            return
+        if not has_ended():
+            wait()
 
 
 class Position:

@@ -1,17 +1,37 @@
 """Reads what the agents of a role write about their job, from any source of bytes. Standard library only."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from muster._shared.contract import LogNames
-from muster.schedulers.failure_report import describe_running, join_roles, parse_attempt
+from muster.schedulers.failure_report import describe_trouble, parse_attempt, parse_round, parse_status
+
+if TYPE_CHECKING:  # see `failure_report`
+    from muster._shared.job_view import JobStatus
 
 ReadBytes: TypeAlias = Callable[[Sequence[str]], Sequence[bytes]]
 """(names, of `LogNames`) -> the end of each of these files of the role's newest run, some 64 KiB or more; b"" for none.
 
 An agent knows the whole job: files of node 0, or of any node whose agent runs, will do.
 """
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobFacts:
+    """What the agents of one role say of their job, which runs."""
+
+    trouble: str = ""
+    """A hang with which it goes on, a new round, in one line; "": neither."""
+    attempt: int = 0
+    """How often workers were restarted in place because one failed."""
+    restarts_left: int | None = None
+    """None: not known."""
+    since_s: float | None = None
+    """Wall-clock seconds: when it came into its state; None: not known."""
+    status: "JobStatus | None" = None
+    """How far it is; None: it has not told."""
 
 
 class RecordReader:
@@ -35,15 +55,18 @@ class RecordReader:
         return parse_attempt(self._files[0])
 
     @property
-    def running(self) -> str:
-        """What is known of a job that runs, in one line: a hang, a new round, how far it is; "": nothing."""
-        return describe_running(*self._files)
-
-
-def describe_roles(readers: Mapping[str, RecordReader]) -> str:
-    """Return what is known of an app that runs, in one line.
-
-    Args:
-        readers: one for each role that runs agents, by the role's name.
-    """
-    return join_roles({role: reader.running for role, reader in readers.items()})
+    def job(self) -> JobFacts:
+        """What is known of a job that runs."""
+        records, status = self._files
+        found, told = parse_round(records), parse_status(status)
+        restarts_left = None if told is None else told.restarts_left
+        if restarts_left is None and found is not None:
+            restarts_left = found.restarts_left
+        since_s = None if told is None else told.since_s
+        return JobFacts(
+            trouble=describe_trouble(records),
+            attempt=max(self.restarts, 0 if told is None else told.attempt),
+            restarts_left=restarts_left,
+            since_s=found.formed_s if since_s is None and found is not None else since_s,
+            status=told,
+        )

@@ -14,12 +14,16 @@ TorchX 0.7 and its nightly differ here:
 """
 
 import abc
+import contextlib
 import dataclasses
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 from torchx.schedulers.api import DescribeAppResponse, ListAppResponse, Scheduler, Stream
 from torchx.specs import AppDef, AppDryRunInfo, AppState
@@ -27,14 +31,20 @@ from torchx.specs.api import NONE
 
 from muster._shared.contract import AskKind
 from muster._shared.control import ControlError, ExitCode
+from muster._shared.foreign_files import read_regular
 from muster._shared.reports import Answer
-from muster.schedulers.errors import SchedulerError
+from muster.schedulers.errors import EngineError, SchedulerError, describe_os_error
 from muster.schedulers.interrupts import raise_dropped_interrupts
 from muster.schedulers.runner import callers
 from muster.schedulers.runner.command_line import print_errors_as_lines, unwind_on_signals
-from muster.schedulers.runner.dry_run import hide_secrets
 from muster.schedulers.runner.option_parsing import StrictOpts
 from muster.schedulers.runner.shown.live_lines import LiveLines, repeat_failure
+
+if TYPE_CHECKING:
+    from muster.schedulers.adapter.facts import AppFacts
+
+_LOOK_S: Final = 1.0
+"""How often the state of an app is looked at whose adapter cannot wait for its end."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -80,6 +90,16 @@ class Leftover:
     remove: Callable[[], None]
 
 
+@dataclasses.dataclass
+class ListedApp(ListAppResponse):  # type: ignore[misc]
+    """One app of `list_apps`, with what sorts it."""
+
+    submitted_s: float | None = None
+    """Wall-clock seconds; None: not known."""
+
+    __hash__ = ListAppResponse.__hash__
+
+
 class PluginScheduler(Scheduler, abc.ABC):  # type: ignore[misc]
     """A `Scheduler` with one set of signatures for both lines. Unknown options are refused on both.
 
@@ -93,12 +113,18 @@ class PluginScheduler(Scheduler, abc.ABC):  # type: ignore[misc]
         session_name: TorchX's.
     """
 
+    TELLS_STATUS: bool = False
+    """Whether `read_facts` costs so little that a terminal may ask every second or so how far a job is."""
+
     def __init__(self, backend: str, session_name: str) -> None:
         super().__init__(backend, session_name)
         self._submitted: set[str] = set()
         """Apps of this process: it keeps their supervisors running while it reads their logs."""
         self._live_lines = LiveLines()
         """Shared by the readers of all replicas, which TorchX runs in threads of their own."""
+        self._merged_lock = threading.Lock()
+        self._merged_ranks: dict[str, dict[str, int]] = {}
+        """App -> role -> how many ranks have lines that a terminal shows merged."""
         self._awaited: DescribeAppResponse | None = None
         """What `Runner.wait` was last told."""
         print_errors_as_lines()
@@ -110,15 +136,35 @@ class PluginScheduler(Scheduler, abc.ABC):  # type: ignore[misc]
 
     @abc.abstractmethod
     def describe_app(self, app_id: str) -> DescribeAppResponse | None:
-        """The app's current state; None when it is not known (any more).
+        """Return the app's current state; None when it is not known (any more).
 
         Raises:
             EngineError: the state cannot be read.
         """
 
+    def read_facts(self, app_id: str) -> "AppFacts | None":
+        """All that is known of an app, for `muster status` and `muster list`; None: it is not known (any more).
+
+        It may look closer than `describe_app`, which programs call again and again. Raises as that does.
+        """
+        from muster.schedulers.adapter.status import parse_status
+
+        response = self.describe_app(app_id)
+        return None if response is None else parse_status(response)
+
+    def wait_ended(self, app_id: str, limit_s: float) -> None:
+        """Return when an app may have ended, or after the limit: `muster run` asks for its state then.
+
+        Args:
+            app_id: of an app that exists.
+            limit_s: at most so many seconds.
+        """
+        del app_id
+        time.sleep(min(limit_s, _LOOK_S))
+
     @abc.abstractmethod
     def list_apps(self, cfg: Mapping[str, Any]) -> list[ListAppResponse]:
-        """The apps the scheduler knows of."""
+        """List the apps the scheduler knows of. `muster list` sorts those that are a `ListedApp` by their time."""
 
     @abc.abstractmethod
     def delete_app(self, app_id: str) -> None:
@@ -179,6 +225,71 @@ class PluginScheduler(Scheduler, abc.ABC):  # type: ignore[misc]
         del app_id, nodes, role
         raise ControlError(f"{self.backend} jobs cannot be resized", ExitCode.REFUSED)
 
+    def run_in_node(
+        self, app_id: str, role: str, index: int, command: Sequence[str], limit_s: float
+    ) -> tuple[int, str, str]:
+        """Run a command where a node of a running app runs, with this user's rights.
+
+        Args:
+            app_id: of the app.
+            role: runs agents.
+            index: of the node.
+            command: a program of the node, and its arguments.
+            limit_s: the longest time.
+
+        Returns:
+            Its exit code, standard output and standard error.
+
+        Raises:
+            ControlError: it cannot be run there, or the node does not run.
+        """
+        del app_id, role, index, command, limit_s
+        raise ControlError(f"no command can be run in the nodes of {self.backend} jobs", ExitCode.REFUSED)
+
+    def end_node(self, app_id: str, role: str, index: int) -> bool:
+        """Take a node away as its scheduler does: stop its container, delete its pod. False: only signals can.
+
+        Raises:
+            ControlError: the node does not run.
+        """
+        del app_id, role, index
+        return False
+
+    def find_run_dir(self, app_id: str, role: str) -> Path | None:
+        """Find the folder on this machine in which the agents of a role keep the files of its newest run.
+
+        None: it is not here. `LogNames` has the names of its files.
+        """
+        del app_id, role
+        return None
+
+    def read_run_file(self, app_id: str, role: str, index: int, name: str, limit_bytes: int) -> bytes | None:
+        """Read a file of a role's newest run, where one of its nodes runs or here.
+
+        Args:
+            app_id: of an app that exists.
+            role: runs agents.
+            index: of the node whose agent has written it. Here all nodes of a role have one folder.
+            name: below the run's folder: "events.jsonl", "node_1/attempt_0/3/stderr.log".
+            limit_bytes: of a longer file the end is read, or nothing.
+
+        Returns:
+            None: it does not exist, or not any more.
+
+        Raises:
+            EngineError: whether it exists is not known; the line says why.
+        """
+        del index
+        folder = self.find_run_dir(app_id, role)
+        if folder is None:
+            return None
+        try:
+            return read_regular(str(folder / name), limit_bytes, -limit_bytes)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise EngineError(describe_os_error(error, str(folder / name))) from error
+
     def find_leftovers(self) -> "Iterable[Leftover]":
         """Find what apps that have ended left behind; none of an app that runs."""
         return ()
@@ -205,6 +316,8 @@ class PluginScheduler(Scheduler, abc.ABC):  # type: ignore[misc]
 
     def submit_dryrun(self, app: AppDef, cfg: Mapping[str, Any]) -> AppDryRunInfo:
         """See TorchX; the result's AppDef is a copy that prints no secret."""
+        from muster.schedulers.runner.dry_run import hide_secrets
+
         return hide_secrets(super().submit_dryrun(app, cfg))
 
     def _validate(self, app: AppDef, scheduler: str, cfg: Mapping[str, Any] | None = None) -> None:  # noqa: ARG002
@@ -239,10 +352,42 @@ class PluginScheduler(Scheduler, abc.ABC):  # type: ignore[misc]
             follow=should_tail,
             stream=streams or Stream.COMBINED,
         )
-        return self._live_lines.show(self.read_log(app_id, request), role_name, k)
+        return self._live_lines.show(
+            self.read_log(app_id, request),
+            role_name,
+            k,
+            count_merged_ranks=lambda: self.count_merged_ranks(app_id, role_name),
+            read_status=(lambda: self.read_status_line(app_id)) if should_tail and self.TELLS_STATUS else None,
+        )
+
+    def read_status_line(self, app_id: str) -> str:
+        """How far a job is that runs, in one line for the last row of a terminal; "": nothing is known."""
+        from muster._shared.console.status_line import format_status_line
+
+        try:
+            facts = self.read_facts(app_id)
+        except (SchedulerError, OSError):
+            return ""
+        jobs = {} if facts is None else facts.jobs
+        lines = {role: format_status_line(job.status) for role, job in jobs.items() if job.status is not None}
+        return "; ".join(line if len(jobs) == 1 else f"{role}: {line}" for role, line in lines.items() if line)
+
+    def count_merged_ranks(self, app_id: str, role_name: str) -> int:
+        """See `agent_command.count_merged_ranks`; 0 if it cannot be known."""
+        from muster.schedulers.agent_command import count_merged_ranks, is_agent_role
+
+        with self._merged_lock, contextlib.suppress(SchedulerError):
+            if app_id not in self._merged_ranks:
+                response = self.describe_app(app_id)
+                self._merged_ranks[app_id] = {
+                    role.name: count_merged_ranks(role.args, role.resource.gpu)
+                    for role in (() if response is None else response.roles)
+                    if is_agent_role(role)
+                }
+        return self._merged_ranks.get(app_id, {}).get(role_name, 0)
 
     def list(self, cfg: Mapping[str, Any] | None = None) -> "list[ListAppResponse]":
-        """Lists the scheduler's apps; see `list_apps`."""
+        """List the scheduler's apps; see `list_apps`."""
         return self.list_apps(cfg or {})
 
     def describe(self, app_id: str) -> DescribeAppResponse | None:
@@ -269,7 +414,7 @@ class PluginScheduler(Scheduler, abc.ABC):  # type: ignore[misc]
             repeat_failure(awaited.app_id, awaited.msg)
 
     def delete(self, app_id: str) -> None:
-        """Deletes an app; one that does not exist is fine. 0.7's command line has no `delete`: call it from Python."""
+        """Delete an app; one that does not exist is fine. 0.7's command line has no `delete`: call it from Python."""
         if self.exists(app_id):
             self.delete_app(app_id)
         else:
@@ -283,7 +428,7 @@ class PluginScheduler(Scheduler, abc.ABC):  # type: ignore[misc]
 
 
 def remove_traceback(error: str) -> str:
-    """An error in torch's format without its traceback, for a command that has printed the job's lines, too."""
+    """Return an error in torch's format without its traceback, for a command that has printed the job's lines, too."""
     data = json.loads(error)
     message = data.get("message") if isinstance(data, dict) else None
     extra = message.get("extraInfo") if isinstance(message, dict) else None

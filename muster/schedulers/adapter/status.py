@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 # Imported here although only `describe` needs it: TorchX describes an app in two threads, and a Ctrl-C while one thread
@@ -12,28 +11,9 @@ from torchx.schedulers.api import DescribeAppResponse
 from torchx.specs import AppDef, AppState, Role
 from torchx.specs.api import NONE, ReplicaStatus, RoleStatus
 
-from muster._shared.contract import show_controls
+from muster.schedulers.adapter.facts import AppFacts
+from muster.schedulers.adapter.job_line import format_message
 from muster.schedulers.errors import SchedulerError
-
-
-@dataclass(frozen=True, kw_only=True)
-class AppFacts:
-    """What is known of an app, at about one time."""
-
-    app_id: str
-    app: AppDef
-    """As submitted, without secrets; see `runner.app_codec`."""
-    state: AppState
-    replicas: Sequence[ReplicaStatus] | None
-    """Of all roles, in order of role and index; None: none has been recorded yet."""
-    restarts: int = 0
-    """Of replicas, and of workers in place, together."""
-    messages: Iterable[str] = ()
-    """Why the app is in this state and how far it is, the most important first; empty ones are left out."""
-    error: str | None = None
-    """The root cause in torch's format, as JSON; None: there is none."""
-    ui_url: str | None = None
-    """A link for the user."""
 
 
 def build_status(facts: AppFacts) -> DescribeAppResponse:
@@ -53,12 +33,26 @@ def build_status(facts: AppFacts) -> DescribeAppResponse:
         app_id=facts.app_id,
         state=facts.state,
         num_restarts=facts.restarts,
-        msg=show_controls("; ".join(filter(None, facts.messages))) or NONE,
+        msg=format_message(facts) or NONE,
         structured_error_msg=facts.error or NONE,
         ui_url=facts.ui_url,
         roles=facts.app.roles,
         roles_statuses=[] if facts.replicas is None else _group_by_role(facts.app.roles, facts.replicas),
         **extra,
+    )
+
+
+def parse_status(response: DescribeAppResponse) -> AppFacts:
+    """Return the facts that a response to TorchX's `describe` has."""
+    return AppFacts(
+        app_id=response.app_id,
+        app=AppDef(name="", roles=list(response.roles)),
+        state=response.state,
+        replicas=[each for role in response.roles_statuses for each in role.replicas],
+        restarts=max(0, response.num_restarts),
+        messages=() if response.msg == NONE else (response.msg,),
+        error=None if response.structured_error_msg == NONE else response.structured_error_msg,
+        ui_url=response.ui_url,
     )
 
 

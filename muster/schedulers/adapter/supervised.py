@@ -8,10 +8,12 @@ and through a command where a replica runs. So any shell can do it.
 import abc
 import contextlib
 import logging
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import Any, Final
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 from torchx.schedulers.api import DescribeAppResponse, ListAppResponse
 from torchx.specs import AppState
@@ -19,18 +21,19 @@ from torchx.specs.api import ReplicaStatus
 
 from muster._shared.contract import AskKind
 from muster._shared.reports import Answer
-from muster.schedulers.adapter.scheduler import LogRequest, PluginScheduler
-from muster.schedulers.adapter.status import AppFacts, build_status, check_replica
-from muster.schedulers.errors import EngineError, UnsafeFolderError
+from muster.schedulers.adapter.scheduler import ListedApp, LogRequest, PluginScheduler
+from muster.schedulers.errors import EngineError, UnsafeFolderError, describe_os_error
 from muster.schedulers.lines import Readers
-from muster.schedulers.runner.app_codec import load_app
-from muster.schedulers.runner.roles import find_elastic_role
-from muster.schedulers.runner.waiting import follow_suspension, read_app_for_wait
-from muster.schedulers.supervision import asking, client
-from muster.schedulers.supervision.app_folder import AppFolder, AppRecord, AppSpec, StateError
-from muster.schedulers.supervision.registry import AppRegistry
+from muster.schedulers.supervision import client
+from muster.schedulers.supervision.app_folder import AppFolder, AppRecord, AppSpec, ProcessId, StateError
+from muster.schedulers.supervision.registry import AppRegistry, find_state_dir
 from muster.schedulers.supervision.state import AppPhase, ReplicaState
 from muster.schedulers.supervision.state import ReplicaStatus as Status
+
+if TYPE_CHECKING:
+    from muster.schedulers.adapter.facts import AppFacts
+    from muster.schedulers.adapter.records import JobFacts
+    from muster.schedulers.supervision import asking
 
 _REPLICA_STATES: Final[Mapping[Status, AppState]] = {
     Status.WAITING: AppState.PENDING,
@@ -50,9 +53,10 @@ class AgentWords:
 
     restarts: int = 0
     """Of workers, in place; those of replicas are in the app's record."""
-    running: str = ""
-    """What is known of an app that runs or is being ended: a hang with which it goes on, how far it is, that no engine
-    answers; "": nothing."""
+    jobs: "Mapping[str, JobFacts]" = field(default_factory=dict)
+    """What is known of an app that runs or is being ended, by role; see `records.RecordReader.job`."""
+    trouble: str = ""
+    """Why more is not known: no engine answers; "": nothing is in the way."""
     error: str | None = None
     """The app's error.json as text, when there is one."""
 
@@ -60,10 +64,12 @@ class AgentWords:
 class SupervisedScheduler(PluginScheduler, abc.ABC):
     """A `PluginScheduler` whose apps each have a supervisor on this machine.
 
-    Besides what `PluginScheduler` wants, subclasses define `find_registry`, `build_asker` and `read_words`, and
-    `FLUSH_S` where an end takes longer. They call `keep_attached` for an app that has been submitted. What is here
-    asks, stops, resizes, recovers, describes, lists and deletes.
+    Besides what `PluginScheduler` wants, subclasses define `build_asker`, `read_words` and `read_log`, and `FLUSH_S`
+    where an end takes longer. Their `schedule` calls `start_app`. What is here asks, stops, resizes,
+    recovers, describes, lists and deletes.
     """
+
+    TELLS_STATUS = True
 
     FLUSH_S: float = 15.0
     """The longest time, in seconds, that ending an app takes beyond its grace period."""
@@ -71,21 +77,35 @@ class SupervisedScheduler(PluginScheduler, abc.ABC):
     def __init__(self, backend: str, session_name: str) -> None:
         super().__init__(backend, session_name)
         self._attached: dict[str, AppFolder] = {}
+        self._registries: dict[tuple[str | None, str | None], AppRegistry] = {}
         self._readers = Readers()
 
-    @abc.abstractmethod
+    def choose_folder(self, app_id: str, log_dir: str | None = None) -> str:
+        """Return the absolute path of an app's future folder.
+
+        Args:
+            app_id: of the app.
+            log_dir: where the user wants it; None: the user's state folder.
+        """
+        parent = os.path.expanduser(log_dir) if log_dir else str(find_state_dir(os.environ) / "logs")
+        return os.path.abspath(os.path.join(parent, self.session_name or "torchx", app_id))
+
     def find_registry(self) -> AppRegistry:
         """Return where the folders of this user's apps are found by their ids."""
+        places = os.environ.get("XDG_STATE_HOME"), os.environ.get("HOME")
+        if places not in self._registries:  # the way to each is checked once: `list` asks for every app
+            self._registries[places] = AppRegistry(find_state_dir(os.environ), self.backend)
+        return self._registries[places]
 
     @abc.abstractmethod
-    def build_asker(self, folder: AppFolder) -> asking.AskNode:
+    def build_asker(self, folder: AppFolder) -> "asking.AskNode":
         """Return what runs a command where a replica of this app runs."""
 
     @abc.abstractmethod
     def read_words(self, folder: AppFolder, spec: AppSpec) -> AgentWords:
         """Return what the agents of an app have told; see `records.RecordReader`."""
 
-    def describe_unregistered(self, app_id: str) -> DescribeAppResponse | None:
+    def find_unregistered(self, app_id: str) -> "AppFacts | None":
         """Return what is known of an app that has no folder; None: nothing."""
         del app_id
         return None
@@ -107,29 +127,102 @@ class SupervisedScheduler(PluginScheduler, abc.ABC):
         """
         return self.find_registry().open(app_id)
 
-    def keep_attached(self, app_id: str, folder: AppFolder, *, detach: bool) -> None:
-        """Record an app that this process has submitted; unless `detach`, it ends with this process."""
+    def start_app(
+        self,
+        spec: AppSpec,
+        *,
+        detach: bool,
+        files: Mapping[str, bytes | Path] | None = None,
+        lent_fds: Mapping[str, Sequence[int]] | None = None,
+    ) -> None:
+        """Make the app's folder, start its supervisor, and wait until it has started all replicas.
+
+        If one step fails, or this process is interrupted, nothing is left of the app.
+
+        Args:
+            spec: what to run; its `owner` is set here.
+            detach: whether the app keeps running when this process ends.
+            files: the driver's own, by name; see `client.submit`.
+            lent_fds: descriptors of this process that the driver inherits, by name: its `take_lent_fds` says which.
+
+        Raises:
+            EngineError: the supervisor could not be started; one line.
+        """
+        owner = None if detach else ProcessId.of(os.getpid())
+        try:
+            with self.keep_attached(spec.app_id, AppFolder(spec.folder), detach=detach):
+                client.submit(replace(spec, owner=owner), self.find_registry(), files, lent_fds)
+        except client.SupervisorError as error:
+            raise EngineError(f"cannot start {spec.app_id}: {error}") from error
+        except OSError as error:
+            raise EngineError(f"cannot start {spec.app_id}: {describe_os_error(error, spec.folder)}") from error
+
+    @contextlib.contextmanager
+    def keep_attached(self, app_id: str, folder: AppFolder, *, detach: bool) -> Iterator[None]:
+        """Record the app that this process submits in the block; unless `detach`, it ends with this process.
+
+        It is recorded first: after the submission, a Ctrl-C would find a moment in which nobody ends the app.
+        """
         self._submitted.add(app_id)
         if not detach:
             self._attached[app_id] = folder
+        try:
+            yield
+        except Exception:
+            self._submitted.discard(app_id)
+            self._attached.pop(app_id, None)  # the folder may be that of another app
+            raise
+        if not detach:
+            from muster.schedulers.runner.waiting import follow_suspension
+
             follow_suspension(self._tell_attached)
 
     def describe_app(self, app_id: str) -> DescribeAppResponse | None:
         """See `PluginScheduler`."""
+        from muster.schedulers.adapter.status import build_status
+
+        facts = self.read_facts(app_id)
+        return None if facts is None else build_status(facts)
+
+    def read_facts(self, app_id: str) -> "AppFacts | None":
+        """See `PluginScheduler`."""
+        from muster.schedulers.runner.waiting import read_app_for_wait
+
         folder = self.find_folder(app_id)
         with self.translate_errors():
             if folder is None:
-                return self.describe_unregistered(app_id)
+                return self.find_unregistered(app_id)
             found = read_app_for_wait(folder, keeps=app_id in self._submitted)
             if found is None:
                 return None  # another shell has just deleted it
             words, lost = self.read_words(folder, found[0]), client.find_loss(folder, found[1])
-            return build_supervised_status(*found, words, lost=lost, ui_url=self.find_url(folder))
+            return build_supervised_facts(*found, words, lost=lost, ui_url=self.find_url(folder))
+
+    def wait_ended(self, app_id: str, limit_s: float) -> None:
+        """See `PluginScheduler`."""
+        folder = self.find_folder(app_id)
+        with self.translate_errors(), contextlib.suppress(FileNotFoundError):
+            if folder is None:
+                super().wait_ended(app_id, limit_s)
+                return
+            record = client.revive_app(folder)[1]
+            if not client.has_ended(record) and record is not None and client.runs_here(record):
+                client.wait_ended(folder, limit_s=limit_s)
+            elif record is None:
+                super().wait_ended(app_id, limit_s)
 
     def list_apps(self, cfg: Mapping[str, Any]) -> list[ListAppResponse]:
         """See `PluginScheduler`."""
         del cfg
-        return [ListAppResponse(app_id=app_id, state=state) for app_id, state in self.read_states().items()]
+        return self.list_states(self.read_states())
+
+    def list_states(self, states: Mapping[str, AppState]) -> list[ListAppResponse]:
+        """Return apps with their states as `list_apps` does."""
+        registry = self.find_registry()
+        return [
+            ListedApp(app_id=app_id, state=state, submitted_s=registry.find_added_s(app_id))
+            for app_id, state in states.items()
+        ]
 
     def read_states(self) -> dict[str, AppState]:
         """Return the states of all apps with a folder; UNKNOWN of one that cannot be read."""
@@ -158,32 +251,45 @@ class SupervisedScheduler(PluginScheduler, abc.ABC):
         Raises:
             SchedulerError: one line that names what it has.
         """
+        from muster.schedulers.adapter.status import check_replica
+
         with self.translate_errors():
             spec = folder.read_spec()
         check_replica(spec.app_id, {role.name: role.replicas for role in spec.roles}, request.role, request.index)
 
     def ask_app(self, app_id: str, kind: AskKind, limit_s: float) -> Answer:
         """See `PluginScheduler`."""
+        from muster.schedulers.supervision import asking
+
         with self._open_app(app_id) as folder:
             return asking.ask_app(folder, kind, limit_s, self.build_asker(folder))
 
     def stop_app(self, app_id: str, limit_s: float) -> Answer:
         """See `PluginScheduler`."""
+        from muster.schedulers.supervision import asking
+
         with self._open_app(app_id) as folder:
             return asking.stop_app(folder, limit_s, self.build_asker(folder))
 
     def recover_app(self, app_id: str) -> Answer:
         """See `PluginScheduler`."""
+        from muster.schedulers.supervision import asking
+
         with self._open_app(app_id) as folder:
             return asking.recover_app(folder)
 
     def resize_app(self, app_id: str, nodes: int, role: str | None) -> Answer:
         """See `PluginScheduler`."""
+        from muster.schedulers.runner.roles import find_elastic_role
+        from muster.schedulers.supervision import asking
+
         with self._open_app(app_id) as folder:
             return asking.resize_app(folder, nodes, lambda spec: find_elastic_role(app_id, spec.roles, role, nodes))
 
     @contextlib.contextmanager
     def _open_app(self, app_id: str) -> Iterator[AppFolder]:
+        from muster.schedulers.supervision import asking
+
         with self.translate_errors(), asking.open_app(self.find_folder(app_id), app_id, self.backend) as folder:
             yield folder
 
@@ -230,15 +336,15 @@ def translate_errors() -> Iterator[None]:
         raise EngineError(str(error)) from error
 
 
-def build_supervised_status(
+def build_supervised_facts(
     spec: AppSpec,
     record: AppRecord | None,
     words: AgentWords,
     *,
     lost: str = "",
     ui_url: str | None = None,
-) -> DescribeAppResponse:
-    """Build what `torchx status` and `describe` show of a supervised app.
+) -> "AppFacts":
+    """Build what is known of a supervised app.
 
     Args:
         spec: as submitted.
@@ -247,17 +353,67 @@ def build_supervised_status(
         lost: `client.describe_loss` of an app whose supervisor has died; "": it runs, or has ended.
         ui_url: a link for the user.
     """
-    facts = AppFacts(
-        app_id=spec.app_id,
-        app=load_app(spec.description),
+    is_told = record is not None and not lost and record.app.phase in (AppPhase.RUNNING, AppPhase.ENDING)
+    has_ended = record is not None and record.app.phase is AppPhase.ENDED
+    submitted_s = None if record is None else record.submitted_s or None
+    ended_s = None if record is None else record.ended_s
+    return combine_facts(
+        spec,
+        words,
         state=_find_state(record, lost),
         replicas=None if record is None else _list_replicas(record, is_lost=bool(lost)),
-        restarts=words.restarts + (0 if record is None else record.app.num_restarts),
-        messages=_list_messages(record, words.running, lost),
+        restarts=0 if record is None else record.app.num_restarts,
+        messages=() if record is None else (lost, words.trouble if is_told else "", record.app.reason),
+        tells_jobs=is_told or has_ended,
+        ui_url=ui_url,
+        submitted_s=submitted_s,
+        since_s=None if lost else submitted_s if ended_s is None else ended_s,
+    )
+
+
+def combine_facts(
+    spec: AppSpec,
+    words: AgentWords,
+    *,
+    state: AppState,
+    replicas: Sequence[ReplicaStatus] | None,
+    restarts: int,
+    messages: Sequence[str],
+    tells_jobs: bool,
+    ui_url: str | None,
+    submitted_s: float | None,
+    since_s: float | None,
+) -> "AppFacts":
+    """Combine what an adapter knows of an app with what its spec and its agents say.
+
+    Args:
+        spec: as submitted.
+        words: of its agents.
+        state: see `AppFacts`, also of the others.
+        replicas: of all roles.
+        restarts: of replicas; those of workers in place are added.
+        messages: why it is in this state.
+        tells_jobs: what its agents tell is of now, or of its end.
+        ui_url: a link.
+        submitted_s: when it was submitted.
+        since_s: since when it is in its state.
+    """
+    from muster.schedulers.adapter.facts import AppFacts
+    from muster.schedulers.runner.app_codec import load_app
+
+    return AppFacts(
+        app_id=spec.app_id,
+        app=load_app(spec.description),
+        state=state,
+        replicas=replicas,
+        restarts=words.restarts + restarts,
+        messages=messages,
+        jobs=words.jobs if tells_jobs else {},
         error=words.error,
         ui_url=ui_url,
+        submitted_s=submitted_s,
+        since_s=since_s,
     )
-    return build_status(facts)
 
 
 def _find_state(record: AppRecord | None, lost: str) -> AppState:
@@ -266,18 +422,14 @@ def _find_state(record: AppRecord | None, lost: str) -> AppState:
     return AppState.SUBMITTED if record is None else AppState[record.app.app_state]
 
 
-def _list_messages(record: AppRecord | None, running: str, lost: str) -> tuple[str, ...]:
-    if record is None:
-        return ()
-    told = running if record.app.phase in (AppPhase.RUNNING, AppPhase.ENDING) else ""
-    return lost or told, record.app.reason
-
-
 def _list_replicas(record: AppRecord, *, is_lost: bool) -> list[ReplicaStatus]:
     def find_state(known: ReplicaState) -> AppState:
         return AppState.UNKNOWN if is_lost and known.status is Status.RUNNING else _REPLICA_STATES[known.status]
 
+    hosts = {each: handle.get("host", record.machine.host) for each, handle in record.handles.items()}
     return [
-        ReplicaStatus(id=each.index, state=find_state(known), role=each.role, hostname=record.machine.host)
+        ReplicaStatus(
+            id=each.index, state=find_state(known), role=each.role, hostname=hosts.get(each, record.machine.host)
+        )
         for each, known in record.app.replicas.items()
     ]

@@ -1,6 +1,7 @@
 """Builds the bodies and archives for a container: pure, from the request and facts about the engine and the image."""
 
 import io
+import posixpath
 import re
 import tarfile
 from collections.abc import Iterator, Mapping
@@ -11,6 +12,7 @@ from typing import Any, Final
 from muster._shared.contract import AGENT_BUNDLE_NAME, Env
 from muster.schedulers.agent_command import is_python
 from muster.schedulers.docker.spec import AGENT_DIR, HOST_NETWORK, STATE_DIR, AppRequest, ContainerRequest, Label
+from muster.schedulers.gpus import CACHE_FOLDERS
 
 WORKSPACE_DIR: Final = "/workspace"
 """Working directory of a container whose image names none: files must not be copied into the image's root."""
@@ -59,16 +61,21 @@ def build_container_name(container: ContainerRequest, incarnation: int) -> str:
 
 
 def choose_working_dir(container: ContainerRequest, image: ImageFacts) -> str:
-    """The folder in which the command starts and into which the workspace is copied."""
+    """Return the folder in which the command starts and into which the workspace is copied."""
     if not needs_workspace_copy(container) or image.working_dir not in ("", "/"):
         return image.working_dir or "/"
     return WORKSPACE_DIR
 
 
 def choose_command(container: ContainerRequest, image: ImageFacts) -> list[str]:
-    """What follows the image's entrypoint: where that is the interpreter of the agent, only the agent's arguments."""
+    """Return what follows the image's entrypoint: only the agent's arguments where that is its interpreter."""
     is_given = container.runs_agent and container.command[0] == image.interpreter
     return list(container.command[1:] if is_given else container.command)
+
+
+def _name_run_dir(container: ContainerRequest) -> dict[str, str]:
+    path = container.find_run_file("")
+    return {} if path is None else {Label.RUN_DIR: path}
 
 
 def needs_workspace_copy(container: ContainerRequest) -> bool:
@@ -90,7 +97,7 @@ def build_body(
     engine: EngineFacts,
     is_alone: bool = False,
 ) -> dict[str, Any]:
-    """The body of `POST /containers/create`.
+    """Return the body of `POST /containers/create`.
 
     Args:
         app: the app.
@@ -114,6 +121,7 @@ def build_body(
             Label.ROLE: container.role,
             Label.REPLICA: str(container.replica),
             Label.INCARNATION: str(incarnation),
+            **_name_run_dir(container),
         },
         "StopSignal": "SIGTERM",
         "StopTimeout": max(1, round(app.grace_s)),
@@ -131,7 +139,7 @@ def build_body(
 
 
 def build_loader_body(app: AppRequest, image: ImageFacts) -> dict[str, Any]:
-    """A container that never runs: through it the agent is copied onto its volume."""
+    """Return a container that never runs: through it the agent is copied onto its volume."""
     mount = {"Type": "volume", "Source": build_agent_volume_name(app), "Target": AGENT_DIR}
     return {
         "Image": image.id,
@@ -142,7 +150,7 @@ def build_loader_body(app: AppRequest, image: ImageFacts) -> dict[str, Any]:
 
 
 def build_idle_body(app: AppRequest, image: ImageFacts) -> dict[str, Any]:
-    """A container that never runs: through it files of an image are read."""
+    """Return a container that never runs: through it files of an image are read."""
     config = {"NetworkMode": "none"}
     return {"Image": image.id, "Cmd": ["true"], "Labels": dict(app.labels), "HostConfig": config}
 
@@ -187,7 +195,7 @@ def _build_read_only_mounts(app: AppRequest, container: ContainerRequest, image:
     if container.bundled:
         mounts.append({"Type": "volume", "Source": build_agent_volume_name(app), "Target": AGENT_DIR, "ReadOnly": True})
     if container.runs_agent:
-        mounts.append({"Type": "volume", "Target": STATE_DIR})
+        mounts.append({"Type": "volume", "Target": choose_state_place(container)})
     folder = choose_working_dir(container, image)
     mounted = {mount["Target"] for mount in container.mounts}
     if needs_workspace_copy(container) and folder not in mounted:
@@ -197,16 +205,27 @@ def _build_read_only_mounts(app: AppRequest, container: ContainerRequest, image:
 
 
 def pack_agent(bundle: bytes) -> bytes:
-    """A tar for the root of a container: the agent's bundle in its folder."""
+    """Return a tar for the root of a container: the agent's bundle in its folder."""
     return _pack({AGENT_DIR: None, f"{AGENT_DIR}/{AGENT_BUNDLE_NAME}": bundle})
 
 
-def pack_state_dir(path: str) -> bytes:
-    """A tar with the folder for logs and the report, writable by any user.
+def choose_state_place(container: ContainerRequest) -> str:
+    """Return where `pack_state_dir` is unpacked.
 
-    `path` is `.` when the archive is unpacked inside the folder.
+    Below a read-only root a volume is there: an engine does not change the mode of a volume itself, which is root's,
+    but that of a folder in it.
     """
-    return _pack({path: None}, mode=0o1777)
+    return posixpath.dirname(STATE_DIR) if container.read_only else "/"
+
+
+def pack_state_dir(container: ContainerRequest) -> bytes:
+    """Return a tar with the folder for logs and the report, writable by any user."""
+    return _pack({posixpath.relpath(STATE_DIR, choose_state_place(container)): None}, mode=0o1777)
+
+
+def pack_cache_dirs() -> bytes:
+    """Build a tar for a volume with compile caches: a folder each, writable by any user, since the volume is root's."""
+    return _pack(dict.fromkeys(CACHE_FOLDERS), mode=0o1777)
 
 
 def lies_on_mount(container: ContainerRequest, folder: str) -> bool:
@@ -216,7 +235,7 @@ def lies_on_mount(container: ContainerRequest, folder: str) -> bool:
 
 
 def pack_folder(path: str, uid: int, gid: int, mode: int) -> bytes:
-    """A tar for the root of a container with one folder, which may exist already."""
+    """Return a tar for the root of a container with one folder, which may exist already."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
         entry = tarfile.TarInfo(path.lstrip("/"))
@@ -238,7 +257,7 @@ def _pack(entries: Mapping[str, bytes | None], mode: int = 0o755) -> bytes:
 
 
 def stream_with_owner(workspace: Path, uid: int, gid: int) -> Iterator[bytes]:
-    """A tar of a packed workspace with every entry owned by the image's user, which must be able to read and write it.
+    """Yield a tar of a packed workspace whose entries the image's user owns, which must be able to read and write it.
 
     Piece by piece: a workspace need not fit into memory.
     """
@@ -250,7 +269,7 @@ def stream_with_owner(workspace: Path, uid: int, gid: int) -> Iterator[bytes]:
 
 
 def stream_context(workspace: Path, owner: tuple[int, int]) -> Iterator[bytes]:
-    """A build context: a packed workspace, and a Dockerfile that copies it in if the workspace has none.
+    """Yield a build context: a packed workspace, and a Dockerfile that copies it in if the workspace has none.
 
     Args:
         workspace: the packed one.

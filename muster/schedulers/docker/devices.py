@@ -16,7 +16,7 @@ _HOOK: Final = "nvidia-container-runtime-hook"
 
 
 def limit_visible(gpus: Mapping[str, str], visible: str | None) -> list[str]:
-    """The devices the caller may see, in its order: CUDA_VISIBLE_DEVICES as indices or (prefixes of) UUIDs."""
+    """Return the devices the caller may see, in its order: CUDA_VISIBLE_DEVICES as indices or (prefixes of) UUIDs."""
     if visible is None:
         return list(gpus)
     chosen: list[str] = []
@@ -78,7 +78,7 @@ def shows_all_gpus(info: Mapping[str, object]) -> bool:
 
 
 def share_gpus(app: AppRequest, free: int) -> AppRequest:
-    """The same app with the same number of GPUs for each agent: on one device NCCL refuses a second rank.
+    """Return the same app with the same number of GPUs for each agent: on one device NCCL refuses a second rank.
 
     Args:
         app: requests no GPUs.

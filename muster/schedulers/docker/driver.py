@@ -236,7 +236,7 @@ class DockerDriver:
         self._check_end(replica)  # the watcher ignores an end that comes while `starting` is set
 
     def _find_or_create(self, replica: ReplicaId) -> str:
-        """A container of the replica to start: the one that the submission created, or a new one in its place."""
+        """Return a container of the replica to start: that of the submission, or a new one in its place."""
         found = self._list_containers(replica)
         for facts in found:
             if facts.running:  # a person has restarted it
@@ -353,7 +353,7 @@ class DockerDriver:
             self._check_end(replica, exit_code=None if code is None else int(code))
 
     def _find_replica(self, labels: Mapping[str, str]) -> ReplicaId | None:
-        """The replica whose container has these labels; None: it is none of this app's."""
+        """Return the replica whose container has these labels; None: it is none of this app's."""
         if any(labels.get(name) != value for name, value in self._app.labels.items()) or Label.REPLICA not in labels:
             return None
         replica = ReplicaId(labels[Label.ROLE], int(labels[Label.REPLICA]))
@@ -488,6 +488,6 @@ class DockerDriver:
 
 
 def create_driver(*, spec: AppSpec, event_queue: EventQueue) -> DockerDriver:
-    """The factory that an app's spec names, a `driver.DriverFactory`."""
+    """Return the factory that an app's spec names, a `driver.DriverFactory`."""
     app = AppRequest.from_json(spec.details["request"])
     return DockerDriver(Engine(spec.description[ENGINE_KEY]), app, AppFolder(spec.folder).state_dir, event_queue)

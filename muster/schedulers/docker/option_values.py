@@ -61,7 +61,7 @@ class PublishedPort:
         return self.host_port < other.host_port + other_containers and other.host_port < self.host_port + containers
 
     def to_engine(self, number: int, offset: int) -> tuple[str, list[dict[str, str]]]:
-        """The entry of `PortBindings` for one container.
+        """Return the entry of `PortBindings` for one container.
 
         Args:
             number: of the port in the container.
@@ -97,7 +97,7 @@ def parse_tmpfs(name: str, given: Any) -> dict[str, str]:
 
 
 def parse_ports(name: str, given: Any) -> tuple[PublishedPort, ...]:
-    """Accepts `[[ADDRESS:]HOST_PORT:]PORT[/PROTOCOL]`."""
+    """Accept `[[ADDRESS:]HOST_PORT:]PORT[/PROTOCOL]`."""
     ports = []
     for text in given:
         match = _PORT.fullmatch(text)
@@ -116,7 +116,7 @@ def parse_ports(name: str, given: Any) -> tuple[PublishedPort, ...]:
 
 
 def parse_log_driver(name: str, value: str) -> str:
-    """Accepts the name of a driver or a plug-in; the engine says which it has."""
+    """Accept the name of a driver or a plug-in; the engine says which it has."""
     if _DRIVER.fullmatch(value) is None:
         raise OptionError(
             f"{name}={value!r} is not the name of a log driver such as json-file, local or journald", name
@@ -125,7 +125,7 @@ def parse_log_driver(name: str, value: str) -> str:
 
 
 def parse_labels(name: str, given: Mapping[str, str]) -> dict[str, str]:
-    """Accepts labels of the user's."""
+    """Accept labels of the user's."""
     for label in given:
         if not label.strip():
             raise OptionError(f"{name}: {label!r} is not a name", name)
@@ -135,7 +135,7 @@ def parse_labels(name: str, given: Mapping[str, str]) -> dict[str, str]:
 
 
 def parse_security_opts(name: str, given: Any) -> tuple[str, ...]:
-    """Accepts what the engine understands by itself: a seccomp profile in a file would have to be read here."""
+    """Accept what the engine understands by itself: a seccomp profile in a file would have to be read here."""
     opts = []
     for text in given:
         word, _, value = text.replace("=", ":", 1).partition(":")
@@ -153,7 +153,7 @@ def parse_security_opts(name: str, given: Any) -> tuple[str, ...]:
 
 
 def parse_capabilities(name: str, given: Any) -> tuple[str, ...]:
-    """Accepts names of capabilities, with or without `CAP_`."""
+    """Accept names of capabilities, with or without `CAP_`."""
     names = []
     for text in given:
         capability = text.upper().removeprefix("CAP_")
@@ -164,21 +164,21 @@ def parse_capabilities(name: str, given: Any) -> tuple[str, ...]:
 
 
 def parse_user(name: str, value: str) -> str:
-    """Accepts USER or USER:GROUP, names or numbers."""
+    """Accept USER or USER:GROUP, names or numbers."""
     if _USER.fullmatch(value) is None:
         raise OptionError(f"{name}={value!r} is not USER or USER:GROUP, such as 1000:1000 or nobody", name)
     return value
 
 
 def parse_addresses(name: str, given: Any) -> tuple[str, ...]:
-    """Accepts IP addresses."""
+    """Accept IP addresses."""
     for text in given:
         _check_address(name, text, text)
     return tuple(given)
 
 
 def parse_extra_hosts(name: str, given: Any) -> tuple[str, ...]:
-    """Accepts `NAME:ADDRESS`."""
+    """Accept `NAME:ADDRESS`."""
     for text in given:
         host, _, address = text.partition(":")
         if _HOST_NAME.fullmatch(host) is None or not address:

@@ -35,6 +35,9 @@ DEFAULT_ULIMITS: Final = ("memlock:-1", "stack:67108864", "nofile:1048576")
 _ULIMIT = re.compile(r"([a-z]+):(-1|\d+)(?::(-1|\d+))?", re.ASCII)
 
 
+_CACHE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", re.ASCII)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Ulimit:
     """One resource limit; -1 is unlimited."""
@@ -51,6 +54,12 @@ class Ulimit:
 def _parse_network(name: str, value: str) -> str | None:
     if value == "none" or value.startswith("container:"):
         raise OptionError(f"{name}={value!r} cannot connect replicas; name an existing network or host", name)
+    return value or None
+
+
+def _parse_cache(name: str, value: str) -> str | None:
+    if value and _CACHE_NAME.fullmatch(value) is None:
+        raise OptionError(f"{name}={value!r} is no name of letters, digits, '_', '.' and '-', up to 64", name)
     return value or None
 
 
@@ -99,6 +108,12 @@ class DockerOptions:
     )
     tmpfs: Mapping[str, str] = option(
         list[str], "PATH[:SIZE];... in memory, e.g. /scratch:8g", parse=parse_tmpfs, absent={}
+    )
+    compile_cache: str | None = option(
+        str,
+        "NAME of a volume of this user in which the caches of TorchInductor, Triton and CUDA outlive the containers; "
+        "`muster prune` removes it (default: they end with the container)",
+        parse=_parse_cache,
     )
     publish: tuple[PublishedPort, ...] = option(
         list[str],

@@ -3,20 +3,21 @@
 import fnmatch
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from torchx.specs import AppDef, BindMount, DeviceMount, Role, VolumeMount
 
 from muster._shared.contract import Env, RoleKey
 from muster.schedulers import naming
-from muster.schedulers.adapter.agent_role import AgentPlace, assign_arguments, build_agent_args, build_agent_env
+from muster.schedulers.adapter.agent_role import AgentPlace, ReplicaCommand, assign_arguments, translate_replica
 from muster.schedulers.agent_command import is_agent_role
 from muster.schedulers.docker.option_values import LAST_PORT, PublishedPort
 from muster.schedulers.docker.options import DockerOptions
 from muster.schedulers.docker.shared_network import share_network
 from muster.schedulers.docker.spec import (
     AGENT_DIR,
+    CACHE_DIR,
     DEFAULT_SHM_BYTES,
     ERROR_FILE,
     HOST_NETWORK,
@@ -25,11 +26,12 @@ from muster.schedulers.docker.spec import (
     REPORT_FILE,
     AppRequest,
     ContainerRequest,
+    Label,
 )
 from muster.schedulers.errors import OptionError, SchedulerError
+from muster.schedulers.gpus import build_cache_env
 from muster.schedulers.grace import decide_app_grace_s
 from muster.schedulers.runner.roles import apply_macros
-from muster.schedulers.secret_variables import list_named_secrets
 
 _HOST_RANK0: Final = "127.0.0.1"
 """Rank 0 on the host's network. Not `localhost`: that may resolve to ::1 first, or not at all."""
@@ -72,6 +74,7 @@ def build_request(
     base_env = _select_env(options.copy_env, environ or {}) | dict(options.env)
     builder = _Builder(
         app=app,
+        user=user,
         options=options,
         name=name,
         token=token,
@@ -98,7 +101,7 @@ def build_request(
 
 
 def _check_ports(app: AppDef, options: DockerOptions) -> None:
-    """Raises OptionError: nothing would be published, the numbers on the host end, or two entries need the same one."""
+    """Raise OptionError: nothing would be published, the numbers on the host end, or two entries need the same one."""
     known = {name for role in app.roles for name in role.port_map}
     checked: list[tuple[PublishedPort, int]] = []
     for port in options.publish:
@@ -127,6 +130,8 @@ class _Builder:
     """Builds the containers of one app; its fields are common to all of them."""
 
     app: AppDef
+    user: str
+    """See `users.build_user_id`."""
     options: DockerOptions
     name: str
     token: str
@@ -137,20 +142,18 @@ class _Builder:
     """Role name -> its label in names."""
 
     def build_container(self, role: Role, replica: int) -> ContainerRequest:
-        """The container of one replica of a role."""
+        """Return the container of one replica of a role."""
         if not role.image:
             raise SchedulerError(f"role {role.name!r} has no image; give one, for example --image pytorch/pytorch")
         applied = apply_macros(role, app_id=self.name, replica_id=replica)
         runs_agent = is_agent_role(role)
         bundled = runs_agent and self.options.agent == "bundled"
-        args = applied.args
-        if runs_agent:
-            args = build_agent_args(args, AGENT_DIR if bundled else None)
         hostname = f"{self.labels[role.name]}-{replica}"
         resource = role.resource
         memory_bytes = _find_memory_limit(role)
         on_host = runs_agent and self.options.network == HOST_NETWORK
         host_port = _pick_host_port(self.name, role.name) if on_host else None
+        made = self._translate(applied, hostname, host_port)
         workspace = role.metadata.get(WORKSPACE_KEY)
         builds = workspace is not None and self.options.image_repo is not None
         return ContainerRequest(
@@ -159,16 +162,19 @@ class _Builder:
             image=self._build_image_name(role) if builds else role.image,
             base_image=role.image if builds else None,
             name=naming.build_replica_name(self.name, self.labels[role.name], replica),
-            command=(applied.entrypoint, *args),
-            env=self._build_env(role, applied.env, hostname, runs_agent, host_port),
-            secret_env=list_named_secrets(role.metadata),
+            command=made.command,
+            env=made.env,
+            secret_env=made.secret_env,
             hostname=hostname,
             aliases=self._build_aliases(role, replica, hostname),
             runs_agent=runs_agent,
             bundled=bundled,
             host_port=host_port,
             workspace=workspace,
-            mounts=tuple(_build_mount(role, mount) for mount in role.mounts if not isinstance(mount, DeviceMount)),
+            mounts=(
+                *(_build_mount(role, mount) for mount in role.mounts if not isinstance(mount, DeviceMount)),
+                *self._build_cache_mounts(),
+            ),
             devices=_build_devices(role),
             memory_bytes=memory_bytes,
             cpus=float(resource.cpu) if resource.cpu > 0 else None,
@@ -198,7 +204,7 @@ class _Builder:
         return {name: value for name, value in config.items() if value}
 
     def _build_port_bindings(self, role: Role, replica: int) -> dict[str, list[dict[str, str]]]:
-        """The ports of one replica; of several that publish the same one, each has its own port on the host."""
+        """Return the ports of one replica; of several that publish the same one, each has its own port on the host."""
         bindings: dict[str, list[dict[str, str]]] = {}
         for port in self.options.publish:
             if not port.port.isdigit() and port.port not in role.port_map:
@@ -210,30 +216,42 @@ class _Builder:
             bindings.setdefault(name, []).extend(binding)
         return bindings
 
-    def _build_env(
-        self, role: Role, role_env: Mapping[str, str], hostname: str, runs_agent: bool, host_port: int | None
-    ) -> dict[str, str]:
-        env = {**self.env, **role_env}
-        env[Env.RANK0_HOST] = self._find_rank0_host(role, runs_agent)
-        env[Env.NODE_NAME] = hostname
-        env[Env.ADAPTER] = self.adapter
-        env[Env.APP_ID] = self.name
-        if runs_agent:
-            place = AgentPlace(
-                adapter=self.adapter,
-                app_id=self.name,
-                log_dir=env.get(Env.LOG_DIR, LOG_DIR),
-                termination_log=REPORT_FILE,
-                token=naming.derive_token(self.token, role.name),
-                port=host_port,
-                grace_s=self.options.grace_s,
-                env=self.env,
-                stops_together=True,
-                draws_bars=self.draws_bars,
-            )
-            env |= build_agent_env(role, place)
+    def _translate(self, role: Role, hostname: str, host_port: int | None) -> ReplicaCommand:
+        """Translate a role whose macros are those of one replica."""
+        place = AgentPlace(
+            adapter=self.adapter,
+            app_id=self.name,
+            log_dir={**self.env, **role.env}.get(Env.LOG_DIR, LOG_DIR),
+            termination_log=REPORT_FILE,
+            token=naming.derive_token(self.token, role.name),
+            port=host_port,
+            grace_s=self.options.grace_s,
+            env=self.env,
+            stops_together=True,
+            draws_bars=self.draws_bars,
+        )
+        made = translate_replica(
+            role,
+            place,
+            rank0_host=self._find_rank0_host(role, is_agent_role(role)),
+            bundle_dir=AGENT_DIR if self.options.agent == "bundled" else None,
+            env=self.env,
+        )
+        env = {**made.env, Env.NODE_NAME: hostname, Env.ADAPTER: self.adapter, Env.APP_ID: self.name}
+        if made.runs_agent:
             env.setdefault("TORCHELASTIC_ERROR_FILE", ERROR_FILE)
-        return env
+        if self.options.compile_cache is not None:
+            env = {**build_cache_env(CACHE_DIR), **env}
+        return replace(made, env=env)
+
+    def _build_cache_mounts(self) -> tuple[dict[str, Any], ...]:
+        """Return a volume that the engine makes with the first container that has it."""
+        name = self.options.compile_cache
+        if name is None:
+            return ()
+        labels = {Label.CACHE: name, Label.USER: self.user}
+        mount = _build_mount_entry("volume", build_cache_name(self.user, name), CACHE_DIR, read_only=False)
+        return ({**mount, "VolumeOptions": {"Labels": labels}},)
 
     def _find_rank0_host(self, role: Role, runs_agent: bool) -> str:
         """Each agent role is a job with its own rank 0; for all other roles it is in the first role, as in TorchX."""
@@ -262,13 +280,13 @@ def _select_env(patterns: Sequence[str], environ: Mapping[str, str]) -> dict[str
 
 
 def _pick_host_port(*words: str) -> int:
-    """The preferred rendezvous port on the host's network; the submission reserves the next port that is free."""
+    """Prefer a rendezvous port on the host's network; the submission reserves the next port that is free."""
     digest = hashlib.sha256("/".join(words).encode()).digest()
     return HOST_PORTS[int.from_bytes(digest[:4], "big") % len(HOST_PORTS)]
 
 
 def _find_memory_limit(role: Role) -> int | None:
-    """The memory limit in bytes; None if none was requested (`RoleKey.MEMORY_REQUEST_MB`)."""
+    """Return the memory limit in bytes; None if none was requested (`RoleKey.MEMORY_REQUEST_MB`)."""
     if RoleKey.MEMORY_REQUEST_MB in role.metadata or role.resource.memMB <= 0:
         return None
     return int(role.resource.memMB) << 20
@@ -282,6 +300,12 @@ def _build_mount(role: Role, mount: Any) -> dict[str, Any]:
     if isinstance(mount, VolumeMount):
         return _build_mount_entry("volume", mount.src, mount.dst_path, mount.read_only)
     raise SchedulerError(f"role {role.name!r}: {mount!r} is not a bind mount, a volume mount or a device mount")
+
+
+def build_cache_name(user: str, name: str) -> str:
+    """Return the volume of `-cfg compile_cache=NAME`, which is this user's own: code is loaded from it."""
+    digest = hashlib.sha256(user.encode()).hexdigest()[:12]
+    return f"muster-cache-{digest}-{name}"
 
 
 def _build_mount_entry(kind: str, source: str, target: str, read_only: bool) -> dict[str, Any]:

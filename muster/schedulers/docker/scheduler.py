@@ -1,5 +1,6 @@
 """TorchX's scheduler interface for `local_docker` and `docker`. Over 400 lines: TorchX wants one class."""
 
+import json
 import logging
 import os
 import sys
@@ -8,12 +9,14 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from torchx.schedulers.api import DescribeAppResponse, ListAppResponse, Stream
+from torchx.schedulers.api import ListAppResponse, Stream
 from torchx.specs import AppDef, AppDryRunInfo, AppState, Role, is_terminal
 from torchx.workspace.api import WorkspaceMixin
 
 from muster._shared.contract import LogNames
+from muster._shared.control import ControlError, ExitCode
 from muster.schedulers import naming
+from muster.schedulers.adapter.facts import AppFacts
 from muster.schedulers.adapter.scheduler import LogRequest
 from muster.schedulers.adapter.supervised import AgentWords, SupervisedScheduler
 from muster.schedulers.bundle import build_agent_bundle
@@ -23,13 +26,12 @@ from muster.schedulers.docker.engine.client import Engine
 from muster.schedulers.docker.engine.container_state import ContainerFacts
 from muster.schedulers.docker.engine.errors import DockerError, EngineUnavailable, UnreadableLogs
 from muster.schedulers.docker.engine.sdk import pick_address
-from muster.schedulers.docker.live import creation, reservations, submissions, unregistered
+from muster.schedulers.docker.live import creation, reservations, restarts, submissions, unregistered
 from muster.schedulers.docker.live.asking import NodeAsker
 from muster.schedulers.docker.live.exit_reason import COULD_NOT_START
+from muster.schedulers.docker.live.image_check import check_images
 from muster.schedulers.docker.live.logs import ContainerLogQuery, LogReader
 from muster.schedulers.docker.live.payload import PackedWorkspaces, Payload, build_payload
-from muster.schedulers.docker.live.preflight import check_images
-from muster.schedulers.docker.live.restarts import read_events
 from muster.schedulers.docker.options import DockerOptions
 from muster.schedulers.docker.request import WORKSPACE_KEY, build_request
 from muster.schedulers.docker.spec import AppRequest, Label
@@ -48,11 +50,12 @@ from muster.schedulers.supervision import asking, client
 from muster.schedulers.supervision.app_folder import AppFolder, AppSpec, ProcessId, StateError
 from muster.schedulers.supervision.file_watch import Watch
 from muster.schedulers.supervision.registry import AppRegistry, find_state_dir
-from muster.schedulers.supervision.state import SupervisedRole
+from muster.schedulers.supervision.state import ReplicaId, SupervisedRole
 from muster.schedulers.workspace.packing import DOCKERFILE, BundleError, describe_left_out
 
 _DRIVER: Final = "muster.schedulers.docker.driver:create_driver"
 _LOCAL_IMAGES: Final = "muster-workspace"
+_NO_ENGINE: Final = "no Docker engine answers at {}: this is what was known before"
 """Repository of the images that are built from a `Dockerfile.torchx` without the option image_repo."""
 
 _ROLE_AND_INDEX: Final = 30
@@ -171,9 +174,10 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
                 request, gpus = self._find_gpus(asked)
                 creation.ensure_images(self._engine, request, report_progress)
             with submissions.mark_submission(state_dir, asked.app_id, address, asked.labels) as mark:
-                spec = self._submit(submission, request, gpus, mark, report_progress)
-        self.keep_attached(spec.app_id, AppFolder(spec.folder), detach=submission.detach)
-        return spec.app_id
+                folder = AppFolder(state_dir / submissions.APPS / asked.app_id)
+                with self.keep_attached(asked.app_id, folder, detach=submission.detach):
+                    self._submit(submission, request, gpus, mark, report_progress)
+        return asked.app_id
 
     def _submit(
         self,
@@ -182,7 +186,7 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
         gpus: Sequence[str],
         mark: submissions.Mark,
         report_progress: Callable[[str], None],
-    ) -> AppSpec:
+    ) -> None:
         """Create everything of an app and start it; if one step fails, remove all of it."""
         with ExitStack() as undo:
             undo.callback(self._remove_created, mark)
@@ -192,13 +196,12 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
                 payload = self._build_payload(request)
                 request = creation.create_app(self._engine, request, payload, gpus)
             spec = self._build_spec(submission, request)
+            undo.callback(self._roll_back, spec)  # a Ctrl-C may come just when the submission has returned
             client.submit(spec, self.find_registry(), files=build_payload(payload))
-            undo.callback(self._roll_back, spec)
             with raise_dropped_interrupts():
                 self._wait_started(spec, request)
             undo.pop_all()
         mark.remove()
-        return spec
 
     def _remove_created(self, mark: submissions.Mark) -> None:
         """Remove what carries the app's labels: also what an interrupted call has created."""
@@ -270,26 +273,38 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
         return len(there) < len(request.containers)
 
     def _roll_back(self, spec: AppSpec) -> None:
-        """Remove a submission that failed, or was interrupted, after its supervisor started."""
+        """Remove a submission that failed, or was interrupted, after its supervisor started; not another app's."""
         folder = AppFolder(spec.folder)
+        if not folder.spec_file.exists() or json.dumps(folder.read_spec().details) != json.dumps(spec.details):
+            return
         client.request_stop(folder, "kill")
         client.wait_ended(folder, limit_s=self.FLUSH_S)
         client.delete(folder, self.find_registry(), spec.app_id)
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
-    def describe_unregistered(self, app_id: str) -> DescribeAppResponse | None:
+    def find_unregistered(self, app_id: str) -> AppFacts | None:
         """See `SupervisedScheduler`; None also for an app of another user."""
         containers = unregistered.find_app(self._engine, app_id)
         if not containers:
             return None
-        return unregistered.describe_app(app_id, containers, str(find_state_dir(os.environ)))
+        return unregistered.build_facts(app_id, containers, str(find_state_dir(os.environ)))
 
     def read_words(self, folder: AppFolder, spec: AppSpec) -> AgentWords:
         """See `SupervisedScheduler`."""
-        restarts, running = read_events(self._open_engine(folder), folder.state_dir, spec.details)
+        engine = self._open_engine(folder)
+        trouble = "" if not spec.details or engine.is_available() else _NO_ENGINE.format(engine.host)
+        count, jobs = restarts.read_events(engine, folder.state_dir, {} if trouble else spec.details)
         error = read_error_file(folder.state_dir / LogNames.ERROR)
-        return AgentWords(restarts=restarts, running=running, error=error)
+        return AgentWords(restarts=count, jobs=jobs, trouble=trouble, error=error)
+
+    def read_run_file(self, app_id: str, role: str, index: int, name: str, limit_bytes: int) -> bytes | None:
+        """See `PluginScheduler`. Also from containers that have ended, until the app is deleted."""
+        folder = self.find_folder(app_id)
+        with _translate_errors():
+            engine = self._engine if folder is None else self._open_engine(folder)
+            details = {} if folder is None else folder.read_spec().details
+            return restarts.read_run_file(engine, app_id, details, (role, index), name, limit_bytes)
 
     def list_apps(self, cfg: Mapping[str, Any]) -> list[ListAppResponse]:  # noqa: ARG002
         """See `PluginScheduler`: apps with a state folder, and apps that only the engine knows."""
@@ -303,7 +318,7 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
                 states = {app_id: state for app_id, state in states.items() if not self._is_gone(app_id, state, found)}
                 for app_id, containers in found.items():
                     self._add_unregistered(states, app_id, containers)
-        return [ListAppResponse(app_id=app_id, state=state) for app_id, state in states.items()]
+        return self.list_states(states)
 
     def _is_gone(self, app_id: str, state: AppState, found: Mapping[str, Any]) -> bool:
         """Whether an app has ended and its containers, with their logs, have been removed from this engine."""
@@ -348,7 +363,7 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
         return self._readers.count_reader(filter(request.matches, _translate_each(lines)))
 
     def _follow_or_explain(self, app_id: str, lines: Iterator[str]) -> Iterator[str]:
-        """What follows a job's output, as `torchx run` does, shows an error as if there were no output."""
+        """Let what follows a job's output, as `torchx run` does, show an error as if there were no output."""
         try:
             yield from lines
         except UnreadableLogs:
@@ -387,6 +402,24 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
         """See `SupervisedScheduler`."""
         return NodeAsker(self._open_engine(folder))
 
+    def run_in_node(
+        self, app_id: str, role: str, index: int, command: Sequence[str], limit_s: float
+    ) -> tuple[int, str, str]:
+        """See `PluginScheduler`."""
+        with self._open_app(app_id) as folder:
+            asker = NodeAsker(self._open_engine(folder))
+            return asker.run(folder.read_spec(), ReplicaId(role, index), command, limit_s)
+
+    def end_node(self, app_id: str, role: str, index: int) -> bool:
+        """See `PluginScheduler`. It stops the container, with the app's grace."""
+        with self._open_app(app_id) as folder:
+            engine, spec = self._open_engine(folder), folder.read_spec()
+            container = NodeAsker(engine).find_container(spec, ReplicaId(role, index))
+            if container is None:
+                raise ControlError(f"the container of {role}/{index} does not run", ExitCode.ENDED)
+            engine.stop_container(container, spec.grace_s)
+        return True
+
     def delete_app(self, app_id: str) -> None:
         """See `PluginScheduler`: nothing labelled with the app is left on the engine."""
         folder = self.find_folder(app_id)
@@ -396,9 +429,24 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
                 client.delete(folder, self.find_registry(), app_id)
             for user in list_user_ids():
                 creation.remove_app(engine, {Label.APP: app_id, Label.USER: user})
+            submissions.remove_killed_app(find_state_dir(os.environ), app_id)
+
+    def delete_unfinished(self, app_id: str) -> bool:
+        """See `PluginScheduler`: what `muster prune` lists of an app that has no container of a replica."""
+        state_dir = find_state_dir(os.environ)
+        with _translate_errors():
+            if submissions.remove_killed_app(state_dir, app_id):
+                return True
+            remains = unregistered.list_remains(self._engine)
+        # In this order: a submission registers its app before it removes its mark.
+        known = submissions.list_submitting(state_dir) | set(self.find_registry())
+        if app_id not in remains or app_id in known:
+            return False
+        self.delete_app(app_id)
+        return True
 
     def _open_engine(self, folder: AppFolder | None) -> Engine:
-        """The engine that runs an app: this shell's DOCKER_HOST may name another one."""
+        """Return the engine that runs an app: this shell's DOCKER_HOST may name another one."""
         address = None if folder is None else folder.read_spec().description.get(ENGINE_KEY)
         return self._engine if address in (None, pick_address(os.environ)) else Engine(address)
 
@@ -435,7 +483,10 @@ def _translate_errors() -> Iterator[None]:
 
 
 def _follow(engine: Engine, query: ContainerLogQuery, folder: AppFolder, *, keeps: bool) -> Iterator[str]:
-    """The supervisor follows the engine's events, and writes the app's state when it has started the next container."""
+    """Follow a container's log.
+
+    The supervisor follows the engine's events, and writes the app's state when it has started the next container.
+    """
     with Watch(folder.state_dir) as watch:
         has_ended = client.EndCheck(folder, keeps=keeps)
         yield from LogReader(engine, query, wait=watch.wait, has_ended=has_ended).lines()

@@ -12,7 +12,7 @@ SHARED_NETWORK: Final = "muster-shared"
 
 
 def share_network(request: AppRequest, network: str = SHARED_NETWORK) -> AppRequest:
-    """The same app on a network that other apps use too: every alias gets the app's name as prefix."""
+    """Return the same app on a network that other apps use too: every alias gets the app's name as prefix."""
     prefix = f"{request.app_id}-"
     known = {alias for container in request.containers for alias in container.aliases}
     containers = tuple(

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Final
 
 from muster._shared.contract import Env
+from muster.schedulers.agent_command import find_run_file
 from muster.schedulers.secret_variables import mask_args, mask_env
 
 AGENT_DIR: Final = "/opt/muster"
@@ -32,6 +33,10 @@ HOST_PORTS: Final = range(20_000, 32_000)
 """Rendezvous ports on the host's network: below the ephemeral ports, which the kernel gives to any process."""
 
 
+CACHE_DIR: Final = "/var/opt/muster-cache"
+"""Compile caches, on a volume of `-cfg compile_cache`."""
+
+
 class Label:
     """Labels of all objects that this adapter creates; later commands find the objects by them."""
 
@@ -45,6 +50,10 @@ class Label:
     """On the volume that represents a reservation; see `live/reservations.py`."""
     STATE_DIR: Final = "io.muster.state_dir"
     """The folder for muster's state that the submission used; missing on objects of earlier versions."""
+    CACHE: Final = "io.muster.cache"
+    """On a volume with compile caches: its name in `-cfg compile_cache`. It belongs to no app."""
+    RUN_DIR: Final = "io.muster.run_dir"
+    """On containers that run an agent: the folder of its run's files there, which can be read after the end, too."""
     SHARED: Final = "io.muster.shared"
     """On the network of apps that have no network of their own."""
 
@@ -98,6 +107,11 @@ class ContainerRequest:
         """Identifies the replica in its app."""
         return self.role, self.replica
 
+    def find_run_file(self, name: str) -> str | None:
+        """Return the absolute path of a file of its agent's run, one of `LogNames`; None: its command does not tell."""
+        log_dir = self.env.get(Env.LOG_DIR, LOG_DIR)
+        return find_run_file(self.command, log_dir, name) if self.runs_agent else None
+
 
 @dataclass(frozen=True, kw_only=True)
 class AppRequest:
@@ -127,17 +141,17 @@ class AppRequest:
         return labels | ({Label.STATE_DIR: self.state_dir} if self.state_dir else {})
 
     def to_json(self) -> dict[str, Any]:
-        """A dict of JSON types, secrets of the environments included: for the supervisor's private file only."""
+        """Return a dict of JSON types, secrets of the environments included: for the supervisor's private file only."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "AppRequest":
-        """The inverse of `to_json`."""
+        """Return the inverse of `to_json`."""
         containers = tuple(_container_from_json(item) for item in data["containers"])
         return cls(**{**data, "containers": containers, "given_ulimits": tuple(data["given_ulimits"])})
 
     def show(self) -> str:
-        """The YAML that `--dryrun` prints, without secrets."""
+        """Return the YAML that `--dryrun` prints, without secrets."""
         import yaml
 
         data = self.to_json()
@@ -146,7 +160,7 @@ class AppRequest:
 
 
 def set_host_port(request: AppRequest, role: str, port: int) -> AppRequest:
-    """The same app with this rendezvous port on the host's network for the agents of a role."""
+    """Return the same app with this rendezvous port on the host's network for the agents of a role."""
     containers = tuple(
         replace(container, host_port=port, env={**container.env, Env.RDZV_PORT: str(port)})
         if container.role == role
@@ -163,7 +177,7 @@ def _container_from_json(data: Mapping[str, Any]) -> ContainerRequest:
 
 
 def _show_container(container: ContainerRequest) -> dict[str, Any]:
-    """The container without empty fields and with secrets masked."""
+    """Return the container without empty fields and with secrets masked."""
     shown = {name: value for name, value in asdict(container).items() if value not in (None, (), False, 0, "", {})}
     shown["replica"] = container.replica
     shown["env"] = mask_env(container.env, container.secret_env)

@@ -29,7 +29,7 @@ class AppRef:
 
 
 def parse_app_id(app_id: str) -> AppRef:
-    """Parses an app id, `NAMESPACE:NAME[:CONTEXT[:KUBECONFIG]]`.
+    """Parse an app id, `NAMESPACE:NAME[:CONTEXT[:KUBECONFIG]]`.
 
     Raises:
         SchedulerError: the text does not have this form.

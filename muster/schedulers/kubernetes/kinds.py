@@ -12,6 +12,7 @@ _PLURALS: Final = {
     "LocalQueue": "localqueues",
     "Pod": "pods",
     "PodGroup": "podgroups",
+    "PodMonitor": "podmonitors",
     "Queue": "queues",
     "Secret": "secrets",
     "Service": "services",
@@ -35,7 +36,7 @@ class Kind:
         return f"{_PLURALS[self.kind]}.{group}" if slash else _PLURALS[self.kind]
 
     def build_path(self, namespace: str, name: str = "") -> str:
-        """The path of the collection, or of one object."""
+        """Return the path of the collection, or of one object."""
         root = f"/apis/{self.api_version}" if "/" in self.api_version else f"/api/{self.api_version}"
         scope = f"/namespaces/{namespace}" if self.namespaced else ""
         return f"{root}{scope}/{_PLURALS[self.kind]}" + (f"/{name}" if name else "")
@@ -48,6 +49,8 @@ SECRET: Final = Kind(api_version="v1", kind="Secret")
 EVENT: Final = Kind(api_version="v1", kind="Event")
 JOB: Final = Kind(api_version="batch/v1", kind="Job")
 JOBSET: Final = Kind(api_version="jobset.x-k8s.io/v1alpha2", kind="JobSet")
+POD_MONITOR: Final = Kind(api_version="monitoring.coreos.com/v1", kind="PodMonitor")
+"""Of the Prometheus operator."""
 VOLCANO_JOB: Final = Kind(api_version="batch.volcano.sh/v1alpha1", kind="Job")
 """What versions that had `flavor=volcano` submitted."""
 
@@ -67,18 +70,18 @@ POD_GROUP_VERSIONS: Final = {
 
 
 def build_document(kind: Kind, metadata: Mapping[str, Any], **content: Any) -> dict[str, Any]:
-    """An object of a kind. Metadata that is empty or None is left out."""
+    """Return an object of a kind. Metadata that is empty or None is left out."""
     given = {key: value for key, value in metadata.items() if value not in ({}, None)}
     return {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": given, **content}
 
 
 def parse_kind(document: Mapping[str, Any]) -> Kind:
-    """The kind of a document."""
+    """Return the kind of a document."""
     return Kind(api_version=document["apiVersion"], kind=document["kind"])
 
 
 def build_owner_reference(owner: Mapping[str, Any]) -> dict[str, Any]:
-    """A reference that ties an object's deletion to its owner's. Not blocking: that would need a further right."""
+    """Build a reference that ties an object's deletion to its owner's. Not blocking: that needs a further right."""
     metadata = owner["metadata"]
     return {
         "apiVersion": owner["apiVersion"],

@@ -29,12 +29,12 @@ _RANDOM_LENGTH: Final = len("-x7k2p")
 
 
 def build_job_name(app: str, label: str, flavor: str) -> str:
-    """The name of a role's Job: of its pods' names, what comes before their index."""
+    """Return the name of a role's Job: of its pods' names, what comes before their index."""
     return f"{app}-{label}{_INFIX[flavor]}"
 
 
 def build_secret_name(app: str) -> str:
-    """The Secret with the tokens of the agent roles and secret variables."""
+    """Return the Secret with the tokens of the agent roles and secret variables."""
     return f"{app}-secret"
 
 
@@ -44,12 +44,12 @@ def build_token_key(label: str) -> str:
 
 
 def build_config_map_name(app: str) -> str:
-    """The ConfigMap with the agent."""
+    """Return the ConfigMap with the agent."""
     return f"{app}-bundle"
 
 
 def build_workspace_name(app: str) -> str:
-    """The Secret with the packed workspaces."""
+    """Return the Secret with the packed workspaces."""
     return f"{app}-workspace"
 
 

@@ -48,7 +48,7 @@ def _parse_secrets(name: str, value: Any) -> tuple[str, ...]:
 def _parse_selector(name: str, value: Any) -> dict[str, str]:
     for key, wanted in dict(value).items():
         if syntax.LABEL_KEY.fullmatch(key) is None or syntax.LABEL_VALUE.fullmatch(str(wanted)) is None:
-            raise OptionError(f"{name}: {key}:{wanted} is not a label of the form KEY:VALUE", name)
+            raise OptionError(f"{name}: '{key}:{wanted}' is not a label of the form KEY:VALUE", name)
     return {key: str(wanted) for key, wanted in dict(value).items()}
 
 
@@ -220,6 +220,12 @@ class Options:
         "size of /dev/shm, e.g. 16Gi; default: half the memory limit, or 8Gi without a limit",
         parse=build_pattern_parser(syntax.QUANTITY, "a size such as 16Gi"),
     )
+    compile_cache: str | None = option(
+        str,
+        "a claim, or a folder of the nodes (/PATH), in which the caches of TorchInductor, Triton and CUDA outlive the "
+        "pods; default: they end with the pod",
+        parse=build_pattern_parser(syntax.CACHE, "the name of a claim, or an absolute path"),
+    )
     grace_s: float | None = GRACE_S.as_field()
     rdma: str | None = option(
         str,
@@ -249,6 +255,17 @@ class Options:
         bool,
         "the job's agent writes Events and annotations of its Job: what failed, hangs, progress; mounts the token of "
         "the pods' service account, which needs the right to it",
+        default=False,
+    )
+    pod_monitor: bool = option(
+        bool,
+        "create a PodMonitor, by which the Prometheus operator reads the metrics; needs --metrics_port PORT of the "
+        "component, and the operator in the cluster",
+        default=False,
+    )
+    readiness: bool = option(
+        bool,
+        "a pod is ready while its workers run (a probe of /readyz); needs --metrics_port PORT of the component",
         default=False,
     )
     security: str = option(
@@ -308,12 +325,12 @@ class Options:
 
 
 def declare_options(opts: StrictOpts) -> None:
-    """Declares the options that `torchx runopts kubernetes` lists."""
+    """Declare the options that `torchx runopts kubernetes` lists."""
     option_records.declare_options(opts, Options)
 
 
 def parse_options(cfg: Mapping[str, Any]) -> Options:
-    """Parses and checks the options of one submission.
+    """Parse and checks the options of one submission.
 
     Args:
         cfg: as TorchX passes them, resolved or not; None means "not given".

@@ -3,8 +3,7 @@
 import contextlib
 import os
 import sys
-import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -16,8 +15,9 @@ from torchx.workspace.api import WorkspaceMixin
 from muster._shared.contract import AskKind, AskOutcome
 from muster._shared.control import count_nodes
 from muster._shared.reports import Answer
+from muster.schedulers.adapter.facts import AppFacts
 from muster.schedulers.adapter.scheduler import LogRequest, PluginScheduler
-from muster.schedulers.errors import EngineError, SchedulerError
+from muster.schedulers.errors import SchedulerError
 from muster.schedulers.kubernetes.labels import WORKSPACE_KEY, find_submitter
 from muster.schedulers.kubernetes.manifests.bundles import pack_workspace
 from muster.schedulers.kubernetes.manifests.request import Request, build_request
@@ -27,7 +27,7 @@ from muster.schedulers.naming import build_app_name, make_suffix
 from muster.schedulers.runner.option_parsing import StrictOpts
 from muster.schedulers.runner.roles import BASE_IMAGE_KEY, get_workspace_path, share_workspace
 from muster.schedulers.supervision.registry import find_state_dir, record_last_remote
-from muster.schedulers.workspace.packing import DOCKERFILE, BundleError, copy_workspace, describe_left_out
+from muster.schedulers.workspace.packing import DOCKERFILE, BundleError, describe_left_out
 
 if TYPE_CHECKING:
     from muster.schedulers.kubernetes.api.client import Clock
@@ -81,7 +81,7 @@ class KubernetesScheduler(PluginScheduler, WorkspaceMixin):  # type: ignore[misc
         return StrictOpts(BACKEND)
 
     def _validate(self, app: AppDef, scheduler: str, cfg: Mapping[str, Any] | None = None) -> None:
-        """Checks nothing: a role may lack a resource, and building the request checks everything else."""
+        """Check nothing: a role may lack a resource, and building the request checks everything else."""
 
     def build_workspace_and_update_role(self, role: Role, workspace: str, cfg: Mapping[str, Any]) -> None:
         """Packs the folder for the app's Secret. With `image_repo`, builds an image on top of the role's instead.
@@ -94,10 +94,9 @@ class KubernetesScheduler(PluginScheduler, WorkspaceMixin):  # type: ignore[misc
             for line in describe_left_out(path):
                 self._print_once(line)
             if cfg.get("image_repo"):
-                with tempfile.TemporaryDirectory(prefix="muster-workspace-") as folder:
-                    copy_workspace(path, folder)
-                    role.metadata[BASE_IMAGE_KEY] = role.image
-                    _load_image_builder().build_workspace_and_update_role(role, f"file://{folder}", cfg)
+                report = _discard if cfg.get("quiet") else _print_line
+                role.metadata[BASE_IMAGE_KEY] = role.image
+                role.image = _load_images().build_image(role.image, path, report)
                 return
         except BundleError as error:
             raise SchedulerError(str(error)) from error
@@ -111,7 +110,7 @@ class KubernetesScheduler(PluginScheduler, WorkspaceMixin):  # type: ignore[misc
         """TorchX packs the same folder once for every role."""
         if text and text not in self._printed:
             self._printed.add(text)
-            sys.stderr.write(f"muster: {text}\n")
+            _print_line(text)
 
     def _submit_dryrun(self, app: AppDef, cfg: Mapping[str, Any]) -> AppDryRunInfo:
         options = parse_options(cfg)
@@ -136,18 +135,26 @@ class KubernetesScheduler(PluginScheduler, WorkspaceMixin):  # type: ignore[misc
         """Pushes the images, if any, then creates all objects or none."""
         request: Request = dryrun_info.request
         if request.images_to_push:
-            _load_image_builder().push_images(request.images_to_push)
+            _load_images().push_images(request.images_to_push)
         app_id = self._session.submit(request)
         with contextlib.suppress(OSError):  # without a folder to write to, `last` does not find it
             record_last_remote(find_state_dir(os.environ), self.backend, app_id)
         return app_id
 
     def describe_app(self, app_id: str) -> DescribeAppResponse | None:
-        """The app's state, with reasons."""
+        """Return the app's state, with reasons."""
         return self._session.describe(app_id)
 
+    def read_facts(self, app_id: str) -> AppFacts | None:
+        """See `PluginScheduler`. How far the app is needs the right to `pods/exec`."""
+        return self._session.read_facts(app_id, asks_agents=True)
+
+    def read_run_file(self, app_id: str, role: str, index: int, name: str, limit_bytes: int) -> bytes | None:
+        """See `PluginScheduler`. Of pods that run; needs the right to `pods/exec`."""
+        return self._session.read_run_file(app_id, role, index, name, limit_bytes)
+
     def read_log(self, app_id: str, request: LogRequest) -> Iterable[str]:
-        """The log of one node, over all its pods; see `live.logs`.
+        """Return the log of one node, over all its pods; see `live.logs`.
 
         Raises:
             SchedulerError: no such app or role, or a single stream was requested.
@@ -161,7 +168,7 @@ class KubernetesScheduler(PluginScheduler, WorkspaceMixin):  # type: ignore[misc
         return filter(request.matches, lines)
 
     def list_apps(self, cfg: Mapping[str, Any]) -> list[ListAppResponse]:
-        """The apps of one namespace: `cfg`'s, or else the context's."""
+        """Return the apps of one namespace: `cfg`'s, or else the context's."""
         return self._session.list_apps(parse_options(cfg))
 
     def _cancel_existing(self, app_id: str) -> None:
@@ -175,8 +182,19 @@ class KubernetesScheduler(PluginScheduler, WorkspaceMixin):  # type: ignore[misc
         """See `PluginScheduler`. Needs the right to `pods/exec`."""
         return self._session.stop(app_id, limit_s)
 
+    def run_in_node(
+        self, app_id: str, role: str, index: int, command: Sequence[str], limit_s: float
+    ) -> tuple[int, str, str]:
+        """See `PluginScheduler`. Needs the right to `pods/exec`."""
+        return self._session.run_in_node(app_id, role, index, command, limit_s)
+
+    def end_node(self, app_id: str, role: str, index: int) -> bool:
+        """See `PluginScheduler`. Needs the right to delete pods."""
+        self._session.end_node(app_id, role, index)
+        return True
+
     def delete_app(self, app_id: str) -> None:
-        """Deletes an app and everything that belongs to it."""
+        """Delete an app and everything that belongs to it."""
         self._session.delete(app_id)
 
     def delete_unfinished(self, app_id: str) -> bool:
@@ -189,7 +207,7 @@ class KubernetesScheduler(PluginScheduler, WorkspaceMixin):  # type: ignore[misc
         return Answer(outcome=AskOutcome.DONE, line=f"{app_id} has {count_nodes(nodes)} from now on")
 
     def close(self) -> None:
-        """Drops all connections. Idempotent."""
+        """Drop all connections. Idempotent."""
         super().close()
         if self._open_session is not None:
             self._open_session.close()
@@ -209,16 +227,21 @@ def _build_name(app: AppDef, options: Options) -> str:
 
 
 def _plan_images(app: AppDef, cfg: Mapping[str, Any]) -> tuple[AppDef, Mapping[str, Any]]:
-    """A copy of the app with the names that its images will have in the registry, and what to push."""
+    """Return a copy of the app with the names that its images will have in the registry, and what to push."""
     named = replace(app, roles=[replace(role) for role in app.roles])
-    images: Mapping[str, Any] = _load_image_builder().dryrun_push_images(named, cfg)
-    return named, images
+    return named, _load_images().plan_images(named, cfg)
 
 
-def _load_image_builder() -> Any:
-    """TorchX's own builder of images with a workspace. It needs a Docker engine, so only `image_repo` loads it."""
-    try:
-        from torchx.workspace.docker_workspace import DockerWorkspaceMixin
-    except ImportError as error:
-        raise EngineError(f"image_repo needs the docker package: pip install docker ({error})") from error
-    return DockerWorkspaceMixin()
+def _load_images() -> Any:
+    """Return the module, which only `image_repo` loads."""
+    from muster.schedulers.kubernetes import images
+
+    return images
+
+
+def _print_line(text: str) -> None:
+    sys.stderr.write(f"muster: {text}\n")
+
+
+def _discard(text: str) -> None:
+    del text

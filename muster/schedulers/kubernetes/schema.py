@@ -84,7 +84,7 @@ def check_version(version: tuple[int, int], *, elastic: bool, source: str) -> No
 
 @lru_cache(maxsize=1)
 def load_table() -> Table:
-    """Reads `fields.json`, once per process."""
+    """Read `fields.json`, once per process."""
     raw = json.loads((Path(__file__).parent / "fields.json").read_text())
     types = {
         name: {field: _read_field(row) for field, row in entry["fields"].items()}
@@ -107,7 +107,7 @@ def _read_field(row: Any) -> Field:
 
 
 def check_document(document: Mapping[str, Any], version: tuple[int, int]) -> None:
-    """Checks one document. Kinds that are not in the table (JobSet, Volcano) pass.
+    """Check one document. Kinds that are not in the table (JobSet, Volcano) pass.
 
     Raises:
         SchedulerError: with the path of the first wrong field.
@@ -118,7 +118,7 @@ def check_document(document: Mapping[str, Any], version: tuple[int, int]) -> Non
 
 
 def check_pod_template(template: Mapping[str, Any], version: tuple[int, int]) -> None:
-    """Checks a finished pod template.
+    """Check a finished pod template.
 
     Raises:
         SchedulerError: with the path of the first wrong field.
@@ -127,7 +127,7 @@ def check_pod_template(template: Mapping[str, Any], version: tuple[int, int]) ->
 
 
 def find_field(type_name: str, name: str, path: str, version: tuple[int, int]) -> Field:
-    """The field `name` of a type.
+    """Return the field `name` of a type.
 
     Raises:
         OptionError: this version has no such field; suggests a similar name.

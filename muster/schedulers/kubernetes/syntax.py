@@ -23,6 +23,8 @@ LABEL_VALUE: Final = re.compile(r"([A-Za-z0-9]([-\w.]{0,61}[A-Za-z0-9])?)?", re.
 RESOURCE: Final = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-\w.]{0,61}[A-Za-z0-9])?", re.ASCII)
 """Name of a device: DOMAIN/RESOURCE."""
 
+CACHE: Final = re.compile(rf"{NAME.pattern}|/[^:\0]+", re.ASCII)
+"""A claim, or a folder of the nodes."""
 QUANTITY: Final = re.compile(r"[1-9]\d*(\.\d+)?(Ki|Mi|Gi|Ti|k|M|G|T)?", re.ASCII)
 """A size."""
 

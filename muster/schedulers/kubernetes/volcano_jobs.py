@@ -27,7 +27,7 @@ def read_state(parent: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def find_index(pod: Mapping[str, Any]) -> int | None:
-    """The node's index; None if the pod is not of a job of Volcano."""
+    """Return the node's index; None if the pod is not of a job of Volcano."""
     text = str((pod["metadata"].get("labels") or {}).get(_INDEX_LABEL, ""))
     if not text.isdecimal():
         return None
@@ -42,7 +42,7 @@ def count_nodes(job: Mapping[str, Any], label: str) -> int | None:
 
 
 def resize_tasks(job: Mapping[str, Any], label: str, nodes: int) -> dict[str, Any]:
-    """The change of the job's spec that gives a role this number of nodes."""
+    """Return the change of the job's spec that gives a role this number of nodes."""
     tasks = copy.deepcopy(job["spec"]["tasks"])
     names = [task["name"] for task in tasks]
     tasks[names.index(label)]["replicas"] = nodes - 1 if _LEADER_TASK in names else nodes
@@ -50,7 +50,7 @@ def resize_tasks(job: Mapping[str, Any], label: str, nodes: int) -> dict[str, An
 
 
 def build_abort_command(job: Mapping[str, Any]) -> dict[str, Any]:
-    """The Command that ends a job. Volcano executes it and then deletes it."""
+    """Return the Command that ends a job. Volcano executes it and then deletes it."""
     metadata, reference = job["metadata"], {**build_owner_reference(job), "controller": True}
     name, namespace = f"{metadata['name']}-abort", metadata["namespace"]
     head = {"name": name, "namespace": namespace, "ownerReferences": [reference]}

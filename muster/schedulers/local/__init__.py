@@ -1,9 +1,9 @@
 """local_cwd and detached: replicas are processes of this machine, in the current working directory.
 
-TorchX calls `scheduler`; `options` holds the `-cfg` options. `request` turns an AppDef into what will run (pure, the
-dry run), `devices` assigns GPUs, `interpreter` finds the Python that runs the agents. `driver` runs replicas for the
-supervisor, `replica_process` starts one that ends with the supervisor, `capture` writes output, `logs` reads it;
-`agent_files` reads what agents report.
+TorchX calls `scheduler`; `options` holds the `-cfg` options. `submission`, which only a submission loads, builds the
+app's spec by `request`, which turns an AppDef into what will run (pure, the dry run); `interpreter` finds the Python
+that runs the agents, `driver` is what the supervisor loads. The rest is what any adapter has that starts processes:
+`muster.schedulers.processes` and `adapter.process_scheduler`.
 
 Logs and state stay in `~/.local/state/muster` (or $XDG_STATE_HOME/muster, or `log_dir`) until `muster delete` removes
 an app or a user removes the folder by hand: an app that has ended needs nothing there.
@@ -29,7 +29,7 @@ def create_scheduler(session_name: str, **kwargs: Any) -> Any:
 
 
 def create_detached_scheduler(session_name: str, **kwargs: Any) -> Any:
-    """The same scheduler as `detached`: TorchX waits for every scheduler whose name begins with `local`.
+    """Return the same scheduler as `detached`: TorchX waits for every scheduler whose name begins with `local`.
 
     Raises:
         PlatformError: this system is not Linux.

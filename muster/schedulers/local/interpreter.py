@@ -13,7 +13,7 @@ _PROBE = "import sys; sys.path[:] = [path for path in sys.path if path]; import 
 
 
 def find_interpreter(env: Mapping[str, str], own: str) -> str:
-    """The Python of the user's environment: of VIRTUAL_ENV, else of CONDA_PREFIX, else the one that runs TorchX.
+    """Return the Python of the user's environment: of VIRTUAL_ENV, else of CONDA_PREFIX, else the one that runs TorchX.
 
     Args:
         env: the caller's environment.

@@ -8,23 +8,19 @@ from typing import Any
 
 from torchx.specs import AppDef, Role
 
-from muster._shared.contract import Env
-from muster.schedulers.adapter.agent_role import AgentPlace, assign_arguments, build_agent_args, build_agent_env
+from muster.schedulers.adapter.agent_role import AgentPlace, assign_arguments, translate_replica
+from muster.schedulers.adapter.process_plan import mask_plans
+from muster.schedulers.adapter.process_scheduler import ERROR_FILE
 from muster.schedulers.agent_command import AGENT_ENTRY, is_agent_role
+from muster.schedulers.gpus import VISIBLE, DeviceRequest, assign_devices, share_devices
 from muster.schedulers.grace import decide_app_grace_s
-from muster.schedulers.local.devices import VISIBLE, DeviceRequest, assign_devices, share_devices
 from muster.schedulers.local.options import LocalOptions
 from muster.schedulers.naming import build_role_labels
+from muster.schedulers.processes.plan import LOOPBACK, ReplicaPlan
 from muster.schedulers.runner.app_codec import dump_app
 from muster.schedulers.runner.roles import apply_macros, build_role_plan
-from muster.schedulers.secret_variables import list_named_secrets, mask_args, mask_env
 from muster.schedulers.supervision.app_folder import STATE_DIR_NAME, build_role_dir_name
 from muster.schedulers.supervision.state import SupervisedRole
-
-RANK0_HOST = "127.0.0.1"
-"""All replicas are on this machine. Not `localhost`: that may resolve to ::1 first, or not at all."""
-
-ERROR_FILE = "error.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,19 +45,6 @@ class Host:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReplicaLaunch:
-    """One replica's command."""
-
-    command: tuple[str, ...]
-    env: Mapping[str, str]
-    """Added to the caller's environment."""
-    cwd: str
-    runs_agent: bool
-    secret_env: tuple[str, ...] = ()
-    """Variables of `env` that are never printed, whatever they look like."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class LocalRequest:
     """A whole app. Replace parts of it with `dataclasses.replace`."""
 
@@ -70,7 +53,7 @@ class LocalRequest:
     grace_s: float
     detach: bool
     plans: tuple[SupervisedRole, ...]
-    replicas: Mapping[str, tuple[ReplicaLaunch, ...]]
+    replicas: Mapping[str, tuple[ReplicaPlan, ...]]
     """By role, in order of index."""
     needs_bundle: bool
     """The agents' interpreter has no muster, or another version: they run from a zip in the app's folder."""
@@ -78,20 +61,16 @@ class LocalRequest:
     description: Mapping[str, Any] = field(repr=False)
 
     def __str__(self) -> str:
-        """The text of the dry run, without secrets."""
+        """Return the text of the dry run, without secrets."""
         content = asdict(self)
         del content["token"], content["description"]
-        for launches in content["replicas"].values():
-            for launch in launches:
-                launch["env"] = mask_env(launch["env"], launch["secret_env"])
-                launch["command"] = mask_args(launch["command"])
-        return json.dumps(content, indent=2)
+        return json.dumps({**content, "replicas": mask_plans(content["replicas"])}, indent=2)
 
 
 def build_request(
     app: AppDef, options: LocalOptions, *, name: str, token: str, folder: str, host: Host
 ) -> LocalRequest:
-    """Builds the request for an app. Pure; the AppDef is not changed.
+    """Build the request for an app. Pure; the AppDef is not changed.
 
     Args:
         app: what to run; images, mounts and resources other than GPUs are ignored.
@@ -127,7 +106,7 @@ def build_request(
 
 
 def list_device_requests(app: AppDef, options: LocalOptions) -> list[DeviceRequest]:
-    """What each role needs of the GPUs."""
+    """Return what each role needs of the GPUs."""
     return [
         DeviceRequest(
             role=role.name,
@@ -156,43 +135,36 @@ def _build_launch(
     folder: str,
     host: Host,
     devices: list[str] | None,
-) -> ReplicaLaunch:
+) -> ReplicaPlan:
     applied = apply_macros(role, app_id=app_id, replica_id=index, img_root=host.cwd)
     role_dir = os.path.join(folder, build_role_dir_name(role.name))
-    env = {**options.env, **applied.env}
+    place = AgentPlace(
+        adapter="local_cwd",
+        app_id=app_id,
+        log_dir=role_dir,
+        grace_s=options.grace_s,
+        env={**host.env, **options.env},
+        stops_together=True,
+        draws_bars=host.draws_bars,
+    )
+    bundle_dir = os.path.join(folder, STATE_DIR_NAME)
+    # A bare name means the Python of the caller's environment; a path means exactly that interpreter.
+    made = translate_replica(
+        applied, place, rank0_host=LOOPBACK, bundle_dir=bundle_dir, python=host.python, env=options.env
+    )
+    env = dict(made.env)
     env["PATH"] = _join_path(env.get("PATH"), host.path, host.cwd, prepend_cwd=options.prepend_cwd)
-    env[Env.RANK0_HOST] = RANK0_HOST
     env.setdefault("TORCHELASTIC_ERROR_FILE", os.path.join(role_dir, str(index), ERROR_FILE))
     if host.sets_unbuffered:
         env.setdefault("PYTHONUNBUFFERED", "1")
     if devices is not None:
         env[VISIBLE] = devices[index]
-    runs_agent = is_agent_role(role)
-    command = [applied.entrypoint, *applied.args]
-    if runs_agent:
-        place = AgentPlace(
-            adapter="local_cwd",
-            app_id=app_id,
-            log_dir=role_dir,
-            grace_s=options.grace_s,
-            env={**host.env, **options.env},
-            stops_together=True,
-            draws_bars=host.draws_bars,
-        )
-        env |= build_agent_env(role, place)
-        command = _build_agent_command(applied, folder, host)
-    else:
+    command = made.command
+    if not made.runs_agent:
         env.setdefault("PET_LOG_DIR", os.path.join(role_dir, "torchelastic"))  # torchrun's --log-dir
-    named = list_named_secrets(role.metadata)
-    return ReplicaLaunch(command=tuple(command), env=env, cwd=host.cwd, runs_agent=runs_agent, secret_env=named)
-
-
-def _build_agent_command(role: Role, folder: str, host: Host) -> list[str]:
-    # A bare name means the Python of the caller's environment; a path means exactly that interpreter.
-    python = role.entrypoint if "/" in role.entrypoint else host.python
-    bundle_dir = os.path.join(folder, STATE_DIR_NAME)
-    args = [AGENT_ENTRY, *role.args[2:]] if host.has_muster else build_agent_args(role.args, bundle_dir)
-    return [python, *args]
+    elif host.has_muster:
+        command = (command[0], AGENT_ENTRY, *command[2:])
+    return ReplicaPlan(command=command, env=env, cwd=host.cwd, runs_agent=made.runs_agent, secret_env=made.secret_env)
 
 
 def _join_path(role_path: str | None, host_path: str, cwd: str, *, prepend_cwd: bool) -> str:

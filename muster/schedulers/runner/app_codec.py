@@ -23,7 +23,7 @@ _NOT_KEPT: Final = ("overrides",)
 
 
 def dump_app(app: AppDef, *, without_metadata: tuple[str, ...] = ()) -> dict[str, Any]:
-    """The AppDef as JSON values. Values that JSON does not have become text.
+    """Return the AppDef as JSON values. Values that JSON does not have become text.
 
     Args:
         app: not changed.
@@ -50,7 +50,7 @@ def _encode_field(role: Role, name: str) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """The value in types that JSON has."""
+    """Return the value in types that JSON has."""
     if isinstance(value, Enum):
         return value.name
     if value is None or isinstance(value, (str, int, float, bool)):
@@ -65,7 +65,7 @@ def _plain(value: Any) -> Any:
 
 
 def load_app(document: Mapping[str, Any]) -> AppDef:
-    """The inverse of `dump_app`; reads what earlier versions wrote too.
+    """Return the inverse of `dump_app`; reads what earlier versions wrote too.
 
     Raises:
         KeyError, TypeError, ValueError: not such a document.
@@ -88,7 +88,7 @@ def _decode_role(data: Mapping[str, Any]) -> Role:
 
 
 def _decode_policy(name: str) -> RetryPolicy:
-    """The policy of that name, or the default: the other TorchX line may have submitted one that this one lacks."""
+    """Find the policy of that name, or the default: the other TorchX line may have submitted one this one lacks."""
     return RetryPolicy.__members__.get(name, RetryPolicy.APPLICATION)
 
 

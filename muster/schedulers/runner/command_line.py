@@ -1,10 +1,7 @@
 """How a command of TorchX ends when it fails or is interrupted: it rolls back, and prints one line, or none.
 
-Facts about `torchx`, 0.7.0 and the nightly of 2026-10-26: only `torchx run` turns some exceptions into a line; all
-other commands end by the interpreter's traceback, and `torchx log` reads in threads, each of which prints one too. None
-catches KeyboardInterrupt. `sys.excepthook` and `threading.excepthook` are Python's own hooks for that. They are set
-only where `callers` finds TorchX's command line, and pass on all that is not ours: where it does not, nothing is
-changed.
+What of TorchX this relies on is in the list of `callers`. The hooks are set only where `callers` finds TorchX's command
+line, and pass on all that is not ours. `torchx log` reads in threads, each of which prints a traceback, too.
 
 Ctrl-C unwinds the stack: what a submission has made goes, and apps of the command are stopped. SIGTERM and SIGHUP would
 end the process at once, so they get a handler that unwinds it, too.

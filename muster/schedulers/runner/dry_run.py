@@ -1,9 +1,8 @@
 """Dry runs: no secret in what TorchX itself prints of them.
 
-Checked with TorchX 0.7.0 and the nightly of 2026-10-26: `torchx run --dryrun` prints `pformat(asdict(app))` of the
-dry run's AppDef, then the scheduler's text. So the AppDef is a copy in which the values of secret variables print as
-`***`; for programs, and in JSON, they are what they were. A version that prints an AppDef otherwise may show them. The
-request is built before, from the caller's AppDef.
+What of TorchX this relies on is in the list of `callers`. The AppDef of a dry run is a copy in which the values of
+secret variables print as `***`; for programs, and in JSON, they are what they were. A version that prints an AppDef
+otherwise may show them. The request is built before, from the caller's AppDef.
 """
 
 from dataclasses import replace
@@ -37,7 +36,7 @@ for _dumper in (yaml.Dumper, yaml.SafeDumper):
 
 
 def hide_secrets(info: AppDryRunInfo) -> AppDryRunInfo:
-    """Gives a dry run a copy of its AppDef that prints no secret. Returns the same dry run."""
+    """Give a dry run a copy of its AppDef that prints no secret. Returns the same dry run."""
     name = "app" if hasattr(info, "app") else "_app"  # the nightly, 0.7
     app = getattr(info, name, None)
     if app is not None:

@@ -43,11 +43,11 @@ class StrictOpts(runopts):  # type: ignore[misc]
         return dict(iter(self))
 
     def add(self, cfg_key: str, type_: Any, help: str, default: Any = None, required: bool = False) -> None:  # noqa: A002  # TorchX's name
-        """Declares an option; see `torchx.specs.runopts.add`."""
+        """Declare an option; see `torchx.specs.runopts.add`."""
         super().add(cfg_key, type_=_TYPES.get(type_, type_), help=help, default=default, required=required)
 
     def cfg_from_str(self, cfg_str: str | None) -> dict[str, Any]:
-        """Splits `key=value,key=value`; values stay words until `resolve`."""
+        """Split `key=value,key=value`; values stay words until `resolve`."""
         return dict(_split(cfg_str or ""))
 
     def cfg_from_json_repr(self, json_repr: str, *, ignore_unknown: bool = False) -> dict[str, Any]:
@@ -58,7 +58,7 @@ class StrictOpts(runopts):  # type: ignore[misc]
         return {key: value for key, value in cfg.items() if not ignore_unknown or self._find(key)}
 
     def resolve(self, cfg: Mapping[str, Any], *, ignore_unknown: bool = False) -> dict[str, Any]:
-        """Checks keys and values, turns words into values, fills in defaults.
+        """Check keys and values, turns words into values, fills in defaults.
 
         Raises:
             OptionError: an unknown key, a value of another type, a required key that is missing.

@@ -46,11 +46,11 @@ class Option:
     """The option's name where the field has another, for instance one with a unit."""
 
     def as_field(self) -> Any:
-        """The field of a record of options."""
+        """Return the field of a record of options."""
         return dataclasses.field(default_factory=self._make_default, metadata={_METADATA: self})
 
     def convert(self, name: str, value: Any) -> Any:
-        """The value in the record.
+        """Return the value in the record.
 
         Raises:
             OptionError: see `Parser`.
@@ -72,17 +72,17 @@ def option(
     absent: Any = None,
     name: str = "",
 ) -> Any:
-    """Declares an option as a field of a record; see `Option`."""
+    """Declare an option as a field of a record; see `Option`."""
     return Option(type=type_, help=help, default=default, parse=parse, absent=absent, name=name).as_field()
 
 
 def list_options(record: type[Any]) -> dict[str, Option]:
-    """The options of a record by the name of their field."""
+    """Return the options of a record by the name of their field."""
     return {field.name: field.metadata[_METADATA] for field in dataclasses.fields(record)}
 
 
 def declare_options(opts: StrictOpts, record: type[Any], defaults: Mapping[str, Any] | None = None) -> None:
-    """Declares the options that `torchx runopts` lists.
+    """Declare the options that `torchx runopts` lists.
 
     Args:
         opts: gets the options.
@@ -96,7 +96,7 @@ def declare_options(opts: StrictOpts, record: type[Any], defaults: Mapping[str, 
 
 
 def parse_options(record: type[_Options], opts: StrictOpts, cfg: Mapping[str, Any]) -> _Options:
-    """Parses and checks the options of one submission.
+    """Parse and checks the options of one submission.
 
     Args:
         record: the adapter's record of options.
@@ -115,7 +115,7 @@ def parse_options(record: type[_Options], opts: StrictOpts, cfg: Mapping[str, An
 
 
 def build_choice_parser(*allowed: str) -> Parser:
-    """Accepts one of a few words."""
+    """Accept one of a few words."""
 
     def parse(name: str, value: Any) -> str:
         if value not in allowed:
@@ -126,7 +126,7 @@ def build_choice_parser(*allowed: str) -> Parser:
 
 
 def build_pattern_parser(pattern: re.Pattern[str], expected: str) -> Parser:
-    """Accepts text of one form.
+    """Accept text of one form.
 
     Args:
         pattern: matches the whole text.
@@ -142,21 +142,21 @@ def build_pattern_parser(pattern: re.Pattern[str], expected: str) -> Parser:
 
 
 def parse_count(name: str, value: Any) -> int:
-    """Accepts a whole number that is not negative."""
+    """Accept a whole number that is not negative."""
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**31:
         raise OptionError(f"{name}={value} is not a whole number from 0 to {2**31 - 1}", name)
     return value
 
 
 def parse_seconds(name: str, value: Any) -> float:
-    """Accepts a number of seconds, up to a day."""
+    """Accept a number of seconds, up to a day."""
     if not 0 <= value <= _DAY_S:
         raise OptionError(f"{name}={value:g} is not a number of seconds from 0 to {_DAY_S}", name)
     return float(value)
 
 
 def parse_words(name: str, value: Any) -> tuple[str, ...]:  # noqa: ARG001  # a `Parser`
-    """Accepts a list of words."""
+    """Accept a list of words."""
     return (value,) if isinstance(value, str) else tuple(value)
 
 

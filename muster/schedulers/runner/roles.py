@@ -1,5 +1,7 @@
 """Roles of an AppDef on both lines of TorchX: macros, checks, workspaces, and what the supervisor needs of them."""
 
+import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
@@ -17,7 +19,7 @@ BASE_IMAGE_KEY: Final = "muster.base_image"
 
 
 def apply_macros(role: Role, *, app_id: str, replica_id: int | str, img_root: str = "") -> Role:
-    """A copy of the role with TorchX's macros substituted for one replica."""
+    """Return a copy of the role with TorchX's macros substituted for one replica."""
     values = macros.Values(img_root=img_root, app_id=app_id, replica_id=str(replica_id), rank0_env=Env.RANK0_HOST)
     return values.apply(role)
 
@@ -47,6 +49,32 @@ def share_workspace(app: AppDef, key: str) -> AppDef:
             for role in app.roles
         ],
     )
+
+
+def note_workspace(role: Role, workspace: str, key: str, printed: set[str], *, is_quiet: bool = False) -> None:
+    """Note in a role's metadata the folder that travels with it, and print what of it does not.
+
+    Args:
+        role: gets the folder's absolute path.
+        workspace: as TorchX passes it.
+        key: in `Role.metadata`.
+        printed: the lines that were, which are not printed again: TorchX asks for every role.
+        is_quiet: nothing is printed.
+
+    Raises:
+        SchedulerError: it is not a folder of this machine, or cannot be read.
+    """
+    from muster.schedulers.workspace.packing import BundleError, describe_left_out  # most commands pack nothing
+
+    path = os.path.abspath(get_workspace_path(workspace))
+    try:
+        lines = [line for line in describe_left_out(path) if line not in printed]
+    except BundleError as error:
+        raise SchedulerError(str(error)) from error
+    for line in () if is_quiet else lines:
+        print(f"muster: {line}", file=sys.stderr, flush=True)
+    printed.update(lines)
+    role.metadata[key] = path
 
 
 def check_roles(app: AppDef) -> None:
@@ -81,7 +109,7 @@ def _check_role(role: Role) -> None:
 
 
 def build_role_plan(role: Role) -> SupervisedRole:
-    """What the supervisor's decisions need to know about a role."""
+    """Return what the supervisor's decisions need to know about a role."""
     policy = role.retry_policy
     return SupervisedRole(
         name=role.name,
@@ -94,7 +122,7 @@ def build_role_plan(role: Role) -> SupervisedRole:
 
 
 def find_elastic_role(app: str, roles: Sequence[SupervisedRole], name: str | None, nodes: int) -> SupervisedRole:
-    """The role of an app that gets another number of nodes.
+    """Return the role of an app that gets another number of nodes.
 
     Args:
         app: name of the app, for messages.
@@ -134,7 +162,7 @@ _SCOPES: Mapping[str, RetryScope] = {
 
 
 def get_workspace_path(workspace: str) -> str:
-    """The folder that a workspace argument names, on either line.
+    """Return the folder that a workspace argument names, on either line.
 
     Raises:
         SchedulerError: it is not a folder of this machine (`memory://...`).

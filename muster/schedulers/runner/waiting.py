@@ -4,8 +4,7 @@ On both lines `wait` reads the state, sleeps and reads it again. The interval is
 default in Python, and half of it is lost at the end of every app. So `describe`, when `wait` calls it, first waits for
 the end itself. All other callers get an answer at once.
 
-Checked with TorchX 0.7.0 and the nightly of 2026-10-26, which have no hook for it (see `callers`): `wait` calls
-`Runner.status`, and that `describe`, in one thread. Where that does not hold, `wait` polls as it does by itself.
+What of TorchX this relies on is in the list of `callers`. Where it does not hold, `wait` polls as it does by itself.
 """
 
 import os

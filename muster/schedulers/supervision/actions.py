@@ -1,19 +1,19 @@
 """Actions of a supervisor: what `decisions.decide` has it do with the replicas of its app."""
 
-from dataclasses import dataclass
 from typing import TypeAlias
 
+from muster._shared.records import record
 from muster.schedulers.supervision.state import Outcome, ReplicaId
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Start:
     """Start these replicas, in order."""
 
     replicas: tuple[ReplicaId, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Stop:
     """Ask these replicas to end, all at once; GraceExpired with `number` is due one grace period later."""
 
@@ -23,7 +23,7 @@ class Stop:
     """A person has pressed Ctrl-C: see `ReplicaDriver.stop`."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Linger:
     """Do nothing yet; LingerExpired with `number` is due after `delay_s`."""
 
@@ -31,7 +31,7 @@ class Linger:
     delay_s: float
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Kill:
     """End these replicas now; KillExpired with `number` is due `decisions.KILL_LIMIT_S` later."""
 
@@ -39,7 +39,7 @@ class Kill:
     number: int
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Finish:
     """Nothing runs any more: record the outcome and exit."""
 

@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from muster._shared import processes
-from muster._shared.foreign_files import parse_json
+from muster._shared.foreign_files import parse_json, read_regular
 from muster.schedulers.supervision.machine import Machine
 from muster.schedulers.supervision.state import (
     AppPhase,
@@ -59,7 +59,13 @@ RESIZE_WORD = "resize:"
 INTERRUPT_WORD = "interrupt"
 """A request to the supervisor: a cancel by Ctrl-C at the command that the app belongs to."""
 
+LENT_FDS = "MUSTER_LENT_FDS"
+"""Variable of a supervisor: JSON, the descriptors that its submission has lent to the driver, by name."""
+
 _SPEC_NAME = "spec.json"
+
+_LIMIT_BYTES = 256 << 20
+"""Of a file that is read: more is no file of ours."""
 
 _OLD_NAMES = {"is_agent": "runs_agent"}
 """Fields of a role, as earlier versions named them."""
@@ -79,7 +85,7 @@ class ProcessId:
 
     @staticmethod
     def of(pid: int) -> "ProcessId | None":
-        """The process that has this pid now; None when there is none."""
+        """Return the process that has this pid now; None when there is none."""
         fields = processes.read_stat(pid)
         return None if fields is None else ProcessId(pid=pid, start_ticks=fields[19])
 
@@ -150,11 +156,11 @@ class AppFolder:
         self.log_file = self.state_dir / "supervisor.log"
 
     def role_dir(self, role: str) -> Path:
-        """The folder of one role: its replicas' output, and the logs of its agents."""
+        """Return the folder of one role: its replicas' output, and the logs of its agents."""
         return self.path / (role if self._is_old else build_role_dir_name(role))
 
     def replica_dir(self, replica: ReplicaId) -> Path:
-        """The folder of one replica's output."""
+        """Return the folder of one replica's output."""
         return self.role_dir(replica.role) / str(replica.index)
 
     def create(self, spec: AppSpec) -> None:
@@ -175,7 +181,7 @@ class AppFolder:
             undo.pop_all()
 
     def read_spec(self) -> AppSpec:
-        """The app as submitted.
+        """Return the app as submitted.
 
         Raises:
             FileNotFoundError: no app here (any more).
@@ -205,6 +211,7 @@ class AppFolder:
             "draining": app.is_draining,
             "sizes": dict(app.sizes),
             "leaving": [asdict(each) for each in app.leaving],
+            "over": list(app.over),
             "resizes": app.resizes,
             "replicas": [
                 {"role": each.role, "index": each.index, **asdict(known), "handle": record.handles.get(each)}
@@ -227,7 +234,7 @@ class AppFolder:
             file.write(self.state_file.read_bytes())
 
     def read_record(self) -> AppRecord | None:
-        """The app's state; None before its supervisor has recorded any.
+        """Return the app's state; None before its supervisor has recorded any.
 
         Raises:
             StateError: another version wrote it.
@@ -261,7 +268,7 @@ class AppFolder:
         return None
 
     def read_request(self) -> str | None:
-        """The recorded request, or None."""
+        """Return the recorded request, or None."""
         try:
             return self.request_file.read_text().strip()
         except FileNotFoundError:
@@ -299,7 +306,7 @@ class AppFolder:
 
 
 def build_role_dir_name(role: str) -> str:
-    """The name of a role's folder in an app's folder: unique to the role, and never `STATE_DIR_NAME`."""
+    """Return the name of a role's folder in an app's folder: unique to the role, and never `STATE_DIR_NAME`."""
     return f".{role}" if role.startswith(".") else role
 
 
@@ -339,6 +346,7 @@ def _parse_record(content: dict[str, Any]) -> AppRecord:
         is_draining=content.get("draining", False),
         sizes=content.get("sizes", {}),
         leaving=tuple(ReplicaId(**each) for each in content.get("leaving", ())),
+        over=tuple(content.get("over", ())),
         resizes=content.get("resizes", 0),
         outcome=None if content["outcome"] is None else Outcome(content["outcome"]),
         reason=content["reason"],
@@ -355,9 +363,13 @@ def _parse_record(content: dict[str, Any]) -> AppRecord:
 
 @contextlib.contextmanager
 def _translate_errors(path: Path) -> Iterator[None]:
-    """Turn errors about a file's content into one line."""
+    """Turn errors about a file, or its content, into one line; a file that is not there is no such error."""
     try:
         yield
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise StateError(f"{path} cannot be read: {error.strerror}") from error
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise StateError(
             f"{path} cannot be read ({error}): another version of muster wrote it, or it is damaged"
@@ -369,7 +381,7 @@ def _write(path: Path, content: object) -> None:
 
 
 def _write_text(path: Path, text: str) -> None:
-    """Unique temporary file, then replace. mkstemp makes it readable by the owner only."""
+    """Write a unique temporary file, then replace. mkstemp makes it readable by the owner only."""
     fd, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with os.fdopen(fd, "w") as out:
@@ -382,7 +394,7 @@ def _write_text(path: Path, text: str) -> None:
 
 def _read(path: Path) -> dict[str, Any]:
     with _translate_errors(path):
-        content = parse_json(path.read_bytes())
+        content = parse_json(read_regular(str(path), _LIMIT_BYTES))
         if not isinstance(content, dict):
             raise TypeError("no object")
         return content

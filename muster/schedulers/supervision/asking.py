@@ -73,7 +73,7 @@ def ask_app(folder: AppFolder, kind: AskKind, limit_s: float, ask_node: AskNode)
 
 
 def read_running(folder: AppFolder) -> tuple[AppSpec, AppRecord]:
-    """An app that has not ended.
+    """Return an app that has not ended.
 
     Raises:
         ControlError: it has, its supervisor has died, or it runs where this process cannot reach it.
@@ -191,10 +191,12 @@ def resize_app(folder: AppFolder, nodes: int, choose_role: Callable[[AppSpec], S
         spec, record = read_running(folder)
         role = choose_role(spec)
         ids = [ReplicaId(role.name, index) for index in range(role.replicas)]
-        if any(record.app.replicas[each].status is ReplicaStatus.SUCCEEDED for each in ids):
+        changed = record
+        if not _has_succeeded(record, role.name):
+            _check_space(folder)
+            changed = _request_resize(folder, spec, record, f"{RESIZE_WORD}{nodes}:{quote(role.name, safe='')}")
+        if _has_succeeded(changed, role.name):
             raise ControlError(f"role {role.name!r} of {spec.app_id!r} has ended already", ExitCode.ENDED)
-        _check_space(folder)
-        changed = _request_resize(folder, spec, record, f"{RESIZE_WORD}{nodes}:{quote(role.name, safe='')}")
     old, new = record.app, changed.app
     starts = [each for each in ids if new.is_wanted(each) and each not in (*old.running(), *old.leaving)]
     gone = [each for each in ids if old.is_wanted(each) and not new.is_wanted(each)]
@@ -211,8 +213,14 @@ def resize_app(folder: AppFolder, nodes: int, choose_role: Callable[[AppSpec], S
     return _wait_left(folder, spec, f"{line}, " if happens else f"{line}: ", ends, began_s)
 
 
+def _has_succeeded(record: AppRecord, role: str) -> bool:
+    """Whether a role's job has: one of its agents says so."""
+    replicas = record.app.replicas.items()
+    return any(each.role == role and known.status is ReplicaStatus.SUCCEEDED for each, known in replicas)
+
+
 def _check_space(folder: AppFolder) -> None:
-    """A number that is not recorded would be lost with the supervisor, and the command would wait for it in vain."""
+    """Refuse without space: a number that is not recorded is lost with the supervisor; the command would wait on."""
     try:
         folder.check_space()
     except FileNotFoundError:  # deleted meanwhile
@@ -223,7 +231,7 @@ def _check_space(folder: AppFolder) -> None:
 
 
 def _request_resize(folder: AppFolder, spec: AppSpec, before: AppRecord, request: str) -> AppRecord:
-    """The app's record with the new number of nodes."""
+    """Return the app's record with the new number of nodes."""
     if before.app.phase is not AppPhase.ENDING:
         deadline_s, told = time.monotonic() + RECORD_LIMIT_S, None
         while time.monotonic() < deadline_s:

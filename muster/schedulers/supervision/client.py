@@ -4,13 +4,14 @@ Looking at an app changes nothing: one whose supervisor has died is reported as 
 what waits for the app, by what asks for its end, and by `recover`. Over 400 lines: one function per command.
 """
 
+import json
 import logging
 import os
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from muster._shared.ownership import make_folders
 from muster.schedulers.interrupts import raise_dropped_interrupts
 from muster.schedulers.supervision.app_folder import (
     INTERRUPT_WORD,
+    LENT_FDS,
     AppFolder,
     AppRecord,
     AppSpec,
@@ -46,7 +48,12 @@ class SupervisorError(RuntimeError):
     """A supervisor could not be started, or did not carry out a request in time; one line."""
 
 
-def submit(spec: AppSpec, registry: AppRegistry, files: Mapping[str, bytes | Path] | None = None) -> None:
+def submit(
+    spec: AppSpec,
+    registry: AppRegistry,
+    files: Mapping[str, bytes | Path] | None = None,
+    lent_fds: Mapping[str, Sequence[int]] | None = None,
+) -> None:
     """Create the app's folder, start its supervisor, wait until it has started all replicas.
 
     Args:
@@ -54,6 +61,7 @@ def submit(spec: AppSpec, registry: AppRegistry, files: Mapping[str, bytes | Pat
         registry: where later commands find the app.
         files: name -> content of the driver's own files, or a file with it, put beside the state before the supervisor
             starts.
+        lent_fds: descriptors that the driver inherits, see `driver.take_lent_fds`.
 
     Raises:
         SupervisorError: it could not be started; nothing of the app is left then.
@@ -70,7 +78,7 @@ def submit(spec: AppSpec, registry: AppRegistry, files: Mapping[str, bytes | Pat
             for name, content in (files or {}).items():
                 _put_file(folder.state_dir / name, content)
             registry.add(spec.app_id, folder.path)
-            start_supervisor(folder, spec)
+            start_supervisor(folder, spec, lent_fds=lent_fds)
         undo.pop_all()
 
 
@@ -92,13 +100,20 @@ def _roll_back(folder: AppFolder, spec: AppSpec, registry: AppRegistry) -> None:
     shutil.rmtree(folder.path, ignore_errors=True)
 
 
-def start_supervisor(folder: AppFolder, spec: AppSpec, *, recovers: bool = False) -> None:
+def start_supervisor(
+    folder: AppFolder,
+    spec: AppSpec,
+    *,
+    recovers: bool = False,
+    lent_fds: Mapping[str, Sequence[int]] | None = None,
+) -> None:
     """Start the supervisor of an app and wait until it has started the replicas. A running one is kept.
 
     Args:
         folder: the app's.
         spec: the app.
         recovers: see `recover`.
+        lent_fds: see `submit`.
 
     Raises:
         SupervisorError: it ended before that; the message has the last line of its log.
@@ -118,7 +133,8 @@ def start_supervisor(folder: AppFolder, spec: AppSpec, *, recovers: bool = False
             [spec.python, "-c", program, str(folder.path), str(ready_write), *([RECOVERS] if recovers else [])],
             stdin=subprocess.DEVNULL,
             cwd=folder.path,
-            pass_fds=(ready_write,),
+            env={**os.environ, LENT_FDS: json.dumps(dict(lent_fds))} if lent_fds else None,
+            pass_fds=(ready_write, *(fd for fds in (lent_fds or {}).values() for fd in fds)),
             check=True,
         )
     except (OSError, subprocess.SubprocessError) as error:
@@ -134,7 +150,7 @@ def start_supervisor(folder: AppFolder, spec: AppSpec, *, recovers: bool = False
 
 
 def _read_last_line(folder: AppFolder, skip_bytes: int) -> str:
-    """The last line the supervisor wrote: of a traceback, the error."""
+    """Return the last line the supervisor wrote: of a traceback, the error."""
     try:
         text = folder.log_file.read_bytes()[skip_bytes:][-LOG_TAIL_LIMIT_BYTES:].decode(errors="replace")
     except OSError:
@@ -144,7 +160,7 @@ def _read_last_line(folder: AppFolder, skip_bytes: int) -> str:
 
 
 def read_app(folder: AppFolder) -> tuple[AppSpec, AppRecord | None]:
-    """An app and its current state.
+    """Return an app and its current state.
 
     Raises:
         FileNotFoundError: no app here.
@@ -157,7 +173,7 @@ def read_app(folder: AppFolder) -> tuple[AppSpec, AppRecord | None]:
 
 
 def revive_app(folder: AppFolder) -> tuple[AppSpec, AppRecord | None]:
-    """An app and its current state; starts its supervisor again if that has died.
+    """Return an app and its current state; starts its supervisor again if that has died.
 
     Replicas that have ended meanwhile count as lost: they use retries.
 
@@ -206,7 +222,7 @@ def find_loss(folder: AppFolder, record: AppRecord | None) -> str:
 
 
 def describe_loss(folder: AppFolder, record: AppRecord) -> str:
-    """What is known of an app that is lost, and what helps; one line."""
+    """Return what is known of an app that is lost, and what helps; one line."""
     files = (folder.state_file, folder.log_file, folder.lock_file)
     seen_s = max((path.stat().st_mtime for path in files if path.exists()), default=record.submitted_s)
     running = len(record.app.running())
@@ -372,7 +388,7 @@ class EndCheck:
         self._supervisor: ProcessId | None = None
 
     def __call__(self) -> bool:
-        """True once the app has ended with complete logs, or has been deleted."""
+        """Tell whether the app has ended with complete logs, or has been deleted."""
         try:
             changed_ns = self._folder.state_file.stat().st_mtime_ns
         except FileNotFoundError:

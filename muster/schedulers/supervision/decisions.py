@@ -10,6 +10,10 @@ supervisor stops what still runs and the app has failed: an app never keeps runn
 
 An elastic role of our agent can be resized: it then has its replicas with the lowest indices. The others are stopped,
 and stay stopped however they end; those that it has again are started, whatever became of them before, without a retry.
+
+The first agent of an elastic role that exits with 0 says that the job of its role has succeeded. The others know it and
+end at the same time. What was started too late to take part, by a resize or in place of a lost replica, would wait for
+a leader that is gone: it is stopped after `LINGER_S`, and of that role nothing is started again.
 """
 
 from collections.abc import Sequence
@@ -50,9 +54,9 @@ _ALL_ROLES: Final = "*"
 """No role has this name."""
 
 LINGER_S: Final = 5.0
-"""When an agent reports that its job has failed for good, the others of its role know it and end at the same time: one
-of them prints the report. An immediate stop could truncate the report, so they get this long before they are stopped.
-Other roles know nothing of it and are stopped at once."""
+"""When an agent reports that its job has succeeded, or has failed for good, the others of its role know it and end at
+the same time: one of them prints the report. An immediate stop could truncate the report, so they get this long before
+they are stopped. Other roles know nothing of it. After a failure they are stopped at once."""
 
 KILL_LIMIT_S: Final = 600.0
 """How long an app that ends waits for the ends of replicas that were killed. What the kernel cannot end, or an engine
@@ -62,7 +66,7 @@ _MOST_NAMES: Final = 3
 
 
 def build_state(plan: Plan) -> SupervisedApp:
-    """The state of an app before any replica has been started."""
+    """Return the state of an app before any replica has been started."""
     return SupervisedApp(
         replicas={ReplicaId(role.name, index): ReplicaState() for role in plan for index in range(role.replicas)}
     )
@@ -96,14 +100,14 @@ def decide(plan: Plan, state: SupervisedApp, event: Event) -> Decision:
     if isinstance(event, ResizeRequested):
         return _resize(plan, replace(state, resizes=state.resizes + 1), event)
     if isinstance(event, LingerExpired):
-        return _stop_lingering(state) if event.number == state.lingering else (state, ())
+        return _handle_linger_expired(state) if event.number == state.lingering else (state, ())
     if isinstance(event, KillExpired):
         return _give_up(state, event)
     return _handle_grace_expired(state, event)
 
 
 def describe_end(exit_code: int | None) -> str:
-    """The end of a replica in words; None: it is gone, with its exit code."""
+    """Return the end of a replica in words; None: it is gone, with its exit code."""
     return "vanished" if exit_code is None else describe_exit_code(exit_code)
 
 
@@ -113,7 +117,8 @@ def _begin(state: SupervisedApp) -> Decision:
         return _advance(*_stop(replace(state, lingering=0, lingering_role=""), state.running(roles)))
     state, stops = _stop(state, state.leaving)
     state, starts = _start(replace(state, phase=AppPhase.RUNNING), _list_by_status(state, ReplicaStatus.WAITING))
-    return state, (*stops, *starts)
+    state, lingers = _let_end(state) if state.phase is AppPhase.RUNNING else (state, ())
+    return state, (*stops, *starts, *lingers)
 
 
 def _recover(state: SupervisedApp, event: Recover) -> Decision:
@@ -142,14 +147,37 @@ def _handle_replica_ended(plan: Plan, state: SupervisedApp, event: ReplicaEnded)
         return _advance(_set_status(state, event.replica, status, event.exit_code))
     if event.replica.role in state.restarting:
         return _advance(_set_status(state, event.replica, _choose_restart(state, event.replica), event.exit_code))
-    if event.exit_code == 0:
-        return _advance(_set_status(state, event.replica, ReplicaStatus.SUCCEEDED, 0))
-    if was_leaving:
-        # Its exit code says nothing new: if the job has failed for good, the agents that stay say so, too.
-        state = _set_status(state, event.replica, _choose_restart(state, event.replica), event.exit_code)
-        return _start(state, (event.replica,)) if state.is_wanted(event.replica) else _advance(state)
     role = next(each for each in plan if each.name == event.replica.role)
+    if event.exit_code == 0:
+        return _handle_success(role, _set_status(state, event.replica, ReplicaStatus.SUCCEEDED, 0))
+    is_late = role.name in state.over and not event.final and not _is_final(role, event.exit_code)
+    if was_leaving or is_late:
+        # Its exit code says nothing new: if the job has failed for good, the agents that stay say so, too.
+        status = _choose_restart(state, event.replica)
+        state = _set_status(state, event.replica, status, event.exit_code)
+        return _start(state, (event.replica,)) if status is ReplicaStatus.WAITING else _advance(state)
     return _handle_failure(role, state, event)
+
+
+def _handle_success(role: SupervisedRole, state: SupervisedApp) -> Decision:
+    if not role.is_elastic or role.name in state.over:  # replicas of another may each be a job of their own
+        return _advance(state)
+    return _advance(*_let_end(replace(state, over=(*state.over, role.name))))
+
+
+def _let_end(state: SupervisedApp) -> Decision:
+    """Begin the time in which agents whose job has succeeded end by themselves, if any still runs."""
+    if not state.running(state.over):
+        return state, ()
+    number = max(state.grace_number, state.lingering) + 1  # a grace period that has begun goes on
+    return replace(state, lingering=number), (Linger(number=number, delay_s=LINGER_S),)
+
+
+def _handle_linger_expired(state: SupervisedApp) -> Decision:
+    if state.phase is AppPhase.ENDING:
+        return _stop_lingering(state)
+    left = tuple(each for each in state.running(state.over) if each not in state.leaving)
+    return _stop(replace(state, lingering=0, leaving=(*state.leaving, *left)), left)
 
 
 def _handle_failure(role: SupervisedRole, state: SupervisedApp, event: ReplicaEnded) -> Decision:
@@ -207,6 +235,7 @@ def _retry(role: SupervisedRole, state: SupervisedApp, replica: ReplicaId) -> De
         return _start(state, (replica,))
     restarting = {role.name} if role.scope is RetryScope.ROLE else {each.role for each in state.replicas}
     restarting |= set(state.restarting)
+    state = replace(state, over=tuple(each for each in state.over if each not in restarting))
     replicas = {
         each: replace(known, status=_choose_restart(state, each))
         if each.role in restarting and known.status is not ReplicaStatus.RUNNING
@@ -218,14 +247,17 @@ def _retry(role: SupervisedRole, state: SupervisedApp, replica: ReplicaId) -> De
 
 
 def _choose_restart(state: SupervisedApp, replica: ReplicaId) -> ReplicaStatus:
-    """The status of a replica that would be started again, if its role (still) has it."""
-    return ReplicaStatus.WAITING if state.is_wanted(replica) else ReplicaStatus.CANCELLED
+    """Return the status of a replica that would be started again, if its role (still) has it and goes on."""
+    is_started = state.is_wanted(replica) and replica.role not in state.over
+    return ReplicaStatus.WAITING if is_started else ReplicaStatus.CANCELLED
 
 
 def _resize(plan: Plan, state: SupervisedApp, event: ResizeRequested) -> Decision:
     """Change nothing if the request is not allowed: the command has said why, or sees that the app ends."""
     role = next((each for each in plan if each.name == event.role and each.is_elastic), None)
-    if state.phase is AppPhase.ENDING or role is None or not role.needed <= event.replicas <= role.replicas:
+    if state.phase is AppPhase.ENDING or role is None or role.name in state.over:
+        return state, ()
+    if not role.needed <= event.replicas <= role.replicas:
         return state, ()
     before = state.sizes.get(role.name, role.replicas)
     state = replace(state, sizes={**state.sizes, role.name: event.replicas})
@@ -256,9 +288,8 @@ def _end(
         each: replace(known, status=ReplicaStatus.CANCELLED) if known.status is ReplicaStatus.WAITING else known
         for each, known in state.replicas.items()
     }
-    state = replace(
-        state, replicas=replicas, phase=AppPhase.ENDING, restarting=(), outcome=outcome, reason=_one_line(reason)
-    )
+    state = replace(state, replicas=replicas, phase=AppPhase.ENDING, restarting=(), lingering=0)
+    state = replace(state, outcome=outcome, reason=_one_line(reason))
     is_for_all = lingering_role == _ALL_ROLES
     lingering = state.running(None if is_for_all else [lingering_role]) if lingering_role else ()
     if not lingering:
@@ -292,7 +323,7 @@ def _stop_lingering(state: SupervisedApp, *, is_interrupt: bool = False) -> Deci
 
 
 def _lingers(state: SupervisedApp, replica: ReplicaId) -> bool:
-    return state.lingering != 0 and state.lingering_role in ("", replica.role)
+    return state.phase is AppPhase.ENDING and state.lingering != 0 and state.lingering_role in ("", replica.role)
 
 
 def _kill(state: SupervisedApp, event: KillRequested) -> Decision:

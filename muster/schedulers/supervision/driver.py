@@ -6,6 +6,7 @@ blocks); it reports what happens by `event_queue.post`, which is safe from any t
 """
 
 import contextlib
+import json
 import os
 import selectors
 import time
@@ -13,10 +14,22 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
+from muster.schedulers.supervision.app_folder import LENT_FDS
 from muster.schedulers.supervision.state import ReplicaId
 
 Handle = Mapping[str, Any]
-"""What a driver needs to find a running replica (a pid and its start time, a container's id). JSON; kept on disk."""
+"""What a driver needs to find a running replica (a pid and its start time, a container's id). JSON; kept on disk.
+
+`host`: the name of its machine, for people, if it is another one than the supervisor's.
+"""
+
+
+def take_lent_fds() -> dict[str, list[int]]:
+    """Take the descriptors that the submission has lent, by name; no child inherits them. None after a later start."""
+    lent: dict[str, list[int]] = json.loads(os.environ.pop(LENT_FDS, "{}"))
+    for fd in (fd for fds in lent.values() for fd in fds):
+        os.set_inheritable(fd, False)
+    return lent
 
 
 class StartError(Exception):
@@ -145,4 +158,4 @@ class ReplicaDriver(Protocol):
 
 
 DriverFactory = Callable[..., ReplicaDriver]
-"""`factory(*, spec: AppSpec, event_queue: EventQueue) -> ReplicaDriver`."""
+"""What `AppSpec.driver` names: `factory(*, spec: AppSpec, event_queue: EventQueue) -> ReplicaDriver`."""

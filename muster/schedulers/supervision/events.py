@@ -1,17 +1,17 @@
 """Events of a supervisor: the input of `decisions.decide`."""
 
-from dataclasses import dataclass
 from typing import TypeAlias
 
+from muster._shared.records import record
 from muster.schedulers.supervision.state import ReplicaId
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Begin:
     """Start replicas that wait; in a supervisor that was started again, also repeat a stop that was in progress."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class ReplicaEnded:
     """A replica has ended."""
 
@@ -24,14 +24,14 @@ class ReplicaEnded:
     """Another try would be useless: the command does not exist, the image is gone."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Recover:
     """A person continues the app, whose supervisor had died. These replicas have ended since, nobody knows how."""
 
     replicas: tuple[ReplicaId, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class CancelRequested:
     """A request to stop the app, politely first."""
 
@@ -40,7 +40,7 @@ class CancelRequested:
     """A Ctrl-C at the command that the app belongs to, not a cancel from elsewhere."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class DrainRequested:
     """The app ends, and its agents are asked to stop all ranks at one step: they get no signal before `limit_s`."""
 
@@ -48,14 +48,14 @@ class DrainRequested:
     reason: str = "stopped (muster stop)"
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class KillRequested:
     """A request to kill the app at once."""
 
     reason: str = "killed"
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class ResizeRequested:
     """A request to change the number of replicas of an elastic role."""
 
@@ -63,21 +63,21 @@ class ResizeRequested:
     replicas: int
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class GraceExpired:
     """The grace period of this number has passed."""
 
     number: int
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class LingerExpired:
     """The time in which agents of a failed job end by themselves has passed."""
 
     number: int
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class KillExpired:
     """Since the kill that had this number `decisions.KILL_LIMIT_S` have passed."""
 

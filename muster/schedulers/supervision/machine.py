@@ -30,7 +30,7 @@ class Machine:
 
     @staticmethod
     def here() -> "Machine":
-        """This machine, this boot, this process's namespace."""
+        """Name this machine, this boot, this process's namespace."""
         return Machine(
             host=socket.gethostname(),
             boot_id=_read(_BOOT_ID),

@@ -26,7 +26,7 @@ _LAST: Final = "last"
 
 
 def find_state_dir(env: Mapping[str, str]) -> Path:
-    """The user's folder for muster's state; created when missing, readable by the user only.
+    """Return the user's folder for muster's state; created when missing, readable by the user only.
 
     Args:
         env: the environment, for XDG_STATE_HOME and HOME.
@@ -80,7 +80,7 @@ class AppRegistry:
         return None if folder is None else folder.path
 
     def open(self, app_id: str) -> AppFolder | None:
-        """The app's folder; None if the id is unknown, the app deleted or its folder gone.
+        """Return the app's folder; None if the id is unknown, the app deleted or its folder gone.
 
         Raises:
             UnsafeFolderError: another user could change or replace it.
@@ -111,6 +111,12 @@ class AppRegistry:
             return None
         with contextlib.suppress(OSError):  # deleted since
             return (self._dir / app_id).lstat().st_mtime_ns, app_id
+        return None
+
+    def find_added_s(self, app_id: str) -> float | None:
+        """When an app was added, in wall-clock seconds; None: it is not there (any more)."""
+        with contextlib.suppress(OSError):
+            return (self._dir / app_id).lstat().st_mtime
         return None
 
     def remove(self, app_id: str) -> None:

@@ -118,6 +118,8 @@ class SupervisedApp:
     """How many replicas a role has by request, those with the lowest indices; not named: all that were submitted."""
     leaving: tuple[ReplicaId, ...] = ()
     """Replicas that run and were told to end, because their role was to have fewer."""
+    over: tuple[str, ...] = ()
+    """Elastic roles whose job has succeeded, as the exit code of one of their agents says."""
     resizes: int = 0
     """How many requests to resize were handled, refused ones too: so a command sees that its own was."""
     is_draining: bool = False

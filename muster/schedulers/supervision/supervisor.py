@@ -241,7 +241,7 @@ def watch_signals(event_queue: EventQueue) -> None:
 
 
 def load_factory(name: str) -> DriverFactory:
-    """The factory that `package.module:function` names."""
+    """Return the factory that `package.module:function` names."""
     module, _, function = name.partition(":")
     factory: DriverFactory = getattr(importlib.import_module(module), function)
     return factory

@@ -65,7 +65,7 @@ def parse_rules(text: str) -> list[IgnoreRule]:
 
 
 def find_rule(rules: Sequence[IgnoreRule], path: str, *, is_folder: bool) -> IgnoreRule | None:
-    """The rule that decides about a path; None if no line matches."""
+    """Return the rule that decides about a path; None if no line matches."""
     for rule in reversed(rules):
         if (is_folder or not rule.folders_only) and rule.pattern.fullmatch(path):
             return rule
@@ -93,7 +93,7 @@ def _parse_line(line: str) -> IgnoreRule | None:
 
 
 def _translate(glob: str) -> str | None:
-    """The regular expression of a glob; None if it ends within a set or after a backslash."""
+    """Return the regular expression of a glob; None if it ends within a set or after a backslash."""
     parts, at = [], 0
     while at < len(glob):
         token = _TOKEN.match(glob, at)

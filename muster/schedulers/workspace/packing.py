@@ -16,7 +16,7 @@ import posixpath
 import shutil
 import stat
 import tarfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Any, BinaryIO, Final
@@ -82,7 +82,7 @@ def write_workspace_bundle(path: str, out: BinaryIO | gzip.GzipFile) -> str:
 
 
 def _read_link(root: Path, relative: str) -> str:
-    """The target of a symbolic link as it travels; one in the folder itself is relative."""
+    """Return the target of a symbolic link as it travels; one in the folder itself is relative."""
     target = os.readlink(root / relative)
     if not posixpath.isabs(target):
         return target
@@ -123,13 +123,18 @@ class _HashedFile(io.RawIOBase):
         return self._hash.hexdigest()
 
 
-def copy_workspace(path: str, into: str) -> None:
-    """Copies what travels of a folder, for tools that pack a whole folder themselves.
+def copy_workspace(path: str, into: str, without: Collection[str] = ()) -> None:
+    """Copy what travels of a folder, for tools that pack a whole folder themselves.
+
+    Args:
+        path: the folder.
+        into: an empty folder.
+        without: paths in it that are not copied; see `walk_workspace`.
 
     Raises:
         BundleError: see `build_workspace_bundle`.
     """
-    for relative in walk_workspace(Path(path)):
+    for relative in walk_workspace(Path(path), without):
         source, target = Path(path) / relative, Path(into) / relative
         try:
             status = source.lstat()
@@ -169,15 +174,20 @@ def _add(bundle: tarfile.TarFile, root: Path, relative: str) -> None:
         raise BundleError(f"cannot pack {str(source)!r}: {why}; name it in {IGNORE_FILE}") from error
 
 
-def walk_workspace(root: Path) -> Iterator[str]:
-    """Yields the paths in a folder that travel: relative, slash-separated, sorted, each folder before its content.
+def walk_workspace(root: Path, without: Collection[str] = ()) -> Iterator[str]:
+    """Yield the paths in a folder that travel: relative, slash-separated, sorted, each folder before its content.
 
     See `ignore_rules`; a folder that is left out is not entered. `LEFT_OUT` counts where no line names the path itself.
+
+    Args:
+        root: the folder.
+        without: relative paths that do not travel, with all below them.
 
     Raises:
         BundleError: a folder or the ignore file cannot be read.
     """
-    return (relative for relative, fate in _walk(root, "", _read_rules(root)) if fate is _Fate.SENT)
+    found = _walk(root, "", _read_rules(root), frozenset(without))
+    return (relative for relative, fate in found if fate is _Fate.SENT)
 
 
 def describe_left_out(path: str) -> list[str]:
@@ -229,18 +239,22 @@ class _Fate(Enum):
     """By `LEFT_OUT`."""
 
 
-def _walk(root: Path, folder: str, rules: Sequence[IgnoreRule]) -> Iterator[tuple[str, _Fate]]:
+def _walk(
+    root: Path, folder: str, rules: Sequence[IgnoreRule], without: Collection[str] = ()
+) -> Iterator[tuple[str, _Fate]]:
     try:
         entries = sorted(os.scandir(root / folder), key=lambda entry: entry.name)
     except OSError as error:
         raise BundleError(f"cannot read folder {str(root / folder)!r}: {error.strerror}") from error
     for entry in entries:
         relative = posixpath.join(folder, entry.name)
+        if relative in without:
+            continue
         is_folder = entry.is_dir(follow_symlinks=False)
         fate = _decide(relative, rules, is_folder=is_folder)
         yield relative, fate
         if is_folder and fate is _Fate.SENT:
-            yield from _walk(root, relative, rules)
+            yield from _walk(root, relative, rules, without)
 
 
 def _decide(relative: str, rules: Sequence[IgnoreRule], *, is_folder: bool) -> _Fate:

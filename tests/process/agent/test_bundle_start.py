@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from harness import Outcome, run_tree
+from other_user import OTHER, needs_two_users
 
 from muster.schedulers import bundle_start
 from muster.schedulers.bundle import build_agent_bundle
@@ -111,6 +112,37 @@ def test_a_folder_that_is_not_the_users_own_is_not_used(trap: str, run: Callable
     assert not list(other.iterdir())
     assert base.is_file() or not list(base.iterdir())
     assert len(unpacked(tmp_path / "home" / ".cache" / "muster")) == 1  # the next place
+
+
+@needs_two_users
+@pytest.mark.parametrize("trap", ["owner", "open", "link"])
+def test_a_folder_that_another_user_could_replace_is_not_used(
+    trap: str, run: Callable[..., Outcome], tmp_path: Path
+) -> None:
+    """That user could put in a `muster` of its own after the look: the agent imports some modules late."""
+    tmp = tmp_path / "tmp"
+    above = tmp / "above"
+    above.mkdir()
+    (above / "tmp").mkdir()
+    if trap == "owner":
+        os.chown(above, OTHER, OTHER)
+    elif trap == "open":
+        above.chmod(0o777)
+    else:
+        (tmp / "link").symlink_to(above)
+        os.chown(above, OTHER, OTHER)
+    outcome = run(TMPDIR=str(tmp / ("link" if trap == "link" else "above") / "tmp"))
+    assert (outcome.exit_code, "program ran" in outcome.stdout) == (0, True), outcome.explain()
+    assert not unpacked(above / "tmp" / f"muster-{os.geteuid()}")
+    assert len(unpacked(tmp_path / "home" / ".cache" / "muster")) == 1  # the next place
+
+
+def test_a_volume_of_a_pod_is_used(run: Callable[..., Outcome], tmp_path: Path) -> None:
+    """An emptyDir is open to all users, without the sticky bit; all of them are the job's."""
+    (tmp_path / "tmp").chmod(0o777)
+    outcome = run(KUBERNETES_SERVICE_HOST="10.0.0.1")
+    assert outcome.exit_code == 0, outcome.explain()
+    assert len(unpacked(tmp_path / "tmp" / f"muster-{os.geteuid()}")) == 1
 
 
 @pytest.mark.parametrize("why", ["nowhere", "unwanted"])

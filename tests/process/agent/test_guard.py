@@ -122,7 +122,7 @@ def wait_until(holds: Callable[[], bool], timeout_s: float = 20) -> None:
 FENCED = """
 import os, signal, subprocess, sys, time
 from muster._shared.guard import run_guarded
-from muster.agent.runtime.clock import SystemClock
+from muster.agent.runtime.loop import SystemClock
 
 def body(lease):
     child = subprocess.Popen(["sleep", "1000"], start_new_session=True)

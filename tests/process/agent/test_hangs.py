@@ -5,13 +5,12 @@ import json
 import os
 import re
 import signal
-import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from harness import Outcome, Tree, run_tree
+from harness import Outcome, Tree, find_free_port, run_tree
 
 PROGRAM = Path(__file__).parents[2] / "programs" / "hangs" / "hang.py"
 SIXTH = "all_reduce #6 of default_pg (4 x float32)"
@@ -117,12 +116,6 @@ def test_a_rank_that_exits_early_is_named_where_gloo_ends_the_wait(tmp_path: Pat
     )
 
 
-def find_free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def wait_for(tree: Tree, *texts: str) -> None:
     """The console wraps nothing: each text is within one line."""
     for text in texts:
@@ -199,6 +192,16 @@ def test_a_rank_is_named_before_torchs_own_timeout_whatever_its_node_does(nproc:
     assert (root["global_rank"], root["hung"], root["collateral"]) == (guilty, True, False), outcomes[0].explain()
 
 
+@pytest.mark.long
+def test_the_ranks_that_kept_the_others_waiting_are_recorded_when_the_job_goes_on(tmp_path: Path) -> None:
+    with start_pair(tmp_path, "sleeps", 2, 2, "--max-restarts", "1") as trees:
+        outcomes = [tree.wait(240) for tree in trees]
+    assert [(each.exit_code, each.leftovers) for each in outcomes] == [(1, ()), (1, ())], outcomes[0].explain()
+    records = [json.loads(line) for path in tmp_path.rglob("events.jsonl") for line in path.read_text().splitlines()]
+    explained = [(each["attempt"], each["ranks"]) for each in records if each["what"] == "hang_explained"]
+    assert explained == [(0, [2])], outcomes[0].explain()
+
+
 def test_a_hang_that_ends_the_job(tmp_path: Path) -> None:
     outcome = run_tree(build_argv(tmp_path, "sleeps", "--hang-action", "stop", "--max-restarts", "2"))
     assert (outcome.exit_code, outcome.leftovers) == (1, ()), outcome.explain()
@@ -220,6 +223,24 @@ def test_an_early_hang_is_told_softly_and_a_stop_prints_the_stacks(tmp_path: Pat
         assert (outcome.exit_code, outcome.leftovers) == (143, ()), outcome.explain()
         assert f"stacks of rank {rank}:" in outcome.stderr, outcome.explain()
     assert "the job has stood still" not in outcomes[1].stderr, outcomes[1].explain()
+
+
+@pytest.mark.long
+def test_an_early_hang_is_told_by_each_node_where_a_backend_of_torch_carries_no_messages(tmp_path: Path) -> None:
+    flags = ("--hang-timeout", "auto", "--rdzv-backend", "c10d-torch")
+    with start_pair(tmp_path, "sleeps", 1, 1, *flags) as trees:
+        for tree in trees:
+            wait_for(tree, "the job has stood still for ", "; nothing is stopped; all stacks: kill -USR2 ")
+        for tree in trees:
+            tree.send(signal.SIGTERM)
+        outcomes = [tree.wait() for tree in trees]
+    lines = [line for each in outcomes for line in each.stderr.splitlines() if " stood still " in line]
+    waits = "; nothing is known of rank 1; nothing is stopped; "
+    sleeps = f"no rank is seen to keep the others waiting; rank 1 is at hang.py:{find_line(WAIT)}; nothing is stopped; "
+    assert sorted(("did not complete it" + waits in line, sleeps in line) for line in lines) == [
+        (False, True),
+        (True, False),
+    ], lines
 
 
 @pytest.mark.parametrize(

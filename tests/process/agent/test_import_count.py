@@ -1,5 +1,7 @@
 """How many modules of ours an agent loads before the first line of the user's script: each delays the first worker."""
 
+import contextlib
+import os
 import re
 import sys
 from pathlib import Path
@@ -30,6 +32,39 @@ def test_the_agent_loads_no_more_modules_before_the_first_line_than_the_limit(tm
     loaded = [name for name in list_loaded(tmp_path) if name.startswith("muster")]
     assert "muster.agent.node.supervisor" in loaded  # the pattern still matches what -v prints
     assert len(loaded) <= LIMIT, "\n".join(loaded)
+    for option in ("telemetry.metrics", "telemetry.traces", "telemetry.outside", "workers.run_names", "listening"):
+        assert not [name for name in loaded if option in name], "who does not ask for it does not pay for it"
+
+
+def read_held(pid: int) -> str:
+    """What a process has mapped and open; "": it has ended."""
+    lines = []
+    with contextlib.suppress(OSError):
+        lines.append(Path(f"/proc/{pid}/maps").read_text())
+        for link in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                lines.append(os.readlink(link))
+    return "\n".join(lines)
+
+
+def test_without_a_driver_nothing_that_is_about_devices_is_loaded(tmp_path: Path) -> None:
+    """Neither before the workers, nor by telemetry, the watch for hangs and a restart."""
+    if any(map(os.path.exists, ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd"))):
+        pytest.skip("this machine has devices")
+    script = "[ $TORCHELASTIC_RESTART_COUNT = 0 ] && exit 1; echo AT=$NCCL_RAS_ADDR; sleep 3"
+    flags = ["--max-restarts", "1", "--hang-timeout", "2", "--hang-action", "report", "--no-python", "sh", "-c", script]
+    env = {name: value for name, value in os.environ.items() if name != "NCCL_RAS_ADDR"}
+    with Tree([*AGENT, *flags], cwd=tmp_path, env=env) as tree:
+        tree.wait_for_line("AT=")
+        held = "".join(map(read_held, [tree.pid, *tree.descendants()]))
+        outcome = tree.wait()
+    assert re.findall(r"AT=(.*)", outcome.stdout) == ["", ""], "no port is reserved for NCCL's monitor"
+    assert "libc" in held, "what is mapped and open was read"
+    assert re.findall(r"\S*(?:nvidia|amdsmi|librocm|libcuda|/dev/kfd)\S*", held) == []
+    loaded = set(re.findall(r"import '(muster[\w.]*)'", outcome.stderr))
+    assert {"muster.agent.telemetry.plane", "muster.agent.diagnosis.hangs.servers"} <= loaded, outcome.exit_code
+    about = ("devices", "device_memory", "gpus", "monitor", "monitor_address", "launches", "segments")
+    assert [name for name in loaded if name.rpartition(".")[2].removeprefix("amd_") in about] == []
 
 
 def test_an_agent_that_tells_kubernetes_of_its_job_loads_one_module_more(
@@ -48,7 +83,7 @@ def test_a_failure_is_reported_when_descriptors_run_out(tmp_path: Path) -> None:
     (tmp_path / "program.py").touch()
     agent = [*AGENT[:1], *AGENT[2:], "--start", "cold", "--tee", "3", "--log-dir", str(tmp_path / "logs"), "program.py"]
     # The agent's own descriptors, two for what its threads open meanwhile, and fewer than two workers' pipes and files.
-    for limit in range(25, 31):
+    for limit in range(30, 36):
         command = ["sh", "-c", f'ulimit -n {limit}; exec "$@"', "sh", *agent]
         outcome = run_tree(command, cwd=tmp_path)
         assert outcome.exit_code == 1, outcome.explain()

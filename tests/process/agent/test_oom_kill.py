@@ -1,15 +1,13 @@
 """A real OOM kill in a real cgroup."""
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-from muster.agent.workers.memory import find_memory_cgroup
+from memory_cgroup import join, memory_cgroup
 
 LIMIT_BYTES = 48 << 20
 AGENT = """
@@ -31,29 +29,13 @@ print(json.dumps([before is None, os.waitstatus_to_exitcode(status), found and
 
 @pytest.fixture
 def small_cgroup() -> Iterator[Path]:
-    """A memory cgroup of 48 MiB below this process's own; its processes are those of the test."""
-    parent = find_memory_cgroup("/proc")
-    if parent is None:
-        pytest.skip("no memory cgroup is mounted")
-    folder = Path(parent.folders[0], f"muster-test-{os.getpid()}")
-    limits = {1: ("memory.limit_in_bytes",), 2: ("memory.max",)}[parent.version]
-    try:
-        folder.mkdir()
-    except OSError as error:
-        pytest.skip(f"cannot make a memory cgroup: {error}")
-    try:
-        for name in limits:
-            (folder / name).write_text(str(LIMIT_BYTES))
-    except OSError as error:
-        folder.rmdir()
-        pytest.skip(f"cannot limit a memory cgroup: {error}")
-    yield folder
-    folder.rmdir()
+    with memory_cgroup(LIMIT_BYTES) as folder:
+        yield folder
 
 
 def test_a_kill_for_memory_is_recognised_with_limit_and_peak(small_cgroup: Path) -> None:
-    join = f"echo $$ > {small_cgroup}/cgroup.procs && exec {sys.executable} -c '{AGENT}'"
-    outcome = subprocess.run(["sh", "-c", join], capture_output=True, text=True, timeout=120)
+    command = join(small_cgroup, sys.executable, "-c", AGENT)
+    outcome = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert outcome.returncode == 0, outcome.stderr
     nothing_before, code, evidence = json.loads(outcome.stdout)
     assert nothing_before

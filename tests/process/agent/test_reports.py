@@ -5,7 +5,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -14,23 +13,17 @@ from pathlib import Path
 from typing import IO
 
 import pytest
-from harness import Tree, run_tree, wait_until
+from harness import Tree, find_free_port, run_tree, wait_until
 from launchers import START_FLAGS, STARTS
 
 PROGRAMS = Path(__file__).parents[2] / "programs" / "agent"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture(params=STARTS)
 def nodes(request: pytest.FixtureRequest, tmp_path: Path) -> list[list[str]]:
     """Command lines of two agents of one job, two workers each."""
     flags = ["--nnodes", "2", "--nproc-per-node", "2", "--tee", "3", "--start", request.param]
-    where = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--rdzv-id", "twonodes"]
+    where = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{find_free_port()}", "--rdzv-id", "twonodes"]
     return [
         [sys.executable, "-m", "muster.agent", *flags, *where, "--node-rank", str(index), "--log-dir", str(tmp_path)]
         for index in range(2)
@@ -46,6 +39,7 @@ def running(nodes: list[list[str]], *program: str) -> Iterator[list[Tree]]:
 def test_error_files_of_any_content_leave_the_agent_its_restarts(tmp_path: Path) -> None:
     """The last is a named pipe."""
     agent = [sys.executable, "-m", "muster.agent", "--standalone", "--start", "cold", "--max-restarts", "6"]
+    agent += ["--restart-backoff", "0"]
     script = PROGRAMS.parent / "malformed_error.py"
     done = run_tree([*agent, "--log-dir", str(tmp_path), "--rdzv-id", "job", str(script)], cwd=tmp_path)
     assert done.exit_code == 1, done.explain()

@@ -2,14 +2,13 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from harness import Tree, run_tree
+from harness import Tree, find_free_port, run_tree
 
 AGENT = [sys.executable, "-m", "muster.agent"]
 
@@ -61,8 +60,7 @@ while not os.path.exists("go"):
 def start_two_nodes(tmp_path: Path, program: str, *flags: str) -> tuple[list[str], list[str]]:
     """The commands of two agents: node 0 has healthy disks, node 1 gets `flags`."""
     (tmp_path / "program.py").write_text(program)
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
+    port = find_free_port()
     shared = ["--nnodes", "2", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "job", "--start", "cold"]
     shared += ["--rdzv-conf", "keep_alive_interval=0.3,keep_alive_max_attempt=10"]
     first = [*AGENT, *shared, "--node-rank", "0", "program.py"]

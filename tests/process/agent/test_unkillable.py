@@ -41,7 +41,7 @@ def test_the_guard_names_what_it_cannot_end_and_ends(freezer: Freezer) -> None:
 FENCED = """
 import os, signal, subprocess, sys
 from muster._shared.guard import run_guarded
-from muster.agent.runtime.clock import SystemClock
+from muster.agent.runtime.loop import SystemClock
 
 def body(lease):
     child = subprocess.Popen(["sleep", "1000"], start_new_session=True)

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from harness import Tree
+from harness import Tree, find_free_port
 
 
 @pytest.fixture
@@ -17,19 +17,13 @@ def other_program() -> Iterator[int]:
         yield server.getsockname()[1]
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def agent(endpoint: str) -> list[str]:
     flags = ["--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-id", "job7", "--rdzv-endpoint", endpoint]
     return [sys.executable, "-m", "muster.agent", *flags, "--no-python", "true"]
 
 
 def test_alone_it_names_what_the_others_need() -> None:
-    port = free_port()
+    port = find_free_port()
     with Tree(agent(f"127.0.0.1:{port}")) as tree:
         needed = f"--nnodes 2 --rdzv-backend c10d --rdzv-endpoint 127.0.0.1:{port} --rdzv-id job7"
         tree.wait_for_line(f"waiting for nodes: 1 of 2 is here; the others need {needed}; ", stream="stderr")

@@ -7,8 +7,10 @@ import sys
 
 import control_jobs
 import pytest
-from control_jobs import END_S, begin, finish, muster, start_job
+from control_jobs import END_S, begin, continue_process, finish, muster, start_job
 from harness import wait_until
+
+from muster._shared import processes
 
 pytestmark = [
     pytest.mark.torchx,
@@ -46,7 +48,7 @@ def test_an_elastic_job_shrinks_and_grows_and_its_state_survives(tmp_path, monke
         assert re.fullmatch(text, fewer.stdout), job.explain(fewer)
         wait_for_world(job, 2, 2)
         assert (job.describe(), list_states(job)) == ("RUNNING", ["RUNNING", "RUNNING", "CANCELLED"])
-        assert job.scheduler.describe(job.app_id).msg.endswith("r was resized from 3 to 2 nodes")
+        assert "r was resized from 3 to 2 nodes; attempt 0, " in job.scheduler.describe(job.app_id).msg
         again = muster("resize", job.handle, "2", "--json")
         assert (again.code, again.answer["line"]) == (0, f"{job.app_id} has 2 nodes already"), job.explain(again)
 
@@ -131,6 +133,26 @@ def test_a_rank_that_hangs_does_not_hold_up_a_resize(tmp_path, monkeypatch):
         wait_until(lambda: read_begins(job)[-1][0] == 2, timeout_s=END_S, what=job.explain(fewer))
         (job.folder / "finish").touch()
         assert (job.wait_ended(), list_states(job)) == ("SUCCEEDED", ["SUCCEEDED", "SUCCEEDED", "CANCELLED"])
+
+
+def test_a_node_that_is_added_when_the_job_is_about_to_end_does_not_wait_for_its_leader(tmp_path, monkeypatch):
+    """It would for the join timeout of ten minutes, and then be started again, as often as the retries allow."""
+    with start_elastic(tmp_path, monkeypatch, "quiet") as job:
+        wait_for_world(job, 3, 1)
+        assert muster("resize", job.handle, "2").code == 0, job.explain()
+        wait_for_world(job, 2, 2)
+        assert muster("resize", job.handle, "3").code == 0, job.explain()
+        guard = list(job.state.read_record().handles.values())[2]["pid"]
+        os.kill(guard, signal.SIGSTOP)  # then it starts no agent any more
+        late = [guard, *processes.list_descendants(guard)]
+        for pid in late[1:]:
+            os.kill(pid, signal.SIGSTOP)
+        (job.folder / "finish").touch()
+        wait_until(lambda: list_states(job)[:2] == ["SUCCEEDED"] * 2, timeout_s=END_S, what=job.explain())
+        for pid in late:
+            continue_process(pid)
+        assert (job.wait_ended(), list_states(job)) == ("SUCCEEDED", ["SUCCEEDED", "SUCCEEDED", "CANCELLED"])
+        assert job.count_starts() == [1, 1, 2], job.explain()
 
 
 def test_a_job_of_a_fixed_size_and_an_unknown_one_are_refused(tmp_path):

@@ -14,7 +14,7 @@ CLIENTS = {
     "accelerate": (
         "accelerate.commands.accelerate_cli:main",
         *("launch", "--multi_gpu", "--num_processes=2", "--num_machines=1", "--mixed_precision=no"),
-        *("--dynamo_backend=no", str(PROGRAMS / "sums.py")),
+        *("--dynamo_backend=no", f"--main_process_port={29400 + os.getpid() % 500}", str(PROGRAMS / "sums.py")),
     ),
     "fabric": (
         "lightning_fabric.cli:_main",

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 
 import pytest
+from harness import find_free_port
 
 from muster.elastic import ResultsMissing
 from muster.elastic.jobs import exchange
@@ -18,9 +19,7 @@ LARGE = os.urandom(1 << 10) * (3 << 10)
 
 @pytest.fixture
 def port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        found: int = server.getsockname()[1]
-    return found
+    return find_free_port()
 
 
 def build_place(node: int, port: int, nodes: int = 2) -> RoundPlace:

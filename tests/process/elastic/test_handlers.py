@@ -1,12 +1,11 @@
 """Rendezvous handlers that the caller made: torch's, and a class of the caller's own."""
 
 import os
-import socket
 import sys
 from pathlib import Path
 
 import pytest
-from harness import Outcome, run_tree
+from harness import Outcome, find_free_port, run_tree
 
 PROGRAM = Path(__file__).parents[2] / "programs" / "elastic" / "handlers.py"
 
@@ -15,8 +14,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.timeout(600)]
 
 
 def run_scenario(scenario: str, folder: Path) -> Outcome:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
+    port = find_free_port()
     env = {**os.environ, "TMPDIR": str(folder)}
     outcome = run_tree([sys.executable, str(PROGRAM), scenario, str(port)], env=env, cwd=folder, timeout_s=500)
     assert outcome.exit_code == 0, outcome.explain()

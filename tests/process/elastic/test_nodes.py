@@ -1,12 +1,11 @@
 """Jobs of two nodes whose programs call the Python API, through muster's own rendezvous."""
 
 import os
-import socket
 import sys
 from pathlib import Path
 
 import pytest
-from harness import Outcome, run_tree
+from harness import Outcome, find_free_port, run_tree
 
 PROGRAM = Path(__file__).parents[2] / "programs" / "elastic" / "nodes.py"
 
@@ -20,8 +19,7 @@ pytestmark = pytest.mark.timeout(300)
 
 
 def run_nodes(scenario: str, folder: Path, *node: str) -> list[str]:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
+    port = find_free_port()
     env = {**os.environ, "TMPDIR": str(folder), "MUSTER_TOKEN": "0123456789abcdef" * 2}
     command = [sys.executable, str(PROGRAM), scenario, str(port), *node]
     outcome: Outcome = run_tree(command, env=env, cwd=folder, timeout_s=250, settle_s=10)

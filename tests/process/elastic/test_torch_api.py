@@ -2,12 +2,11 @@
 
 import os
 import signal
-import socket
 import sys
 from pathlib import Path
 
 import pytest
-from harness import Outcome, Tree, run_tree
+from harness import Outcome, Tree, find_free_port, run_tree
 
 BARRIER = "exit_barrier_timeout=20 has no effect: every agent waits until all nodes have ended, or one is lost"
 EVENTS = (
@@ -126,8 +125,7 @@ def test_what_has_no_effect_or_no_counterpart_is_said(tmp_path: Path) -> None:
 @pytest.mark.parametrize("library", ["muster", pytest.param("torch", marks=pytest.mark.long)])
 def test_beside_torch(library: str, tmp_path: Path) -> None:
     """What workers, metrics, events and a missing program are like: the same text with both libraries."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
+    port = find_free_port()
     program = PROGRAM.with_name("beside_torch.py")
     command = [sys.executable, str(program), library, str(port)]
     outcome = run_tree(command, env={**os.environ, "TMPDIR": str(tmp_path)}, cwd=tmp_path, timeout_s=500)

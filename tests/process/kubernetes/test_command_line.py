@@ -9,6 +9,7 @@ import sys
 
 import pytest
 from doubles.samples import write_report
+from harness import wait_until
 
 pytestmark = pytest.mark.torchx
 
@@ -67,6 +68,29 @@ def test_ctrl_c_prints_no_traceback(run_and_wait):
         said.append(waiting.communicate(timeout=90)[1])
     assert waiting.returncode == -signal.SIGINT, "as shells expect it"
     assert "Traceback" not in "".join(said)
+
+
+def test_a_submission_that_sigterm_ends_leaves_nothing(cluster, double, tmp_path):
+    """Only Ctrl-C took back what was created before."""
+    (tmp_path / "main.py").touch()
+    often = 10**6
+    refused = double.Fault("POST", r"/jobs\?(?!.*dryRun)", 503, times=often)
+    cluster.faults.append(refused)
+    command = [sys.executable, "-m", "torchx.cli.main", "run", "-s", "kubernetes", "dist.ddp", "-j", "1x1"]
+    environment = {**os.environ, "HOME": str(tmp_path)}
+    with subprocess.Popen(
+        [*command, "--script", "main.py"], cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True
+    ) as submitting:
+        try:
+            wait_until(lambda: refused.times < often, timeout_s=100)  # on a busy machine TorchX alone takes a while
+            assert {"secrets", "configmaps", "services"} <= {plural for _, _, plural, _ in cluster.objects}
+            submitting.send_signal(signal.SIGTERM)
+            _, said = submitting.communicate(timeout=90)
+        finally:
+            submitting.kill()
+    assert submitting.returncode == -signal.SIGTERM, said
+    assert "Traceback" not in said
+    assert [plural for _, _, plural, _ in cluster.objects if plural != "events"] == []
 
 
 def test_a_wrong_option_is_one_line(cluster, torchx):
@@ -152,3 +176,74 @@ def test_the_log_of_what_does_not_exist_is_one_line(cluster, torchx, rest, messa
     done = torchx("log", f"{handle}/{rest}", code=None)
     assert "Traceback" not in done.stdout + done.stderr
     assert message in done.stdout + done.stderr or "is not one of the roles" in done.stdout + done.stderr
+
+
+@pytest.fixture
+def muster(cluster, torchx, tmp_path):
+    def run(*args, code=0):
+        done = subprocess.run(
+            [sys.executable, "-m", "muster", *args],
+            cwd=tmp_path / "work",
+            env={**os.environ, "HOME": str(tmp_path), "XDG_STATE_HOME": str(tmp_path / "state")},
+            capture_output=True,
+            text=True,
+            timeout=90,
+        )
+        assert done.returncode == code, done
+        assert "Traceback" not in done.stderr, done
+        return done
+
+    return run
+
+
+def test_a_job_by_muster_alone(cluster, muster):
+    """Without --wait or --log `muster run` returns, as `torchx run` does; the handle alone is on standard output."""
+    done = muster("run", "-s", "kubernetes", "dist.ddp", "-j", "2x1", "--script", "main.py")
+    handle = done.stdout.strip()
+    assert (handle.startswith("kubernetes://"), done.stdout.count("\n")) == (True, 1), done
+    assert "muster: PENDING" in done.stderr
+    name = handle.rpartition(":")[2]
+    for index in range(2):
+        cluster.start_pod(cluster.find_pod(name, index))
+        cluster.write_log(cluster.find_pod(name, index), f"[main0|n{index}.r{index}]:node {index}\n", 1)
+    assert muster("status", code=10).stdout.startswith(f"kubernetes://team:{name}  RUNNING: 2 of 2 nodes run")
+    lines = muster("list", "-s", "kubernetes").stdout.splitlines()
+    assert [line.split()[0] for line in lines] == [f"kubernetes://team:{name}"]
+    assert muster("log").stdout == "main/0 [main0|n0.r0]:node 0\nmain/1 [main0|n1.r1]:node 1\n"
+    one = muster("log", handle, "--rank", "1")
+    assert one.stdout == "node 1\n"
+    assert "the files of rank 1 cannot be read" in one.stderr, "no command runs in pods of the model"
+    report = write_report("rank 0 on node 0 (h) exited with code 1", {"global_rank": 0, "exception": "KeyError: 'lr'"})
+    cluster.end_pod(cluster.find_pod(name, 0), 1, report)  # FailJob: the controller deletes the other pod
+    assert "KeyError: 'lr'" in muster("status", code=1).stdout
+    assert muster("log", "--failed").stdout == "node 0\n"
+
+
+def test_a_job_that_muster_run_waits_for(cluster, torchx, tmp_path):
+    words = ["run", "-s", "kubernetes", "--log", "dist.ddp", "-j", "1x1", "--script", "main.py"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "muster", *words],
+        cwd=tmp_path / "work",
+        env={**os.environ, "HOME": str(tmp_path), "XDG_STATE_HOME": str(tmp_path / "state")},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as waiting:
+        name = waiting.stdout.readline().strip().rpartition(":")[2]
+        cluster.start_pod(cluster.find_pod(name, 0))
+        cluster.write_log(cluster.find_pod(name, 0), "[main0]:trained\n", 1)
+        cluster.end_pod(cluster.find_pod(name, 0), 0)
+        _, errors = waiting.communicate(timeout=90)
+    assert waiting.returncode == 0, errors
+    assert "main/0 [main0]:trained\n" in errors
+    assert errors.splitlines()[-1].startswith(f"muster: team:{name} SUCCEEDED: since "), errors
+
+
+def test_a_cluster_that_is_not_reachable_is_named(torchx, muster, tmp_path):
+    config = json.loads((tmp_path / "kubeconfig").read_text())
+    config["clusters"][0]["cluster"]["server"] = "http://127.0.0.1:1"
+    (tmp_path / "kubeconfig").write_text(json.dumps(config))
+    done = muster("list", "-s", "local_cwd", "-s", "kubernetes", code=6)
+    assert done.stdout == "no jobs\n"
+    assert done.stderr.startswith("muster: kubernetes is not reachable: "), done
+    assert "cannot be reached" in muster("status", "kubernetes://torchx/team:nope", code=6).stderr

@@ -12,6 +12,7 @@ import time
 import pytest
 from control_jobs import COMMANDS, continue_process, list_answers, start_job
 from doubles import kubernetes_apps as apps
+from doubles.job_records import Job
 from harness import wait_until
 from torchx import specs
 
@@ -19,6 +20,7 @@ from muster._shared.contract import AskKind, AskOutcome
 from muster._shared.control import ControlError, ExitCode
 from muster.cli import operations
 from muster.cli.commands import main
+from muster.schedulers.adapter.job_line import format_line
 from muster.schedulers.errors import EngineError, RightError
 from muster.schedulers.kubernetes.api.connection import Connection
 from muster.schedulers.kubernetes.api.errors import Unreachable
@@ -26,7 +28,6 @@ from muster.schedulers.kubernetes.api.execution import run_in_pod
 from muster.schedulers.kubernetes.api.objects import Objects
 from muster.schedulers.kubernetes.kinds import POD
 from muster.schedulers.kubernetes.labels import APPDEF_ANNOTATION
-from muster.schedulers.local.scheduler import ask_node
 from muster.schedulers.supervision.state import ReplicaId
 
 pytestmark = pytest.mark.torchx
@@ -74,17 +75,18 @@ HANG = {"what": "hang_named", "time_s": 1_800_000_000.0, "detail": {"text": "ran
 def test_the_status_tells_of_a_hang_with_which_the_app_goes_on(cluster, scheduler, app, monkeypatch):
     cluster.allowed = RIGHTS
     cluster.run_command = lambda pod, command: (0, encode(HANG), b"")
-    assert scheduler.describe(app).msg == "<NONE>"
+    nodes = "2 of 2 nodes run"
+    assert scheduler.describe(app).msg == nodes
     assert cluster.commands == [], "a program that looks again and again runs nothing in pods"
     show_status(monkeypatch)
     told = "rank 1 (node 0, h) did not enter barrier (reported at 2027-01-15 08:00:00 UTC)"
-    assert scheduler.describe(app).msg == told
+    assert scheduler.describe(app).msg == f"{told}; {nodes}"
     [(pod, container, command)] = cluster.commands
     name = app.partition(":")[2]
     path = find_env(find_pod(cluster, app, 0), "MUSTER_LOG_DIR")
     assert (pod, container) == (find_pod(cluster, app, 0)["metadata"]["name"], "main")
     files = [f"{path}/{name}/{file}" for file in ("events.jsonl", "status.json")]
-    assert command == ["tail", "-q", "-c", "65536", *files]
+    assert command == ["tail", "-q", "-c", "262144", *files]
 
 
 def test_the_status_tells_how_far_the_app_is(cluster, scheduler, app, monkeypatch):
@@ -92,7 +94,16 @@ def test_the_status_tells_how_far_the_app_is(cluster, scheduler, app, monkeypatc
     cluster.allowed = RIGHTS
     cluster.run_command = lambda pod, command: (0, b'{"what": "notice", "time_s": 1.0}\n' + encode(status), b"")
     show_status(monkeypatch)
-    assert scheduler.describe(app).msg == "step 812 of 1000, 7.9 a second, loss 0.31"
+    assert scheduler.describe(app).msg == "2 of 2 nodes run; step 812 of 1000, 7.9 a second, loss 0.31; ETA 24 s"
+
+
+def test_while_node_0_does_not_run_the_next_node_tells_the_status(cluster, scheduler, app, monkeypatch):
+    find_pod(cluster, app, 0)["status"]["phase"] = "Pending"
+    cluster.allowed = RIGHTS
+    cluster.run_command = lambda pod, command: (0, encode({"schema": 2, "step": 812}), b"")
+    show_status(monkeypatch)
+    assert "step 812" in scheduler.describe(app).msg
+    assert [pod for pod, *_ in cluster.commands] == [find_pod(cluster, app, 1)["metadata"]["name"]]
 
 
 def find_env(pod, name):
@@ -104,14 +115,14 @@ def test_a_status_that_cannot_read_the_records_tells_the_rest(cluster, scheduler
     show_status(monkeypatch)
     cluster.run_command = lambda pod, command: done
     status = scheduler.describe(app)
-    assert (status.state.name, status.msg) == ("RUNNING", "<NONE>")
+    assert (status.state.name, status.msg) == ("RUNNING", "2 of 2 nodes run")
 
 
 def test_a_status_needs_no_right_to_run_commands(cluster, scheduler, app, monkeypatch):
     cluster.allowed = {kind: verbs for kind, verbs in RIGHTS.items() if kind != "pods/exec"}
     show_status(monkeypatch)
     status = scheduler.describe(app)
-    assert (status.state.name, status.msg, cluster.commands) == ("RUNNING", "<NONE>", [])
+    assert (status.state.name, status.msg, cluster.commands) == ("RUNNING", "2 of 2 nodes run", [])
 
 
 def test_a_status_lists_the_pods_once(cluster, scheduler, app, monkeypatch):
@@ -305,7 +316,7 @@ def job(cluster, app, tmp_path, monkeypatch):
         spec = job.state.read_spec()
 
         def run(pod, command):
-            code, output, errors = ask_node(spec, ReplicaId("r", 0), command[2:], 150.0)
+            code, output, errors = job.scheduler.ask_node(spec, ReplicaId("r", 0), command[2:], 150.0)
             return code, output.encode(), errors.encode()
 
         cluster.run_command = run
@@ -465,3 +476,88 @@ def test_two_shells_stop_an_app(cluster, scheduler, app):
         goes_on.set()
         first.join(90)
     assert [answer.outcome for answer in answers] == [AskOutcome.DONE]
+
+
+def test_a_file_of_a_run_is_read_in_the_pod_of_its_node(cluster, scheduler, app):
+    cluster.allowed = RIGHTS
+    cluster.run_command = lambda pod, command: (0, "päge\n".encode(), b"")
+    name = "node_1/attempt_0/0/stderr.log"
+    assert scheduler.read_run_file(app, "trainer", 1, name, 100) == "päge\n".encode()
+    [(pod, _, command)] = cluster.commands
+    assert pod == find_pod(cluster, app, 1)["metadata"]["name"]
+    path = find_env(find_pod(cluster, app, 1), "MUSTER_LOG_DIR")
+    assert command == ["tail", "-c", "100", f"{path}/{app.partition(':')[2]}/{name}"]
+
+
+def test_a_file_of_a_run_that_cannot_be_read_is_none(cluster, scheduler, app):
+    cluster.allowed = RIGHTS
+    cluster.run_command = lambda pod, command: (1, b"", b"tail: cannot open")
+    assert scheduler.read_run_file(app, "trainer", 0, "events.jsonl", 100) is None
+    assert scheduler.read_run_file(app, "trainer", 7, "events.jsonl", 100) is None
+    assert scheduler.read_run_file(app, "other", 0, "events.jsonl", 100) is None
+    cluster.allowed = {kind: verbs for kind, verbs in RIGHTS.items() if kind != "pods/exec"}
+    with pytest.raises(EngineError, match="pods/exec"):
+        scheduler.read_run_file(app, "trainer", 0, "events.jsonl", 100)
+    cluster.end_pod(find_pod(cluster, app, 0), 0)
+    assert scheduler.read_run_file(app, "trainer", 0, "events.jsonl", 100) is None
+
+
+def test_the_line_of_a_command_looks_into_the_pod(cluster, scheduler, app):
+    status = {"schema": 1, "state": "running", "step": 812, "total": 1000, "rate": 7.9}
+    cluster.allowed = RIGHTS
+    cluster.run_command = lambda pod, command: (0, b'{"what": "notice", "time_s": 1.0}\n' + encode(status), b"")
+    facts = scheduler.read_facts(app)
+    told = r"RUNNING: 2 of 2 nodes run; step 812 of 1000, 7.9 a second; ETA 24 s"
+    assert format_line(facts).startswith(told)
+    [listed] = scheduler.list_apps({})
+    assert listed.submitted_s == facts.submitted_s
+
+
+def test_a_node_is_reached_and_taken_away_and_no_other(cluster, scheduler, app):
+    """What `muster rehearse --app` does."""
+    cluster.allowed = {**RIGHTS, "pods": {*RIGHTS.get("pods", ()), "delete", "get", "list"}}
+    cluster.run_command = lambda pod, command: (0, b"done", b"")
+    names = [find_pod(cluster, app, index)["metadata"]["name"] for index in range(2)]
+    assert scheduler.run_in_node(app, "trainer", 1, ["python3", "-c", "pass"], 5.0) == (0, "done", "")
+    assert [(pod, command) for pod, _, command in cluster.commands] == [(names[1], ["python3", "-c", "pass"])]
+    assert scheduler.end_node(app, "trainer", 1)
+    left = [pod["metadata"]["name"] for pod in cluster.find("pods") if not pod["metadata"].get("deletionTimestamp")]
+    assert names[0] in left
+    assert names[1] not in left
+    with pytest.raises(ControlError, match="node 7 of trainer has no pod that runs"):
+        scheduler.end_node(app, "trainer", 7)
+
+
+def test_the_timeline_has_what_pods_that_run_have_and_says_whose_records_are_missing(
+    cluster, scheduler, app, tmp_path, capsys
+):
+    cluster.allowed = RIGHTS
+    job = Job()
+    job.start()
+    job.step(20)
+    contents = {
+        find_pod(cluster, app, index)["metadata"]["name"]: job.agents[index].print_lines() for index in range(2)
+    }
+
+    def run(pod, command):
+        is_records = command[-1].endswith("/events.jsonl")
+        return (0, contents[pod["metadata"]["name"]], b"") if is_records else (1, b"", b"tail: no such file")
+
+    cluster.run_command = run
+    words = ["timeline", f"kubernetes://test/{app}", "--json", "-o", str(tmp_path / "page.html")]
+    assert main(words) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert (facts["missing"], facts["has_ended"], facts["steps"]) == ("", False, 20)
+
+    cluster.end_pod(find_pod(cluster, app, 1), 0)
+    assert main(words) == 0
+    told = capsys.readouterr()
+    missing = "Records are missing of node 1 in round 1: what happened there is not shown."
+    assert (json.loads(told.out)["missing"], missing in told.err) == (missing, True)
+    assert missing in (tmp_path / "page.html").read_text()
+
+    cluster.end_pod(find_pod(cluster, app, 0), 0)
+    assert main(words) == ExitCode.REFUSED
+    told = capsys.readouterr().out
+    assert "cannot be read: no node of it runs that has them" in told
+    assert "MUSTER_LOG_DIR" in told

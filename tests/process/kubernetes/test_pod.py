@@ -4,13 +4,12 @@ import base64
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from harness import wait_until
+from harness import find_free_port, wait_until
 from torchx.specs import AppDef, AppState
 
 from muster.components.dist import ddp
@@ -29,12 +28,6 @@ PRINTS = """\
 import os, sys
 print("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], sys.argv[1:], os.getcwd(), flush=True)
 """
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 class Kubelet:
@@ -146,7 +139,7 @@ def kubelet(tmp_path):
             image="img",
             j=j,
             max_retries=max_retries,
-            rdzv_port=free_port(),
+            rdzv_port=find_free_port(),
             start="cold",
             **changes,
         )
@@ -368,7 +361,7 @@ def roles(tmp_path):
         for name in ("actor", "critic"):
             conf = f"join_timeout={join_timeout_s}"
             (role,) = ddp(
-                script="main.py", image="img", j="2x1", rdzv_port=free_port(), rdzv_conf=conf, start="cold"
+                script="main.py", image="img", j="2x1", rdzv_port=find_free_port(), rdzv_conf=conf, start="cold"
             ).roles
             role.name = name
             role.metadata[WORKSPACE_KEY] = key

@@ -473,6 +473,27 @@ def test_missing_parts_of_the_cluster_are_reported_before_anything_is_created(cl
     assert leftovers(cluster) == []
 
 
+def build_serving_app():
+    app = build_app()
+    app.roles[0].args[2:2] = ["--metrics-port", "9464"]
+    return app
+
+
+def test_without_the_operator_of_prometheus_a_pod_monitor_is_refused_before_anything_is_created(cluster, scheduler):
+    with pytest.raises(EngineError, match="pod_monitor=true: the Prometheus operator is not installed") as caught:
+        submit(scheduler, build_serving_app(), pod_monitor=True)
+    assert "\n" not in str(caught.value)
+    assert leftovers(cluster) == []
+
+
+def test_a_pod_monitor_goes_with_the_job(cluster, scheduler):
+    cluster.groups["monitoring.coreos.com"] = ["v1"]
+    cluster.kinds["monitoring.coreos.com/v1"] = ["podmonitors"]
+    submit(scheduler, build_serving_app(), pod_monitor=True)
+    [monitor] = cluster.find("podmonitors")
+    assert [owner["kind"] for owner in monitor["metadata"]["ownerReferences"]] == ["Job"]
+
+
 def test_a_queue_of_volcano_without_its_gang_is_answered_with_it(cluster, scheduler):
     """As in TorchX, whose `kubernetes` is Volcano and needs a queue."""
     offer_gangs(cluster, "volcano")
@@ -499,7 +520,10 @@ def test_without_the_right_to_read_queues_none_is_checked(cluster, scheduler, do
     hidden = ("localqueues is forbidden", "Forbidden")
     cluster.faults.append(double.Fault("GET", "(localqueues|workloads)", 403, *hidden, times=10**6))
     app_id = submit(scheduler, queue="gpu")
-    assert scheduler.describe(app_id).state is AppState.PENDING
+    status = scheduler.describe(app_id)
+    assert status.state is AppState.PENDING
+    why = "this account may not list workloads.kueue.x-k8s.io, which say why"
+    assert status.msg.startswith(f"waiting in queue gpu; {why}"), "no word of the queue or the right"
 
 
 def test_without_the_right_to_read_events_the_state_is_shown(cluster, scheduler, double):
@@ -507,7 +531,7 @@ def test_without_the_right_to_read_events_the_state_is_shown(cluster, scheduler,
     cluster.faults.append(double.Fault("GET", "/events", 403, "events is forbidden", "Forbidden", times=10**6))
     status = scheduler.describe(app_id)
     assert status.state is AppState.PENDING
-    assert status.msg == "this account may not list events, which say why pods wait", "it was empty"
+    assert status.msg.startswith("this account may not list events, which say why pods wait; since "), "it was empty"
     assert cluster.count("GET", "/events") == 1
 
 
@@ -520,7 +544,7 @@ def test_a_job_over_quota_says_so_with_the_rights_that_the_documentation_lists(c
     assert status.state is AppState.PENDING
     assert status.msg.startswith(f"{where}: FailedCreate: Error creating: pods ")
     assert "exceeded quota: all, requested: pods=1" in status.msg
-    assert status.msg.endswith("; request less, or delete unused objects")
+    assert "; request less, or delete unused objects; since " in status.msg
 
 
 def test_gangs_are_discovered(cluster, scheduler, capsys):
@@ -957,7 +981,8 @@ def test_the_time_limit_of_a_role_that_has_ended_leaves_the_others(cluster, sche
     assert set(list_running(cluster)) == {pod["metadata"]["name"] for pod in running}
     assert {"configmaps", "secrets", "services"} <= set(leftovers(cluster)), "what the others need is there"
     status = scheduler.describe(app_id)
-    assert (status.state, status.msg) == (AppState.RUNNING, f"the Job of role {first} is deleted")
+    assert status.state is AppState.RUNNING
+    assert status.msg.startswith(f"the Job of role {first} is deleted; {len(running)} of 3 nodes run")
     states = {role.role: {each.state for each in role.replicas} for role in status.roles_statuses}
     assert states == {first: {AppState.UNKNOWN}, other: {AppState.RUNNING}}
     with pytest.raises(SchedulerError, match="fixed number of nodes"):

@@ -57,7 +57,7 @@ def test_a_replica_that_a_resize_has_ended_is_cancelled(cluster, scheduler, star
     scheduler.resize_app(app_id, 1, None)
     status = scheduler.describe(app_id)
     assert list_states(status) == [AppState.RUNNING, AppState.CANCELLED]
-    assert (status.state, status.msg) == (AppState.RUNNING, "<NONE>")
+    assert (status.state, status.msg) == (AppState.RUNNING, "1 of 1 node runs")
     assert " trainer[1]:CANCELLED (ended by a resize)" in show(status)
     cluster.end_pod(find_pod(cluster, app_id, 0), 0)
     status = scheduler.describe(app_id)
@@ -208,8 +208,8 @@ def test_while_one_of_two_nodes_joins_again_the_message_says_so(cluster, schedul
     app_id = start()
     cluster.remove_pod(find_pod(cluster, app_id, 1), 137)
     status = scheduler.describe(app_id)
-    assert (status.state, status.msg) == (AppState.RUNNING, "node 1 of 2 in a pod that starts")
+    assert (status.state, status.msg) == (AppState.RUNNING, "node 1 of 2 in a pod that starts; 1 of 2 nodes runs")
     waiting = find_pod(cluster, app_id, 1)
     cluster.delete_object(("/api/v1", "team", "pods", waiting["metadata"]["name"]))
-    told = "1 pods not created yet: the Job controller replaces a pod after 10 s"
+    told = "1 pods not created yet: the Job controller replaces a pod after 10 s; 1 of 2 nodes runs"
     assert scheduler.describe(app_id).msg == told

@@ -3,7 +3,6 @@
 import os
 import re
 import signal
-import subprocess
 import sys
 import threading
 from datetime import datetime
@@ -155,13 +154,6 @@ class TestNormalRun:
         assert wait(scheduler, app_id).state.name == "SUCCEEDED"
         assert read(scheduler, app_id) == ["fine\n"]
 
-    def test_unknown_apps(self, scheduler):
-        assert scheduler.describe("nobody-knows") is None
-        scheduler.cancel("nobody-knows")
-        scheduler.delete("nobody-knows")
-        with pytest.raises(SchedulerError, match="local_cwd has no app 'nobody-knows'"):
-            scheduler.log_iter("nobody-knows", "r")
-
     def test_unknown_roles_and_replicas(self, scheduler):
         app_id = submit(scheduler, shell("true"))
         with pytest.raises(SchedulerError, match="has no role 'x'; it has: r"):
@@ -175,15 +167,6 @@ class TestNormalRun:
         write = """echo '{"message": {"message": "boom"}}' > $TORCHELASTIC_ERROR_FILE; exit 1"""
         app_id = submit(scheduler, shell(write))
         assert wait(scheduler, app_id).structured_error_msg == '{"message": {"message": "boom"}}'
-
-    def test_delete_stops_and_removes(self, scheduler):
-        app_id = submit(scheduler, shell("sleep 1000"), grace_s=5)
-        folder, pids = folder_of(app_id), pids_of(app_id)
-        scheduler.delete(app_id)
-        assert scheduler.describe(app_id) is None
-        assert not folder.path.exists()
-        assert list(scheduler.list()) == []
-        assert not [pid for pid in pids if os.path.exists(f"/proc/{pid}")]
 
     def test_log_dir(self, scheduler, tmp_path):
         app_id = submit(scheduler, shell("echo x"), log_dir=str(tmp_path / "logs"))
@@ -204,12 +187,6 @@ class TestNormalRun:
 
 
 class TestRetries:
-    def test_a_plain_role_is_started_again(self, scheduler, tmp_path):
-        app_id = submit(scheduler, shell("echo try; test -e done || { touch done; exit 3; }", max_retries=1))
-        response = wait(scheduler, app_id)
-        assert (response.state.name, response.num_restarts) == ("SUCCEEDED", 1)
-        assert read(scheduler, app_id) == ["try\n", "try\n"]
-
     def test_a_lost_agent_is_started_again_at_the_same_address(self, scheduler, tmp_path):
         (tmp_path / "work.py").write_text(
             "import os, pathlib, time\n"
@@ -302,12 +279,6 @@ class TestCancel:
         response = wait(scheduler, app_id)
         assert response.state.name == "CANCELLED"
         assert [row.exit_code for row in folder_of(app_id).read_record().app.replicas.values()] == [137] * 3
-
-    def test_from_another_process(self, scheduler):
-        app_id = submit(scheduler, shell("sleep 1000"))
-        cancel = f"from muster.schedulers.local import create_scheduler as c; c('torchx').cancel({app_id!r})"
-        subprocess.run([sys.executable, "-c", cancel], check=True, cwd="/")
-        assert wait(scheduler, app_id).state.name == "CANCELLED"
 
     def test_close_ends_what_was_started_here(self):
         ours = create_scheduler("torchx")
@@ -432,11 +403,6 @@ class TestLogs:
         app_id = submit(scheduler, shell("printf 'a\\377b\\n'"))
         wait(scheduler, app_id)
         assert read(scheduler, app_id) == ["a\ufffdb\n"]
-
-    def test_regex(self, scheduler):
-        app_id = submit(scheduler, shell("echo loss 1; echo noise; echo loss 2"))
-        wait(scheduler, app_id)
-        assert read(scheduler, app_id, regex=r"loss \d") == ["loss 1\n", "loss 2\n"]
 
     def test_since_and_until(self, scheduler, tmp_path):
         steps = (

@@ -67,6 +67,19 @@ def outcome_of(folder):
     return (app.app_state, app.reason)
 
 
+def test_ctrl_c_at_the_end_of_a_submission_ends_the_app(tmp_path, env):
+    """The app was nobody's then: the command ended at once, and its supervisor ended it later."""
+    program = str(PROGRAMS / "torchx_interrupted_after.py")
+    moment = "muster.schedulers.supervision.client:submit"
+    with Tree([sys.executable, program, moment, *cli()[1:]], env=env, cwd=tmp_path, settle_s=20) as tree:
+        outcome = tree.wait()
+    assert outcome.leftovers == (), outcome.explain()
+    assert outcome.exit_code == -signal.SIGINT
+    state, reason = outcome_of(only_app(tmp_path))
+    assert state == "CANCELLED"
+    assert "the command that started it" not in reason
+
+
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_nothing_outlives_the_command_line(tmp_path, env, signum):
     with Tree(cli(), env=env, cwd=tmp_path, settle_s=20) as tree:

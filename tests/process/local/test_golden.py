@@ -150,7 +150,9 @@ class TestSupervisorOfThatVersionStillRuns:
 
     def test_status(self, runner, state):
         status = runner.status(detached("running-golden"))
-        assert (status.state, status.num_restarts, status.msg) == (AppState.RUNNING, 0, "<NONE>")
+        assert (status.state, status.num_restarts) == (AppState.RUNNING, 0)
+        told = r"attempt 0, 1 restart left; 3 of 3 nodes run; since 20\d\d-\d\d-\d\d \d\d:\d\d"
+        assert re.fullmatch(told, status.msg)
         assert {role.role: [each.state for each in role.replicas] for role in status.roles} == {
             "trainer": [AppState.RUNNING, AppState.RUNNING],
             "side": [AppState.RUNNING],
@@ -249,6 +251,7 @@ class TestSupervisorDied:
         golden_state.restore("local_cwd", state, work, apps=["running-golden"])
         runner.cancel(detached("running-golden"))
         wait_for(runner, detached("running-golden"), AppState.CANCELLED)
+        assert list(runner.log_lines(detached("running-golden"), "side", 0)) == ["beside\n"], "nothing was started"
 
     def test_delete(self, runner, state, work):
         golden_state.restore("local_cwd", state, work, apps=["running-golden"])

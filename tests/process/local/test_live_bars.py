@@ -58,7 +58,7 @@ def test_bars_of_all_ranks_are_rows_below_the_lines(tmp_path: Path) -> None:
     ranks = [f"train/{node} [train{local}|n{node}.r{2 * node + local}]:" for node in range(2) for local in range(2)]
     rows = [part for part in text.split("\x1b[K") if all(f"{rank} " in part for rank in ranks)]
     assert rows, text
-    assert all(part.index(ranks[0]) < part.index(ranks[3]) for part in rows), "in the order of ranks"
+    assert all(part.index(f"{ranks[0]} ") < part.index(f"{ranks[3]} ") for part in rows), "in the order of ranks"
     printed = text.replace("\x1b[32m", "").replace("\x1b[0m", "")
     for rank in ranks:
         assert printed.count(f"{rank}half\n") == 1, "a line between two states of a bar"

@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 from harness import wait_until
+from torchx.specs import AppDef, Role, macros
 from torchx.specs.finder import ComponentValidationException
 
 from muster._shared.reports import Report
 from muster.components import dist
 from muster.schedulers.adapter.records import RecordReader
 from muster.schedulers.local import create_scheduler
-from muster.schedulers.local.agent_files import read_records, read_report
+from muster.schedulers.processes.agent_files import read_records, read_report
 from muster.schedulers.supervision.app_folder import AppFolder
 from muster.schedulers.supervision.registry import AppRegistry, find_state_dir
 
@@ -98,7 +99,8 @@ def test_the_status_names_the_root_cause_and_counts_restarts_in_place(scheduler,
     wait_until(lambda: scheduler.describe(app_id).state.name == "FAILED", timeout_s=60, what="the end")
     status = scheduler.describe(app_id)
     assert status.msg.startswith("rank 1 on node 1 ("), status.msg
-    assert "exited with code 1 (ValueError: bad batch 17); all 1 restarts are used (train/" in status.msg
+    assert "exited with code 1 (ValueError: bad batch 17); all 1 restarts are used; cause: program crash" in status.msg
+    assert "(train/" in status.msg
     assert status.num_restarts == 1
 
 
@@ -163,18 +165,32 @@ def test_the_status_of_a_job_that_goes_on_tells_of_its_hang_as_long_as_it_lasts(
     assert re.fullmatch(
         r"the job hangs: no collective and no step for \d+ s \(--hang-timeout\); rank 1 \(node 1, .+\) did not enter "
         r"all_reduce #2 of default_pg \(4 x float32\); rank 0 has waited in it for \d+ s; last seen at train.py:\d+ "
-        r"\(reported at 20\d\d-\d\d-\d\d \d\d:\d\d:\d\d UTC\)",
+        r"\(reported at 20\d\d-\d\d-\d\d \d\d:\d\d:\d\d UTC\); attempt 0, 0 restarts left; 2 of 2 nodes run; "
+        r"since \d\d:\d\d",
         told,
     ), told
     assert "did not enter all_reduce #2 of default_pg" in show_status(app_id)
     done.touch()
-    wait_until(lambda: scheduler.describe(app_id).msg == "<NONE>", timeout_s=120, what="the hang to be over")
+    wait_until(lambda: "hangs" not in scheduler.describe(app_id).msg, timeout_s=120, what="the hang to be over")
     assert scheduler.describe(app_id).state.name == "RUNNING"
 
 
 def read_stderr(folder: AppFolder, nodes: int) -> str:
     logs = [folder.role_dir("train") / str(index) / "stderr.log" for index in range(nodes)]
     return "".join(log.read_text() for log in logs)
+
+
+def test_agents_that_are_jobs_of_their_own_each_end_by_themselves(scheduler, tmp_path) -> None:
+    """The success of one stopped the others after five seconds, and the app had succeeded."""
+    (tmp_path / "train.py").write_text("import os, time\ntime.sleep(7 * int(os.environ['WHO']))\nprint('end')\n")
+    words = ["-m", "muster.agent", "--standalone", "--start", "cold", str(tmp_path / "train.py")]
+    role = Role(name="r", image="", entrypoint=sys.executable, args=words, env={"WHO": macros.replica_id})
+    role.num_replicas = 2
+    app_id = scheduler.submit(AppDef(name="two", roles=[role]), {})
+    wait_until(lambda: scheduler.describe(app_id).state.name == "SUCCEEDED", timeout_s=60, what="the end")
+    folder = find_folder(app_id)
+    for index in (0, 1):
+        assert "end\n" in (folder.role_dir("r") / str(index) / "stdout.log").read_text()
 
 
 def test_a_cancelled_job_says_so_once(scheduler, tmp_path) -> None:
@@ -191,6 +207,7 @@ def test_a_cancelled_job_says_so_once(scheduler, tmp_path) -> None:
     assert lines[1].startswith("[muster] stopped after ")
 
 
+@pytest.mark.soak
 def test_a_suspended_job_stands_still_on_all_nodes(scheduler, tmp_path) -> None:
     """For longer than the lease of its two nodes and their hang timeout; then it goes on where it was."""
     (tmp_path / "train.py").write_text(TICKS)
@@ -218,7 +235,7 @@ def test_a_suspended_job_stands_still_on_all_nodes(scheduler, tmp_path) -> None:
     wait_until(lambda: scheduler.describe(app_id).state.name == "SUCCEEDED", timeout_s=30, what="the end")
     assert scheduler.describe(app_id).num_restarts == 0
     for log in logs:
-        assert log.read_text().count("step 0\n") == 1, "workers started again"
+        assert log.read_text().count("step 0\n") == 1, f"workers started again: {read_stderr(folder, 2)}"
 
 
 def test_files_of_agents_that_cannot_be_read(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
+from harness import find_free_port
 
 from muster.agent.config import RendezvousConfig
 from muster.agent.rendezvous.interface import AllSucceeded, JobEnded, Notice, RendezvousFailed, RoundBroken, RoundFormed
@@ -71,8 +72,7 @@ def wait_for(condition: Callable[[], object], *nodes: Node) -> None:
 
 @pytest.fixture
 def port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
+    return find_free_port()
 
 
 @pytest.fixture
@@ -234,6 +234,7 @@ def test_a_second_node_0_is_refused_at_once_and_node_0_says_so(nodes, port) -> N
         (("right", ""), "run", "one of the two nodes has a job token (MUSTER_TOKEN), the other has none"),
         ((None, "wrong"), "run", "the other node has a different job token (MUSTER_TOKEN)"),
         (("right", "right"), "other", "it asks for run 'other', and this is run 'run' (--rdzv-id)"),
+        ((None, None), "other", "it asks for run 'other', and this is run 'run' (--rdzv-id)"),
     ],
 )
 def test_node_0_says_once_who_was_refused_and_why(nodes, port, tokens, run_id, line) -> None:

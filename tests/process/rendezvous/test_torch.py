@@ -4,7 +4,6 @@ import gc
 import logging
 import os
 import re
-import socket
 import subprocess
 import sys
 import threading
@@ -14,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from doubles.samples import make_failure
-from harness import wait_until
+from harness import find_free_port, wait_until
 
 from muster.agent.config import RendezvousConfig
 from muster.agent.errors import InternalError
@@ -37,11 +36,6 @@ pytestmark = [
 ]
 LIMIT_S = 90.0
 SUMS = Path(__file__).parents[2] / "programs" / "rendezvous_sum.py"
-
-
-def find_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
 
 
 class TorchrunNode:
@@ -75,7 +69,7 @@ def test_a_handler_that_cannot_start_says_so_each_time_and_shuts_down(
 
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.setattr(plugin, "TcpNetwork", fail)
-    handler = plugin.build_handler(RendezvousParameters("muster", f"127.0.0.1:{find_port()}", "job", 1, 1, rank=0))
+    handler = plugin.build_handler(RendezvousParameters("muster", f"127.0.0.1:{find_free_port()}", "job", 1, 1, rank=0))
     for _ in range(2):
         with pytest.raises(OSError, match="Too many open files"):
             handler.next_rendezvous()
@@ -87,7 +81,7 @@ def test_another_users_torchrun_cannot_join_on_one_machine(
 ) -> None:
     """Two torchruns without a token: it joined. Agents of muster had a common token there."""
     caplog.set_level(logging.INFO)
-    port = find_port()
+    port = find_free_port()
     mine, theirs = tmp_path / "mine", tmp_path / "theirs"
     first = TorchrunNode(port, 0, mine, monkeypatch)
     other = TorchrunNode(port, 1, theirs, monkeypatch)
@@ -171,7 +165,7 @@ def run_job(backend: str, endpoint: str) -> None:
 
 
 def test_torchs_c10d() -> None:
-    run_job("c10d-torch", f"127.0.0.1:{find_port()}")
+    run_job("c10d-torch", f"127.0.0.1:{find_free_port()}")
 
 
 @pytest.mark.etcd
@@ -215,7 +209,7 @@ def test_an_unknown_backend_is_the_callers_mistake() -> None:
 
 @pytest.mark.long
 def test_torchrun_with_our_backend_restarts_after_a_crash(tmp_path: Path) -> None:
-    endpoint = f"127.0.0.1:{find_port()}"
+    endpoint = f"127.0.0.1:{find_free_port()}"
     command = [
         sys.executable,
         "-W",
@@ -263,8 +257,7 @@ def test_a_bug_of_ours_reaches_torchs_agent(monkeypatch: pytest.MonkeyPatch) -> 
         raise TypeError("our own bug")
 
     monkeypatch.setattr("muster.agent.rendezvous.leader.leader.decide", fail)
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
+    port = find_free_port()
     parameters = api.RendezvousParameters("muster", f"127.0.0.1:{port}", "run", 1, 2, rank=0)
     handler = plugin.build_handler(parameters)
     with pytest.raises(InternalError, match="ended with an error"):
@@ -279,7 +272,7 @@ def build_plugin():
     from muster.agent.rendezvous.torch_handlers import plugin
 
     def build(**conf: object):
-        endpoint = conf.pop("endpoint", f"127.0.0.1:{find_port()}")
+        endpoint = conf.pop("endpoint", f"127.0.0.1:{find_free_port()}")
         return plugin.build_handler(api.RendezvousParameters("muster", endpoint, "run", 2, 2, rank=0, **conf))
 
     return build

@@ -14,15 +14,15 @@ from pathlib import Path
 
 import pytest
 from doubles.rendezvous_links import FakeLink, encode_and_decode
-from harness import Tree
+from harness import Tree, find_free_port
 from other_user import OTHER, call_as_other, needs_two_users, other_dir, shared_dir
 
 from muster._shared.records import replace
 from muster.agent.config import RendezvousConfig
 from muster.agent.control.server import ControlServer
 from muster.agent.rendezvous.interface import RoundFormed
-from muster.agent.rendezvous.member.recovery import RecoveryTracker
 from muster.agent.rendezvous.member.server import Server, build_server_options
+from muster.agent.rendezvous.member.state import build_initial_state
 from muster.agent.rendezvous.protocol.framing import VERSION, build_frame
 from muster.agent.rendezvous.protocol.messages import LeaderQuery
 from muster.agent.rendezvous.selection import create_rendezvous
@@ -82,8 +82,7 @@ def connect_elsewhere(ports: Iterable[int]) -> list[str]:
 
 @pytest.fixture
 def port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
+    return find_free_port()
 
 
 @contextmanager
@@ -151,8 +150,9 @@ class Peer:
         )
         self.loop = Loop()
         self.network = TcpNetwork(self.loop, None)
-        options = build_server_options(replace(config, local_addr=local_addr), "id")
-        self.server = Server(self.loop, self.network, options, RecoveryTracker(), print, print)
+        config = replace(config, local_addr=local_addr)
+        state = build_initial_state(config, "id")
+        self.server = Server(self.loop, self.network, build_server_options(config, "id"), lambda: state, print, print)
         self.server.open()
 
     def listen(self, near: str, *, joins: bool) -> set[str]:
@@ -368,20 +368,20 @@ def test_a_token_file_that_others_can_know_is_not_used(shared_dir: Path, port: i
         file.unlink(missing_ok=True)
         file.write_bytes(bytes(32))
         file.chmod(0o600)
-        assert find_shared_token(port, "run") == find_shared_token(port, "run") != find_shared_token(port, "other")
+        assert find_shared_token(port) == find_shared_token(port) != find_shared_token(port + 1)
         change()
         with pytest.raises(PermissionError, match="remove it"):
-            find_shared_token(port, "run")
+            find_shared_token(port)
     file.unlink()
     file.symlink_to("/etc/hostname")
     with pytest.raises(OSError, match="symbolic links"):
-        find_shared_token(port, "run")
+        find_shared_token(port)
 
 
 def test_agents_that_start_together_get_one_token(tmp_path: Path, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     with ThreadPoolExecutor(8) as pool:
-        assert len(set(pool.map(lambda _: find_shared_token(port, "run"), range(32)))) == 1
+        assert len(set(pool.map(lambda _: find_shared_token(port), range(32)))) == 1
     assert [path.name for path in (tmp_path / "muster").iterdir()] == ["agents-token"]
 
 

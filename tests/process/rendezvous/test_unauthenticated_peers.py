@@ -280,7 +280,7 @@ def test_nodes_find_each_other_over_a_host_name(monkeypatch: pytest.MonkeyPatch)
         one.member.close()
         two.turn(50)
         assert two.find(RoundBroken).kind is BreakKind.FENCED
-        assert two.member._recovery.state.quorum_rounds[0].ended == {0}  # a dial proved the leader's end
+        assert two.member.state.recovery.record.quorum_rounds[0].ended == {0}  # a dial proved the leader's end
     finally:
         two.close()
         one.close()

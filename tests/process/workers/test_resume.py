@@ -3,22 +3,16 @@
 import contextlib
 import json
 import signal
-import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from harness import Outcome, Tree, wait_until
+from harness import Outcome, Tree, find_free_port, wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the status page is for Linux")
 
 PROGRAM = str(Path(__file__).parents[2] / "programs" / "resume_saves.py")
-
-
-def find_free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
 
 
 @contextlib.contextmanager

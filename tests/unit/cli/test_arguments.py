@@ -78,7 +78,7 @@ def test_defaults_are_torchruns() -> None:
     assert config.logs.base_dir is None
     assert config.logs.redirects.of(0) is config.logs.tee.of(0) is Std.NONE
     assert config.logs.local_ranks_filter is None
-    assert (config.hang_timeout_s, config.restart_backoff_s, config.numa_binding) == (HANG_TIMEOUT_AUTO, 0.0, None)
+    assert (config.hang_timeout_s, config.restart_backoff_s, config.numa_binding) == (HANG_TIMEOUT_AUTO, 1.0, None)
     assert not config.virtual_local_rank
 
 
@@ -94,9 +94,19 @@ def test_defaults_are_torchruns() -> None:
         ("--shutdown-timeout 0", "shutdown_timeout_s", 0.0),
         ("--signals-to-handle SIGTERM,SIGUSR1", "signals_to_handle", ("SIGTERM", "SIGUSR1")),
         ("--preempt-signal USR1", "preempt_signal", "SIGUSR1"),
+        ("--notify=/bin/sh", "notify", ("/bin/sh",)),
+        ("--metrics-port 9464", "metrics_address", ("127.0.0.1", 9464)),
+        ("--metrics-port 0.0.0.0:0", "metrics_address", ("0.0.0.0", 0)),
+        ("--metrics-port [::]:1", "metrics_address", ("::", 1)),
         ("--interrupt-action ask", "asks_at_interrupt", True),
         ("--interrupt-action stop", "asks_at_interrupt", False),
         ("--preempt-signal sighup", "preempt_signal", "SIGHUP"),
+        ("", "snapshot_share", 400),
+        ("", "snapshot_limit_bytes", None),
+        ("--snapshot-memory 25%", "snapshot_share", 250),
+        ("--snapshot-memory 64G", "snapshot_limit_bytes", 64 << 30),
+        ("--snapshot-memory 64G", "snapshot_share", 0),
+        ("--snapshot-memory 0", "snapshot_limit_bytes", 0),
         ("--hang-timeout auto", "hang_timeout_s", HANG_TIMEOUT_AUTO),
         ("--hang-timeout 60", "hang_timeout_s", 60.0),
         ("--hang-timeout 0", "hang_timeout_s", None),
@@ -147,6 +157,13 @@ def test_streams_by_rank(words: str, streams: dict[int, Std]) -> None:
         ("--max-restarts -1", "--max-restarts '-1': must be a whole number, at least 0"),
         ("--max-restarts x", "--max-restarts 'x': must be a whole number"),
         ("--shutdown-timeout inf", "--shutdown-timeout 'inf': must be a number of seconds"),
+        (
+            "--snapshot-memory 101%",
+            "--snapshot-memory '101%': must be a share of the free memory from 1% to 100%, bytes",
+        ),
+        ("--snapshot-memory 0%", "--snapshot-memory '0%': must be"),
+        ("--snapshot-memory 64Gi", "--snapshot-memory '64Gi': must be"),
+        ("--snapshot-memory 9999999999T", "--snapshot-memory '9999999999T': must be"),
         ("--hang-timeout -1", "--hang-timeout '-1': must be auto, or a number of seconds, 0 or more"),
         ("--start tepid", "--start 'tepid': must be one of auto, cold, warm"),
         ("--start-method vfork", "--start-method 'vfork': must be one of spawn, fork, forkserver"),
@@ -157,6 +174,12 @@ def test_streams_by_rank(words: str, streams: dict[int, Std]) -> None:
         ("--local-ranks-filter 0,a", "--local-ranks-filter '0,a': must be local ranks"),
         ("--signals-to-handle SIGTERM,SIGFOO", "not SIGFOO"),
         ("--signals-to-handle SIGKILL", "not SIGKILL"),
+        ("--notify=", "--notify '': must be a command"),
+        ("--metrics-port host:1", "--metrics-port 'host:1': must be [ADDRESS:]PORT with an IP address and a port from"),
+        ("--metrics-port 65536", "--metrics-port '65536': must be [ADDRESS:]PORT"),
+        ("--metrics-port ::1", "--metrics-port '::1': must be [ADDRESS:]PORT"),
+        ("--notify 'sh", """--notify "'sh": must be words as in a shell, but there is no closing quotation"""),
+        ("--notify /no/such", "--notify '/no/such': there is no program '/no/such' on this node"),
         ("--interrupt-action kill", "must be one of stop, ask"),
         ("--interrupt-action ask --signals-to-handle SIGTERM", "--signals-to-handle must have SIGINT"),
         ("--preempt-signal SIGUSR2", "one of SIGUSR1, SIGHUP, SIGQUIT, SIGTERM, not SIGUSR2"),
@@ -398,6 +421,12 @@ def test_threads_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     assert parse("--nproc-per-node 4", MUSTER_IMAGE="7:3").omp_num_threads is None
 
 
+def test_an_order_of_ranks_needs_our_own_rendezvous() -> None:
+    assert "--rank-order 'rack'" in refusal("--rank-order rack")
+    words = "--nnodes 2 --rank-order segment --rdzv-backend etcd-v2 --rdzv-endpoint h:1"
+    assert "--rank-order segment needs the rendezvous backend muster, not etcd-v2" in refusal(words)
+
+
 def test_more_workers_than_visible_devices() -> None:
     message = refusal("--nproc-per-node 2 --virtual-local-rank", CUDA_VISIBLE_DEVICES="5")
     assert "CUDA_VISIBLE_DEVICES='5' names 1" in message
@@ -405,4 +434,5 @@ def test_more_workers_than_visible_devices() -> None:
 
 def test_restart_backoff() -> None:
     assert parse("--restart-backoff 0.5").restart_backoff_s == 0.5
-    assert parse("").restart_backoff_s == 0.0
+    assert parse("--restart-backoff 0").restart_backoff_s == 0.0
+    assert parse("").restart_backoff_s == 1.0

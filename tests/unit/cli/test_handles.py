@@ -51,6 +51,19 @@ def test_what_a_word_means(word, handle, env):
     assert str(find_app(word, env)) == handle
 
 
+def test_apps_of_another_packages_adapter_have_names_too(env, tmp_path):
+    """They had to be given as a handle, and were never the last."""
+    state, folder = tmp_path / "muster", AppFolder(tmp_path / "tune-c3")
+    folder.spec_file.parent.mkdir(parents=True)
+    folder.spec_file.touch()
+    (state / "logs" / "torchx").mkdir(parents=True)  # no scheduler's
+    AppRegistry(state, "folders").add("tune-c3", folder.path)
+    assert str(find_app("tune", env)) == "folders://muster/tune-c3"
+    assert str(find_app("folders://torchx/tune", env)) == "folders://torchx/tune-c3"
+    assert str(find_app("last", env)) == "folders://muster/tune-c3"
+    assert list_names(env) == ["last", "main", "eval-b2", "tune-c3", "main-a1"]
+
+
 def test_last_is_the_newest_also_in_a_cluster(env, tmp_path):
     record_last_remote(tmp_path / "muster", "kubernetes", "team:train-9")
     assert str(find_app("last", env)) == "kubernetes://muster/team:train-9"
@@ -60,7 +73,7 @@ def test_last_is_the_newest_also_in_a_cluster(env, tmp_path):
     ("word", "line", "code"),
     [
         ("mai", "'mai' may be any of 2 jobs: detached://main, local_cwd://main-a1", ExitCode.USAGE),
-        ("none", "no job is named 'none'; `torchx list -s SCHEDULER` lists them", ExitCode.UNKNOWN),
+        ("none", "no job is named 'none'; `muster list` lists them", ExitCode.UNKNOWN),
         ("a/b/c", "'a/b/c' is no app handle; one is local_cwd://torchx/train-x7k2", ExitCode.USAGE),
     ],
 )

@@ -18,7 +18,24 @@ from muster.cli.commands import build_parser, main
 from muster.cli.completion import build_completion, list_options
 from muster.schedulers.errors import EngineError
 
-COMMANDS = ["stop", "checkpoint", "pause", "resume", "stacks", "resize", "recover", "delete", "prune", "completion"]
+COMMANDS = [
+    *(
+        "run",
+        "rehearse",
+        "status",
+        "list",
+        "log",
+        "stop",
+        "checkpoint",
+        "pause",
+        "resume",
+        "stacks",
+        "resize",
+        "recover",
+        "delete",
+    ),
+    *("prune", "completion", "top", "events", "timeline", "doctor"),
+]
 
 
 def test_every_outcome_has_an_exit_code():
@@ -166,6 +183,9 @@ def test_a_person_who_does_not_want_to_answer(interrupt, code, out, err, monkeyp
         (["stop", "a://b/c", "--limit", "0"], "'0' is not a number of seconds from 1 to 86400"),
         (["stop", "a://b/c", "--limit", "nan"], "'nan' is not a number of seconds"),
         (["resize", "a://b/c", "0"], "'0' is not a number of nodes, 1 or more"),
+        (["list", "--bogus"], "muster list: error: unrecognized arguments: --bogus"),
+        (["log", "last", "-n"], "muster log: error: unrecognized arguments: -n"),
+        (["run", "--bogus", "dist.ddp"], "muster run: error: unrecognized arguments: --bogus"),
     ],
 )
 def test_wrong_words(words, line, capsys):

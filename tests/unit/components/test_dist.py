@@ -277,3 +277,66 @@ def test_torchx_finds_ours_and_its_own() -> None:
 def test_more_processes_than_the_default_host_has_gpus_come_with_advice() -> None:
     with pytest.raises(ComponentValidationException, match=r"the default of -h; on hosts without GPUs use dist\.ddp"):
         dist.spmd(script="main.py", j="1x2")
+
+
+@pytest.mark.parametrize("component", OURS)
+def test_a_command_to_notify_is_one_argument(component: Callable[..., Any]) -> None:
+    words = only_role(component(script="main.py", notify="tell --to 'all of us'")).args
+    assert words.index("--notify=tell --to 'all of us'") < words.index("main.py")
+    assert not any("notify" in word for word in only_role(component(script="main.py")).args)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"), [("tell 'me", """--notify "tell 'me": no closing quotation"""), (" ", "--notify is empty")]
+)
+def test_a_command_to_notify_that_is_none(text: str, message: str) -> None:
+    with pytest.raises(ComponentValidationException, match=message):
+        dist.ddp(script="main.py", notify=text)
+
+
+@pytest.mark.parametrize("component", OURS)
+def test_metrics_and_trackers_are_asked_for_by_name(component: Callable[..., Any]) -> None:
+    words = only_role(component(script="main.py", metrics_port="0.0.0.0:9464", tracker_run=True)).args
+    assert words[words.index("--metrics-port") + 1] == "0.0.0.0:9464"
+    assert words.index("--tracker-run") < words.index("main.py")
+    without = only_role(component(script="main.py")).args
+    assert not {"--metrics-port", "--tracker-run"} & set(without)
+
+
+@pytest.mark.parametrize("component", OURS)
+def test_memory_and_copies_of_snapshots_are_passed_on_where_they_are_given(component: Callable[..., Any]) -> None:
+    words = only_role(component(script="main.py", snapshot_memory="64G", snapshot_copies=0)).args
+    assert words[words.index("--snapshot-memory") + 1] == "64G"
+    assert words[words.index("--snapshot-copies") + 1] == "0"
+    assert words.index("--snapshot-copies") < words.index("main.py")
+    without = only_role(component(script="main.py")).args
+    assert not {"--snapshot-memory", "--snapshot-copies"} & set(without)
+
+
+@pytest.mark.parametrize("component", OURS)
+def test_the_order_of_ranks_is_passed_on_where_it_is_given(component: Callable[..., Any]) -> None:
+    words = only_role(component(script="main.py", rank_order="segment")).args
+    assert words[words.index("--rank-order") + 1] == "segment"
+    assert "--rank-order" not in only_role(component(script="main.py")).args
+    with pytest.raises(ComponentValidationException, match="--rank_order 'rack' is not one of node, segment"):
+        component(script="main.py", rank_order="rack")
+
+
+@pytest.mark.parametrize("value", ["101%", "0%", "64Gi", "-1", "", "9999999999T"])
+def test_a_memory_for_snapshots_that_is_none(value: str) -> None:
+    allowed = "a share of the free memory from 1% to 100%, bytes with K, M, G or T (1024 each), or 0"
+    with pytest.raises(ComponentValidationException) as caught:
+        dist.ddp(script="main.py", snapshot_memory=value)
+    assert str(caught.value) == f"--snapshot_memory {value!r}: must be {allowed}"
+
+
+@pytest.mark.parametrize("value", [-1, 2])
+def test_a_number_of_copies_that_is_not_kept(value: int) -> None:
+    with pytest.raises(ComponentValidationException, match=f"--snapshot_copies {value} is not one of 0"):
+        dist.ddp(script="main.py", snapshot_copies=value)
+
+
+@pytest.mark.parametrize("value", ["x", "70000", "host:1", ":1", "[::1]", "-1", ""])
+def test_a_port_for_metrics_that_is_none(value: str) -> None:
+    with pytest.raises(ComponentValidationException, match=r"--metrics_port .* is not \[ADDRESS:\]PORT"):
+        dist.ddp(script="main.py", metrics_port=value)

@@ -13,12 +13,13 @@ from doubles.samples import make_round
 from muster._shared.contract import describe_end, describe_exit_code, name_signal
 from muster._shared.reports import Failure, OomEvidence, Report
 from muster.agent.diagnosis.failures import FailedWorker, FailureBuilder, read_crash
+from muster.agent.diagnosis.kernel_log import KernelLog
 from muster.agent.diagnosis.report_files import build_torch_error
 from muster.agent.diagnosis.report_text import format_report
 from muster.agent.diagnosis.root_cause import describe_failure
 from muster.agent.diagnosis.tracebacks import read_error_file, read_stderr, trim_traceback
 from muster.agent.logs import WorkerStreams
-from muster.agent.runtime.clock import SystemClock
+from muster.agent.runtime.loop import SystemClock
 from muster.agent.workers.pool import LiveWorker, WorkerEnd
 from muster.agent.workers.status_page import SlotStatus
 from muster.elastic.failures import format_worker_failure
@@ -70,7 +71,7 @@ def make_failure(
     """Build the failure of local rank 2, whose process ended half a second ago; `code` None: there was none."""
     worker = LiveWorker(round_number=3, local_rank=2, pid=9, started_s=99.5 - run_time_s)
     end = None if code is None else WorkerEnd(worker=worker, code=code, ended_s=99.5, signalled_s=signalled_s)
-    builder = FailureBuilder(host="h", clock=FixedClock(), oom=FakeOomWatch(oom))  # type: ignore[arg-type]
+    builder = FailureBuilder(host="h", clock=FixedClock(), oom=FakeOomWatch(oom), kernel=KernelLog("/none"))  # type: ignore[arg-type]
     return builder.build(FailedWorker(**{"round": ROUND, "local_rank": 2, "end": end, **changes}))
 
 
@@ -294,6 +295,23 @@ def test_a_failure_is_dated_by_its_exception_not_by_the_end_of_its_process(tmp_p
     assert (raised_later.age_s, raised_later.collateral) == (0.5, True)
     os.utime(error_file, (1.0, 1.0))  # the clock was set: not before the worker's start
     assert make_failure(streams=streams, run_time_s=9.5).age_s == 10.0
+
+
+def test_an_exit_code_is_that_of_the_call_of_sys_exit_though_a_signal_has_ended_the_worker(tmp_path: Path) -> None:
+    note = tmp_path / "error.json.exit"
+    note.write_text("77")
+    os.utime(note, (4998.0, 4998.0))
+    streams = make_streams(str(tmp_path / "error.json"))
+    first = make_failure(code=-15, signalled_s=98.5, streams=streams, run_time_s=9.5)
+    assert (first.age_s, first.exit_code, first.signal, first.stopped_by_us) == (2.0, 77, None, False)
+    later = make_failure(code=-15, signalled_s=97.0, streams=streams, run_time_s=9.5)
+    assert (later.exit_code, later.signal, later.collateral) == (None, "SIGTERM", True)
+    of_its_own = make_failure(code=77, streams=streams, run_time_s=9.5)
+    assert (of_its_own.age_s, of_its_own.exit_code) == (2.0, 77)
+    crashed = make_failure(code=-11, streams=streams, run_time_s=9.5)
+    assert (crashed.exit_code, crashed.signal) == (None, "SIGSEGV")
+    note.write_text("torn")
+    assert make_failure(code=-15, signalled_s=98.5, streams=streams, run_time_s=9.5).signal == "SIGTERM"
 
 
 def test_the_crash_of_a_worker_whose_stderr_is_not_captured(tmp_path: Path) -> None:

@@ -39,6 +39,8 @@ class World:
         self.processes: dict[int, dict[ProcessKey, Reading]] = {0: {(10, 1): one}, 1: {(20, 1): one}}
         self.progress_ns: dict[int, int | None] = {0: None, 1: None}
         self.collectives: dict[int, tuple[int, ...] | None] = {0: None, 1: None}
+        self.launches: dict[int, tuple[int, ...] | None] = {0: None, 1: None}
+        self.silent_s = 0.0
         self.reports: list[str | None] = []
         self.answers: list[Callable[[], None]] = []
         self.answers_at_once = True
@@ -49,13 +51,15 @@ class World:
         assert not is_urgent
         self.reports.append(text)
 
-    def read(self, _idle_s: float, then: Callable[[Mapping[int, Activity]], None]) -> None:
+    def read(self, _idle_s: float, silent_s: float, then: Callable[[Mapping[int, Activity]], None]) -> None:
+        self.silent_s = silent_s
         found = {
             rank: Activity(
                 captured_bytes=self.captured[rank],
                 processes=dict(processes),
                 progress_ns=self.progress_ns[rank],
                 collectives=self.collectives[rank],
+                launches=self.launches[rank],
             )
             for rank, processes in self.processes.items()
         }
@@ -278,3 +282,29 @@ def test_each_rank_is_judged_by_the_strongest_sign_of_its_own() -> None:
     world.progress_ns[1] = 1
     world.pass_s(13)
     assert world.reports == ["hung: no collective and no step for 10 s (--hang-timeout)"]
+
+
+def test_ranks_that_wait_for_nccl_with_the_cpu_are_idle_by_what_its_monitor_says() -> None:
+    """Without steps and collectives CPU time counts, but not where ranks have launched different numbers."""
+    world = World()
+    for _ in range(5):
+        world.act((10, 1), cpu_s=1.0)
+        world.pass_s(1)
+    assert (world.silent_s, world.reports) == (4.0, [])
+    world.launches = {0: (6, 5, 6), 1: (5, 5, 6)}
+    for _ in range(12):
+        world.act((10, 1), cpu_s=1.0)
+        world.pass_s(1)
+    assert world.idle_s == [10], "the first report is no movement, and ends no pause"
+    world.launches = {0: (6, 6, 6), 1: (6, 6, 6)}
+    world.pass_s(1)
+    assert world.reports[-1] is None
+
+
+def test_output_ends_a_silence() -> None:
+    world = World()
+    world.pass_s(4)
+    assert world.silent_s == 3.0
+    world.act((20, 1), written_bytes=10)
+    world.pass_s(2)
+    assert world.silent_s == 1.0

@@ -97,7 +97,7 @@ class Job:
         if is_urgent:
             self.urgent_s.append(self.clock.at_s)
 
-    def read(self, idle_s: float, then: Callable[[Mapping[int, Activity]], None]) -> None:
+    def read(self, idle_s: float, _silent_s: float, then: Callable[[Mapping[int, Activity]], None]) -> None:
         self.idle_s = idle_s
         found = {}
         for rank in set(range(RANKS)) - self.ended:
@@ -244,6 +244,20 @@ def test_what_has_been_learned_makes_the_soft_line_needless(job: Job) -> None:
         job.pass_s(1.0, busy=EVERYONE, step=True)
     job.pass_s(75.0)
     assert (len(job.reports), job.still) == (1, [])
+
+
+def test_workers_that_hang_stand_still_for_a_stop_also_where_one_loops(job: Job) -> None:
+    """Our own look at their stacks costs them CPU time, too; and a look that comes late forgets the ones before."""
+    for _ in range(100):
+        job.pass_s(1.0, busy=EVERYONE, step=True)
+    job.pass_s(470.0, busy=(1,), waiting=OTHERS)
+    assert (job.reports, job.watch.still_s) == ([], 0.0)
+    job.pass_s(20.0, busy=(1,))
+    assert len(job.reports) == 1
+    assert job.watch.still_s >= 480.0
+    job.pass_s(6.0, busy=EVERYONE, step=True)
+    job.pass_s(6.0, busy=EVERYONE, step=True)
+    assert job.watch.still_s == 0.0
 
 
 def test_a_quiet_hang_is_found_soon(job: Job) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from muster._shared.records import replace
-from muster._shared.reports import Collective, Group
+from muster._shared.reports import Collective, Group, LaunchCount, Launches
 from muster.agent.diagnosis.hangs import servers
 from muster.agent.diagnosis.hangs.collectives import find_cause
 from muster.agent.diagnosis.hangs.servers import Answer, Place, Progress, WorkerReader
@@ -127,7 +127,7 @@ def test_the_recorder_of_nccl_is_read_only_of_workers_that_have_been_idle_for_ne
     """Reading it may end the capture of a CUDA graph. What it says is no sign of life: it is not read before."""
     asked: list[int] = []
 
-    def read_workers(_places: object, handlers: tuple[str, ...] = servers._DIAGNOSIS) -> dict[int, Answer]:
+    def read_workers(_places: object, handlers: tuple[str, ...] = servers.DIAGNOSIS) -> dict[int, Answer]:
         asked.append(len(handlers))
         answer = build_waiting(575.0) if len(handlers) == 2 else Answer(has_begun=True, is_answering=True)
         return {7: replace(answer, device_timeout_s=600.0)}
@@ -205,7 +205,72 @@ def test_gloo_and_nccl_of_one_group_count_apart(monkeypatch: pytest.MonkeyPatch)
         return [(group.name, group.description, group.entered) for group in found.groups]
 
     assert read() == [("0", "default_pg", 2), ("0 nccl", "default_pg", 40)]
-    assert read(servers._LOOK) == [("0", "default_pg", 2)]
+    assert read(servers.LOOK) == [("0", "default_pg", 2)]
     assert asked == ["fr_trace_json"], "asking NCCL's again and again would end the capture of CUDA graphs"
     del dumps["fr_trace_json"]  # torch 2.6 to 2.9
     assert read() == [("0", "default_pg", 0), ("0 nccl", "default_pg", 40)]
+
+
+def make_answer(*ages: float, first: int = 1, open_from: int = 99) -> Answer:
+    entries = tuple(
+        Collective(number=number, operation="all_reduce", sizes="", age_s=age_s, is_done=number < open_from)
+        for number, age_s in enumerate(ages, start=first)
+    )
+    group = Group(name="0", description="default_pg", entered=0, completed=0, entries=entries)
+    return Answer(groups=(group,), has_begun=True, is_answering=True)
+
+
+def test_who_enters_the_collectives_last_and_by_how_much() -> None:
+    # 7 has entered one that 8 has not, and 8 remembers one that 7 has forgotten
+    answers = {7: make_answer(3.0, 2.0, 1.0, 0.1, first=2), 8: make_answer(9.0, 2.75, 1.75, 0.75)}
+    assert servers.find_arrivals(answers) == {7: 0.0, 8: 0.25}
+    assert servers.find_arrivals({7: answers[7]}) == {}
+    assert servers.find_arrivals({**answers, 9: Answer()}) == {}
+
+
+def test_the_collective_that_a_worker_is_in() -> None:
+    assert servers.find_open(make_answer(3.0, 2.0, 1.0, open_from=3)) == ("all_reduce #3 of default_pg", 1.0)
+    assert servers.find_open(make_answer(3.0, 2.0)) is None
+    assert servers.find_open(Answer(has_begun=True, is_initialising=True)) == ("init_process_group", 0.0)
+
+
+class Told:
+    """A monitor of NCCL that tells what it is given."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.is_listening = False
+        self.deaths: list[str] = []
+        self.launches = {
+            7: (Launches(communicator="aa", size=2, counts=(LaunchCount(operation="", own=1, least=1, most=2),)),)
+        }
+
+    def look(self, _sessions: object, deadline_s: float) -> dict[int, tuple[Launches, ...]]:
+        assert deadline_s < 60.0 / 10
+        self.asked += 1
+        return self.launches
+
+    def read_deaths(self) -> list[str]:
+        self.is_listening = True
+        found, self.deaths = self.deaths, []
+        return found
+
+    def stop_listening(self) -> None:
+        self.is_listening = False
+
+
+def test_nccls_monitor_is_asked_only_of_a_job_that_shows_nothing(answers: dict[int, Answer], hand: Hand) -> None:
+    told, deaths = Told(), list[str]()
+    reader = WorkerReader(60.0, told, deaths.append)  # type: ignore[arg-type]
+    assert reader.read_progress(SESSIONS, 0.0, 0.0)[7].launches is None
+    assert reader.read_progress(SESSIONS, 600.0, 14.0)[7].launches is None
+    assert (told.asked, told.is_listening) == (0, False)
+    assert reader.read_progress(SESSIONS, 0.0, 15.0)[7].launches == (1, 1, 2)
+    assert reader.read_progress(SESSIONS, 0.0, 16.0)[7].launches == (1, 1, 2)
+    assert (told.asked, told.is_listening) == (1, True), "asked again at intervals"
+    hand.pass_s(8.0)
+    told.deaths.append("process 9 on 10.0.0.4")
+    reader.read_progress(SESSIONS, 0.0, 24.0)
+    assert (told.asked, deaths) == (2, ["process 9 on 10.0.0.4"])
+    assert reader.read_progress(SESSIONS, 0.0, 1.0)[7].launches is None, "it has written something"
+    assert not told.is_listening

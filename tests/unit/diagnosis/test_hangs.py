@@ -218,6 +218,16 @@ def test_a_rank_that_never_came_to_its_process_group() -> None:
     )
 
 
+def test_a_rank_that_is_stopped_before_its_process_group() -> None:
+    """Its server listens, for torch is imported, and does not answer."""
+    inside = [view(rank, inside_init=True) for rank in (0, 2)]
+    assert explain(*inside, view(1, state="T", answers=False)) == (
+        [1],
+        "is stopped (SIGSTOP); ranks 0, 2 wait in init_process_group",
+    )
+    assert explain(*inside) == ([], "called init_process_group, and did not come back from it")
+
+
 def test_nothing_is_said_without_evidence() -> None:
     assert find_cause([]) is None
     assert find_cause([view(0, ABSENT), view(1, ABSENT)]) is None

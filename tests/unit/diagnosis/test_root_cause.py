@@ -23,7 +23,8 @@ from muster.agent.diagnosis.root_cause import (
     choose_root,
     describe_failure,
 )
-from muster.agent.rendezvous.restart_budget import find_final_failure
+from muster.agent.rendezvous.verdicts.deciding import VerdictRules, decide_verdict
+from muster.agent.rendezvous.verdicts.restarts import Restarts
 
 
 def see(when_s: float, global_rank: int, **changes) -> DatedFailure:
@@ -33,25 +34,29 @@ def see(when_s: float, global_rank: int, **changes) -> DatedFailure:
     return DatedFailure(when_s=when_s, failure=failure)
 
 
+def find_final_failure(root, flag="--max-restarts"):
+    return decide_verdict(root, Restarts(), 0, VerdictRules(flag=flag)).final
+
+
 def report(final, *seen, stacks=()):
     return build_report("job", final, 0, 0, seen, stacks)
 
 
 def build(*seen, stacks=()):
     """The report of a job that may not restart, as the leader builds it."""
-    final = find_final_failure(choose_root(seen), None, 0, 0)
+    final = find_final_failure(choose_root(seen))
     return report(final, *seen, stacks=stacks)
 
 
 def test_the_limit_has_the_name_that_the_user_gave_it() -> None:
-    final = find_final_failure(choose_root([see(1.0, 0)]), None, 0, 0, "--max_retries")
+    final = find_final_failure(choose_root([see(1.0, 0)]), "--max_retries")
     assert final is not None
     assert final.verdict == "no restarts are allowed (--max_retries 0)"
 
 
 def test_the_first_line_names_the_root_cause_as_known_at_the_end() -> None:
     heard_first, failed_first, victim = see(10.01, 0), see(10.0, 1), see(9.0, 2, stopped_by_us=True)
-    final = find_final_failure(choose_root([heard_first]), None, 0, 0)
+    final = find_final_failure(choose_root([heard_first]))
     assert final is not None
     assert final.describe().startswith("rank 0 ")
     made = report(final, heard_first, failed_first, victim)
@@ -67,7 +72,7 @@ def test_a_cause_that_is_no_known_failure_stays() -> None:
     assert report(FinalFailure(cause="the nodes came apart"), see(1.0, 0)).reason == "the nodes came apart"
     elsewhere = FinalFailure(cause="rank 0 failed", global_rank=0, verdict="why")
     assert report(elsewhere, see(1.0, 1)).reason == "rank 0 failed; why"
-    none = find_final_failure(None, None, 0, 0)
+    none = find_final_failure(None)
     ended = see(1.0, 0, stopped_by_us=True)
     assert report(none, ended).reason == "a worker failed; no restarts are allowed (--max-restarts 0)"
 

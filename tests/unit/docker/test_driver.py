@@ -5,6 +5,7 @@ import json
 import queue
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -398,16 +399,43 @@ def test_restarts_in_place_are_counted_from_the_first_nodes_records(driver, engi
     assert set(asked) == {f"/var/opt/muster/logs/job-7/{name}" for name in ("events.jsonl", "status.json")}
 
 
+def test_while_node_0_does_not_run_the_next_nodes_files_are_read(driver, engine, tmp_path):
+    app = driver._app.to_json()
+    second = {**app["containers"][0], "replica": 1}
+    details = {"request": {**app, "containers": [app["containers"][0], second]}}
+    states = {"0": "exited", "1": "running"}
+    asked = []
+
+    def list_containers(labels):
+        replica = labels[Label.REPLICA]
+        facts = {"labels": {Label.INCARNATION: "1"}, "id": f"c{replica}", "running": states[replica] == "running"}
+        return [SimpleNamespace(**facts)]
+
+    engine.list_containers = list_containers
+    engine.copy_out = lambda container, path, limit_bytes: asked.append(container)
+    read_events(engine, tmp_path, details)
+    assert set(asked) == {"c1"}
+    asked.clear()
+    states["0"] = "running"
+    read_events(engine, tmp_path, details)
+    assert set(asked) == {"c0"}
+    asked.clear()
+    states.update({"0": "exited", "1": "exited"})
+    read_events(engine, tmp_path, details)
+    assert set(asked) == {"c0"}
+
+
 def test_a_hang_is_read_from_the_first_nodes_records(driver, engine, event_queue, tmp_path):
     hang = {"what": "hang_named", "time_s": 1_800_000_000.0, "attempt": 1, "detail": {"text": "rank 1 sleeps"}}
     engine.copy_out = lambda container, path, limit_bytes: json.dumps(hang).encode() + b"\n"
     driver.start(REPLICA, 1)
     wait_started(driver)
-    told = (1, "rank 1 sleeps (reported at 2027-01-15 08:00:00 UTC)")
-    assert read_events(engine, tmp_path, {"request": driver._app.to_json()}) == told
+    restarts, jobs = read_events(engine, tmp_path, {"request": driver._app.to_json()})
+    assert (restarts, len(jobs)) == (1, 1)
+    assert jobs[REPLICA.role].trouble == "rank 1 sleeps (reported at 2027-01-15 08:00:00 UTC)"
     engine.end(0)
     next_end(event_queue)
-    assert read_events(engine, tmp_path, {}) == (1, "")
+    assert read_events(engine, tmp_path, {}) == (1, {})
 
 
 def wait_started(driver):

@@ -15,7 +15,6 @@ from muster.schedulers.docker.engine.container_state import ContainerFacts
 from muster.schedulers.docker.engine.errors import EngineUnavailable
 from muster.schedulers.docker.engine.sdk import translate_errors
 from muster.schedulers.docker.live.logs import ContainerLogQuery, LogReader, join_lines
-from muster.schedulers.docker.live.restarts import read_events
 from muster.schedulers.docker.scheduler import DockerScheduler
 from muster.schedulers.docker.spec import Label
 from muster.schedulers.timestamps import parse_seconds
@@ -236,9 +235,12 @@ def test_a_log_driver_that_keeps_nothing_is_named_once(capfd: pytest.CaptureFixt
     )
 
 
-def test_the_state_of_a_job_says_that_no_engine_answers(tmp_path: Path) -> None:
+def test_the_state_of_a_job_says_that_no_engine_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "restarts-w").write_text("2")
     engine = SimpleNamespace(is_available=lambda: False, host="unix:///x")
-    restarts, said = read_events(engine, tmp_path, {"request": {}})
-    assert restarts == 2
-    assert said == "no Docker engine answers at unix:///x: this is what was known before"
+    scheduler = DockerScheduler("docker", "test", detached=True)
+    monkeypatch.setattr(scheduler, "_open_engine", lambda folder: engine)
+    words = scheduler.read_words(SimpleNamespace(state_dir=tmp_path), SimpleNamespace(details={"request": {}}))
+    scheduler.close()
+    assert (words.restarts, words.jobs) == (2, {})
+    assert words.trouble == "no Docker engine answers at unix:///x: this is what was known before"

@@ -7,8 +7,8 @@ import pytest
 from muster.schedulers.docker.container_body import EngineFacts, ImageFacts
 from muster.schedulers.docker.engine.errors import DockerError
 from muster.schedulers.docker.engine.probe import MARK, find_words
-from muster.schedulers.docker.live import preflight, reservations
-from muster.schedulers.docker.live.preflight import check_images
+from muster.schedulers.docker.live import image_check, reservations
+from muster.schedulers.docker.live.image_check import check_images
 from muster.schedulers.docker.spec import AppRequest, ContainerRequest
 
 pytestmark = pytest.mark.torchx
@@ -76,7 +76,7 @@ def test_an_entrypoint_that_does_not_run_the_command(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("program", "argv", "count"), [(preflight._PROBE, [], 1), (reservations._FREE_PORTS, ["0", "x"], None)]
+    ("program", "argv", "count"), [(image_check._PROBE, [], 1), (reservations._FREE_PORTS, ["0", "x"], None)]
 )
 def test_the_probes_print_the_mark(program, argv, count, capsys, monkeypatch):
     monkeypatch.setattr("sys.argv", ["-c", *argv[:1]])

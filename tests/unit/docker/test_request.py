@@ -281,3 +281,28 @@ def test_user_of_an_image():
     assert parse_user("1000:7", passwd) == (1000, 7)
     assert parse_user("4000", passwd) == (4000, 0)
     assert parse_user("nobody-knows", passwd) == (0, 0)
+
+
+def test_compile_caches_are_on_a_volume_of_the_user():
+    request = request_of(role(env={"TRITON_CACHE_DIR": "/mine"}), words="compile_cache=llama")
+    container = request.containers[0]
+    caches = {name: text for name, text in container.env.items() if "CACHE" in name}
+    assert caches == {
+        "TORCHINDUCTOR_CACHE_DIR": "/var/opt/muster-cache/inductor",
+        "TRITON_CACHE_DIR": "/mine",
+        "CUDA_CACHE_PATH": "/var/opt/muster-cache/cuda",
+    }
+    (mount,) = body_of(request)["HostConfig"]["Mounts"]
+    assert (mount["Type"], mount["Target"]) == ("volume", "/var/opt/muster-cache")
+    assert mount["Source"].startswith("muster-cache-")
+    assert mount["Source"].endswith("-llama")
+    assert mount["VolumeOptions"] == {"Labels": {"io.muster.cache": "llama", "io.muster.user": "0@here"}}
+    other = build_request(
+        AppDef(name="job", roles=[role()]), options("compile_cache=llama"), name="j", token="t", user="1@here"
+    )
+    assert other.containers[0].mounts[0]["Source"] != mount["Source"]
+    assert spec.AppRequest.from_json(json.loads(json.dumps(request.to_json()))) == request
+    assert not request_of().containers[0].mounts
+    for name in ("a/b", "-a", "x" * 65):
+        with pytest.raises(OptionError, match="compile_cache="):
+            options(f"compile_cache={name}")

@@ -13,10 +13,10 @@ from muster.schedulers.docker.options import DockerOptions
 from muster.schedulers.kubernetes.options import Options as KubernetesOptions
 from muster.schedulers.local.options import LocalOptions
 from muster.schedulers.runner.option_records import list_options
+from muster.schedulers.slurm.options import SlurmOptions
+from muster.schedulers.ssh.options import SshOptions
 
 PAGES = doc_pages.list_pages()
-SLURM = {"partition", "time", "job_dir"}
-"""Options of TorchX's own scheduler that the pages name."""
 FOR_TESTS = {"MUSTER_REQUIRE", "MUSTER_TEST_IMAGE"}
 _LINK = re.compile(r"\[[^\]\n]*(?:\n[^\]\n]*)?\]\(([^)\s]+)\)")
 _FENCED = re.compile(r"^(`{3,}).*?^\1\s*$", re.MULTILINE | re.DOTALL)
@@ -96,14 +96,14 @@ def test_the_map_names_files_that_exist():
 
 
 def test_options_and_variables_exist():
-    records = (LocalOptions, DockerOptions, KubernetesOptions)
+    records = (LocalOptions, DockerOptions, KubernetesOptions, SlurmOptions, SshOptions)
     known = {option.name or field for record in records for field, option in list_options(record).items()}
     variables = {value for value in vars(Env).values() if isinstance(value, str)}
     for page in PAGES:
         text = (doc_pages.ROOT / page).read_text()
         for words in re.findall(r"-cfg ([a-z_]+=\S*)", text):
             names = set(re.findall(r"(?:^|,)([a-z_]+)=", words))
-            assert names <= known | SLURM, f"{page}: -cfg {words}"
+            assert names <= known, f"{page}: -cfg {words}"
         named = set(re.findall(r"\bMUSTER_[A-Z0-9_]*[A-Z0-9]\b", text))
         assert named <= variables | FOR_TESTS, page
 

@@ -10,6 +10,7 @@ import pytest
 from muster._shared.contract import ExitCode
 from muster.agent.cli.flag_table import FLAGS
 from muster.components import dist
+from muster.schedulers import adapter
 from muster.schedulers.runner.option_records import list_options
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -98,6 +99,14 @@ def test_variables_are_explained(pages):
     for row in rows:
         assert re.match(r"\| `[A-Z0-9_]+` \| \S", row), row
     assert "environment: `MUSTER_RDZV_FD`, `" in text
+
+
+def test_every_name_for_adapters_has_a_row(pages):
+    text = pages.build_adapter()
+    assert list(pages.list_adapter_names()) == list(adapter._MODULES)
+    for name, meaning in pages.list_adapter_names().items():
+        assert len(meaning) > 10, f"{name} says nothing"
+        assert re.search(rf"^\| `{name}[(`]", text, re.MULTILINE)
 
 
 def test_text_is_shown_unchanged(pages):

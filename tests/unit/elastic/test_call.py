@@ -1,8 +1,10 @@
 """The line that says what cannot be sent to workers: it names the part and the reason, and shows no value."""
 
 import functools
+import os
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from multiprocessing import resource_tracker
 from typing import Any
 
@@ -65,3 +67,21 @@ def test_what_cannot_be_sent_is_named_without_its_value(what: str, monkeypatch: 
 def test_a_call_of_ranks_shows_no_environment() -> None:
     call = build_rank_call(train)
     assert (SECRET in repr(call), call.__qualname__) == (False, "train")
+
+
+def test_a_worker_sets_only_the_variables_that_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others look as if the program set what torch reads at its import: a line would say so in each job."""
+    own = {"LOCAL_RANK": "1", "OPENBLAS_CORETYPE": "Haswell", "KEPT": "1", "GONE": "1", "OTHER": "1"}
+    monkeypatch.setattr(os, "environ", type(os.environ)(dict(own), str, str, str, str))
+    changed: list[object] = []
+    monkeypatch.setattr(os, "putenv", lambda name, value: changed.append((name, value)))
+    monkeypatch.setattr(os, "unsetenv", changed.append)
+    seen: dict[str, str] = {}
+    call = replace(
+        build_rank_call(lambda: seen.update(os.environ)),
+        envs={1: {"OTHER": "2", "NEW": "1"}},
+        environ={"LOCAL_RANK": "1", "OPENBLAS_CORETYPE": "Haswell", "KEPT": "1"},
+    )
+    call()
+    assert seen == {"LOCAL_RANK": "1", "OPENBLAS_CORETYPE": "Haswell", "KEPT": "1", "OTHER": "2", "NEW": "1"}
+    assert changed == ["GONE", ("OTHER", "2"), ("NEW", "1")]

@@ -36,3 +36,17 @@ def test_events_have_ice_learns_attributes() -> None:
     for name in (*names, "debugger_start", "debugger_end"):
         assert not getattr(events, name).is_set()
     assert (events.progress_bar_iter.value, events.progress_bar_total.value) == (-1, -1)
+
+
+def test_the_bar_of_a_worker_is_its_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[int, int | None]] = []
+    monkeypatch.setattr("muster.worker.step", lambda i, *, total: told.append((i, total)))
+    events = muster.elastic.Events("spawn")
+    events.progress_bar_iter.value = 0
+    assert told == []
+    events.progress_bar_total.value = 20
+    with events.progress_bar_iter.get_lock():
+        events.progress_bar_iter.value += 1
+    events.progress_bar_iter.value = 20
+    assert told == [(0, 20), (19, 20)]
+    assert (events.progress_bar_iter.value, events.progress_bar_total.value) == (20, 20)

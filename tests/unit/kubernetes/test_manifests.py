@@ -207,6 +207,7 @@ OPTIONS = st.fixed_dictionaries(
         "pod_template": st.just('{"spec": {"containers": [{"name": "main", "tty": true}], "priority": null}}'),
         "ttl_s": st.integers(0, 10**6),
         "shm_size": st.just("16Gi"),
+        "compile_cache": st.just("compile-caches"),
         "grace_s": st.integers(31, 600),
         "rdma": st.sampled_from(["true", "rdma/hca:8"]),
         "gang": st.sampled_from(["auto", "auto", "auto", "none", "kueue", "podgroup", "volcano"]),
@@ -840,6 +841,26 @@ def test_the_workspace_is_unpacked_by_the_agent_or_by_tar():
     ]
 
 
+@pytest.mark.parametrize(
+    ("cache", "source"),
+    [
+        ("caches", {"persistentVolumeClaim": {"claimName": "caches"}}),
+        ("/var/tmp/caches", {"hostPath": {"path": "/var/tmp/caches", "type": "DirectoryOrCreate"}}),
+    ],
+)
+def test_compile_caches_are_on_a_claim_or_a_folder_of_the_node(cache, source):
+    request = build(agent_role(env={"TRITON_CACHE_DIR": "/mine"}), compile_cache=cache)
+    assert {"name": "muster-cache", **source} in pod_of(request)["spec"]["volumes"]
+    assert {"name": "muster-cache", "mountPath": "/muster/cache"} in container_of(request)["volumeMounts"]
+    env = env_of(request)
+    assert env["TORCHINDUCTOR_CACHE_DIR"] == "/muster/cache/inductor"
+    assert (env["TRITON_CACHE_DIR"], env["CUDA_CACHE_PATH"]) == ("/mine", "/muster/cache/cuda")
+    assert not [each for each in pod_of(build(agent_role()))["spec"]["volumes"] if "cache" in each["name"]]
+    for bad in ("A_b", "a/b", "/"):
+        with pytest.raises(SchedulerError, match="compile_cache"):
+            build(agent_role(), compile_cache=bad)
+
+
 def test_restricted_passes_pod_security():
     pod = pod_of(build(agent_role(), security="restricted"))["spec"]
     assert pod["securityContext"]["runAsNonRoot"] is True
@@ -850,6 +871,8 @@ def test_restricted_passes_pod_security():
     mount = specs.BindMount(src_path="/data", dst_path="/data")
     with pytest.raises(SchedulerError, match="host path '/data' is forbidden by security=restricted"):
         build(agent_role(mounts=[mount]), security="restricted")
+    with pytest.raises(SchedulerError, match="host path '/cache' is forbidden by security=restricted"):
+        build(agent_role(), security="restricted", compile_cache="/cache")
 
 
 @pytest.mark.parametrize(
@@ -999,3 +1022,62 @@ def test_the_appdef_comes_back_whole():
     expected = copy.deepcopy(app)
     expected.roles[0].env["MY_SECRET"] = "***"
     assert back == expected
+
+
+# -- metrics ----------------------------------------------------------------------------------------------------------
+
+
+def serving_role(port="9464", **changes):
+    role = agent_role(**changes)
+    role.args[2:2] = ["--metrics-port", port]
+    return role
+
+
+@pytest.mark.parametrize("flavor", ["job", "jobset"])
+def test_metrics_have_a_named_port_annotations_and_an_address_that_can_be_reached(flavor):
+    request = build(serving_role(port_map={"c10d": 29500}), plain_role(), flavor=flavor)
+    serving, other = find_pod_templates(request.documents)
+    ports = serving["spec"]["containers"][0]["ports"]
+    assert ports == [{"containerPort": 29500}, {"containerPort": 9464, "name": "metrics"}]
+    annotations = serving["metadata"]["annotations"]
+    assert (annotations["prometheus.io/scrape"], annotations["prometheus.io/port"]) == ("true", "9464")
+    assert annotations["prometheus.io/path"] == "/metrics"
+    assert env_of(request)["MUSTER_METRICS_HOST"] == "::"
+    assert "readinessProbe" not in str(request)
+    assert "prometheus" not in str(other)
+    for document in request.documents:
+        validate_strictly(document, "1.31")
+
+
+@pytest.mark.parametrize("port", [None, "0", "127.0.0.1:9464", "[::1]:9464"])
+def test_metrics_that_nobody_can_read_from_outside_have_neither(port):
+    request = build(agent_role() if port is None else serving_role(port))
+    assert "prometheus" not in str(request)
+    assert "MUSTER_METRICS_HOST" not in env_of(request)
+    assert "metrics" not in str(container_of(request).get("ports"))
+
+
+@pytest.mark.parametrize("flavor", ["job", "jobset"])
+def test_a_pod_monitor_and_readiness_are_options(flavor):
+    request = build(serving_role(), flavor=flavor, pod_monitor=True, readiness=True)
+    [monitor] = [document for document in request.documents if document["kind"] == "PodMonitor"]
+    assert monitor["apiVersion"] == "monitoring.coreos.com/v1"
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= pod_of(request)["metadata"]["labels"].items()
+    for document in request.documents:
+        validate_strictly(document, "1.31")
+    [endpoint] = monitor["spec"]["podMetricsEndpoints"]
+    [port] = [each for each in container_of(request)["ports"] if each.get("name") == endpoint["port"]]
+    probe = container_of(request)["readinessProbe"]["httpGet"]
+    assert (probe["path"], probe["port"], port["containerPort"]) == ("/readyz", "metrics", 9464)
+
+
+@pytest.mark.parametrize("option", ["pod_monitor", "readiness"])
+@pytest.mark.parametrize("port", [None, "0", "127.0.0.1:9464"])
+def test_they_need_a_port(option, port):
+    with pytest.raises(SchedulerError, match=f"{option}=true needs a port of the pods: give the component"):
+        build(agent_role() if port is None else serving_role(port), **{option: True})
+
+
+def test_a_port_that_the_role_uses_for_something_else_is_refused():
+    with pytest.raises(SchedulerError, match="--metrics-port 29500 is also a port of its port_map"):
+        build(serving_role("29500", port_map={"c10d": 29500}))

@@ -7,9 +7,10 @@ from doubles.samples import write_report
 from torchx import specs
 from torchx.specs.api import AppState, AppStatus
 
+from muster.schedulers.adapter.status import build_status
 from muster.schedulers.kubernetes.labels import APPDEF_ANNOTATION, CANCEL_ANNOTATION
 from muster.schedulers.kubernetes.live.pod_status import find_latest_pods, read_pod
-from muster.schedulers.kubernetes.live.status import Observation, describe_observation
+from muster.schedulers.kubernetes.live.status import Observation, build_facts
 from muster.schedulers.kubernetes.manifests.app_annotation import encode_app
 
 pytestmark = pytest.mark.torchx
@@ -65,7 +66,7 @@ def unscheduled(message, reason="Unschedulable"):
 
 def describe(parents, pods, **more):
     facts = [read_pod(item) for item in pods]
-    return describe_observation("ns:app-x1", Observation(parents=parents, pods=facts, **more))
+    return build_status(build_facts("ns:app-x1", Observation(parents=parents, pods=facts, **more)))
 
 
 REPORT = write_report(
@@ -185,7 +186,7 @@ def test_the_reason_of_a_pod(item, reason):
 def test_reasons_are_grouped():
     stuck = unscheduled("0/1 nodes are available: 1 Insufficient cpu.")
     pods = [pod(0), *(pod(index, "Pending", conditions=stuck) for index in (1, 2, 3))]
-    assert describe([job()], pods).msg == "3/4 Pending: Insufficient cpu (1 of 1 nodes)"
+    assert describe([job()], pods).msg == "3/4 Pending: Insufficient cpu (1 of 1 nodes); 1 of 4 nodes runs"
 
 
 def test_only_the_newest_pod_of_an_index_counts():
@@ -194,7 +195,7 @@ def test_only_the_newest_pod_of_an_index_counts():
     status = describe([job()], [new, pod(0), old])
     assert status.roles_statuses[0].replicas[1].state is AppState.RUNNING
     assert status.num_restarts == 1
-    assert status.msg == "<NONE>"
+    assert status.msg == "2 of 4 nodes run"
     assert len(find_latest_pods([read_pod(item) for item in (new, old)])) == 1
 
 
@@ -214,8 +215,9 @@ def test_pods_that_were_never_created_are_counted():
     some["spec"]["parallelism"] = 3
     event = "FailedCreate: exceeded quota"
     status = describe([some], [pod(0)], warnings={"app-x1-trainer": event, "app-x1-trainer-0-abcde": "Unhealthy: x"})
-    assert status.msg == f"2 pods not created: {event}; request less, or delete unused objects"
-    assert describe([some], [pod(0), pod(1), pod(2)], warnings={"app-x1-trainer": event}).msg == "<NONE>"
+    told = f"2 pods not created: {event}; request less, or delete unused objects; 1 of 4 nodes runs"
+    assert status.msg == told
+    assert describe([some], [pod(0), pod(1), pod(2)], warnings={"app-x1-trainer": event}).msg == "3 of 4 nodes run"
     ended = job(("Complete", "r"), status=None)
     ended["spec"]["parallelism"] = 3
     assert describe([ended], [pod(0, "Succeeded")], warnings={"app-x1-trainer": event}).msg == "<NONE>"

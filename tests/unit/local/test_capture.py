@@ -5,9 +5,10 @@ import os
 
 import pytest
 
-from muster.schedulers.local import capture
-from muster.schedulers.local.capture import Capture
-from muster.schedulers.local.logs import FileLogQuery, read_log
+from muster.schedulers.lines import read_lines
+from muster.schedulers.processes import capture
+from muster.schedulers.processes.capture import Capture
+from muster.schedulers.processes.file_logs import FileSource
 from muster.schedulers.supervision.driver import EventQueue
 
 pytestmark = pytest.mark.torchx
@@ -23,7 +24,7 @@ def write_output(made, event_queue, *texts, stream=0):
 
 
 def read(folder, stream="combined"):
-    return list(read_log(FileLogQuery(folder=folder, stream=stream), lambda: True))
+    return list(read_lines(FileSource(folder, stream), lambda: True))
 
 
 def test_a_full_disk_loses_output_and_reports_it_once(tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""What the driver of local_cwd passes to a replica."""
+"""What the driver of processes passes to a replica."""
 
 import os
 import signal
@@ -8,8 +8,8 @@ from unittest.mock import Mock
 import pytest
 
 from muster._shared.contract import Env
-from muster.schedulers.local.driver import LocalDriver
-from muster.schedulers.local.replica_process import Launch
+from muster.schedulers.processes.driver import ProcessDriver
+from muster.schedulers.processes.launch import Launch
 from muster.schedulers.supervision.app_folder import AppSpec
 from muster.schedulers.supervision.driver import StartError
 from muster.schedulers.supervision.state import ReplicaId, SupervisedRole
@@ -23,11 +23,11 @@ def test_an_agent_is_told_how_often_it_was_started_before(
 ) -> None:
     launches: list[Launch] = []
 
-    def refuse(launch: Launch) -> int:
+    def refuse(launch: Launch, *_: int) -> int:
         launches.append(launch)
         raise OSError("no process is started here")
 
-    monkeypatch.setattr("muster.schedulers.local.driver.spawn", refuse)
+    monkeypatch.setattr("muster.schedulers.processes.driver.spawn", refuse)
     driver = build_driver(tmp_path, runs_agent=runs_agent)
     for others in ({}, {ReplicaId("r", 1): Mock()}):  # no incarnation for a node that comes back alone
         driver._running = others
@@ -84,7 +84,7 @@ def test_a_log_that_cannot_be_written_is_a_start_that_failed(tmp_path: Path) -> 
     driver.close(succeeded=False)
 
 
-def build_driver(tmp_path: Path, *, runs_agent: bool) -> LocalDriver:
+def build_driver(tmp_path: Path, *, runs_agent: bool) -> ProcessDriver:
     plan = {"command": ["true"], "env": {}, "cwd": str(tmp_path), "runs_agent": runs_agent}
     spec = AppSpec(
         app_id="app",
@@ -95,4 +95,4 @@ def build_driver(tmp_path: Path, *, runs_agent: bool) -> LocalDriver:
         grace_s=1.0,
         details={"replicas": {"r": [plan, plan]}, "base_env": {}, "token": "secret"},
     )
-    return LocalDriver(spec=spec, event_queue=Mock(now_s=lambda: 0.0))
+    return ProcessDriver(spec=spec, event_queue=Mock(now_s=lambda: 0.0))

@@ -2,7 +2,8 @@
 
 import pytest
 
-from muster.schedulers.local.logs import FileLogQuery, read_log
+from muster.schedulers.lines import read_lines
+from muster.schedulers.processes.file_logs import FileSource
 
 pytestmark = pytest.mark.torchx
 
@@ -10,8 +11,8 @@ pytestmark = pytest.mark.torchx
 @pytest.mark.parametrize("follow", [False, True])
 def test_a_replica_that_was_never_started_has_no_lines(tmp_path, follow):
     """It was a traceback of the thread that reads."""
-    query = FileLogQuery(folder=tmp_path / "r" / "0", stream="combined", follow=follow)
-    assert list(read_log(query, lambda: True)) == []
+    source = FileSource(tmp_path / "r" / "0", "combined")
+    assert list(read_lines(source, lambda: True, follow=follow)) == []
 
 
 def test_a_follower_waits_for_the_start(tmp_path):
@@ -25,5 +26,4 @@ def test_a_follower_waits_for_the_start(tmp_path):
             (folder / "combined.log").write_text("first\n")
         return len(looks) > 2
 
-    query = FileLogQuery(folder=folder, stream="combined", follow=True)
-    assert list(read_log(query, has_ended, tmp_path)) == ["first\n"]
+    assert list(read_lines(FileSource(folder, "combined", tmp_path), has_ended, follow=True)) == ["first\n"]

@@ -14,7 +14,7 @@ from torchx.specs.api import macros
 import muster
 from muster.schedulers.agent_command import AGENT_ENTRY
 from muster.schedulers.errors import SchedulerError
-from muster.schedulers.local.devices import DeviceRequest, assign_devices, list_devices, needs_sharing, share_devices
+from muster.schedulers.gpus import DeviceRequest, assign_devices, list_devices, needs_sharing, share_devices
 from muster.schedulers.local.interpreter import find_interpreter, has_same_muster
 from muster.schedulers.local.options import LocalOptions
 from muster.schedulers.local.request import Host, build_request

@@ -7,17 +7,18 @@ import struct
 import termios
 import threading
 import tty
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 from terminal import render
 
-from muster._shared.progress_bars import ProgressBars, fit_row
+from muster._shared.console.alike_lines import LAUNCH_S
+from muster._shared.console.progress_bars import ProgressBars, fit_row
 from muster.agent.config import Std
 from muster.agent.logs import console as consoles
 from muster.agent.logs.console import Console, Feed
-from muster.agent.runtime.clock import SystemClock
+from muster.agent.runtime.loop import SystemClock
 
 
 class FakeClock(SystemClock):
@@ -140,12 +141,75 @@ def test_a_warning_that_workers_write_alike_is_printed_once(pipe: Pipe) -> None:
     assert lines == expected
 
 
+def name_ranks(ranks: Sequence[int]) -> bytes:
+    return b"[w%s]:" % ",".join(map(str, sorted(ranks))).encode()
+
+
+def open_ranks(console: Console, std: Std = Std.OUT) -> list[Feed]:
+    return [console.open_feed(std, b"[w%d]:" % rank, rank, name_ranks) for rank in range(3)]
+
+
+def test_what_workers_write_alike_is_printed_once(pipe: Pipe) -> None:
+    console = Console(stdout_fd=pipe.write_fd, stderr_fd=pipe.write_fd, clock=FakeClock(), merges_lines=True)
+    reader = pipe.collect()
+    feeds = open_ranks(console)
+    for rank, feed in enumerate(feeds):
+        feed.offer(b"step 1 loss 0.%d\n" % rank)
+    feeds[0].offer(b"only here\n")
+    feeds[2].offer(b"step 2\n")
+    console.print_line("a line of the agent comes after all that was written before it")
+    feeds[1].offer(b"step 2\n")
+    for feed in feeds:
+        feed.end()
+    assert finish(console, pipe, reader).splitlines() == [
+        b"[w0,1,2]:step 1 loss 0.0",
+        b"[w0]:only here",
+        b"[w2]:step 2",
+        b"[muster] a line of the agent comes after all that was written before it",
+        b"[w1]:step 2",
+    ]
+
+
+def test_a_line_of_one_worker_is_printed_while_nothing_else_is_written(pipe: Pipe) -> None:
+    console = Console(stdout_fd=pipe.write_fd, stderr_fd=pipe.write_fd, merges_lines=True)
+    feeds = open_ranks(console)
+    feeds[1].offer(b"alone\n")
+    assert os.read(pipe.read_fd, 100) == b"[w1]:alone\n"  # else it would wait for ever
+    assert finish(console, pipe, pipe.collect()) == b""
+
+
+def test_a_debugger_gets_the_terminal_after_what_was_held(pipe: Pipe) -> None:
+    console = Console(stdout_fd=pipe.write_fd, stderr_fd=pipe.write_fd, clock=FakeClock(), merges_lines=True)
+    feeds = open_ranks(console)
+    feeds[1].offer(b"before\n")
+    console.hold()
+    assert os.read(pipe.read_fd, 100) == b"[w1]:before\n"
+    console.release()
+    assert finish(console, pipe, pipe.collect()) == b""
+
+
+def test_the_report_learns_where_a_traceback_of_several_workers_is(pipe: Pipe) -> None:
+    trace = b'Traceback (most recent call last):\n  File "a.py", line 7\nValueError: bad\n'
+    console = Console(stdout_fd=pipe.write_fd, stderr_fd=pipe.write_fd, clock=FakeClock(), merges_lines=True)
+    reader = pipe.collect()
+    feeds = open_ranks(console, Std.ERR)
+    for rank in (0, 2):
+        feeds[rank].offer(trace)
+    feeds[1].offer(trace.replace(b"bad", b"worse"))
+    console.wait_for_output(20.0)
+    assert [feed.merged_traceback for feed in feeds] == [b"[w0,2]:", b"", b"[w0,2]:"]
+    text = finish(console, pipe, reader)
+    assert text.count(b"[w0,2]:") == text.count(b"[w1]:") == 3
+
+
 def test_warnings_of_a_job_that_runs_are_all_printed(pipe: Pipe) -> None:
     clock = FakeClock()
     console = Console(stdout_fd=pipe.write_fd, stderr_fd=pipe.write_fd, clock=clock)
-    reader = pipe.collect()
     feeds = open_feeds(console)
-    clock.time_s = consoles.LAUNCH_S + 1.0
+    feeds[0].offer(b"starts\n")
+    assert os.read(pipe.read_fd, 100) == b"[0]:starts\n"
+    clock.time_s = LAUNCH_S + 1.0
+    reader = pipe.collect()
     for feed in feeds:
         feed.offer(WARNING)
     assert finish(console, pipe, reader).count(SHOWN[0]) == len(feeds)
@@ -398,6 +462,51 @@ def test_on_a_terminal_every_worker_has_its_live_row_and_lines_go_above(terminal
     assert console.close(limit_s=20.0)
 
 
+def test_the_status_is_the_last_row_and_leaves_nothing(terminal: Terminal) -> None:
+    console = Console(stdout_fd=terminal.fd, stderr_fd=terminal.fd)
+    bar, out = console.open_feed(Std.ERR, b"[0]:"), console.open_feed(Std.OUT, b"[1]:")
+    console.show_status("step 1 of 9")
+    terminal.read_until(b"[muster] step 1 of 9")
+    bar.offer(b"\r 10%")
+    terminal.read_until(b"[0]: 10%\n[muster] step 1 of 9")
+    out.offer(b"a line\n")
+    terminal.read_until(b"[1]:a line\n[0]: 10%\n[muster] step 1 of 9")
+    console.show_status("step 2 of 9")
+    terminal.read_until(b"step 2 of 9")
+    bar.offer(b"\r100%\n")
+    for feed in (bar, out):
+        feed.end()
+    console.print_line("the end")
+    assert console.close(limit_s=20.0)
+    terminal.read_until(b"the end")
+    seen = terminal.seen
+    while not seen.endswith(b"\x1b[K"):
+        seen += os.read(terminal.master_fd, 4096)
+    assert render(seen.decode()) == ["[1]:a line", "[0]:100%", "[muster] the end", ""]
+
+
+def test_a_pipe_has_no_status(pipe: Pipe) -> None:
+    console = Console(stdout_fd=pipe.write_fd, stderr_fd=pipe.write_fd)
+    console.show_status("step 1 of 9")
+    console.print_line("a line")
+    assert finish(console, pipe, pipe.collect()) == b"[muster] a line\n"
+
+
+def test_a_status_has_its_row_on_a_full_terminal() -> None:
+    bars = ProgressBars(lambda: os.terminal_size((40, 5)))
+    assert bars.draw([b"%d" % row for row in range(9)], b"status").split(b"\n") == [
+        *(b"0", b"1", b"... and 7 more", b"status"),
+    ]
+
+
+def test_rows_that_a_narrower_terminal_has_wrapped_are_erased() -> None:
+    size = [20, 10]
+    bars = ProgressBars(lambda: os.terminal_size((size[0], size[1])))
+    bars.draw([b"x" * 19, b"short"])
+    size[0] = 8
+    assert bars.erase().count(b"\x1b[K") == 3 + 1
+
+
 def test_a_terminal_without_a_size_has_80_columns() -> None:
     master_fd, fd = pty.openpty()
     tty.setraw(fd)
@@ -468,6 +577,27 @@ def test_what_follows_the_workers_output_comes_after_it(pipe: Pipe) -> None:
     os.close(err_read_fd)
     os.close(err_fd)
     assert merged[-2:] == ["last", "report"]
+
+
+@pytest.mark.parametrize("size_bytes", [10, 1 << 20], ids=["written and not read", "not even written"])
+def test_what_follows_does_not_wait_for_ever_for_a_reader_that_has_stopped(pipe: Pipe, size_bytes: int) -> None:
+    err_read_fd, err_fd = os.pipe()
+    console = Console(stdout_fd=pipe.write_fd, stderr_fd=err_fd)
+    feed = console.open_feed(Std.OUT, b"")
+    feed.offer(b"x" * size_bytes + b"\n")
+    feed.end()
+    waiting = threading.Thread(target=console.wait_for_output, args=(0.05,), daemon=True)
+    waiting.start()
+    waiting.join(60)
+    assert not waiting.is_alive()
+    console.print_text("report")
+    assert os.read(err_read_fd, 100) == b"report\n"
+    reading = pipe.collect()
+    assert console.close(limit_s=20.0)
+    pipe.close_write()
+    reading.join()
+    os.close(err_read_fd)
+    os.close(err_fd)
 
 
 SLOW = threading.Event()

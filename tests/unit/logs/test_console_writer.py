@@ -7,7 +7,7 @@ import pytest
 
 from muster.agent.logs.console_writer import ConsoleWriter
 from muster.agent.logs.lines import AgentLine, Hold
-from muster.agent.runtime.clock import SystemClock
+from muster.agent.runtime.loop import SystemClock
 
 
 @pytest.fixture

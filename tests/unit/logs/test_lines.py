@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.agent.logs.lines import LineAssembler, cut_warnings, find_last_frame, is_bar
+from muster.agent.logs.lines import LineAssembler, find_last_frame, is_bar
 
 PREFIX = b"[w0]:"
 
@@ -84,28 +84,3 @@ def test_what_a_bar_is() -> None:
     assert not is_bar(b"text\r")
     assert not is_bar(b"\x00\r1%")
     assert find_last_frame(b"1%\r2%\r") == b"2%"
-
-
-@pytest.mark.parametrize(
-    ("lines", "warnings"),
-    [
-        (b"a.py:1: UserWarning: w\n", [b"a.py:1: UserWarning: w\n"]),
-        (b"a.py:1: UserWarning: w\n  code\n  more\n", [b"a.py:1: UserWarning: w\n  code\n"]),
-        (b"a.py:1: my.Warning: of two\nlines\n  code\n", [b"a.py:1: my.Warning: of two\nlines\n  code\n"]),
-        (b"a:1: AWarning: \nb:2: BWarning: \n", [b"a:1: AWarning: \n", b"b:2: BWarning: \n"]),
-        (b"a.py:1: UserWarning: w\nis this of it?\n", []),
-        (b"UserWarning: w\n  code\n", []),
-        (b"a.py:x: UserWarning: w\n", []),
-        (b"12:30:01: INFO: Warning: w\n", []),
-        (b"\n\n", []),
-    ],
-)
-def test_warnings_among_lines(lines: bytes, warnings: list[bytes]) -> None:
-    parts = list(cut_warnings(lines))
-    assert [part for part, warns in parts if warns] == warnings
-    assert b"".join(part for part, _ in parts) == lines
-
-
-@given(st.text(alphabet="a:1 \nWarning").map(str.encode))
-def test_cutting_at_warnings_loses_nothing(text: bytes) -> None:
-    assert b"".join(part for part, _ in cut_warnings(text + b"\n")) == text + b"\n"

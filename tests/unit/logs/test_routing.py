@@ -1,5 +1,6 @@
 """Where streams go, the prefixes of their lines, and the names of the folders."""
 
+import os
 import re
 from pathlib import Path
 
@@ -101,6 +102,38 @@ def test_a_second_live_agent_with_the_same_id_gets_another_folder(tmp_path: Path
     assert Path(other).parent.parent == tmp_path / "job"
     first.close()
     second.close()
+
+
+def list_latest(folder: Path) -> list[str]:
+    return [os.readlink(path) for path in folder.iterdir() if path.name == "latest"]
+
+
+def test_the_newest_attempt_has_a_link_where_a_person_has_named_the_folder(tmp_path: Path) -> None:
+    for run_id, attempts in (("one", 2), ("two", 1)):
+        folder = RunFolder(str(tmp_path), run_id, links_latest=True)
+        for attempt in range(attempts):
+            path = Path(folder.open_attempt(make_round(number=attempt + 1, attempt=attempt), 1))
+            assert (tmp_path / "latest").resolve() == path
+        folder.close()
+    assert list_latest(tmp_path) == ["two/attempt_0"]
+    assert {path.parent.name for path in tmp_path.glob("*/attempt_*")} == {"one", "two"}, "no run is found twice"
+    RunFolder(str(tmp_path), "three").open_attempt(make_round(), 1)
+    assert list_latest(tmp_path) == ["two/attempt_0"]
+
+
+def test_of_several_nodes_the_link_names_the_first(tmp_path: Path) -> None:
+    for index in (0, 1):
+        there = make_round(group_world_size=2, group_rank=index, node_index=index)
+        RunFolder(str(tmp_path), "job", links_latest=True).open_attempt(there, 1)
+    assert list_latest(tmp_path) == ["job/node_0/attempt_0"]
+
+
+def test_a_run_may_be_named_like_the_link(tmp_path: Path) -> None:
+    RunFolder(str(tmp_path), "job", links_latest=True).open_attempt(make_round(), 1)
+    path = Path(RunFolder(str(tmp_path), "latest", links_latest=True).open_attempt(make_round(), 1))
+    assert path == tmp_path / "latest/attempt_0"
+    assert not (tmp_path / "latest").is_symlink()
+    assert list((tmp_path / "job/attempt_0").iterdir()) == [tmp_path / "job/attempt_0/0"]
 
 
 def test_files_of_an_earlier_run_are_moved(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from muster._shared.contract import AskKind, AskOutcome, ExitCode
+from muster._shared.preflight import Finding, Level
 from muster._shared.records import replace
 from muster._shared.reports import Answer
 from muster.agent.node.actions import (
@@ -31,12 +32,13 @@ from muster.agent.node.actions import (
     StartTimer,
     StartWorkers,
 )
-from muster.agent.node.decisions import HOLD_S, decide
+from muster.agent.node.decisions import ACCEPTED, HOLD_S, decide
 from muster.agent.node.events import (
     AgentStarted,
     Choice,
     Event,
     FailureSettled,
+    LocalChecked,
     PersonChose,
     Requested,
     RoundTimer,
@@ -65,6 +67,7 @@ from muster.agent.node.state import (
     NodeDrain,
     NodeRules,
     NodeState,
+    Phase,
     Running,
     Starting,
     Stopping,
@@ -74,11 +77,13 @@ from muster.agent.node.state import (
 from muster.agent.rendezvous.interface import (
     BreakKind,
     CheckpointCompleted,
+    CopySnapshot,
     DrainBegun,
     DrainCommitted,
     DrainWithdrawn,
     GlobalRank0Started,
     JobEnded,
+    KeepSnapshot,
     Leaving,
     Notice,
     NoticeKind,
@@ -87,10 +92,15 @@ from muster.agent.rendezvous.interface import (
     RoundBroken,
     RoundFormed,
     Saved,
+    SnapshotConfirmed,
+    SnapshotCopied,
+    SnapshotFound,
+    SnapshotKept,
+    SnapshotSought,
     StacksWanted,
     StoodStill,
 )
-from muster.agent.round import Checkpoint
+from muster.agent.round import Checkpoint, Generation
 
 make_round = partial(samples.make_round, restarts_left=3)
 
@@ -117,6 +127,10 @@ def hung(number: int = 1) -> WorkersIdle:
 
 def active(number: int = 1) -> WorkersActive:
     return WorkersActive(round_number=number)
+
+
+def finding(level: Level) -> Finding:
+    return Finding(check="devices", level=level, found="7 devices answer", expected="8", advice="look")
 
 
 def gone(number: int = 1) -> WorkersGone:
@@ -654,20 +668,50 @@ def test_the_end_of_another_node_is_told_by_one(node_index: int) -> None:
     assert told(state, LEADER_LOST, JobEnded(succeeded=False)) == expected
 
 
+# -- a node at fault ---------------------------------------------------------------------------------------------------
+
+AT_FAULT = replace(broken(), leaves=True, reason="rank 1 on node 1 (h) exited with code 77")
+
+
+def test_a_node_at_fault_stops_its_workers_and_leaves_with_69() -> None:
+    state, history = run(*RUNNING, AT_FAULT, exited(0, -15), exited(1, -15), gone())
+    assert isinstance(state.phase, Ended)
+    sent = [action for actions in history for action in actions if isinstance(action, Leaving)]
+    assert [each.reason for each in sent] == ["it is at fault"]
+    [finish] = [action for action in history[-1] if isinstance(action, Finish)]
+    assert finish.code == 69
+    assert finish.rendezvous_failed is not None
+    assert finish.rendezvous_failed.reason == "this node leaves the job: rank 1 on node 1 (h) exited with code 77"
+
+
+def test_a_node_that_has_stopped_its_workers_leaves_at_once() -> None:
+    """All failures of the round are known only then."""
+    _, history = run(*RUNNING, broken(), exited(0, -15), exited(1, -15), gone(), AT_FAULT)
+    [finish] = [action for action in history[-1] if isinstance(action, Finish)]
+    assert finish.code == 69
+
+
+def test_a_signal_that_came_first_decides_the_exit_code() -> None:
+    _, history = run(*RUNNING, SIGTERM, AT_FAULT, exited(0, -15), exited(1, -15), gone())
+    [finish] = [action for action in history[-1] if isinstance(action, Finish)]
+    assert finish.code == 143
+
+
 # -- delays ------------------------------------------------------------------------------------------------------------
 
 
 def test_back_off_begins_with_the_second_restart_and_doubles() -> None:
     rules = NodeRules(nproc=1, restart_backoff_s=0.5)
-    found = [rules.find_longest_backoff_s(attempt) for attempt in (0, 1, 2, 3, 12, 40)]
-    assert found == [0.0, 0.0, 0.5, 1.0, 512.0, 512.0]
+    found = [rules.find_longest_backoff_s(repeats) for repeats in (0, 1, 2, 3, 12, 40)]
+    assert found == [0.0, 0.0, 0.5, 1.0, 32.0, 32.0]
     assert NodeRules(nproc=1).find_longest_backoff_s(5) == 0.0
 
 
 @pytest.mark.parametrize("is_held", [True, False])
 def test_the_node_of_global_rank_0_backs_off_and_the_others_wait_for_it(is_held: bool) -> None:
     state = new_state(restart_backoff_s=2.0, backoff_share=0.75)
-    _, [actions] = run(formed(1, attempt=3, is_held=is_held), state=state)
+    first = replace(make_round(attempt=3), repeats=3)
+    _, [actions] = run(RoundFormed(round=first, is_held=is_held), state=state)
     timers = [action for action in actions if isinstance(action, StartTimer)]
     assert [timer.delay_s for timer in timers] == [4.0 + HOLD_S if is_held else 3.0]
     told = [action.text for action in actions if isinstance(action, PrintLine)]
@@ -682,12 +726,12 @@ def test_a_round_whose_rank_0_starts_during_a_stop_is_not_held(rank0_started: bo
 
 
 @pytest.mark.parametrize(
-    ("attempt", "use_agent_store", "is_delayed"), [(0, False, True), (0, True, False), (3, True, True)]
+    ("repeats", "use_agent_store", "is_delayed"), [(0, False, True), (0, True, False), (3, True, True)]
 )
 def test_where_an_agent_hosts_the_store_only_a_back_off_is_waited_for(
-    attempt: int, use_agent_store: bool, is_delayed: bool
+    repeats: int, use_agent_store: bool, is_delayed: bool
 ) -> None:
-    event = RoundFormed(round=replace(make_round(attempt=attempt), use_agent_store=use_agent_store), is_held=True)
+    event = RoundFormed(round=replace(make_round(), repeats=repeats, use_agent_store=use_agent_store), is_held=True)
     state, _ = run(event, state=new_state(restart_backoff_s=2.0))
     assert isinstance(state.phase, Delaying if is_delayed else Running)
 
@@ -713,6 +757,18 @@ LOST = LocalFailure(local_rank=0, reason="lost its store")
         pytest.param((*RUNNING, lost(0), settled(0)), [], [], id="of an older round"),
         pytest.param((*RUNNING, exited(0), exited(1), lost(), settled(0)), [], [], id="after the success"),
         pytest.param((*RUNNING, broken(), lost(), exited(0), exited(1), gone()), [], [], id="during a stop"),
+        pytest.param(
+            (*RUNNING, exited(1, 1), settled(1), broken(), lost(), exited(0, -15), gone()),
+            [LocalFailure(local_rank=1)],
+            [LOST],
+            id="known late",
+        ),
+        pytest.param(
+            (*RUNNING, exited(1, 1), settled(1), broken(), exited(0, 1), lost(), gone()),
+            [LocalFailure(local_rank=1)],
+            [LOST],
+            id="the cause",
+        ),
     ],
 )
 def test_a_lost_store_is_a_failure_of_rank_0_while_workers_run(events, prompt: list, late: list) -> None:
@@ -783,8 +839,20 @@ def any_event() -> st.SearchStrategy[Event]:
         st.builds(lambda n: DrainWithdrawn(round_number=n, drain=1, reason="x"), number),
         st.builds(lambda n, s: SlotsRead(round_number=n, drain=1, slots=s), number, st.none() | st.just(())),
         st.builds(lambda n: Saved(round_number=n, step=4, path="/4"), number),
+        st.builds(lambda n: SnapshotKept(round_number=n, step=4, advance=1), number),
+        st.builds(lambda n: SnapshotCopied(round_number=n, lineage=1, step=4), number),
+        st.builds(lambda n: SnapshotSought(round_number=n, rank=0), number),
+        st.builds(lambda n: SnapshotFound(round_number=n, rank=0, source=None), number),
+        st.builds(lambda n: KeepSnapshot(round_number=n, step=4), number),
+        st.builds(lambda n: CopySnapshot(round_number=n, lineage=1, step=4), number),
+        st.builds(lambda n: SnapshotConfirmed(round_number=n, snapshot=Generation(lineage=1, step=4, size=1)), number),
         st.builds(lambda n: CheckpointCompleted(checkpoint=Checkpoint(number=n, step=4, path="/4")), number),
         st.builds(lambda ok: JobEnded(succeeded=ok), st.booleans()),
+        st.builds(
+            lambda found, last: LocalChecked(findings=found, is_last=last),
+            st.sampled_from([(), (finding(Level.WARNING),), (finding(Level.ERROR),)]),
+            st.booleans(),
+        ),
     )
 
 
@@ -848,6 +916,19 @@ def test_no_failure_is_reported_twice(events: list[Event]) -> None:
 def test_a_value_that_is_no_event_is_refused() -> None:
     with pytest.raises(TypeError, match="'surprise'"):
         decide(new_state(), "surprise")  # type: ignore[arg-type]
+
+
+def test_the_table_has_every_event_and_no_phase_that_has_ended() -> None:
+    assert set(ACCEPTED) == set(get_args(Event))
+    assert set().union(*ACCEPTED.values()) == set(get_args(Phase)) - {Ended}
+
+
+@settings(max_examples=500)
+@given(st.lists(any_event(), max_size=12), any_event())
+def test_a_phase_that_does_not_accept_an_event_drops_it(events: list[Event], event: Event) -> None:
+    state, _ = run(*events)
+    if type(state.phase) not in ACCEPTED[type(event)]:
+        assert decide(state, event) == (state, ())
 
 
 @settings(max_examples=500)

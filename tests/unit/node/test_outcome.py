@@ -1,10 +1,13 @@
 """The last line of a job."""
 
 import pytest
+from doubles.samples import make_round
 
-from muster._shared.reports import format_size
+from muster._shared.reports import format_duration, format_size
 from muster.agent.cli.arguments import parse_args
-from muster.agent.node.outcome import describe_logs, format_duration
+from muster.agent.node.actions import Finish
+from muster.agent.node.outcome import describe_logs, prints_last_line
+from muster.agent.rendezvous.interface import JobEnded
 from muster.agent.runtime.event_log import RunTimes
 
 
@@ -54,6 +57,17 @@ def test_what_restarts_cost() -> None:
 def test_where_the_logs_are(flags: str, environ: dict[str, str], succeeded: bool, text: str) -> None:
     config = parse_args([*flags.split(), "main.py"], environ)
     assert describe_logs(config, "/run", succeeded=succeeded) == text
+
+
+@pytest.mark.parametrize(
+    ("is_leader", "group_rank", "is_printed"),
+    [(None, 0, True), (None, 1, False), (True, 0, True), (False, 0, False), (True, 1, True)],
+)
+def test_the_node_that_leads_prints_the_last_line(is_leader: bool | None, group_rank: int, is_printed: bool) -> None:
+    """Node 0 that has come again knows of the job what happened since."""
+    config = parse_args(["main.py"], {})
+    finish = Finish(code=0, ended=JobEnded(succeeded=True, is_leader=is_leader))
+    assert prints_last_line(finish, config, make_round(2, group_rank=group_rank)) is is_printed
 
 
 def test_a_folder_that_could_not_be_made_is_not_recommended() -> None:

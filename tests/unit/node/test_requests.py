@@ -1,5 +1,6 @@
 """What persons ask for, as one node sees it: requests, answers, pauses and checkpoints."""
 
+import pytest
 from doubles.samples import make_round
 from doubles.sent import unwrap
 
@@ -44,6 +45,7 @@ from muster.agent.rendezvous.interface import (
     RoundFormed,
     StacksWanted,
 )
+from muster.agent.rendezvous.report_messages import RequestAnswer
 
 ROUND = make_round(number=3, rank_offset=2)
 ASKED = Requested(request=1, kind=AskKind.PAUSE, limit_s=30.0)
@@ -86,10 +88,12 @@ def over() -> TimerExpired:
     return TimerExpired(timer=RoundTimer(purpose=TimerPurpose.DRAIN, round_number=3, number=1))
 
 
-def test_a_request_goes_to_the_leader_and_its_answer_back():
+@pytest.mark.parametrize("kind", [RequestAnswered, RequestAnswer])
+def test_a_request_goes_to_the_leader_and_its_answer_back(kind):
+    """Also the answer as it has travelled."""
     node = Node()
     assert node.send(ASKED) == [Asked(round_number=ROUND.number, request=1, kind=AskKind.PAUSE, limit_s=30.0)]
-    answered = RequestAnswered(request=1, answer=DONE)
+    answered = kind(request=1, answer=DONE)
     assert node.send(answered) == [AnswerPerson(requests=(1,), answer=DONE)]
     assert node.send(answered) == []
 

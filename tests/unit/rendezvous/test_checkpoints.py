@@ -3,7 +3,7 @@
 from doubles.samples import make_failure
 from doubles.sent import show_sent
 
-from muster.agent.rendezvous.consensus.actions import FormRound
+from muster.agent.rendezvous.consensus.actions import RecoveryChanged, RoundFacts
 from muster.agent.rendezvous.consensus.decisions import decide
 from muster.agent.rendezvous.consensus.events import (
     Joined,
@@ -13,11 +13,11 @@ from muster.agent.rendezvous.consensus.events import (
     RoundAcknowledged,
     TimerFired,
 )
-from muster.agent.rendezvous.consensus.members import ConsensusRules, MemberRecord, RecoveryState
+from muster.agent.rendezvous.consensus.members import ConsensusRules, MemberRecord
+from muster.agent.rendezvous.consensus.recovery import RecoveryRecord
 from muster.agent.rendezvous.consensus.state import RoundRunning, build_initial_state
-from muster.agent.rendezvous.interface import CheckpointCompleted, Saved
-from muster.agent.rendezvous.leader.outgoing import _build_facts
-from muster.agent.rendezvous.member.recovery import RecoveryTracker
+from muster.agent.rendezvous.interface import Saved
+from muster.agent.rendezvous.member.recovery import MemberRecovery
 from muster.agent.rendezvous.report_messages import Failed, Stopped
 from muster.agent.round import Checkpoint
 
@@ -40,7 +40,7 @@ class Leader:
         self.now_s = 0.0
         self.state = build_initial_state(rules, 0.0, takeover=False)
         for index in range(NODES):
-            recovery_state = RecoveryState(checkpoint=(known or {}).get(index))
+            recovery = RecoveryRecord(checkpoint=(known or {}).get(index))
             self.feed(
                 Joined(
                     member=MemberRecord(
@@ -51,7 +51,7 @@ class Leader:
                         host=f"h{index}",
                         port=1,
                         is_leader=index == 0,
-                        recovery_state=recovery_state,
+                        recovery=recovery,
                     )
                 )
             )
@@ -70,13 +70,14 @@ class Leader:
     def save(self, index: int, step: int, path: str = "") -> Checkpoint | None:
         """The checkpoint that all members are told of, if this report completes one."""
         saved = Reported(id=str(index), message=Saved(round_number=self.state.round_number, step=step, path=path))
-        completed = [each for each in self.feed(saved) if isinstance(each, CheckpointCompleted)]
+        completed = [each for each in self.feed(saved) if isinstance(each, RecoveryChanged)]
         assert len(completed) <= 1
         if not completed:
             return None
         assert set(completed[0].ids) == set(self.state.members)
-        assert completed[0].checkpoint == self.state.checkpoint
-        return completed[0].checkpoint
+        checkpoint: Checkpoint | None = completed[0].recovery.value.checkpoint
+        assert checkpoint == self.state.checkpoint
+        return checkpoint
 
 
 def test_the_last_report_completes_it_and_the_lowest_rank_names_the_path():
@@ -151,25 +152,18 @@ def test_the_latest_that_any_member_knows_is_in_the_first_round():
 def test_a_member_carries_it_to_its_next_leader():
     leader = Leader()
     checkpoint = [leader.save(index, 10, "/10") for index in range(NODES)][-1]
-    tracker = RecoveryTracker()
-    assert tracker.record_checkpoint(checkpoint)
-    assert not tracker.record_checkpoint(checkpoint)
-    form = FormRound(
-        round_number=7,
-        attempt=0,
-        restarts_left=0,
+    known = MemberRecovery().with_record(leader.state.recovery.value)
+    assert known.record.checkpoint == checkpoint
+    facts = RoundFacts(
+        recovery=RecoveryRecord(round_number=7),  # of a leader that does not know it
+        successors=(),
+        group_world_size=1,
         world_size=1,
+        master_addr="h",
         master_port=1,
-        use_agent_store=False,
-        assignments=tuple(leader.state.assignments.values()),
-        quorum_rounds=(),
-        startup_signature=None,
     )
-    facts = _build_facts(form, "h", (), None)  # of a leader that does not know it
-    tracker.record_round(facts, (), 0)
-    assert tracker.state.checkpoint == checkpoint
-    assert not tracker.record_checkpoint(facts.checkpoint)
-    assert _build_facts(form, "h", (), checkpoint).checkpoint == checkpoint
+    known = known.with_round(facts, ())
+    assert (known.round_number, known.record.checkpoint) == (7, checkpoint)
 
 
 def test_a_timer_changes_nothing():

@@ -1,122 +1,38 @@
 """Event histories through the leader's pure state machine."""
 
 import pytest
-from doubles.samples import make_failure
-from doubles.sent import show_sent
+from doubles.leader_history import Leader, failure, member, rules
 
 from muster._shared.records import replace
-from muster._shared.reports import Failure, FinalFailure, Stack
+from muster._shared.reports import FinalFailure, Stack
 from muster.agent.rendezvous.consensus.actions import (
-    CheckLease,
     DropMembers,
-    FormRound,
     JobEnd,
     Notify,
+    RecoveryChanged,
     RoundBreak,
-    RoundCommitted,
-    SetTimer,
+    RoundStart,
+    RoundSummary,
 )
-from muster.agent.rendezvous.consensus.decisions import decide
 from muster.agent.rendezvous.consensus.events import (
     Joined,
-    LeaseChecked,
     MemberLost,
     ProcessEnded,
     Reported,
     RoundAcknowledged,
     TimerFired,
 )
-from muster.agent.rendezvous.consensus.members import ConsensusRules, MemberRecord, RecoveryState
+from muster.agent.rendezvous.consensus.members import MemberRecord
 from muster.agent.rendezvous.consensus.quorum import RecoveredRound
-from muster.agent.rendezvous.consensus.state import FOREVER, Forming, JobState, RoundRunning, build_initial_state
+from muster.agent.rendezvous.consensus.recovery import RecoveryRecord
+from muster.agent.rendezvous.consensus.state import FOREVER, Forming, RoundRunning, build_initial_state
 from muster.agent.rendezvous.consensus.waits import LEASE_RETRY_S
 from muster.agent.rendezvous.interface import AllSucceeded, BreakKind, Leaving, Prepared, RendezvousFailed
 from muster.agent.rendezvous.report_messages import Failed, Idle, Stopped
 
 
-def rules(min_nodes: int, max_nodes: int, max_restarts: int = 1) -> ConsensusRules:
-    return ConsensusRules(
-        run_id="r",
-        min_nodes=min_nodes,
-        max_nodes=max_nodes,
-        max_restarts=max_restarts,
-        join_timeout_s=60.0,
-        last_call_s=3.0,
-        rejoin_wait_s=4.3,
-    )
-
-
-def member(
-    number: int, *, index: int | None = -1, nproc: int = 1, recovery_state: RecoveryState | None = None
-) -> MemberRecord:
-    return MemberRecord(
-        id=f"m{number}",
-        index=number if index == -1 else index,
-        nproc=nproc,
-        role="default",
-        host=f"h{number}",
-        port=1000 + number,
-        is_leader=number == 0,
-        recovery_state=recovery_state or RecoveryState(),
-    )
-
-
 def importing(number: int) -> MemberRecord:
     return replace(member(number), is_prepared=False)
-
-
-def failure(node: int, *, age_s: float = 0.0, **changes) -> Failure:
-    values = {"node_index": node, "host": f"h{node}", "global_rank": node, "exit_code": 1, **changes}
-    return make_failure(node=node, age_s=age_s, **values)
-
-
-class Leader:
-    """A history: feeds events at given times and keeps the last actions."""
-
-    def __init__(self, rules_: ConsensusRules, *, takeover: bool = False) -> None:
-        self.now_s = 0.0
-        self.is_lease_held = True
-        self.state: JobState = build_initial_state(rules_, 0.0, takeover=takeover)
-        self.actions: list = []
-
-    def feed(self, event, *, after_s: float = 0.0) -> list:
-        self.now_s += after_s
-        self.state, actions = decide(self.state, event, self.now_s)
-        self.actions = [each for each in show_sent(actions) if not isinstance(each, CheckLease | SetTimer)]
-        if any(isinstance(each, CheckLease) for each in actions):
-            before, answer = self.actions, self.feed(LeaseChecked(is_held=self.is_lease_held))
-            self.actions = before + answer
-        return self.actions
-
-    def wait(self, for_s: float) -> list:
-        """Let time pass and the timer fire."""
-        return self.feed(TimerFired(round_number=self.state.round_number), after_s=for_s)
-
-    def next_due_s(self) -> float:
-        assert self.state.timer is not None
-        return self.state.timer.due_s
-
-    def form(self, count: int) -> FormRound:
-        for number in range(count):
-            self.feed(Joined(member=member(number)))
-        return self.only(FormRound)
-
-    def form_by_last_call(self, count: int) -> FormRound:
-        for number in range(count):
-            self.feed(Joined(member=member(number)))
-        self.wait(3.1)
-        return self.only(FormRound)
-
-    def only(self, kind):
-        found = [action for action in self.actions if isinstance(action, kind)]
-        assert len(found) == 1, self.actions
-        return found[0]
-
-    def stop_all(self, *numbers: int) -> None:
-        for number in numbers:
-            self.feed(
-                Reported(id=f"m{number}", message=Stopped(round_number=self.state.round_number, port=2000 + number))
-            )
 
 
 def test_a_full_job_forms_at_once_in_order_of_index() -> None:
@@ -125,7 +41,7 @@ def test_a_full_job_forms_at_once_in_order_of_index() -> None:
     leader.feed(Joined(member=member(0, nproc=2)))
     assert not leader.actions
     leader.feed(Joined(member=member(1, nproc=3)))
-    form = leader.only(FormRound)
+    form = leader.formed()
     assert [(s.id, s.group_rank, s.rank_offset) for s in form.assignments] == [("m0", 0, 0), ("m1", 1, 2), ("m2", 2, 5)]
     assert (form.world_size, form.round_number, form.attempt, form.master_port) == (9, 1, 0, 1000)
 
@@ -137,7 +53,7 @@ def test_elastic_forming_waits_for_the_last_call_after_the_last_join() -> None:
     assert leader.next_due_s() == pytest.approx(5.0)
     assert not leader.wait(2.9)
     leader.wait(0.2)
-    assert len(leader.only(FormRound).assignments) == 2
+    assert len(leader.formed().assignments) == 2
 
 
 def test_members_without_index_keep_their_order_of_joining() -> None:
@@ -145,7 +61,7 @@ def test_members_without_index_keep_their_order_of_joining() -> None:
     leader.feed(Joined(member=replace(member(7, index=None), is_leader=True)))
     leader.feed(Joined(member=member(3, index=None)))
     leader.feed(Joined(member=member(5)))
-    assert [assignment.id for assignment in leader.only(FormRound).assignments] == ["m5", "m7", "m3"]
+    assert [assignment.id for assignment in leader.formed().assignments] == ["m5", "m7", "m3"]
 
 
 def test_a_join_breaks_a_running_round_after_the_batch_and_costs_no_attempt() -> None:
@@ -159,7 +75,7 @@ def test_a_join_breaks_a_running_round_after_the_batch_and_costs_no_attempt() ->
     assert (broken.kind, broken.ids, broken.want_stacks) == (BreakKind.MEMBERSHIP, ("m0",), False)
     assert "node 1 (h1)" in broken.reason
     leader.stop_all(0)
-    form = leader.only(FormRound)
+    form = leader.formed()
     assert (len(form.assignments), form.round_number, form.attempt) == (3, 2, 0)
 
 
@@ -173,7 +89,7 @@ def test_a_join_that_fills_the_job_breaks_the_round_at_once() -> None:
     broken = leader.only(RoundBreak)
     assert (broken.kind, broken.reason) == (BreakKind.MEMBERSHIP, "node 2 (h2) joined")
     leader.stop_all(0, 1)
-    assert len(leader.only(FormRound).assignments) == 3
+    assert len(leader.formed().assignments) == 3
 
 
 def test_a_running_round_continues_until_a_new_member_has_imported() -> None:
@@ -182,13 +98,15 @@ def test_a_running_round_continues_until_a_new_member_has_imported() -> None:
     leader.feed(Joined(member=importing(2)), after_s=5.0)
     assert leader.only(Notify).text == "node 2 (h2) is waiting to join while it imports: the job continues"
     leader.feed(Joined(member=importing(3)), after_s=1.0)
-    assert not leader.actions  # notified once, although the job would be full
+    summary = leader.only(RoundSummary)
+    assert leader.actions == [summary]  # notified once, although the job would be full
+    assert (summary.ids, summary.facts) == (("m3",), leader.state.formed[1])
     assert not leader.feed(Reported(id="m2", message=Prepared()), after_s=20.0)
     assert not leader.wait(5.0)
     leader.feed(Reported(id="m3", message=Prepared()), after_s=3.0)
     assert leader.only(RoundBreak).reason == "node 2 (h2), node 3 (h3) joined"
     leader.stop_all(0, 1)
-    assert len(leader.only(FormRound).assignments) == 4
+    assert len(leader.formed().assignments) == 4
 
 
 @pytest.mark.parametrize(
@@ -232,7 +150,7 @@ def test_a_prepared_member_waits_for_imports_but_not_for_ever() -> None:
     leader.wait(0.2)
     assert leader.only(RoundBreak).reason == "node 3 (h3) joined"
     leader.stop_all(0, 1)
-    assert [assignment.id for assignment in leader.only(FormRound).assignments] == ["m0", "m1", "m3"]
+    assert [assignment.id for assignment in leader.formed().assignments] == ["m0", "m1", "m3"]
     assert not [action for action in leader.actions if isinstance(action, Notify)]  # it is no spare
     leader.feed(Reported(id="m2", message=Prepared()), after_s=100.0)
     assert leader.only(RoundBreak).reason == "node 2 (h2) joined"
@@ -245,11 +163,11 @@ def test_a_job_recovers_without_members_that_still_import() -> None:
     leader.feed(MemberLost(id="m1", reason="connection closed"), after_s=1.0)
     leader.stop_all(0)
     leader.wait(0.31)
-    assert [assignment.id for assignment in leader.only(FormRound).assignments] == ["m0"]
+    assert [assignment.id for assignment in leader.formed().assignments] == ["m0"]
     leader.feed(Reported(id="m2", message=Prepared()), after_s=1.0)
     leader.only(RoundBreak)
     leader.stop_all(0)
-    assert [assignment.id for assignment in leader.only(FormRound).assignments] == ["m0", "m2"]
+    assert [assignment.id for assignment in leader.formed().assignments] == ["m0", "m2"]
 
 
 def test_a_spare_that_has_imported_goes_before_one_that_has_not() -> None:
@@ -260,19 +178,20 @@ def test_a_spare_that_has_imported_goes_before_one_that_has_not() -> None:
     leader.feed(MemberLost(id="m1", reason="connection closed"), after_s=1.0)
     leader.stop_all(0)
     leader.wait(0.31)
-    assert [assignment.id for assignment in leader.only(FormRound).assignments] == ["m0", "m3"]
+    assert [assignment.id for assignment in leader.formed().assignments] == ["m0", "m3"]
 
 
 def test_members_that_import_take_part_when_the_leaders_own_node_imports() -> None:
     leader = Leader(rules(1, 3), takeover=True)
     last = RecoveredRound(
-        round_number=4, leader_id="old", size=1, leader_group_rank=0, node_indices=(), group_rank=0, ended=frozenset()
+        round_number=4, leader_id="old", size=1, leader_group_rank=0, node_indices=(), ended=frozenset()
     )
+    known = RecoveryRecord(round_number=4, quorum_rounds=(last,))
     leader.feed(Joined(member=importing(0)))
-    leader.feed(Joined(member=member(1, recovery_state=RecoveryState(round_number=4, quorum_rounds=(last,)))))
+    leader.feed(Joined(member=member(1, recovery=known, ranks=(0,))))
     leader.feed(Joined(member=importing(2)))
     leader.wait(10.0)
-    assert len(leader.only(FormRound).assignments) == 3
+    assert len(leader.formed().assignments) == 3
 
 
 def test_a_new_member_that_leaves_again_breaks_nothing() -> None:
@@ -322,36 +241,43 @@ def test_rendezvous_does_not_fail_before_the_fence_of_the_last_loss() -> None:
     leader.wait(0.1)
     assert not leader.actions
     leader.wait(0.21)
-    assert len(leader.only(FormRound).assignments) == 2
+    assert len(leader.formed().assignments) == 2
 
 
 def test_a_process_end_that_a_joining_member_saw_starts_the_fence_time_again() -> None:
     """The process may have ended a moment ago: its guard has the fence time to kill its workers."""
     leader = Leader(rules(2, 4), takeover=True)
     last = RecoveredRound(
-        round_number=4, leader_id="m3", size=4, leader_group_rank=3, node_indices=(), group_rank=0, ended=frozenset()
+        round_number=4, leader_id="m3", size=4, leader_group_rank=3, node_indices=(), ended=frozenset()
     )
-    leader.feed(Joined(member=member(0, recovery_state=RecoveryState(round_number=4, quorum_rounds=(last,)))))
-    saw_end = replace(last, ended=frozenset({3}))
-    assert not leader.feed(
-        Joined(
-            member=member(
-                1, recovery_state=RecoveryState(round_number=4, quorum_rounds=(replace(saw_end, group_rank=1),))
-            )
-        ),
-        after_s=2.0,
-    )
-    assert not leader.feed(
-        Joined(
-            member=member(
-                2, recovery_state=RecoveryState(round_number=4, quorum_rounds=(replace(saw_end, group_rank=2),))
-            )
-        ),
-        after_s=0.1,
-    )
+    known = RecoveryRecord(round_number=4, quorum_rounds=(last,))
+    leader.feed(Joined(member=member(0, recovery=known, ranks=(0,))))
+    saw_end = replace(known, quorum_rounds=(replace(last, ended=frozenset({3})),))
+    assert not leader.feed(Joined(member=member(1, recovery=saw_end, ranks=(1,))), after_s=2.0)
+    assert not leader.feed(Joined(member=member(2, recovery=saw_end, ranks=(2,))), after_s=0.1)
     assert leader.next_due_s() == pytest.approx(2.3)
     leader.wait(0.2)
-    assert len(leader.only(FormRound).assignments) == 3
+    assert len(leader.formed().assignments) == 3
+
+
+def test_the_next_round_is_above_all_that_its_members_were_told_of() -> None:
+    """A leader that had lost its memory told this one of a round 1 after round 5."""
+    leader = Leader(rules(2, 2))
+    leader.feed(Joined(member=member(0)))
+    leader.feed(Joined(member=replace(member(1), highest_round=5)))
+    assert leader.formed().round_number == 6
+
+
+def test_a_takeover_with_a_spare_waits_for_the_lease_of_the_member_whose_place_it_takes() -> None:
+    """Rank 2, cut off, does not know yet that the leader has ended: its workers run until its lease ends."""
+    leader = Leader(rules(2, 3), takeover=True)
+    known = known_after(ended=[0])
+    leader.feed(Joined(member=replace(member(1, recovery=known, ranks=(1,)), is_leader=True)))
+    assert not leader.feed(Joined(member=member(3, recovery=known, ranks=(None,))))
+    assert not leader.feed(Joined(member=member(4, recovery=known, ranks=(None,))))
+    assert not leader.wait(4.2)
+    leader.wait(0.2)
+    assert [each.id for each in leader.formed().assignments] == ["m1", "m3", "m4"]
 
 
 def test_a_takeover_waits_for_members_of_the_last_round_whichever_node_imports() -> None:
@@ -363,24 +289,16 @@ def test_a_takeover_waits_for_members_of_the_last_round_whichever_node_imports()
             size=3,
             leader_group_rank=1,
             node_indices=(),
-            group_rank=0,
             ended=frozenset({1}),
         ),
     )
-    leader.feed(Joined(member=member(0, recovery_state=RecoveryState(round_number=4, quorum_rounds=quorum_rounds))))
+    known = RecoveryRecord(round_number=4, quorum_rounds=quorum_rounds)
+    leader.feed(Joined(member=member(0, recovery=known, ranks=(0,))))
     leader.feed(Joined(member=replace(importing(3), index=1)), after_s=0.1)
     leader.feed(Joined(member=importing(4)), after_s=0.1)
     assert not leader.wait(0.4)
-    leader.feed(
-        Joined(
-            member=member(
-                2,
-                recovery_state=RecoveryState(round_number=4, quorum_rounds=(replace(quorum_rounds[0], group_rank=2),)),
-            )
-        ),
-        after_s=0.5,
-    )
-    assert [assignment.id for assignment in leader.only(FormRound).assignments] == ["m0", "m2"]
+    leader.feed(Joined(member=member(2, recovery=known, ranks=(2,))), after_s=0.5)
+    assert [assignment.id for assignment in leader.formed().assignments] == ["m0", "m2"]
 
 
 def test_a_member_that_fills_the_job_waits_for_no_import() -> None:
@@ -406,7 +324,7 @@ def test_a_member_that_joins_before_the_timeout_tick_is_in_time() -> None:
     leader = Leader(rules(2, 2))
     leader.feed(Joined(member=member(0)))
     leader.feed(Joined(member=member(1)), after_s=60.1)
-    assert len(leader.only(FormRound).assignments) == 2
+    assert len(leader.formed().assignments) == 2
 
 
 def test_a_join_breaks_a_round_at_once_while_its_members_still_import() -> None:
@@ -414,7 +332,7 @@ def test_a_join_breaks_a_round_at_once_while_its_members_still_import() -> None:
     leader.feed(Joined(member=importing(0)))
     leader.feed(Joined(member=member(1)))
     leader.wait(3.1)
-    leader.only(FormRound)
+    leader.formed()
     leader.feed(Joined(member=importing(2)), after_s=1.0)
     leader.only(RoundBreak)
 
@@ -424,11 +342,11 @@ def test_a_broken_round_whose_members_import_does_not_wait_for_imports() -> None
     leader.feed(Joined(member=member(0)))
     leader.feed(Joined(member=importing(1)))
     leader.feed(Joined(member=importing(2)))
-    leader.only(FormRound)
+    leader.formed()
     leader.feed(MemberLost(id="m1", reason="connection closed"), after_s=10.0)
     leader.feed(Joined(member=replace(member(3, index=1), is_prepared=False)), after_s=1.0)
     leader.stop_all(0, 2)
-    assert len(leader.only(FormRound).assignments) == 3
+    assert len(leader.formed().assignments) == 3
 
 
 def test_a_loss_reforms_at_once_but_not_before_the_fence() -> None:
@@ -439,10 +357,10 @@ def test_a_loss_reforms_at_once_but_not_before_the_fence() -> None:
     assert (broken.kind, broken.ids) == (BreakKind.MEMBERSHIP, ("m0", "m2"))
     assert broken.reason == "node 1 (h1) was lost: connection closed"
     leader.stop_all(0, 2)
-    assert not [action for action in leader.actions if isinstance(action, FormRound)]
+    assert not [action for action in leader.actions if isinstance(action, RoundStart)]
     assert leader.next_due_s() == pytest.approx(10.3)
     leader.wait(0.31)
-    form = leader.only(FormRound)
+    form = leader.formed()
     assert [assignment.id for assignment in form.assignments] == ["m0", "m2"]
     assert form.attempt == 0
 
@@ -463,7 +381,7 @@ def test_a_replacement_completes_the_job() -> None:
     leader.feed(MemberLost(id="m1", reason="silent"), after_s=1.0)
     leader.stop_all(0)
     leader.feed(Joined(member=replace(member(9), index=1)), after_s=20.0)
-    assert [assignment.id for assignment in leader.only(FormRound).assignments] == ["m0", "m9"]
+    assert [assignment.id for assignment in leader.formed().assignments] == ["m0", "m9"]
 
 
 def test_a_failure_waits_for_the_end_of_a_silent_node() -> None:
@@ -478,7 +396,7 @@ def test_a_failure_waits_for_the_end_of_a_silent_node() -> None:
     assert leader.only(RoundBreak).kind is BreakKind.MEMBERSHIP
     leader.stop_all(0, 1)
     leader.wait(0.31)
-    assert leader.only(FormRound).attempt == 0
+    assert leader.formed().attempt == 0
 
 
 def test_a_silent_nodes_loss_gives_the_attempt_back() -> None:
@@ -491,7 +409,7 @@ def test_a_silent_nodes_loss_gives_the_attempt_back() -> None:
     leader.stop_all(0, 1)
     leader.feed(MemberLost(id="m2", reason="silent"), after_s=1.5)
     leader.wait(0.31)
-    assert leader.only(FormRound).attempt == 0
+    assert leader.formed().attempt == 0
 
 
 def test_spares_wait_and_replace_lost_members() -> None:
@@ -502,7 +420,36 @@ def test_spares_wait_and_replace_lost_members() -> None:
     leader.feed(MemberLost(id="m1", reason="connection closed"))
     leader.stop_all(0)
     leader.wait(0.31)
-    assert [assignment.id for assignment in leader.only(FormRound).assignments] == ["m0", "m5"]
+    assert [assignment.id for assignment in leader.formed().assignments] == ["m0", "m5"]
+
+
+def in_segment(number: int, segment: str) -> MemberRecord:
+    return replace(member(number), segment=segment)
+
+
+def test_nodes_of_one_segment_get_adjacent_ranks() -> None:
+    """Segments in the order of their first node: node 0 keeps rank 0. A node that tells none keeps its place."""
+    leader = Leader(rules(6, 6))
+    for number, segment in enumerate("babca"):
+        leader.feed(Joined(member=in_segment(number, segment)))
+    leader.feed(Joined(member=member(5)))
+    assert [each.id for each in leader.formed().assignments] == ["m0", "m2", "m1", "m4", "m3", "m5"]
+    assert [each.group_rank for each in leader.formed().assignments] == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(("lost", "taken", "order"), [(3, 9, [0, 1, 2, 9]), (1, 8, [0, 8, 2, 3])])
+def test_a_spare_of_the_same_segment_takes_over_first(lost: int, taken: int, order: list[int]) -> None:
+    leader = Leader(rules(4, 4))
+    for number, segment in enumerate("aabb"):
+        leader.feed(Joined(member=in_segment(number, segment)))
+    leader.formed()
+    for number, segment in ((7, "c"), (8, "a"), (9, "b")):
+        leader.feed(Joined(member=in_segment(number, segment)), after_s=1.0)
+    leader.wait(5.0)
+    leader.feed(MemberLost(id=f"m{lost}", reason="connection closed"))
+    leader.stop_all(*({0, 1, 2, 3} - {lost}))
+    leader.wait(0.31)
+    assert [each.id for each in leader.formed().assignments] == [f"m{number}" for number in order]
 
 
 def test_one_budget_for_the_whole_job() -> None:
@@ -510,11 +457,11 @@ def test_one_budget_for_the_whole_job() -> None:
     leader.form(2)
     leader.feed(Reported(id="m0", message=Failed(round_number=1, failures=(failure(0),))), after_s=1.0)
     broken = leader.only(RoundBreak)
-    assert (broken.kind, broken.next_attempt, broken.want_stacks) == (BreakKind.FAILURE, 1, True)
+    assert (broken.kind, broken.recovery.value.attempt, broken.want_stacks) == (BreakKind.FAILURE, 1, True)
     leader.feed(Reported(id="m1", message=Failed(round_number=1, failures=(failure(1),))))
     leader.stop_all(0, 1)
-    form = leader.only(FormRound)
-    assert (form.attempt, form.restarts_left, form.master_port) == (1, 0, 2000)
+    form = leader.formed()
+    assert (form.attempt, form.master_port) == (1, 2000)
     leader.feed(Reported(id="m1", message=Failed(round_number=2, failures=(failure(1),))), after_s=20.0)
     assert leader.next_due_s() == pytest.approx(leader.now_s + 0.3)
     leader.wait(0.3)
@@ -552,7 +499,7 @@ def test_the_loss_of_a_node_does_not_explain_its_own_failure() -> None:
     leader.feed(MemberLost(id="m1", reason="connection closed"), after_s=0.5)
     leader.stop_all(0)
     leader.wait(0.31)
-    assert leader.only(FormRound).attempt == 1
+    assert leader.formed().attempt == 1
     last = Leader(rules(1, 2, max_restarts=0))
     last.form(2)
     last.feed(Reported(id="m1", message=Failed(round_number=1, failures=(failure(1),))), after_s=9.0)
@@ -578,7 +525,7 @@ def test_a_failure_explained_by_a_loss_costs_nothing() -> None:
     assert leader.only(RoundBreak).kind is BreakKind.MEMBERSHIP
     leader.stop_all(0)
     leader.wait(0.31)
-    assert leader.only(FormRound).attempt == 0
+    assert leader.formed().attempt == 0
 
 
 @pytest.mark.parametrize(("after_s", "attempt"), [(0.5, 0), (20.0, 1)])
@@ -589,7 +536,7 @@ def test_an_attempt_is_refunded_when_another_member_is_lost_soon_afterwards(afte
     leader.feed(MemberLost(id="m1", reason="connection closed"), after_s=after_s)
     leader.stop_all(0)
     leader.wait(0.31)
-    assert leader.only(FormRound).attempt == attempt
+    assert leader.formed().attempt == attempt
 
 
 def test_a_join_does_not_hide_a_failure_that_waits_for_a_loss() -> None:
@@ -678,7 +625,7 @@ def test_a_node_that_succeeded_takes_part_again_after_a_failure() -> None:
     leader.feed(Reported(id="m1", message=Failed(round_number=1, failures=(failure(1),))), after_s=1.0)
     assert set(leader.only(RoundBreak).ids) == {"m0", "m1"}
     leader.stop_all(0, 1)
-    assert leader.only(FormRound).attempt == 1
+    assert leader.formed().attempt == 1
     assert leader.state.phase == RoundRunning()
 
 
@@ -723,7 +670,7 @@ def test_leaving_breaks_at_once_and_reforms_when_the_connection_is_gone() -> Non
     assert isinstance(leader.state.phase, Forming)
     leader.feed(MemberLost(id="m1", reason="connection closed"), after_s=2.0)
     leader.wait(0.31)
-    assert [assignment.id for assignment in leader.only(FormRound).assignments] == ["m0"]
+    assert [assignment.id for assignment in leader.formed().assignments] == ["m0"]
 
 
 @pytest.mark.parametrize("is_interrupt", [True, False])
@@ -746,7 +693,7 @@ def test_a_round_is_committed_when_all_have_acknowledged_it() -> None:
     leader.form(2)
     assert not leader.feed(Reported(id="m0", message=RoundAcknowledged(round_number=1)))
     leader.feed(Reported(id="m1", message=RoundAcknowledged(round_number=1)))
-    assert leader.only(RoundCommitted).round_number == 1
+    assert leader.only(RecoveryChanged).recovery.value.round_number == 1
 
 
 @pytest.mark.parametrize(
@@ -823,7 +770,7 @@ def test_idle_members_are_cleared_in_the_next_round() -> None:
     report(leader, "i0", round_number=1)
     leader.feed(Reported(id="m1", message=Failed(round_number=1, failures=(failure(1),))))
     leader.stop_all(0, 1)
-    assert leader.only(FormRound).round_number == 2
+    assert leader.formed().round_number == 2
     report(leader, "i0", round_number=1)
     report(leader, "i1", round_number=2)
     assert not leader.actions
@@ -846,11 +793,9 @@ def test_a_hang_on_the_last_attempt_is_final_and_reports_every_node() -> None:
     assert [(f.node, f.reason) for f in end.report.value.failures] == [(0, "made no progress"), (1, "made no progress")]
 
 
-def recovery_state(rank: int | None, *, ended: list[int]) -> RecoveryState:
-    last = RecoveredRound(
-        round_number=4, leader_id="m0", size=3, leader_group_rank=0, group_rank=rank, ended=frozenset(ended)
-    )
-    return RecoveryState(round_number=4, attempt=2, quorum_rounds=(last,))
+def known_after(*, ended: list[int]) -> RecoveryRecord:
+    last = RecoveredRound(round_number=4, leader_id="m0", size=3, leader_group_rank=0, ended=frozenset(ended))
+    return RecoveryRecord(round_number=4, attempt=2, quorum_rounds=(last,))
 
 
 def test_takeover_after_the_last_failure_ends_the_job() -> None:
@@ -858,9 +803,9 @@ def test_takeover_after_the_last_failure_ends_the_job() -> None:
     leader = Leader(rules(2, 3), takeover=True)
     cause, verdict = "rank 1 on node 1 (h) exited with code 1", "no restarts are allowed"
     final = FinalFailure(cause=cause, global_rank=1, verdict=verdict)
-    one, two = (replace(recovery_state(rank, ended=[]), final=final) for rank in (1, 2))
-    assert not leader.feed(Joined(member=replace(member(1, recovery_state=one), is_leader=True)))
-    leader.feed(Joined(member=member(2, recovery_state=two)))
+    known = replace(known_after(ended=[]), final=final)
+    assert not leader.feed(Joined(member=replace(member(1, recovery=known, ranks=(1,)), is_leader=True)))
+    leader.feed(Joined(member=member(2, recovery=known, ranks=(2,))))
     end = leader.only(JobEnd)
     assert not end.succeeded
     assert end.report is not None
@@ -894,10 +839,10 @@ def test_a_round_of_a_leader_that_resigned_is_given_time_to_end() -> None:
         size=2,
         leader_group_rank=0,
         node_indices=(2, 3),
-        group_rank=0,
         ended=frozenset(),
     )
-    leader.feed(Joined(member=member(2, recovery_state=RecoveryState(round_number=1, quorum_rounds=(rival,)))))
+    known = RecoveryRecord(round_number=1, quorum_rounds=(rival,))
+    leader.feed(Joined(member=member(2, recovery=known, ranks=(0,))))
     for member_id in ("m0", "m1"):
         leader.feed(Reported(id=member_id, message=RoundAcknowledged(round_number=1)))
     leader.wait(0.25)
@@ -905,16 +850,16 @@ def test_a_round_of_a_leader_that_resigned_is_given_time_to_end() -> None:
     leader.stop_all(0, 1)
     assert not leader.wait(3.8)
     leader.wait(0.3)
-    assert [assignment.id for assignment in leader.only(FormRound).assignments] == ["m0", "m1", "m2"]
+    assert [assignment.id for assignment in leader.formed().assignments] == ["m0", "m1", "m2"]
 
 
 def test_takeover_recovers_round_attempt_and_budget() -> None:
     leader = Leader(rules(1, 3, max_restarts=3), takeover=True)
-    leader.feed(Joined(member=replace(member(1, recovery_state=recovery_state(1, ended=[0])), is_leader=True)))
-    leader.feed(Joined(member=member(2, recovery_state=recovery_state(2, ended=[0]))), after_s=0.1)
+    leader.feed(Joined(member=replace(member(1, recovery=known_after(ended=[0]), ranks=(1,)), is_leader=True)))
+    leader.feed(Joined(member=member(2, recovery=known_after(ended=[0]), ranks=(2,))), after_s=0.1)
     leader.wait(0.25)
-    form = leader.only(FormRound)
-    assert (form.round_number, form.attempt, form.restarts_left) == (5, 2, 1)
+    form = leader.formed()
+    assert (form.round_number, form.attempt) == (5, 2)
     assert [assignment.id for assignment in form.assignments] == ["m1", "m2"]
 
 
@@ -924,20 +869,15 @@ def test_takeover_with_a_member_of_an_unknown_leader_waits_for_that_leaders_roun
 ) -> None:
     """Rank 4 is unreachable, and may have formed a round with the member that joins last."""
     leader = Leader(rules(2, 5), takeover=True)
-    last = RecoveredRound(
-        round_number=4, leader_id="m0", size=5, leader_group_rank=0, ended=frozenset({0}), group_rank=None
-    )
-    carries = [
-        RecoveryState(round_number=4, attempt=1, quorum_rounds=(replace(last, group_rank=rank),)) for rank in range(4)
-    ]
-    leader.feed(Joined(member=replace(member(1, recovery_state=carries[1]), is_leader=True)))
-    leader.feed(Joined(member=member(2, recovery_state=carries[2])))
-    assert not leader.feed(
-        Joined(member=member(3, recovery_state=replace(carries[3], leader_id=followed))), after_s=2.0
-    )
+    last = RecoveredRound(round_number=4, leader_id="m0", size=5, leader_group_rank=0, ended=frozenset({0}))
+    known = RecoveryRecord(round_number=4, attempt=1, quorum_rounds=(last,))
+    one, two, three = (member(rank, recovery=known, ranks=(rank,)) for rank in (1, 2, 3))
+    leader.feed(Joined(member=replace(one, is_leader=True)))
+    leader.feed(Joined(member=two))
+    assert not leader.feed(Joined(member=replace(three, last_leader_id=followed)), after_s=2.0)
     assert not leader.wait(forms_after_s - 2.2)
     leader.wait(0.2)
-    assert [assignment.id for assignment in leader.only(FormRound).assignments] == ["m1", "m2", "m3"]
+    assert [assignment.id for assignment in leader.formed().assignments] == ["m1", "m2", "m3"]
 
 
 def test_no_round_is_formed_without_a_lease() -> None:
@@ -949,7 +889,7 @@ def test_no_round_is_formed_without_a_lease() -> None:
     assert not leader.wait(LEASE_RETRY_S + 0.01)
     leader.is_lease_held = True
     leader.wait(LEASE_RETRY_S + 0.01)
-    assert leader.only(FormRound).round_number == 1
+    assert leader.formed().round_number == 1
 
 
 def test_a_leader_that_gets_no_lease_fails_at_the_join_timeout() -> None:
@@ -974,7 +914,7 @@ def test_an_old_timer_changes_nothing() -> None:
 
 def test_takeover_without_quorum_waits_until_the_join_timeout() -> None:
     leader = Leader(rules(1, 3), takeover=True)
-    leader.feed(Joined(member=replace(member(2, recovery_state=recovery_state(2, ended=[0])), is_leader=True)))
+    leader.feed(Joined(member=replace(member(2, recovery=known_after(ended=[0]), ranks=(2,)), is_leader=True)))
     assert not leader.wait(30.0)
     leader.wait(31.0)
     assert "unreachable and may still be running; no round was formed within " in leader.only(RendezvousFailed).reason
@@ -982,20 +922,20 @@ def test_takeover_without_quorum_waits_until_the_join_timeout() -> None:
 
 def test_takeover_waits_for_missing_members_to_rejoin_or_lose_their_leases() -> None:
     leader = Leader(rules(1, 3), takeover=True)
-    leader.feed(Joined(member=replace(member(1, recovery_state=recovery_state(1, ended=[0])), is_leader=True)))
+    leader.feed(Joined(member=replace(member(1, recovery=known_after(ended=[0]), ranks=(1,)), is_leader=True)))
     assert not leader.wait(4.0)
     leader.wait(0.5)
-    assert [assignment.id for assignment in leader.only(FormRound).assignments] == ["m1"]
+    assert [assignment.id for assignment in leader.formed().assignments] == ["m1"]
 
 
 def test_round_number_is_above_that_of_every_member() -> None:
     leader = Leader(rules(1, 3))
     leader.feed(Joined(member=member(0)))
     leader.wait(3.1)
-    leader.feed(Joined(member=member(1, recovery_state=RecoveryState(round_number=9, attempt=1))), after_s=1.0)
+    leader.feed(Joined(member=member(1, recovery=RecoveryRecord(round_number=9, attempt=1))), after_s=1.0)
     leader.wait(0.3)
     leader.stop_all(0)
-    form = leader.only(FormRound)
+    form = leader.formed()
     assert (form.round_number, form.attempt) == (10, 1)
 
 
@@ -1023,7 +963,7 @@ def break_by_loss(*, max_nodes: int = 4) -> Leader:
     leader = Leader(rules(1, max_nodes))
     for each in (stop_limit(0, 5.0), stop_limit(1, 20.0), stop_limit(2, 5.0), stop_limit(3, 5.0)):
         leader.feed(Joined(member=each))
-    leader.only(FormRound)
+    leader.formed()
     leader.feed(MemberLost(id="m3", reason="gone"), after_s=10.0)
     leader.only(RoundBreak)
     return leader
@@ -1038,10 +978,10 @@ def test_a_member_that_still_stops_after_every_limit_counts_as_lost() -> None:
     leader.wait(0.2)
     assert leader.only(DropMembers).ids == ("m1",)
     assert "node 1 (h1) did not stop its workers in time" in leader.only(Notify).text
-    assert not [action for action in leader.actions if isinstance(action, FormRound)]
+    assert not [action for action in leader.actions if isinstance(action, RoundStart)]
     assert not leader.wait(4.2)  # its lease may not have ended
     leader.wait(0.2)
-    assert [assignment.id for assignment in leader.only(FormRound).assignments] == ["m0", "m2"]
+    assert [assignment.id for assignment in leader.formed().assignments] == ["m0", "m2"]
     leader.feed(Joined(member=member(1)), after_s=30.0)  # its workers have ended after all
     leader.wait(0.3)
     assert leader.only(RoundBreak).reason == "node 1 (h1) joined"
@@ -1053,7 +993,7 @@ def test_a_member_that_gives_up_its_workers_and_leaves_is_not_waited_for() -> No
     leader.feed(Reported(id="m1", message=Leaving(reason="cannot end process 7")), after_s=20.0)
     leader.feed(MemberLost(id="m1", reason="connection closed"), after_s=0.1)
     leader.wait(0.31)
-    assert [assignment.id for assignment in leader.only(FormRound).assignments] == ["m0", "m2"]
+    assert [assignment.id for assignment in leader.formed().assignments] == ["m0", "m2"]
 
 
 def test_the_leaders_own_member_is_not_dropped() -> None:
@@ -1063,7 +1003,7 @@ def test_the_leaders_own_member_is_not_dropped() -> None:
     assert not leader.wait(31.0)
     assert leader.next_due_s() == FOREVER
     leader.stop_all(0)
-    assert [assignment.id for assignment in leader.only(FormRound).assignments] == ["m0", "m1", "m2"]
+    assert [assignment.id for assignment in leader.formed().assignments] == ["m0", "m1", "m2"]
 
 
 def test_the_join_timeout_counts_from_when_the_last_member_has_stopped() -> None:
@@ -1097,27 +1037,39 @@ def test_a_leader_without_memory_forms_no_round_of_new_members() -> None:
     )
 
 
+def test_a_leader_without_memory_forms_none_with_a_spare_in_the_place_of_a_node() -> None:
+    leader = restart_leader(1, 2)
+    leader.feed(Joined(member=member(2)), after_s=5.0)
+    leader.feed(Joined(member=member(3)))
+    assert not leader.wait(50.0)
+    leader.wait(20.0)
+    assert leader.only(RendezvousFailed).reason == (
+        "this node was started again and the job may continue on nodes that it cannot reach: 1 of 2 nodes joined, and "
+        "none knew a round, within 60 s"
+    )
+
+
 def test_a_leader_without_memory_forms_a_round_of_all_nodes() -> None:
     leader = restart_leader(1, 2)
     leader.feed(Joined(member=member(1)), after_s=20.0)
-    assert leader.only(FormRound).round_number == 1
+    assert leader.formed().round_number == 1
 
 
 def test_a_leader_without_memory_forms_a_round_with_members_that_bring_the_last_one() -> None:
     """They have seen its old process end, so it has formed no later round without them."""
     leader = restart_leader(1, 4)
-    leader.feed(Joined(member=member(2, recovery_state=recovery_state(2, ended=[0]))), after_s=5.0)
+    leader.feed(Joined(member=member(2, recovery=known_after(ended=[0]), ranks=(2,))), after_s=5.0)
     assert not leader.wait(5.0)  # rank 1 may have taken over what is left
-    leader.feed(Joined(member=member(1, recovery_state=recovery_state(1, ended=[0]))))
-    assert [assignment.id for assignment in leader.only(FormRound).assignments] == ["m0", "m1", "m2"]
-    assert leader.only(FormRound).round_number == 5
+    leader.feed(Joined(member=member(1, recovery=known_after(ended=[0]), ranks=(1,))))
+    assert [assignment.id for assignment in leader.formed().assignments] == ["m0", "m1", "m2"]
+    assert leader.formed().round_number == 5
 
 
 def test_a_leader_without_memory_does_not_trust_members_that_it_may_have_left_behind() -> None:
     """Round 4 may not be the last: alone, or with a new node, this node may have gone on without its members."""
     leader = restart_leader(1, 4)
-    leader.feed(Joined(member=member(1, recovery_state=recovery_state(1, ended=[]))), after_s=5.0)
-    leader.feed(Joined(member=member(2, recovery_state=recovery_state(2, ended=[]))))
+    leader.feed(Joined(member=member(1, recovery=known_after(ended=[]), ranks=(1,))), after_s=5.0)
+    leader.feed(Joined(member=member(2, recovery=known_after(ended=[]), ranks=(2,))))
     assert not leader.wait(50.0)
     leader.wait(20.0)
     assert leader.only(RendezvousFailed).reason == (
@@ -1129,18 +1081,18 @@ def test_a_leader_without_memory_does_not_trust_members_that_it_may_have_left_be
 def test_a_leader_without_memory_trusts_members_that_it_cannot_have_left_behind() -> None:
     """Without them its old process was one of too few to go on."""
     leader = restart_leader(2, 4)
-    leader.feed(Joined(member=member(1, recovery_state=recovery_state(1, ended=[]))), after_s=5.0)
-    leader.feed(Joined(member=member(2, recovery_state=recovery_state(2, ended=[]))))
+    leader.feed(Joined(member=member(1, recovery=known_after(ended=[]), ranks=(1,))), after_s=5.0)
+    leader.feed(Joined(member=member(2, recovery=known_after(ended=[]), ranks=(2,))))
     leader.wait(5.0)
-    assert [assignment.id for assignment in leader.only(FormRound).assignments] == ["m0", "m1", "m2"]
+    assert [assignment.id for assignment in leader.formed().assignments] == ["m0", "m1", "m2"]
 
 
 def test_a_leader_without_memory_trusts_all_nodes_together() -> None:
     leader = restart_leader(1, 3)
     leader.feed(Joined(member=member(1)), after_s=5.0)
-    leader.feed(Joined(member=member(2, recovery_state=recovery_state(2, ended=[]))))
+    leader.feed(Joined(member=member(2, recovery=known_after(ended=[]), ranks=(2,))))
     leader.wait(5.0)
-    assert leader.only(FormRound).round_number == 5
+    assert leader.formed().round_number == 5
 
 
 def test_idleness_that_was_measured_before_another_node_succeeded_is_no_hang() -> None:

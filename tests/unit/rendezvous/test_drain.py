@@ -8,7 +8,7 @@ from doubles.samples import make_failure
 from doubles.sent import show_sent
 
 from muster._shared.contract import StatusPageLayout
-from muster.agent.rendezvous.consensus.actions import JobEnd, Notify, RoundBreak, SetTimer
+from muster.agent.rendezvous.consensus.actions import JobEnd, Notify, RoundBreak, RoundStart, RoundSummary, SetTimer
 from muster.agent.rendezvous.consensus.decisions import decide
 from muster.agent.rendezvous.consensus.drain import choose_step
 from muster.agent.rendezvous.consensus.events import Joined, LeaseChecked, MemberLost, Reported, TimerFired
@@ -237,9 +237,10 @@ class TestLeader:
         job.send(MemberLost(id="m1", reason="connection closed"))
         job.now_s += 1
         job.send(TimerFired(round_number=1))
-        form, *_ = job.send(LeaseChecked(is_held=True))
-        assert [each.id for each in form.assignments] == ["m0", "m2"]
-        assert (form.round_number, form.attempt) == (2, 0)
+        starts = [each for each in job.send(LeaseChecked(is_held=True)) if isinstance(each, RoundStart)]
+        assert [each.ids for each in starts] == [("m0",), ("m2",)]
+        recovery = starts[0].facts.value.recovery
+        assert (recovery.round_number, recovery.attempt) == (2, 0)
 
     def test_a_node_that_leaves_gets_no_assignment_before_it_says_so_either(self):
         job = Job(min_nodes=2)
@@ -248,8 +249,8 @@ class TestLeader:
             job.send(Reported(id=f"m{index}", message=Stopped(round_number=1, port=2)))
         job.now_s += 1
         job.send(TimerFired(round_number=1))
-        form, *_ = job.send(LeaseChecked(is_held=True))
-        assert [each.id for each in form.assignments] == ["m0", "m2"]
+        starts = [each for each in job.send(LeaseChecked(is_held=True)) if isinstance(each, RoundStart)]
+        assert [each.ids for each in starts] == [("m0",), ("m2",)]
 
     def test_a_spare_takes_the_place_of_the_node_that_leaves(self):
         job = Job()
@@ -384,7 +385,9 @@ class TestLeader:
         job = Job(min_nodes=2, max_nodes=4)
         job.ask()
         job.now_s += 100
-        assert job.join(3) == []
+        (told,) = job.join(3)
+        assert isinstance(told, RoundSummary)
+        assert told.ids == ("m3",)
         assert job.send(Reported(id="m3", message=Prepared())) == []
         assert find_next_due_s(job.state, job.now_s) > job.now_s
 

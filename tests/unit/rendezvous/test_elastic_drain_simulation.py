@@ -85,7 +85,7 @@ class Story:
     def pick(self) -> DrainingProcess | None:
         """A node that runs and stays."""
         found = [p for p in self.world.alive() if not p.is_preempted and p.numbers]
-        leaders = [p for p in found if p.member._session.is_leading]
+        leaders = [p for p in found if p.member.state.is_leading]
         if not found:
             return None
         return leaders[0] if leaders and self.random.random() < 0.4 else self.random.choice(found)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
-from doubles.rendezvous_links import FakeLink, StandingClock
+from doubles.rendezvous_links import FakeLink, FakeNetwork, StandingClock
 
 from muster.agent.config import RendezvousConfig
 from muster.agent.rendezvous.consensus.members import ConsensusRules
@@ -38,12 +38,11 @@ def test_it_ends_before_the_silence_limit_and_not_at_once(loop: Loop, silence_s:
         job_rules=build_job_rules(config),
         silence_s=silence_s,
         takeover=False,
-        local_addr=None,
         notify=print,
         own_id="a",
         listen_port=0,
     )
-    leader = Leader(loop, None, options)
+    leader = Leader(loop, FakeNetwork(), options)  # type: ignore[arg-type]
     assert leader.lease_until_s() == pytest.approx(200.0 + lease_s)
     leader.close()
 
@@ -54,7 +53,13 @@ class Member:
     def __init__(self, loop: Loop) -> None:
         self.promises_s: list[float] = []
         self.renewal = LeaseRenewal(
-            loop, None, interval_s=1.0, silence_s=5.0, on_silent=self.drop_leader, on_quorum_lost=self.drop_leader
+            loop,
+            None,
+            interval_s=1.0,
+            silence_s=5.0,
+            get_version=int,
+            on_silent=self.drop_leader,
+            on_quorum_lost=self.drop_leader,
         )
 
     def drop_leader(self) -> None:

@@ -20,11 +20,19 @@ from muster._shared.fields import Shared
 from muster._shared.records import replace
 from muster._shared.reports import FinalFailure, OomEvidence, Report, Stack
 from muster.agent.config import RendezvousConfig
-from muster.agent.rendezvous.consensus.actions import JobEnd, RoundBreak, RoundCommitted
+from muster.agent.rendezvous.consensus.actions import (
+    JobEnd,
+    RecoveryChanged,
+    RoundBreak,
+    RoundFacts,
+    RoundStart,
+    RoundSummary,
+    Successor,
+)
 from muster.agent.rendezvous.consensus.decisions import decide
 from muster.agent.rendezvous.consensus.events import MemberLost, RoundAcknowledged
-from muster.agent.rendezvous.consensus.members import RecoveryState
 from muster.agent.rendezvous.consensus.quorum import RecoveredRound
+from muster.agent.rendezvous.consensus.recovery import RecoveryRecord
 from muster.agent.rendezvous.consensus.state import JobState
 from muster.agent.rendezvous.interface import (
     AllSucceeded,
@@ -35,11 +43,13 @@ from muster.agent.rendezvous.interface import (
     RendezvousFailed,
     RoundBroken,
     RoundFormed,
+    Summary,
 )
 from muster.agent.rendezvous.leader.connections import LeaderOptions
 from muster.agent.rendezvous.leader.leader import Leader
-from muster.agent.rendezvous.member import session as session_module
+from muster.agent.rendezvous.member.events import Lead
 from muster.agent.rendezvous.member.member import Member
+from muster.agent.rendezvous.member.seeking import MALFORMED_PAUSE_S
 from muster.agent.rendezvous.member.server import build_rules
 from muster.agent.rendezvous.protocol import leader_messages as down
 from muster.agent.rendezvous.protocol import member_messages as up
@@ -47,6 +57,8 @@ from muster.agent.rendezvous.protocol import messages as discovery
 from muster.agent.rendezvous.protocol.job_rules import build_job_rules
 from muster.agent.rendezvous.protocol.messages import Message
 from muster.agent.rendezvous.report_messages import Failed, Idle, Stopped
+from muster.agent.rendezvous.verdicts.restarts import CauseCount, NodeFault, Restarts
+from muster.agent.round import Checkpoint
 from muster.agent.runtime.loop import Loop
 
 # -- a valid message of every type --------------------------------------------------------------------------------
@@ -72,12 +84,15 @@ QUORUM_ROUND = RecoveredRound(
     size=3,
     leader_group_rank=0,
     node_indices=(0, 1, None),
-    group_rank=1,
     ended=frozenset({2}),
 )
-RECOVERY = RecoveryState(
-    round_number=1, attempt=2, startup_signature="ImportError: x", leader_id="m2", quorum_rounds=(QUORUM_ROUND,)
+RESTARTS = Restarts(
+    free=1,
+    causes=(CauseCount(signature="usage: ImportError: x", count=2, is_stepless=True, early=True),),
+    has_reported=True,
+    faults=(NodeFault(machine="b", node_index=1, host="h", cause="device", count=1, is_suspected=True),),
 )
+RECOVERY = RecoveryRecord(version=3, round_number=1, attempt=2, restarts=RESTARTS, quorum_rounds=(QUORUM_ROUND,))
 CONFIG = RendezvousConfig(
     backend="muster", run_id="run", host="leader", port=29400, node_index=1, min_nodes=2, max_nodes=3, max_restarts=1
 )
@@ -92,10 +107,13 @@ JOIN = up.Join(
     port=4009,
     listen_port=5009,
     local_addr="10.0.0.9",
-    recovery_state=RECOVERY,
+    recovery=RECOVERY,
+    group_ranks=(1,),
+    last_leader_id="m2",
     is_prepared=False,
     rules=RULES,
 )
+SUMMARY = Summary(round_number=1, step=7, most_step=None, text="packed")
 UP: list[Message] = [
     JOIN,
     up.Heartbeat(number=3, echo_s=199.0),
@@ -107,47 +125,49 @@ UP: list[Message] = [
     Stopped(round_number=1, port=4002, failures=(FAILED,), stacks=STACKS),
     Leaving(reason="SIGTERM"),
     up.EndAcknowledged(),
+    SUMMARY,
 ]
 REPORT = Report(run_id="run", reason="why", attempt=0, max_restarts=1, failures=(FAILED,), stacks=STACKS)
-FACTS = down.RoundFacts(
-    round_number=1,
-    attempt=2,
-    startup_signature="ImportError: x",
+FACTS = RoundFacts(
+    recovery=RECOVERY,
     successors=(
-        down.Successor(group_rank=1, index=1, host="10.0.0.2", port=5001),
-        down.Successor(group_rank=2, index=None, host="fe80::1%eth0", port=5002),
+        Successor(group_rank=1, index=1, host="10.0.0.2", port=5001),
+        Successor(group_rank=2, index=None, host="fe80::1%eth0", port=5002),
     ),
-    restarts_left=1,
     group_world_size=3,
     world_size=6,
     master_addr="10.0.0.1",
     master_port=4000,
 )
-ROUND = down.RoundStart(
+ROUND = RoundStart(
     facts=Shared(FACTS),
-    quorum_rounds=(QUORUM_ROUND,),
-    group_rank=1,
+    group_ranks=(1,),
     rank_offset=2,
     role_rank_offset=2,
     role_world_size=6,
 )
-REPLY = down.HeartbeatReply(number=1, at_s=7.5, ended=(1, frozenset({2})))
+REPLY = down.HeartbeatReply(number=1, at_s=7.5, recovery=Shared(RECOVERY))
 BREAK = RoundBreak(
     broken=RoundBroken(round_number=1, kind=BreakKind.FAILURE, reason="rank 1 failed", want_stacks=True),
-    next_attempt=1,
-    startup_signature=None,
+    recovery=Shared(replace(RECOVERY, attempt=3, restarts=Restarts())),
 )
 LAST_BREAK = replace(
     BREAK,
     broken=replace(BREAK.broken, kind=BreakKind.FINAL),
-    final=FinalFailure(cause="rank 1 failed", global_rank=1, verdict="no restarts are allowed"),
+    recovery=Shared(
+        replace(
+            RECOVERY,
+            final=FinalFailure(cause="rank 1 failed", global_rank=1, verdict="no restarts are allowed"),
+            checkpoint=Checkpoint(number=2, step=40, path="/40"),
+        )
+    ),
 )
 DOWN: list[Message] = [
     down.Welcome(leader_id="leader", listen_port=5000),
     REPLY,
     ROUND,
-    down.RoundSummary(facts=Shared(FACTS), quorum_rounds=(QUORUM_ROUND,), is_spare=True),
-    RoundCommitted(round_number=1),
+    RoundSummary(facts=Shared(FACTS), group_ranks=(None,), is_spare=True),
+    RecoveryChanged(recovery=Shared(RECOVERY)),
     BREAK,
     LAST_BREAK,
     JobEnd(succeeded=False, report=Shared(REPORT), printer_id="m1"),
@@ -236,7 +256,6 @@ class LeaderHarness:
             job_rules=build_job_rules(CONFIG),
             silence_s=5.0,
             takeover=False,
-            local_addr=None,
             notify=lambda text, _kind=None: self.notices.append(text),
             own_id="m0",
             listen_port=5000,
@@ -250,11 +269,11 @@ class LeaderHarness:
         self.links = [FakeLink("10.0.0.2"), FakeLink("10.0.0.3")]
         for number, link in enumerate(self.links, 1):
             self.leader.admit(link, self.build_join(number))
-        assert [link.kinds()[:2] for link in self.links] == [[down.Welcome, down.RoundStart]] * 2
+        assert [link.kinds()[:2] for link in self.links] == [[down.Welcome, RoundStart]] * 2
 
     @staticmethod
     def build_join(number: int) -> up.Join:
-        return replace(JOIN, id=f"m{number}", index=number, local_addr=None, recovery_state=RecoveryState())
+        return replace(JOIN, id=f"m{number}", index=number, local_addr=None, recovery=RecoveryRecord(), group_ranks=())
 
     def close(self) -> None:
         self.leader.close()
@@ -353,14 +372,14 @@ def test_a_successor_that_joined_on_loopback_listens_where_the_leader_sends_othe
 
 
 @given(message=garbled(DOWN))
-def test_a_malformed_message_of_the_leader_ends_the_connection_and_changes_no_recovery_state(message) -> None:
+def test_a_malformed_message_of_the_leader_ends_the_connection_and_changes_no_recovery_record(message) -> None:
     node = MemberHarness()
     link = node.join_round()
-    carry = node.member._recovery.state
+    carry = node.member.state.recovery.record
     link.deliver(message)
     if is_malformed(down.LEADER_MESSAGES, message):
         assert link.closed
-        assert node.member._recovery.state == carry
+        assert node.member.state.recovery.record == carry
         events = node.collect_events()
         assert [event.kind for event in events if isinstance(event, RoundBroken)] == [BreakKind.FENCED]
         assert any(isinstance(event, Notice) and "malformed message" in event.text for event in events)
@@ -374,10 +393,10 @@ def test_a_leader_that_sent_a_malformed_message_is_not_asked_again_at_once() -> 
     node.join_round().deliver({"type": "RoundStart"})
     node.collect_events()
     node.network.dials.clear()
-    node.clock.passed_s += session_module.MALFORMED_PAUSE_S / 2
+    node.clock.passed_s += MALFORMED_PAUSE_S / 2
     node.collect_events()
     assert not node.network.dials
-    node.clock.passed_s += session_module.MALFORMED_PAUSE_S
+    node.clock.passed_s += MALFORMED_PAUSE_S
     node.collect_events()
     assert ("10.0.0.1", 5000) in [dial[:2] for dial in node.network.dials]
     node.close()
@@ -401,7 +420,7 @@ def test_a_malformed_first_message_closes_the_link(index: int, message) -> None:
     node = MemberHarness(node_index=index)
     node.collect_events()
     link = FakeLink()
-    node.member._session.server.listen_for(link)
+    node.member.server.listen_for(link)
     node.network.listeners[-1](link, message)
     if is_malformed(discovery.FIRST_MESSAGES, message):
         assert link.closed
@@ -413,16 +432,16 @@ def test_a_malformed_first_message_closes_the_link(index: int, message) -> None:
 @given(message=garbled(ANSWERS))
 def test_a_malformed_reply_to_an_announcement_changes_nothing(message) -> None:
     node = MemberHarness()
-    node.member._session.start_leading(takeover=True)
+    node.member._act(Lead(takeover=True))
     node.collect_events()
     node.network.dials.clear()
-    node.member._session.server.claim_endpoint(None)
+    node.member.server.claim_endpoint()
     node.collect_events()
     link = node.answer_dial()
     link.deliver(message)
     if is_malformed(discovery.ANNOUNCEMENT_ANSWERS, message):
         assert link.closed
-        assert node.member._session.server.leader is not None
+        assert node.member.server.leader is not None
     node.collect_events()
     node.close()
 
@@ -463,8 +482,8 @@ def test_a_bug_in_the_leader_surfaces(monkeypatch, place, message) -> None:
 @pytest.mark.parametrize(
     ("place", "message"),
     [
-        ("muster.agent.rendezvous.member.recovery.RecoveryTracker.record_round", ROUND),
-        ("muster.agent.rendezvous.member.member.Member._post_break", BREAK),
+        ("muster.agent.rendezvous.member.recovery.MemberRecovery.with_round", ROUND),
+        ("muster.agent.rendezvous.member.rounds.post_break", BREAK),
         ("muster.agent.rendezvous.member.lease_renewal.LeaseRenewal.record_reply", REPLY),
     ],
 )
@@ -480,7 +499,7 @@ def test_a_bug_in_the_member_surfaces(monkeypatch, place, message) -> None:
 
 def test_a_bug_in_the_server_surfaces(monkeypatch) -> None:
     node = MemberHarness()
-    node.member._session.server.listen_for(FakeLink())
+    node.member.server.listen_for(FakeLink())
     monkeypatch.setattr("muster.agent.rendezvous.member.server.Server._build_reply", fail)
     with pytest.raises(TypeError, match="a bug"):
         node.network.listeners[-1](FakeLink(), QUERY)
@@ -493,7 +512,7 @@ def test_a_round_number_far_too_high_is_rejected() -> None:
     before, new_link = harness.leader.state, FakeLink()
     new_link.owner = harness.leader
     join = encode_and_decode(replace(JOIN, index=None))
-    join["recovery_state"]["round_number"] = 2**53 - 1
+    join["recovery"]["round_number"] = 2**53 - 1
     new_link.deliver(join)
     assert new_link.closed
     assert harness.leader.state is before
@@ -507,3 +526,41 @@ def test_an_invalid_local_addr_is_a_usage_error() -> None:
     assert lost.usage
     assert "--local-addr 'two words'" in lost.reason
     node.close()
+
+
+# -- summaries: nothing is decided on them ----------------------------------------------------------------------------
+
+
+def test_the_leader_keeps_the_last_summary_of_each_member_and_decides_nothing() -> None:
+    harness = LeaderHarness()
+    before = harness.leader.state
+    for step in (1, 2):
+        harness.links[0].deliver(replace(SUMMARY, step=step))
+    harness.clock.passed_s += 2.0
+    assert harness.leader.state is before
+    found = harness.leader.read_members()
+    assert [(each.group_rank, each.is_leader, each.summary and each.summary.step) for each in found.members] == [
+        (0, True, None),
+        (1, False, 2),
+        (2, False, None),
+    ]
+    assert (found.members[1].age_s, found.members[1].host, found.max_nodes) == (2.0, "h9", 3)
+    harness.leader.record_loss(harness.leader._connections.find("m1"), "gone")  # type: ignore[arg-type]
+    assert [each.index for each in harness.leader.read_members().members] == [0, 2]
+    harness.close()
+
+
+def test_a_member_sends_a_summary_only_where_nothing_waits() -> None:
+    harness = MemberHarness()
+    harness.member.send_summary(SUMMARY)
+    link = harness.join_round()
+    link.is_busy = True
+    harness.member.send_summary(SUMMARY)
+    assert Summary not in link.kinds()
+    link.is_busy = False
+    harness.member.send_summary(SUMMARY)
+    assert link.kinds()[-1] is Summary
+    assert harness.member.read_members() is None, "it does not lead"
+    harness.member.close()
+    harness.member.send_summary(SUMMARY)
+    assert link.kinds().count(Summary) == 1

@@ -4,6 +4,7 @@ The values are made from the declared types by this module alone, not by the cod
 """
 
 import contextlib
+import functools
 import hashlib
 import json
 import types
@@ -47,6 +48,7 @@ def name(place: Any) -> str:
     return place.__name__ if isinstance(place, type) else ""
 
 
+@functools.cache  # to build strategies takes longer than to draw from them
 def build_values(annotation: Any) -> st.SearchStrategy[Any]:
     """Valid values of a declared type."""
     origin, args = get_origin(annotation), get_args(annotation)
@@ -89,13 +91,25 @@ def build_limited(base: Any, marks: tuple[Any, ...]) -> st.SearchStrategy[Any]:
         return build_values(base).filter(lambda value: len(value) <= mark.most)
     if HOST_NAME in marks:
         return st.text("abcxyz.-:%ü", min_size=1, max_size=60)
-    texts = st.text(max_size=60) | st.just("x" * mark.most) | st.just("\U0001f40c" * (mark.most // 4))
+    least = min(60, mark.most // 4)  # characters of four bytes
+    texts = st.text(max_size=least) | st.just("x" * mark.most) | st.just("\U0001f40c" * (mark.most // 4))
     return texts.map(lambda text: text.encode(errors="replace").decode())
 
 
+@functools.cache
 def build_records(kind: type) -> st.SearchStrategy[Any]:
     fields = {field: build_values(annotation) for field, annotation in kind.__annotations__.items()}
-    return st.fixed_dictionaries(fields).map(lambda values: kind(**values)).filter(is_consistent)
+    return st.fixed_dictionaries(fields).map(align_ranks).map(lambda values: kind(**values)).filter(is_consistent)
+
+
+def align_ranks(values: dict[str, Any]) -> dict[str, Any]:
+    """A member's own ranks, one for each round of the record that is beside them."""
+    if "group_ranks" not in values:
+        return values
+    recovery = values["recovery"] if "recovery" in values else values["facts"].value.recovery
+    found = zip(recovery.quorum_rounds, (*values["group_ranks"], *(0 for _ in recovery.quorum_rounds)), strict=False)
+    ranks = tuple(None if rank is None else rank % each.size for each, rank in found)
+    return {**values, "group_ranks": ranks}
 
 
 def is_consistent(made: Any) -> bool:
@@ -136,9 +150,11 @@ ATOMS = st.one_of(
     st.text(max_size=8),
     st.sampled_from([-1, 65536, 2**53, 10**400, 1e300, "\ud800", "a\0b", "x" * 300, "\x1b[2J\n", "x" * 10_000]),
 )
-JUNK = st.recursive(ATOMS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner))
+KEYS = st.text(max_size=5)
+JUNK = st.recursive(ATOMS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner), max_leaves=20)
 
 
+@functools.cache
 @st.composite
 def garbled(draw: Any, kind: type) -> dict[str, Any]:
     """A message of which one to three places are not what they should be."""
@@ -176,7 +192,7 @@ def test_garbage_is_read_or_refused_and_what_is_read_can_be_sent(
 
 
 @settings(max_examples=30)
-@given(frame=st.dictionaries(st.text(max_size=5), JUNK) | JUNK.map(lambda junk: {"type": junk}))
+@given(frame=st.dictionaries(KEYS, JUNK) | JUNK.map(lambda junk: {"type": junk}))
 def test_any_object_is_read_or_refused(frame: dict[str, Any]) -> None:
     for union in UNIONS:
         with contextlib.suppress(MalformedMessageError):
@@ -192,8 +208,8 @@ def test_any_object_is_read_or_refused(frame: dict[str, Any]) -> None:
         ({"id": "x" * 256}, "'id': longer than 255 bytes"),
         ({"local_addr": "two words"}, "'local_addr': not a host name or address"),
         ({"is_prepared": 1}, "'is_prepared': not true or false"),
-        ({"recovery_state": []}, "'recovery_state': not an object"),
-        ({"recovery_state": {"round_number": 2**41}}, "'recovery_state': 'round_number': not an integer from 0 to "),
+        ({"recovery": []}, "'recovery': not an object"),
+        ({"recovery": {"round_number": 2**41}}, "'recovery': 'round_number': not an integer from 0 to "),
         ({"rules": {"backend": "other"}}, "'rules': 'backend': not one of muster, static"),
     ],
 )
@@ -209,7 +225,8 @@ def test_an_error_names_the_field_and_what_is_allowed(changes: dict[str, Any], w
         listen_port=2,
         local_addr=None,
         rules=decode(discovery.JobRules, RULES),
-        recovery_state=up.RecoveryState(),
+        recovery=up.RecoveryRecord(),
+        group_ranks=(),
     )
     with pytest.raises(MalformedMessageError) as caught:
         up.MEMBER_MESSAGES.read({**encode_and_decode(join), **changes})
@@ -305,13 +322,13 @@ def test_the_longest_message_fits_into_a_frame(union: MessageUnion, kind: type) 
     assert union.read(json.loads(text)) is not None
 
 
-def build_failure(local_rank: int, character: str) -> Failure:
+def build_failure(character: str) -> Failure:
     return make_failure(
         node=1,
         node_index=1,
         host=character * 1000,
-        local_rank=local_rank,
-        global_rank=local_rank,
+        local_rank=0,
+        global_rank=0,
         pid=77,
         time_s=1.7e9,
         reason=character * 100_000,
@@ -324,8 +341,9 @@ def build_failure(local_rank: int, character: str) -> Failure:
 
 @pytest.mark.parametrize("character", ["x", "\n", "ü", "\U0001f40c", "\x1b", "\ud800"])
 def test_late_failures_with_long_texts_are_shortened_and_the_first_is_nearly_whole(character: str) -> None:
-    failures = tuple(build_failure(rank, character) for rank in range(64))
-    stacks = tuple(Stack(global_rank=rank, node=1, local_rank=rank, text=character * 1_000_000) for rank in range(64))
+    failure, text = build_failure(character), character * 1_000_000  # once: 64 times they would be a gigabyte
+    failures = tuple(replace(failure, local_rank=rank, global_rank=rank) for rank in range(64))
+    stacks = tuple(Stack(global_rank=rank, node=1, local_rank=rank, text=text) for rank in range(64))
     stopped = Stopped(round_number=1, port=1, failures=failures, stacks=stacks)
     text = encode_message(stopped, FRAME_LIMIT_BYTES - MAC_BYTES)
     assert len(text) <= FRAME_LIMIT_BYTES - MAC_BYTES

@@ -10,13 +10,14 @@ from doubles.rendezvous_links import FakeHandle, FakeLink, FakeNetwork, Standing
 from muster import __version__
 from muster._shared.codec import encode_message
 from muster.agent.config import RendezvousConfig
+from muster.agent.rendezvous.consensus.recovery import RecoveryRecord
 from muster.agent.rendezvous.interface import Notice
 from muster.agent.rendezvous.leader.peer_lines import LIMIT, PeerLines
 from muster.agent.rendezvous.member.member import Member
 from muster.agent.rendezvous.protocol.framing import FRAME_LIMIT_BYTES
 from muster.agent.rendezvous.protocol.job_rules import build_job_rules
 from muster.agent.rendezvous.protocol.leader_messages import Welcome
-from muster.agent.rendezvous.protocol.member_messages import Join, RecoveryState
+from muster.agent.rendezvous.protocol.member_messages import Join
 from muster.agent.rendezvous.protocol.messages import DiscoveryRole, QueryReply
 from muster.agent.runtime.loop import Loop
 
@@ -65,7 +66,8 @@ class Node:
             listen_port=2,
             local_addr=None,
             rules=self.rules,
-            recovery_state=RecoveryState(),
+            recovery=RecoveryRecord(),
+            group_ranks=(),
             release=release or "",
         )
         frame = json.loads(encode_message(join, FRAME_LIMIT_BYTES))
@@ -116,7 +118,7 @@ def test_the_host_name_of_a_node_forges_no_line(node: Node) -> None:
     node.receive_join("9.9.9", host="a\n[muster] all is well\x1b]52;c;eA==\x07\t")
     shown = r"node 1 (a\n[muster] all is well\x1b]52;c;eA==\x07\t)"
     assert node.list_lines() == [f"{shown} runs muster 9.9.9, this node runs {__version__}"]
-    leader = node.member._session.server.leader
+    leader = node.member.server.leader
     assert leader is not None
     (member,) = [each for each in leader.state.members.values() if each.index == 1]
     assert member.host == r"a\n[muster] all is well\x1b]52;c;eA==\x07\t", "as reports and later messages name it"

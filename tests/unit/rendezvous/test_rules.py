@@ -11,12 +11,13 @@ from doubles.rendezvous_world import Process, World
 from muster._shared.codec import encode_message
 from muster._shared.records import replace
 from muster.agent.config import RendezvousConfig
+from muster.agent.rendezvous.consensus.recovery import RecoveryRecord
 from muster.agent.rendezvous.interface import JobEnded, RendezvousFailed
 from muster.agent.rendezvous.member.member import Member
 from muster.agent.rendezvous.protocol.framing import FRAME_LIMIT_BYTES, Frame
 from muster.agent.rendezvous.protocol.job_rules import build_job_rules, describe_difference
 from muster.agent.rendezvous.protocol.leader_messages import Welcome
-from muster.agent.rendezvous.protocol.member_messages import Join, RecoveryState
+from muster.agent.rendezvous.protocol.member_messages import Join
 from muster.agent.rendezvous.protocol.messages import Announcement, AnnouncementAcknowledged, Message
 from muster.agent.runtime.loop import Loop
 
@@ -187,7 +188,7 @@ def test_a_leader_does_not_resign_in_favour_of_one_with_other_rules(node: Leader
     rules = replace(node.rules, max_restarts=max_restarts)
     link = node.receive(Announcement(run_id="sim", id="m4", round_number=7, port=5004, rules=rules))
     assert (link.kinds() == [AnnouncementAcknowledged]) == (max_restarts == 9)
-    assert (node.member._session.server.leader is not None) == (max_restarts == 9)
+    assert (node.member.server.leader is not None) == (max_restarts == 9)
 
 
 def test_a_join_without_rules_is_malformed(node: LeaderHarness) -> None:
@@ -203,7 +204,8 @@ def test_a_join_without_rules_is_malformed(node: LeaderHarness) -> None:
         listen_port=2,
         local_addr=None,
         rules=node.rules,
-        recovery_state=RecoveryState(),
+        recovery=RecoveryRecord(),
+        group_ranks=(),
     )
     frame = json.loads(encode_message(join, FRAME_LIMIT_BYTES))
     assert node.receive(frame).kinds() == [Welcome]

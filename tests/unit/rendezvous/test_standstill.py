@@ -6,6 +6,7 @@ import pytest
 from doubles.two_members import TwoMembers
 
 from muster._shared.reports import Collective, Group, RankProgress, RankView, Stack
+from muster.agent.diagnosis.hangs.page import format_standstill
 from muster.agent.rendezvous.consensus.actions import Notify
 from muster.agent.rendezvous.consensus.events import Reported
 from muster.agent.rendezvous.interface import AllSucceeded, NoticeKind, StacksWanted, StoodStill
@@ -101,6 +102,18 @@ def test_of_a_program_that_has_done_nothing_yet_nothing_is_said() -> None:
         stacks = [make_stack(rank, waits=False, still_s=still_s, step=step) for rank in range(2)]
         told = [line.text for line in job.look(wanted, *stacks)]
         assert told == [f"the job has stood still for 50 s: {text}; nothing is stopped" for text in said]
+
+
+def test_where_most_ranks_are_is_said_where_none_waits_for_another() -> None:
+    stacks = []
+    for rank, line in enumerate((7, 9, 9)):
+        text = f'Current thread 0x1 (most recent call first):\n  File "/w/main.py", line {line} in main\n'
+        progress = RankProgress(global_rank=rank, still_s=50.0)
+        stacks.append(Stack(global_rank=rank, node=rank, local_rank=0, text=text, progress=progress))
+    assert format_standstill(stacks, 50.0) == (
+        "the job has stood still for 50 s: no rank is seen to keep the others waiting; ranks 1-2 are at main.py:9; "
+        "nothing is stopped"
+    )
 
 
 def test_members_that_have_succeeded_are_not_waited_for() -> None:

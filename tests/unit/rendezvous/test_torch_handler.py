@@ -1,13 +1,29 @@
-"""What one of torch's handlers finds after its rendezvous has been closed: it may block for as long as it likes."""
+"""What the agent makes of what one of torch's handlers finds, also after it was closed: it may block for long."""
 
 import os
 from collections.abc import Iterator
 
 import pytest
+from doubles.rendezvous_links import StandingClock
 
+from muster._shared.reports import RankProgress, Stack
 from muster.agent.config import RendezvousConfig
-from muster.agent.rendezvous.interface import Notice, RendezvousEvent
-from muster.agent.rendezvous.torch_handlers.messages import Command
+from muster.agent.rendezvous.interface import (
+    Notice,
+    NoticeKind,
+    RendezvousEvent,
+    RoundFormed,
+    StacksWanted,
+    StoodStill,
+)
+from muster.agent.rendezvous.report_messages import StacksTaken
+from muster.agent.rendezvous.torch_handlers.messages import (
+    AllStandStill,
+    Command,
+    HandlerFormedRound,
+    Order,
+    ThreadFinding,
+)
 from muster.agent.rendezvous.torch_handlers.rendezvous import TorchRendezvous
 from muster.agent.runtime.loop import Loop
 
@@ -15,13 +31,16 @@ FOUND = Notice(text="found")
 
 
 class FakeThread:
-    """Does nothing."""
+    """Keeps its commands."""
+
+    def __init__(self) -> None:
+        self.orders: list[Order] = []
 
     def start(self) -> None:
         """Nothing."""
 
     def send_command(self, command: Command) -> None:
-        """Nothing."""
+        self.orders.append(command.order)
 
     def stop(self) -> None:
         """Nothing."""
@@ -29,7 +48,7 @@ class FakeThread:
 
 @pytest.fixture
 def loop() -> Iterator[Loop]:
-    loop = Loop()
+    loop = Loop(StandingClock())
     yield loop
     loop.close()
 
@@ -40,11 +59,16 @@ def posted() -> list[RendezvousEvent]:
 
 
 @pytest.fixture
-def rendezvous(loop: Loop, posted: list[RendezvousEvent]) -> Iterator[TorchRendezvous]:
+def thread() -> FakeThread:
+    return FakeThread()
+
+
+@pytest.fixture
+def rendezvous(loop: Loop, posted: list[RendezvousEvent], thread: FakeThread) -> Iterator[TorchRendezvous]:
     config = RendezvousConfig(
         backend="c10d-torch", run_id="run", host="localhost", port=1, node_index=0, min_nodes=1, max_nodes=1
     )
-    rendezvous = TorchRendezvous(config, loop=loop, post=posted.append, make_thread=lambda _owner: FakeThread())
+    rendezvous = TorchRendezvous(config, loop=loop, post=posted.append, make_thread=lambda _owner: thread)
     yield rendezvous
     rendezvous.close()
 
@@ -74,3 +98,86 @@ def test_a_late_finding_is_written_to_no_descriptor_that_was_opened_since(
         for fd in (fd for pipe in pipes for fd in pipe):
             os.close(fd)
     assert posted == []
+
+
+FORMED = HandlerFormedRound(
+    group_rank=0,
+    group_world_size=2,
+    rank_offset=0,
+    world_size=2,
+    role_rank_offset=0,
+    role_world_size=2,
+    master_addr="h",
+    master_port=2,
+    use_agent_store=False,
+)
+STACK = Stack(global_rank=0, node=0, local_rank=0, text="", progress=RankProgress(global_rank=0, step=3, still_s=50.0))
+
+
+class Job:
+    """One node of two, in its first round."""
+
+    def __init__(self, loop: Loop, rendezvous: TorchRendezvous, posted: list[RendezvousEvent]) -> None:
+        self._loop = loop
+        self._rendezvous = rendezvous
+        self._posted = posted
+        self.number = 0
+        self.find(FORMED)
+
+    def find(self, finding: ThreadFinding) -> list[RendezvousEvent]:
+        self._rendezvous.post_finding(finding)
+        self._loop.turn()
+        return self._take()
+
+    def stand_still(self, for_s: float) -> list[RendezvousEvent]:
+        self._rendezvous.send(StoodStill(round_number=self.number, for_s=for_s))
+        return self._take()
+
+    def look(self, *stacks: Stack) -> list[RendezvousEvent]:
+        self._rendezvous.send(StacksTaken(round_number=self.number, number=1, stacks=stacks))
+        return self._take()
+
+    def _take(self) -> list[RendezvousEvent]:
+        posted = self._posted[:]
+        self._posted.clear()
+        for event in posted:
+            if isinstance(event, RoundFormed):
+                self.number = event.round.number
+        return posted
+
+
+@pytest.fixture
+def job(loop: Loop, rendezvous: TorchRendezvous, posted: list[RendezvousEvent]) -> Job:
+    return Job(loop, rendezvous, posted)
+
+
+def test_a_node_tells_what_its_ranks_do_once_those_of_all_nodes_stand_still(job: Job, thread: FakeThread) -> None:
+    assert job.stand_still(50.0) == []
+    assert job.find(AllStandStill()) == [StacksWanted(round_number=1, number=1)]
+    [told] = job.look(STACK)
+    assert told == Notice(
+        text="the job has stood still for 50 s: no rank is seen to keep the others waiting; rank 0: step 3; nothing is "
+        "stopped",
+        kind=NoticeKind.STILL,
+    )
+    [told] = job.stand_still(0.0)
+    assert told == Notice(text="the job goes on: it does not stand still any more", kind=NoticeKind.STILL_OVER)
+    assert job.stand_still(0.0) == []
+    assert thread.orders == [Order.STAND_STILL, Order.MOVE, Order.MOVE]
+
+
+def test_a_node_whose_ranks_go_on_tells_nothing_of_them(job: Job) -> None:
+    job.stand_still(50.0)
+    job.stand_still(0.0)
+    assert job.find(AllStandStill()) == []
+    job.stand_still(50.0)
+    assert job.find(AllStandStill()) != []
+    job.stand_still(0.0)
+    assert job.look(STACK) == []
+
+
+def test_a_round_begins_with_ranks_that_move(job: Job) -> None:
+    job.stand_still(50.0)
+    job.find(FORMED)
+    assert job.find(AllStandStill()) == []
+    assert job.stand_still(0.0) == []

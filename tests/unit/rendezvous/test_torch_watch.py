@@ -77,6 +77,38 @@ def test_no_node_is_lost_before_the_silence_limit() -> None:
     assert nodes.found == {}
 
 
+def test_all_nodes_that_are_not_done_must_stand_still() -> None:
+    nodes = Nodes(3)
+    first, second, third = nodes.watches
+    first.post_still(is_still=True)
+    third.post_done()
+    nodes.advance(1.0)
+    assert not first.find_all_still()
+    second.post_still(is_still=True)
+    first.post_still(is_still=False)
+    nodes.advance(1.0)
+    assert not second.find_all_still()
+    first.post_still(is_still=True)
+    nodes.advance(1.0)
+    assert [each.find_all_still() for each in nodes.watches] == [True, True, False]
+    nodes.advance(1.0)
+    assert not first.find_all_still(), "it is found once for each time that it is written"
+    first.post_still(is_still=True)
+    nodes.advance(1.0)
+    assert first.find_all_still()
+
+
+def test_the_store_is_asked_for_nodes_that_stand_still_once_a_second() -> None:
+    nodes = Nodes(2)
+    nodes.watches[0].post_still(is_still=True)
+    assert not nodes.watches[0].find_all_still()
+    nodes.watches[1].post_still(is_still=True)
+    nodes.now_s += 0.9
+    assert not nodes.watches[0].find_all_still()
+    nodes.now_s += 0.1
+    assert nodes.watches[0].find_all_still()
+
+
 def test_the_success_of_a_lost_node_counts() -> None:
     nodes = Nodes(2)
     nodes.watches[1].post_done()

@@ -68,6 +68,11 @@ def make_config(**changes) -> RendezvousConfig:
             WaitFacts(present=1, is_on_loopback=True),
             "waiting for nodes: 1 of 2 is here (597 s left)",
         ),
+        (
+            {"token": "t"},
+            WaitFacts(present=2, storm_s=20.0),
+            "the next round waits 20 s more: rounds were formed and broken again and again without a step",
+        ),
         ({"token": "t"}, WaitFacts(present=2), "waiting for nodes of the last round: 2 are here (597 s left)"),
         (
             {},

@@ -10,8 +10,8 @@ import pytest
 
 from muster._shared.records import replace
 from muster.agent.logs import open_own
-from muster.agent.runtime.clock import SystemClock
 from muster.agent.runtime.event_log import EVENT_LOG_HANDLERS, EventLog, EventRecord, JsonlSink, open_sinks
+from muster.agent.runtime.loop import SystemClock
 
 RECORD = EventRecord(
     time_s=1.0, monotonic_s=2.0, node=0, node_index=0, round=1, attempt=0, what="round_formed", ranks=(0, 1)
@@ -56,6 +56,47 @@ def test_each_record_is_a_line_of_the_file_at_once(tmp_path: Path) -> None:
     assert [json.loads(line)["what"] for line in path.read_text().splitlines()] == ["round_formed"] * 2
     first.close()
     second.close()
+
+
+class ListSink:
+    """Keeps the records."""
+
+    def __init__(self) -> None:
+        self.records: list[EventRecord] = []
+
+    def write(self, record: EventRecord) -> None:
+        self.records.append(record)
+
+    def close(self) -> None:
+        self.records.append(replace(RECORD, what="closed"))
+
+
+def test_records_that_are_held_back_keep_their_order_and_times() -> None:
+    sink, late = ListSink(), ListSink()
+    log = EventLog(SystemClock(), [sink])
+    log.write("round_formed")
+    log.hold()
+    log.write("round_broken", reason="a consequence", hang=False)
+    log.write("workers_stopped")
+    assert [each.what for each in sink.records] == ["round_formed"]
+    log.add_sink(late, replay=True)
+    log.release(reason="the cause")
+    log.write("round_formed")
+    names = ["round_formed", "round_broken", "workers_stopped", "round_formed"]
+    assert [each.what for each in sink.records] == [each.what for each in late.records] == names
+    assert sink.records[1].detail == {"reason": "the cause", "hang": False}
+    times = [each.monotonic_s for each in sink.records]
+    assert times == sorted(times)
+
+
+def test_what_is_held_back_is_written_at_the_end() -> None:
+    sink = ListSink()
+    log = EventLog(SystemClock(), [sink])
+    log.hold()
+    log.write("round_broken")
+    log.close()
+    log.release()
+    assert [each.what for each in sink.records] == ["round_broken", "closed"]
 
 
 def test_a_full_disk_ends_the_file_and_nothing_else() -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from muster._shared.reports import JobState, JobStatus
+from muster._shared.job_view import JobState, JobStatus
 from muster.agent.runtime.event_log import EventRecord
 from muster.agent.runtime.job_object import JobObject
 

@@ -1,6 +1,10 @@
 """What the adapters do in TorchX's command line and in `Runner.wait`, and in another version."""
 
+import ast
+import contextlib
+import importlib.metadata
 import logging
+import re
 import signal
 import sys
 import threading
@@ -9,7 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torchx
+from torchx.specs import AppDef, AppState, AppStatus, Role
+from torchx.specs.api import ReplicaStatus
 
+from muster.schedulers.adapter.status import AppFacts, build_status
 from muster.schedulers.errors import SchedulerError
 from muster.schedulers.runner import callers, waiting
 from muster.schedulers.runner.command_line import print_errors_as_lines, unwind_on_signals
@@ -20,6 +28,68 @@ pytestmark = pytest.mark.torchx
 
 MAIN = "torchx.cli.main"
 NAMES_OF_ANOTHER_VERSION = ("torchx.commands.main", "torchx.commands.log", "torchx.runner.core", "torchx_cli.cmd_log")
+
+
+ROOT = Path(__file__).parents[3]
+PLACE = re.compile(r"    ([\w/]+\.py) (\d+|-) (\d+|-) `(.*)`\n((?:        .*\n)*?)        tests/(.*)::(.*)\n")
+RELEASES = {"0.7.0": 0, "2026.10.26": 1}
+"""The lines of TorchX that the table has numbers of."""
+
+TOUCHES = {
+    "_getframe": {"callers.py"},
+    "_current_frames": {"callers.py"},
+    "excepthook": {"command_line.py"},
+    "add_representer": {"dry_run.py", "status.py"},
+}
+"""What reaches beyond TorchX's public interface, and the modules of the schedulers that may."""
+
+
+def list_places() -> list[tuple[str, ...]]:
+    return [found.groups() for found in PLACE.finditer(callers.__doc__ or "")]
+
+
+def find_release() -> int | None:
+    for name in ("torchx", "torchx-nightly"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            return RELEASES.get(importlib.metadata.version(name))
+    return None
+
+
+@pytest.mark.parametrize("place", list_places(), ids=lambda place: f"{place[0]}:{place[1]}")
+def test_each_place_of_torchx_is_where_it_was(place: tuple[str, ...]) -> None:
+    """In another release the text is to be there; its line then belongs into the table."""
+    name, *numbers, text, why, test_file, test = place
+    tests = (ROOT / "tests" / test_file).read_text()
+    assert f"def {test}(" in tests, f"there is no {test_file}::{test}"
+    release = find_release()
+    path = Path(torchx.__file__).parent / name
+    if release is not None and numbers[release] == "-":
+        assert not path.exists(), f"{name} is there now"
+        return
+    lines = path.read_text().splitlines()
+    assert any(text in line for line in lines), f"{name} has no {text!r}: see {why}"
+    if release is not None:
+        assert text in lines[int(numbers[release]) - 1], f"{text!r} is in another line of {name}"
+
+
+def test_the_table_has_all_that_is_touched() -> None:
+    assert len(list_places()) == (callers.__doc__ or "").count("        tests/")
+    found: dict[str, set[str]] = {word: set() for word in TOUCHES}
+    for path in (ROOT / "muster" / "schedulers").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute) and node.attr in found:
+                found[node.attr].add(path.name)
+    assert found == TOUCHES
+
+
+def test_a_failed_app_is_printed_with_the_names_of_its_states() -> None:
+    app = AppDef("app", roles=[Role(name="r", image="")])
+    replicas = [ReplicaStatus(id=0, state=AppState.FAILED, role="r", hostname="h")]
+    facts = AppFacts(app_id="app-x", app=app, state=AppState.FAILED, replicas=replicas)
+    described = build_status(facts)
+    printed = str(AppStatus(state=described.state, roles=described.roles_statuses))
+    assert "state: FAILED" in printed
+    assert "python/object" not in printed
 
 
 def call_from(module: str, action: Callable[[], Any], function: str = "run", depth: int = 0) -> Any:
@@ -35,6 +105,7 @@ def test_commands_and_wait_are_recognised() -> None:
     # `pytest` is started as a module of that name, too: only these frames count.
     assert call_from(MAIN, callers.runs_command_line)
     assert call_from(MAIN, lambda: in_thread(callers.runs_command_line))
+    assert call_from("muster.cli.run_command", callers.runs_command_line), "it submits as `torchx run` does"
     assert print_lines("torchx.util.log_tee_helpers", sys.stdout) is sys.stdout
     assert print_lines("torchx.cli.cmd_log", object()) is None, "it is no stream"
     for name in ("cmd_log", "cmd_cancel", "cmd_delete"):
@@ -191,3 +262,13 @@ def test_a_signal_unwinds_a_command_once(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_the_signals_of_other_programs_stay(name: str) -> None:
     call_from(name, unwind_on_signals)
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+@pytest.mark.parametrize(("name", "is_followed"), [(MAIN, True), ("muster.cli.run_command", True), ("mine", False)])
+def test_a_stop_of_the_command_is_told_to_its_jobs(name: str, is_followed: bool) -> None:
+    before = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+    try:
+        call_from(name, lambda: waiting.follow_suspension(lambda word: None))
+        assert (signal.getsignal(signal.SIGTSTP) is not signal.SIG_DFL) is is_followed
+    finally:
+        signal.signal(signal.SIGTSTP, before)

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from torchx import specs
 from torchx.specs import AppDef, BindMount, DeviceMount, Resource, RetryPolicy, Role, VolumeMount
 
-from muster.schedulers.adapter.supervised import AgentWords, build_supervised_status
+from muster.schedulers.adapter.status import build_status
+from muster.schedulers.adapter.supervised import AgentWords, build_supervised_facts
 from muster.schedulers.docker import create_scheduler as create_docker
 from muster.schedulers.kubernetes import create_scheduler as create_kubernetes
-from muster.schedulers.kubernetes.live.status import Observation, describe_observation
+from muster.schedulers.kubernetes.live.status import Observation, build_facts
 from muster.schedulers.local import create_detached_scheduler as create_local
 from muster.schedulers.secret_variables import mask_env
 from muster.schedulers.supervision.app_folder import AppFolder, AppSpec
@@ -92,7 +93,7 @@ def describe_supervised(scheduler, request, tmp_path, description):
         grace_s=1.0, owner=None, description=description, details={},
     )  # fmt: skip
     AppFolder(folder).create(spec)
-    return build_supervised_status(AppFolder(folder).read_spec(), None, AgentWords())
+    return build_status(build_supervised_facts(AppFolder(folder).read_spec(), None, AgentWords()))
 
 
 def describe_local(app, tmp_path):
@@ -107,7 +108,7 @@ def describe_docker(app, tmp_path):
 
 def describe_kubernetes(app, tmp_path):
     parent = create_kubernetes("test").submit_dryrun(app, {}).request.parents[0]
-    return describe_observation("app", Observation(parents=[json.loads(json.dumps(parent))], pods=[]))
+    return build_status(build_facts("app", Observation(parents=[json.loads(json.dumps(parent))], pods=[])))
 
 
 @pytest.mark.parametrize("describe", [describe_local, describe_docker, describe_kubernetes])

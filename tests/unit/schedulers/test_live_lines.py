@@ -14,7 +14,7 @@ from torchx.specs import AppState
 
 from muster.agent.logs.lines import build_prefix
 from muster.schedulers.adapter.scheduler import PluginScheduler, remove_traceback
-from muster.schedulers.runner.shown import live_lines
+from muster.schedulers.runner.shown import job_console, live_lines
 from muster.schedulers.runner.shown.live_lines import LiveLines
 
 pytestmark = pytest.mark.torchx
@@ -60,13 +60,17 @@ def test_a_file_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_people_get_colours(screen: Screen) -> None:
-    assert list(LiveLines().show(iter(LINES), "main", 0, XTERM)) == [
-        f"\x1b[32m{NODE}\x1b[0mstep 1\n",  # global rank 3
-        f"\x1b[33m{ALONE}\x1b[0mstep 1\n",
-        "[muster] a line\n",
-        "\x1b[1;31mJOB FAILED  job: why\x1b[0m\n",
-        "[x] y\n",
-        "plain\n",
+    print_all(screen, LINES)
+    assert screen.getvalue().splitlines() == [
+        f"\x1b[32mmain/0\x1b[0m {line}"
+        for line in (
+            f"\x1b[32m{NODE}\x1b[0mstep 1",  # global rank 3
+            f"\x1b[33m{ALONE}\x1b[0mstep 1",
+            "[muster] a line",
+            "\x1b[1;31mJOB FAILED  job: why\x1b[0m",
+            "[x] y",
+            "plain",
+        )
     ]
 
 
@@ -90,7 +94,8 @@ def test_a_status_does_not_repeat_the_traceback() -> None:
 
 @pytest.mark.parametrize("environ", [{"TERM": "xterm", "NO_COLOR": "1"}, {"TERM": "dumb"}, {}])
 def test_colours_can_be_refused(screen: Screen, environ: dict[str, str]) -> None:
-    assert list(LiveLines().show(LINES, "main", 0, environ)) == LINES
+    print_all(screen, LINES, environ)
+    assert screen.getvalue().splitlines(keepends=True) == [f"main/0 {line}" for line in LINES]
 
 
 def test_a_bar_is_a_row_below_all_lines_until_it_ends(screen: Screen) -> None:
@@ -148,7 +153,7 @@ def test_why_a_job_failed_is_the_last_thing_on_the_screen(
 ) -> None:
     terminal = Screen() if is_terminal else io.StringIO()
     monkeypatch.setattr(live_lines, "runs_command_line", lambda: True)
-    monkeypatch.setattr(live_lines, "measure", lambda _: os.terminal_size((41, 24)))
+    monkeypatch.setattr(job_console, "measure", lambda _: os.terminal_size((41, 24)))
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setenv("NO_COLOR", "1")
     job = Job(state, WHY)

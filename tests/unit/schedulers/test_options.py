@@ -3,7 +3,10 @@ from torchx.specs import AppDef, Resource, Role, macros
 from torchx.specs.api import InvalidRunConfigException
 from torchx.specs.finder import ComponentValidationException
 
+from muster._shared.job_view import JobStatus
 from muster.schedulers.adapter import supervised
+from muster.schedulers.adapter.records import JobFacts
+from muster.schedulers.adapter.status import build_status
 from muster.schedulers.errors import OptionError, SchedulerError
 from muster.schedulers.runner import roles
 from muster.schedulers.runner.app_codec import dump_app
@@ -199,13 +202,15 @@ def test_describe_returns_what_was_submitted():
         outcome=Outcome.FAILED,
         reason="because",
     )
-    response = supervised.build_supervised_status(
-        spec, AppRecord(app=state, machine=Machine(host="h", boot_id="")), supervised.AgentWords()
-    )
+    record = AppRecord(app=state, machine=Machine(host="h", boot_id=""))
+    words = supervised.AgentWords(jobs={"r": JobFacts(status=JobStatus(step=3))})
+    facts = supervised.build_supervised_facts(spec, record, words)
+    assert facts.jobs == words.jobs, "what its agents told last"
+    response = build_status(facts)
     assert response.state.name == "FAILED"
     assert response.msg == "because"
     assert [status.state.name for status in response.roles_statuses[0].replicas] == ["FAILED", "SUCCEEDED"]
     again = response.roles[0]
     assert (again.args, again.num_replicas, again.max_retries) == (["-c", "x"], 2, 3)
     assert again.env == {"A": "1", "API_KEY": "***"}
-    assert supervised.build_supervised_status(spec, None, supervised.AgentWords()).state.name == "SUBMITTED"
+    assert supervised.build_supervised_facts(spec, None, supervised.AgentWords()).state.name == "SUBMITTED"

@@ -15,23 +15,23 @@ from muster._shared.codec import decode, to_data
 from muster._shared.contract import STATUS_SCHEMA
 from muster._shared.control import parse_answer
 from muster._shared.reports import Report
-from muster.schedulers.adapter.records import RecordReader, describe_roles
+from muster.schedulers.adapter.records import JobFacts, RecordReader
 from muster.schedulers.docker.engine.errors import one_line
 from muster.schedulers.failure_report import (
-    describe_progress,
     describe_report,
-    describe_running,
+    describe_status,
+    describe_trouble,
     find_root_cause,
     find_usage_line,
-    join_roles,
     parse_attempt,
     parse_hang,
     parse_report,
+    parse_status,
     read_error_file,
 )
 from muster.schedulers.kubernetes.live.status import _build_torch_error
 from muster.schedulers.lines import LineSplitter
-from muster.schedulers.local.agent_files import read_records, read_report
+from muster.schedulers.processes.agent_files import read_records, read_report
 from muster.schedulers.timestamps import parse_seconds, parse_timestamp
 
 pytestmark = pytest.mark.torchx
@@ -179,9 +179,6 @@ TOLD = "the job hangs: no step for 60 s; rank 1 sleeps (reported at 2027-01-15 0
 def test_a_hang_that_goes_on():
     assert parse_hang(b'cut off"}\n' + write_records(*HANG, ("workers_idle", "")) + b'{"what"') == TOLD
     assert parse_hang(b"") == ""
-    assert join_roles({"a": TOLD}) == TOLD
-    assert join_roles({"a": TOLD, "b": ""}) == f"a: {TOLD}"
-    assert join_roles({"a": "", "b": ""}) == join_roles({}) == ""
 
 
 def test_a_job_that_forms_a_new_round():
@@ -191,10 +188,10 @@ def test_a_job_that_forms_a_new_round():
         return json.dumps({"what": "round_broken", "time_s": 1.0, "detail": {"kind": kind, "reason": reason}}).encode()
 
     lost = broken("membership", "node 1 was\nlost")
-    assert describe_running(lost, b"") == "the nodes form a new round: node 1 was lost"
-    assert describe_running(lost + b"\n" + write_records(("round_formed", "")), b"") == ""
-    assert describe_running(lost + b"\n" + broken("final", "rank 1 exited"), b"") == ""
-    assert describe_running(b'{"what": "round_broken", "time_s": 1.0, "detail": [1]}', b"") == ""
+    assert describe_trouble(lost) == "the nodes form a new round: node 1 was lost"
+    assert describe_trouble(lost + b"\n" + write_records(("round_formed", ""))) == ""
+    assert describe_trouble(lost + b"\n" + broken("final", "rank 1 exited")) == ""
+    assert describe_trouble(b'{"what": "round_broken", "time_s": 1.0, "detail": [1]}') == ""
 
 
 PROGRESS = {
@@ -208,7 +205,8 @@ PROGRESS = {
 
 
 def describe(**changes):
-    return describe_progress(json.dumps({**PROGRESS, **changes}).encode() + b"\n")
+    found = parse_status(json.dumps({**PROGRESS, **changes}).encode() + b"\n")
+    return "" if found is None else describe_status(found)
 
 
 def test_how_far_a_job_is():
@@ -219,14 +217,12 @@ def test_how_far_a_job_is():
     paused = {"state": "paused", "paused_since_s": at.timestamp(), "rate": 0.0, "step": 214, "values": {}}
     assert describe(**paused) == f"paused at step 214 since {at:%H:%M}"
     assert describe(**{**paused, "paused_since_s": 0.0}).startswith("paused at step 214 since 19")
-    records = write_records(*HANG) + json.dumps(PROGRESS).encode() + b"\n"
-    assert describe_running(records) == f"{TOLD}; {describe()}"
-    assert describe_running(write_records(*HANG), b"") == TOLD
+    assert describe_trouble(write_records(*HANG)) == TOLD
 
 
 @pytest.mark.parametrize(
     "changes",
-    [{"schema": 2}, {"schema": "1"}, {"schema": None}, {"step": "x"}, {"step": -1}, {"step": None}, {"step": True}],
+    [{"schema": 3}, {"schema": "1"}, {"schema": None}, {"step": "x"}, {"step": -1}, {"step": None}, {"step": True}],
 )
 def test_a_status_that_tells_nothing(changes):
     assert describe(**changes) == ""
@@ -237,8 +233,8 @@ def test_a_status_that_lies_breaks_nothing():
     assert describe(rate=float("nan"), total=-3, values=[1]) == "step 812"
     assert describe(state="paused", paused_since_s=1e300, values={}) == "paused at step 812 since ?"
     assert describe(values={"\x1b[2J": "x" * 99}).startswith("step 812 of 1000, 7.9 a second, \\x1b[2J xxx")
-    assert describe_progress(b'{"what": "x", "time_s": 1, "attempt": 0, "step": 5}') == "", "it is a record"
-    assert describe_progress(b"") == describe_progress(b'{"schema": 1') == describe_progress(b"[1]") == ""
+    assert parse_status(b'{"what": "x", "time_s": 1, "attempt": 0, "step": 5}') is None, "it is a record"
+    assert parse_status(b"") is parse_status(b'{"schema": 1') is parse_status(b"[1]") is None
 
 
 def test_a_job_that_stands_still():
@@ -342,7 +338,7 @@ def test_pipes_in_the_place_of_files_hold_nothing_up(tmp_path):
         os.mkfifo(tmp_path / "job" / name)
     assert read_report(tmp_path) is None
     reader = RecordReader(partial(read_records, tmp_path))
-    assert (reader.restarts, reader.running) == (0, "")
+    assert (reader.restarts, reader.job) == (0, JobFacts())
     assert read_error_file(tmp_path / "job/error.json") is None
 
 
@@ -356,5 +352,6 @@ def test_records_are_read_once_from_any_source():
 
     readers = {"main": RecordReader(read), "eval": RecordReader(lambda names: [b""] * len(names))}
     assert (readers["main"].restarts, readers["eval"].restarts) == (2, 0)
-    assert describe_roles(readers) == "main: step 3 of 9"
+    assert (readers["main"].job.attempt, readers["main"].job.status.step) == (2, 3)
+    assert readers["eval"].job == JobFacts()
     assert asked == [("events.jsonl", "status.json")]

@@ -6,7 +6,7 @@ from torchx.specs import AppDef
 
 from muster.components import dist
 from muster.schedulers import docker, kubernetes
-from muster.schedulers.kubernetes import scheduler as kubernetes_scheduler
+from muster.schedulers.kubernetes import images
 
 pytestmark = pytest.mark.torchx
 
@@ -52,17 +52,8 @@ def test_agent_roles_of_one_image_share_it_on_kubernetes(dry_run):
 
 
 def test_agent_roles_of_one_image_share_the_image_that_was_built_of_it(dry_run, monkeypatch):
-    class Builder:
-        """TorchX's own needs an engine."""
-
-        def build_workspace_and_update_role(self, role, workspace, cfg):
-            role.image = "sha256:built"
-
-        def dryrun_push_images(self, app, cfg):
-            return {}
-
-    monkeypatch.setattr(kubernetes_scheduler, "_load_image_builder", Builder)
+    monkeypatch.setattr(images, "build_image", lambda image, path, report: "sha256:built")
     request = dry_run(kubernetes.create_scheduler, image_repo="registry.example/x")
     jobs = [each for each in request.documents if each["kind"] == "Job"]
-    images = [job["spec"]["template"]["spec"]["containers"][0]["image"] for job in jobs]
-    assert images == ["sha256:built", "sha256:built", "another", "img"]
+    shown = [job["spec"]["template"]["spec"]["containers"][0]["image"] for job in jobs]
+    assert shown == ["registry.example/x:built", "registry.example/x:built", "another", "img"]

@@ -359,3 +359,13 @@ def test_damaged_files_are_one_error_that_names_them(spec, text):
     folder.spec_file.write_bytes(text)
     with pytest.raises(StateError, match=r"spec\.json cannot be read"):
         folder.read_spec()
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: os.symlink("/dev/zero", path)], ids=range(3))
+def test_what_is_no_file_is_one_error(tmp_path, spec, make):
+    """`torchx list` waited for ever at a named pipe, read a device until memory was full, and ended at a folder."""
+    folder = AppFolder(spec.folder)
+    folder.create(spec)
+    make(folder.state_file)
+    with pytest.raises(client.SupervisorError, match=r"state\.json cannot be read: "):
+        client.read_app(folder)

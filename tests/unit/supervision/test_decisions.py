@@ -26,7 +26,7 @@ class TestNormalRun:
         assert app.state.app_state == "PENDING"
         assert app.begin() == ["start trainer/0", "start trainer/1"]
         assert app.state.app_state == "RUNNING"
-        assert app.end("trainer/1", 0) == []
+        assert app.end("trainer/1", 0) == [], "each may be a job of its own"
         assert app.end("trainer/0", 0) == ["finish SUCCEEDED"]
         assert app.state.app_state == "SUCCEEDED"
 

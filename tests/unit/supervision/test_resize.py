@@ -13,6 +13,8 @@ from muster.schedulers.supervision.events import (
     CancelRequested,
     GraceExpired,
     KillRequested,
+    LingerExpired,
+    Recover,
     ResizeRequested,
 )
 from muster.schedulers.supervision.machine import Machine
@@ -45,7 +47,7 @@ def test_a_node_that_was_taken_away_stays_away_however_it_ends(exit_code):
     assert app.status("trainer/2") is ReplicaStatus.CANCELLED
     assert (app.state.phase, app.state.retries, app.state.leaving) == (AppPhase.RUNNING, {}, ())
     assert app.state.reason == "trainer was resized from 3 to 2 nodes"
-    assert app.end("trainer/0", 0) == []
+    assert app.end("trainer/0", 0) == ["linger"]
     assert app.end("trainer/1", 0) == ["finish SUCCEEDED"]
 
 
@@ -139,6 +141,93 @@ def test_the_next_supervisor_tells_the_node_again_and_knows_the_size(tmp_path):
     assert app.decide_event(Begin()) == ["stop trainer/2"]
     assert app.end("trainer/2", None) == []
     assert resize(app, 2) == ["start trainer/1"]
+
+
+# -- the job has succeeded meanwhile -------------------------------------------------------------------------------
+
+
+def expire(app):
+    return app.decide_event(LingerExpired(number=app.state.lingering))
+
+
+@pytest.mark.parametrize("exit_code", [143, 69, None])
+def test_a_node_that_was_started_too_late_to_take_part_ends_with_the_job(exit_code):
+    app = begin()
+    resize(app, 2)
+    app.end("trainer/2", 143)
+    assert resize(app, 3) == ["start trainer/2"]
+    assert app.end("trainer/0", 0) == ["linger"]
+    assert app.end("trainer/1", 0) == []
+    assert resize(app, 2) == []  # nothing changes any more
+    assert expire(app) == ["stop trainer/2"]
+    assert app.end("trainer/2", exit_code) == ["finish SUCCEEDED"]
+    assert app.status("trainer/2") is ReplicaStatus.CANCELLED
+    assert (app.state.retries, app.state.sizes) == ({}, {"trainer": 3})
+
+
+@pytest.mark.parametrize("exit_code", [69, 137, None])
+def test_what_is_lost_after_the_job_has_succeeded_is_not_started_again(exit_code):
+    app = begin()
+    app.end("trainer/2", 137)
+    assert app.state.retries == {"trainer": 1}
+    assert app.end("trainer/0", 0) == ["linger"]
+    assert app.end("trainer/2", exit_code) == []
+    assert app.end("trainer/1", 0) == ["finish SUCCEEDED"]
+    assert app.state.retries == {"trainer": 1}
+
+
+def test_a_late_node_that_does_not_heed_the_stop_is_killed():
+    app = begin()
+    app.end("trainer/0", 0)
+    app.end("trainer/1", 0)
+    assert expire(app) == ["stop trainer/2"]
+    assert app.decide_event(GraceExpired(number=app.state.grace_number)) == ["kill trainer/2"]
+    assert app.end("trainer/2", 137) == ["finish SUCCEEDED"]
+
+
+def test_a_node_that_leaves_when_the_job_succeeds_keeps_its_grace_period():
+    app = begin()
+    resize(app, 2)
+    assert app.end("trainer/0", 0) == ["linger"]
+    assert app.end("trainer/1", 0) == []
+    assert app.decide_event(GraceExpired(number=1)) == ["kill trainer/2"]
+    assert expire(app) == []  # it was told
+    assert app.end("trainer/2", 137) == ["finish SUCCEEDED"]
+
+
+def test_a_job_that_has_succeeded_ends_no_other_role():
+    app = begin(elastic(), others(1))
+    assert app.end("trainer/0", 0) == ["linger"]
+    assert expire(app) == ["stop trainer/1", "stop trainer/2"]
+    app.end("trainer/1", 0)
+    assert app.end("trainer/2", 0) == []
+    assert app.end("main/0", 0) == ["finish SUCCEEDED"]
+    app = begin(elastic(), others(2))
+    assert app.end("main/0", 0) == [], "the exit code of another program says nothing of its neighbours"
+    assert app.end("trainer/0", 0) == ["linger"]
+    assert app.end("main/1", 1) == ["stop trainer/1", "stop trainer/2"], "an app that ends waits for nothing"
+
+
+def test_a_role_that_starts_again_with_the_app_is_not_over():
+    app = begin(elastic(), others(1, max_retries=1, retry_scope=RetryScope.APPLICATION))
+    for index in range(3):
+        app.end(f"trainer/{index}", 0)
+    assert app.end("main/0", 1) == ["start trainer/0", "start trainer/1", "start trainer/2", "start main/0"]
+    assert app.state.over == ()
+
+
+def test_the_next_supervisor_knows_that_the_job_has_succeeded(tmp_path):
+    app = begin()
+    app.end("trainer/0", 0)
+    spec = AppSpec(app_id="a", scheduler="s", folder=str(tmp_path / "a"), driver="d", roles=(elastic(),), grace_s=1.0)
+    folder = AppFolder(spec.folder)
+    folder.create(spec)
+    folder.write_record(AppRecord(app=app.state, machine=Machine.here()))
+    assert folder.read_record().app == app.state
+    assert app.decide_event(Begin()) == ["linger"]
+    assert app.end("trainer/1", 0) == []
+    assert app.decide_event(Recover(replicas=(LAST,))) == []
+    assert app.begin() == ["finish SUCCEEDED"]
 
 
 def test_the_role_is_the_only_elastic_one_or_the_one_that_is_named():

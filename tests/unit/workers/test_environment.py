@@ -58,6 +58,8 @@ def test_the_whole_environment() -> None:
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3",
         "PYTHONBREAKPOINT": "muster.worker.breakpoint",
         "MUSTER_WATCHED": "1",
+        "MUSTER_JOB_ID": "job",
+        "MUSTER_ATTEMPT_ID": "job-2",
         "OMP_NUM_THREADS": "5",
     }
 

@@ -6,7 +6,8 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NoReturn
 
 import pytest
 
@@ -156,6 +157,39 @@ def stop_of(call: Callable[[], object]) -> SystemExit:
     return caught.value
 
 
+def test_what_parsers_refused_that_print_it_themselves_is_the_reason() -> None:
+    class Parser(argparse.ArgumentParser):
+        """Many programs have one; jsonargparse's prints the message, and exits without one."""
+
+        def error(self, message: str) -> NoReturn:
+            self.print_usage()
+            if message.startswith("unrecognized"):
+                sys.exit(2)
+            self.exit(2)
+
+    own = Parser(prog="main.py")
+    own.add_argument("--lr", type=float)
+    assert program.find_refusal(stop_of(lambda: own.parse_args(["--no"]))) == "error: unrecognized arguments: --no"
+    invalid = "error: argument --lr: invalid float value: 'x'"
+    assert program.find_refusal(stop_of(lambda: own.parse_args(["--lr", "x"]))) == invalid
+    assert program.find_refusal(stop_of(lambda: own.exit(2))) == ""
+
+    class Exit(SystemExit):
+        """As Fire's FireExit."""
+
+        def __init__(self, trace: object) -> None:
+            super().__init__(2)
+            self.trace = trace
+
+    def leave_as_fire(trace: object) -> None:
+        raise Exit(trace)
+
+    element = SimpleNamespace(ErrorAsStr=lambda: "Could not consume arg: --no")
+    why = "ERROR: Could not consume arg: --no"
+    assert program.find_refusal(stop_of(lambda: leave_as_fire(SimpleNamespace(elements=[element])))) == why
+    assert program.find_refusal(stop_of(lambda: leave_as_fire("another's"))) == ""
+
+
 def test_what_argparse_refused_is_the_reason_where_stderr_is_not_captured(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -184,6 +218,7 @@ def test_what_argparse_refused_is_the_reason_where_stderr_is_not_captured(
         (Refusal(), 2, "Error: No such option: --lrr"),
         (ValueError("no data\nin /data"), 3, "sys.exit while it handled ValueError: no data"),
         (ValueError(), 3, "sys.exit while it handled ValueError"),
+        (ValueError("no data", {"of": "tyro"}), 2, "sys.exit while it handled ValueError: no data"),
         (ValueError("fine"), 0, ""),
         (KeyboardInterrupt(), 1, ""),
     ):

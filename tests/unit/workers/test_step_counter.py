@@ -112,7 +112,8 @@ def count(page: StatusPage) -> int | None:
 
 
 def test_the_layout_is_the_contracts() -> None:
-    names = ("MAGIC_WORD", "SLOTS", "ROUND", "ATTEMPT", "STEP", "CHANGED_NS", "OPTIMIZER_STEPS", "BLOCK_BYTES")
+    names = ("MAGIC_WORD", "SLOTS", "ROUND", "ATTEMPT", "STEP", "TOTAL", "CHANGED_NS", "OPTIMIZER_STEPS")
+    names = (*names, "BLOCK_BYTES", "MAX_STEP")
     assert all(getattr(steps, f"_{name}") == getattr(Layout, name) for name in names)
     assert steps._PAGE_MAGIC == Layout.MAGIC
     assert (program._WATCHED, program._STATUS_PAGE) == (Env.WATCHED, Env.STATUS_PAGE)
@@ -179,6 +180,85 @@ def test_a_script_that_reports_steps_has_them_counted_by_nothing_else(page: Stat
     for _ in range(9):
         mine.step()
     assert (count(page), page.read_slot(1).step, slot[Layout.CHANGED_NS]) == (1, 41, changed_ns)
+
+
+FIT = """
+class Loop:
+    def __init__(self, trainer):
+        self.trainer = trainer
+    def advance(self, optimizer):
+        optimizer.step()
+        self.trainer.global_step += 1
+class Part:
+    def advance(self, loop, optimizer):
+        loop.advance(optimizer)
+"""
+
+
+class Trainer:
+    """What is read of one of Lightning."""
+
+    def __init__(self, optimizers: int = 1, before: int = 0, total: float = 9) -> None:
+        self.optimizers = [None] * optimizers
+        self.global_step = before
+        self.total = total
+
+    @property
+    def estimated_stepping_batches(self) -> float:
+        if self.total < 0:
+            raise ValueError("gradients are accumulated differently in each epoch")
+        return self.total
+
+
+@pytest.fixture(params=["lightning.pytorch", "pytorch_lightning"])
+def fit(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """A loop of Lightning's, of which the frame nearest to the optimizer knows no Trainer."""
+    monkeypatch.setitem(sys.modules, request.param, ModuleType(request.param))
+    module = ModuleType(f"{request.param}.loops")
+    exec(FIT, module.__dict__)
+    return module
+
+
+def do_steps(fit: Any, optimizer: Any, trainer: Trainer, count: int) -> None:
+    for _ in range(count):
+        fit.Part().advance(fit.Loop(trainer), optimizer)
+
+
+def test_a_fit_of_lightning_has_its_step_and_total(page: StatusPage, optimizer: Any, fit: Any) -> None:
+    do_steps(fit, optimizer.Optimizer(), Trainer(before=100, total=109), 3)
+    status = page.read_slot(1)
+    assert (status.step, status.total, status.optimizer_steps, status.owner_pid) == (103, 109, 3, None)
+    do_steps(fit, optimizer.Optimizer(), Trainer(), 1)  # the next fit
+    assert (page.read_slot(1).step, page.read_slot(1).total) == (1, 9)
+
+
+@pytest.mark.parametrize("total", [float("inf"), -1, 0, 2**63])
+def test_a_total_that_is_none_is_not_shown(page: StatusPage, optimizer: Any, fit: Any, total: float) -> None:
+    do_steps(fit, optimizer.Optimizer(), Trainer(total=total), 2)
+    status = page.read_slot(1)
+    assert (status.step, status.total) == ((None, None) if total == -1 else (2, None))
+    assert status.optimizer_steps == 2
+
+
+def test_of_a_fit_with_several_optimizers_the_busiest_counts(page: StatusPage, optimizer: Any, fit: Any) -> None:
+    trainer = Trainer(optimizers=2)
+    for each in (optimizer.Optimizer(), optimizer.Optimizer()):
+        do_steps(fit, each, trainer, 2)
+    assert (page.read_slot(1).step, page.read_slot(1).total, count(page)) == (None, None, 2)
+
+
+def test_a_callback_that_reports_steps_of_a_fit_has_the_word(page: StatusPage, optimizer: Any, fit: Any) -> None:
+    mine, trainer = optimizer.Optimizer(), Trainer()
+    do_steps(fit, mine, trainer, 1)
+    slot = steps._map_slot(os.environ[Env.STATUS_PAGE])
+    slot[Layout.STEP] = 1 + 41
+    do_steps(fit, mine, trainer, 1)
+    assert page.read_slot(1).step == 41
+
+
+def test_an_optimizer_that_lightning_does_not_call_is_only_counted(page: StatusPage, optimizer: Any, fit: Any) -> None:
+    optimizer.Optimizer().step()
+    assert (page.read_slot(1).step, count(page)) == (None, 1)
 
 
 def test_while_a_step_is_traced_nothing_is_counted(page: StatusPage, optimizer: Any) -> None:

@@ -8,7 +8,7 @@ Collectives of a group are counted by each of its ranks, so that number n is the
   first counts.
 - Ranks that have ended, are stopped or do not answer, if all others have entered it. Of ranks of which no view is known
   (of other nodes, where each node judges alone) nothing is said.
-- Ranks that have not called `init_process_group`, or have not come back from it.
+- Ranks that have not called `init_process_group`, or that do not answer while others are in it.
 
 Of several groups that wait, a rank that is missing in one may wait in another itself: then the cause is there. Of those
 that are left, the one that waits longest counts.
@@ -20,8 +20,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from muster._shared.records import record
 from muster._shared.reports import ENDED, Collective, Group, RankView, name_ranks
 
-_STATES = {"T": "is stopped (SIGSTOP)", "t": "is stopped by a debugger", "D": "is in an uninterruptible system call"}
-_STATES[ENDED] = "has ended"
+STATES = {"T": "is stopped (SIGSTOP)", "t": "is stopped by a debugger", "D": "is in an uninterruptible system call"}
+STATES[ENDED] = "has ended"
 _ANY_SIZES = ("broadcast", "scatter", "gather", "all_gather", "reduce_scatter", "all_to_all", "allgather", "alltoall")
 """Their sizes may differ between ranks."""
 
@@ -57,7 +57,7 @@ def find_cause(views: Iterable[RankView]) -> Finding | None:
     by_rank = {view.global_rank: view for view in views}
     groups = _list_groups(by_rank)
     unheard = {
-        rank: _STATES.get(view.state, "does not answer")
+        rank: STATES.get(view.state, "does not answer")
         for rank, view in by_rank.items()
         if view.state == ENDED or (view.has_server and not view.is_answering)
     }
@@ -66,11 +66,11 @@ def find_cause(views: Iterable[RankView]) -> Finding | None:
     # A rank that is missing here and waits there is not the cause.
     causes = [each for each in found if not each.ranks & waiting] or found
     if not causes:
-        return _judge_initialisation(by_rank)
+        return _judge_initialisation(by_rank, unheard)
     cause = max(causes, key=lambda each: (bool(each.ranks), each.age_s))
     return Finding(
         ranks=cause.ranks,
-        clause=cause.clause + _describe_states(cause.ranks - unheard.keys(), by_rank),
+        clause=cause.clause + describe_states(cause.ranks - unheard.keys(), by_rank),
         waiting=cause.waiting,
         age_s=cause.age_s,
     )
@@ -127,8 +127,7 @@ def _judge_group(all_members: Sequence[_Member], unheard: Mapping[int, str], see
         clause = f"did not enter {what}; {wait} in it for {entry.age_s:.0f} s"
     elif states:  # all others have entered it
         ranks = frozenset(states)
-        text = _use_plural(states[min(states)] if len(set(states.values())) == 1 else "does not answer", len(states))
-        clause = f"{text}; {wait} in {what} for {entry.age_s:.0f} s"
+        clause = f"{_describe_unheard(states)}; {wait} in {what} for {entry.age_s:.0f} s"
     else:
         ranks = frozenset()
         done = [member.rank for member in members if member.rank not in waiting]
@@ -195,7 +194,12 @@ def _describe_wait(waiting: Iterable[int]) -> str:
     return f"{name_ranks(named)} {'has' if len(named) == 1 else 'have'} waited"
 
 
-def _judge_initialisation(by_rank: Mapping[int, RankView]) -> Finding | None:
+def _describe_unheard(states: Mapping[int, str]) -> str:
+    same = len(set(states.values())) == 1
+    return use_plural(states[min(states)] if same else "does not answer", len(states))
+
+
+def _judge_initialisation(by_rank: Mapping[int, RankView], unheard: Mapping[int, str]) -> Finding | None:
     inside = {rank for rank, view in by_rank.items() if view.is_initialising}
     if not inside:
         return None
@@ -204,23 +208,26 @@ def _judge_initialisation(by_rank: Mapping[int, RankView]) -> Finding | None:
     if outside:
         clause = f"did not call init_process_group, in which {name_ranks(inside)} {verb}"
         return Finding(
-            ranks=outside, clause=clause + _describe_states(outside, by_rank), waiting=frozenset(inside), age_s=0.0
+            ranks=outside, clause=clause + describe_states(outside, by_rank), waiting=frozenset(inside), age_s=0.0
         )
-    clause = "called init_process_group, and did not come back from it"
-    return Finding(ranks=frozenset(), clause=clause, waiting=frozenset(inside), age_s=0.0)
+    if unheard:
+        clause = f"{_describe_unheard(unheard)}; {name_ranks(inside)} {verb} in init_process_group"
+    else:
+        clause = "called init_process_group, and did not come back from it"
+    return Finding(ranks=frozenset(unheard), clause=clause, waiting=frozenset(inside), age_s=0.0)
 
 
-def _describe_states(ranks: Iterable[int], by_rank: Mapping[int, RankView]) -> str:
+def describe_states(ranks: Iterable[int], by_rank: Mapping[int, RankView]) -> str:
     """`; rank 1 is stopped (SIGSTOP)`; "" where the kernel says nothing special."""
     found: dict[str, list[int]] = {}
     for rank in ranks:
-        text = _STATES.get(by_rank[rank].state) if rank in by_rank else None
+        text = STATES.get(by_rank[rank].state) if rank in by_rank else None
         if text is not None:
             found.setdefault(text, []).append(rank)
-    return "".join(f"; {name_ranks(named)} {_use_plural(text, len(named))}" for text, named in found.items())
+    return "".join(f"; {name_ranks(named)} {use_plural(text, len(named))}" for text, named in found.items())
 
 
-def _use_plural(text: str, count: int) -> str:
+def use_plural(text: str, count: int) -> str:
     """`is stopped`, of several ranks `are stopped`."""
     verb, _, rest = text.partition(" ")
     return text if count == 1 else f"{ {'is': 'are', 'has': 'have', 'does': 'do'}[verb] } {rest}".strip()

@@ -4,18 +4,24 @@ The looks may block, and run in a thread. What the workers have reported is read
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
-from muster._shared.records import record
-from muster._shared.reports import Group, RankProgress, RankView, print_values
+from muster._shared.records import record, replace
+from muster._shared.reports import Group, Launches, RankProgress, RankView, print_values
 from muster.agent.diagnosis.hangs import servers, sessions
 from muster.agent.diagnosis.hangs.sessions import ProcessKey, Reading
 from muster.agent.diagnosis.report_text import format_rate
 from muster.agent.round import Round
 from muster.agent.workers.status_page import SlotStatus
 
+if TYPE_CHECKING:  # only with devices
+    from muster.agent.diagnosis.hangs.monitor import Monitor
+
 APART_S = 1.0
 """Between two looks."""
+MONITOR_S = 0.3
+"""How long NCCL's monitor may take for each of two looks."""
 
 
 @record
@@ -36,30 +42,43 @@ class Look:
     processes: Mapping[ProcessKey, Reading]
 
 
-def look(pids: Mapping[int, int], formed: Round, host: str, *, is_first: bool = False) -> dict[int, Look]:
+def look(
+    pids: Mapping[int, int], formed: Round, host: str, monitor: "Monitor | None", *, is_first: bool | None = None
+) -> dict[int, Look]:
     """Look at the workers of the round, by local rank.
 
     Args:
         pids: their process ids, by local rank.
         formed: the round.
         host: the node's name.
-        is_first: another look follows. What the workers need to answer this one must not count as their work.
+        monitor: NCCL's; None: the workers have none.
+        is_first: another look follows, or (False) this is the second. What the workers need to answer the first must
+            not count as their work. None: there is only this one.
     """
     found = sessions.read_sessions(dict.fromkeys(pids.values()))
+    if monitor is None:
+        launches = {}
+    else:  # a stop waits for two looks, and for no monitor that is slow
+        launches = monitor.look_twice(found) if is_first is None else monitor.look(found, MONITOR_S)
     places = servers.find_places(found)
-    answers = servers.read_workers(places)
+    # NCCL's recorder may end the capture of a CUDA graph: where its monitor knows that the job goes on it is not read.
+    is_harmless = is_first is None or not launches or _stands_still(launches.values())
+    answers = servers.read_workers(places) if is_harmless else servers.read_workers(places, servers.LOOK)
     if is_first:
         found = sessions.read_sessions(dict.fromkeys(pids.values()))
     at_s = time.monotonic()
     return {
         local_rank: Look(
             at_s=at_s,
-            view=servers.build_view(
-                places[pid],
-                answers[pid],
-                global_rank=formed.rank_offset + local_rank,
-                node=formed.group_rank,
-                host=host,
+            view=replace(
+                servers.build_view(
+                    places[pid],
+                    answers[pid],
+                    global_rank=formed.rank_offset + local_rank,
+                    node=formed.group_rank,
+                    host=host,
+                ),
+                launches=launches.get(pid, ()),
             ),
             processes=found[pid],
         )
@@ -67,11 +86,13 @@ def look(pids: Mapping[int, int], formed: Round, host: str, *, is_first: bool = 
     }
 
 
-def look_twice(pids: Mapping[int, int], formed: Round, host: str) -> dict[int, tuple[Look, Look]]:
+def look_twice(
+    pids: Mapping[int, int], formed: Round, host: str, monitor: "Monitor | None"
+) -> dict[int, tuple[Look, Look]]:
     """Look two times, `APART_S` apart. Arguments as of `look`."""
-    first = look(pids, formed, host, is_first=True)
+    first = look(pids, formed, host, monitor, is_first=True)
     time.sleep(APART_S)
-    second = look(pids, formed, host)
+    second = look(pids, formed, host, monitor, is_first=False)
     return {local_rank: (first[local_rank], second[local_rank]) for local_rank in pids}
 
 
@@ -86,6 +107,8 @@ def compare(looks: tuple[Look, Look], reported: tuple[Reported, Reported] | None
     rank, took_s = second.view.global_rank, second.at_s - first.at_s
     ages = [entry.age_s for group in second.view.groups for entry in group.entries]
     moved = _describe_moved(first.view, second.view, took_s)
+    if moved is None and _has_launched(first.view, second.view):
+        moved = ""
     is_busy = sessions.has_worked(first.processes, second.processes, took_s)
     if reported is None:
         still_s = min(ages, default=None)
@@ -127,6 +150,19 @@ def _describe_moved(before: RankView, now: RankView, took_s: float) -> str | Non
     last = group.entries[-1]
     name = group.description or f"group {group.name}"
     return f"{last.operation} #{last.number} of {name}, {format_rate(most / max(0.001, took_s))}"
+
+
+def _stands_still(launches: Iterable[tuple[Launches, ...]]) -> bool:
+    """Whether ranks of a communicator have launched different numbers of operations, and no more since."""
+    from muster.agent.diagnosis.hangs.monitor import count_launches
+
+    return any(each.still_s > 0.0 and count_launches((each,)) is not None for one in launches for each in one)
+
+
+def _has_launched(before: RankView, now: RankView) -> bool:
+    """By NCCL's own monitor."""
+    known = {each.communicator: each.counts for each in before.launches}
+    return any(each.counts != known.get(each.communicator, each.counts) for each in now.launches)
 
 
 def _count_moves(before: Group | None, now: Group) -> int:

@@ -8,9 +8,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from muster._shared.reports import Failure, RankProgress, RankView, Stack, name_ranks
-from muster.agent.diagnosis.hang_cause import HangCause, explain_hang
+from muster.agent.diagnosis.hang_cause import HangCause, describe_places, explain_hang
 from muster.agent.diagnosis.report_text import describe_progress, format_stacks, format_steps
 
+_MOST_NAMED = 64
 _LATE_S = 0.1
 """Ranks that enter a collective so much after the first one are worth a line; ages are read at slightly other moments
 on each node."""
@@ -71,8 +72,19 @@ def describe_ranks(stacks: Iterable[Stack]) -> Iterator[str]:
     yield from _list_slow(known)
 
 
-def describe_standstill(stacks: Iterable[Stack]) -> str | None:
-    """What the ranks of a job that stands still wait for; None: they do not, or have done nothing yet."""
+def format_standstill(stacks: Iterable[Stack], for_s: float) -> str | None:
+    """The line about a job that has stood still for `for_s`; None: it does not, or has done nothing yet.
+
+    Args:
+        stacks: of all ranks that are known.
+        for_s: seconds.
+    """
+    found = _describe_standstill(stacks)
+    return None if found is None else f"the job has stood still for {for_s:.0f} s: {found}; nothing is stopped"
+
+
+def _describe_standstill(stacks: Iterable[Stack]) -> str | None:
+    """What the ranks wait for."""
     known = tuple(stacks)
     progress = list_progress(known)
     verdict = find_verdict(known)
@@ -82,7 +94,9 @@ def describe_standstill(stacks: Iterable[Stack]) -> str | None:
         return None
     if any(each.moved is not None or each.is_busy for each in progress):
         return None
-    return "; ".join(("no rank is seen to keep the others waiting", *format_steps(progress)))
+    place = describe_places(known)
+    places = () if place is None else (place,)
+    return "; ".join(("no rank is seen to keep the others waiting", *places, *format_steps(progress)))
 
 
 def find_verdict(stacks: Iterable[Stack]) -> str | None:
@@ -115,6 +129,13 @@ def describe_movement(progress: Iterable[RankProgress]) -> str | None:
 
 def _sort_slowest_first(ranks: Iterable[RankProgress]) -> list[RankProgress]:
     return sorted(ranks, key=lambda each: (each.step or 0, each.optimizer_steps or 0, each.global_rank))
+
+
+def name_hang_cause(stacks: Iterable[Stack]) -> tuple[str, tuple[int, ...]] | None:
+    """Which ranks have kept the others waiting in a hang that has ended the round, as a line too; None: not seen."""
+    known = tuple(stacks)
+    cause = explain_hang(known)
+    return None if cause is None else (_format_cause(cause, known), tuple(sorted(cause.ranks)[:_MOST_NAMED]))
 
 
 def _format_cause(cause: HangCause, known: Iterable[Stack]) -> str:

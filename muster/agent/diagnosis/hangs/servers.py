@@ -9,8 +9,9 @@ import math
 import os
 import socket
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from typing import TYPE_CHECKING
 
 from muster._shared import processes
 from muster._shared.records import record, replace
@@ -18,6 +19,9 @@ from muster._shared.reports import Collective, Group, RankView
 from muster.agent.diagnosis.hangs.limits import TORCH_MARGIN_S
 from muster.agent.diagnosis.hangs.reading import read_groups, read_recorder
 from muster.agent.runtime.loop import run_limited
+
+if TYPE_CHECKING:  # only with devices
+    from muster.agent.diagnosis.hangs.monitor import Monitor
 
 DEADLINE_S = 1.0
 """The longest that one worker's answer may take. 2000 entries take 0.1 s."""
@@ -29,11 +33,11 @@ _SHARE = 0.005
 """Of the time: one core of many would notice no more."""
 _ANSWER_LIMIT_BYTES = 64 << 20
 _FILE_LIMIT_BYTES = 1 << 20
-_LOOK = ("fr_trace_json",)
+LOOK = ("fr_trace_json",)
 """The recorder of gloo and other backends without events of a device. torch before 2.10 does not answer it."""
-_DIAGNOSIS = (*_LOOK, "dump_nccl_trace_json")
+DIAGNOSIS = (*LOOK, "dump_nccl_trace_json")
 """And NCCL's, which is another one. It asks CUDA about its events, which may end a capture of a CUDA graph: only in a
-hang, or where a person asks."""
+hang, or where a person asks and NCCL's own monitor does not know better."""
 _GROUPS_LINK = "/memfd:muster-groups"
 
 
@@ -89,7 +93,7 @@ class Answer:
     """See `KnownGroups`."""
 
 
-def read_workers(places: Mapping[int, Place], handlers: tuple[str, ...] = _DIAGNOSIS) -> dict[int, Answer]:
+def read_workers(places: Mapping[int, Place], handlers: tuple[str, ...] = DIAGNOSIS) -> dict[int, Answer]:
     """Read all workers, side by side, within `DEADLINE_S`; the keys of `places` are kept.
 
     Args:
@@ -124,6 +128,8 @@ class Progress:
     """Of a collective in which it waits, once torch is about to end it for that; else 0."""
     is_waiting: bool = False
     """It waits in a collective, or in `init_process_group`."""
+    launches: tuple[int, ...] | None = None
+    """See `Activity`."""
 
 
 class WorkerReader:
@@ -133,35 +139,54 @@ class WorkerReader:
     the workers are asked the less often the longer they need: for at most `_SHARE` of the time.
     """
 
-    def __init__(self, limit_s: float) -> None:
+    def __init__(
+        self, limit_s: float, monitor: "Monitor | None" = None, on_death: Callable[[str], None] = lambda _: None
+    ) -> None:
         """Make one.
 
         Args:
             limit_s: after which workers count as idle: they are asked several times in it, whatever it costs.
+            monitor: NCCL's. It is asked while the workers show nothing but CPU time, which NCCL uses as it waits.
+            on_death: called, by the thread that reads, with a process that NCCL's monitors have given up.
         """
         self._longest_s = limit_s / 4
+        self._monitor = monitor
+        self._on_death = on_death
+        self._monitor_due_s = 0.0
+        self._launches: dict[int, tuple[int, ...] | None] = {}
+        """By the worker's process id, while they show nothing else."""
         self._progress: dict[int, tuple[int, ...]] = {}
         """By the worker's process id."""
         self._waits: dict[int, _Wait] = {}
         """By the worker's process id."""
         self._waiting: set[int] = set()
         """The process ids of workers that wait."""
+        self.answers: Mapping[int, Answer] = {}
+        """What the workers have said last, by process id: a new mapping with each look. Any thread may read it."""
+        self.answered_s = -math.inf
+        """When, by the monotonic clock."""
         self._due_s = 0.0
         self._device_limit_s = math.inf
         """How long a worker is idle before NCCL's recorder is read, too."""
         self._offset_s = time.time() - time.monotonic()
 
-    def read_progress(self, sessions: Mapping[int, Iterable[tuple[int, int]]], idle_s: float) -> dict[int, Progress]:
+    def read_progress(
+        self, sessions: Mapping[int, Iterable[tuple[int, int]]], idle_s: float, silent_s: float = 0.0
+    ) -> dict[int, Progress]:
         """Read how far the workers are, by the worker's process id; who does not answer now keeps what it said last.
 
         Args:
             sessions: see `find_places`.
             idle_s: for how many seconds the worker that is idle for longest has been so.
+            silent_s: for how many seconds none has shown anything but CPU time.
         """
+        if self._monitor is not None:
+            self._ask_monitor(self._monitor, sessions, silent_s)
         began_s = time.monotonic()
         if began_s >= self._due_s or self._list_ending(began_s):
             places = find_places(sessions)
-            answers = read_workers(places, _LOOK)
+            answers = read_workers(places, LOOK)
+            self.answers, self.answered_s = answers, began_s
             for pid, answer in answers.items():
                 progress = RankView(global_rank=0, node=0, host="", groups=answer.groups).progress
                 if progress is not None:
@@ -182,9 +207,32 @@ class WorkerReader:
                 collectives=self._progress.get(pid),
                 timeout_s=self._waits[pid].timeout_s if pid in ending else 0.0,
                 is_waiting=pid in self._waiting,
+                launches=self._launches.get(pid),
             )
             for pid in sessions
         }
+
+    def have_begun(self, pids: Iterable[int]) -> bool:
+        """Whether all these workers have called `init_process_group`, as was seen last."""
+        answers = self.answers
+        return all(pid in answers and answers[pid].has_begun for pid in pids)
+
+    def _ask_monitor(
+        self, monitor: "Monitor", sessions: Mapping[int, Iterable[tuple[int, int]]], silent_s: float
+    ) -> None:
+        """Not before a quarter of the limit has passed: it is no part of a job that goes on."""
+        from muster.agent.diagnosis.hangs.monitor import count_launches
+
+        if silent_s < self._longest_s:
+            self._launches = {}
+            monitor.stop_listening()
+            return
+        for death in monitor.read_deaths():
+            self._on_death(death)
+        if time.monotonic() >= self._monitor_due_s:
+            found = monitor.look(sessions, min(DEADLINE_S, self._longest_s / 5))
+            self._launches = {pid: count_launches(each) for pid, each in found.items()}
+            self._monitor_due_s = time.monotonic() + self._longest_s / 2
 
     def _list_ending(self, now_s: float) -> set[int]:
         return {pid for pid, wait in self._waits.items() if wait.ends_s - TORCH_MARGIN_S <= now_s}
@@ -200,7 +248,7 @@ class WorkerReader:
             waits = [
                 _Wait(ends_s=since_s + entry.timeout_s - entry.age_s, timeout_s=entry.timeout_s)
                 for group in answer.groups
-                for entry in _list_open(group)
+                for entry in list_open(group)
                 if entry.timeout_s
             ]
             if waits:
@@ -219,10 +267,10 @@ class _Wait:
 
 
 def _is_waiting(answer: Answer) -> bool:
-    return answer.is_initialising or any(map(_list_open, answer.groups))
+    return answer.is_initialising or any(map(list_open, answer.groups))
 
 
-def _list_open(group: Group) -> list[Collective]:
+def list_open(group: Group) -> list[Collective]:
     """What is not done, while nothing that was called later is: what a CUDA graph has captured is never done."""
     found: list[Collective] = []
     passed: set[bool] = set()
@@ -232,6 +280,40 @@ def _list_open(group: Group) -> list[Collective]:
         elif entry.is_p2p not in passed:
             found.append(entry)
     return found
+
+
+def find_open(answer: Answer) -> tuple[str, float] | None:
+    """What the worker waits in for the longest time, and for how long; None: in no collective, as far as it says."""
+    if answer.is_initialising:
+        return "init_process_group", 0.0
+    waits = [(entry.age_s, entry, group) for group in answer.groups for entry in list_open(group)]
+    if not waits:
+        return None
+    age_s, entry, group = max(waits, key=lambda wait: wait[0])
+    return f"{entry.operation} #{entry.number} of {group.description or f'group {group.name}'}", age_s
+
+
+def find_arrivals(answers: Mapping[int, Answer]) -> dict[int, float]:
+    """How many seconds after the first of them each worker has entered the collectives that all have entered.
+
+    By process id, at the one of these collectives where that was most: at many others of a step, all wait for one
+    another. Empty where there are none. All ages are of one moment and machine.
+    """
+    ages = [_list_ages(answer) for answer in answers.values()]
+    common = set(ages[0]).intersection(*ages[1:]) if len(ages) > 1 else set()
+    if not common:
+        return {}
+    first = {call: max(each[call] for each in ages) for call in common}
+    return {pid: max(first[call] - own[call] for call in common) for pid, own in zip(answers, ages, strict=True)}
+
+
+def _list_ages(answer: Answer) -> dict[tuple[str, int], float]:
+    return {
+        (group.name, entry.number): entry.age_s
+        for group in answer.groups
+        for entry in group.entries
+        if not entry.is_p2p
+    }
 
 
 def _read_worker(pid: int, handlers: tuple[str, ...], now_ns: int) -> Answer:
@@ -246,11 +328,11 @@ def _read_worker(pid: int, handlers: tuple[str, ...], now_ns: int) -> Answer:
     took_s = time.monotonic() - began_s if is_answering else 0.0
     groups: list[Group] = []
     for handler, text in texts.items():
-        if text is None and handler not in _LOOK:
+        if text is None and handler not in LOOK:
             continue
         found = read_recorder(text or b"{}", now_ns, known.ranks)
         # A group may have two backends, each of which counts by itself.
-        groups += found if handler in _LOOK else [replace(each, name=f"{each.name} nccl") for each in found]
+        groups += found if handler in LOOK else [replace(each, name=f"{each.name} nccl") for each in found]
     return Answer(
         groups=tuple(groups),
         has_begun=True,

@@ -5,10 +5,10 @@
 
 `membership` decides what follows when a member joins or is lost, `failures` when workers fail or hang. `drain` decides
 at which step all ranks stop, from what members report (their own rule for that report is `rendezvous.drain_ceiling`),
-and counts what all ranks have saved. `formation` forms the next round or ends the job, `rank_assignment` assigns ranks,
-`quorum` decides which side may continue or take over when members are silent. `waits` is the table of everything that
-the leader waits for.
+and counts what all ranks have saved. `formation` assigns ranks and forms the next round, or ends the job,
+`quorum` decides which side may continue or take over when members are silent. `recovery` is what every member knows of
+the job, so that nothing is lost with a leader. `waits` is the table of everything that the leader waits for.
 
-From outside, import `decisions`, `events`, `actions`, `state`, `members`, `quorum` and `waits`, and for a job of one
-node `drain`.
+From outside, import `decisions`, `events`, `actions`, `state`, `members`, `quorum`, `recovery` and `waits`, and for a
+job of one node `drain`.
 """

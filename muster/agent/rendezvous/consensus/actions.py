@@ -1,19 +1,95 @@
 """Actions of the leader: what `decisions.decide` asks it to do, and the messages that it sends."""
 
-from muster._shared.fields import Count, Name, Paragraph, RoundNumber, Shared
+from typing import Annotated
+
+from muster._shared.fields import SPARSE, Count, GroupRank, Host, Limit, Name, Port, Shared, Size
 from muster._shared.records import record
-from muster._shared.reports import FinalFailure, Report
-from muster.agent.rendezvous.consensus.members import RankAssignment
-from muster.agent.rendezvous.consensus.quorum import EndedRanks, QuorumRound
+from muster._shared.reports import Report
+from muster.agent.rendezvous.consensus.quorum import QuorumRound
+from muster.agent.rendezvous.consensus.recovery import GroupRanks, RecoveryRecord, find_rank_contradiction
 from muster.agent.rendezvous.interface import BreakKind, NoticeKind, PlainLeaderMessage, RendezvousFailed, RoundBroken
 from muster.agent.rendezvous.report_messages import RequestAnswer
+from muster.agent.round import Source
 
 
 @record
-class RoundCommitted:
-    """Every member of the round has acknowledged it: a quorum of older rounds is not needed any more."""
+class Successor:
+    """The address of a member of the round that may take over when the leader is lost."""
 
-    round_number: RoundNumber
+    group_rank: GroupRank
+    index: Count | None
+    host: Host
+    port: Port
+
+
+@record
+class RoundFacts:
+    """What every member must know of a round. Its size does not grow with the number of members."""
+
+    recovery: RecoveryRecord
+    successors: Annotated[tuple[Successor, ...], Limit(most=64)]
+    """The first members that may take over."""
+    group_world_size: Size
+    world_size: Size
+    master_addr: Host
+    master_port: Port
+    use_agent_store: bool = False
+    """The agent with group rank 0 hosts the store: all workers are its clients."""
+
+
+@record
+class RoundStart:
+    """A round in which the member has an assignment."""
+
+    facts: Shared[RoundFacts]
+    group_ranks: GroupRanks
+    """The member's own in each quorum round of the recovery record: last, in this one."""
+    rank_offset: Count
+    role_rank_offset: Count
+    role_world_size: Size
+    source: Annotated[Source | None, SPARSE] = None
+    """Where the member's part of the snapshot is that the round continues, if it has none."""
+    neighbour: Annotated[Source | None, SPARSE] = None
+    """The node that gets copies of the member's snapshots."""
+
+    @property
+    def group_rank(self) -> int:
+        """The member's own in this round."""
+        return self.group_ranks[-1] or 0
+
+    def find_contradiction(self) -> str | None:
+        """A rank that is not in the round."""
+        facts = self.facts.value
+        if not self.group_ranks or self.group_ranks[-1] is None:
+            return "no group rank"
+        if self.group_rank >= facts.group_world_size or self.rank_offset >= facts.world_size:
+            return f"group rank {self.group_rank} of {facts.group_world_size}"
+        return find_rank_contradiction(facts.recovery, self.group_ranks)
+
+
+@record
+class RoundSummary:
+    """A round in which the member has no assignment: it must find the next leader like the others."""
+
+    facts: Shared[RoundFacts]
+    group_ranks: GroupRanks
+    """See `RoundStart`."""
+    is_spare: bool = False
+    """The job is full: the member waits as a spare."""
+
+    def find_contradiction(self) -> str | None:
+        """See `codec`."""
+        return find_rank_contradiction(self.facts.value.recovery, self.group_ranks)
+
+
+@record
+class RecoveryChanged:
+    """Every member of the round has acknowledged it, or all ranks have saved a checkpoint.
+
+    Other changes are known with the next round or heartbeat.
+    """
+
+    recovery: Shared[RecoveryRecord]
 
 
 @record
@@ -22,17 +98,13 @@ class RoundBreak:
 
     broken: RoundBroken
     """What the member's node is to do. The member itself knows whether it leads."""
-    next_attempt: Count
-    startup_signature: Paragraph | None
-    final: FinalFailure | None = None
-    """With `BreakKind.FINAL`, and only with it."""
-    ended: EndedRanks = frozenset()
-    """With `BreakKind.DRAINED`: group ranks that have asked to leave and whose workers have ended."""
+    recovery: Shared[RecoveryRecord]
+    """What follows from it: the next attempt, why there is none, whose part has ended with a drain."""
 
     def find_contradiction(self) -> str | None:
-        """See `codec`."""
+        """A final failure comes with `BreakKind.FINAL`, and only with it."""
         is_final = self.broken.kind is BreakKind.FINAL
-        return None if is_final == (self.final is not None) else "'final' contradicts 'kind'"
+        return None if is_final == (self.recovery.value.final is not None) else "'final' contradicts 'kind'"
 
 
 @record
@@ -46,7 +118,16 @@ class JobEnd:
     is_drained: bool = False
 
 
-SentMessage = RoundCommitted | RoundBreak | PlainLeaderMessage | RequestAnswer | JobEnd | RendezvousFailed
+SentMessage = (
+    RoundStart
+    | RoundSummary
+    | RecoveryChanged
+    | RoundBreak
+    | PlainLeaderMessage
+    | RequestAnswer
+    | JobEnd
+    | RendezvousFailed
+)
 
 
 @record
@@ -55,23 +136,6 @@ class Send:
 
     ids: tuple[str, ...]
     message: SentMessage
-
-
-@record
-class FormRound:
-    """Send each member of the round its ranks; rank 0's port is `master_port`."""
-
-    round_number: int
-    attempt: int
-    restarts_left: int
-    world_size: int
-    master_port: int
-    use_agent_store: bool
-    """Rank 0's agent hosts the store. Not for a single worker, which has no other to wait for."""
-    assignments: tuple[RankAssignment, ...]
-    """In order of group rank."""
-    quorum_rounds: tuple[QuorumRound, ...]
-    startup_signature: str | None
 
 
 @record
@@ -107,6 +171,7 @@ class Notify:
 
     text: str
     kind: NoticeKind = NoticeKind.LINE
+    ranks: tuple[int, ...] = ()
 
 
-Action = Send | FormRound | Notify | DropMembers | CheckLease | SetTimer
+Action = Send | Notify | DropMembers | CheckLease | SetTimer

@@ -26,15 +26,15 @@ The rules:
 Every wait is in the table of `waits`; a timer carries the round that it was set for. Whether the leader's own workers
 would have a lease in a new round only the leader can tell: a proposed round is formed when it has checked that.
 
-`membership` handles joins, losses and recovery state; `failures` breaks rounds; `formation` forms them and ends the
-job; `drain` agrees on the step at which all ranks stop; `diagnosis.root_cause` finds the root cause and builds the
-report.
+`membership` handles joins, losses and what members bring with them; `failures` breaks rounds; `formation` forms them
+and ends the job; `drain` agrees on the step at which all ranks stop, `snapshots` on what a round continues;
+`diagnosis.root_cause` finds the root cause and builds the report.
 """
 
 from collections.abc import Mapping
 
 from muster._shared.records import assert_never, replace
-from muster.agent.rendezvous.consensus.actions import RoundCommitted, Send, SetTimer
+from muster.agent.rendezvous.consensus.actions import RecoveryChanged, Send, SetTimer
 from muster.agent.rendezvous.consensus.events import (
     Event,
     Joined,
@@ -46,7 +46,15 @@ from muster.agent.rendezvous.consensus.events import (
     RoundAcknowledged,
     TimerFired,
 )
-from muster.agent.rendezvous.consensus.failures import GOES_ON, break_for_failure, on_failed, on_idle, on_stopped
+from muster.agent.rendezvous.consensus.failures import (
+    GOES_ON,
+    break_for_failure,
+    on_checked,
+    on_failed,
+    on_idle,
+    on_stopped,
+    record_step,
+)
 from muster.agent.rendezvous.consensus.formation import fail_rendezvous, form_or_end, on_lease_checked
 from muster.agent.rendezvous.consensus.membership import (
     break_for_joins,
@@ -57,12 +65,20 @@ from muster.agent.rendezvous.consensus.membership import (
     on_prepared,
     on_process_ended,
 )
-from muster.agent.rendezvous.consensus.state import Decision, Ending, Forming, JobState, RoundRunning
+from muster.agent.rendezvous.consensus.state import (
+    Decision,
+    Ending,
+    Forming,
+    JobState,
+    RoundRunning,
+    update_recovery,
+)
 from muster.agent.rendezvous.consensus.waits import find_join_deadline_s, find_next_due_s
 from muster.agent.rendezvous.interface import (
     AllStarted,
     AllSucceeded,
     Asked,
+    Checked,
     DrainAsked,
     DrainFollowed,
     DrainReported,
@@ -70,17 +86,21 @@ from muster.agent.rendezvous.interface import (
     Leaving,
     Prepared,
     Saved,
+    SnapshotCopied,
+    SnapshotKept,
+    SnapshotSought,
     StoodStill,
 )
 from muster.agent.rendezvous.report_messages import Failed, Idle, StacksTaken, Stopped
 from muster.agent.runtime.persistent import PersistentMap, PersistentSet
 
 _ALWAYS = frozenset({Prepared, Leaving, RoundAcknowledged, Saved, Asked})
-_UNTIL_THE_END = _ALWAYS | {Failed, Idle, Stopped}
+_UNTIL_THE_END = _ALWAYS | {Failed, Idle, Stopped, Checked}
 ACCEPTED: Mapping[type[Forming | RoundRunning | Ending], frozenset[type[MemberReport]]] = {
     Forming: _UNTIL_THE_END,
     RoundRunning: _UNTIL_THE_END
-    | {AllStarted, AllSucceeded, StoodStill, StacksTaken, DrainAsked, DrainReported, DrainFollowed},
+    | {AllStarted, AllSucceeded, StoodStill, StacksTaken, DrainAsked, DrainReported, DrainFollowed, SnapshotKept}
+    | {SnapshotCopied, SnapshotSought},
     Ending: _ALWAYS,
 }
 """Which phase accepts which message of a member. `_is_accepted` drops all others, and those that are outdated.
@@ -102,7 +122,7 @@ def decide(state: JobState, event: Event, now_s: float) -> Decision:
     state, formed = form_or_end(state, now_s)
     is_due = is_accepted and isinstance(event, TimerFired)
     state, failed = _check_join_timeout(state, now_s) if is_due else (state, ())
-    state, timer = _update_timer(state, now_s)
+    state, timer = _update_timer(update_recovery(state), now_s)
     return state, (*actions, *broken, *formed, *failed, *timer)
 
 
@@ -153,6 +173,7 @@ def _handle_report(state: JobState, event: Reported, now_s: float) -> Decision:
         case AllStarted():
             return state, _tell_started(state, sender)
         case Failed():
+            state = record_step(state) if message.has_stepped else state
             return on_failed(state, sender, message.failures, now_s, event.suspicion_s)
         case Idle():
             return _on_idle(state, sender, message, now_s)
@@ -160,10 +181,16 @@ def _handle_report(state: JobState, event: Reported, now_s: float) -> Decision:
             return _on_all_succeeded(state, sender, message, now_s)
         case Stopped():
             return on_stopped(state, sender, message, now_s)
+        case Checked():
+            return on_checked(state, sender, message, now_s)
         case DrainAsked() | DrainReported() | DrainFollowed() | Asked() | StacksTaken() | StoodStill() | Saved():
             from muster.agent.rendezvous.consensus.drain import decide_common_step  # most jobs end without one
 
             return decide_common_step(state, sender, message, now_s)
+        case SnapshotKept() | SnapshotCopied() | SnapshotSought():
+            from muster.agent.rendezvous.snapshots import decide_snapshots  # most jobs keep none
+
+            return decide_snapshots(state, sender, message)
         case _:
             assert_never(message)
 
@@ -190,8 +217,8 @@ def _on_round_acknowledged(state: JobState, sender: str) -> Decision:
     if state.unacknowledged or not is_complete:
         return state, ()
     late = tuple(each for each in state.quorum_rounds if each.is_late)
-    committed = Send(ids=tuple(state.assignments), message=RoundCommitted(round_number=state.round_number))
-    return replace(state, quorum_rounds=(*late, *state.quorum_rounds[-1:])), (committed,)
+    state = update_recovery(replace(state, quorum_rounds=(*late, *state.quorum_rounds[-1:])))
+    return state, (Send(ids=tuple(state.assignments), message=RecoveryChanged(recovery=state.recovery)),)
 
 
 def _on_all_succeeded(state: JobState, sender: str, message: AllSucceeded, now_s: float) -> Decision:

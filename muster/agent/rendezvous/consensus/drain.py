@@ -38,7 +38,7 @@ from muster._shared.contract import StatusPageLayout as Layout
 from muster._shared.fields import LateRank
 from muster._shared.records import assert_never, replace
 from muster._shared.reports import Answer, Stack
-from muster.agent.rendezvous.consensus.actions import Action, Notify, Send
+from muster.agent.rendezvous.consensus.actions import Action, Notify, RecoveryChanged, Send
 from muster.agent.rendezvous.consensus.failures import break_round, has_enough_members
 from muster.agent.rendezvous.consensus.state import (
     HANG,
@@ -52,11 +52,11 @@ from muster.agent.rendezvous.consensus.state import (
     WantedDrain,
     WantedStacks,
     describe_member,
+    update_recovery,
 )
 from muster.agent.rendezvous.interface import (
     Asked,
     BreakKind,
-    CheckpointCompleted,
     DrainAsked,
     DrainBegun,
     DrainCommitted,
@@ -451,13 +451,12 @@ def _tell_standstill(state: JobState, phase: RoundRunning, stacks: tuple[Stack, 
         stacks: of all ranks.
         now_s: now.
     """
-    from muster.agent.diagnosis.hangs.page import describe_standstill  # only this needs it
+    from muster.agent.diagnosis.hangs.page import format_standstill  # only this needs it
 
     for_s = _find_still_s(state, phase, now_s)
-    found = None if for_s is None or phase.has_reported_hang else describe_standstill(stacks)
-    if for_s is None or found is None:
+    text = None if for_s is None or phase.has_reported_hang else format_standstill(stacks, for_s)
+    if text is None:
         return replace(state, phase=phase), ()
-    text = f"the job has stood still for {for_s:.0f} s: {found}; nothing is stopped"
     return replace(state, phase=replace(phase, has_told_still=True)), (Notify(text=text, kind=NoticeKind.STILL),)
 
 
@@ -623,8 +622,8 @@ def _on_saved(state: JobState, sender: str, message: Saved, now_s: float) -> Dec
         return state, ended
     number = 1 if state.checkpoint is None else state.checkpoint.number + 1
     checkpoint = Checkpoint(number=number, step=saving.step, path=saving.path)
-    completed = Send(ids=tuple(state.members), message=CheckpointCompleted(checkpoint=checkpoint))
-    return replace(state, checkpoint=checkpoint), (*ended, completed)
+    state = update_recovery(replace(state, checkpoint=checkpoint))
+    return state, (*ended, Send(ids=tuple(state.members), message=RecoveryChanged(recovery=state.recovery)))
 
 
 def _end_checkpoint(state: JobState, saving: Saving, now_s: float) -> Decision:

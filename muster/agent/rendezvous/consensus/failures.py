@@ -1,14 +1,20 @@
 """Breaking a round: failures, hangs and losses, and whether they cost an attempt. Pure.
 
 Only a worker's failure makes a new attempt. The restart budget is the job's. A failure that a loss explains costs no
-attempt.
+attempt. Over 400 lines: from the first report of a failure to what follows once all of the round are known.
 """
 
 from muster._shared.records import replace
 from muster._shared.reports import Failure, FinalFailure
-from muster.agent.diagnosis.root_cause import DatedFailure, choose_root, describe_failure, find_signature
+from muster.agent.diagnosis.root_cause import (
+    DatedFailure,
+    choose_root,
+    describe_failure,
+    is_symptom,
+    order_failures,
+)
 from muster.agent.rendezvous.consensus.actions import Action, Notify, RoundBreak, Send
-from muster.agent.rendezvous.consensus.quorum import ENDED_KEPT
+from muster.agent.rendezvous.consensus.members import ConsensusRules, MemberRecord
 from muster.agent.rendezvous.consensus.state import (
     Decision,
     Drain,
@@ -17,14 +23,26 @@ from muster.agent.rendezvous.consensus.state import (
     JobState,
     RoundFailures,
     RoundRunning,
+    Storm,
     describe_member,
+    update_recovery,
 )
-from muster.agent.rendezvous.interface import BreakKind, NoticeKind, RoundBroken
+from muster.agent.rendezvous.faulty_nodes import choose_leaving, judge_certain, judge_node
+from muster.agent.rendezvous.interface import BreakKind, Checked, NoticeKind, RoundBroken
 from muster.agent.rendezvous.report_messages import Idle, Stopped
-from muster.agent.rendezvous.restart_budget import find_final_failure
+from muster.agent.rendezvous.verdicts.deciding import Verdict, VerdictRules, decide_verdict
+from muster.agent.rendezvous.verdicts.restarts import Restarts
 from muster.agent.runtime.persistent import PersistentSet
 
 GOES_ON = Notify(text="the job goes on: it has not hung", kind=NoticeKind.HANG_OVER)
+
+_FINDINGS_KEPT = 64
+"""Lines about differences between nodes, so that none is printed twice."""
+STORM_ROUNDS = 5
+STORM_S = 60.0
+"""More rounds within this time, without a step, are a storm."""
+STORM_WAIT_S = 5.0
+"""How long the first wait is; each one that follows is twice as long, up to a minute."""
 
 STALE_IDLE_S = 1.0
 """How long a report of idleness may take from the measurement to the leader."""
@@ -50,9 +68,14 @@ def on_failed(
     state = replace(state, failures=failures)
     if isinstance(phase, Forming) or phase.loss_wait_until_s is not None:
         return state, ()
-    if _find_final_failure(state) is None or len(state.assignments) == 1:
+    root = choose_root(failures.seen)
+    verdict = _decide_verdict(state, root, state.restarts)
+    is_alone = len(state.assignments) == 1
+    if verdict.final is None or is_alone or choose_leaving(state, root, verdict) is not None:
         return break_for_failure(state, now_s)
-    loss_wait_until_s = now_s + suspicion_s + state.rules.loss_wait_s
+    is_check = root is not None and bool(root.check)
+    wait_s = state.rules.spare_wait_s if is_check else state.rules.loss_wait_s
+    loss_wait_until_s = now_s + suspicion_s + wait_s
     return replace(state, phase=replace(phase, loss_wait_until_s=loss_wait_until_s)), ()
 
 
@@ -111,28 +134,144 @@ def _has_hung(state: JobState) -> bool:
     return any(each.failure.hung for each in state.failures.seen)
 
 
-def _find_final_failure(state: JobState) -> FinalFailure | None:
-    """Why the failures seen end the job, None when another attempt is due."""
-    rules, root = state.rules, choose_root(state.failures.seen)
-    return find_final_failure(
-        root,
-        state.startup_signature,
-        state.attempt,
-        rules.max_restarts,
-        rules.max_restarts_flag,
+def build_verdict_rules(rules: ConsensusRules) -> VerdictRules:
+    """What decides about a failure, of the job's rules."""
+    return VerdictRules(
+        max_restarts=rules.max_restarts,
+        flag=rules.max_restarts_flag,
         stops_on_hang=rules.hang_action == "stop",
+        stops_on_repeat=rules.is_managed,
+        policy=rules.policy,
+    )
+
+
+def _decide_verdict(state: JobState, root: Failure | None, restarts: Restarts) -> Verdict:
+    """What follows from a failure of the round, after what was known before."""
+    return decide_verdict(
+        root,
+        restarts,
+        state.attempt,
+        build_verdict_rules(state.rules),
+        has_stepped=state.failures.has_stepped,
     )
 
 
 def break_for_failure(state: JobState, now_s: float) -> Decision:
-    """End the round because of the failures seen so far, and the job when no attempt is left."""
-    final = _find_final_failure(state)
+    """End the round because of the failures seen so far, and the job when no attempt is left.
+
+    From what may be a consequence nothing else follows before all failures are known: see `settle_failure`.
+    """
     root = choose_root(state.failures.seen)
-    if final is not None:
-        return break_round(state, BreakKind.FINAL, final.describe(), now_s, final)
-    return break_round(
-        replace(state, startup_signature=find_signature(root)), BreakKind.FAILURE, describe_failure(root), now_s
+    verdict = _decide_verdict(state, root, state.restarts)
+    is_provisional = root is not None and is_symptom(root) and (verdict.final is None or not _is_draining(state))
+    failures = replace(
+        state.failures,
+        restarts_before=state.restarts,
+        root_rank=None if root is None else root.global_rank,
+        is_provisional=is_provisional,
     )
+    state = replace(state, restarts=verdict.restarts, failures=failures)
+    cause = "" if root is None else root.cause
+    if is_provisional:
+        reason = describe_failure(root)
+        return break_round(
+            state, BreakKind.FAILURE, reason, now_s, cause=cause, is_free=verdict.is_free, is_provisional=True
+        )
+    state, notices = judge_certain(state, root, now_s)
+    leaving = choose_leaving(state, root, verdict)
+    if verdict.final is not None and leaving is None:
+        reason = verdict.final.describe()
+        state, actions = break_round(state, BreakKind.FINAL, reason, now_s, verdict.final, cause=cause)
+        return state, (*notices, *actions)
+    reason = _describe_verdict(state, root, verdict, leaving)
+    leaves = () if leaving is None else (leaving[0].id,)
+    state, actions = break_round(
+        state, BreakKind.FAILURE, reason, now_s, leaves=leaves, cause=cause, is_free=verdict.is_free
+    )
+    return state, (*notices, *actions)
+
+
+def _is_draining(state: JobState) -> bool:
+    """What ends the job in a drain is told as the end: nodes that are told to stop would leave it otherwise."""
+    return isinstance(state.phase, RoundRunning) and state.phase.drain is not None
+
+
+def _describe_verdict(
+    state: JobState, root: Failure | None, verdict: Verdict, leaving: tuple[MemberRecord, str] | None
+) -> str:
+    reason = describe_failure(root)
+    if leaving is not None:
+        return f"{reason}; {describe_member(state, leaving[0])} leaves: {leaving[1]}"
+    return f"{reason}; no other node can take the place of its node" if verdict.is_wanted else reason
+
+
+def settle_failure(state: JobState, phase: Forming, now_s: float) -> Decision:
+    """Decide again once all failures of the round are known: what was reported first may be a consequence.
+
+    Of a hang, the stacks say now which rank keeps the others waiting. What has ended the job stays its end.
+    """
+    failures, before = state.failures, state.failures.restarts_before
+    if failures.is_settled or before is None or not failures.seen:
+        return state, ()
+    state = replace(state, failures=replace(failures, is_settled=True))
+    ordered = order_failures(failures.seen, failures.stacks)
+    root = ordered[0]
+    if root.collateral:
+        return state, ()
+    explained = _explain_hang(failures) if root.hung and phase.final is None else ()
+    if root.global_rank == failures.root_rank and not failures.is_provisional:
+        state, judged = judge_node(state, ordered, now_s)
+        return state, (*explained, *judged)
+    verdict = _decide_verdict(state, root, before)
+    state, notices = judge_certain(replace(state, restarts=verdict.restarts), root, now_s)
+    state, more = judge_node(state, ordered, now_s)
+    actions: tuple[Action, ...] = (*explained, *notices, *more)
+    leaving = None if phase.final is not None else choose_leaving(state, root, verdict)
+    final = phase.final or (verdict.final if leaving is None else None)
+    state = replace(state, phase=replace(phase, final=final))
+    line = _describe_verdict(state, root, verdict, leaving) if final is None else final.describe()
+    if leaving is not None:
+        state, sends = _send_away(state, phase, leaving[0].id, line, now_s)
+        actions = (*actions, *sends)
+    if not failures.is_provisional:
+        return state, actions if leaving is None else (*actions, Notify(text=line))
+    kind = BreakKind.FAILURE if final is None else BreakKind.FINAL
+    state, told = _explain_break(state, kind, line, cause=root.cause, is_free=verdict.is_free)
+    return state, (*actions, *told)
+
+
+def _explain_hang(failures: RoundFailures) -> tuple[Action, ...]:
+    """Say which ranks kept the others waiting; of a job that ends, its report does."""
+    from muster.agent.diagnosis.hangs.page import name_hang_cause  # only a hang needs it
+
+    found = name_hang_cause(failures.stacks)
+    return () if found is None else (Notify(text=found[0], kind=NoticeKind.HANG_CAUSE, ranks=found[1]),)
+
+
+def _explain_break(
+    state: JobState, kind: BreakKind, reason: str, *, cause: str = "", is_free: bool = False
+) -> Decision:
+    """Tell the nodes why the round was broken: what they were told then may be a consequence."""
+    state = update_recovery(state)
+    broken = RoundBroken(
+        round_number=state.round_number, kind=kind, reason=reason, cause=cause, is_free=is_free, explains=True
+    )
+    present = (each for each in state.assignments if each in state.members and not state.members[each].is_leaving)
+    return state, (Send(ids=tuple(present), message=RoundBreak(broken=broken, recovery=state.recovery)),)
+
+
+def _send_away(state: JobState, phase: Forming, member_id: str, reason: str, now_s: float) -> Decision:
+    """Have a member leave that has stopped its workers already; the next round waits until it is gone."""
+    phase = replace(
+        phase,
+        stopping=phase.stopping.with_item(member_id),
+        stop_deadline_s=now_s + state.rules.stop_margin_s,
+    )
+    failures = replace(state.failures, failed_by=state.failures.failed_by.with_item(member_id))  # its end explains none
+    state = replace(_record_leaving(state, BreakKind.FAILURE, (member_id,)), phase=phase, failures=failures)
+    state = update_recovery(state)
+    broken = RoundBroken(round_number=state.round_number, kind=BreakKind.FAILURE, reason=reason, leaves=True)
+    return state, (Send(ids=(member_id,), message=RoundBreak(broken=broken, recovery=state.recovery)),)
 
 
 def break_round(
@@ -143,13 +282,21 @@ def break_round(
     final: FinalFailure | None = None,
     *,
     is_interrupt: bool = False,
+    is_join: bool = False,
+    leaves: tuple[str, ...] = (),
+    cause: str = "",
+    is_free: bool = False,
+    is_provisional: bool = False,
 ) -> Decision:
     """Ask all members of the round to stop; the next round waits for all of them.
+
+    Those that `leaves` names do not take part in it; `cause` is the class of a failure, and `is_free` says that the
+    restart uses none of those that are allowed. With `is_provisional`, `_explain_break` follows.
 
     Of a drained round all members hear, those without an assignment too: they may need to know whose part has ended.
     """
     ids = tuple(member_id for member_id in state.assignments if member_id in state.members)
-    leaving = _list_leaving(state, kind, ids)
+    leaving = leaves or _list_leaving(state, kind, ids)
     limits_s = (state.members[member_id].stop_limit_s for member_id in ids)
     broken = RoundBroken(
         round_number=state.round_number,
@@ -158,19 +305,12 @@ def break_round(
         want_stacks=kind in (BreakKind.FAILURE, BreakKind.FINAL),
         is_hang=_has_hung(state),
         is_interrupt=is_interrupt,
-    )
-    ended = leaving[:ENDED_KEPT] if kind is BreakKind.DRAINED else ()
-    message = RoundBreak(
-        broken=broken,
-        next_attempt=state.attempt + (1 if kind is BreakKind.FAILURE else 0),
-        startup_signature=state.startup_signature,
-        final=final,
-        ended=frozenset(state.assignments[each].group_rank for each in ended),
+        is_join=is_join,
+        cause=cause,
+        is_free=is_free,
+        is_provisional=is_provisional,
     )
     told, out = tuple(state.members) if kind is BreakKind.DRAINED else ids, frozenset(leaving)
-    sends: tuple[Action, ...] = (Send(ids=tuple(each for each in told if each not in out), message=message),)
-    if leaving:
-        sends = (*sends, Send(ids=leaving, message=replace(message, broken=replace(broken, leaves=True))))
     phase = Forming(
         since_s=now_s,
         stopping=PersistentSet(ids),
@@ -179,7 +319,40 @@ def break_round(
         is_new_attempt=kind is BreakKind.FAILURE,
         final=final,
     )
-    return replace(_record_leaving(state, kind, leaving), phase=phase), sends
+    state, notices = watch_storm(replace(_record_leaving(state, kind, leaving), phase=phase), kind, now_s)
+    state = update_recovery(state)
+    message = RoundBreak(broken=broken, recovery=state.recovery)
+    sends: tuple[Action, ...] = (Send(ids=tuple(each for each in told if each not in out), message=message),)
+    if leaving:
+        sends = (*sends, Send(ids=leaving, message=replace(message, broken=replace(broken, leaves=True))))
+    return state, (*notices, *sends)
+
+
+def watch_storm(state: JobState, kind: BreakKind, now_s: float) -> Decision:
+    """Let the next round wait if rounds are formed and broken again and again without a step."""
+    recent = tuple(each for each in state.storm.formed_s if now_s - each <= STORM_S)
+    if kind in (BreakKind.FINAL, BreakKind.DRAINED) or len(recent) <= STORM_ROUNDS:
+        return state, ()
+    waits = state.storm.waits
+    wait_s = min(STORM_WAIT_S * float(2 ** min(waits, 10)), STORM_S)
+    state = replace(state, storm=Storm(formed_s=recent, wait_until_s=now_s + wait_s, waits=waits + 1))
+    line = (
+        f"{len(recent)} rounds were formed and broken within a minute without a step: the next one waits {wait_s:g} s"
+    )
+    return state, (Notify(text=line),)
+
+
+def record_step(state: JobState) -> JobState:
+    """A rank of the round has done a step. What failed before is forgotten with the verdict."""
+    return replace(state, storm=Storm(), failures=replace(state.failures, has_stepped=True))
+
+
+def record_progress(state: JobState) -> JobState:
+    """A rank of the round has done a step, or all have saved: what failed before counts no more."""
+    phase, restarts = state.phase, state.restarts
+    is_counted = isinstance(phase, Forming) and phase.is_new_attempt
+    restarts = restarts.record_progress() if is_counted else restarts.forget_causes()
+    return record_step(replace(state, restarts=restarts))
 
 
 def _list_leaving(state: JobState, kind: BreakKind, ids: tuple[str, ...]) -> tuple[str, ...]:
@@ -214,6 +387,8 @@ def _record_leaving(state: JobState, kind: BreakKind, leaving: tuple[str, ...]) 
 
 def on_stopped(state: JobState, sender: str, message: Stopped, now_s: float) -> Decision:
     """No worker of the round is left on a member."""
+    if message.has_stepped and not state.failures.has_stepped:
+        state = record_progress(state)
     member, phase = state.members[sender], state.phase
     if isinstance(phase, RoundRunning) and sender not in phase.succeeded:
         # It was fenced without losing its connection: its round ends for all members. They are fenced, too, if it was
@@ -226,7 +401,7 @@ def on_stopped(state: JobState, sender: str, message: Stopped, now_s: float) -> 
         return state, actions + more
     if not isinstance(phase, Forming) or sender not in phase.stopping:
         return state, ()
-    member = replace(member, port=message.port, can_host_store=message.can_host_store)
+    member = replace(member, port=message.port, can_host_store=message.can_host_store, holdings=message.snapshots)
     failures = replace(state.failures, stacks=state.failures.stacks + message.stacks)
     if phase.is_new_attempt or phase.final is not None:
         failures = replace(failures, seen=failures.seen + _date_failures(message.failures, now_s))
@@ -239,14 +414,16 @@ def on_stopped(state: JobState, sender: str, message: Stopped, now_s: float) -> 
     ), ()
 
 
-def refund_attempt(state: JobState, phase: Forming, lost_id: str, now_s: float) -> JobState:
+def refund_attempt(state: JobState, phase: Forming, lost_id: str, reason: str, now_s: float) -> Decision:
     """A failure right before a loss was caused by it (a connection to the lost node broke): it costs no attempt."""
     failures = state.failures
     is_explained = now_s <= failures.loss_explains_until_s and lost_id not in failures.failed_by
     if not (phase.is_new_attempt and is_explained):
-        return state
+        return state, ()
     phase = replace(phase, is_new_attempt=False)
-    return replace(state, phase=phase, startup_signature=None, failures=RoundFailures())
+    restarts = state.restarts if failures.restarts_before is None else failures.restarts_before
+    state = replace(state, phase=phase, restarts=restarts, failures=RoundFailures(has_stepped=failures.has_stepped))
+    return _explain_break(state, BreakKind.MEMBERSHIP, reason) if failures.is_provisional else (state, ())
 
 
 def break_for_loss(state: JobState, lost_id: str, reason: str, now_s: float, *, is_interrupt: bool = False) -> Decision:
@@ -255,3 +432,30 @@ def break_for_loss(state: JobState, lost_id: str, reason: str, now_s: float, *, 
         return break_for_failure(state, now_s)
     state = replace(state, failures=RoundFailures())
     return break_round(state, BreakKind.MEMBERSHIP, reason, now_s, is_interrupt=is_interrupt)
+
+
+def on_checked(state: JobState, sender: str, message: Checked, now_s: float) -> Decision:
+    """Compare what the preflight of all nodes of the round has read, once all have said it; an error ends the job."""
+    state = replace(state, checked=state.checked.with_item(sender, (message.facts, message.clock_s - now_s)))
+    if isinstance(state.phase, Ending) or not all(each in state.checked for each in state.assignments):
+        return state, ()
+    from muster.agent.rendezvous.comparison import VERDICT, CheckedNode, compare_nodes  # a job of one node has none
+
+    nodes = []
+    for place in sorted(state.assignments.values(), key=lambda each: each.group_rank):
+        member, (facts, offset_s) = state.members.get(place.id), state.checked[place.id]
+        name = f"node {place.group_rank}" if member is None else describe_member(state, member)
+        nodes.append(CheckedNode(name=name, facts=facts, offset_s=offset_s))
+    found = compare_nodes(nodes)
+    lines = [each.describe() for each in found if not each.is_error]
+    new = tuple(line for line in lines if line not in state.told_findings)
+    notices: tuple[Action, ...] = tuple(Notify(text=line, kind=NoticeKind.FINDING) for line in new)
+    state = replace(state, told_findings=(*state.told_findings, *new)[-_FINDINGS_KEPT:])
+    error = next((each for each in found if each.is_error), None)
+    if error is None:
+        return state, notices
+    final = FinalFailure(cause=error.describe(), verdict=VERDICT)
+    if isinstance(state.phase, Forming):
+        return replace(state, phase=replace(state.phase, final=state.phase.final or final)), notices
+    state, actions = break_round(state, BreakKind.FINAL, final.describe(), now_s, final)
+    return state, (*notices, *actions)

@@ -1,25 +1,36 @@
-"""Forming rounds: when, and with which members; and ending the job. Pure."""
+"""Forming rounds: when, with which members, and which member gets which rank; and ending the job. Pure."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
 
 from muster._shared.fields import Shared
-from muster._shared.records import assert_never, replace
+from muster._shared.records import NO_ITEMS, assert_never, replace
 from muster._shared.reports import FinalFailure
 from muster.agent.diagnosis.root_cause import build_report
-from muster.agent.rendezvous.consensus.actions import CheckLease, FormRound, JobEnd, Notify, Send
+from muster.agent.rendezvous.consensus.actions import CheckLease, JobEnd, Notify, Send
 from muster.agent.rendezvous.consensus.events import LeaseChecked
-from muster.agent.rendezvous.consensus.members import MemberRecord
-from muster.agent.rendezvous.consensus.quorum import QuorumRound, may_form_round
-from muster.agent.rendezvous.consensus.rank_assignment import assign_ranks, list_node_indices
+from muster.agent.rendezvous.consensus.failures import STORM_ROUNDS, settle_failure
+from muster.agent.rendezvous.consensus.members import MemberRecord, RankAssignment
+from muster.agent.rendezvous.consensus.quorum import INDICES_KEPT, QuorumRound, may_form_round
 from muster.agent.rendezvous.consensus.state import (
     FOREVER,
     Decision,
     Ending,
     Forming,
     JobState,
+    NewRound,
     RoundFailures,
     RoundRunning,
 )
 from muster.agent.rendezvous.consensus.waits import LEASE_RETRY_S
+from muster.agent.rendezvous.faulty_nodes import (
+    list_suspected,
+    list_suspected_nodes,
+    renew_suspicions,
+)
 from muster.agent.rendezvous.interface import RendezvousFailed
+from muster.agent.rendezvous.round_messages import tell_round
+from muster.agent.round import Generation
 from muster.agent.runtime.persistent import PersistentMap, PersistentSet
 
 
@@ -29,9 +40,17 @@ def form_or_end(state: JobState, now_s: float) -> Decision:
         case Forming() as phase:
             if phase.stopping:
                 return state, ()
+            state, notices = settle_failure(state, phase, now_s)
+            if not isinstance(state.phase, Forming) or state.phase.stopping:
+                return state, notices
+            phase = state.phase
             if phase.final is not None:
-                return _end_after_failure(state, phase, phase.final, now_s)
-            return _propose_round(state, phase) if _can_form(state, phase, now_s) else (state, ())
+                state, actions = _end_after_failure(state, phase, phase.final, now_s)
+            elif _can_form(state, phase, now_s):
+                state, actions = _propose_round(renew_suspicions(state, now_s), phase)
+            else:
+                actions = ()
+            return state, (*notices, *actions)
         case RoundRunning() as phase:
             is_done = phase.loss_wait_until_s is None and len(phase.succeeded) == len(state.assignments)
             return _end_after_success(state, phase, now_s) if is_done else (state, ())
@@ -59,19 +78,21 @@ def _choose_members(state: JobState, phase: Forming) -> list[MemberRecord]:
 
 
 def _can_form(state: JobState, phase: Forming, now_s: float) -> bool:
-    if now_s < max(state.fence_until_s, phase.lease_retry_s) or not _is_due(state, phase, len(state.members), now_s):
+    if now_s < max(state.fence_until_s, phase.lease_retry_s, state.storm.wait_until_s) or not _is_due(
+        state, phase, len(state.members), now_s
+    ):
         return False
     # Checking each member comes last: for most events, and for all but the last of many joins, it is too early.
     ready = _choose_members(state, phase)
     if not any(member.is_leader for member in ready) or not _is_due(state, phase, len(ready), now_s):
         return False
-    return _has_quorum(state, len(ready))
+    return _has_quorum(state, ready)
 
 
-def _has_quorum(state: JobState, count: int) -> bool:
-    """True when no other node can continue the job; `count` members would be in the next round."""
+def _has_quorum(state: JobState, ready: Iterable[MemberRecord]) -> bool:
+    """True when no other node can continue the job; the next round would be formed with these members."""
     quorum_rounds = state.quorum_rounds
-    if _must_find_last_round(state, count):
+    if _must_find_last_round(state, ready):
         if not quorum_rounds:
             return False
         # The members may have been left behind. Then this leader's old process, or that of another node that has come
@@ -80,18 +101,26 @@ def _has_quorum(state: JobState, count: int) -> bool:
     return may_form_round(quorum_rounds, state.rules.min_nodes)
 
 
-def _must_find_last_round(state: JobState, count: int) -> bool:
-    """True when `count` members must show that the last round they know is the job's last; see `JobState`."""
-    return state.must_find_last_round and not state.has_formed_round and count < state.rules.max_nodes
+def _must_find_last_round(state: JobState, members: Iterable[MemberRecord]) -> bool:
+    """True when these members must show that the last round they know is the job's last; see `JobState`."""
+    if not state.must_find_last_round or state.has_formed_round:
+        return False
+    return _count_own_nodes(state, members) < state.rules.max_nodes
+
+
+def _count_own_nodes(state: JobState, members: Iterable[MemberRecord]) -> int:
+    """All but spares: a spare's index is `max` or more, and it proves nothing of the node whose place it takes."""
+    return sum(1 for each in members if each.index is None or each.index < state.rules.max_nodes)
 
 
 def _is_due(state: JobState, phase: Forming, count: int, now_s: float) -> bool:
     rules = state.rules
-    if count < rules.min_nodes or count >= rules.max_nodes:
-        return count >= rules.min_nodes
+    if count < rules.min_nodes:
+        return False
+    # Also when enough are here: with a spare in its place, a member of the last round may still have a lease.
     if now_s < state.rejoin_wait_until_s and any(each.has_missing() for each in state.quorum_rounds):
         return False
-    if phase.skips_last_call:
+    if phase.skips_last_call or count >= rules.max_nodes:
         return True
     return now_s >= state.last_join_s + rules.last_call_s and now_s >= state.announcement_wait_until_s
 
@@ -99,7 +128,8 @@ def _is_due(state: JobState, phase: Forming, count: int, now_s: float) -> bool:
 def _propose_round(state: JobState, phase: Forming) -> Decision:
     """Assign the ranks of the next round, and ask whether the leader's own workers would have a lease in it."""
     last_round = state.quorum_rounds[-1] if state.quorum_rounds else None
-    assignments = assign_ranks(_choose_members(state, phase), last_round, state.rules.max_nodes)
+    members, suspected = _choose_members(state, phase), list_suspected(state)
+    assignments = assign_ranks(members, last_round, state.rules.max_nodes, suspected)
     round_number = max(state.round_number, state.highest_known_round) + 1
     attempt = state.attempt + (1 if phase.is_new_attempt else 0)
     leader = next(each for each in assignments if state.members[each.id].is_leader)
@@ -114,18 +144,129 @@ def _propose_round(state: JobState, phase: Forming) -> Decision:
     )
     first, last = state.members[assignments[0].id], state.members[assignments[-1].id]
     world_size = assignments[-1].rank_offset + last.nproc
-    form = FormRound(
+    snapshot, sources = _find_snapshot(state, assignments)
+    new = NewRound(
         round_number=round_number,
         attempt=attempt,
-        restarts_left=state.rules.max_restarts - attempt,
         world_size=world_size,
         master_port=first.port,
         use_agent_store=first.can_host_store and world_size > 1,
         assignments=assignments,
         quorum_rounds=(*(replace(earlier, is_late=False) for earlier in state.quorum_rounds), quorum_round),
-        startup_signature=state.startup_signature,
+        snapshot=snapshot,
+        sources=sources,
     )
-    return replace(state, phase=replace(phase, proposed=form)), (CheckLease(quorum_rounds=form.quorum_rounds),)
+    return replace(state, phase=replace(phase, proposed=new)), (CheckLease(quorum_rounds=new.quorum_rounds),)
+
+
+def _find_snapshot(
+    state: JobState, assignments: tuple[RankAssignment, ...]
+) -> tuple[Generation | None, Mapping[str, tuple[str, int]]]:
+    """The snapshot in memory that the round continues, and where members find their part that lack it."""
+    if not any(member.holdings for member in state.members.values()):
+        return None, NO_ITEMS
+    from muster.agent.rendezvous.snapshots import find_snapshot  # most jobs keep none
+
+    return find_snapshot(state.members.values(), assignments, state.snapshot)
+
+
+def assign_ranks(
+    members: Iterable[MemberRecord],
+    last_round: QuorumRound | None,
+    max_nodes: int,
+    suspected: frozenset[str] = frozenset(),
+) -> tuple[RankAssignment, ...]:
+    """Assign ranks by node index; without one, by rank in the last round, then by order of joining.
+
+    Members of the last round go before new ones. Where members tell their segment (`--rank-order segment`), those of
+    one segment are adjacent, and of new ones those go first whose segment lacks most.
+
+    Args:
+        members: those that may get an assignment, the leader among them.
+        last_round: None before the first.
+        max_nodes: how many assignments there are at most.
+        suspected: ids of those that get one only if there are not enough others. The leader does in any case.
+    """
+    ready = list(members)
+    last = len(ready) + (last_round.size if last_round else 0)
+
+    def rank_before(member: MemberRecord) -> int:
+        return last_round.connected.get(member.id, last) if last_round else last
+
+    def find_place(member: MemberRecord) -> tuple[bool, int, int, int]:
+        return member.index is None, member.index or 0, rank_before(member), member.join_order
+
+    ordered = sorted(
+        ready,
+        key=lambda p: (
+            not p.is_leader,
+            p.id in suspected,
+            rank_before(p) == last,
+            p.index is None,
+            p.index or 0,
+            p.join_order,
+        ),
+    )
+    chosen = ordered[:max_nodes]
+    if any(member.segment for member in ready):
+        is_new = {member.id: rank_before(member) == last for member in ready} if last_round else {}
+        chosen = _fill_segments(ordered, max_nodes, is_new, suspected)
+        first = {member.segment: find_place(member) for member in sorted(chosen, key=find_place, reverse=True)}
+        chosen.sort(key=lambda p: (first[p.segment] if p.segment else find_place(p), find_place(p)))
+    else:
+        chosen.sort(key=find_place)
+    role_sizes: dict[str, int] = {}
+    places = []
+    offset = 0
+    for member in chosen:
+        places.append((member, offset, role_sizes.get(member.role, 0)))
+        offset += member.nproc
+        role_sizes[member.role] = role_sizes.get(member.role, 0) + member.nproc
+    return tuple(
+        RankAssignment(
+            id=member.id,
+            index=member.index,
+            group_rank=group_rank,
+            rank_offset=rank_offset,
+            role_rank_offset=role_offset,
+            role_world_size=role_sizes[member.role],
+        )
+        for group_rank, (member, rank_offset, role_offset) in enumerate(places)
+    )
+
+
+def _fill_segments(
+    ordered: list[MemberRecord], max_nodes: int, is_new: Mapping[str, bool], suspected: frozenset[str]
+) -> list[MemberRecord]:
+    """The first members, and in the places of lost ones new members of the segments that lack most of the largest.
+
+    Args:
+        ordered: who gets a place first, by all that counts more.
+        max_nodes: how many places there are.
+        is_new: by id, whether it takes the place of another; empty: there was no round.
+        suspected: ids of those that come last all the same.
+    """
+    chosen = [member for member in ordered if not is_new.get(member.id) and member.id not in suspected][:max_nodes]
+    taken = {member.id for member in chosen}
+    rest = [member for member in ordered if member.id not in taken]
+    counts = Counter(member.segment for member in chosen if member.segment)
+
+    def find_lack(member: MemberRecord) -> tuple[bool, int]:
+        count = counts[member.segment] if member.segment else 0
+        return member.id in suspected, -(1 + max(counts.values()) - count) if count else 0
+
+    while rest and len(chosen) < max_nodes:
+        rest.sort(key=find_lack)  # the order of equal ones stays
+        chosen.append(rest.pop(0))
+        counts[chosen[-1].segment] += 1
+    return chosen
+
+
+def list_node_indices(assignments: tuple[RankAssignment, ...]) -> tuple[int | None, ...]:
+    """Node index by group rank, at most `INDICES_KEPT`; empty when every group rank is its node's index."""
+    if all(assignment.index == assignment.group_rank for assignment in assignments):
+        return ()
+    return tuple(assignment.index for assignment in assignments[:INDICES_KEPT])
 
 
 def on_lease_checked(state: JobState, event: LeaseChecked, now_s: float) -> Decision:
@@ -133,25 +274,29 @@ def on_lease_checked(state: JobState, event: LeaseChecked, now_s: float) -> Deci
     phase = state.phase
     if not isinstance(phase, Forming) or phase.proposed is None:
         return state, ()
-    form = phase.proposed
+    new = phase.proposed
     if not event.is_held:
         return replace(state, phase=replace(phase, proposed=None, lease_retry_s=now_s + LEASE_RETRY_S)), ()
-    connected = form.quorum_rounds[-1].connected
+    connected = new.quorum_rounds[-1].connected
     importing = {*state.importing, *state.importing_in_round}
     state = replace(
         state,
         phase=RoundRunning(),
-        round_number=form.round_number,
-        attempt=form.attempt,
+        round_number=new.round_number,
+        attempt=new.attempt,
         has_formed_round=True,
-        quorum_rounds=form.quorum_rounds,
-        assignments=PersistentMap({each.id: each for each in form.assignments}),
+        quorum_rounds=new.quorum_rounds,
+        assignments=PersistentMap({each.id: each for each in new.assignments}),
         importing=PersistentSet(importing.difference(connected)),
         importing_in_round=PersistentSet(importing.intersection(connected)),
         unacknowledged=PersistentSet(connected),
         failures=RoundFailures(),
+        base=new.snapshot,
+        snapshot=new.snapshot,
+        storm=replace(state.storm, formed_s=(*state.storm.formed_s, now_s)[-(STORM_ROUNDS + 1) :]),
     )
-    return state, (form, *_notify_spares(state))
+    state, told = tell_round(state, new)
+    return state, (*told, *_notify_spares(state))
 
 
 def _notify_spares(state: JobState) -> tuple[Notify, ...]:
@@ -193,9 +338,10 @@ def _end_job(state: JobState, final: FinalFailure | None) -> Decision:
             state.rules.run_id,
             final,
             state.attempt,
-            state.rules.max_restarts,
+            state.rules.max_restarts + min(state.restarts.free, state.attempt),
             state.failures.seen,
             state.failures.stacks,
+            list_suspected_nodes(state.restarts),
         )
     drain = state.phase.drain if isinstance(state.phase, RoundRunning) else None
     is_drained = drain is not None and drain.last_rank is not None
@@ -214,12 +360,12 @@ def _end_job(state: JobState, final: FinalFailure | None) -> Decision:
 def fail_rendezvous(state: JobState) -> Decision:
     """Give up: no round was formed within the join timeout."""
     rules, count = state.rules, len(state.members)
-    if count >= rules.min_nodes and _must_find_last_round(state, count):
+    if count >= rules.min_nodes and _must_find_last_round(state, state.members.values()):
         known = state.quorum_rounds[-1:]
         lack = f"they do not prove that round {known[0].round_number} was the last" if known else "none knew a round"
         why = (
-            f"this node was started again and the job may continue on nodes that it cannot reach: {count} of "
-            f"{rules.max_nodes} nodes joined, and {lack},"
+            "this node was started again and the job may continue on nodes that it cannot reach: "
+            f"{_count_own_nodes(state, state.members.values())} of {rules.max_nodes} nodes joined, and {lack},"
         )
     elif count >= rules.min_nodes:
         missing = sum(each.count_missing() for each in state.quorum_rounds[-1:])

@@ -1,11 +1,9 @@
-"""Records of members: the job's rules, a member, its recovery state, and its ranks in a round."""
+"""Records of members: the job's rules, a member, and its ranks in a round."""
 
-from muster._shared.fields import Count, Name, Paragraph, RoundNumber
 from muster._shared.records import record
-from muster._shared.reports import FinalFailure
 from muster.agent.config import RendezvousConfig
-from muster.agent.rendezvous.consensus.quorum import RecoveredRound
-from muster.agent.round import Checkpoint
+from muster.agent.rendezvous.consensus.recovery import RecoveryRecord
+from muster.agent.round import Holding
 
 FENCE_S = 0.3
 
@@ -38,26 +36,18 @@ class ConsensusRules:
     """How long after its own limit a member that still stops its workers counts as lost: its node gives up first."""
     loss_wait_s: float = 0.3
     """How long a failure that would end the job waits for the report of a loss that explains it."""
+    spare_wait_s: float = 1.0
+    """How long a finding of the preflight that would end the job waits for a spare node, which may join last."""
     max_restarts_flag: str = "--max-restarts"
     """What the user calls that limit."""
     hang_action: str = "restart"
     """What follows when the whole job hangs: report, restart or stop."""
-
-
-@record
-class RecoveryState:
-    """What a member knows of the job and brings when it joins, so that no state is lost with a leader."""
-
-    round_number: RoundNumber = 0
-    attempt: Count = 0
-    startup_signature: Paragraph | None = None
-    final: FinalFailure | None = None
-    """Why the job failed for good in its last round; None while it may continue."""
-    leader_id: Name | None = None
-    """The last leader that it joined. That leader may have formed rounds that this member never received."""
-    quorum_rounds: tuple[RecoveredRound, ...] = ()
-    checkpoint: Checkpoint | None = None
-    """The last one that all ranks of the job have saved, as far as it knows."""
+    copies_snapshots: bool = True
+    """Each node sends its snapshots to a neighbour."""
+    policy: str = ""
+    """--on."""
+    is_managed: bool = False
+    """A scheduler has started the agents: it starts others for those that leave."""
 
 
 @record
@@ -80,7 +70,28 @@ class MemberRecord:
     """False when it joins while it imports what its workers need; `Prepared` follows."""
     stop_limit_s: float = 60.0
     """How long it takes at most to stop its workers, by its own configuration."""
-    recovery_state: RecoveryState = RecoveryState()
+    recovery: RecoveryRecord = RecoveryRecord()
+    """What it knew of the job when it joined."""
+    group_ranks: tuple[int | None, ...] = ()
+    """Its own in the quorum rounds of that record."""
+    highest_round: int = 0
+    """The highest that it was told of, if that is higher than the record's."""
+    last_leader_id: str | None = None
+    """The last leader that it joined. That leader may have formed rounds that this member never received."""
+    holdings: tuple[Holding, ...] = ()
+    """What it has of snapshots, by its join or its last stop."""
+    address: str = ""
+    """Where the other nodes reach it; "": at the leader's machine."""
+    listen_port: int = 0
+    """Where it accepts links after a takeover, and for parts of a snapshot; 0: nowhere."""
+    leader_address: str = ""
+    """The leader's as this member sees it; "": they are on one machine."""
+    machine: str = ""
+    """The machine's boot id; "": not known."""
+    machine_name: str = ""
+    """What an administrator calls the machine, where it is not the host; "": not known."""
+    segment: str = ""
+    """Its NVLink domain; "": not known, or ranks are not ordered by it."""
     join_order: int = 0
     """Set by `membership.on_joined`."""
 

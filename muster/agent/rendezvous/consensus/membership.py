@@ -1,7 +1,7 @@
 """Membership: members that join, leave or are lost, and processes seen to end. Pure.
 
 A join or a loss makes a new round, never a new attempt. A running job continues until new members have imported what
-their workers need. This module also adopts the recovery state of joining members and updates the quorum rounds.
+their workers need. This module also adopts what joining members know of the job and updates the quorum rounds.
 """
 
 from collections.abc import Iterable
@@ -11,8 +11,9 @@ from muster._shared.reports import FinalFailure
 from muster.agent.rendezvous.consensus.actions import Action, DropMembers, Notify, Send
 from muster.agent.rendezvous.consensus.events import Joined, MemberLost, ProcessEnded
 from muster.agent.rendezvous.consensus.failures import break_for_loss, break_round, refund_attempt
-from muster.agent.rendezvous.consensus.members import MemberRecord, RecoveryState
+from muster.agent.rendezvous.consensus.members import MemberRecord
 from muster.agent.rendezvous.consensus.quorum import QuorumRound, RecoveredRound, build_quorum_round
+from muster.agent.rendezvous.consensus.recovery import RecoveryRecord, find_later, merge_recovery
 from muster.agent.rendezvous.consensus.state import (
     FOREVER,
     Decision,
@@ -21,20 +22,23 @@ from muster.agent.rendezvous.consensus.state import (
     JobState,
     RoundRunning,
     describe_member,
+    update_recovery,
 )
 from muster.agent.rendezvous.consensus.waits import find_batch_due_s
 from muster.agent.rendezvous.interface import BreakKind, Leaving
-from muster.agent.round import Checkpoint
+from muster.agent.rendezvous.round_messages import tell_running_round
 
 
 def on_joined(state: JobState, event: Joined, now_s: float) -> Decision:
     """Add a member, adopt what it knows, and join it to a round when that is possible."""
-    recovered = event.member.recovery_state
-    recovered = replace(recovered, attempt=min(recovered.attempt, state.rules.max_restarts))  # there are no more
-    member = replace(event.member, join_order=state.join_count, recovery_state=recovered)
+    recovered = event.member.recovery
+    most = state.rules.max_restarts + recovered.restarts.free
+    recovered = replace(recovered, attempt=min(recovered.attempt, most))  # there are no more
+    member = replace(event.member, join_order=state.join_count, recovery=recovered)
     if isinstance(state.phase, Ending):
         job_end = state.phase.job_end
         return state, () if job_end is None else (Send(ids=(member.id,), message=job_end),)
+    told = tell_running_round(state, member.id)
     is_first_to_import = not member.is_prepared and not state.importing
     state = _remove_from_importing(state, member.id)
     quorum_rounds = tuple(_add_connected(each, member) for each in state.quorum_rounds)
@@ -48,28 +52,21 @@ def on_joined(state: JobState, event: Joined, now_s: float) -> Decision:
         importing=state.importing if member.is_prepared else state.importing.with_item(member.id),
         members=state.members.with_item(member.id, member),
         join_count=state.join_count + 1,
-        highest_known_round=max(state.highest_known_round, recovered.round_number),
+        highest_known_round=max(state.highest_known_round, recovered.round_number, member.highest_round),
         last_join_s=now_s,
         quorum_rounds=quorum_rounds,
+        checkpoint=find_later(state.checkpoint, recovered.checkpoint),
     )
-    if recovered.checkpoint is not None:
-        state = _adopt_checkpoint(state, recovered.checkpoint)
-    state = _wait_for_other_leader(_adopt_recovery_state(state, recovered, now_s), recovered.leader_id, now_s)
+    state = _wait_for_other_leader(_adopt_recovery(state, recovered, now_s), member.last_leader_id, now_s)
     state = replace(
         state, quorum_rounds=tuple(each.with_claim(member.id, member.index) for each in state.quorum_rounds)
     )
     if member.is_prepared or state.importing_in_round:
-        return _start_batch(state, now_s), ()
+        return _start_batch(state, now_s), told
     if not is_first_to_import or not _accepts_joins(state):
-        return state, ()
+        return state, told
     line = f"{describe_member(state, member)} is waiting to join while it imports: the job continues"
-    return state, (Notify(text=line),)
-
-
-def _adopt_checkpoint(state: JobState, checkpoint: Checkpoint) -> JobState:
-    """Adopt a later checkpoint than this leader knows: of another leader, or of the job's earlier incarnation."""
-    known = state.checkpoint
-    return state if known is not None and known.number >= checkpoint.number else replace(state, checkpoint=checkpoint)
+    return state, (*told, Notify(text=line))
 
 
 def on_prepared(state: JobState, sender: str, now_s: float) -> Decision:
@@ -131,49 +128,53 @@ def break_for_joins(state: JobState, now_s: float) -> Decision:
         return state, ()
     fresh = [describe_member(state, member) for member in _list_newcomers(state)]
     joined = ", ".join(fresh[:3]) + (f" and {len(fresh) - 3} more" if len(fresh) > 3 else "")
-    return break_round(state, BreakKind.MEMBERSHIP, f"{joined} joined", now_s)
+    return break_round(state, BreakKind.MEMBERSHIP, f"{joined} joined", now_s, is_join=True)
 
 
 def _add_connected(quorum_round: QuorumRound, member: MemberRecord) -> QuorumRound:
     """Record in a quorum round that one of its members is connected, and which process ends that member has seen."""
-    for known in member.recovery_state.quorum_rounds:
+    for known, group_rank in zip(member.recovery.quorum_rounds, member.group_ranks, strict=True):
         if quorum_round.is_same(known):
             connected = quorum_round.connected
-            if known.group_rank is not None:
-                connected = connected.with_item(member.id, known.group_rank)
+            if group_rank is not None:
+                connected = connected.with_item(member.id, group_rank)
             return replace(quorum_round, connected=connected, ended=quorum_round.ended | known.ended)
     return quorum_round
 
 
-def _adopt_recovery_state(state: JobState, recovered: RecoveryState, now_s: float) -> JobState:
-    """Adopt round number, attempt and quorum rounds of a member that knows a later round than this leader."""
-    if recovered.round_number < state.round_number:
-        return state
-    attempt = max(state.attempt, recovered.attempt)
+def _adopt_recovery(state: JobState, recovered: RecoveryRecord, now_s: float) -> JobState:
+    """Adopt what a member knows; until this leader has formed a round, as `merge_recovery` says."""
     if state.has_formed_round:
+        if recovered.round_number < state.round_number:
+            return state
         # There were two leaders: keep the higher attempt. (For the same round a member may know the next one already.)
-        state = state if recovered.round_number == state.round_number else replace(state, attempt=attempt)
+        is_later = recovered.round_number > state.round_number
+        if is_later and recovered.attempt > state.attempt:
+            state = replace(state, attempt=recovered.attempt, restarts=recovered.restarts)
         return _adopt_rival_rounds(state, recovered, now_s)
     phase = state.phase
     if not isinstance(phase, Forming):
         return state
-    if recovered.round_number == state.round_number:
-        return replace(
-            state,
-            attempt=attempt,
-            startup_signature=state.startup_signature or recovered.startup_signature,
-            phase=replace(phase, final=phase.final or recovered.final),
-        )
+    merged = merge_recovery(update_recovery(state).recovery.value, recovered)
+    known = merged.quorum_rounds
+    state = replace(
+        state,
+        attempt=merged.attempt,
+        snapshot=merged.snapshot,
+        restarts=merged.restarts,
+        phase=replace(phase, final=merged.final),
+        quorum_rounds=tuple(each for each in state.quorum_rounds if any(each.is_same(one) for one in known)),
+    )
+    if merged.round_number == state.round_number:
+        return state
     members = state.members.values()
-    quorum_rounds = tuple(_build_quorum_round(state, each, claimants=members) for each in recovered.quorum_rounds)
+    quorum_rounds = tuple(_build_quorum_round(state, each, claimants=members) for each in known)
     # The guard of a node that was seen to end kills its workers within the fence time.
     is_complete = all(len(each.connected) == each.size for each in quorum_rounds)
     return replace(
         state,
-        round_number=recovered.round_number,
-        attempt=recovered.attempt,
-        startup_signature=recovered.startup_signature,
-        phase=replace(phase, final=recovered.final, skips_last_call=True),
+        round_number=merged.round_number,
+        phase=replace(phase, final=merged.final, skips_last_call=True),
         quorum_rounds=quorum_rounds,
         fence_until_s=state.fence_until_s if is_complete else max(state.fence_until_s, now_s + state.rules.fence_s),
         rejoin_wait_until_s=max(state.rejoin_wait_until_s, now_s + state.rules.rejoin_wait_s),
@@ -193,10 +194,10 @@ def _wait_for_other_leader(state: JobState, last_leader: str | None, now_s: floa
     return replace(state, rejoin_wait_until_s=max(state.rejoin_wait_until_s, now_s + state.rules.rejoin_wait_s))
 
 
-def _adopt_rival_rounds(state: JobState, recovered: RecoveryState, now_s: float) -> JobState:
+def _adopt_rival_rounds(state: JobState, recovered: RecoveryRecord, now_s: float) -> JobState:
     """Add the rounds of another leader that resigned in favour of this one: some of its members may still run them.
 
-    A member that is connected here may have taken part in such a round meanwhile. So its node index counts as a claim
+    A member that is connected here may have taken part in such a round. So its node index counts as a claim
     only when it has reported again (`on_stopped`). Only this leader's own node cannot have taken part.
     """
     oldest = state.quorum_rounds[0].round_number
@@ -236,15 +237,15 @@ def on_member_lost(state: JobState, event: MemberLost, now_s: float) -> Decision
         quorum_rounds=tuple(each.without(event.id, has_left=member.is_leaving) for each in state.quorum_rounds),
         unacknowledged=state.unacknowledged.without(event.id),
     )
-    phase = state.phase
+    phase, reason = state.phase, f"{describe_member(state, member)} was lost: {event.reason}"
     if isinstance(phase, Forming) and event.id in phase.stopping:
         phase = replace(phase, stopping=phase.stopping.without(event.id), since_s=now_s)
         state = replace(state, phase=phase, fence_until_s=max(state.fence_until_s, now_s + state.rules.fence_s))
-        return refund_attempt(state, phase, event.id, now_s), ()
+        return refund_attempt(state, phase, event.id, reason, now_s)
     if not _is_lost_from_round(state, event.id):
         return _clear_batch(state), ()
     state = replace(state, fence_until_s=max(state.fence_until_s, now_s + state.rules.fence_s))
-    return break_for_loss(state, event.id, f"{describe_member(state, member)} was lost: {event.reason}", now_s)
+    return break_for_loss(state, event.id, reason, now_s)
 
 
 def _is_lost_from_round(state: JobState, member_id: str) -> bool:

@@ -46,21 +46,25 @@ EndedRanks = Annotated[frozenset[GroupRank], Limit(most=ENDED_KEPT)]
 
 @record
 class RecoveredRound:
-    """What one member knows of a quorum round and brings to its next leader."""
+    """A quorum round as all of its members know it: part of `recovery.RecoveryRecord`."""
 
     round_number: RoundNumber
     leader_id: Name
     size: Size
     leader_group_rank: GroupRank
+    """Group rank of the leader's own node."""
     node_indices: Annotated[tuple[Count | None, ...], Limit(most=INDICES_KEPT)] = ()
-    group_rank: GroupRank | None
-    """The member's own; None: it had no assignment."""
-    ended: EndedRanks
+    """Node index of each group rank, up to `INDICES_KEPT`; empty when every rank is its node's index."""
+    ended: EndedRanks = frozenset()
     """Group ranks whose process end was seen."""
+
+    def is_same(self, other: "QuorumRound | RecoveredRound") -> bool:
+        """True when both describe the same round."""
+        return (self.round_number, self.leader_id) == (other.round_number, other.leader_id)
 
     def find_contradiction(self) -> str | None:
         """A rank that was not in the round."""
-        highest = max(self.leader_group_rank, self.group_rank or 0, *self.ended)
+        highest = max(self.leader_group_rank, *self.ended, 0)
         return None if highest < self.size else f"rank {highest} in a round of {self.size}"
 
 
@@ -128,16 +132,15 @@ class QuorumRound:
         at_most = len(self.ended) + len(self.claimed) + len(self.connected)
         return at_most < self.size or self.count_missing() > 0
 
-    def build_recovered(self, member_id: str) -> RecoveredRound:
-        """What this member is to know of it."""
+    def build_recovered(self) -> RecoveredRound:
+        """What its members are to know of it."""
         return RecoveredRound(
             round_number=self.round_number,
             leader_id=self.leader_id,
             size=self.size,
             leader_group_rank=self.leader_group_rank,
             node_indices=self.node_indices,
-            group_rank=self.connected.get(member_id),
-            ended=self.ended,
+            ended=self.ended if len(self.ended) <= ENDED_KEPT else frozenset(sorted(self.ended)[:ENDED_KEPT]),
         )
 
 

@@ -4,20 +4,43 @@ Per-member facts are in persistent maps and sets, so that the cost of an event d
 """
 
 import math
+from collections.abc import Mapping
 
 from muster._shared.contract import AskKind, StatusPageLayout
-from muster._shared.fields import LateRank
-from muster._shared.records import record
+from muster._shared.fields import LateRank, Shared
+from muster._shared.records import NO_ITEMS, record, replace
 from muster._shared.reports import Failure, FinalFailure, Stack
 from muster.agent.diagnosis.root_cause import DatedFailure
-from muster.agent.rendezvous.consensus.actions import Action, FormRound, JobEnd, SetTimer
+from muster.agent.rendezvous.consensus.actions import Action, JobEnd, RoundFacts, SetTimer
 from muster.agent.rendezvous.consensus.members import ConsensusRules, MemberRecord, RankAssignment
 from muster.agent.rendezvous.consensus.quorum import QuorumRound
-from muster.agent.rendezvous.interface import DrainReport
-from muster.agent.round import Checkpoint
+from muster.agent.rendezvous.consensus.recovery import RecoveryRecord
+from muster.agent.rendezvous.interface import DrainReport, NodeFacts
+from muster.agent.rendezvous.verdicts.restarts import Restarts
+from muster.agent.round import Checkpoint, Generation
 from muster.agent.runtime.persistent import PersistentMap, PersistentSet
 
 FOREVER = math.inf
+
+
+@record
+class NewRound:
+    """The next round, as it is proposed and then formed."""
+
+    round_number: int
+    attempt: int
+    world_size: int
+    master_port: int
+    """Of rank 0."""
+    use_agent_store: bool
+    """Rank 0's agent hosts the store. Not for a single worker, which has no other to wait for."""
+    assignments: tuple[RankAssignment, ...]
+    """In order of group rank."""
+    quorum_rounds: tuple[QuorumRound, ...]
+    snapshot: Generation | None = None
+    """The one that the round continues."""
+    sources: Mapping[str, tuple[str, int]] = NO_ITEMS
+    """For members that lack their part of it: who has it, and whose part it was."""
 
 
 @record
@@ -36,7 +59,7 @@ class Forming:
     """The next round is a new attempt."""
     final: FinalFailure | None = None
     """Why the job has failed for good."""
-    proposed: FormRound | None = None
+    proposed: NewRound | None = None
     """The round that is formed if the leader's own workers have a lease in it."""
     lease_retry_s: float = -FOREVER
     """When the leader's lease is checked again."""
@@ -127,7 +150,7 @@ class RoundRunning:
     idle: PersistentMap[str, tuple[Failure, ...]] = PersistentMap()
     """Members whose workers are all idle, and the failures to record if the whole job hangs."""
     urgent: PersistentSet[str] = PersistentSet()
-    """Those of them for which the others are not waited."""
+    """Those of them for which the hang is judged at once, whatever the others do."""
     still: PersistentMap[str, float] = PersistentMap()
     """Members whose workers all stand still, and since when."""
     still_asked_s: float = 0.0
@@ -149,6 +172,28 @@ class RoundRunning:
     drains: int = 0
     """How many have begun: each gets the next number."""
     wanted_stacks: tuple[WantedStacks, ...] = ()
+    keeping: "Keeping | None" = None
+    """What is known of the snapshots of this round; None: nothing was saved."""
+
+
+@record
+class Keeping:
+    """How far the members of a round are with their snapshots."""
+
+    kept: PersistentMap[str, int] = PersistentMap()
+    """The step that all ranks of a member keep until all members do."""
+    is_split: bool = False
+    """The ranks of a member keep different ones."""
+    mark: int = 0
+    """Kept is the first one at or above this step."""
+    lead: int = 1
+    """How far a mark is ahead of what was saved when it is set."""
+    copying: tuple[int, int] | None = None
+    """The generation that the members send to their neighbours."""
+    copied: PersistentSet[str] = PersistentSet()
+    """Those whose neighbours have it."""
+    no_copies: bool = False
+    """A neighbour could not take one."""
 
 
 @record
@@ -169,6 +214,28 @@ class RoundFailures:
     """Members that reported failures."""
     loss_explains_until_s: float = -FOREVER
     """A loss until then explains the first failure."""
+    has_stepped: bool = False
+    """A rank is known to have done a step in the round, or all have saved a checkpoint."""
+    restarts_before: Restarts | None = None
+    """What was known before the attempt that the failure costs was counted."""
+    root_rank: int | None = None
+    """The global rank that was the root cause when the round was broken; None: it is not known."""
+    is_provisional: bool = False
+    """That may be a consequence: nodes are told what has failed once all is known."""
+    is_settled: bool = False
+    """All failures of the round are known, and what follows from them is decided."""
+
+
+@record
+class Storm:
+    """Rounds that are formed and broken one after the other."""
+
+    formed_s: tuple[float, ...] = ()
+    """When the last rounds were formed, without a step in any of them."""
+    wait_until_s: float = -FOREVER
+    """The next one is not formed before."""
+    waits: int = 0
+    """How often it was waited for that."""
 
 
 @record
@@ -204,10 +271,15 @@ class JobState:
     highest_known_round: int = 0
     """The highest round that any member knew: the next number is above it."""
     attempt: int = 0
-    startup_signature: str | None = None
-    """Signature of the start-up failure that ended the attempt before this one."""
+    restarts: Restarts = Restarts()
+    """What the attempts so far have failed of, and on which nodes."""
+    suspected_until_s: PersistentMap[str, float] = PersistentMap()
+    """Until when a node that is suspected is the last choice, by `NodeFault.machine` and index."""
+    storm: Storm = Storm()
     has_formed_round: bool = False
     """This leader has formed a round itself."""
+    formed: tuple[NewRound, Shared[RoundFacts]] | None = None
+    """The last one, and what every member was told of it: for those that join during it."""
     must_find_last_round: bool = False
     """This leader's node ran before, and its memory is lost: the job may continue elsewhere. So it forms its first
     round only with all `max` nodes, or with members that prove that they know the last round."""
@@ -222,6 +294,19 @@ class JobState:
     """The last one that all ranks have saved."""
     saving: tuple[Saving, ...] = ()
     """Later steps that not all of them have saved."""
+    base: Generation | None = None
+    """The snapshot that the round continues."""
+    snapshot: Generation | None = None
+    """The newest one in memory that all ranks of the round are known to have."""
+    checked: PersistentMap[str, tuple[NodeFacts, float]] = PersistentMap()
+    """By member, what its preflight has read, and its wall clock minus the leader's clock at the arrival.
+
+    Not in the recovery record: after a takeover all tell it again.
+    """
+    told_findings: tuple[str, ...] = ()
+    """Lines about differences between nodes that were printed."""
+    recovery: Shared[RecoveryRecord] = Shared(RecoveryRecord())
+    """What members are to know of all this, as `update_recovery` made it last."""
     fence_until_s: float = -FOREVER
     announcement_wait_until_s: float = -FOREVER
     rejoin_wait_until_s: float = -FOREVER
@@ -255,6 +340,31 @@ def build_initial_state(
         announcement_wait_until_s=now_s + rules.announcement_wait_s,
         must_find_last_round=must_find_last_round,
     )
+
+
+def update_recovery(state: JobState) -> JobState:
+    """Bring the recovery record up to date, and count its change; nothing changes any more once the job has ended.
+
+    Rounds of other leaders that the running one does not replace are this leader's to know: members get them with the
+    next round.
+    """
+    phase, known = state.phase, state.recovery.value
+    if isinstance(phase, Ending):
+        return state
+    forming = phase if isinstance(phase, Forming) else None
+    record = RecoveryRecord(
+        version=known.version,
+        round_number=state.round_number,
+        attempt=state.attempt + (1 if forming is not None and forming.is_new_attempt else 0),
+        restarts=state.restarts,
+        final=None if forming is None else forming.final,
+        quorum_rounds=tuple(each.build_recovered() for each in state.quorum_rounds if not each.is_late),
+        checkpoint=state.checkpoint,
+        snapshot=state.snapshot,
+    )
+    if record == known:
+        return state
+    return replace(state, recovery=Shared(replace(record, version=known.version + 1)))
 
 
 def describe_member(state: JobState, member: MemberRecord) -> str:

@@ -7,9 +7,11 @@
 | an acting leader's announcement | F | `announcement_wait_s` after the start | a round, or exit 69 |
 | members of the last round to rejoin | F | `rejoin_wait_s`: until their leases have ended | a round without them |
 | a lost member's guard to kill its workers | F | `fence_s` after the loss | a round without it |
+| rounds that break again and again without a step | F | `failures.STORM_WAIT_S`, doubled each time | a round |
 | members to stop their workers | F | the longest `stop_limit_s` of them, and `stop_margin_s` | they count as lost |
 | a lease of its own workers | F | `LEASE_RETRY_S`, then it is checked again | a round, or exit 69 |
 | the report of a loss that explains a failure | R | `loss_wait_s` after the failure | the failure is final |
+| a spare node in the place of one whose preflight fails | R | `spare_wait_s` after the finding | the job ends |
 | more nodes that join a running job | R | `batch_s` after the last join, at most `batch_limit_s` | a round with them |
 | joining nodes that import | R | `import_limit_s` after the first one is ready | a round with them |
 | unreachable members at the job's end | FR | `join_timeout_s` | the end |
@@ -37,7 +39,12 @@ def find_next_due_s(state: JobState, now_s: float) -> float:
                 return phase.stop_deadline_s
             last_s = find_join_deadline_s(state, phase)
             dues = [state.fence_until_s, state.announcement_wait_until_s, state.rejoin_wait_until_s]
-            dues += [phase.end_wait_until_s, phase.lease_retry_s, state.last_join_s + state.rules.last_call_s]
+            dues += [
+                state.storm.wait_until_s,
+                phase.end_wait_until_s,
+                phase.lease_retry_s,
+                state.last_join_s + state.rules.last_call_s,
+            ]
         case RoundRunning() as phase:
             last_s = FOREVER if phase.loss_wait_until_s is None else phase.loss_wait_until_s
             accepts_joins = last_s == FOREVER and phase.drain is None
@@ -54,7 +61,9 @@ def find_join_deadline_s(state: JobState, phase: Forming) -> float:
     if phase.final is not None:
         return FOREVER
     timeout_s = phase.since_s + state.rules.join_timeout_s
-    return max(timeout_s, state.fence_until_s, state.last_join_s + state.rules.late_join_grace_s)
+    return max(
+        timeout_s, state.fence_until_s, state.storm.wait_until_s, state.last_join_s + state.rules.late_join_grace_s
+    )
 
 
 def find_batch_due_s(state: JobState, phase: RoundRunning) -> float:

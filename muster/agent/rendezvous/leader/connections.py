@@ -12,14 +12,13 @@ from muster.agent.rendezvous.transport.links import Link, LocalLink
 class MemberConnection:
     """One member's connection. Made when it joins; the leader updates the two times."""
 
-    __slots__ = ("echoed_s", "host", "id", "index", "link", "listen_port", "local_addr", "received_s")
+    __slots__ = ("echoed_s", "host", "id", "index", "link", "listen_port", "received_s")
 
     def __init__(self, join: Join, link: Link, now_s: float) -> None:
         self.id = join.id
         self.index = join.index
         self.host = show_host(join)
         self.link = link
-        self.local_addr = join.local_addr
         self.listen_port = join.listen_port
         """Port where it accepts links after a takeover; 0: none."""
         self.received_s = now_s
@@ -97,7 +96,6 @@ class LeaderOptions:
     """The rules that every member must have been started with."""
     silence_s: float
     takeover: bool
-    local_addr: str | None
     notify: PostNotice
     own_id: str
     """Id of the member on the leader's node, and of the leader."""

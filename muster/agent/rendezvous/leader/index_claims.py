@@ -11,7 +11,7 @@ from muster.agent.rendezvous.leader.connections import MemberConnection, describ
 from muster.agent.rendezvous.leader.peer_lines import PeerLines, refuse
 from muster.agent.rendezvous.protocol.member_messages import Join
 from muster.agent.rendezvous.transport.links import Link
-from muster.agent.runtime.clock import Clock
+from muster.agent.runtime.loop import Clock
 
 DUPLICATE_S = 1.5
 """How long after a claim the first node must send something to count as alive."""

@@ -9,7 +9,14 @@ from collections import deque
 from muster import __version__
 from muster._shared.codec import MalformedMessageError
 from muster._shared.records import assert_never
-from muster.agent.rendezvous.consensus.actions import Action, CheckLease, DropMembers, FormRound, Notify, Send, SetTimer
+from muster.agent.rendezvous.consensus.actions import (
+    Action,
+    CheckLease,
+    DropMembers,
+    Notify,
+    Send,
+    SetTimer,
+)
 from muster.agent.rendezvous.consensus.decisions import decide
 from muster.agent.rendezvous.consensus.events import (
     Event,
@@ -23,6 +30,8 @@ from muster.agent.rendezvous.consensus.events import (
 from muster.agent.rendezvous.consensus.members import MemberRecord
 from muster.agent.rendezvous.consensus.state import FOREVER, JobState, build_initial_state
 from muster.agent.rendezvous.consensus.waits import find_next_due_s
+from muster.agent.rendezvous.faulty_nodes import describe_fault, find_fault
+from muster.agent.rendezvous.interface import JobMembers, MemberStatus, Summary
 from muster.agent.rendezvous.leader.connections import (
     LeaderOptions,
     MemberConnection,
@@ -46,23 +55,36 @@ from muster.agent.rendezvous.protocol.member_messages import (
 )
 from muster.agent.rendezvous.protocol.messages import Message
 from muster.agent.rendezvous.report_messages import Failed
+from muster.agent.rendezvous.transport.addresses import is_loopback
 from muster.agent.rendezvous.transport.links import Link, LinkEnd, LocalLink, Network
 from muster.agent.runtime.loop import Loop, Timer
+
+
+def _describe_suspicion(state: JobState, member: MemberRecord) -> str:
+    fault = find_fault(state, member)
+    return "" if fault is None else describe_fault(fault)
+
+
+def _find_outside(host: str) -> str:
+    """The address; "" for loopback: it is on this machine, which other nodes reach at another address."""
+    return "" if is_loopback(host) else host
 
 
 class Leader:
     """Leads until closed. It owns a link from `admit` on."""
 
-    def __init__(self, loop: Loop, network: Network | None, options: LeaderOptions) -> None:
+    def __init__(self, loop: Loop, network: Network, options: LeaderOptions) -> None:
         self._loop = loop
         self._clock = loop.clock
         self._options = options
         self._connections = MemberConnections()
-        self._outgoing = OutgoingMessages(loop, self._connections, options)
+        self._outgoing = OutgoingMessages(loop, self._connections, options.silence_s)
         self._lines = PeerLines(options.notify)
         self._claims = IndexClaims(loop.clock, self._lines)
         self._losses = LossDetector(loop, network, self._connections, options.silence_s, self)
         self._timer: Timer | None = None
+        self._summaries: dict[str, tuple[float, Summary]] = {}
+        """The last one of each member, and when it arrived (CLOCK_BOOTTIME): for people, nothing is decided on it."""
         self._events: deque[Event] = deque()
         """To be decided; the first one is being decided."""
         self._closed = False
@@ -121,11 +143,20 @@ class Leader:
             port=join.port,
             can_host_store=join.can_host_store,
             is_leader=connection.is_local,
-            recovery_state=join.recovery_state,
+            address=join.local_addr or _find_outside(link.peer_host),
+            listen_port=self._options.listen_port if connection.is_local else join.listen_port,
+            leader_address=_find_outside(link.local_host),
+            recovery=join.recovery,
+            group_ranks=join.group_ranks,
+            highest_round=join.highest_round,
+            last_leader_id=join.last_leader_id,
             is_prepared=join.is_prepared,
             stop_limit_s=join.stop_limit_s,
+            holdings=join.snapshots,
+            machine=join.machine,
+            machine_name=join.machine_name,
+            segment=join.segment,
         )
-        self._outgoing.send_running_round(connection, self.state)
         self._apply(Joined(member=member))
         if not connection.is_local:
             self._losses.start()
@@ -158,6 +189,8 @@ class Leader:
         match message:
             case Heartbeat():
                 self._reply_to_heartbeat(connection, message)
+            case Summary():
+                self._summaries[connection.id] = (connection.received_s, message)
             case EndAcknowledged():
                 self._outgoing.record_acknowledgement(connection.id, message.peak_bytes)
             case Join() | None:  # it has joined already; a message of a newer version
@@ -173,9 +206,10 @@ class Leader:
         if heartbeat.echo_s is not None:
             # At most now: no member can have received a time stamp that was not sent yet.
             connection.echoed_s = max(connection.echoed_s, min(heartbeat.echo_s, now_s))
-        last = self.state.quorum_rounds[-1] if self.state.quorum_rounds else None
-        ended = (last.round_number, last.ended) if last is not None and last.ended else None
-        connection.link.send(HeartbeatReply(number=heartbeat.number, at_s=now_s, ended=ended))
+        recovery = self.state.recovery
+        is_known = heartbeat.recovery_version == recovery.value.version
+        reply = HeartbeatReply(number=heartbeat.number, at_s=now_s, recovery=None if is_known else recovery)
+        connection.link.send(reply)
 
     def on_closed(self, link: Link, end: LinkEnd) -> None:
         """See `LinkOwner`."""
@@ -209,10 +243,35 @@ class Leader:
         if not self._connections.remove(connection):
             return
         connection.link.close()
+        self._summaries.pop(connection.id, None)
         self._apply(MemberLost(id=connection.id, reason=reason))
         claim = self._claims.pop(connection.id)
         if claim is not None and not self._closed:
             self.admit(claim.link, claim.join)
+
+    def read_members(self) -> JobMembers:
+        """What is known of the members."""
+        now_s, found = self._clock.boottime_s(), []
+        for member in self.state.members.values():
+            assignment = self.state.assignments.get(member.id)
+            at_s, summary = self._summaries.get(member.id, (now_s, None))
+            found.append(
+                MemberStatus(
+                    index=member.index,
+                    host=member.host,
+                    nproc=member.nproc,
+                    group_rank=None if assignment is None else assignment.group_rank,
+                    is_leader=member.is_leader,
+                    suspicion=_describe_suspicion(self.state, member),
+                    summary=summary,
+                    age_s=now_s - at_s,
+                )
+            )
+        return JobMembers(members=tuple(found), max_nodes=self.state.rules.max_nodes, storm_s=self.find_storm_s())
+
+    def find_storm_s(self) -> float:
+        """For how much longer the next round is held back after a storm of rounds; 0: it is not."""
+        return max(0.0, self.state.storm.wait_until_s - self._clock.now_s())
 
     def lease_until_s(self) -> float:
         """Until when no other leader can have taken over: the lease of the leader's own workers. CLOCK_BOOTTIME."""
@@ -236,10 +295,8 @@ class Leader:
         match action:
             case Send():
                 self._outgoing.send(action)
-            case FormRound():
-                self._outgoing.send_round(action, self.state)
             case Notify():
-                self._options.notify(action.text, action.kind)
+                self._options.notify(action.text, action.kind, action.ranks)
             case CheckLease():
                 limit_s = find_lease_limit_s(
                     action.quorum_rounds, self._connections, self._options, self._clock.boottime_s()

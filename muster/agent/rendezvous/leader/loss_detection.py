@@ -2,11 +2,11 @@
 
 - Its connection closed: `LossDetector.record_closed`. This does not prove that its process has ended. Only a refused
   connection to the member's own port does: `probe`.
-- It sent nothing for the silence limit: `LossDetector._sweep`. The leader's own process may have been stopped meanwhile
+- It sent nothing for the silence limit: `LossDetector._sweep`. The leader's own process may have been stopped
   (SIGSTOP, a suspended machine); then silence is checked before anything else is decided: `check_pause`.
 
 What follows is decided by `consensus.membership.on_member_lost`. A member that takes too long to stop its workers is
-lost, too, by `consensus.membership.drop_stopping`. How a member notices that its leader is lost: `member.session`.
+lost, too, by `consensus.membership.drop_stopping`. How a member notices that its leader is lost: `member.seeking`.
 """
 
 from collections.abc import Callable
@@ -45,7 +45,7 @@ class LossDetector:
     def __init__(
         self,
         loop: Loop,
-        network: Network | None,
+        network: Network,
         connections: MemberConnections,
         silence_s: float,
         owner: LossOwner,
@@ -70,7 +70,7 @@ class LossDetector:
 
     def probe(self, connection: MemberConnection, on_ended: Callable[[], None]) -> None:
         """Connect to a member's own port: a refused connection proves that its process has ended."""
-        if self._network is None or not connection.listen_port:
+        if not connection.listen_port:
             return
         probes: list[Closing] = []
 

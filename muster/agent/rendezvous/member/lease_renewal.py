@@ -20,6 +20,8 @@ from muster.agent.rendezvous.transport.links import Link
 from muster.agent.runtime.loop import Loop, Timer
 
 NEVER = float("inf")
+_DRIFT = 50e-6
+"""Seconds in a second by which the clocks of two machines move apart."""
 
 
 class LeaseRenewal:
@@ -32,6 +34,7 @@ class LeaseRenewal:
         *,
         interval_s: float,
         silence_s: float,
+        get_version: Callable[[], int],
         on_silent: Callable[[], None],
         on_quorum_lost: Callable[[], None],
     ) -> None:
@@ -42,6 +45,7 @@ class LeaseRenewal:
             lease: the guard's; None when there is no guard.
             interval_s: between two heartbeats.
             silence_s: the silence limit, after which one side takes the other for lost.
+            get_version: of the recovery record that the leader sent last.
             on_silent: called when the lease has ended because the leader elsewhere sent nothing.
             on_quorum_lost: called when this node leads and its lease has ended: others may have taken over.
         """
@@ -49,6 +53,7 @@ class LeaseRenewal:
         self._lease = lease
         self._interval_s = interval_s
         self._silence_s = silence_s
+        self._get_version = get_version
         self._on_silent = on_silent
         self._on_quorum_lost = on_quorum_lost
         self._follower: FollowerRenewal | None = None
@@ -62,6 +67,7 @@ class LeaseRenewal:
             interval_s=self._interval_s,
             silence_s=self._silence_s,
             since_s=since_s,
+            get_version=self._get_version,
             on_silent=self._on_silent,
         )
         self._follower.start()
@@ -106,6 +112,10 @@ class LeaseRenewal:
         if self._follower is not None:
             self._follower.record_reply(reply)
 
+    def read_clock(self) -> tuple[float, float] | None:
+        """How far the clock of the leader elsewhere is ahead, and how uncertain that is, in seconds; None: unknown."""
+        return None if self._follower is None else self._follower.read_clock()
+
     def start_lease(self, *, alone: bool) -> None:
         """Renew the lease from now on: workers are about to start. A node alone needs no fencing."""
         if self._leader is not None:
@@ -145,6 +155,7 @@ class FollowerRenewal:
         interval_s: float,
         silence_s: float,
         since_s: float,
+        get_version: Callable[[], int],
         on_silent: Callable[[], None],
     ) -> None:
         """`since_s`: when the member sent its join over this link, CLOCK_BOOTTIME. Call `start` next."""
@@ -154,6 +165,7 @@ class FollowerRenewal:
         self._interval_s = interval_s
         self._silence_s = silence_s
         self._lease: Lease | None = None
+        self._get_version = get_version
         self._on_silent = on_silent
         self._sent_s: dict[int, float] = {}
         self._count = 0
@@ -166,6 +178,8 @@ class FollowerRenewal:
         self.until_s = since_s + silence_s - find_margin_s(silence_s)
         """When the lease ends."""
         self._stopped = False
+        self._ahead_s, self._uncertainty_s, self._compared_s = 0.0, NEVER, self.received_s
+        """The best comparison with the leader's clock, and when it was made."""
 
     def start(self) -> None:
         """Send the first heartbeat. An answer to the join that came too late ends the lease at once: `on_silent`."""
@@ -190,7 +204,7 @@ class FollowerRenewal:
             self._timer.cancel()
         self._count += 1
         self._sent_s[self._count] = self._clock.boottime_s()
-        self._link.send(Heartbeat(number=self._count, echo_s=self._echo))
+        self._link.send(Heartbeat(number=self._count, echo_s=self._echo, recovery_version=self._get_version()))
         self._timer = self._loop.call_later(self._interval_s, self.send_heartbeat)
 
     def record_reply(self, reply: HeartbeatReply) -> None:
@@ -201,8 +215,22 @@ class FollowerRenewal:
             return
         self._sent_s = {n: s for n, s in self._sent_s.items() if n > number}
         self._echo = reply.at_s
+        self._compare_clocks(sent_s, reply.at_s)
         self.until_s = max(self.until_s, sent_s + self._silence_s - find_margin_s(self._silence_s))
         self._renew()
+
+    def _compare_clocks(self, sent_s: float, leader_s: float) -> None:
+        """The leader read its clock at some moment between these two: the quickest answer says the most."""
+        now_s = self._clock.boottime_s()
+        uncertainty_s = (now_s - sent_s) / 2
+        if uncertainty_s <= self._uncertainty_s + _DRIFT * (now_s - self._compared_s):
+            self._ahead_s = leader_s - (now_s + sent_s) / 2
+            self._uncertainty_s, self._compared_s = uncertainty_s, now_s
+
+    def read_clock(self) -> tuple[float, float] | None:
+        """See `LeaseRenewal`."""
+        age_s = self._clock.boottime_s() - self._compared_s
+        return None if self._uncertainty_s == NEVER else (self._ahead_s, self._uncertainty_s + _DRIFT * age_s)
 
     def record_receipt(self) -> None:
         """Record that the leader sent a message."""

@@ -1,48 +1,51 @@
-"""One node's part in the job: its rounds and the job's end, reported to the supervisor.
+"""One node's part in the job: feeds events to `decisions.decide_member`, and acts on what it decides.
 
-`session` reaches the leader, and handles its loss. Over 400 lines: one class does all that `rendezvous.interface` asks.
+It adds identity and time: the link to the leader, the search's links, and when the lease ends. Over 400 lines: one
+class does all that `rendezvous.interface` asks, and all that is decided.
 """
 
 import os
+from collections import deque
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from muster import __version__
-from muster._shared.codec import clean_name
-from muster._shared.contract import AskOutcome
+from muster._shared.codec import MalformedMessageError, clean_name
 from muster._shared.processes import read_peak_bytes
-from muster._shared.records import replace
-from muster._shared.reports import Answer
+from muster._shared.records import assert_never, replace
 from muster.agent.config import RendezvousConfig
-from muster.agent.rendezvous.consensus.actions import JobEnd, RoundBreak, RoundCommitted
-from muster.agent.rendezvous.consensus.events import RoundAcknowledged
+from muster.agent.rendezvous.consensus.actions import RoundStart
+from muster.agent.rendezvous.consensus.members import find_silence_s
 from muster.agent.rendezvous.interface import (
-    AllStarted,
-    Asked,
-    BreakKind,
-    CheckpointCompleted,
-    JobEnded,
+    JobMembers,
+    LeaderClock,
     Lease,
-    Leaving,
     NodeMessage,
     Notice,
     NoticeKind,
     PostEvent,
-    Prepared,
-    RendezvousFailed,
-    RequestAnswered,
-    RoundBroken,
-    RoundFormed,
+    Summary,
 )
+from muster.agent.rendezvous.member import events as do
+from muster.agent.rendezvous.member.decisions import NO_LISTENER, decide_member
+from muster.agent.rendezvous.member.lease_renewal import LeaseRenewal
 from muster.agent.rendezvous.member.master_ports import MasterPorts
-from muster.agent.rendezvous.member.recovery import RecoveryTracker
-from muster.agent.rendezvous.member.session import Session
-from muster.agent.rendezvous.protocol import leader_messages as down
-from muster.agent.rendezvous.protocol import member_messages as up
+from muster.agent.rendezvous.member.search import Search
+from muster.agent.rendezvous.member.server import Server, build_server_options
+from muster.agent.rendezvous.member.state import build_initial_state, find_endpoint
+from muster.agent.rendezvous.protocol.framing import Frame
 from muster.agent.rendezvous.protocol.job_rules import build_job_rules
-from muster.agent.rendezvous.report_messages import Failed, Stopped
-from muster.agent.rendezvous.transport.links import Network, Reservation
-from muster.agent.round import Checkpoint, Round
+from muster.agent.rendezvous.protocol.leader_messages import LEADER_MESSAGES, HeartbeatReply
+from muster.agent.rendezvous.protocol.member_messages import EndAcknowledged, Join, MemberMessage
+from muster.agent.rendezvous.protocol.messages import LeaderQuery, Message, QueryReply, StreamOpened
+from muster.agent.rendezvous.report_messages import Failed
+from muster.agent.rendezvous.transport.addresses import is_loopback
+from muster.agent.rendezvous.transport.links import Closing, Link, LinkEnd, LocalLink, Network, Reservation
+from muster.agent.round import Holding, Source
 from muster.agent.runtime.loop import Loop, Timer
+
+if TYPE_CHECKING:
+    from muster.agent.rendezvous.interface import Stream
 
 FIRST_WAIT_LINE_S = 3.0
 """After this long, a node that waits for a round says why; then after each `NEXT_WAIT_LINE_S`."""
@@ -50,7 +53,7 @@ NEXT_WAIT_LINE_S = 60.0
 
 
 class Member:
-    """Implements `Rendezvous` and `SessionOwner`; every method is called on the loop's thread."""
+    """Implements `Rendezvous` and `LinkOwner`; every method is called on the loop's thread."""
 
     def __init__(
         self,
@@ -62,7 +65,7 @@ class Member:
         post: PostEvent,
         lease: Lease | None,
         node_name: str,
-        network: Network | None,
+        network: Network,
         reserve: Callable[[], Reservation],
         member_id: str | None = None,
     ) -> None:
@@ -71,288 +74,433 @@ class Member:
         self._role = role
         self._post = post
         self._node_name = node_name
-        self._id = member_id or os.urandom(8).hex()
-        self._recovery = RecoveryTracker(config.checkpoint)
-        self._ports = MasterPorts(reserve)
-        self._session = Session(config, self._id, self._recovery, self, loop=loop, network=network, lease=lease)
         self._loop = loop
+        self._network = network
+        self.state = build_initial_state(config, member_id or os.urandom(8).hex())
+        self._events: deque[do.Event] = deque()
+        """To be decided; the first one is being decided."""
+        self._ports = MasterPorts(reserve)
+        options = build_server_options(config, self.state.own_id)
+        self.server = Server(loop, network, options, lambda: self.state, self._print, self._resign)
+        self._lease_renewal = LeaseRenewal(
+            loop,
+            lease,
+            interval_s=config.keep_alive_interval_s,
+            silence_s=find_silence_s(config),
+            get_version=lambda: self.state.recovery.version,
+            on_silent=self._on_silent,
+            on_quorum_lost=lambda: self._feed(do.QuorumLost()),
+        )
+        self._search: Search | None = None
+        self._link: Link | None = None
+        """To the leader."""
+        self._found: Link | None = None
+        """To the node that has just answered the search."""
+        self._join_sent_s = 0.0
+        self._probe: Closing | None = None
+        self._timers: dict[do.TimerKind, Timer] = {}
         self._waits_since_s = 0.0
-        self._has_reported_wait = False
-        """Since the last round began."""
         self._wait_timer: Timer | None = None
-        self._is_running = False
-        """Workers of a round may be alive here: from RoundFormed to `Stopped`. It is the last one that
-        `RecoveryTracker` knows."""
-        self._kinds_posted: set[BreakKind] = set()
-        self._job_end: JobEnd | None = None
-        self._peak_bytes = 0
-        """Of the job's largest worker, as the leader has it."""
-        self._has_ended = False
-        self._closed = False
-        self._has_reported_spare = False
         self._can_host_store: Callable[[], bool] = bool
-        self._is_prepared = True
-        self._has_reported_prepared = True
-        """The leader knows it, or will with the next join."""
+        self._list_snapshots: Callable[[], tuple[Holding, ...]] = tuple
+        self._closed = False
 
     # -- called by the supervisor -----------------------------------------------------------------------------------
 
-    def join(self, *, is_prepared: bool = True, can_host_store: Callable[[], bool] = bool) -> None:
+    def join(
+        self,
+        *,
+        is_prepared: bool = True,
+        can_host_store: Callable[[], bool] = bool,
+        list_snapshots: Callable[[], tuple[Holding, ...]] = tuple,
+        on_stream: "Callable[[Stream], None] | None" = None,
+    ) -> None:
         """See `Rendezvous`."""
-        self._is_prepared = is_prepared
-        self._can_host_store = can_host_store
+        self._can_host_store, self._list_snapshots = can_host_store, list_snapshots
+        self.server.on_stream = on_stream
         self._ports.offer()
-        self._begin_wait()
-        self._session.start()
+        open_error = ""
+        if self._config.max_nodes > 1:
+            try:
+                self.server.open()
+            except OSError as error:
+                open_error = str(error)
+        self._feed(do.Started(is_prepared=is_prepared, open_error=open_error))
 
     def send(self, message: NodeMessage) -> None:
-        """See `Rendezvous`. A message about a round that is not the current one is dropped."""
-        match message:
-            case Prepared():
-                self._is_prepared = True
-                self.send_prepared()
-            case Leaving():
-                self._session.send(message)
-            case Failed() if self._session.check_expiry():
-                pass  # the guard killed these workers: they did not fail
-            case _ if not self._is_current(message.round_number):
-                if isinstance(message, Asked):
-                    self._refuse(message)
-            case Stopped():
-                self._report_stopped(message)
-            case Asked() if not self._session.is_accepted:
-                self._refuse(message)
-            case AllStarted() if self._recovery.group_rank != 0:
-                pass  # only of global rank 0's node it is awaited
-            case _:
-                self._session.send(message)
+        """See `Rendezvous`. Workers that the guard has killed, since the lease has ended, did not fail."""
+        if not self._closed and not (isinstance(message, Failed) and self._lease_renewal.check_expiry()):
+            self._feed(do.NodeSent(message=message))
 
-    def _refuse(self, asked: Asked) -> None:
-        answer = Answer(outcome=AskOutcome.LOST, line="the leader was lost: ask again when the job goes on")
-        self._post(RequestAnswered(request=asked.request, answer=answer))
+    def open_stream(
+        self, source: Source, on_open: "Callable[[Stream], None]", on_failed: Callable[[str], None]
+    ) -> None:
+        """See `Rendezvous`. Both sides prove the token in the handshake; without one nothing is sent."""
 
-    def _report_stopped(self, stopped: Stopped) -> None:
-        if self._closed or self._has_ended:
+        def pass_on(link: Link) -> None:
+            if not link.is_proved:
+                link.close()
+                on_failed("the job has no token (MUSTER_TOKEN)")
+                return
+            link.send(StreamOpened(run_id=clean_name(self._config.run_id)))
+            stream = link.detach()
+            if stream is not None:
+                on_open(stream)
+
+        self._network.connect(
+            source.host, source.port, pass_on, lambda end: on_failed(end.reason), find_silence_s(self._config)
+        )
+
+    def send_summary(self, summary: Summary) -> None:
+        """See `Rendezvous`. Nothing is decided on it: it goes to a leader elsewhere, or is dropped."""
+        connection, link = self.state.connection, self._link
+        if self.state.has_ended or connection is None or not connection.is_accepted or self.state.is_leading:
             return
-        self._is_running = False
-        self._begin_wait()
-        self._session.end_round()
-        self._ports.offer()
-        self._session.report_or_rejoin(self._complete(stopped))
+        if link is not None and not link.is_busy:
+            link.send(summary)
+
+    def read_members(self) -> JobMembers | None:
+        """See `Rendezvous`."""
+        leader = self.server.leader
+        return leader.read_members() if leader is not None and self.state.is_leading else None
+
+    def read_clock(self) -> LeaderClock | None:
+        """See `Rendezvous`."""
+        own_id, leader_id = self.state.own_id, self.state.recovery.leader_id
+        if self.state.is_leading:
+            return LeaderClock(own_id=own_id, leader_id=own_id)
+        found = self._lease_renewal.read_clock()
+        if found is None or leader_id is None:
+            return None
+        return LeaderClock(own_id=own_id, leader_id=leader_id, ahead_s=found[0], uncertainty_s=found[1])
 
     def close(self) -> None:
         """See `Rendezvous`."""
         if self._closed:
             return
-        self._closed = self._has_ended = True
-        self._end_wait()
-        self._session.close()
+        self._closed = True
+        self.state = replace(self.state, has_ended=True)
+        self._set_wait(is_on=False)
+        self._stop_search()
+        self._lease_renewal.stop()
+        for timer in self._timers.values():
+            timer.cancel()
+        self.server.close()
+        for closing in (self._link, self._probe):
+            if closing is not None:
+                closing.close()
+        self._link = None
+        self._network.close()
         self._ports.close()
 
-    def _is_current(self, round_number: int) -> bool:
-        return self._is_running and self._recovery.round_number == round_number
+    # -- what becomes an event --------------------------------------------------------------------------------------
 
-    def _begin_wait(self) -> None:
-        """Say why this node waits, if it does so for long. Nothing happens if it waits already."""
-        if self._wait_timer is None:
-            self._waits_since_s = self._loop.clock.now_s()
-            self._wait_timer = self._loop.call_later(FIRST_WAIT_LINE_S, self._report_wait)
+    def on_message(self, link: Link, frame: Frame | Message) -> None:
+        """See `LinkOwner`. A message that comes after the end of the lease is not of the leader any more."""
+        if link is not self._link or self.state.has_ended or not self._lease_renewal.record_receipt():
+            return
+        try:
+            message = LEADER_MESSAGES.read(frame)
+        except MalformedMessageError as error:
+            promise_until_s = self._lease_renewal.promise_until_s
+            self._feed(do.LeaderMalformed(error=str(error), promise_until_s=promise_until_s))
+            return
+        if message is None:  # a message of a newer version
+            return
+        if isinstance(message, HeartbeatReply):
+            self._lease_renewal.record_reply(message)
+        is_reachable = not isinstance(message, RoundStart) or self._listen_as_successor(link, message)
+        self._feed(do.LeaderSent(message=message, is_reachable=is_reachable))
+
+    def _listen_as_successor(self, link: Link, start: RoundStart) -> bool:
+        """Listen where the leader sends other nodes after its end: loopback, where this node joined, may be elsewhere.
+
+        False when that is impossible.
+        """
+        if not is_loopback(link.local_host):
+            return True
+        own = [each.host for each in start.facts.value.successors if each.group_rank == start.group_rank]
+        return all(self.server.listen_at(host) for host in own)
+
+    def on_closed(self, link: Link, end: LinkEnd) -> None:
+        """See `LinkOwner`."""
+        if link is self._link:
+            lease = self._lease_renewal
+            self._feed(
+                do.LinkClosed(
+                    reason=end.reason,
+                    promise_until_s=lease.promise_until_s,
+                    is_leased_elsewhere=lease.is_leased_elsewhere,
+                )
+            )
+
+    def _on_silent(self) -> None:
+        silence_s, promise_until_s = find_silence_s(self._config), self._lease_renewal.promise_until_s
+        self._feed(do.LeaderSilent(silence_s=silence_s, promise_until_s=promise_until_s))
+
+    def _on_query_reply(self, link: Link, reply: QueryReply, target: do.Target) -> bool:
+        """True when the decision is to keep this link."""
+        if self._events:
+            raise RuntimeError("an answer has arrived while another event is being decided")
+        self._found = link
+        self._feed(
+            do.Answered(
+                reply=reply,
+                target=target,
+                peer_host=link.peer_host,
+                silent_host=link.silent_host,
+                has_formed_round=self.server.has_formed_round,
+            )
+        )
+        self._found = None
+        return self._link is link
+
+    def _on_search_progress(self) -> None:
+        if self._search is not None:
+            self._feed(
+                do.SearchTurned(
+                    unanswered=self._search.list_unanswered(),
+                    age_s=self._search.age_s(),
+                    failure=self._search.last_failure,
+                    has_endpoint=self.server.has_endpoint,
+                )
+            )
+
+    def _resign(self, host: str, port: int) -> None:
+        self._feed(do.OtherLeaderFound(host=host, port=port))
 
     def _report_wait(self) -> None:
-        line = self._session.describe_wait(self._loop.clock.now_s() - self._waits_since_s)
-        if line is not None:
-            self._has_reported_wait = True
-            self.post_notice(line)
-        self._wait_timer = self._loop.call_later(NEXT_WAIT_LINE_S, self._report_wait)
+        from muster.agent.rendezvous.member.waiting_lines import (  # most nodes never wait so long
+            WaitFacts,
+            describe_wait,
+        )
 
-    def _end_wait(self) -> None:
-        if self._wait_timer is not None:
+        leader, connection = self.server.leader, self.state.connection
+        facts = WaitFacts(
+            present=None if leader is None or not self.state.is_leading else len(leader.state.members),
+            is_accepted=connection is not None and connection.is_accepted,
+            last_error="" if self._search is None else self._search.explain_missing_leader(),
+            is_on_loopback=self.server.is_on_loopback,
+            storm_s=0.0 if leader is None or not self.state.is_leading else leader.find_storm_s(),
+        )
+        waited_s = self._loop.clock.now_s() - self._waits_since_s
+        self._wait_timer = self._loop.call_later(NEXT_WAIT_LINE_S, self._report_wait)
+        self._feed(do.WaitDue(line=describe_wait(self._config, find_endpoint(self._config), facts, waited_s)))
+
+    # -- decisions --------------------------------------------------------------------------------------------------
+
+    def _feed(self, event: do.Event) -> None:
+        self._events.append(event)
+        if len(self._events) > 1:
+            return  # an action caused this event: all actions of the event before it come first
+        try:
+            while self._events:
+                self.state, actions = decide_member(self.state, self._events[0], self._loop.clock.boottime_s())
+                for action in actions:
+                    self._act(action)
+                self._events.popleft()
+        finally:
+            self._events.clear()  # a bug surfaces, and the next event is decided on
+
+    def _act(self, action: do.Action) -> None:
+        match action:
+            case do.Post():
+                self._post(action.event)
+            case do.SendUp():
+                self._send(action.message)
+            case do.SendStopped():
+                offered, can_host_store = self._ports.offered, self._can_host_store()
+                stopped = replace(action.stopped, port=offered, can_host_store=can_host_store)
+                self._send(replace(stopped, snapshots=self._list_snapshots()))
+            case do.AcknowledgeEnd():
+                self._send(EndAcknowledged(peak_bytes=read_peak_bytes()))
+            case do.SendJoin():
+                self._send_join()
+            case do.SetTimer():
+                self._set_timer(action)
+            case do.Wait():
+                self._set_wait(is_on=action.is_on)
+            case do.BeginRound():
+                self._begin_round(action)
+            case do.EndRound():
+                self._lease_renewal.release_lease()
+                self.server.reclaim_endpoint()
+                self._ports.offer()
+            case do.StopRenewal():
+                self._lease_renewal.stop()
+            case do.Search() | do.AskAgain() | do.AddTarget() | do.StopSearch():
+                self._act_on_search(action)
+            case _:
+                self._act_on_leader(action)
+
+    def _act_on_search(self, action: do.Search | do.AskAgain | do.AddTarget | do.StopSearch) -> None:
+        match action:
+            case do.Search():
+                query = LeaderQuery(run_id=clean_name(self._config.run_id))
+                refuse = lambda reason: self._feed(do.Excluded(reason=reason))  # noqa: E731
+                self._search = Search(
+                    self._loop, self._network, query, self._on_query_reply, self._on_search_progress, refuse
+                )
+                self._search.start(list(action.targets))
+            case do.AskAgain():
+                if self._search is not None:
+                    self._search.ask_now()
+            case do.AddTarget():
+                if self._search is not None:
+                    self._search.add(action.target)
+            case do.StopSearch():
+                self._stop_search()
+            case _:
+                assert_never(action)
+
+    def _act_on_leader(
+        self,
+        action: do.TakeLink
+        | do.DropLink
+        | do.Lead
+        | do.StopLeading
+        | do.FollowLeader
+        | do.Probe
+        | do.CheckLocal
+        | do.OpenEndpoint,
+    ) -> None:
+        match action:
+            case do.TakeLink():
+                self._search, found = None, self._found
+                if found is not None:
+                    self._attach(found)
+            case do.DropLink():
+                self._lease_renewal.stop()
+                if self._link is not None:
+                    self._link.close()
+                    self._link = None
+            case do.Lead():
+                self._attach(self.server.start_leading(takeover=action.takeover))
+            case do.StopLeading():
+                self.server.stop_leading(action.host, action.port)
+            case do.FollowLeader():
+                self._follow(action.release)
+            case do.Probe():
+                self._start_probe(action)
+            case do.CheckLocal():
+                self._check_local(is_check=action.is_check)
+            case do.OpenEndpoint():
+                self._open_endpoint()
+            case _:
+                assert_never(action)
+
+    # -- the search -------------------------------------------------------------------------------------------------
+
+    def _stop_search(self) -> None:
+        if self._search is not None:
+            self._search.close()
+            self._search = None
+
+    def _start_probe(self, action: do.Probe) -> None:
+        def report(refused: bool) -> None:
+            self._probe = None
+            if refused:
+                self._feed(do.LeaderEnded(led_rounds=action.led_rounds))
+
+        self._probe = self._network.probe(action.host, action.port, report)
+
+    def _check_local(self, *, is_check: bool) -> None:
+        def report(is_local: bool) -> None:
+            has_formed_round = self.server.has_formed_round
+            self._feed(do.LocalChecked(is_local=is_local, is_check=is_check, has_formed_round=has_formed_round))
+
+        self._network.check_local(find_endpoint(self._config)[0], report)
+
+    def _open_endpoint(self) -> None:
+        try:
+            self.server.open_endpoint(self._config.listen_fd)
+        except OSError as error:
+            where = "{}:{}".format(*find_endpoint(self._config))
+            self._feed(do.EndpointTried(error=f"cannot listen at {where} ({error.strerror or error})"))
+        else:
+            self._feed(do.EndpointTried())
+
+    # -- the link to the leader -------------------------------------------------------------------------------------
+
+    def _attach(self, link: Link) -> None:
+        self._link = link
+        link.owner = self
+
+    def _send(self, message: MemberMessage) -> None:
+        if self._link is not None:
+            self._link.send(message)
+
+    def _send_join(self) -> None:
+        if self._link is None:
+            return
+        if not self.server.listen_for(self._link, joins=True):
+            self._feed(do.Excluded(reason=NO_LISTENER))
+            return
+        self._join_sent_s = self._loop.clock.boottime_s()
+        config, recovery = self._config, self.state.recovery
+        self._link.send(
+            Join(
+                run_id=clean_name(config.run_id),
+                id=self.state.own_id,
+                index=config.node_index,
+                nproc=self._nproc,
+                role=self._role,
+                host=self._node_name,
+                port=self._ports.offered,
+                listen_port=self.server.port,
+                local_addr=config.local_addr or None,
+                rules=build_job_rules(config),
+                is_prepared=self.state.is_prepared,
+                can_host_store=self._can_host_store(),
+                stop_limit_s=min(config.stop_limit_s, 1e7),
+                release=__version__,
+                machine=config.machine,
+                machine_name=config.machine_name,
+                segment=clean_name(config.segment or ""),
+                recovery=recovery.record,
+                group_ranks=recovery.group_ranks,
+                highest_round=recovery.highest_round,
+                last_leader_id=recovery.leader_id,
+                snapshots=self._list_snapshots(),
+            )
+        )
+
+    def _follow(self, release: str) -> None:
+        link, leader = self._link, self.server.leader
+        if link is None:
+            return
+        link.trust()
+        if not isinstance(link, LocalLink):
+            self.server.peer_lines.compare_release(f"the leader ({link.peer_host})", release)
+            self._lease_renewal.follow(link, since_s=self._join_sent_s)
+        elif leader is not None:
+            self._lease_renewal.lead(leader.lease_until_s)
+
+    def _begin_round(self, begin: do.BeginRound) -> None:
+        self._ports.begin_round(hosts_rank_0=begin.hosts_rank_0)
+        self._lease_renewal.start_lease(alone=begin.is_alone)
+        if self._config.lends_endpoint:
+            self.server.lend_endpoint()
+        elif self.state.is_leading:
+            self.server.claim_endpoint()
+
+    # -- time -------------------------------------------------------------------------------------------------------
+
+    def _set_timer(self, action: do.SetTimer) -> None:
+        old, kind = self._timers.pop(action.kind, None), action.kind
+        if old is not None:
+            old.cancel()
+        if action.delay_s is not None:
+            self._timers[kind] = self._loop.call_later(action.delay_s, lambda: self._feed(do.TimerFired(kind=kind)))
+
+    def _set_wait(self, *, is_on: bool) -> None:
+        """Say why this node waits, if it does so for long."""
+        if is_on and self._wait_timer is None:
+            self._waits_since_s = self._loop.clock.now_s()
+            self._wait_timer = self._loop.call_later(FIRST_WAIT_LINE_S, self._report_wait)
+        elif not is_on and self._wait_timer is not None:
             self._wait_timer.cancel()
             self._wait_timer = None
 
-    def post_notice(self, text: str, kind: NoticeKind = NoticeKind.LINE, *, is_leader_lost: bool = False) -> None:
-        """See `SessionOwner`."""
-        self._post(Notice(text=text, kind=kind, is_leader_lost=is_leader_lost))
-
-    # -- called by the session --------------------------------------------------------------------------------------
-
-    @property
-    def is_running(self) -> bool:
-        """See `SessionOwner`."""
-        return self._is_running
-
-    @property
-    def has_ended(self) -> bool:
-        """See `SessionOwner`."""
-        return self._has_ended
-
-    @property
-    def has_job_end(self) -> bool:
-        """See `SessionOwner`."""
-        return self._job_end is not None
-
-    def build_join(self, listen_port: int) -> up.Join:
-        """See `SessionOwner`."""
-        self._has_reported_prepared = self._is_prepared
-        return up.Join(
-            run_id=clean_name(self._config.run_id),
-            id=self._id,
-            index=self._config.node_index,
-            nproc=self._nproc,
-            role=self._role,
-            host=self._node_name,
-            port=self._ports.offered,
-            listen_port=listen_port,
-            local_addr=self._config.local_addr or None,
-            rules=build_job_rules(self._config),
-            is_prepared=self._is_prepared,
-            can_host_store=self._can_host_store(),
-            stop_limit_s=min(self._config.stop_limit_s, 1e7),
-            release=__version__,
-            recovery_state=replace(self._recovery.state, leader_id=self._recovery.leader_id),
-        )
-
-    def send_prepared(self) -> None:
-        """See `SessionOwner`."""
-        if self._is_prepared and not self._has_reported_prepared and self._session.is_accepted:
-            self._has_reported_prepared = True
-            self._session.send(Prepared())
-
-    def handle_message(self, message: down.JobMessage) -> None:
-        """See `SessionOwner`."""
-        match message:
-            case down.RoundStart():
-                self._on_round_start(message)
-            case down.RoundSummary():
-                self._on_round_summary(message)
-            case RoundCommitted():
-                self._recovery.record_commit(message.round_number)
-            case RoundBreak():
-                self._on_round_break(message)
-            case CheckpointCompleted():
-                self._record_checkpoint(message.checkpoint)
-            case JobEnd():
-                self._on_job_end(message)
-            case down.Exit():
-                self._peak_bytes = message.peak_bytes
-                self.post_job_end()
-            case RendezvousFailed() | down.Rejected():
-                self.fail(message.reason, usage=message.usage)
-            case RequestAnswered():
-                self._post(message)
-            case _:
-                if self._is_current(message.round_number):
-                    self._post(message)
-
-    def fence(self, reason: str) -> None:
-        """See `SessionOwner`."""
-        number = self._recovery.round_number
-        self._post_break(RoundBroken(round_number=number, kind=BreakKind.FENCED, reason=reason))
-
-    # -- rounds -----------------------------------------------------------------------------------------------------
-
-    def _on_round_start(self, start: down.RoundStart) -> None:
-        if not self._session.listen_as_successor(start):
-            return
-        formed, hosts_rank_0 = self._build_round(start), start.group_rank == 0
-        self._recovery.record_round(start.facts.value, start.quorum_rounds, start.group_rank)
-        self._record_checkpoint(start.facts.value.checkpoint)
-        self._is_running = True
-        self._end_wait()
-        if self._has_reported_wait:  # else the last line would still say that it waits
-            self._has_reported_wait = False
-            nodes, goes_on = formed.group_world_size, "goes on" if formed.number > 1 else "starts"
-            self.post_notice(f"{nodes} of {self._config.max_nodes} nodes are here: the job {goes_on}")
-        self._has_reported_spare = False
-        self._kinds_posted = set()
-        self._ports.begin_round(hosts_rank_0=hosts_rank_0)
-        self._session.begin_round(
-            alone=formed.group_world_size == 1,
-            acknowledgement=RoundAcknowledged(round_number=formed.number),
-        )
-        self._post(RoundFormed(round=formed, is_held=not hosts_rank_0))
-
-    def _record_checkpoint(self, checkpoint: Checkpoint | None) -> None:
-        if self._recovery.record_checkpoint(checkpoint) and checkpoint is not None:
-            self._post(CheckpointCompleted(checkpoint=checkpoint))
-
-    def _build_round(self, start: down.RoundStart) -> Round:
-        """Add what the leader cannot know: this node's index, and the address that `static` was given here."""
-        facts, config = start.facts.value, self._config
-        return Round(
-            number=facts.round_number,
-            attempt=facts.attempt,
-            restarts_left=facts.restarts_left,
-            group_rank=start.group_rank,
-            group_world_size=facts.group_world_size,
-            rank_offset=start.rank_offset,
-            world_size=facts.world_size,
-            role_rank_offset=start.role_rank_offset,
-            role_world_size=start.role_world_size,
-            master_addr=self._session.static_master_addr if config.lends_endpoint else facts.master_addr,
-            master_port=config.master_port if config.lends_endpoint else facts.master_port,
-            use_agent_store=facts.use_agent_store,
-            hosts_store=facts.use_agent_store and start.group_rank == 0,
-            node_index=config.node_index or 0,
-            checkpoint=facts.checkpoint,
-        )
-
-    def _complete(self, stopped: Stopped) -> Stopped:
-        """Add what this node offers for the next round."""
-        return replace(stopped, port=self._ports.offered, can_host_store=self._can_host_store())
-
-    def _on_round_summary(self, summary: down.RoundSummary) -> None:
-        """A round formed without this node. Posted once, not with every round that the others form meanwhile."""
-        self._recovery.record_round(summary.facts.value, summary.quorum_rounds, None)
-        if summary.is_spare and not self._has_reported_spare:
-            self._has_reported_spare = True
-            self._end_wait()
-            self.post_notice(f"all {self._config.max_nodes} nodes that --nnodes allows have joined: waiting as a spare")
-
-    def _on_round_break(self, message: RoundBreak) -> None:
-        number = message.broken.round_number
-        if number != self._recovery.round_number:
-            return
-        self._recovery.record_break(message)
-        if self._is_running:
-            self._post_break(message.broken)
-        else:
-            self._session.send(self._complete(Stopped(round_number=number)))
-
-    def _post_break(self, broken: RoundBroken) -> None:
-        if self._is_running and broken.kind not in self._kinds_posted:
-            self._kinds_posted.add(broken.kind)
-            self._post(replace(broken, is_leader=self._session.is_leading))
-
-    # -- the end ----------------------------------------------------------------------------------------------------
-
-    def _on_job_end(self, job_end: JobEnd) -> None:
-        self._job_end = self._session.server.job_end = job_end
-        self._session.send(up.EndAcknowledged(peak_bytes=read_peak_bytes()))
-
-    def post_job_end(self) -> None:
-        """See `SessionOwner`."""
-        job_end = self._job_end
-        if self._has_ended or job_end is None:
-            return
-        self._has_ended = True
-        self._end_wait()
-        self._session.stop()
-        report = None if job_end.report is None else job_end.report.value
-        ended = JobEnded(
-            succeeded=job_end.succeeded,
-            report=report,
-            prints_report=job_end.printer_id == self._id,
-            is_drained=job_end.is_drained,
-            peak_bytes=self._peak_bytes,
-        )
-        self._post(ended)
-
-    def fail(self, reason: str, *, usage: bool = False) -> None:
-        """See `SessionOwner`."""
-        if self._has_ended:
-            return
-        self._has_ended = True
-        self._end_wait()
-        self._session.stop()
-        self._post(RendezvousFailed(reason=reason, usage=usage))
+    def _print(self, text: str, kind: NoticeKind = NoticeKind.LINE, ranks: tuple[int, ...] = ()) -> None:
+        self._post(Notice(text=text, kind=kind, ranks=ranks))

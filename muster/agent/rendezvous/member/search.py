@@ -3,7 +3,8 @@
 from collections.abc import Callable
 
 from muster._shared.codec import MalformedMessageError
-from muster._shared.records import assert_never, record, replace
+from muster._shared.records import assert_never, replace
+from muster.agent.rendezvous.member.events import Target
 from muster.agent.rendezvous.protocol.framing import Frame
 from muster.agent.rendezvous.protocol.leader_messages import Rejected
 from muster.agent.rendezvous.protocol.messages import QUERY_ANSWERS, LeaderQuery, Message, QueryReply
@@ -21,16 +22,6 @@ SILENT = "it does not answer: is another program using the port?"
 
 RENEW_S = 5.0
 """How long a connection is used: well below the time after which the other node closes one that has not joined."""
-
-
-@record
-class Target:
-    """An address to ask."""
-
-    host: str
-    port: int
-    group_rank: int | None = None
-    """Group rank of the member that listens there; None: the endpoint of the job."""
 
 
 class _Query:
@@ -196,11 +187,10 @@ class Search:
             return f"{silent[0].host}:{silent[0].port}: {SILENT}"
         return "" if self.last_failure is None else self.last_failure.reason
 
-    def is_answered_below(self, group_rank: int) -> bool:
-        """True when every member of a lower rank has answered or failed to answer."""
-        return all(
-            q.has_result for q in self._queries if q.target.group_rank is not None and q.target.group_rank < group_rank
-        )
+    def list_unanswered(self) -> tuple[int, ...]:
+        """Group ranks of the members that have neither answered nor failed to."""
+        ranks = [q.target.group_rank for q in self._queries if not q.has_result]
+        return tuple(rank for rank in ranks if rank is not None)
 
     def close(self) -> None:
         """Close all links but one that `on_reply` kept. Idempotent."""

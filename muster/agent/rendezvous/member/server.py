@@ -9,19 +9,20 @@ Over 400 lines: one class owns all sockets that others connect to, and they are 
 
 import errno
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from muster import __version__
 from muster._shared.codec import MalformedMessageError, clean_name
 from muster._shared.records import assert_never, record, replace
 from muster.agent.config import RendezvousConfig
-from muster.agent.rendezvous.consensus.actions import JobEnd
 from muster.agent.rendezvous.consensus.members import FENCE_S, ConsensusRules, find_margin_s, find_silence_s
 from muster.agent.rendezvous.interface import PostNotice
 from muster.agent.rendezvous.leader.announcement import TakeoverAnnouncer
 from muster.agent.rendezvous.leader.connections import LeaderOptions
 from muster.agent.rendezvous.leader.leader import Leader
 from muster.agent.rendezvous.leader.peer_lines import PeerLines, refuse
-from muster.agent.rendezvous.member.recovery import RecoveryTracker
+from muster.agent.rendezvous.member.seeking import ENDPOINT_RETRY_S
+from muster.agent.rendezvous.member.state import MemberState, find_endpoint
 from muster.agent.rendezvous.protocol.framing import Frame
 from muster.agent.rendezvous.protocol.job_rules import JobRules, build_job_rules, describe_difference
 from muster.agent.rendezvous.protocol.leader_messages import Exit, Goodbye, Welcome
@@ -35,13 +36,14 @@ from muster.agent.rendezvous.protocol.messages import (
     LeaderQuery,
     Message,
     QueryReply,
+    StreamOpened,
 )
 from muster.agent.rendezvous.transport.addresses import is_loopback, parse_numeric
 from muster.agent.rendezvous.transport.links import Link, LinkEnd, Listener, LocalLink, Network, Reservation
 from muster.agent.runtime.loop import Loop, Timer
 
-ENDPOINT_RETRY_S = 0.2
-"""How soon an endpoint in use is tried again where the workers' store listens there too."""
+if TYPE_CHECKING:
+    from muster.agent.rendezvous.interface import Stream
 
 
 @record
@@ -58,6 +60,8 @@ class ServerOptions:
     local_addr: str | None
     endpoint: tuple[str, int]
     """Where the job's nodes search for their leader."""
+    listen_host: str | None
+    """Where this node listens for them; None: at every address."""
 
 
 def build_rules(config: RendezvousConfig) -> ConsensusRules:
@@ -70,6 +74,9 @@ def build_rules(config: RendezvousConfig) -> ConsensusRules:
         max_restarts=config.max_restarts,
         max_restarts_flag=config.max_restarts_flag,
         hang_action=config.hang_action,
+        copies_snapshots=config.snapshot_copies > 0,
+        policy=config.policy,
+        is_managed=not config.is_by_hand,
         join_timeout_s=config.join_timeout_s,
         last_call_s=config.last_call_timeout_s,
         rejoin_wait_s=silence_s - find_margin_s(silence_s) + FENCE_S,
@@ -87,12 +94,16 @@ def build_server_options(config: RendezvousConfig, own_id: str) -> ServerOptions
         silence_s=find_silence_s(config),
         local_addr=config.local_addr,
         endpoint=find_endpoint(config),
+        listen_host=choose_listen_host(config),
     )
 
 
-def find_endpoint(config: RendezvousConfig) -> tuple[str, int]:
-    """Where the job's nodes search for their leader."""
-    return config.host or "localhost", config.port
+def choose_listen_host(config: RendezvousConfig) -> str | None:
+    """The endpoint's address. All where it is a name: other nodes may know another address by it."""
+    host = find_endpoint(config)[0]
+    if is_loopback(host):
+        return None if config.has_stock_host and config.token else host
+    return host if parse_numeric(host) is not None else None
 
 
 class Server:
@@ -101,21 +112,18 @@ class Server:
     def __init__(
         self,
         loop: Loop,
-        network: Network | None,
+        network: Network,
         options: ServerOptions,
-        recovery: RecoveryTracker,
+        get_state: Callable[[], MemberState],
         post_notice: PostNotice,
         on_other_leader: Callable[[str, int], None],
     ) -> None:
         self.leader: Leader | None = None
-        self.job_end: JobEnd | None = None
-        """The job's end, for members whose leader ended before it could send it."""
-        self.leader_address: tuple[str, int] | None = None
-        """Where this node's leader listens, kept up to date by the session: for nodes that search for it here."""
+        self.on_stream: Callable[[Stream], None] | None = None
         self._loop = loop
         self._network = network
         self._options = options
-        self._recovery = recovery
+        self._get_state = get_state
         self._post_notice = post_notice
         self.peer_lines = PeerLines(post_notice)
         self._on_other_leader = on_other_leader
@@ -141,8 +149,7 @@ class Server:
         Raises:
             OSError: no socket is available.
         """
-        if self._network is not None:
-            self._own_port = self._network.reserve()
+        self._own_port = self._network.reserve()
 
     def listen_for(self, link: Link, *, joins: bool = False) -> bool:
         """Listen on this process's own port where the other end of a link reaches it; False when that is impossible.
@@ -162,7 +169,7 @@ class Server:
         return self._listen_own(told) and self._listen_own(host)
 
     def _listen_own(self, host: str | None) -> bool:
-        if self._network is None or host in self._listeners or None in self._listeners:
+        if host in self._listeners or None in self._listeners:
             return True
         if host is None:  # no socket can listen at all addresses beside one that listens at one of them
             while self._listeners:
@@ -177,23 +184,23 @@ class Server:
         """Listen on this process's own port where the leader sends other nodes; False when that is impossible."""
         return not self.port or self._listen_own(None if parse_numeric(host) is None else host)
 
-    def open_endpoint(self, host: str | None, port: int, fd: int | None) -> None:
+    def open_endpoint(self, fd: int | None = None) -> None:
         """Listen where the job's nodes search for their leader.
 
         Raises:
             OSError: the port is in use, or the address is not this machine's.
         """
-        if self._network is None:
-            return
+        host, port, listen = self._options.listen_host, self._options.endpoint[1], self._network.listen
         if fd is not None:
             self._endpoint_listener = self._network.adopt(fd, self._on_link, self._on_refused)
-        else:
-            try:
-                self._endpoint_listener = self._network.listen(host, port, self._on_link, self._on_refused)
-            except OSError as error:
-                if error.errno != errno.EADDRNOTAVAIL or host is None:
-                    raise
-                self.open_endpoint(None, port, None)  # other nodes reach this one through NAT
+            return
+        try:
+            self._endpoint_listener = listen(host, port, self._on_link, self._on_refused)
+        except OSError as error:
+            if error.errno != errno.EADDRNOTAVAIL or host is None:
+                raise
+            # Other nodes reach this one through NAT.
+            self._endpoint_listener = listen(None, port, self._on_link, self._on_refused)
 
     def lend_endpoint(self) -> None:
         """Stop listening at the endpoint: the workers' store will listen there. Links accepted through it stay open."""
@@ -204,14 +211,14 @@ class Server:
             self._endpoint_listener = None
             self._is_lent = True
 
-    def reclaim_endpoint(self, host: str | None) -> None:
+    def reclaim_endpoint(self) -> None:
         """Listen again at an endpoint that was lent, as soon as it is free: nodes that come back search there."""
         if not self._is_lent:
             return
         try:
-            self.open_endpoint(host, self._options.endpoint[1], None)
+            self.open_endpoint()
         except OSError:
-            self._reclaim_timer = self._loop.call_later(ENDPOINT_RETRY_S, lambda: self.reclaim_endpoint(host))
+            self._reclaim_timer = self._loop.call_later(ENDPOINT_RETRY_S, self.reclaim_endpoint)
         else:
             self._is_lent = False
 
@@ -231,13 +238,22 @@ class Server:
             silence_s=self._options.silence_s,
             takeover=takeover,
             must_find_last_round=self._options.incarnation > 0 and not takeover,
-            local_addr=self._options.local_addr,
             notify=self._post_notice,
             own_id=self._options.own_id,
             listen_port=self.port,
         )
         self.leader = Leader(self._loop, self._network, options)
         return self.leader.attach_local()
+
+    @property
+    def has_formed_round(self) -> bool:
+        """True when this node leads, and has formed a round."""
+        return self.leader is not None and self.leader.state.has_formed_round
+
+    @property
+    def is_on_loopback(self) -> bool:
+        """Only nodes on this machine reach the endpoint, if this process listens there."""
+        return is_loopback(self._options.listen_host or "")
 
     @property
     def is_candidate(self) -> bool:
@@ -253,21 +269,20 @@ class Server:
             self._announcer.close()
             self._announcer = None
 
-    def claim_endpoint(self, host: str | None) -> None:
+    def claim_endpoint(self) -> None:
         """After a takeover: listen at the endpoint, or else announce this leader to the process that does."""
-        if self._network is None or self._endpoint_listener is not None or self._announcer is not None:
-            return
-        self._network.check_local(self._options.endpoint[0], lambda local: self._open_or_announce(host, local=local))
+        if self._endpoint_listener is None and self._announcer is None:
+            self._network.check_local(self._options.endpoint[0], self._open_or_announce)
 
-    def _open_or_announce(self, host: str | None, *, local: bool) -> None:
+    def _open_or_announce(self, local: bool) -> None:
         if self.leader is None or self._endpoint_listener is not None:
             return
         if local:
             try:
-                self.open_endpoint(host, self._options.endpoint[1], None)
+                self.open_endpoint()
             except OSError:
                 local = False  # another process was faster, most likely the old leader's successor
-        if not local and self._network is not None:
+        if not local:
             options = self._options
             self._announcer = TakeoverAnnouncer(
                 self._loop, self._network, options.endpoint, self._build_announcement, self._on_other_leader
@@ -319,12 +334,15 @@ class Server:
                 self._answer_join(link, request)
             case Announcement():
                 self._answer_announcement(link, request)
+            case StreamOpened():
+                self._pass_stream(link)
             case None:  # a message of a newer version
                 self._close_link(link)
             case _:
                 assert_never(request)
 
     def _build_reply(self) -> QueryReply:
+        state = self._get_state()
         if self.leader is not None:
             role, round_number = (
                 DiscoveryRole.CANDIDATE if self.is_candidate else DiscoveryRole.LEADER,
@@ -332,37 +350,48 @@ class Server:
             )
         else:
             role, round_number = (
-                DiscoveryRole.FOLLOWING if self.leader_address is not None else DiscoveryRole.SEEKING,
-                self._recovery.round_number,
+                DiscoveryRole.FOLLOWING if state.leader_address is not None else DiscoveryRole.SEEKING,
+                state.recovery.round_number,
             )
-        if self.job_end is not None:
+        if state.job_end is not None:
             role = DiscoveryRole.LEADER  # the node that asks will join, and is sent the end
         return QueryReply(
             role=role,
             round_number=round_number,
-            group_rank=self._recovery.group_rank,
+            group_rank=state.recovery.group_rank,
             id=self._options.own_id,
             index=self._options.own_index,
-            leader=self.leader_address,
+            leader=state.leader_address,
             rules=self._options.job_rules,
         )
 
     def _answer_join(self, link: Link, join: Join) -> None:
         self._connections.pop(link, None)
+        job_end = self._get_state().job_end
         if self.leader is not None:
             self.leader.admit(link, join)
         elif (difference := describe_difference(join.rules, self._options.job_rules)) is not None:
             ours = f"this agent was started with {difference}"
             self._refuse(link, f"it was started with {difference}", ours, usage=True)
-        elif self.job_end is not None:
+        elif job_end is not None:
             link.trust()
             link.send(Welcome(leader_id=self._options.own_id, listen_port=self.port, release=__version__))
-            link.send(replace(self.job_end, printer_id=None))
+            link.send(replace(job_end, printer_id=None))
             link.send(Exit())
             self._connections[link] = True
         else:
             link.send(Goodbye(reason="it is not the leader"))
             link.close()
+
+    def _pass_stream(self, link: Link) -> None:
+        """Only a node with the job's token gets, or brings, the state of ranks."""
+        if not link.is_proved or self.on_stream is None:
+            self._refuse(link, "it has no job token (MUSTER_TOKEN)", "snapshots are sent only with a job token")
+            return
+        self._connections.pop(link, None)
+        stream = link.detach()
+        if stream is not None:
+            self.on_stream(stream)
 
     def _answer_announcement(self, link: Link, announcement: Announcement) -> None:
         """Another leader announces itself at the endpoint: the one with the later round continues to lead.

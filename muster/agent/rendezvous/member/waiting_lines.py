@@ -2,6 +2,7 @@
 
 from muster._shared.records import record
 from muster.agent.config import RendezvousConfig
+from muster.agent.rendezvous.interface import STORM_REASON
 
 LONG_S = 60.0
 """After this long a member prints a line of its own; until then its leader's lines are enough."""
@@ -17,6 +18,8 @@ class WaitFacts:
     """A leader elsewhere has accepted this node."""
     is_on_loopback: bool = False
     """Only nodes on this machine reach the endpoint, when this node leads."""
+    storm_s: float = 0.0
+    """For how much longer the next round is held back after a storm of rounds, when this node leads."""
     last_error: str = ""
     """Why the job's endpoint could not be asked for a leader; "" when nothing is known."""
 
@@ -33,6 +36,8 @@ def describe_wait(config: RendezvousConfig, endpoint: tuple[str, int], facts: Wa
     host, port = endpoint
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     left = f"{max(0.0, config.join_timeout_s - waited_s):.0f} s left"
+    if facts.storm_s > 0:
+        return f"the next round waits {facts.storm_s:.0f} s more: {STORM_REASON}"
     if facts.present is not None:
         is_closed = facts.is_on_loopback and config.is_by_hand and facts.present < config.min_nodes
         reach = f"; {address} is on loopback: nodes on other machines cannot join" if is_closed else ""

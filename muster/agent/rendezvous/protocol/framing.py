@@ -4,7 +4,7 @@ A frame is a 4-byte big-endian length and that many bytes of JSON, never pickle:
 write to it. With a job token both sides prove that they hold it before anything else is read, and every later frame
 carries a MAC over its number and content, so that a changed, replayed, dropped or reordered frame is detected::
 
-    client  {"hello": 8, "auth": true}
+    client  {"hello": 11, "auth": true}
     server  {"nonce": s}
     client  {"nonce": c, "mac": HMAC(token, "client" c s)}
     server  {"mac": HMAC(token, "server" c s)}
@@ -28,7 +28,7 @@ UNAUTHENTICATED_LIMIT_BYTES = 64 * 1024
 """Limit for a frame without a token, until its sender is a member."""
 FRAME_LIMIT_BYTES = 16 * 1024 * 1024
 """The job's report with the stacks of thousands of ranks fits."""
-VERSION = 8
+VERSION = 11
 
 
 class ProtocolError(Exception):
@@ -85,6 +85,12 @@ class FrameReader:
         payload = bytes(self._buffer[HEADER_BYTES:end])
         del self._buffer[:end]
         return payload
+
+    def take_rest(self) -> bytes:
+        """Take what was added after the last complete payload."""
+        rest = bytes(self._buffer)
+        self._buffer.clear()
+        return rest
 
 
 def build_frame(payload: bytes) -> bytes:

@@ -73,7 +73,10 @@ class Codec:
 
     def encode(self, message: Message) -> bytes:
         """The frame of a message, with its MAC when there is a token."""
-        payload = encode_message(message, self._reader.limit_bytes - MAC_BYTES).encode()
+        return self.seal(encode_message(message, self._reader.limit_bytes - MAC_BYTES).encode())
+
+    def seal(self, payload: bytes) -> bytes:
+        """The frame of a payload, with its MAC when there is a token."""
         if self._key is None:
             return build_frame(payload)
         mac = _hmac(self._send_key, struct.pack(">Q", self._sent), payload)
@@ -161,6 +164,15 @@ class Codec:
         if self._is_server:
             return OTHER_TOKEN
         return why[:200] if isinstance(why, str) and why.isprintable() else "it refused without a reason"
+
+    @property
+    def limit_bytes(self) -> int:
+        """How long a frame may be."""
+        return self._reader.limit_bytes
+
+    def take_rest(self) -> bytes:
+        """Take what was received after the last message."""
+        return self._reader.take_rest()
 
     def trust(self) -> None:
         """Allow long frames both ways: the other side is a member or the leader now."""

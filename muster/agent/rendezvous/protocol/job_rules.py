@@ -7,7 +7,7 @@ node to node (workers, roles, log folders, names) are not among them.
 
 from enum import Enum
 
-from muster._shared.fields import Count, Seconds, Size
+from muster._shared.fields import Count, Paragraph, Seconds, Size
 from muster._shared.records import record
 from muster.agent.config import RendezvousConfig
 
@@ -31,6 +31,7 @@ class JobRules:
     last_call_s: Seconds
     keep_alive_interval_s: Seconds
     keep_alive_max_attempt: Size
+    policy: Paragraph = ""
 
 
 def build_job_rules(config: RendezvousConfig) -> JobRules:
@@ -44,6 +45,7 @@ def build_job_rules(config: RendezvousConfig) -> JobRules:
         last_call_s=config.last_call_timeout_s,
         keep_alive_interval_s=config.keep_alive_interval_s,
         keep_alive_max_attempt=config.keep_alive_max_attempt,
+        policy=config.policy,
     )
 
 
@@ -67,4 +69,5 @@ def _list_settings(rules: JobRules) -> list[tuple[str, str]]:
         ("--last-call-timeout ", repr(rules.last_call_s).removesuffix(".0")),
         ("--rdzv-conf keep_alive_interval=", repr(rules.keep_alive_interval_s).removesuffix(".0")),
         ("--rdzv-conf keep_alive_max_attempt=", str(rules.keep_alive_max_attempt)),
+        ("--on ", repr(rules.policy)),
     ]

@@ -3,11 +3,13 @@
 from typing import Annotated
 
 from muster._shared.codec import MessageUnion
-from muster._shared.fields import Count, Host, Name, Port, Processes, Range, Seconds
+from muster._shared.fields import Count, Host, Name, Port, Processes, Range, RoundNumber, Seconds
 from muster._shared.records import record
 from muster.agent.rendezvous.consensus.events import MemberReport
-from muster.agent.rendezvous.consensus.members import RecoveryState
+from muster.agent.rendezvous.consensus.recovery import GroupRanks, RecoveryRecord, find_rank_contradiction
+from muster.agent.rendezvous.interface import Summary
 from muster.agent.rendezvous.protocol.job_rules import JobRules
+from muster.agent.round import Holdings
 
 Duration = Annotated[float, Range(least=0.0, most=1e7)]
 
@@ -29,7 +31,14 @@ class Join:
     local_addr: Host | None
     rules: JobRules
     """What it was started with."""
-    recovery_state: RecoveryState
+    recovery: RecoveryRecord
+    """What it knows of the job, so that nothing is lost with a leader."""
+    group_ranks: GroupRanks
+    """Its own in the quorum rounds of that record."""
+    highest_round: RoundNumber = 0
+    """The highest that it was told of, if that is higher than the record's."""
+    last_leader_id: Name | None = None
+    """The last leader that it joined. That leader may have formed rounds that this node never received."""
     is_prepared: bool = True
     """False while it still imports what its workers need."""
     can_host_store: bool = False
@@ -38,6 +47,18 @@ class Join:
     """How long it takes at most to stop its workers, by its own configuration."""
     release: Name = ""
     """Of muster; "": an earlier one, which did not say."""
+    snapshots: Holdings = ()
+    """What it has in memory for a round to continue."""
+    machine: Name = ""
+    """The machine's boot id; "": not known."""
+    machine_name: Name = ""
+    """What an administrator calls the machine, where it is not the host; "": not known."""
+    segment: Name = ""
+    """Its NVLink domain; "": not known, or ranks are not ordered by it."""
+
+    def find_contradiction(self) -> str | None:
+        """See `codec`."""
+        return find_rank_contradiction(self.recovery, self.group_ranks)
 
 
 @record
@@ -47,6 +68,8 @@ class Heartbeat:
     number: Count
     echo_s: Seconds | None
     """The leader's own time stamp from its last reply; None before the first."""
+    recovery_version: Count = 0
+    """The version of the recovery record that this leader sent last; 0: it has sent none."""
 
 
 @record
@@ -57,6 +80,6 @@ class EndAcknowledged:
     """The peak memory of its largest worker; 0: not known (it is of an earlier version)."""
 
 
-MemberMessage = Join | Heartbeat | EndAcknowledged | MemberReport
+MemberMessage = Join | Heartbeat | EndAcknowledged | Summary | MemberReport
 
 MEMBER_MESSAGES: MessageUnion[MemberMessage] = MessageUnion(MemberMessage)

@@ -30,6 +30,13 @@ class LeaderQuery:
 
 
 @record
+class StreamOpened:
+    """What follows on this connection is a part of a snapshot: see `agent.snapshots`."""
+
+    run_id: Name
+
+
+@record
 class Announcement:
     """An acting leader announces itself at the job's endpoint."""
 
@@ -69,7 +76,7 @@ class AnnouncementRefused:
     port: Port
 
 
-FirstMessage = LeaderQuery | Announcement | Join
+FirstMessage = LeaderQuery | Announcement | StreamOpened | Join
 QueryAnswer = QueryReply | Rejected
 AnnouncementAnswer = AnnouncementAcknowledged | AnnouncementRefused
 

@@ -38,6 +38,10 @@ class Order(Enum):
     """The job has failed for good: tell the others why, and the root cause."""
     AWAIT_END = "await_end"
     """No worker is left here: report when the others know the job's end."""
+    STAND_STILL = "stand_still"
+    """All workers of this node stand still: tell the others, and report when those of all nodes do."""
+    MOVE = "move"
+    """They go on."""
     QUIT = "quit"
 
 
@@ -80,7 +84,21 @@ class EndKnown:
     succeeded: bool
 
 
-ThreadFinding = HandlerFormedRound | NodesWaiting | NodeLost | FailedElsewhere | EndKnown | RendezvousFailed | Notice
+@record
+class AllStandStill:
+    """The workers of all nodes stand still."""
+
+
+ThreadFinding = (
+    HandlerFormedRound
+    | NodesWaiting
+    | NodeLost
+    | FailedElsewhere
+    | EndKnown
+    | AllStandStill
+    | RendezvousFailed
+    | Notice
+)
 
 COMMANDS: MessageUnion[Command] = MessageUnion(Command)
 THREAD_FINDINGS: MessageUnion[ThreadFinding] = MessageUnion(ThreadFinding)

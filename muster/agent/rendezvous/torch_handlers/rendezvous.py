@@ -7,7 +7,7 @@ nodes; torch's agent instead takes 300 s of waiting for success.
 """
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from muster._shared.contract import AskOutcome
 from muster._shared.records import assert_never
@@ -19,6 +19,7 @@ from muster.agent.rendezvous.interface import (
     AllSucceeded,
     Asked,
     BreakKind,
+    Checked,
     DrainAsked,
     DrainFollowed,
     DrainReported,
@@ -26,17 +27,23 @@ from muster.agent.rendezvous.interface import (
     Leaving,
     NodeMessage,
     Notice,
+    NoticeKind,
     PostEvent,
     Prepared,
     RendezvousFailed,
     RequestAnswered,
     RoundFormed,
     Saved,
+    SnapshotCopied,
+    SnapshotKept,
+    SnapshotSought,
+    StacksWanted,
     StoodStill,
 )
 from muster.agent.rendezvous.report_messages import Failed, Idle, StacksTaken, Stopped
-from muster.agent.rendezvous.restart_policy import LocalRestartPolicy, Next
+from muster.agent.rendezvous.restart_policy import Leaderless, LocalRestartPolicy, Next
 from muster.agent.rendezvous.torch_handlers.messages import (
+    AllStandStill,
     Command,
     EndKnown,
     HandlerFormedRound,
@@ -46,8 +53,14 @@ from muster.agent.rendezvous.torch_handlers.messages import (
 )
 from muster.agent.rendezvous.torch_handlers.thread import HandlerThread
 from muster.agent.rendezvous.torch_handlers.watch import FailedElsewhere, NodeLost
-from muster.agent.round import Round
+from muster.agent.round import Holding, Round
 from muster.agent.runtime.loop import Loop
+
+if TYPE_CHECKING:
+    from muster.agent.rendezvous.interface import Stream
+
+STANDSTILL = 1
+"""The number of the stacks that are wanted because the job stands still; those of a hang have 0."""
 
 CALLERS_NAME = "caller"
 """The handler is an object of the program that drives this agent, see `caller`."""
@@ -69,7 +82,7 @@ class CommandThread(Protocol):
         ...
 
 
-class TorchRendezvous:
+class TorchRendezvous(Leaderless):
     """Implements `Rendezvous` with a handler of torch's."""
 
     def __init__(
@@ -88,6 +101,9 @@ class TorchRendezvous:
         self._closed = False
         self._awaits_round = False
         """No worker is left, and the next round has not formed."""
+        self._still_since_s: float | None = None
+        """When the workers of this node began to stand still, in this round."""
+        self._has_told_still = False
         self._thread = make_thread(self)
 
     # -- what the thread finds --------------------------------------------------------------------------------------
@@ -114,6 +130,9 @@ class TorchRendezvous:
                 if not self._policy.has_ended:
                     self._policy.has_ended = True
                     self._post(finding)
+            case AllStandStill():
+                if self._is_still():
+                    self._post(StacksWanted(round_number=self._policy.number, number=STANDSTILL))
             case Notice():
                 self._post(finding)
             case _:
@@ -122,7 +141,8 @@ class TorchRendezvous:
     def _begin_round(self, formed: HandlerFormedRound) -> None:
         if self._policy.has_ended:
             return
-        self._awaits_round = False
+        self._awaits_round = self._has_told_still = False
+        self._still_since_s = None
         self._policy.begin_round()
         self._post(
             RoundFormed(
@@ -130,6 +150,7 @@ class TorchRendezvous:
                     number=self._policy.number,
                     attempt=self._policy.attempt,
                     restarts_left=self._policy.restarts_left,
+                    repeats=self._policy.repeats,
                     group_rank=formed.group_rank,
                     group_world_size=formed.group_world_size,
                     rank_offset=formed.rank_offset,
@@ -159,8 +180,15 @@ class TorchRendezvous:
 
     # -- called by the supervisor -----------------------------------------------------------------------------------
 
-    def join(self, *, is_prepared: bool = True, can_host_store: Callable[[], bool] = bool) -> None:  # noqa: ARG002
-        """See `Rendezvous`. torch's handlers decide about the store."""
+    def join(
+        self,
+        *,
+        is_prepared: bool = True,  # noqa: ARG002
+        can_host_store: Callable[[], bool] = bool,  # noqa: ARG002
+        list_snapshots: Callable[[], tuple[Holding, ...]] = tuple,  # noqa: ARG002
+        on_stream: "Callable[[Stream], None] | None" = None,  # noqa: ARG002
+    ) -> None:
+        """See `Rendezvous`. torch's handlers decide about the store. Nodes agree on no snapshot: none are kept."""
         self._thread.start()
         self._thread.send_command(Command(order=Order.NEXT))
 
@@ -168,7 +196,18 @@ class TorchRendezvous:
         """See `Rendezvous`. What the handlers cannot pass on, the other nodes do not learn."""
         number = message.round_number if not isinstance(message, Prepared | Leaving) else self._policy.number
         match message:
-            case Prepared() | AllStarted() | Leaving() | StoodStill() | Saved():
+            case StoodStill():
+                self._record_still(message)
+            case (
+                Prepared()
+                | AllStarted()
+                | Checked()
+                | Leaving()
+                | Saved()
+                | SnapshotKept()
+                | SnapshotCopied()
+                | SnapshotSought()
+            ):
                 pass  # a round forms of the nodes that have joined, and the others detect that heartbeats stop
             case Idle() if self._config.hang_action == "report":
                 self._policy.record_idle(number, message.failures)
@@ -193,13 +232,45 @@ class TorchRendezvous:
     def _record_end_or_stacks(self, message: AllSucceeded | StacksTaken) -> None:
         if message.round_number != self._policy.number:
             return
-        if isinstance(message, StacksTaken):  # only a hang asks for them here
+        if isinstance(message, StacksTaken) and message.number == STANDSTILL:
+            self._tell_standstill(message)
+        elif isinstance(message, StacksTaken):  # of a hang
             self._policy.print_hang(message.stacks, message.missing)
         elif self._policy.broken is None:
             self._thread.send_command(Command(order=Order.DONE))
 
+    def _is_still(self) -> bool:
+        return self._still_since_s is not None and self._policy.broken is None and not self._policy.has_ended
+
+    def _record_still(self, message: StoodStill) -> None:
+        """Have the other nodes know that the workers of this one stand still, or go on."""
+        if message.round_number != self._policy.number or self._policy.has_ended:
+            return
+        is_still = message.for_s > 0.0
+        self._still_since_s = self._loop.clock.now_s() - message.for_s if is_still else None
+        self._thread.send_command(Command(order=Order.STAND_STILL if is_still else Order.MOVE))
+        if self._has_told_still and not is_still:
+            from muster.agent.rendezvous.consensus.drain import MOVES  # only this needs it
+
+            self._has_told_still = False
+            self._post(Notice(text=MOVES.text, kind=MOVES.kind))
+
+    def _tell_standstill(self, message: StacksTaken) -> None:
+        """Say what the ranks of this node wait for: each node judges alone."""
+        if not self._is_still() or self._still_since_s is None:
+            return
+        from muster.agent.diagnosis.hangs.page import format_standstill  # only this needs it
+
+        text = format_standstill(message.stacks, self._loop.clock.now_s() - self._still_since_s)
+        if text is not None:
+            self._has_told_still = True
+            self._post(Notice(text=text, kind=NoticeKind.STILL))
+
     def _record_failures(self, message: Failed | Idle) -> None:
-        if message.failures and self._policy.record_failures(message.round_number, message.failures):
+        has_stepped = isinstance(message, Failed) and message.has_stepped
+        if message.failures and self._policy.record_failures(
+            message.round_number, message.failures, has_stepped=has_stepped
+        ):
             final, root = self._policy.final, self._policy.get_root()
             if final is None:
                 self._thread.send_command(Command(order=Order.PAUSE))
@@ -207,7 +278,9 @@ class TorchRendezvous:
                 self._thread.send_command(Command(order=Order.FAIL, reason=final.describe(), root=root))
 
     def _record_stopped(self, message: Stopped) -> None:
-        following = self._policy.record_stopped(message.round_number, message.failures, message.stacks)
+        following = self._policy.record_stopped(
+            message.round_number, message.failures, message.stacks, has_stepped=message.has_stepped
+        )
         if following is Next.ROUND:
             self._awaits_round = True
             self._thread.send_command(Command(order=Order.NEXT))

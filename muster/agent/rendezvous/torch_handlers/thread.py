@@ -22,6 +22,7 @@ from muster._shared.reports import Failure
 from muster.agent.config import RendezvousConfig
 from muster.agent.rendezvous.interface import Notice, RendezvousFailed
 from muster.agent.rendezvous.torch_handlers.messages import (
+    AllStandStill,
     Command,
     EndKnown,
     HandlerFormedRound,
@@ -203,6 +204,9 @@ class HandlerThread(threading.Thread):
             case Order.AWAIT_END:
                 self._stage = _Stage.FAILED
                 self._wait_until_s = time.monotonic() + END_WAIT_LIMIT_S
+            case Order.STAND_STILL | Order.MOVE:
+                if self._watch is not None:
+                    self._watch.post_still(is_still=command.order is Order.STAND_STILL)
             case Order.QUIT:
                 return
             case _:
@@ -236,6 +240,8 @@ class HandlerThread(threading.Thread):
         elif found is not None:
             self._stage = _Stage.PAUSED
             owner.post_finding(found)
+        elif watch.find_all_still():
+            owner.post_finding(AllStandStill())
 
     def _shut_down_handler(self, watch: RoundWatch) -> None:
         """Shut down the handler before writing `seen`: the store exists until all have written that, but not longer."""

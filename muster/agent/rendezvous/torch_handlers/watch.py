@@ -7,6 +7,7 @@ and how it ended; a node that has succeeded waits without a limit for those that
     <nonce>/done/<rank>    all of the node's workers have succeeded
     <nonce>/failed         the job has failed for good: why, and the root cause
     <nonce>/seen/<rank>    the node knows the end: the node whose process holds the store leaves last
+    <nonce>/still/<rank>   1: all of the node's workers stand still; 0: they go on
 
 The nonce is the round's: some handlers return one store for all rounds. Each node watches the next one, so that the
 work does not grow with the job; of neighbours lost together, the watcher of the first one reports. Every call waits for
@@ -100,6 +101,9 @@ class RoundWatch:
         """All nodes of a lower rank are known to be done."""
         self._seen_count = 0
         self._is_done = False
+        self._awaits_still = False
+        """Whether the workers of all nodes stand still is to be found out; `_next_look_s` is when."""
+        self._next_look_s = 0.0
         self._watched = rank
         self._last_count, self._last_change_s = -1, 0.0
         self._watch_next()
@@ -127,6 +131,25 @@ class RoundWatch:
     def post_seen(self) -> None:
         """Write that this node knows the job's end."""
         self._store.set(self._key("seen", self._rank), "1")
+
+    def post_still(self, *, is_still: bool) -> None:
+        """Write whether all workers of this node stand still: then `find_all_still` says when those of all nodes do."""
+        self._awaits_still = is_still
+        self._store.set(self._key("still", self._rank), "1" if is_still else "0")
+
+    def find_all_still(self) -> bool:
+        """True once after `post_still`, when the workers of all nodes that are not done stand still."""
+        now_s = self._now_s()
+        if not self._awaits_still or now_s < self._next_look_s:
+            return False
+        self._next_look_s = now_s + self._interval_s
+        self._awaits_still = not all(self._is_still(rank) for rank in range(self._size))
+        return not self._awaits_still
+
+    def _is_still(self, rank: int) -> bool:
+        key = self._key("still", rank)
+        is_written = self._store.check([key])
+        return (is_written and self._store.get(key) == b"1") or self._store.check([self._key("done", rank)])
 
     def check(self) -> Finding | None:
         """The first reason found to end the round; None while it goes on."""

@@ -5,12 +5,15 @@ The real network is `tcp_network.TcpNetwork`; the simulation of the tests has it
 
 from collections.abc import Callable
 from enum import Enum
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from muster._shared.records import record
 from muster.agent.rendezvous.protocol.framing import Frame
 from muster.agent.rendezvous.protocol.messages import Message
 from muster.agent.runtime.loop import Loop
+
+if TYPE_CHECKING:  # only copies of snapshots need it
+    from muster.agent.rendezvous.interface import Stream
 
 
 class Cause(Enum):
@@ -61,12 +64,21 @@ class Link(Protocol):
         """True when the other side has proved the job's token: a refusal may tell it why."""
         ...
 
+    @property
+    def is_busy(self) -> bool:
+        """True while the other side has not taken all that was sent."""
+        ...
+
     def send(self, message: Message) -> None:
         """Queue a message. Sending on a closed link does nothing."""
         ...
 
     def trust(self) -> None:
         """The other side is a member or the leader: the limits for unauthenticated peers apply no longer."""
+        ...
+
+    def detach(self) -> "Stream | None":
+        """Take the connection from the loop, for a thread; nothing may be queued. None: the link has no connection."""
         ...
 
     def close(self) -> None:
@@ -153,6 +165,7 @@ class LocalLink:
         self.owner: LinkOwner | None = None
         self.local_host = self.peer_host = self.silent_host = ""
         self.is_proved = True
+        self.is_busy = False
         self._loop = loop
         self._other: LocalLink | None = None
 
@@ -168,6 +181,9 @@ class LocalLink:
         other = self._other
         if other is not None:
             self._loop.call_soon(lambda: other.deliver(message))
+
+    def detach(self) -> None:
+        """See `Link`. This process has what it would send itself."""
 
     def trust(self) -> None:
         """See `Link`. This process trusts itself."""

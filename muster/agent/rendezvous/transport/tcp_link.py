@@ -3,6 +3,7 @@
 import socket
 from collections.abc import Callable, Iterator
 
+from muster.agent.rendezvous.interface import Stream
 from muster.agent.rendezvous.protocol.framing import Frame, ProtocolError, RefusalError
 from muster.agent.rendezvous.protocol.handshake import Codec
 from muster.agent.rendezvous.protocol.messages import Message
@@ -48,6 +49,11 @@ class TcpLink:
     def is_proved(self) -> bool:
         """See `Link`."""
         return self._codec.open and self._has_token
+
+    @property
+    def is_busy(self) -> bool:
+        """See `Link`."""
+        return bool(self._out)
 
     def send(self, message: Message) -> None:
         """See `Link`."""
@@ -128,6 +134,16 @@ class TcpLink:
             on_first_message(message)
         elif self.owner is not None:
             self.owner.on_message(self, message)
+
+    def detach(self) -> Stream:
+        """See `Link`."""
+        from muster.agent.rendezvous.transport.stream import TcpStream  # only snapshots need it
+
+        self._report_settled()
+        self._closed = True
+        self._loop.unwatch(self._socket.fileno())
+        self._codec.trust()
+        return TcpStream(self._socket, self._codec)
 
     def fail(self, end: LinkEnd) -> None:
         """Close it, and tell the owner."""

@@ -2,31 +2,39 @@
 
 For progress and as a sign of life only, never for an agreement. `program` runs this file when an optimizer has stepped,
 and not before. The page's layout stands here again, because `muster` may be another package in this process. `Any` is
-what torch's objects are here: this file must not import torch for their types.
+what torch's and Lightning's objects are here: this file must not import them for their types.
+
+A Trainer of Lightning knows more: the steps of the run that it continues, and how many there will be. It is found in
+the frames above an optimizer's first step, so nothing of Lightning is changed.
 """
 
 import mmap
 import os
+import sys
 import time
 import weakref
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import FrameType
     from typing import Any
 
 _PAGE_MAGIC = 0x6D75737465720002
 _BLOCK_BYTES = 4096
 _MAGIC_WORD, _SLOTS, _ROUND, _ATTEMPT = 0, 1, 2, 3
-_STEP, _CHANGED_NS, _OPTIMIZER_STEPS = 1, 4, 6
+_STEP, _TOTAL, _CHANGED_NS, _OPTIMIZER_STEPS, _FIRST, _FIRST_NS = 1, 2, 4, 6, 88, 89
+_MAX_STEP = (1 << 47) - 2
 """Of `_shared.contract.StatusPageLayout`."""
+_LIGHTNING = ("lightning.pytorch", "pytorch_lightning")
 
 
 def build_step_counter() -> "Callable[[Any], object]":
     """What to call with an optimizer after each of its steps. It writes into this rank's slot of the status page.
 
-    The most that one optimizer has done counts: a GAN has two, which step in turn. While the script reports steps
-    itself, and in forks of this process, it does nothing.
+    The most that one optimizer has done counts: a GAN has two, which step in turn. The steps of Lightning's Trainer are
+    written as if the script reported them. Once the script reports steps itself, and in forks of this process, it does
+    nothing.
 
     Raises:
         OSError: there is no page.
@@ -34,27 +42,67 @@ def build_step_counter() -> "Callable[[Any], object]":
     """
     words = _map_slot(os.environ["MUSTER_STATUS_PAGE"])
     counts: dict[int, list[Any]] = {}
-    """By the optimizer's id: its steps, and a reference that removes the entry with it, before the id is used again."""
-    is_fork = False
+    """By the optimizer's id: its steps, a reference that removes the entry with it, before the id is used again, and
+    the steps that Lightning's Trainer had done before; None: it is not Lightning's."""
+    is_fork, written = False, 0
 
     def stop() -> None:
         nonlocal is_fork
         is_fork = True
 
     def count(optimizer: "Any") -> None:
-        if is_fork or words[_STEP]:
+        nonlocal written
+        if is_fork or words[_STEP] != written:
             return
         key = id(optimizer)
         entry = counts.get(key)
         if entry is None:
-            entry = counts[key] = [0, weakref.ref(optimizer, lambda _: counts.pop(key, None))]
+            before, total = _find_fit(sys._getframe(1))  # noqa: SLF001  # the only way
+            entry = counts[key] = [0, weakref.ref(optimizer, lambda _: counts.pop(key, None)), before]
+            if before is not None:
+                words[_TOTAL] = total
+            if not words[_FIRST_NS]:
+                words[_FIRST], words[_FIRST_NS] = 1 if before is None else 2 + before, time.monotonic_ns()
         entry[0] += 1
+        if entry[2] is not None:
+            words[_STEP] = written = 1 + entry[2] + entry[0]  # as `Trainer.global_step`, which counts from 1
         if entry[0] > words[_OPTIMIZER_STEPS]:
             words[_OPTIMIZER_STEPS] = entry[0]
         words[_CHANGED_NS] = time.monotonic_ns()  # of any: a new optimizer has few steps, and is a sign of life
 
     os.register_at_fork(after_in_child=stop)
     return count
+
+
+def _find_fit(frame: "FrameType | None") -> "tuple[int | None, int]":
+    """How many steps a Trainer of Lightning had done before this one, and how many it will have done.
+
+    Args:
+        frame: of the optimizer's step. One with several optimizers counts the steps of all: nothing is told of it.
+
+    Returns:
+        None: there is none. A total of 0: it is not known, as of data of unknown length.
+    """
+    if not any(name in sys.modules for name in _LIGHTNING):
+        return None, 0
+    while frame is not None:
+        if str(frame.f_globals.get("__name__")).startswith(_LIGHTNING):
+            found = _read_trainer(frame.f_locals.get("self"))
+            if found is not None:
+                return found
+        frame = frame.f_back
+    return None, 0
+
+
+def _read_trainer(part: "Any") -> "tuple[int | None, int] | None":
+    """Read it of the Trainer that an object of Lightning belongs to; None: it has none."""
+    try:
+        trainer = part.trainer
+        before, optimizers, total = trainer.global_step, len(trainer.optimizers), trainer.estimated_stepping_batches
+    except Exception:  # noqa: BLE001  # Lightning's own errors, or another version: all goes on
+        return None
+    is_known = isinstance(total, int) and 0 < total <= _MAX_STEP
+    return (before, total if is_known else 0) if optimizers == 1 else (None, 0)
 
 
 def _map_slot(where: str) -> "memoryview[int]":

@@ -68,16 +68,16 @@ class Engine:
     # -- the engine and its images ------------------------------------------------------------------------------------
 
     def info(self) -> dict[str, Any]:
-        """The engine's answer to `GET /info`."""
+        """Return the engine's answer to `GET /info`."""
         with self._translate_errors("read the Docker engine's info"):
             return dict(self._api.info())
 
     def facts(self) -> EngineFacts:
-        """The facts that building containers needs."""
+        """Return the facts that building containers needs."""
         return EngineFacts(cpus=int(self.info()["NCPU"]))
 
     def now_s(self) -> float:
-        """The engine's own clock, in seconds since the epoch; its events carry this time."""
+        """Return the engine's own clock, in seconds since the epoch; its events carry this time."""
         return parse_seconds(self.info()["SystemTime"])
 
     def is_available(self) -> bool:
@@ -91,7 +91,7 @@ class Engine:
             return False
 
     def inspect_image(self, image: str) -> ImageFacts:
-        """Raises NotFound when the engine does not have the image."""
+        """Raise NotFound when the engine does not have the image."""
         with self._translate_errors(f"inspect image {image!r}"):
             data = self._api.inspect_image(image)
         config = data.get("Config") or {}
@@ -216,10 +216,16 @@ class Engine:
         return dict(made.get("Labels") or {})
 
     def list_volumes(self, labels: Mapping[str, str | None]) -> dict[str, Mapping[str, str]]:
-        """The volumes that carry all these labels: name -> its labels."""
+        """Return the volumes that carry all these labels: name -> its labels."""
         with self._translate_errors("list volumes"):
             found = self._api.volumes(filters={"label": _label_filter(labels)})
         return {volume["Name"]: volume.get("Labels") or {} for volume in found.get("Volumes") or ()}
+
+    def list_unused_volumes(self, labels: Mapping[str, str | None]) -> dict[str, str]:
+        """List the volumes with all these labels that no container has: name -> when it was made, in RFC 3339."""
+        with self._translate_errors("list volumes"):
+            found = self._api.volumes(filters={"label": _label_filter(labels), "dangling": True})
+        return {volume["Name"]: str(volume.get("CreatedAt") or "") for volume in found.get("Volumes") or ()}
 
     def remove_volume(self, name: str) -> None:
         """Remove a volume if it exists."""
@@ -290,7 +296,7 @@ class Engine:
                 raise
 
     def inspect_container(self, container: str) -> ContainerFacts:
-        """Raises NotFound when it does not exist (any more)."""
+        """Raise NotFound when it does not exist (any more)."""
         with self._translate_errors(f"inspect container {container[:12]!r}"):
             return parse_container(self._api.inspect_container(container))
 
@@ -306,7 +312,7 @@ class Engine:
         return [container["Id"] for container in found]
 
     def list_containers(self, labels: Mapping[str, str | None], *, running_only: bool = False) -> list[ContainerFacts]:
-        """The containers that carry all these labels (None: any value), without any that vanishes meanwhile."""
+        """Return the containers that carry all these labels (None: any value), without any that vanishes meanwhile."""
         ids = self.list_container_ids(labels, running_only=running_only)
         return [facts for facts in map(self._inspect_or_none, ids) if facts is not None]
 
@@ -350,7 +356,7 @@ class Engine:
             return None if content is None else content.read()
 
     def read_folder_mode(self, container: str, path: str) -> int | None:
-        """The permissions of a folder of a container; None if it is a link, or missing."""
+        """Return the permissions of a folder of a container; None if it is a link, or missing."""
         try:
             with self._translate_errors(f"look at {path!r} in container {container[:12]!r}"):
                 stream, status = self._api.get_archive(container, path)

@@ -4,7 +4,7 @@ from muster._shared.contract import show_controls
 
 
 def one_line(text: object) -> str:
-    """The text with its lines joined into one."""
+    """Return the text with its lines joined into one."""
     return show_controls(" ".join(str(text).split()))
 
 

@@ -16,7 +16,7 @@ MARK: Final = "muster-probe:"
 
 
 def find_words(output: str) -> list[str] | None:
-    """The words after the last mark, of that line; None: the program has not run."""
+    """Return the words after the last mark, of that line; None: the program has not run."""
     _, mark, rest = output.rpartition(MARK)
     return rest.partition("\n")[0].split() if mark else None
 
@@ -30,7 +30,7 @@ def build_probe_body(
     engine: EngineFacts,
     network: str = "none",
 ) -> dict[str, Any]:
-    """The body of `POST /containers/create` for a container like a replica's, which runs once and is removed."""
+    """Return the body of `POST /containers/create` for a container like a replica's, which runs once and is removed."""
     # The agent's volume is still empty, and devices take time.
     like = replace(container, command=tuple(command), read_only=False, gpu_ids=(), memory_bytes=None)
     # Its output is read, and its ports are those of a container that may run already.

@@ -34,7 +34,7 @@ _FRAME_HEADER: Final = struct.Struct(">BxxxL")
 
 
 def pick_address(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables of an environment that say where the engine is."""
+    """Return the variables of an environment that say where the engine is."""
     return {name: environ[name] for name in ADDRESS_VARIABLES if environ.get(name)}
 
 
@@ -127,7 +127,7 @@ def _error_class(status: int | None, message: str) -> type[DockerError]:
 
 
 def _root_cause(error: BaseException) -> str:
-    """The system's message, without the exceptions that wrap it."""
+    """Return the system's message, without the exceptions that wrap it."""
     layer: BaseException | None = error
     while layer is not None:
         if isinstance(layer, OSError) and layer.strerror:

@@ -27,7 +27,7 @@ class EngineShutdown:
         return container in self._signalled
 
     def forget(self, container: str) -> None:
-        """A container runs again."""
+        """Forget the signals of a container that runs again."""
         self._signalled.discard(container)
 
     def is_in_progress(self) -> bool:

@@ -25,12 +25,21 @@ class NodeAsker:
         """Run the words in the replica's container."""
         request = AppRequest.from_json(spec.details["request"])
         command = next(each.command for each in request.containers if each.key == (replica.role, replica.index))
+        return self.run(spec, replica, build_ask_command(command, words), limit_s)
+
+    def find_container(self, spec: AppSpec, replica: ReplicaId) -> str | None:
+        """Return the id of a replica's container, if it runs."""
+        request = AppRequest.from_json(spec.details["request"])
         labels = {**request.labels, Label.ROLE: replica.role, Label.REPLICA: str(replica.index)}
-        running = self._engine.list_container_ids(labels, running_only=True)
-        if not running:
+        return next(iter(self._engine.list_container_ids(labels, running_only=True)), None)
+
+    def run(self, spec: AppSpec, replica: ReplicaId, command: Sequence[str], limit_s: float) -> tuple[int, str, str]:
+        """Run a command in the replica's container: its exit code, standard output and standard error."""
+        running = self.find_container(spec, replica)
+        if running is None:
             return NO_AGENT, "", "its container does not run"
         try:
-            return call_limited(lambda: self._engine.run_inside(running[0], build_ask_command(command, words)), limit_s)
+            return call_limited(lambda: self._engine.run_inside(running, command), limit_s)
         except (NotFound, Conflict) as error:  # it has ended meanwhile
             return NO_AGENT, "", str(error)
         except TimeoutError as error:  # it was paused meanwhile, or the engine hangs

@@ -18,8 +18,8 @@ from muster.schedulers.docker.live import reservations
 from muster.schedulers.docker.live.payload import Payload
 from muster.schedulers.docker.shared_network import SHARED_NETWORK, share_network
 from muster.schedulers.docker.spec import (
+    CACHE_DIR,
     HOST_NETWORK,
-    STATE_DIR,
     AppRequest,
     ContainerRequest,
     Label,
@@ -76,7 +76,9 @@ class Creator:
 
     def _copy_files(self, created: str, container: ContainerRequest, image: ImageFacts) -> None:
         if container.runs_agent:
-            self._engine.copy_in(created, STATE_DIR if container.read_only else "/", self._pack_state_dir(container))
+            self._engine.copy_in(created, bodies.choose_state_place(container), bodies.pack_state_dir(container))
+        if any(mount["Target"] == CACHE_DIR for mount in container.mounts):
+            self._engine.copy_in(created, CACHE_DIR, bodies.pack_cache_dirs())
         if container.bundled and not container.read_only:
             self._engine.copy_in(created, "/", bodies.pack_agent(self._payload.agent))
         if container.workspace is None:
@@ -92,9 +94,6 @@ class Creator:
         if bodies.needs_workspace_copy(container):
             workspace = self._payload.workspaces[container.workspace]
             self._engine.copy_in(created, folder, bodies.stream_with_owner(workspace, uid, gid))
-
-    def _pack_state_dir(self, container: ContainerRequest) -> bytes:
-        return bodies.pack_state_dir("." if container.read_only else STATE_DIR)
 
     def _find_owner(self, created: str, container: ContainerRequest, image: ImageFacts) -> tuple[int, int]:
         user = container.user or image.user

@@ -59,7 +59,7 @@ class ExitEvidence:
         return ContainerExit(reason=describe_state(facts, message))
 
     def _find_missing_command(self, facts: ContainerFacts, request: ContainerRequest) -> str:
-        """The reason if the init reported that the command does not exist, else empty."""
+        """Return the reason if the init reported that the command does not exist, else empty."""
         if facts.exit_code not in (_CANNOT_EXECUTE, COMMAND_NOT_FOUND) or not self._has_init:
             return ""
         output = self._read_stderr(facts)
@@ -85,7 +85,7 @@ class ExitEvidence:
             return b""
 
     def _copy_out(self, facts: ContainerFacts, path: str) -> bytes | None:
-        """A file of the container; None if it is not available: the end must be reported in any case."""
+        """Return a file of the container; None if it is not available: the end must be reported in any case."""
         try:
             return self._engine.copy_out(facts.id, path, MESSAGE_LIMIT_BYTES)
         except EngineUnavailable:

@@ -50,7 +50,7 @@ def describe_state(facts: ContainerFacts, message: bytes | None) -> str:
 
 
 def describe_message(message: bytes) -> str:
-    """An agent's last message in one line: a report as JSON, or one sentence if there was no round at all."""
+    """Return an agent's last message in one line: a report as JSON, or one sentence if there was no round at all."""
     report = parse_report(message)
     return one_line(message.decode(errors="replace")) if report is None else describe_report(report)
 

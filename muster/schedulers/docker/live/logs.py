@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from muster.schedulers.adapter.log_position import Position
+from muster.schedulers.adapter.log_position import LogBroken, Position, follow_records
 from muster.schedulers.docker.engine.client import Engine
 from muster.schedulers.docker.engine.container_state import ContainerFacts
 from muster.schedulers.docker.engine.errors import EngineUnavailable, NotFound
@@ -89,28 +89,29 @@ class LogReader:
             yield from self._follow(container)
 
     def _follow(self, container: str) -> Iterator[tuple[int, bytes]]:
-        """Yields each record once, until the container has ended, through restarts of the engine."""
+        """Yield each record once, until the container has ended, through restarts of the engine."""
         since_s = self._query.since_s
         since = None if since_s is None else (int(since_s), int(since_s % 1 * 1e9))
         position = self._positions.setdefault(container, Position(since))
-        while True:
-            # Checked before reading: what is read after the end is complete. One that was only created ends at once.
-            ended = self._has_ended(container)
-            resumed = position.resume()
-            since_s = None if resumed is None else resumed[0] + resumed[1] / 1e9
+
+        def read(resumed: Timestamp | None) -> Iterator[tuple[Timestamp | None, bytes]]:
+            from_s = None if resumed is None else resumed[0] + resumed[1] / 1e9
             try:
-                for stream, frame in self._open(container, since_s=since_s, follow=True, timestamps=True):
+                for stream, frame in self._open(container, since_s=from_s, follow=True, timestamps=True):
                     stamp, record = split_date(frame)
-                    if stamp is None or position.accept(stamp, b"%d" % stream + record):
-                        yield stream, record
-            except EngineUnavailable:
-                ended = False
+                    yield stamp, b"%d" % stream + record
+            except EngineUnavailable as error:
+                raise LogBroken from error
             except NotFound:
                 return
-            if ended or (self._app_has_ended is not None and self._query.until_s is not None and self._app_has_ended()):
-                return
-            if not self._has_ended(container):
-                self._wait(CHECK_S)
+
+        def has_ended() -> bool:
+            # One that was only created ends at once.
+            is_past = self._query.until_s is not None and self._app_has_ended is not None and self._app_has_ended()
+            return is_past or self._has_ended(container)
+
+        for record in follow_records(read, has_ended, lambda: self._wait(CHECK_S), position):
+            yield int(record[:1]), record[1:]
 
     def _has_ended(self, container: str) -> bool:
         try:
@@ -137,7 +138,7 @@ class LogReader:
 
 
 def split_date(frame: bytes) -> tuple[Timestamp | None, bytes]:
-    """A record and its time; None and the whole frame where it has none: what the engine itself says of a log."""
+    """Split a frame into its time and the record; None and the whole frame where the engine itself has written it."""
     date, _, record = frame.partition(b" ")
     try:
         return parse_timestamp(date.decode(errors="replace")), record

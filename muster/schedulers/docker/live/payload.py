@@ -38,7 +38,7 @@ def build_payload(payload: Payload) -> dict[str, bytes | Path]:
 
 
 def read_payload(folder: Path, app: AppRequest) -> Payload:
-    """The inverse of `build_payload`; empty once the payload has been removed."""
+    """Return the inverse of `build_payload`; empty once the payload has been removed."""
     agent = folder / AGENT_BUNDLE_NAME
     return Payload(agent=agent.read_bytes() if agent.exists() else b"", workspaces=_list_workspaces(folder, app))
 

@@ -1,19 +1,19 @@
 """What the agents write in their containers: how often they have restarted workers, a hang, the last checkpoint."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
-from muster._shared.contract import Env, LogNames
-from muster.schedulers import agent_command
-from muster.schedulers.adapter.records import RecordReader, describe_roles
+from muster._shared.contract import LogNames
+from muster.schedulers.adapter.records import JobFacts, RecordReader
 from muster.schedulers.docker.engine.client import Engine
 from muster.schedulers.docker.engine.container_state import ContainerFacts
 from muster.schedulers.docker.engine.errors import DockerError
-from muster.schedulers.docker.spec import LOG_DIR, AppRequest, ContainerRequest, Label
+from muster.schedulers.docker.spec import AppRequest, ContainerRequest, Label
+from muster.schedulers.docker.users import list_user_ids
 from muster.schedulers.failure_report import parse_attempt
 
 RECORDS_LIMIT_BYTES: Final = 8 << 20
@@ -26,16 +26,6 @@ _FILE_PREFIX: Final = "restarts-"
 """In the app's folder: the last known number for a role, when its container may have been removed."""
 
 
-def find_run_file(container: ContainerRequest, name: str) -> str | None:
-    """The absolute path of a file of the agent's run in a container; None if its command does not tell.
-
-    Args:
-        container: that runs the agent.
-        name: one of `LogNames`.
-    """
-    return agent_command.find_run_file(container.command, container.env.get(Env.LOG_DIR, LOG_DIR), name)
-
-
 def read_checkpoint(engine: Engine, request: ContainerRequest, container: str) -> str:
     """Read the last checkpoint that all ranks have saved; "" if there is none, or the container is gone.
 
@@ -44,7 +34,7 @@ def read_checkpoint(engine: Engine, request: ContainerRequest, container: str) -
         request: the container's.
         container: its id.
     """
-    path = find_run_file(request, LogNames.CHECKPOINT) if request.runs_agent else None
+    path = request.find_run_file(LogNames.CHECKPOINT)
     if path is None:
         return ""
     try:
@@ -71,10 +61,8 @@ def record_restarts(engine: Engine, folder: Path, request: ContainerRequest, con
             (folder / _build_name(request.role)).write_text(str(parse_attempt(records)))
 
 
-def read_events(engine: Engine, folder: Path, details: Mapping[str, Any]) -> tuple[int, str]:
-    """How often workers of an app were restarted in place, and what is known of an app that runs (`describe_running`).
-
-    While no engine answers, the second says so.
+def read_events(engine: Engine, folder: Path, details: Mapping[str, Any]) -> tuple[int, dict[str, JobFacts]]:
+    """How often workers of an app were restarted in place, and what is known of the jobs of an app that runs, by role.
 
     Args:
         engine: with the app's containers.
@@ -82,8 +70,6 @@ def read_events(engine: Engine, folder: Path, details: Mapping[str, Any]) -> tup
         details: of the app's spec; empty after its end.
     """
     counts = {path.name: _read_number(path) for path in folder.glob(f"{_FILE_PREFIX}*")}
-    if details and not engine.is_available():
-        return sum(counts.values()), f"no Docker engine answers at {engine.host}: this is what was known before"
     app = AppRequest.from_json(details["request"]) if details else None
     readers = {
         request.role: RecordReader(partial(_read_live, engine, app, request))
@@ -92,7 +78,45 @@ def read_events(engine: Engine, folder: Path, details: Mapping[str, Any]) -> tup
     }
     for role, reader in readers.items():
         counts[_build_name(role)] = max(counts.get(_build_name(role), 0), reader.restarts)
-    return sum(counts.values()), describe_roles(readers)
+    return sum(counts.values()), {role: reader.job for role, reader in readers.items()}
+
+
+def read_run_file(
+    engine: Engine, app_id: str, details: Mapping[str, Any], key: tuple[str, int], name: str, limit_bytes: int
+) -> bytes | None:
+    """Read a file of the run's folder in the containers of a node, also those that have ended.
+
+    Args:
+        engine: with the app's containers.
+        app_id: of the app.
+        details: of the app's spec; empty after its end.
+        key: role and index of the node.
+        name: below the run's folder. The records of all of its containers are joined; of other files the newest counts.
+        limit_bytes: of the file.
+
+    Returns:
+        None: it does not exist, or not any more, or is too large.
+
+    Raises:
+        DockerError: the engine does not answer.
+    """
+    containers = AppRequest.from_json(details["request"]).containers if details else ()
+    old = next((each.find_run_file("") for each in containers if each.key == key), None)
+    labels = {Label.APP: app_id, Label.ROLE: key[0], Label.REPLICA: str(key[1])}
+    found: list[bytes] = []
+    for facts in _sort_newest_first(each for user in list_user_ids() for each in
+                                    engine.list_containers({**labels, Label.USER: user})):  # fmt: skip
+        folder = facts.labels.get(Label.RUN_DIR, old)  # those of earlier versions do not tell
+        content = None if folder is None else engine.copy_out(facts.id, folder + name, limit_bytes)
+        if content is not None:
+            found.append(content)
+            if name != LogNames.EVENTS:
+                break
+    return b"\n".join(reversed(found)) if found else None
+
+
+def _sort_newest_first(containers: Iterable[ContainerFacts]) -> list[ContainerFacts]:
+    return sorted(containers, key=lambda facts: int(facts.labels[Label.INCARNATION]), reverse=True)
 
 
 def _build_name(role: str) -> str:
@@ -100,21 +124,37 @@ def _build_name(role: str) -> str:
 
 
 def _read_live(engine: Engine, app: AppRequest, request: ContainerRequest, names: Sequence[str]) -> list[bytes]:
-    """Files in the newest container of node 0; none also while no engine answers."""
+    """Files in the newest container of node 0; of the first other node that runs, while that one does not.
+
+    Where a node is lost, the next one takes over. None also while no engine answers.
+    """
+    source, newest = request, _find_newest(engine, app, request)
+    if newest is None or not newest.running:
+        others = [each for each in app.containers if each.role == request.role and each.replica > 0]
+        for other in sorted(others, key=lambda each: each.replica):
+            found = _find_newest(engine, app, other)
+            if found is not None and found.running:
+                source, newest = other, found
+                break
+    return [b"" if newest is None else _read_file(engine, source, newest.id, name) or b"" for name in names]
+
+
+def _find_newest(engine: Engine, app: AppRequest, request: ContainerRequest) -> ContainerFacts | None:
     labels = {**app.labels, Label.ROLE: request.role, Label.REPLICA: str(request.replica)}
     found: list[ContainerFacts] = []
     with suppress(DockerError):
         found = engine.list_containers(labels)
-    newest = max(found, key=lambda facts: int(facts.labels[Label.INCARNATION]), default=None)
-    return [b"" if newest is None else _read_file(engine, request, newest.id, name) or b"" for name in names]
+    return next(iter(_sort_newest_first(found)), None)
 
 
-def _read_file(engine: Engine, request: ContainerRequest, container: str, name: str) -> bytes | None:
-    path = find_run_file(request, name)
+def _read_file(
+    engine: Engine, request: ContainerRequest, container: str, name: str, limit_bytes: int = RECORDS_LIMIT_BYTES
+) -> bytes | None:
+    path = request.find_run_file(name)
     if path is None:
         return None
     try:
-        return engine.copy_out(container, path, RECORDS_LIMIT_BYTES)
+        return engine.copy_out(container, path, limit_bytes)
     except DockerError:
         return None
 

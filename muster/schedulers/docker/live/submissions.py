@@ -3,8 +3,8 @@
     <state>/docker-submissions/<app id>    what is on which engine; locked by the command as long as it submits
 
 A command that fails or is interrupted rolls back by itself and removes its mark. A mark without a lock is of a command
-that was killed: the next submission to that engine, or `muster prune`, removes what its app has there. From the first
-record of its supervisor on, an app belongs to that, and only the mark goes.
+that was killed: the next submission to that engine, `muster prune` or `muster delete` removes what its app has there.
+From the first record of its supervisor on, an app belongs to that, and only the mark goes.
 """
 
 import fcntl
@@ -55,7 +55,7 @@ class Mark:
         return self.path.name
 
     def remove(self) -> None:
-        """The app has been submitted, or nothing is left of it."""
+        """Remove the mark: the app has been submitted, or nothing is left of it."""
         self.path.unlink(missing_ok=True)
 
 
@@ -86,7 +86,7 @@ def list_submitting(state_dir: Path) -> set[str]:
 
 
 def find_killed(state_dir: Path) -> list[Mark]:
-    """Marks of submissions that were killed."""
+    """Find the marks of submissions that were killed."""
     found = []
     for app_id in sorted(list_submitting(state_dir)):
         with _lock_killed(state_dir / _MARKS / app_id) as mark:
@@ -118,6 +118,18 @@ def remove_killed(state_dir: Path, mark: Mark) -> None:
             registry.remove(mark.app_id)
             shutil.rmtree(state_dir / APPS / mark.app_id, ignore_errors=True)
         mark.remove()
+
+
+def remove_killed_app(state_dir: Path, app_id: str) -> bool:
+    """`remove_killed` of one app. False: no submission of it was killed.
+
+    Raises:
+        DockerError, OSError: see `remove_killed`.
+    """
+    found = [mark for mark in find_killed(state_dir) if mark.app_id == app_id]
+    for mark in found:
+        remove_killed(state_dir, mark)
+    return bool(found)
 
 
 def sweep(state_dir: Path, address: Mapping[str, str]) -> None:

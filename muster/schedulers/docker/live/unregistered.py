@@ -4,11 +4,10 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
-from torchx.schedulers.api import DescribeAppResponse
 from torchx.specs import AppDef, AppState, Role
 from torchx.specs.api import ReplicaStatus
 
-from muster.schedulers.adapter.status import AppFacts, build_status
+from muster.schedulers.adapter.facts import AppFacts
 from muster.schedulers.docker.engine.client import Engine
 from muster.schedulers.docker.engine.container_state import ContainerFacts
 from muster.schedulers.docker.spec import Label
@@ -55,14 +54,23 @@ def list_remains(engine: Engine) -> dict[str, list[Mapping[str, str]]]:
     return {app_id: found for app_id, found in remains.items() if app_id not in left_out}
 
 
+def list_caches(engine: Engine) -> dict[str, float | None]:
+    """List this user's volumes with compile caches that no container has, and when each was made, since the epoch."""
+    found: dict[str, float | None] = {}
+    for user in list_user_ids():
+        for name, created in engine.list_unused_volumes({Label.USER: user, Label.CACHE: None}).items():
+            found[name] = parse_seconds(created) if created else None
+    return found
+
+
 def find_other_state_dir(containers: Sequence[ContainerFacts], state_dir: str) -> str | None:
-    """The folder for state with which an app was submitted, if that is another one than `state_dir`."""
+    """Return the folder for state with which an app was submitted, if that is another one than `state_dir`."""
     dirs = {facts.labels.get(Label.STATE_DIR, state_dir) for facts in containers} - {state_dir}
     return min(dirs, default=None)
 
 
 def find_app_state(containers: Sequence[ContainerFacts]) -> AppState:
-    """The state of an app without a supervisor; of a replica that was started again its newest container counts."""
+    """Return the state of an app without a supervisor; of each replica its newest container counts."""
     states = [find_state(facts) for facts in _list_newest(containers)]
     for state in (AppState.RUNNING, AppState.FAILED, AppState.PENDING):
         if state in states:
@@ -71,7 +79,7 @@ def find_app_state(containers: Sequence[ContainerFacts]) -> AppState:
 
 
 def find_state(facts: ContainerFacts) -> AppState:
-    """The state of one container."""
+    """Return the state of one container."""
     if facts.running:
         return AppState.RUNNING
     if facts.status in _WAITING:
@@ -85,8 +93,8 @@ def find_end_s(containers: Sequence[ContainerFacts]) -> float | None:
     return max((parse_seconds(facts.finished_at) for facts in ended), default=None)
 
 
-def describe_app(app_id: str, containers: Sequence[ContainerFacts], state_dir: str) -> DescribeAppResponse:
-    """What the labels show; commands and resources are not known.
+def build_facts(app_id: str, containers: Sequence[ContainerFacts], state_dir: str) -> AppFacts:
+    """Return what the labels show; commands and resources are not known.
 
     Args:
         app_id: the app's.
@@ -103,9 +111,7 @@ def describe_app(app_id: str, containers: Sequence[ContainerFacts], state_dir: s
     app = AppDef(name="", roles=[Role(name=name, image="", num_replicas=len(found)) for name, found in roles.items()])
     message = f"{why}; only the labels of its containers are known here"
     replicas = [each for name, found in roles.items() for each in _statuses(name, found)]
-    return build_status(
-        AppFacts(app_id=app_id, app=app, state=find_app_state(containers), replicas=replicas, messages=(message,))
-    )
+    return AppFacts(app_id=app_id, app=app, state=find_app_state(containers), replicas=replicas, messages=(message,))
 
 
 def stop_app(engine: Engine, containers: Sequence[ContainerFacts], grace_s: float) -> None:
@@ -122,7 +128,7 @@ def _statuses(role: str, found: Sequence[ContainerFacts]) -> list[ReplicaStatus]
 
 
 def _list_newest(containers: Sequence[ContainerFacts]) -> list[ContainerFacts]:
-    """The newest container of each replica, in order."""
+    """Return the newest container of each replica, in order."""
     newest: dict[tuple[str, int], ContainerFacts] = {}
     for facts in sorted(containers, key=lambda each: int(each.labels[Label.INCARNATION])):
         newest[facts.labels[Label.ROLE], int(facts.labels[Label.REPLICA])] = facts

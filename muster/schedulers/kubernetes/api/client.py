@@ -54,7 +54,7 @@ class Clock(Protocol):
         ...
 
     def sleep(self, seconds: float) -> None:
-        """Waits."""
+        """Wait."""
         ...
 
 
@@ -96,7 +96,7 @@ class Stream:
         self._response = response
 
     def read_chunks(self) -> Iterator[bytes]:
-        """Yields bytes as they arrive, until the server ends the response.
+        """Yield bytes as they arrive, until the server ends the response.
 
         Raises:
             Unreachable: the connection broke, or had no data for `STREAM_TIMEOUT_S`.
@@ -109,7 +109,7 @@ class Stream:
             raise Unreachable(f"the stream broke: {type(error).__name__}: {error}") from error
 
     def close(self) -> None:
-        """Drops the connection. Idempotent."""
+        """Drop the connection. Idempotent."""
         self._response.close()
         self._response.release_conn()
 
@@ -146,14 +146,14 @@ class Client:
             return self._connection
 
     def _reconnect(self, stale: Connection) -> None:
-        """Reads the configuration again, unless another thread just did."""
+        """Read the configuration again, unless another thread just did."""
         with self._lock:
             if self._connection is stale:
                 self._connection = self._connect(self._access)
                 stale.pool.clear()
 
     def close(self) -> None:
-        """Drops all connections. The client can be used again."""
+        """Drop all connections. The client can be used again."""
         with self._lock:
             if self._connection is not None:
                 self._connection.pool.clear()
@@ -170,7 +170,7 @@ class Client:
         body: Any = None,
         accept: str = "",
     ) -> Any:
-        """Sends a request and returns the decoded response.
+        """Send a request and returns the decoded response.
 
         Retries 429, 5xx and broken or refused connections until `RETRY_BUDGET_S` is spent (`REACH_BUDGET_S` until the
         server has answered), and a 401 once, after reading the credentials again. A server that starts answers 403
@@ -197,7 +197,7 @@ class Client:
     def read_bytes(
         self, path: str, *, what: str, query: Mapping[str, str] | None = None, limit_s: float = READ_TIMEOUT_S
     ) -> bytes:
-        """GETs a response that is not JSON: a log. Raises like `request`.
+        """GET a response that is not JSON: a log. Raises like `request`.
 
         Args:
             path: of the log.
@@ -221,7 +221,7 @@ class Client:
         query: Mapping[str, str] | None = None,
         budget_s: float | None = None,
     ) -> Iterator[Stream]:
-        """Opens a response without a fixed end, a watch or a followed log, with attempts for `budget_s`.
+        """Open a response without a fixed end, a watch or a followed log, with attempts for `budget_s`.
 
         Raises like `request`.
         """
@@ -280,7 +280,7 @@ class Client:
             self._notify(f"the API server {connection.host} does not answer ({how}): trying again for {budget_s:.0f} s")
 
     def _attempt(self, connection: Connection, call: Call, *, streams: bool) -> Any:
-        """Sends the request once; the response, or the reason for its failure."""
+        """Send the request once; the response, or the reason for its failure."""
         import urllib3
         from urllib3.exceptions import HTTPError
 
@@ -339,7 +339,7 @@ def _is_stale(outcome: Refusal | Unreachable) -> bool:
 
 
 def _key(call: Call) -> tuple[str, str]:
-    """What the account needs one right for: the pods of a job come and go, the right to their logs is one."""
+    """Return what the account needs one right for: the pods of a job come and go, the right to their logs is one."""
     return call.verb, re.sub(r"(?<=/pods/)[^/]+", "*", call.path)
 
 

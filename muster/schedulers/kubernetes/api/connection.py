@@ -39,13 +39,13 @@ class Connection:
     """For messages: "context 'kind-a' of /home/me/.kube/config"."""
 
     def build_auth_headers(self) -> dict[str, str]:
-        """The authentication headers with the current credentials."""
+        """Return the authentication headers with the current credentials."""
         settings = self.configuration.auth_settings().values()
         return {item["key"]: item["value"] for item in settings if item["in"] == "header" and item["value"]}
 
 
 def open_connection(access: Access) -> Connection:
-    """Reads the configuration and builds a connection pool; sends nothing.
+    """Read the configuration and builds a connection pool; sends nothing.
 
     Raises:
         EngineError: no client library, no configuration, no such context.
@@ -73,7 +73,7 @@ def open_connection(access: Access) -> Connection:
 
 
 def _find_kubeconfig(access: Access) -> str | None:
-    """The kubeconfig files, or None for the pod's own account.
+    """Return the kubeconfig files, or None for the pod's own account.
 
     Raises:
         EngineError: neither exists.

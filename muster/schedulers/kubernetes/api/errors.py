@@ -32,7 +32,7 @@ class Refusal:
 
     @classmethod
     def parse(cls, status: int, body: bytes, retry_after: str | None = None) -> "Refusal":
-        """Parses a `Status` object, or whatever a proxy in between sent instead."""
+        """Parse a `Status` object, or whatever a proxy in between sent instead."""
         reason, message = "", ""
         try:
             response: Any = json.loads(body)
@@ -70,7 +70,7 @@ class ForbiddenError(ApiError, RightError):
 
 
 def read_if_allowed(read: Callable[[], _Result], default: _Result) -> _Result:
-    """What `read` returns; the default if the account lacks the right to it."""
+    """Return what `read` returns; the default if the account lacks the right to it."""
     try:
         return read()
     except ForbiddenError:
@@ -90,7 +90,7 @@ class Unreachable(EngineError):
 
 
 def explain(refusal: Refusal, *, verb: str, what: str, path: str, origin: str) -> ApiError | RequestError:
-    """The exception for a refusal.
+    """Return the exception for a refusal.
 
     Args:
         refusal: the error response.

@@ -79,7 +79,7 @@ def run_in_pod(
 
 
 def _ask_why(connection: Connection, url: str, headers: Mapping[str, str]) -> Refusal | None:
-    """The whole refusal: the handshake has only the part of it that came with its first bytes, or nothing.
+    """Return the whole refusal: the handshake has only the part of it that came with its first bytes, or nothing.
 
     What is refused to a websocket is refused to a plain request, and a plain one runs nothing.
     """
@@ -116,7 +116,7 @@ def _read(socket: Any, what: str, limit_s: float) -> tuple[int, str, str]:
 
 
 def _parse_exit_code(data: bytes, what: str) -> int:
-    """The exit code of the command.
+    """Return the exit code of the command.
 
     Raises:
         Unreachable: it has none: the container has ended meanwhile, or the program is not there.

@@ -40,12 +40,12 @@ class Objects:
         self.client = client
 
     def read_version(self) -> tuple[int, int]:
-        """The server's version, as in (1, 31)."""
+        """Return the server's version, as in (1, 31)."""
         response = self.client.request("GET", "/version", what="the version", verb="read")
         return parse_version(f"{response['major']}.{response['minor']}")
 
     def list_group_versions(self, group: str) -> list[str]:
-        """The server's versions of an API group, preferred first: ["kueue.x-k8s.io/v1beta1"]; [] without it."""
+        """Return the server's versions of an API group, preferred first: ["kueue.x-k8s.io/v1beta1"]; [] without it."""
         response = self._discover(group, f"API group {group}")
         preferred = response.get("preferredVersion", {}).get("groupVersion")
         versions = [item["groupVersion"] for item in response.get("versions", [])]
@@ -56,7 +56,7 @@ class Objects:
         return any(item["name"] == plural for item in self._discover(api_version, api_version).get("resources", []))
 
     def _discover(self, place: str, what: str) -> Mapping[str, Any]:
-        """What the server says of a group or one of its versions; {} without it, or without the right."""
+        """Return what the server says of a group or one of its versions; {} without it, or without the right."""
         try:
             found: Mapping[str, Any] = self.client.request("GET", f"/apis/{place}", what=what, verb="discover")
         except ApiError as error:
@@ -66,7 +66,7 @@ class Objects:
         return found
 
     def create(self, document: Mapping[str, Any], *, dry_run: bool = False, needs_uid: bool = False) -> dict[str, Any]:
-        """Creates an object exactly once, even if responses are lost. The server refuses unknown fields.
+        """Create an object exactly once, even if responses are lost. The server refuses unknown fields.
 
         Args:
             document: the object.
@@ -94,7 +94,7 @@ class Objects:
         return created
 
     def _read_back(self, document: Mapping[str, Any], error: RequestError, *, needs_uid: bool) -> dict[str, Any]:
-        """The object that exists after an attempt whose response was lost.
+        """Return the object that exists after an attempt whose response was lost.
 
         The submission's annotation shows whether this submission created it. Few accounts may read Secrets: an object
         that the account may not read counts as ours, since its name ends in random characters and an earlier attempt
@@ -124,7 +124,7 @@ class Objects:
         return found
 
     def patch(self, kind: Kind, namespace: str, name: str, change: Mapping[str, Any]) -> dict[str, Any]:
-        """Applies the merge patch `change`: new values of fields; null removes a field."""
+        """Apply the merge patch `change`: new values of fields; null removes a field."""
         changed: dict[str, Any] = self.client.request(
             "PATCH",
             kind.build_path(namespace, name),
@@ -136,7 +136,7 @@ class Objects:
         return changed
 
     def delete(self, kind: Kind, namespace: str, name: str) -> bool:
-        """Deletes an object and, in the background, all that it owns. False: it did not exist."""
+        """Delete an object and, in the background, all that it owns. False: it did not exist."""
         body = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}
         try:
             self.client.request(
@@ -196,7 +196,7 @@ class Objects:
                 return items, str(metadata.get("resourceVersion", ""))
 
     def watch(self, kind: Kind, namespace: str, *, labels: str, version: str) -> Iterator[WatchEvent | str]:
-        """Yields changes after `version`, as they happen; a string is the version reached (a bookmark, or an item's).
+        """Yield changes after `version`, as they happen; a string is the version reached (a bookmark, or an item's).
 
         Ends when the server ends the watch: call again with the last version.
 

@@ -8,10 +8,10 @@ from datetime import datetime, timezone
 from functools import partial
 from typing import Any, Final
 
-from muster._shared.contract import AskKind, AskOutcome
+from muster._shared.contract import STATUS_LIMIT_BYTES, AskKind, AskOutcome
 from muster._shared.control import NO_AGENT, ControlError, ExitCode, RoleNodes, ask_roles, close_stop
 from muster._shared.reports import Answer
-from muster.schedulers.adapter.records import RecordReader, describe_roles
+from muster.schedulers.adapter.records import JobFacts, RecordReader
 from muster.schedulers.agent_command import build_ask_command, find_run_file, is_agent_role
 from muster.schedulers.errors import EngineError, RightError
 from muster.schedulers.kubernetes.api.client import Clock
@@ -19,7 +19,7 @@ from muster.schedulers.kubernetes.api.errors import Unreachable
 from muster.schedulers.kubernetes.api.execution import run_in_pod
 from muster.schedulers.kubernetes.api.objects import Objects
 from muster.schedulers.kubernetes.app_id import AppRef
-from muster.schedulers.kubernetes.kinds import JOB, parse_kind
+from muster.schedulers.kubernetes.kinds import JOB, POD, parse_kind
 from muster.schedulers.kubernetes.labels import CANCEL_MARK
 from muster.schedulers.kubernetes.live.observation import list_pods
 from muster.schedulers.kubernetes.live.operations import find_parents, is_cancelled, read_job_end
@@ -41,7 +41,7 @@ END_LIMIT_S: Final = 120.0
 LOOK_S: Final = 0.5
 _CHECK_LIMIT_S: Final = 20.0
 _LOOK_LIMIT_S: Final = 5.0
-_TAIL_BYTES: Final = 64 << 10
+_TAIL_BYTES: Final = STATUS_LIMIT_BYTES
 """Of the records."""
 
 
@@ -93,7 +93,7 @@ def stop_app(resources: Objects, ref: AppRef, limit_s: float, cancel: Callable[[
 
 
 def _find_running(resources: Objects, ref: AppRef) -> list[dict[str, Any]]:
-    """The app's Jobs, or its JobSet or job of Volcano; some of it has not ended."""
+    """Return the app's Jobs, or its JobSet or job of Volcano; some of it has not ended."""
     parents = find_parents(resources, ref)
     if not parents:
         raise ControlError(f"there is no app {ref.name!r} in namespace {ref.namespace!r}", ExitCode.UNKNOWN)
@@ -162,24 +162,77 @@ def _build_askers(
     }
 
 
-def read_running(resources: Objects, ref: AppRef, observation: Observation) -> str:
-    """What is known of an app that runs (`describe_running`), from node 0 of each role; "": nothing.
+def read_jobs(resources: Objects, ref: AppRef, observation: Observation) -> dict[str, JobFacts]:
+    """Return what the agents of an app that runs have told, by role, from the first node of each that runs.
+
+    Where node 0 is lost, the next one takes over.
 
     It runs `tail` in a pod, and changes nothing. Without the right to it, or without an answer soon, nothing is known.
     """
     try:
         roles = decode_roles(observation.parents[0])
     except EngineError:  # damaged: the status says so
-        return ""
-    first = {fact.role: fact for fact in observation.pods if fact.phase == "Running" and fact.index == 0}
-    pods = {role.name: first[label] for label, role in roles.items() if is_agent_role(role) and label in first}
-    return describe_roles(
-        {role: RecordReader(partial(_read_records, resources, ref, pod)) for role, pod in pods.items()}
+        return {}
+    running = sorted(
+        (fact for fact in observation.pods if fact.phase == "Running" and fact.index >= 0), key=lambda fact: -fact.index
     )
+    first = {fact.role: fact for fact in running}
+    pods = {role.name: first[label] for label, role in roles.items() if is_agent_role(role) and label in first}
+    return {role: RecordReader(partial(_read_records, resources, ref, pod)).job for role, pod in pods.items()}
+
+
+def run_in_node(
+    resources: Objects, ref: AppRef, role: str, index: int, command: Sequence[str], limit_s: float
+) -> tuple[int, str, str]:
+    """Run a command in the pod of a node; needs the right to `pods/exec`.
+
+    Raises:
+        ControlError: it has no pod that runs.
+        EngineError: the cluster refuses or does not answer.
+    """
+    pod = _need_pod(resources, ref, role, index)
+    return _PodAsker(resources, ref, [pod], limit_s).execute(pod.name, command)
+
+
+def end_node(resources: Objects, ref: AppRef, role: str, index: int) -> None:
+    """Delete the pod of a node, with its grace period; its Job replaces it. Raises as `run_in_node`."""
+    resources.delete(POD, ref.namespace, _need_pod(resources, ref, role, index).name)
+
+
+def _need_pod(resources: Objects, ref: AppRef, role: str, index: int) -> PodFact:
+    pod = _find_pod(resources, ref, role, index)
+    if pod is None:
+        raise ControlError(f"node {index} of {role} has no pod that runs", ExitCode.ENDED)
+    return pod
+
+
+def _find_pod(resources: Objects, ref: AppRef, role: str, index: int) -> PodFact | None:
+    """Return the pod of a node that runs. `list_pods` lists those of this app only."""
+    parents = find_parents(resources, ref)
+    labels = [label for label, each in decode_roles(parents[0]).items() if each.name == role] if parents else []
+    pods = (pod for pod in list_pods(resources, ref) if pod.role in labels and pod.index == index)
+    return next((pod for pod in pods if pod.phase == "Running"), None)
+
+
+def read_run_file(resources: Objects, ref: AppRef, role: str, index: int, name: str, limit_bytes: int) -> bytes | None:
+    """Read the end of a file of the run's folder in the pod of a node that runs; None: it is not there.
+
+    It runs `tail` in the pod, and changes nothing; it needs the right to `pods/exec`.
+
+    Raises:
+        EngineError: the cluster refuses or does not answer.
+    """
+    pod = _find_pod(resources, ref, role, index)
+    path = find_run_file(pod.command, pod.log_dir, name) if pod is not None else None
+    if pod is None or path is None:
+        return None
+    asker = _PodAsker(resources, ref, [pod], _CHECK_LIMIT_S)
+    code, output, _ = asker.execute(pod.name, ["tail", "-c", str(limit_bytes), path])
+    return output.encode() if code == 0 else None
 
 
 def _read_records(resources: Objects, ref: AppRef, pod: PodFact, names: Sequence[str]) -> tuple[bytes, bytes]:
-    """The ends of an agent's records and of its status, which is one line; see `records.ReadBytes`.
+    """Return the ends of an agent's records and of its status, which is one line; see `records.ReadBytes`.
 
     Nothing where the command is refused.
     """

@@ -166,7 +166,7 @@ def _create_if_missing(resources: Objects, document: Mapping[str, Any]) -> None:
 
 
 def _build_record(ref: AppRef, parent: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """A Job of no pods, which Kubernetes completes at once; None without an AppDef to keep.
+    """Return a Job of no pods, which Kubernetes completes at once; None without an AppDef to keep.
 
     It has no label of a queue, and its name is that of no role's Job.
     """

@@ -194,7 +194,7 @@ def _find_file(folder: Path, role: str, index: int) -> Path:
 
 
 def read_kept_log(ref: AppRef, role: str, index: int) -> Iterator[bytes]:
-    """The kept lines of one node, each with its time; none if none were kept here."""
+    """Yield the kept lines of one node, each with its time; none if none were kept here."""
     try:
         with _find_file(find_folder(ref), role, index).open("rb") as lines:
             yield from lines
@@ -203,7 +203,7 @@ def read_kept_log(ref: AppRef, role: str, index: int) -> Iterator[bytes]:
 
 
 def forget_logs(ref: AppRef) -> None:
-    """Removes what was kept of a deleted app."""
+    """Remove what was kept of a deleted app."""
     try:
         folder = find_folder(ref)
     except UnsafeFolderError:  # then none were kept

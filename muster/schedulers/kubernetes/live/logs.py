@@ -46,7 +46,7 @@ class PodSource(Protocol):
     """What a reader needs of pods; see `watch.PodWatch` and `watch.PodSnapshot`."""
 
     def find(self, role: str, index: int) -> list[PodFact]:
-        """The pods of one node, oldest first."""
+        """Return the pods of one node, oldest first."""
         ...
 
     def get(self, uid: str) -> PodFact | None:
@@ -54,7 +54,7 @@ class PodSource(Protocol):
         ...
 
     def wait(self) -> None:
-        """Waits until a pod may have changed."""
+        """Wait until a pod may have changed."""
         ...
 
     def has_app_ended(self) -> bool:
@@ -84,7 +84,7 @@ class ConnectionLimits:
 
     @contextmanager
     def reserve_read(self) -> Iterator[None]:
-        """Waits for a free read; reserves it inside the block."""
+        """Wait for a free read; reserves it inside the block."""
         with self._reads:
             yield
 
@@ -114,7 +114,7 @@ class LogReader:
         self._clock: Clock = clock or SystemClock()
 
     def read(self, query: PodLogQuery, pods: PodSource) -> Iterator[str]:
-        """Yields the log of one node, a line at a time, with newlines.
+        """Yield the log of one node, a line at a time, with newlines.
 
         Lines that begin with "[muster]" are ours: they report a log that does not exist or that Kubernetes removed.
         """
@@ -149,7 +149,7 @@ class LogReader:
         yield from self._read_once(query, pod, position, last=True)
 
     def _follow(self, query: PodLogQuery, pod: PodFact, position: Position) -> Iterator[str]:
-        """Reads one stream until it ends or breaks. Skips an incomplete last line: the next read returns it whole."""
+        """Read one stream until it ends or breaks. Skips an incomplete last line: the next read returns it whole."""
         path, parameters = _build_request(query, pod, position)
         try:
             with self._client.stream(
@@ -173,7 +173,7 @@ class LogReader:
     def _read_once(
         self, query: PodLogQuery, pod: PodFact, position: Position, *, previous: bool = False, last: bool = False
     ) -> Iterator[str]:
-        """Reads what the log holds now. `last`: no more lines will follow, so an unterminated line counts."""
+        """Read what the log holds now. `last`: no more lines will follow, so an unterminated line counts."""
         path, parameters = _build_request(query, pod, position)
         if previous:
             parameters["previous"] = "true"
@@ -248,7 +248,7 @@ def _select(raw: bytes, position: Position, query: PodLogQuery) -> Iterator[str]
 
 
 def _read_kept(query: PodLogQuery) -> Iterator[str]:
-    """What was kept of the node's log; a line that says that there is none."""
+    """Yield what was kept of the node's log; a line that says that there is none."""
     position, found = Position(query.since), False
     for raw in query.kept():
         found = True
@@ -267,7 +267,7 @@ def _describe_absence(query: PodLogQuery, pod: PodFact | None) -> str:
 
 
 def _split_lines(read_chunks: Iterator[bytes]) -> Iterator[bytes]:
-    """Yields lines with their newline; the last one may lack it."""
+    """Yield lines with their newline; the last one may lack it."""
     lines = LineSplitter()
     for chunk in read_chunks:
         yield from lines.feed(chunk)
@@ -279,7 +279,7 @@ def _split_lines(read_chunks: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def split_stamp(raw: bytes) -> tuple[Stamp | None, bytes]:
-    """Splits `2026-11-21T02:20:49.123456789Z text` into time and text; (None, raw) without a time."""
+    """Split `2026-11-21T02:20:49.123456789Z text` into time and text; (None, raw) without a time."""
     stamp, space, line = raw.partition(b" ")
     if not space:
         stamp, line = raw.rstrip(b"\n"), raw[len(raw.rstrip(b"\n")) :]
@@ -290,11 +290,11 @@ def split_stamp(raw: bytes) -> tuple[Stamp | None, bytes]:
 
 
 def format_stamp(stamp: Stamp) -> str:
-    """Formats a time for `sinceTime`, which takes whole seconds."""
+    """Format a time for `sinceTime`, which takes whole seconds."""
     return datetime.fromtimestamp(stamp[0], tz=timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def convert_to_stamp(moment: datetime) -> Stamp:
-    """Converts a caller's time; without a zone it is local time, as in TorchX."""
+    """Convert a caller's time; without a zone it is local time, as in TorchX."""
     aware = moment.astimezone(timezone.utc)
     return int(aware.timestamp()), aware.microsecond * 1000

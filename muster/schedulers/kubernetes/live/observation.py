@@ -61,7 +61,7 @@ def list_pods(resources: Objects, ref: AppRef) -> list[PodFact]:
 
 
 def _read_warnings(resources: Objects, ref: AppRef) -> dict[str, str]:
-    """The newest Warning about each object of the app."""
+    """Return the newest Warning about each object of the app."""
     items, _ = resources.list_all(EVENT, ref.namespace, fields="type=Warning")
     warnings: dict[str, str] = {}
     for item in sorted(items, key=lambda item: str(item.get("lastTimestamp") or item.get("eventTime") or "")):
@@ -138,7 +138,11 @@ def _read_kueue(resources: Objects, ref: AppRef, parent: Mapping[str, Any], queu
     versions = resources.list_group_versions("kueue.x-k8s.io")
     if not versions:
         return ""
-    items, _ = resources.list_all(Kind(api_version=versions[0], kind="Workload"), ref.namespace)
+    workloads = Kind(api_version=versions[0], kind="Workload")
+    none: list[dict[str, Any]] | None = None
+    items = read_if_allowed(lambda: resources.list_all(workloads, ref.namespace)[0], none)
+    if items is None:
+        return f"waiting in queue {queue}; this account may not list {workloads.resource}, which say why"
     uid = parent["metadata"].get("uid")
     for item in items:
         if any(owner.get("uid") == uid for owner in item["metadata"].get("ownerReferences") or []):
@@ -158,7 +162,7 @@ def _read_pod_group(resources: Objects, ref: AppRef) -> str:
 
 
 def _read_condition(item: Mapping[str, Any], types: Sequence[str], status: str) -> str:
-    """The message of the first condition of one of these types that has this status; "" without one."""
+    """Return the message of the first condition of one of these types that has this status; "" without one."""
     for condition in list_conditions(item):
         if condition["type"] in types and condition["status"] == status:
             return str(condition.get("message") or condition.get("reason") or "")

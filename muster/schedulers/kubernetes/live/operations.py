@@ -54,7 +54,7 @@ def _list_prerequisites(app: str) -> tuple[tuple[Kind, str], ...]:
 
 
 def find_parents(resources: Objects, ref: AppRef) -> list[dict[str, Any]]:
-    """The app's Jobs, or its JobSet or job of Volcano; [] if it does not exist. The first has the AppDef.
+    """Return the app's Jobs, or its JobSet or job of Volcano; [] if it does not exist. The first has the AppDef.
 
     In apps of older versions that is the first role's Job, which owns the others. Now every Job has it.
     """
@@ -105,12 +105,12 @@ def read_job_end(job: Mapping[str, Any]) -> str | None:
 
 
 def list_conditions(item: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The conditions of an object. Those of a job of Volcano are the phases that it went through: none has a type."""
+    """Read the conditions of an object. Those of a job of Volcano are the phases it went through: none has a type."""
     return [each for each in (item.get("status") or {}).get("conditions") or [] if "type" in each]
 
 
 def delete(resources: Objects, ref: AppRef) -> bool:
-    """Deletes an app and all it owns, also what an interrupted submission left. False: nothing existed.
+    """Delete an app and all it owns, also what an interrupted submission left. False: nothing existed.
 
     Raises:
         RightError: the account may not delete it; nothing was changed.
@@ -179,7 +179,7 @@ def _is_ours(resources: Objects, kind: Kind, ref: AppRef, name: str) -> bool:
 
 
 def resize(resources: Objects, ref: AppRef, nodes: int, role_name: str | None = None) -> None:
-    """Changes the number of nodes of an elastic role, within the MIN:MAX of its submission.
+    """Change the number of nodes of an elastic role, within the MIN:MAX of its submission.
 
     Args:
         resources: of the cluster.

@@ -113,13 +113,13 @@ def read_pod(pod: Mapping[str, Any]) -> PodFact:
 
 
 def _read_count(annotations: Mapping[str, str], name: str) -> int:
-    """A number that the Job controller writes to the pods of a Job with a limit per index."""
+    """Return a number that the Job controller writes to the pods of a Job with a limit per index."""
     text = annotations.get(name, "0")
     return int(text) if text.isdecimal() else 0
 
 
 def find_latest_pods(facts: Sequence[PodFact]) -> dict[tuple[str, int], PodFact]:
-    """The newest pod of every (role, index)."""
+    """Return the newest pod of every (role, index)."""
     newest: dict[tuple[str, int], PodFact] = {}
     for fact in sorted(facts, key=lambda fact: (fact.created, fact.phase != "Failed", fact.name)):
         newest[fact.role, fact.index] = fact
@@ -233,7 +233,7 @@ def _explain_exit(status: Mapping[str, Any], terminated: Mapping[str, Any]) -> s
 
 
 def _shorten_start_error(message: str) -> str:
-    """What the container runtime says at the end of its many layers: `exec: "python3": executable file not found`."""
+    """Find what the container runtime says at the end of its layers: `exec: "python3": executable file not found`."""
     line = _format_line(message)
     found = re.search(r'exec: "[^"]*": .*', line)
     return found[0] if found else line

@@ -55,7 +55,7 @@ class RoleStop:
         threading.Thread(target=self._follow, name=f"muster-role-stop-{ref.name}", daemon=True).start()
 
     def close(self) -> None:
-        """Looks a last time: a command that ends because a role has failed must not leave the others. Idempotent."""
+        """Look a last time: a command that ends because a role has failed must not leave the others. Idempotent."""
         if self._closed.is_set():
             return
         self._closed.set()
@@ -83,7 +83,7 @@ class RoleStop:
 
 
 def stop_other_roles(resources: Objects, ref: AppRef, notify: Callable[[str], None]) -> bool:
-    """Stops the Jobs that run if one has failed, and keeps what their pods have written.
+    """Stop the Jobs that run if one has failed, and keeps what their pods have written.
 
     Returns:
         Whether there is nothing more to do: all have ended or are stopped, or the app was cancelled or deleted.

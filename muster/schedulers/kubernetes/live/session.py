@@ -11,7 +11,9 @@ from torchx.specs.api import AppState
 
 from muster._shared.contract import AskKind
 from muster._shared.reports import Answer
-from muster.schedulers.adapter.status import check_replica
+from muster.schedulers.adapter.facts import AppFacts
+from muster.schedulers.adapter.scheduler import ListedApp
+from muster.schedulers.adapter.status import build_status, check_replica
 from muster.schedulers.errors import EngineError, SchedulerError
 from muster.schedulers.kubernetes.api.client import Client, Clock, SystemClock
 from muster.schedulers.kubernetes.api.connection import Access
@@ -26,8 +28,9 @@ from muster.schedulers.kubernetes.live.observation import list_pods, observe
 from muster.schedulers.kubernetes.live.role_stop import RoleStop
 from muster.schedulers.kubernetes.live.status import (
     Observation,
+    build_facts,
     decide_state,
-    describe_observation,
+    find_submitted_s,
     list_completed_roles,
 )
 from muster.schedulers.kubernetes.live.submit import submit
@@ -54,7 +57,7 @@ class Session:
         """Roles whose Job was seen complete: what waits for the app knows it after `ttl_s`, too."""
 
     def close(self) -> None:
-        """Stops what is left of apps that have failed, then drops all connections. Idempotent."""
+        """Stop what is left of apps that have failed, then drops all connections. Idempotent."""
         for role_stop in self._role_stops:
             role_stop.close()
         self._role_stops.clear()
@@ -67,7 +70,7 @@ class Session:
         return Objects(self._clients.setdefault(access, Client(access, clock=self._clock, notify=_print_notice)))
 
     def _open_place(self, options: Options) -> tuple[Objects, Access, str]:
-        """The cluster and the namespace that the options name; the context's namespace if they name none."""
+        """Return the cluster and the namespace that the options name; the context's namespace if they name none."""
         access = Access(kubeconfig=options.kubeconfig, context=options.context)
         resources = self._open(access)
         return resources, access, options.namespace or resources.client.connection.namespace
@@ -81,7 +84,7 @@ class Session:
     # -- apps ---------------------------------------------------------------------------------------------------------
 
     def submit(self, request: Request) -> str:
-        """Creates all objects of a request, or none. Returns the app's id."""
+        """Create all objects of a request, or none. Returns the app's id."""
         resources, access, namespace = self._open_place(request.options)
         submit(resources, request, namespace=namespace, notify=_print_notice)
         ref = AppRef(namespace=namespace, name=request.name, access=access)
@@ -90,11 +93,28 @@ class Session:
         return str(ref)
 
     def describe(self, app_id: str) -> DescribeAppResponse | None:
-        """The app's state, with reasons; None if it does not exist. Changes nothing.
+        """Return the app's state, with reasons; None if it does not exist. Changes nothing.
+
+        Only `torchx status` runs a command in a pod for it: programs look again and again.
 
         Raises:
             EngineError: TorchX's `Runner.wait` waits for an app that has ended, and how is not known. It takes UNKNOWN
                 for a state that passes, and would never return.
+        """
+        facts = self.read_facts(app_id, asks_agents=callers.shows_status())
+        if facts is None:
+            return None
+        response = build_status(facts)
+        if response.state is AppState.UNKNOWN and callers.is_wait():
+            raise EngineError(f"{app_id} has ended as UNKNOWN: {response.msg}; the roles that are left have succeeded")
+        return response
+
+    def read_facts(self, app_id: str, *, asks_agents: bool) -> AppFacts | None:
+        """Return what is known of an app; None if it does not exist.
+
+        Args:
+            app_id: the app's.
+            asks_agents: read what its agents tell, in a pod.
         """
         ref, resources = self._find(app_id)
         observation = observe(resources, ref)
@@ -102,12 +122,26 @@ class Session:
             self._completed.pop(ref, None)
             return None
         observation = replace(observation, completed=self._note_completed(ref, observation.parents))
-        if callers.shows_status() and decide_state(observation) is AppState.RUNNING:
-            observation = replace(observation, running=asking.read_running(resources, ref, observation))
-        response = describe_observation(app_id, observation)
-        if response.state is AppState.UNKNOWN and callers.is_wait():
-            raise EngineError(f"{app_id} has ended as UNKNOWN: {response.msg}; the roles that are left have succeeded")
-        return response
+        if asks_agents and decide_state(observation) is AppState.RUNNING:
+            observation = replace(observation, jobs=asking.read_jobs(resources, ref, observation))
+        return build_facts(app_id, observation)
+
+    def read_run_file(self, app_id: str, role: str, index: int, name: str, limit_bytes: int) -> bytes | None:
+        """See `asking.read_run_file`."""
+        ref, resources = self._find(app_id)
+        return asking.read_run_file(resources, ref, role, index, name, limit_bytes)
+
+    def run_in_node(
+        self, app_id: str, role: str, index: int, command: Sequence[str], limit_s: float
+    ) -> tuple[int, str, str]:
+        """See `asking.run_in_node`."""
+        ref, resources = self._find(app_id)
+        return asking.run_in_node(resources, ref, role, index, command, limit_s)
+
+    def end_node(self, app_id: str, role: str, index: int) -> None:
+        """See `asking.end_node`."""
+        ref, resources = self._find(app_id)
+        asking.end_node(resources, ref, role, index)
 
     def _note_completed(self, ref: AppRef, parents: Sequence[Mapping[str, Any]]) -> frozenset[str]:
         """Labels of the roles whose Job this session has seen complete, now or before."""
@@ -154,7 +188,7 @@ class Session:
         operations.resize(resources, ref, nodes, role)
 
     def list_apps(self, options: Options) -> list[ListAppResponse]:
-        """The apps of a namespace."""
+        """Return the apps of a namespace."""
         resources, access, namespace = self._open_place(options)
         apps: dict[AppRef, list[dict[str, Any]]] = {}
         for kind in (JOBSET, VOLCANO_JOB, JOB):
@@ -165,15 +199,16 @@ class Session:
         states = {ref: self._decide_state(ref, parents) for ref, parents in apps.items()}
         running = _find_running(resources, namespace) if not _WAITS.isdisjoint(states.values()) else frozenset()
         return [
-            ListAppResponse(
+            ListedApp(
                 app_id=str(ref),
                 state=AppState.RUNNING if state in _WAITS and ref.name in running else state,
+                submitted_s=find_submitted_s(apps[ref]),
             )
             for ref, state in sorted(states.items(), key=lambda item: item[0].name)
         ]
 
     def _decide_state(self, ref: AppRef, parents: Sequence[dict[str, Any]]) -> AppState:
-        """The state without the pods: it tells no app that runs from one that waits."""
+        """Return the state without the pods: it tells no app that runs from one that waits."""
         return decide_state(Observation(parents=parents, pods=(), completed=self._note_completed(ref, parents)))
 
     # -- logs ---------------------------------------------------------------------------------------------------------
@@ -181,7 +216,7 @@ class Session:
     def read_log(
         self, app_id: str, role: str, index: int, *, since: datetime | None, until: datetime | None, tail: bool
     ) -> Iterator[str]:
-        """The log of one node, a line at a time.
+        """Return the log of one node, a line at a time.
 
         Raises:
             SchedulerError: no such app, role or replica.

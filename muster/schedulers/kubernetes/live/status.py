@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from torchx.schedulers.api import DescribeAppResponse
 from torchx.specs.api import NONE, AppDef, AppState, ReplicaStatus
 
 from muster._shared.codec import to_data
 from muster._shared.reports import Report
-from muster.schedulers.adapter.status import AppFacts, build_status
+from muster.schedulers.adapter.facts import AppFacts
+from muster.schedulers.adapter.records import JobFacts
 from muster.schedulers.errors import EngineError
 from muster.schedulers.failure_report import describe_report, find_root_cause
 from muster.schedulers.kubernetes.kinds import JOB, VOLCANO_JOB, parse_kind
@@ -60,16 +60,16 @@ class Observation:
     """Newest Warning event, by the name of the object it is about."""
     events_refused: bool = False
     """Only events can say why pods wait or do not exist, and the account may not list them."""
-    running: str = ""
-    """What is known of an app that runs: a hang with which it goes on, how far it is."""
+    jobs: Mapping[str, JobFacts] = field(default_factory=dict)
+    """What the agents of an app that runs have told, by role."""
     lost_pod: str = ""
     """The app has failed, and no pod that exists shows why: the one that is gone, and what is known of its end."""
     completed: frozenset[str] = frozenset()
     """Flavour `job`: labels of roles whose Job was seen complete before; it may have been deleted since."""
 
 
-def describe_observation(app_id: str, observation: Observation) -> DescribeAppResponse:
-    """The response to TorchX's `describe`; also of an app with a damaged annotation, to cancel and delete it."""
+def build_facts(app_id: str, observation: Observation) -> AppFacts:
+    """Return what is known of an app; also of one with a damaged annotation, to cancel and delete it."""
     damage = ""
     try:
         app = decode_app(observation.parents[0])
@@ -77,7 +77,8 @@ def describe_observation(app_id: str, observation: Observation) -> DescribeAppRe
         app, damage = AppDef(name=""), str(error)
     state = decide_state(observation)
     report = find_report(observation.pods) if state is not AppState.SUCCEEDED else None
-    facts = AppFacts(
+    submitted_s, since_s = _find_times(observation, state)
+    return AppFacts(
         app_id=app_id,
         app=app,
         state=state,
@@ -85,9 +86,41 @@ def describe_observation(app_id: str, observation: Observation) -> DescribeAppRe
         # pods that were replaced; workers that failed were restarted in place
         restarts=count_replaced_pods(observation) + (0 if report is None else report.attempt),
         messages=(damage, build_message(observation, state, report)),
+        jobs=observation.jobs,
         error=None if report is None else json.dumps(_build_torch_error(report)),
+        submitted_s=submitted_s,
+        since_s=since_s,
     )
-    return build_status(facts)
+
+
+def _find_times(observation: Observation, state: AppState) -> tuple[float | None, float | None]:
+    """When an app was submitted, and since when it is in its state; None: not known."""
+    submitted_s = find_submitted_s(observation.parents)
+    if state in (AppState.SUBMITTED, AppState.PENDING):
+        return submitted_s, submitted_s
+    status = [parent.get("status") or {} for parent in observation.parents]
+    if state is AppState.RUNNING:
+        started = [str(each.get("startTime") or "") for each in status]
+        return submitted_s, min(filter(None, map(_parse_time, started)), default=None)
+    ended = [str(each.get("completionTime") or "") for each in status]
+    ended += [
+        str(condition.get("lastTransitionTime") or "")
+        for parent in observation.parents
+        for condition in list_conditions(parent)
+        if condition["type"] in ("Failed", "Complete") and condition["status"] == "True"
+    ]
+    return submitted_s, max(filter(None, map(_parse_time, ended)), default=None)
+
+
+def find_submitted_s(parents: Sequence[Mapping[str, Any]]) -> float | None:
+    """When an app was submitted, by the cluster's clock, in seconds since the epoch; None: not known."""
+    created = [str(parent["metadata"].get("creationTimestamp") or "") for parent in parents]
+    return min(filter(None, map(_parse_time, created)), default=None)
+
+
+def _parse_time(text: str) -> float | None:
+    seconds = _read_seconds(text)
+    return float(seconds) if seconds else None
 
 
 def count_replaced_pods(observation: Observation) -> int:
@@ -106,7 +139,7 @@ def count_replaced_pods(observation: Observation) -> int:
 
 
 def _list_jobs(parents: Sequence[Mapping[str, Any]], *, running: bool = False) -> list[Mapping[str, Any]]:
-    """The parents that are Jobs of Kubernetes, all or those that have not ended."""
+    """Return the parents that are Jobs of Kubernetes, all or those that have not ended."""
     jobs = [parent for parent in parents if parse_kind(parent) == JOB]
     return [job for job in jobs if read_job_end(job) is None] if running else jobs
 
@@ -115,7 +148,7 @@ def _list_jobs(parents: Sequence[Mapping[str, Any]], *, running: bool = False) -
 
 
 def decide_state(observation: Observation) -> AppState:
-    """The app's state: its end if its parents have ended, else the state of its pods.
+    """Return the app's state: its end if its parents have ended, else the state of its pods.
 
     UNKNOWN: what is left has succeeded, and how a role has ended is not known, since its Job is deleted (`ttl_s`).
     """
@@ -159,7 +192,7 @@ def build_message(observation: Observation, state: AppState, report: Report | No
         clauses += _describe_conditions(observation)
         clauses += _describe_running_roles(observation.parents)
     else:
-        clauses += [observation.running, observation.queue_reason]
+        clauses.append(observation.queue_reason)
     clauses += _group_pods(observation, state)
     lost = ", and how it ended is not known" if state is AppState.UNKNOWN else ""
     clauses += [f"the Job of role {name} is deleted{lost}" for name in list_unknown_roles(observation)]
@@ -208,7 +241,7 @@ def count_nodes_now(parents: Sequence[Mapping[str, Any]], label: str) -> int | N
 
 
 def _find_current(observation: Observation) -> dict[tuple[str, int], PodFact]:
-    """The newest pod of every node, without the nodes that a resize has ended."""
+    """Return the newest pod of every node, without the nodes that a resize has ended."""
     latest = find_latest_pods(observation.pods)
     nodes = {role: count_nodes_now(observation.parents, role) for role, _ in latest}
     return {
@@ -301,7 +334,7 @@ def _group_pods(observation: Observation, state: AppState) -> list[str]:
 
 
 def find_report(pods: Sequence[PodFact]) -> Report | None:
-    """The agents' report of the job, the same on all nodes. The latest counts: the job recovered from earlier ones."""
+    """Find the agents' report of the job, the same on all nodes. The latest counts: the job recovered from others."""
     reports = [(fact.finished, fact.report) for fact in pods if fact.report is not None and fact.phase == "Failed"]
     return max(reports, key=lambda item: item[0])[1] if reports else None
 
@@ -381,7 +414,7 @@ def _build_replica(
 
 
 def _build_cancelled(role: str, index: int, why: str) -> ReplicaStatus:
-    """A replica without a pod. TorchX prints an error that is no JSON as it is, and without one "(no reply file)"."""
+    """Build a replica without a pod. TorchX prints an error that is no JSON as it is, without one "(no reply file)"."""
     mark = " " if index else "*"
     text = f"\n {mark}{role}[{index}]:{AppState.CANCELLED} ({why})"
     return ReplicaStatus(id=index, state=AppState.CANCELLED, role=role, hostname="", structured_error_msg=text)

@@ -17,6 +17,7 @@ from muster.schedulers.kubernetes.kinds import (
     PARENT_KINDS,
     POD,
     POD_GROUP_VERSIONS,
+    POD_MONITOR,
     VOLCANO_GROUP,
     VOLCANO_QUEUE,
     Kind,
@@ -36,7 +37,7 @@ _SEVERAL_ROLES: Final = (
 
 
 def submit(resources: Objects, request: Request, *, namespace: str, notify: Callable[[str], None]) -> str:
-    """Creates all objects of a request, or none.
+    """Create all objects of a request, or none.
 
     Creates the prerequisites first, then the parents, and then makes these their owners, so that they go with the last
     of them. After a failure or an interrupt, deletes the objects created so far, found by label.
@@ -66,11 +67,12 @@ def submit(resources: Objects, request: Request, *, namespace: str, notify: Call
 
 
 def _prepare(resources: Objects, request: Request, namespace: str, notify: Callable[[str], None]) -> "_Submission":
-    """Checks whether the cluster can run the request, and completes its documents; changes nothing."""
+    """Check whether the cluster can run the request, and completes its documents; changes nothing."""
     check_version(resources.read_version(), elastic=request.elastic, source="the server")
     for kind in (JOB, POD):  # without these rights nobody could look at what was created
         resources.list_app(kind, namespace, request.name)
     _check_flavor(resources, request)
+    _check_pod_monitor(resources, request)
     _check_queue(resources, request, namespace)
     submission_id = os.urandom(8).hex()
     additions = Additions(
@@ -99,7 +101,7 @@ class _Submission:
 
 
 def _create_all(resources: Objects, submission: _Submission) -> None:
-    """Creates all documents. What the Jobs share belongs to all of them: the cluster deletes it with the last one.
+    """Create all documents. What the Jobs share belongs to all of them: the cluster deletes it with the last one.
 
     No Job owns another: each can be deleted after its own end (`ttl_s`) while others run.
     """
@@ -122,7 +124,7 @@ def _create_all(resources: Objects, submission: _Submission) -> None:
 def _create(
     resources: Objects, submission: _Submission, document: dict[str, Any], *, needs_uid: bool
 ) -> dict[str, Any]:
-    """Creates one document. Records it before the first request, whose response may be lost."""
+    """Create one document. Records it before the first request, whose response may be lost."""
     submission.attempted.append(document)
     try:
         return resources.create(document, needs_uid=needs_uid)
@@ -133,7 +135,7 @@ def _create(
 
 
 def _roll_back(resources: Objects, submission: _Submission, notify: Callable[[str], None]) -> None:
-    """Deletes what this submission created, also where responses were lost. Reports errors, does not raise them."""
+    """Delete what this submission created, also where responses were lost. Reports errors, does not raise them."""
     kinds = list(dict.fromkeys(parse_kind(document) for document in reversed(submission.documents)))
     removed: set[Kind] = set()
     first: EngineError | SchedulerError | None = None
@@ -152,7 +154,7 @@ def _roll_back(resources: Objects, submission: _Submission, notify: Callable[[st
 
 
 def _delete_own(resources: Objects, kind: Kind, submission: _Submission) -> EngineError | SchedulerError | None:
-    """Deletes this submission's objects of a kind. Returns the error, so that the caller goes on with other kinds."""
+    """Delete this submission's objects of a kind. Returns the error, so that the caller goes on with other kinds."""
     try:
         for name in _list_own(resources, kind, submission):
             resources.delete(kind, submission.namespace, name)
@@ -179,6 +181,14 @@ def _check_flavor(resources: Objects, request: Request) -> None:
         raise EngineError(
             f"JobSet is not installed in this cluster ({JOBSET.api_version}); install it, or use flavor=job, which "
             "does not need it"
+        )
+
+
+def _check_pod_monitor(resources: Objects, request: Request) -> None:
+    if request.options.pod_monitor and not resources.has_kind(POD_MONITOR.api_version, "podmonitors"):
+        raise EngineError(
+            "pod_monitor=true: the Prometheus operator is not installed in this cluster, or this account may not see "
+            f"{POD_MONITOR.api_version}; without it the pods have the annotations prometheus.io/scrape, port and path"
         )
 
 
@@ -228,7 +238,7 @@ def _find_pod_group_version(
 
 
 def _list_pod_group_versions(resources: Objects) -> Iterator[str]:
-    """The cluster's versions of PodGroup, Kubernetes' own first."""
+    """Yield the cluster's versions of PodGroup, Kubernetes' own first."""
     for group, versions in POD_GROUP_VERSIONS.items():
         if resources.list_group_versions(group):
             version = next((version for version in versions if resources.has_kind(version, "podgroups")), None)

@@ -27,7 +27,7 @@ class PodSnapshot:
         self._facts = facts
 
     def find(self, role: str, index: int) -> list[PodFact]:
-        """The pods of one node, oldest first."""
+        """Return the pods of one node, oldest first."""
         return sort_pods(fact for fact in self._facts if (fact.role, fact.index) == (role, index))
 
     def get(self, uid: str) -> PodFact | None:
@@ -35,15 +35,15 @@ class PodSnapshot:
         return next((fact for fact in self._facts if fact.uid == uid), None)
 
     def wait(self) -> None:
-        """Returns at once: nothing changes."""
+        """Return at once: nothing changes."""
 
     def has_app_ended(self) -> bool:
-        """True: no pod will follow."""
+        """Return True: no pod will follow."""
         return True
 
 
 def sort_pods(facts: Iterable[PodFact]) -> list[PodFact]:
-    """The pods, oldest first."""
+    """Return the pods, oldest first."""
     return sorted(facts, key=lambda fact: (fact.created, fact.name))
 
 
@@ -107,7 +107,7 @@ class PodWatch:
             raise self._error
 
     def find(self, role: str, index: int) -> list[PodFact]:
-        """The pods of one node, oldest first: those that failed and their replacements."""
+        """Return the pods of one node, oldest first: those that failed and their replacements."""
         with self._changed:
             return sort_pods(fact for fact in self._facts.values() if (fact.role, fact.index) == (role, index))
 
@@ -117,7 +117,7 @@ class PodWatch:
             return self._facts.get(uid)
 
     def wait(self) -> None:
-        """Returns when a pod has changed, or after `_CHECK_S` seconds.
+        """Return when a pod has changed, or after `_CHECK_S` seconds.
 
         Raises:
             EngineError: the watch has failed.
@@ -163,7 +163,7 @@ class PodWatch:
             return ""
 
     def _stop_if_idle(self) -> bool:
-        """True if no reader is inside: this thread ends, and the next reader starts another."""
+        """Stop if no reader is inside: this thread ends, and the next reader starts another."""
         with self._changed:
             if self._idle.is_set():
                 self._thread = None

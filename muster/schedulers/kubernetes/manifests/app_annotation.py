@@ -17,7 +17,7 @@ _LIMIT_BYTES: Final = 200_000
 
 
 def encode_app(app: Any) -> str:
-    """The AppDef as compressed JSON in base64. Deterministic.
+    """Return the AppDef as compressed JSON in base64. Deterministic.
 
     Raises:
         SchedulerError: too large for an annotation.
@@ -32,7 +32,7 @@ def encode_app(app: Any) -> str:
 
 
 def decode_app(parent: Mapping[str, Any]) -> Any:
-    """The AppDef in the annotation of an app's object. Drops fields that this version of TorchX does not have.
+    """Return the AppDef in the annotation of an app's object. Drops fields that this version of TorchX does not have.
 
     Args:
         parent: the app's first Job, its JobSet or its job of Volcano.
@@ -50,6 +50,6 @@ def decode_app(parent: Mapping[str, Any]) -> Any:
 
 
 def decode_roles(parent: Mapping[str, Any]) -> dict[str, Any]:
-    """The roles of the AppDef, by their labels, in its order. Arguments and errors are those of `decode_app`."""
+    """Return the roles of the AppDef, by their labels, in its order. Arguments and errors are those of `decode_app`."""
     roles = decode_app(parent).roles
     return dict(zip(label_roles([role.name for role in roles]), roles, strict=True))

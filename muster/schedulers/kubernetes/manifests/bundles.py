@@ -53,7 +53,7 @@ def pack_workspace(path: str) -> tuple[str, bytes]:
 
 
 def _check_size(folder: str) -> Counter[str]:
-    """The bytes in each file and folder at the top of the workspace."""
+    """Return the bytes in each file and folder at the top of the workspace."""
     root = Path(folder)
     if not root.is_dir():
         raise BundleError(f"workspace {folder!r} is not a folder")
@@ -80,13 +80,13 @@ def _raise_too_large(subject: str, size_bytes: int, qualifier: str, sizes: Count
 
 
 def build_agent_config_map(name: str, labels: Mapping[str, str]) -> dict[str, Any]:
-    """The ConfigMap with the agent, immutable so that thousands of kubelets need not watch it."""
+    """Return the ConfigMap with the agent, immutable so that thousands of kubelets need not watch it."""
     files = _encode({AGENT_BUNDLE_NAME: build_agent_bundle()})
     return build_document(CONFIG_MAP, {"name": name, "labels": dict(labels)}, immutable=True, binaryData=files)
 
 
 def build_workspace_secret(name: str, labels: Mapping[str, str], workspaces: Mapping[str, bytes]) -> dict[str, Any]:
-    """The Secret with the packed workspaces of all roles, by their keys.
+    """Return the Secret with the packed workspaces of all roles, by their keys.
 
     Raises:
         SchedulerError: together they are too large.

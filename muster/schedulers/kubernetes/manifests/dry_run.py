@@ -34,7 +34,7 @@ def render_request(
     secret_keys: Sequence[str],
     full: bool,
 ) -> str:
-    """The documents as one YAML stream, in the order of creation, with placeholders for the values of our Secret.
+    """Print the documents as one YAML stream, in the order of creation, with placeholders for the values of our Secret.
 
     Args:
         documents: plain dicts.
@@ -129,7 +129,7 @@ def _summarize(content: str) -> str:
 
 
 def _build_dumper() -> Any:
-    """A dumper without anchors: writes a mapping that occurs twice twice, for any YAML reader."""
+    """Return a dumper without anchors: writes a mapping that occurs twice twice, for any YAML reader."""
     import yaml
 
     class PlainDumper(yaml.SafeDumper):

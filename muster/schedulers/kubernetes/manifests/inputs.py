@@ -37,7 +37,7 @@ _HANDLE_VARIABLE: Final = "TORCHX_JOB_ID"
 """TorchX's `ENV_TORCHX_JOB_ID`, on 0.7 and the nightly: `SCHEDULER://SESSION/${app_id}`."""
 
 _RESERVED: Final = (Env.RANK0_HOST, INDEX_VARIABLE, NAMESPACE_VARIABLE)
-_RESERVED_OF_AGENTS: Final = (Env.TOKEN, Env.REQUIRE_TOKEN, Env.NODE_NAME)
+_RESERVED_OF_AGENTS: Final = (Env.TOKEN, Env.REQUIRE_TOKEN, Env.NODE_NAME, Env.MACHINE_NAME)
 """Variables that a role's own environment must not have: without them, or with other values, no job starts."""
 
 SECRET_ARGUMENT: Final = "MUSTER_ARGUMENT_{number}"
@@ -106,7 +106,7 @@ class AppInputs:
         return {build_token_key(role.label): role.role.name for role in self.roles if role.runs_agent}
 
     def build_rank0_host(self, role: RoleInputs) -> str:
-        """The address of rank 0 for a role, resolvable in the app's namespace.
+        """Return the address of rank 0 for a role, resolvable in the app's namespace.
 
         An agent role is a job of its own: its own replica 0. Other roles: replica 0 of the first role, as in TorchX.
         """
@@ -122,7 +122,7 @@ class AppInputs:
 def build_inputs(
     app: Any, options: Options, *, name: str, workspaces: Mapping[str, str], submitter: str = ""
 ) -> AppInputs:
-    """Checks an app against the options and derives the inputs of its roles.
+    """Check an app against the options and derives the inputs of its roles.
 
     Args:
         app: a `torchx.specs.AppDef`; not changed.
@@ -178,13 +178,13 @@ def _build_role_inputs(
 
 
 def _select_secrets(env: Mapping[str, str], role: Any) -> dict[str, str]:
-    """The secret variables; one with the node's index in it stays in the pod template."""
+    """Return the secret variables; one with the node's index in it stays in the pod template."""
     named = list_named_secrets(role.metadata)
     return {key: text for key, text in env.items() if "\0" not in text and (key in named or is_secret(key, text))}
 
 
 def _move_secret_args(words: Sequence[str]) -> tuple[tuple[str, ...], dict[str, str]]:
-    """The arguments with references to variables where they look secret, and those variables.
+    """Return the arguments with references to variables where they look secret, and those variables.
 
     These are in the Secret instead of in the pod template, which more accounts may read, and Kubernetes puts their
     values into the command. An argument with the node's index in it stays in the template.

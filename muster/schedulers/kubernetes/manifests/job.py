@@ -43,7 +43,7 @@ def _build_job(inputs: AppInputs, role: RoleInputs) -> dict[str, Any]:
 
 
 def build_job_spec(inputs: AppInputs, role: RoleInputs) -> dict[str, Any]:
-    """The spec of a role's Job, also inside a JobSet.
+    """Return the spec of a role's Job, also inside a JobSet.
 
     A job of a fixed number of nodes counts failures per index as well, so that a pod can read from its annotation how
     often it was replaced. An elastic job must not: a failed index outranks successPolicy, and a job whose other nodes
@@ -76,7 +76,7 @@ def _compute_backoff_limit(role: RoleInputs) -> int:
 
 
 def build_service(inputs: AppInputs) -> dict[str, Any]:
-    """The headless Service that gives every pod a host name, ready or not: rendezvous comes before readiness."""
+    """Return the headless Service that gives every pod a host name, ready or not: rendezvous comes before readiness."""
     spec = {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {LABEL_INSTANCE: inputs.name}}
     return build_document(SERVICE, {"name": inputs.name, "labels": build_labels(inputs)}, spec=spec)
 

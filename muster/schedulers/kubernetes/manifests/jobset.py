@@ -9,7 +9,7 @@ from muster.schedulers.kubernetes.manifests.pod import build_labels
 
 
 def build_jobset(inputs: AppInputs) -> dict[str, Any]:
-    """The JobSet. Our pods set restartPolicy Never: its webhook's default is OnFailure."""
+    """Return the JobSet. Our pods set restartPolicy Never: its webhook's default is OnFailure."""
     options = inputs.options
     spec: dict[str, Any] = {
         "network": {"enableDNSHostnames": True, "subdomain": inputs.name, "publishNotReadyAddresses": True},

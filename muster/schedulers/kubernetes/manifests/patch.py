@@ -28,7 +28,7 @@ _RESERVED_LABELS: Final = "app.kubernetes.io/"
 def merge_pod_template(
     template: Mapping[str, Any], patch: Mapping[str, Any], version: tuple[int, int]
 ) -> dict[str, Any]:
-    """A copy of `template` with `patch` merged in. Neither argument is changed.
+    """Return a copy of `template` with `patch` merged in. Neither argument is changed.
 
     Args:
         template: a complete pod template; the name of our container is "main".

@@ -10,6 +10,7 @@ from typing import Any, Final
 from muster._shared.contract import NEVER_RETRY, Env, ExitCode, RoleKey
 from muster.schedulers.adapter.agent_role import AgentPlace, build_agent_args, build_agent_env
 from muster.schedulers.errors import SchedulerError
+from muster.schedulers.gpus import build_cache_env
 from muster.schedulers.kubernetes import syntax
 from muster.schedulers.kubernetes.kinds import JOB, JOBSET
 from muster.schedulers.kubernetes.labels import (
@@ -28,8 +29,15 @@ from muster.schedulers.kubernetes.manifests.inputs import (
     RoleInputs,
     escape,
 )
+from muster.schedulers.kubernetes.manifests.metrics import (
+    METRICS_PORT,
+    build_metrics_annotations,
+    build_metrics_env,
+    build_readiness,
+    find_metrics_port,
+)
 from muster.schedulers.kubernetes.manifests.patch import merge_pod_template
-from muster.schedulers.kubernetes.manifests.volumes import BUNDLE_DIR, SCRATCH_DIR, WORK_DIR, build_volumes
+from muster.schedulers.kubernetes.manifests.volumes import BUNDLE_DIR, CACHE_DIR, SCRATCH_DIR, WORK_DIR, build_volumes
 from muster.schedulers.kubernetes.names import (
     ACCOUNT_DIR,
     CONTAINER,
@@ -65,7 +73,7 @@ EXIT_RULE: Final = {
 
 
 def build_pod_template(inputs: AppInputs, role: RoleInputs) -> dict[str, Any]:
-    """Builds one role's pod template.
+    """Build one role's pod template.
 
     Raises:
         SchedulerError: an invalid mount, resource or patch.
@@ -85,12 +93,13 @@ def build_pod_template(inputs: AppInputs, role: RoleInputs) -> dict[str, Any]:
     if role.workspace and not role.runs_agent:
         spec["initContainers"] = [_build_unpacker(inputs, role, mounts)]
     spec.update(_build_placement(inputs, role))
-    template = {"metadata": {"labels": build_labels(inputs, role), "annotations": _ANNOTATIONS}, "spec": spec}
+    annotations = {**_ANNOTATIONS, **build_metrics_annotations(role)}
+    template = {"metadata": {"labels": build_labels(inputs, role), "annotations": annotations}, "spec": spec}
     return merge_pod_template(template, inputs.options.pod_template or {}, inputs.options.schema_version)
 
 
 def build_labels(inputs: AppInputs, role: RoleInputs | None = None) -> dict[str, str]:
-    """The labels of an app's objects; with `role`, of that role's objects."""
+    """Return the labels of an app's objects; with `role`, of that role's objects."""
     labels = {LABEL_NAME: build_label(inputs.app.name), LABEL_INSTANCE: inputs.name, LABEL_MANAGED_BY: MANAGED_BY}
     if inputs.submitter:
         labels[LABEL_SUBMITTER] = inputs.submitter
@@ -173,8 +182,10 @@ def _build_container(inputs: AppInputs, role: RoleInputs, mounts: list[dict[str,
     }
     if inputs.options.image_pull_policy:
         container["imagePullPolicy"] = inputs.options.image_pull_policy
-    if role.role.port_map:
-        container["ports"] = _build_ports(role)
+    ports = _build_ports(role)
+    if ports:
+        container["ports"] = ports
+    container |= build_readiness(inputs, role)
     if role.workspace:
         container["workingDir"] = WORK_DIR
     return container
@@ -200,6 +211,9 @@ def _build_ports(role: RoleInputs) -> list[dict[str, Any]]:
             raise SchedulerError(f"role {role.role.name!r}: port {name}={port!r} is not between 1 and 65535")
         if port not in [other["containerPort"] for other in ports]:
             ports.append({"containerPort": port})  # without a name, which would need a stricter syntax
+    metrics_port = find_metrics_port(role)
+    if metrics_port is not None:
+        ports.append({"containerPort": metrics_port, "name": METRICS_PORT})
     return ports
 
 
@@ -208,10 +222,13 @@ def _build_env(inputs: AppInputs, role: RoleInputs) -> list[dict[str, Any]]:
     env: list[dict[str, Any]] = [_build_field_variable(INDEX_VARIABLE, f"metadata.labels['{JOB_INDEX_LABEL}']")]
     env.append(_build_field_variable(NAMESPACE_VARIABLE, "metadata.namespace"))
     ours: dict[str, str] = {Env.RANK0_HOST: inputs.build_rank0_host(role), "TMPDIR": SCRATCH_DIR}
+    if inputs.options.compile_cache is not None:
+        ours.update(build_cache_env(CACHE_DIR))
     if inputs.options.user is not None and inputs.options.user.uid is not None:
         ours.update(HOME=SCRATCH_DIR, USER="muster")  # the image's passwd may lack the uid
     if role.runs_agent:
         env.append(_build_field_variable(Env.NODE_NAME, "metadata.name"))
+        env.append(_build_field_variable(Env.MACHINE_NAME, "spec.nodeName"))
         env.append(_build_secret_variable(inputs, Env.TOKEN, build_token_key(role.label)))
         ours.update(_build_agent_env(inputs, role))
     for key, text in {**ours, **role.env}.items():
@@ -229,7 +246,7 @@ def _build_agent_env(inputs: AppInputs, role: RoleInputs) -> dict[str, str]:
         termination_log="/dev/termination-log",
         grace_s=inputs.options.grace_s,
     )
-    env = build_agent_env(role.role, place)
+    env = build_agent_env(role.role, place) | build_metrics_env(role)
     if inputs.options.events:
         env |= _build_events_env(inputs, role)
     if role.elastic:
@@ -260,7 +277,7 @@ def _build_field_variable(name: str, path: str) -> dict[str, Any]:
 
 
 def build_resources(inputs: AppInputs, role: RoleInputs) -> dict[str, Any]:
-    """Requests and limits of a role's container. No CPU limit: the slowest rank slows down all others."""
+    """Request and limits of a role's container. No CPU limit: the slowest rank slows down all others."""
     options, resource = inputs.options, role.role.resource
     requests: dict[str, str] = {}
     limits: dict[str, str] = {}
@@ -302,7 +319,7 @@ def _count_devices(inputs: AppInputs, role: RoleInputs) -> dict[str, int]:
 
 
 def _build_unpacker(inputs: AppInputs, role: RoleInputs, mounts: list[dict[str, Any]]) -> dict[str, Any]:
-    """The init container that unpacks the workspace with the image's tar, for a role without our agent."""
+    """Return the init container that unpacks the workspace with the image's tar, for a role without our agent."""
     ours = [mount for mount in mounts if mount["mountPath"] in (BUNDLE_DIR, WORK_DIR)]
     unpacker: dict[str, Any] = {
         "name": "workspace",

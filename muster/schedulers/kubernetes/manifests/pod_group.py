@@ -18,7 +18,7 @@ _VOLCANO_ANNOTATION: Final = "scheduling.k8s.io/group-name"
 
 
 def find_native_version(kube_version: tuple[int, int]) -> str | None:
-    """The version of the native PodGroup in a Kubernetes version; None before 1.36."""
+    """Return the version of the native PodGroup in a Kubernetes version; None before 1.36."""
     newest, oldest = POD_GROUP_VERSIONS[NATIVE_GROUP]
     if kube_version >= (1, 37):
         return newest
@@ -28,7 +28,7 @@ def find_native_version(kube_version: tuple[int, int]) -> str | None:
 def add_pod_group(
     documents: Sequence[Mapping[str, Any]], version: str, *, minimum: int, options: Options
 ) -> list[dict[str, Any]]:
-    """Copies of the documents, with a PodGroup before the first Job and all Jobs' pods in it.
+    """Copy of the documents, with a PodGroup before the first Job and all Jobs' pods in it.
 
     Args:
         documents: of flavour `job`.

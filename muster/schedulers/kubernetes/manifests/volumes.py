@@ -17,6 +17,8 @@ from muster.schedulers.kubernetes.names import build_config_map_name, build_work
 BUNDLE_DIR: Final = "/opt/muster"
 WORK_DIR: Final = "/muster/work"
 SCRATCH_DIR: Final = "/muster/scratch"
+CACHE_DIR: Final = "/muster/cache"
+"""Compile caches, on what `-cfg compile_cache` names."""
 SHM_DIR: Final = "/dev/shm"  # noqa: S108 - the kernel's name for it
 
 _UNLIMITED_SHM: Final = "8Gi"
@@ -24,7 +26,7 @@ _UNLIMITED_SHM: Final = "8Gi"
 
 
 def build_volumes(inputs: AppInputs, role: RoleInputs) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Builds a role's volumes and its container's mounts.
+    """Build a role's volumes and its container's mounts.
 
     Raises:
         SchedulerError: a mount of an unknown type, without an absolute target, or forbidden by security=restricted.
@@ -60,6 +62,12 @@ def _build_own_volumes(inputs: AppInputs, role: RoleInputs) -> list[tuple[str, s
         ours.append(("muster-bundle", BUNDLE_DIR, {"projected": {"sources": sources, "defaultMode": 0o444}}))
     if role.workspace:
         ours.append(("muster-work", WORK_DIR, {"emptyDir": {}}))
+    cache = inputs.options.compile_cache
+    if cache is not None and cache.startswith("/"):
+        _check_host_path(inputs, role, cache)
+        ours.append(("muster-cache", CACHE_DIR, {"hostPath": {"path": cache, "type": "DirectoryOrCreate"}}))
+    elif cache is not None:
+        ours.append(("muster-cache", CACHE_DIR, {"persistentVolumeClaim": {"claimName": cache}}))
     return ours
 
 
@@ -69,7 +77,7 @@ def needs_agent(inputs: AppInputs, role: RoleInputs) -> bool:
 
 
 def _build_bundle_sources(inputs: AppInputs, role: RoleInputs) -> list[dict[str, Any]]:
-    """The agent and the role's own workspace as files of one folder."""
+    """Return the agent and the role's own workspace as files of one folder."""
     sources: list[dict[str, Any]] = []
     if needs_agent(inputs, role):
         sources.append({"configMap": {"name": build_config_map_name(inputs.name)}})
@@ -90,13 +98,13 @@ def _decide_shm_size(inputs: AppInputs, role: RoleInputs) -> str:
 
 
 def _check_target(role: RoleInputs, path: str, used: list[str]) -> str:
-    """Checks the path; returns it without a slash at its end."""
+    """Check the path; returns it without a slash at its end."""
     clean = posixpath.normpath(path)
     if not path.startswith("/") or ":" in path or ".." in path.split("/") or clean == "/":
         raise SchedulerError(
             f"role {role.role.name!r}: mount target {path!r} is not an absolute path below / without ':' and '..'"
         )
-    if clean in (BUNDLE_DIR, WORK_DIR, SCRATCH_DIR):
+    if clean in (BUNDLE_DIR, WORK_DIR, SCRATCH_DIR, CACHE_DIR):
         raise SchedulerError(f"role {role.role.name!r}: mount target {path!r} is reserved for muster")
     if clean in used:
         raise SchedulerError(f"role {role.role.name!r}: two mounts have the target {clean!r}")

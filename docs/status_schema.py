@@ -1,0 +1,151 @@
+"""Makes the JSON schemas of `status.json` and of the lines of `events.jsonl`, from the records that declare them.
+
+`python docs/status_schema.py` writes each beside its records; tests say when that was forgotten. Descriptions are the
+strings below the fields.
+"""
+
+import ast
+import inspect
+import json
+import sys
+import textwrap
+import types
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any, Union, get_args, get_origin
+
+ROOT = Path(__file__).resolve().parent.parent
+if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT))
+
+from muster._shared.fields import AS_OBJECT, Limit, Range  # noqa: E402
+from muster._shared.job_view import JobStatus  # noqa: E402
+from muster.agent.runtime.event_log import EventRecord  # noqa: E402
+from muster.cli.afterwards.event_kinds import EVENT_KINDS  # noqa: E402
+
+PATH = ROOT / "muster/_shared/status.schema.json"
+EVENTS_PATH = ROOT / "muster/cli/afterwards/events.schema.json"
+
+
+def build_schema() -> dict[str, Any]:
+    """The schema, of draft 2020-12."""
+    definitions: dict[str, Any] = {}
+    _describe(JobStatus, definitions)
+    root = definitions.pop("JobStatus")
+    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "status.json of a muster job"}
+    return {**head, **root, "$defs": definitions}
+
+
+def build_event_schema() -> dict[str, Any]:
+    """The schema of one line of `events.jsonl`, of draft 2020-12."""
+    definitions: dict[str, Any] = {}
+    for kind in EVENT_KINDS.values():
+        _describe(kind, definitions)
+    texts = _read_texts(EventRecord)
+    number, count = {"type": "number"}, {"type": "integer", "minimum": 0}
+    fields: dict[str, Any] = {
+        "schema": {"const": EventRecord.schema},
+        "agent": {"type": "string"},
+        "time_s": number,
+        "monotonic_s": number,
+        "node": {"anyOf": [count, {"type": "null"}]},
+        "node_index": {"anyOf": [count, {"type": "null"}]},
+        "round": count,
+        "attempt": count,
+        "what": {"enum": list(EVENT_KINDS)},
+        "ranks": {"type": "array", "items": count},
+        "duration_s": {"anyOf": [number, {"type": "null"}]},
+        "detail": {"type": "object"},
+    }
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "a line of events.jsonl of a muster job",
+        "description": "Records of schema 1 have neither schema nor agent: a reader must understand both.",
+        "type": "object",
+        "properties": {name: {**each, "description": texts.get(name, "")} for name, each in fields.items()},
+        "required": [name for name in fields if name not in ("schema", "agent")],
+        "allOf": [
+            {
+                "if": {"properties": {"what": {"const": name}}},
+                "then": {"properties": {"detail": {"$ref": f"#/$defs/{kind.__name__}"}}},
+            }
+            for name, kind in EVENT_KINDS.items()
+        ],
+        "$defs": definitions,
+    }
+
+
+def _describe(annotation: Any, definitions: dict[str, Any]) -> dict[str, Any]:
+    origin, args = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _describe_limited(args[0], args[1:], definitions)
+    if origin in (Union, types.UnionType):
+        return {"anyOf": [_describe(arg, definitions) for arg in args]}
+    if annotation is types.NoneType:
+        return {"type": "null"}
+    if annotation is bool:
+        return {"type": "boolean"}
+    if issubclass(annotation, Enum):
+        return {"enum": [member.value for member in annotation]}
+    if annotation.__name__ not in definitions:
+        definitions[annotation.__name__] = {}
+        definitions[annotation.__name__] = _describe_record(annotation, definitions)
+    return {"$ref": f"#/$defs/{annotation.__name__}"}
+
+
+def _describe_limited(base: Any, marks: tuple[Any, ...], definitions: dict[str, Any]) -> dict[str, Any]:
+    limit = next((mark for mark in marks if isinstance(mark, Limit)), None)
+    allowed = next((mark for mark in marks if isinstance(mark, Range)), None)
+    if allowed is not None:
+        kind = "integer" if base is int else "number"
+        if max(abs(allowed.least), abs(allowed.most)) > 2**53:  # all that are finite
+            return {"type": kind}
+        return {"type": kind, "minimum": int(allowed.least), "maximum": int(allowed.most)}
+    if limit is None:
+        return _describe(base, definitions)
+    if base is str:  # the limit counts bytes of UTF-8, of which no text has fewer than characters
+        return {"type": "string", "maxLength": limit.most}
+    item = get_args(base)[0]
+    if AS_OBJECT in marks:
+        value = _describe(get_args(item)[1], definitions)
+        return {"type": "object", "additionalProperties": value, "maxProperties": limit.most}
+    return {"type": "array", "items": _describe(item, definitions), "maxItems": limit.most}
+
+
+def _describe_record(kind: type, definitions: dict[str, Any]) -> dict[str, Any]:
+    properties, required = {}, []
+    texts = _read_texts(kind)
+    for name, annotation in kind.__annotations__.items():
+        field = _describe(annotation, definitions)
+        if name in texts:
+            field = {**field, "description": texts[name]}
+        properties[name] = field
+        if not hasattr(kind, name):
+            required.append(name)
+    about = inspect.getdoc(kind) or ""
+    return {"type": "object", "description": " ".join(about.split()), "properties": properties, "required": required}
+
+
+def _read_texts(kind: type) -> dict[str, str]:
+    """The string below each field."""
+    body: Any = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
+    found = {}
+    for field, text in zip(body.body, body.body[1:], strict=False):
+        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
+            found[field.target.id] = " ".join(text.value.value.split())
+    return found
+
+
+def print_schema() -> str:
+    """The schema as the file has it."""
+    return json.dumps(build_schema(), indent=1) + "\n"
+
+
+def print_event_schema() -> str:
+    """The schema of the events as the file has it."""
+    return json.dumps(build_event_schema(), indent=1) + "\n"
+
+
+if __name__ == "__main__":
+    PATH.write_text(print_schema())
+    EVENTS_PATH.write_text(print_event_schema())

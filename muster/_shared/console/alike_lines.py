@@ -1,0 +1,359 @@
+"""Prints once what several ranks say alike in a short time: merges equal units of their output. Pure.
+
+Units that are held stand in one queue. A rank joins the first held unit of its text that stands behind all that it has
+said before together with others; what it alone has said since then is moved in front of it. If there is none, its unit
+goes to the end of the queue. So each rank's text is there exactly once, and in its order, and what one rank alone says
+does not keep the next lines of all apart. The queue is printed from its head: a unit leaves when all ranks have said
+it, or `WINDOW_S` after it was first said. The text that is printed is that of the first. A text is found by its hash,
+its place by bisection among at most `_HELD_LIMIT`, and a unit is moved once: the work grows with the number of lines.
+
+A warning that ranks write while they start is printed once also where lines are not merged: the first rank's, at once.
+What others say of it later is left out.
+
+Not here: prefixes (`muster.agent.logs.lines`, `muster.schedulers.runner.shown`), and what waits until `due_s`.
+"""
+
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterable
+from operator import attrgetter
+from typing import Generic, Protocol, TypeVar
+
+from muster._shared.console.units import ALONE, TRACEBACK, WARNING, Masks, Unit, Units
+
+WINDOW_S = 0.5
+"""How long a unit waits for other ranks that say it."""
+
+LAUNCH_S = 120.0
+"""So long after its first output a launch counts as starting: its warnings are printed once."""
+
+_WARNING_LIMIT = 256
+"""Different warnings of one launch; who writes more has another purpose than to warn."""
+_HELD_LIMIT = 4096
+"""So many units are held at most: ranks that say different things, very fast."""
+_NUMBER = attrgetter("number")
+_GAP = 1 << 200
+"""Between the numbers of units at the end of the queue: others are moved in between."""
+
+
+class Speaker(Protocol):
+    """One stream of one rank, or what a node has merged already. Its attributes do not change."""
+
+    @property
+    def stream(self) -> object:
+        """Units of different streams are not merged."""
+        ...
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Whose lines it carries."""
+        ...
+
+    @property
+    def launch(self) -> object:
+        """The same of workers that were started together; when another one speaks, nothing of this one is held on."""
+        ...
+
+    @property
+    def peers(self) -> int:
+        """How many ranks this stream has: when all have said a unit, it waits for no other. 0: not known."""
+        ...
+
+
+_S = TypeVar("_S", bound=Speaker)
+
+
+class Said(Generic[_S]):
+    """A unit, and whose it is."""
+
+    __slots__ = (
+        "_count",
+        "after",
+        "before",
+        "due_s",
+        "is_held",
+        "is_whole",
+        "key",
+        "kind",
+        "number",
+        "speakers",
+        "text",
+    )
+
+    def __init__(self, unit: Unit, speaker: _S, due_s: float) -> None:
+        self.kind = unit.kind
+        self.text = unit.text
+        r"""Whole lines, with their `\n`, as the first speaker said them."""
+        self.key = speaker.stream, unit.key
+        self.speakers = [speaker]
+        """In the order in which they said it."""
+        self.number = 0
+        """Its place in the queue: numbers rise from its head."""
+        self.before: Said[_S] | None = None
+        self.after: Said[_S] | None = None
+        self.due_s = due_s
+        self._count = 0
+        self.is_whole = unit.kind == ALONE
+        """Whether it waits for no other rank."""
+        self._count_ranks(speaker)
+
+    @property
+    def is_traceback(self) -> bool:
+        """Whether it is one, or a part of one."""
+        return self.kind == TRACEBACK
+
+    def join(self, speaker: _S) -> None:
+        """One more has said it."""
+        self.speakers.append(speaker)
+        self._count_ranks(speaker)
+
+    def _count_ranks(self, speaker: _S) -> None:
+        self._count += len(speaker.ranks)
+        self.is_whole = self.is_whole or 0 < speaker.peers <= self._count
+
+
+class _Place(Generic[_S]):
+    """Where a rank is in the queue."""
+
+    __slots__ = ("fixed", "last", "loose")
+
+    def __init__(self) -> None:
+        self.last: Said[_S] | None = None
+        """The last unit that it has said."""
+        self.fixed: Said[_S] | None = None
+        """The last that keeps its place."""
+        self.loose: list[Said[_S]] = []
+        """Held ones behind that, which it alone has said."""
+
+
+def _find_behind(alike: "list[Said[_S]]", last: "Said[_S] | None") -> "Said[_S] | None":
+    index = 0 if last is None else bisect_right(alike, last.number, key=_NUMBER)
+    return alike[index] if index < len(alike) else None
+
+
+class AlikeLines(Generic[_S]):
+    """The lines of several speakers on their way to one console. Only one thread at a time may call it."""
+
+    def __init__(self, *, merges_lines: bool, window_s: float = WINDOW_S) -> None:
+        """Hold nothing yet.
+
+        Args:
+            merges_lines: False: of all units only warnings are printed once.
+            window_s: how long a unit waits for other ranks.
+        """
+        self._merges_lines = merges_lines
+        self._window_s = window_s
+        self._masks = Masks()
+        self._units: dict[_S, Units] = {}
+        self._blocks: dict[_S, Units] = {}
+        """Those that hold rows."""
+        self._head: Said[_S] | None = None
+        self._tail: Said[_S] | None = None
+        self._held = 0
+        self._alike: dict[tuple[object, bytes], list[Said[_S]]] = {}
+        """The held units of one text, in the order of the queue; those in front may be printed."""
+        self._number = 0
+        """Of the unit that left the queue last."""
+        self._places: dict[int, _Place[_S]] = {}
+        """By rank."""
+        self._warned: dict[tuple[_S, bytes], int] = {}
+        """How often each has written a warning."""
+        self._launch: object = self  # no launch of a speaker
+        self._launch_until_s = 0.0
+        self._printed: dict[bytes, int] = {}
+        """How often each warning of the launch was printed."""
+        self._out: list[Said[_S]] = []
+        """What is to be printed now."""
+
+    def push(self, speaker: _S, lines: bytes, now_s: float) -> list[Said[_S]]:
+        r"""A speaker says whole lines, which end in `\n`; returns what is to be printed now, in this order."""
+        if speaker.launch is not self._launch:
+            self._hold_nothing()
+            self._launch, self._launch_until_s = speaker.launch, now_s + LAUNCH_S
+            self._printed.clear()
+        if not self._merges_lines and speaker not in self._blocks and b"Warning: " not in lines:
+            self._out.append(Said(Unit(ALONE, b"", lines, now_s), speaker, now_s))
+            return self._take_out()
+        units = self._units.get(speaker)
+        if units is None:
+            units = self._units[speaker] = Units(self._masks, holds_tracebacks=self._merges_lines)
+        for unit in units.cut(lines, now_s):
+            self._add(speaker, unit, now_s)
+        if units.since_s is None:
+            self._blocks.pop(speaker, None)
+        else:
+            self._blocks[speaker] = units
+        return self._take_out()
+
+    @property
+    def due_s(self) -> float | None:
+        """When to call `take_due` next; None: nothing is held."""
+        times = [since_s + self._window_s for each in self._blocks.values() if (since_s := each.since_s) is not None]
+        if self._head is not None:
+            times.append(self._head.due_s)
+        return min(times) if times else None
+
+    def take_due(self, now_s: float) -> list[Said[_S]]:
+        """What has been held long enough."""
+        for speaker, units in list(self._blocks.items()):
+            since_s = units.since_s
+            if since_s is None or since_s + self._window_s <= now_s:
+                self._end_block(speaker, now_s, may_go_on=True)
+        self._release(now_s)
+        return self._take_out()
+
+    def take_all(self) -> list[Said[_S]]:
+        """All that is held."""
+        self._hold_nothing()
+        return self._take_out()
+
+    def end(self, speaker: _S, now_s: float) -> list[Said[_S]]:
+        """The speaker says nothing more; what it has said may still be held."""
+        self._end_block(speaker, now_s)
+        self._units.pop(speaker, None)
+        for key in [key for key in self._warned if key[0] is speaker]:
+            del self._warned[key]
+        return self._take_out()
+
+    def _take_out(self) -> list[Said[_S]]:
+        out, self._out = self._out, []
+        return out
+
+    def _hold_nothing(self) -> None:
+        for speaker in list(self._blocks):
+            self._end_block(speaker, 0.0)
+        while self._head is not None:
+            self._leave(self._head)
+
+    def _end_block(self, speaker: _S, now_s: float, *, may_go_on: bool = False) -> None:
+        units = self._blocks.pop(speaker, None)
+        for unit in units.end_block(may_go_on=may_go_on) if units is not None else ():
+            self._add(speaker, unit, now_s)
+
+    def _add(self, speaker: _S, unit: Unit, now_s: float) -> None:
+        said = self._find(speaker, unit) if self._merges_lines and unit.kind != ALONE else None
+        if unit.kind == WARNING and self._repeats(speaker, unit, now_s) and said is None:
+            return
+        if said is None:
+            said = Said(unit, speaker, unit.since_s + self._window_s)
+            if not self._merges_lines:
+                self._out.append(said)
+                return
+            self._enter(said)
+        else:
+            said.join(speaker)
+            self._fix(said)
+        for rank in speaker.ranks:
+            place = self._places.setdefault(rank, _Place())
+            place.last = said
+            if len(said.speakers) > 1 or len(speaker.ranks) > 1:
+                place.fixed, place.loose = said, []
+            else:
+                place.loose.append(said)
+        self._release(now_s)
+
+    def _fix(self, said: Said[_S]) -> None:
+        """The unit is of several speakers now: it keeps its place, and with it what its first one said before it."""
+        for rank in said.speakers[0].ranks:
+            place = self._places[rank]
+            if place.loose and place.loose[0].number <= said.number:
+                del place.loose[: bisect_right(place.loose, said.number, key=_NUMBER)]
+                place.fixed = said
+
+    def _find(self, speaker: _S, unit: Unit) -> Said[_S] | None:
+        """The held unit that the speaker joins; what it alone has said stands in front of it then."""
+        alike = self._alike.get((speaker.stream, unit.key))
+        if alike is None:
+            return None
+        if alike[0].number <= self._number:  # they are printed
+            del alike[: bisect_right(alike, self._number, key=_NUMBER)]
+        places = [place for rank in speaker.ranks if (place := self._places.get(rank)) is not None]
+        if len(places) == 1 and places[0].loose:
+            first = _find_behind(alike, places[0].fixed)
+            for found in () if first is None else (first, alike[-1]):
+                if found.speakers[0].ranks != speaker.ranks and self._move(places[0].loose, found):
+                    return found
+        last = max((place.last for place in places if place.last is not None), key=_NUMBER, default=None)
+        return _find_behind(alike, last)
+
+    def _move(self, loose: list[Said[_S]], target: Said[_S]) -> bool:
+        """Put those of these units that stand behind the target in front of it; False: no numbers are left there."""
+        moved = loose[bisect_right(loose, target.number, key=_NUMBER) :]
+        low = self._number if target.before is None else target.before.number
+        step = (target.number - low) // (len(moved) + 1)
+        if step == 0:
+            return False
+        for count, said in enumerate(moved, 1):
+            alike = self._alike.get(said.key)
+            if said.kind != ALONE and alike is not None:
+                del alike[bisect_left(alike, said.number, key=_NUMBER)]
+                if not alike:
+                    del self._alike[said.key]
+            self._unlink(said)
+            said.due_s = min(said.due_s, target.due_s)
+            self._link(said, target.before, target, low + count * step)
+        return True
+
+    def _enter(self, said: Said[_S]) -> None:
+        """Put a unit at the end of the queue."""
+        self._link(said, self._tail, None, (self._number if self._tail is None else self._tail.number) + _GAP)
+
+    def _link(self, said: Said[_S], before: Said[_S] | None, after: Said[_S] | None, number: int) -> None:
+        said.number, said.before, said.after = number, before, after
+        if before is None:
+            self._head = said
+        else:
+            before.after = said
+        if after is None:
+            self._tail = said
+        else:
+            after.before = said
+        while before is not None and before.due_s > said.due_s:  # rows of a traceback were said some time ago
+            before.due_s = said.due_s
+            before = before.before
+        self._held += 1
+        if said.kind != ALONE:
+            insort(self._alike.setdefault(said.key, []), said, key=_NUMBER)
+
+    def _unlink(self, said: Said[_S]) -> None:
+        if said.before is None:
+            self._head = said.after
+        else:
+            said.before.after = said.after
+        if said.after is None:
+            self._tail = said.before
+        else:
+            said.after.before = said.before
+        said.before = said.after = None
+        self._held -= 1
+
+    def _release(self, now_s: float) -> None:
+        while self._head is not None and (self._head.is_whole or self._head.due_s <= now_s or self._held > _HELD_LIMIT):
+            self._leave(self._head)
+
+    def _leave(self, head: Said[_S]) -> None:
+        self._unlink(head)
+        self._number = head.number
+        self._out.append(head)
+        alike = self._alike.get(head.key)
+        if alike is not None and alike[-1] is head:
+            del self._alike[head.key]
+        if len(head.speakers) == 1:
+            self._fix(head)
+
+    def _repeats(self, speaker: _S, unit: Unit, now_s: float) -> bool:
+        """Whether a warning was printed, of those that started together, as often as the speaker has written it."""
+        if now_s > self._launch_until_s or len(self._printed) > _WARNING_LIMIT:
+            return False
+        times = self._warned.get((speaker, unit.key), 0) + 1
+        self._warned[speaker, unit.key] = times
+        if times <= self._printed.get(unit.key, 0):
+            return True
+        self._printed[unit.key] = times
+        return False
+
+
+def format_ranks(ranks: Iterable[int]) -> str:
+    """`0-2,5`."""
+    from muster._shared.reports import name_ranks  # only where lines are merged
+
+    return name_ranks(ranks).partition(" ")[2].replace(" ", "")

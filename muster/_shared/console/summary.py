@@ -1,0 +1,90 @@
+"""What is said of a job that has ended, above its last line: only what there is to say. Pure."""
+
+from muster._shared.contract import show_controls
+from muster._shared.job_view import Goodput, JobStatus, Recovery, describe_steps
+from muster._shared.reports import format_duration
+
+_MOST_RECOVERIES = 5
+_LEAST_LOST_S = 0.1
+CAUSES = {
+    "start": "until the first step",
+    "detect": "in steps that were not finished",
+    "stop": "stopping workers",
+    "round": "between rounds",
+    "restart": "restarting workers",
+    "repeated": "in steps that were done again",
+    "hang": "in hangs",
+    "waiting": "waiting for nodes",
+    "checkpoint": "saving",
+    "end": "after the last step",
+}
+"""Of lost time; see `Goodput.lost_s`. The last lines of a job and its timeline say the same."""
+
+_FAILURES = {"worker": "worker", "hang": "hang", "node": "lost node", "fenced": "silent leader"}
+"""Of `JobStatus.failures`."""
+
+
+def format_summary(status: JobStatus) -> list[str]:
+    """The lines, without the agent's prefix.
+
+    Args:
+        status: the last one of the job.
+    """
+    lines = [_describe_steps(status), describe_exact(status), *_list_recoveries(status)]
+    lines += [slow.describe() for slow in status.slow_ranks[:1] if slow.is_chronic]
+    return [show_controls(line) for line in lines if line]
+
+
+def _describe_steps(status: JobStatus) -> str:
+    parts = []
+    if status.step is not None or status.most_steps_done is not None:
+        parts.append(describe_steps(status.steps_done, status.most_steps_done or 0, status.total))
+    elif status.optimizer_steps:
+        parts.append(f"{status.optimizer_steps} step{'s'[: status.optimizer_steps != 1]} of the optimizer")
+    if status.goodput is not None:
+        parts.append(_describe_goodput(status.goodput))
+    return "; ".join(parts)
+
+
+def _describe_goodput(goodput: Goodput) -> str:
+    lost = sorted((each for each in goodput.lost_s if each[1] >= _LEAST_LOST_S), key=lambda each: -each[1])
+    text = f"goodput {goodput.fraction * 100:.0f} %"
+    if not lost:
+        return text
+    return f"{text}; lost: " + ", ".join(f"{format_duration(lost_s)} {CAUSES.get(name, name)}" for name, lost_s in lost)
+
+
+def describe_exact(status: JobStatus) -> str:
+    """What is known without the script's help: "the first step after 12 s; failures: 1 worker, 2 hangs"; or ""."""
+    parts = []
+    if status.goodput is not None and status.time_to_start_s is not None:
+        parts.append(f"the first step after {format_duration(status.time_to_start_s)}")
+    elif status.failures and status.time_to_start_s is not None:
+        parts.append(f"workers ran after {format_duration(status.time_to_start_s)}")
+    if status.failures:
+        counts = (_count_failures(name, count) for name, count in status.failures)
+        parts.append("failures: " + ", ".join(counts))
+    if status.goodput is None and status.failures:
+        parts.append("goodput needs muster.worker.step(i) in the script")
+    return "; ".join(parts)
+
+
+def _count_failures(name: str, count: int) -> str:
+    text = _FAILURES.get(name, name)
+    return f"{count} {text}{'' if count == 1 else 's'}"
+
+
+def _list_recoveries(status: JobStatus) -> list[str]:
+    shown = status.recoveries[-_MOST_RECOVERIES:]
+    left_out = max(status.recovery_count, len(status.recoveries)) - len(shown)
+    lines = [f"{left_out} earlier recover{'y' if left_out == 1 else 'ies'}"] if left_out else []
+    return lines + [_describe_recovery(each) for each in shown]
+
+
+def _describe_recovery(recovery: Recovery) -> str:
+    cost = "not over" if recovery.cost_s is None else f"cost {format_duration(recovery.cost_s)}"
+    if recovery.snapshot_step is not None:
+        cost += f", continued at step {recovery.snapshot_step:,} from memory"
+        again = recovery.repeated_steps
+        cost += "" if again is None else f", {again:,} step{'' if again == 1 else 's'} repeated"
+    return f"recovery, {cost}: {recovery.cause}" if recovery.cause else f"recovery, {cost}"

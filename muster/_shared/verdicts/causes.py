@@ -1,0 +1,39 @@
+"""The classes of causes, by the names that `--on` uses, and what people read for them.
+
+`agent.diagnosis.classes` finds the class of a failure; `_shared.verdicts.policy` lets a user say what follows from it.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+USAGE: Final = "usage"
+DATA: Final = "data"
+HOST_OOM: Final = "host-oom"
+DEVICE_OOM: Final = "device-oom"
+DEVICE: Final = "device"
+NETWORK: Final = "network"
+PREEMPTION: Final = "preemption"
+TIME_LIMIT: Final = "time-limit"
+HANG: Final = "hang"
+CRASH: Final = "crash"
+UNKNOWN: Final = "unknown"
+
+CLASSES: Final[Mapping[str, str]] = {
+    USAGE: "usage",
+    DATA: "data",
+    HOST_OOM: "out of memory of the host",
+    DEVICE_OOM: "out of memory of a device",
+    DEVICE: "device or link",
+    NETWORK: "network",
+    PREEMPTION: "preemption",
+    TIME_LIMIT: "time limit",
+    HANG: "hang",
+    CRASH: "program crash",
+    UNKNOWN: "unknown",
+}
+"""In the order of the documentation."""
+
+
+def name_class(cause: str) -> str:
+    """Name a class for people; one of a newer agent, or none, as it is."""
+    return CLASSES.get(cause, cause)

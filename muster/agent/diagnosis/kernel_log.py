@@ -1,0 +1,114 @@
+"""What the kernel's log says of failures: a device that is lost, a process that was killed for memory.
+
+`/dev/kmsg` needs a right that containers seldom have; where it cannot be read nothing is known. Loaded by a failure.
+
+Source: Documentation/ABI/testing/dev-kmsg: one record per read, "priority,number,microseconds,flags;text".
+"""
+
+import os
+import re
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from muster._shared.records import record
+from muster._shared.verdicts.causes import DEVICE, HOST_OOM
+
+_RECORD_BYTES: Final = 8192
+_MOST_RECORDS: Final = 20_000
+"""A log has a megabyte or less in most kernels."""
+
+_MOST_KEPT: Final = 64
+
+_XID: Final = re.compile(r"NVRM: Xid \(([^)]*)\): (\d+)")
+_PROGRAM_XIDS: Final = frozenset({13, 31, 43, 45, 68, 69})
+"""Faults of the program (an illegal address, an exception of a kernel), and what follows from the end of one.
+Source: NVIDIA's catalogue of Xid errors."""
+_DEVICE: Final = re.compile(
+    r"NVRM: .*fallen off the bus|NVRM: .*GPU .* lost|nvidia-nvswitch.*SXid|Uncorrected hardware error|"
+    r"amdgpu.*(?:GPU reset begin|uncorrectable)|mlx5_core.*(?:health|fatal|Link down)|AER: Uncorrected"
+)
+_KILLED: Final = re.compile(r"(?:Out of memory|Memory cgroup out of memory|OOM)\S* Killed process (\d+)")
+
+
+@record
+class KernelLine:
+    """One line of the log that tells of a failure."""
+
+    cause: str
+    """`causes.DEVICE` or `causes.HOST_OOM`."""
+    text: str
+    pid: int | None = None
+    """The process that was killed for memory, by the number it has on the machine."""
+
+
+def find_kernel_lines(records: Iterable[bytes]) -> Iterator[tuple[float, KernelLine]]:
+    """Find the lines that tell of a failure, each with its time (CLOCK_MONOTONIC); records as the device gives them."""
+    for each in records:
+        head, _, body = each.partition(b";")
+        words = head.split(b",")
+        if len(words) < 3 or not words[2].isdigit():
+            continue
+        line = parse_kernel_text(body.split(b"\n", 1)[0].decode(errors="replace"))
+        if line is not None:
+            yield int(words[2]) / 1e6, line
+
+
+def parse_kernel_text(text: str) -> KernelLine | None:
+    """What one line says; None: nothing of a failure."""
+    text = text.strip()[:400]
+    killed = _KILLED.search(text)
+    if killed:
+        return KernelLine(cause=HOST_OOM, text=f"kernel: {text}", pid=int(killed[1]))
+    xid = _XID.search(text)
+    if xid:
+        return None if int(xid[2]) in _PROGRAM_XIDS else KernelLine(cause=DEVICE, text=f"kernel: {text}")
+    return KernelLine(cause=DEVICE, text=f"kernel: {text}") if _DEVICE.search(text) else None
+
+
+class KernelLog:
+    """Reads the log. What was there before `skip` is not read: the log of a machine may take some 10 ms.
+
+    Args:
+        path: of the device.
+    """
+
+    def __init__(self, path: str = "/dev/kmsg") -> None:
+        self._path = path
+        self._opened: int | None = None
+        self._found: deque[tuple[float, KernelLine]] = deque(maxlen=_MOST_KEPT)
+        """The last ones: several workers fail of one."""
+
+    def skip(self) -> None:
+        """Read only what comes from now on."""
+        opened = self._open()
+        if opened is not None:
+            os.lseek(opened, 0, os.SEEK_END)
+
+    def read(self, since_s: float) -> tuple[KernelLine, ...]:
+        """Return what it says since then (CLOCK_MONOTONIC); nothing where it cannot be read."""
+        opened = self._open()
+        if opened is not None:
+            self._found.extend(find_kernel_lines(_read_records(opened)))
+        return tuple(line for at_s, line in self._found if at_s >= since_s)
+
+    def _open(self) -> int | None:
+        if self._opened is None:
+            try:
+                self._opened = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            except OSError:
+                return None
+        return self._opened
+
+
+def _read_records(opened: int) -> Iterator[bytes]:
+    for _ in range(_MOST_RECORDS):
+        try:
+            data = os.read(opened, _RECORD_BYTES)
+        except BrokenPipeError:  # a record was overwritten before it was read
+            continue
+        except OSError:  # BlockingIOError: there is no more
+            return
+        if not data:
+            return
+        yield data

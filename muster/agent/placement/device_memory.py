@@ -1,0 +1,104 @@
+"""Waits until the memory of this node's devices is free, before workers are started again. It may block: in a thread.
+
+The driver frees the memory of a process that was killed some time after its end. A worker that is forked 44 ms later
+could meet a device that is still full, and fail for it.
+
+A device is free when no more is in use than before the first workers of the job, or than what `preflight` takes for
+free. Parts of devices (MIG) are not waited for: NVML tells their memory by handles of their own.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+from muster._shared.preflight import Need, choose_devices, describe_use, is_free, parse_visible
+from muster._shared.preflight.gpus import Device, Devices, read_devices
+from muster.agent.runtime.loop import run_limited
+
+LIMIT_S: Final = 50.0
+"""NVRx waits as long."""
+ANSWER_S: Final = 10.0
+_TOLD_S: Final = 5.0
+"""A wait that was longer is a line."""
+_POLL_S: Final = 0.25
+
+
+class DeviceMemory:
+    """Of the devices of one node's workers. Its methods may block, each in a thread of its own."""
+
+    def __init__(
+        self,
+        library: str,
+        nproc: int,
+        visible: str | None,
+        *,
+        limit_s: float = LIMIT_S,
+        answer_s: float = ANSWER_S,
+        sleep: Callable[[float], None] = time.sleep,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Open nothing.
+
+        Args:
+            library: NVML's.
+            nproc: workers.
+            visible: CUDA_VISIBLE_DEVICES of the workers; None: it is not set.
+            limit_s: the longest wait.
+            answer_s: the longest that one answer of the driver may take.
+            sleep: passes the time.
+            now_s: the monotonic clock.
+        """
+        self._library = library
+        self._need = Need(nproc=nproc, devices=None, visible=parse_visible(visible))
+        self._limit_s = limit_s
+        self._answer_s = answer_s
+        self._sleep = sleep
+        self._now_s = now_s
+        self._before: dict[int, int] = {}
+        """Bytes in use before the first workers, by device."""
+
+    def remember(self) -> None:
+        """Remember what is in use now: it is none of the workers', which have just been started for the first time."""
+        if not self._before:
+            self._before = {device.index: device.used_bytes for device in self._read() or ()}
+
+    def wait(self, is_cancelled: Callable[[], bool]) -> tuple[str, ...]:
+        """Wait until all devices are free, for `limit_s` at most, and not after `is_cancelled`; lines for people."""
+        began_s = self._now_s()
+        first: tuple[Device, ...] = ()
+        while not is_cancelled():
+            devices = self._read()
+            if devices is None:
+                why = f"the NVIDIA driver has not answered within {self._answer_s:g} s"
+                return (f"{why}: workers are started without a look at the memory of their devices",)
+            full = tuple(device for device in devices if not self._is_free(device))
+            first = first or full
+            took_s = self._now_s() - began_s
+            if not full:
+                names = ", ".join(str(device.index) for device in first)
+                return (f"the memory of device {names} was free after {took_s:.0f} s",) if took_s >= _TOLD_S else ()
+            if took_s >= self._limit_s:
+                after = f"{took_s:.0f} s after the last workers ended; workers are started all the same"
+                return tuple(f"{describe_use(device)} {after}" for device in full)
+            self._sleep(_POLL_S)
+        return ()
+
+    def _read(self) -> tuple[Device, ...] | None:
+        """The job's devices; None: the driver does not answer in time, such as one whose GPU hangs."""
+        if self._need.visible == ():
+            return ()
+        found: list[Devices | None] = []
+        try:
+            is_done = run_limited([lambda: found.append(read_devices(self._library))], self._answer_s)
+        except RuntimeError:  # no thread is left
+            return ()
+        if not is_done:
+            return None
+        if not found or found[0] is None:
+            return ()
+        chosen = choose_devices(found[0], self._need)
+        # Where nothing says which devices these are, local rank n uses the n-th.
+        return chosen[: self._need.nproc] if self._need.visible is None else chosen
+
+    def _is_free(self, device: Device) -> bool:
+        return is_free(device) or device.used_bytes <= self._before.get(device.index, 0)

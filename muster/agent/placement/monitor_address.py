@@ -1,0 +1,28 @@
+"""Reserves the address on which NCCL's own monitor (RAS) of this node's workers answers.
+
+NCCL's default is one port of the machine for all jobs: the kernel would give the agent's question to any of them, and
+of a job of another user there would be no monitor at all. All processes of one node listen on the same port, which
+NCCL opens with SO_REUSEPORT.
+
+Source: NCCL 2.27.7, src/ras/client_support.cc (`rasClientInitSocket`); socket(7) for who may share a port.
+"""
+
+import socket
+from contextlib import ExitStack
+
+
+def reserve(stack: ExitStack) -> str | None:
+    """Reserve a port of the loopback interface for processes of this user until `stack` is closed.
+
+    A socket that is bound and does not listen keeps the port from others, and is given no connection.
+
+    Returns:
+        The value of NCCL_RAS_ADDR; None: there is no port, or no IPv4.
+    """
+    try:
+        reserved = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        reserved.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{reserved.getsockname()[1]}"
+    except OSError:
+        return None

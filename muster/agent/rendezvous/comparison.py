@@ -1,0 +1,105 @@
+"""Compares what the nodes' preflight has read: what differs, and on which nodes. Pure.
+
+Other code on some node is an error: no attempt could do better. All else is a warning. Clocks are compared by the time
+between a node's own wall clock and the arrival, so that a message that is late makes its node seem late: what a loaded
+machine may take is no finding.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from muster._shared.preflight import CLOCK, CODE, MOST_SKEW_S, UNLIKE, VERSIONS, Check
+from muster._shared.records import record
+from muster._shared.reports import format_duration
+from muster.agent.rendezvous.interface import NodeFacts
+
+_NAMED = 8
+"""Nodes that one line names."""
+VERDICT = "no attempt could do better: not retried (--preflight off starts the job all the same)"
+"""What follows from an error."""
+
+
+@record
+class CheckedNode:
+    """What one node has read."""
+
+    name: str
+    """For lines: "node 1 (host-b)"."""
+    facts: NodeFacts
+    offset_s: float
+    """Its wall clock, minus the leader's clock when that arrived: of use only against another node's."""
+
+
+@record
+class Difference:
+    """One thing in which nodes differ."""
+
+    row: Check
+    text: str
+    is_error: bool = False
+
+    def describe(self) -> str:
+        """One line."""
+        return f"preflight: {self.text}: {self.row.advice}"
+
+
+def compare_nodes(nodes: Sequence[CheckedNode]) -> tuple[Difference, ...]:
+    """Compare all nodes of a round, in the order of their group ranks."""
+    return tuple(_compare(nodes))
+
+
+def _compare(nodes: Sequence[CheckedNode]) -> Iterator[Difference]:
+    if text := _find_odd(nodes, [node.facts.workspace for node in nodes], "the workspace of"):
+        yield Difference(row=CODE, text=text, is_error=True)
+    if text := _find_odd(nodes, [node.facts.script for node in nodes], "the script of"):
+        yield Difference(row=CODE, text=text)
+    for name in dict.fromkeys(name for node in nodes for name, _ in node.facts.versions):
+        versions = [dict(node.facts.versions).get(name, "") for node in nodes]
+        if text := _find_odd(nodes, versions, f"{name} of", shows_values=True):
+            yield Difference(row=VERSIONS, text=text)
+    yield from _compare_devices(nodes)
+    yield from _compare_clocks(nodes)
+
+
+def _find_odd(nodes: Sequence[CheckedNode], values: Sequence[str], what: str, *, shows_values: bool = False) -> str:
+    """Name the nodes that are not like most; "": all that know it are alike."""
+    counts = Counter(filter(None, values))
+    if len(counts) <= 1:
+        return ""
+    usual = counts.most_common(1)[0][0]
+    odd = [node for node, value in zip(nodes, values, strict=True) if value and value != usual]
+    like = nodes[list(values).index(usual)]
+    shown = f" is {', '.join(sorted({*counts} - {usual}))}" if shows_values else " differs"
+    expected = f"expected {usual} as of" if shows_values else "expected that of"
+    return f"{what} {_name(odd)}{shown}, {expected} {like.name}"
+
+
+def _name(nodes: Sequence[CheckedNode]) -> str:
+    rest = f" and {len(nodes) - _NAMED} more" if len(nodes) > _NAMED else ""
+    return f"{', '.join(node.name for node in nodes[:_NAMED])}{rest}"
+
+
+def _compare_devices(nodes: Sequence[CheckedNode]) -> Iterator[Difference]:
+    """A node with fewer GPUs than most others that have as many workers."""
+    for nproc in dict.fromkeys(node.facts.nproc for node in nodes):
+        same = [node for node in nodes if node.facts.nproc == nproc]
+        usual = Counter(node.facts.devices for node in same if node.facts.devices).most_common(1)
+        most = (usual[0][0] if usual else 0) or 0
+        odd = [node for node in same if (node.facts.devices or 0) < most]
+        if odd:
+            has = ", ".join(dict.fromkeys(str(node.facts.devices or 0) for node in odd))
+            verb = "has" if len(odd) == 1 else "have"
+            yield Difference(row=UNLIKE, text=f"{_name(odd)} {verb} {has} devices, expected {most} as the others")
+
+
+def _compare_clocks(nodes: Sequence[CheckedNode]) -> Iterator[Difference]:
+    """By the median, since the leader's own clock may be the wrong one; of two nodes, by the first."""
+    is_pair = len(nodes) == 2  # there is no majority
+    median_s = nodes[0].offset_s if is_pair else sorted(node.offset_s for node in nodes)[len(nodes) // 2]
+    odd = [node for node in nodes if abs(node.offset_s - median_s) > MOST_SKEW_S]
+    for node in odd[:_NAMED]:
+        skew_s = node.offset_s - median_s
+        direction = "ahead of" if skew_s > 0 else "behind"
+        others = f"that of {nodes[0].name}" if is_pair else "those of most nodes"
+        text = f"the clock of {node.name} is {format_duration(abs(skew_s))} {direction} {others}"
+        yield Difference(row=CLOCK, text=f"{text}, expected at most {MOST_SKEW_S:g} s")

@@ -1,0 +1,152 @@
+"""Nodes that are at fault: which is remembered, which is the last choice, and which leaves. Pure.
+
+A node is suspected at once when a device or a link of it has failed, its preflight has found an error, or a rank has
+said so itself; otherwise when it is the first to fail twice without progress between, and no other node has failed in
+the same way. Of the nodes that may get an assignment a suspected one is the last, for a time that doubles with each
+failure. What is remembered is in the recovery record; how long it counts begins anew with a new leader.
+"""
+
+from typing import TypeAlias
+
+from muster._shared.records import replace
+from muster._shared.reports import Failure, format_duration
+from muster._shared.verdicts.causes import DATA, DEVICE, PREEMPTION, TIME_LIMIT, USAGE, name_class
+from muster.agent.rendezvous.consensus.actions import Notify
+from muster.agent.rendezvous.consensus.members import MemberRecord
+from muster.agent.rendezvous.consensus.state import JobState, describe_member
+from muster.agent.rendezvous.verdicts.deciding import Verdict
+from muster.agent.rendezvous.verdicts.restarts import MOST_FAULTS, NodeFault, Restarts
+
+Judgement: TypeAlias = tuple[JobState, tuple[Notify, ...]]
+
+SUSPECTED_S = 600.0
+"""How long the first failure counts against a node."""
+_MOST_SUSPECTED_S = 4 * 3600.0
+_OF_THE_PROGRAM = (USAGE, DATA, PREEMPTION, TIME_LIMIT)
+"""Classes that say nothing of the node."""
+_SUSPECTED_FROM = 2
+
+
+def choose_leaving(state: JobState, root: Failure | None, verdict: Verdict) -> tuple[MemberRecord, str] | None:
+    """The member that leaves because of a failure, and what takes its place; None: the ranks restart where they are."""
+    if root is None or not verdict.is_elsewhere or root.round != state.round_number:
+        return None
+    member = _find_member(state, root)
+    if member is None or member.is_leaving:
+        return None
+    suspected = list_suspected(state)
+    gone = sum(1 for each in state.assignments if each not in state.members or state.members[each].is_leaving)
+    spares = [
+        each
+        for each in state.members.values()
+        if each.id not in state.assignments
+        and each.id not in state.importing
+        and each.id not in suspected
+        and not each.is_leaving
+    ]
+    if len(spares) > gone:
+        return member, "a spare node takes its place"
+    if not verdict.is_wanted:
+        return None
+    if len(state.assignments) - gone > state.rules.min_nodes:
+        return member, "the job goes on without it"
+    return (member, "its scheduler is to start another") if state.rules.is_managed else None
+
+
+def _find_member(state: JobState, root: Failure) -> MemberRecord | None:
+    found = (state.members.get(each.id) for each in state.assignments.values() if each.group_rank == root.node)
+    return next(found, None)
+
+
+def judge_certain(state: JobState, root: Failure | None, now_s: float) -> Judgement:
+    """Record the node of a failure that says itself that the node is at fault."""
+    return _record_fault(state, root, now_s) if root is not None and _is_certain(root) else (state, ())
+
+
+def judge_node(state: JobState, ordered: tuple[Failure, ...], now_s: float) -> Judgement:
+    """Record the node that has failed first; `ordered` are all failures of the round, the root cause first."""
+    root = ordered[0]
+    if root.wish or root.cause in ("", *_OF_THE_PROGRAM) or _is_certain(root):
+        return state, ()
+    if any(each.node != root.node and not each.collateral for each in ordered):
+        return state, ()  # the program does it, wherever it runs
+    return _record_fault(state, root, now_s)
+
+
+def _is_certain(root: Failure) -> bool:
+    return root.cause == DEVICE or root.wish == "elsewhere" or bool(root.check)
+
+
+def _record_fault(state: JobState, root: Failure, now_s: float) -> Judgement:
+    member = _find_member(state, root)
+    if member is None or len(state.members if _is_certain(root) else state.assignments) < 2:
+        return state, ()
+    on_machine = sum(1 for each in state.members.values() if each.machine == member.machine)
+    known = next((each for each in state.restarts.faults if each.matches(member.machine, member.index)), None)
+    count = 1 if known is None else known.count + 1
+    fault = NodeFault(
+        machine=member.machine,
+        node_index=member.index if member.index is not None else root.node,
+        host=member.machine_name or member.host,
+        cause=root.cause,
+        count=count,
+        is_shared=on_machine > 1 and bool(member.machine),
+        is_suspected=_is_certain(root) or count >= _SUSPECTED_FROM or (known is not None and known.is_suspected),
+    )
+    faults = (*(each for each in state.restarts.faults if each is not known), fault)[-MOST_FAULTS:]
+    state = replace(state, restarts=replace(state.restarts, faults=faults))
+    if not fault.is_suspected:
+        return state, ()
+    for_s = _find_duration_s(fault)
+    state = replace(state, suspected_until_s=state.suspected_until_s.with_item(_name(fault), now_s + for_s))
+    cordon = f"; kubectl cordon {member.machine_name} keeps new pods off it" if member.machine_name else ""
+    line = f"{describe_member(state, member)} is suspected: {describe_fault(fault)}; other nodes go before it for "
+    return state, (Notify(text=f"{line}{format_duration(for_s)}{cordon}"),)
+
+
+def describe_fault(fault: NodeFault) -> str:
+    """Say what a node is suspected of: "it failed first, twice (device or link)"."""
+    times = {1: "once", 2: "twice"}.get(fault.count, f"{fault.count} times")
+    return f"it failed first {times} ({name_class(fault.cause)})"
+
+
+def list_suspected_nodes(restarts: Restarts) -> tuple[str, ...]:
+    """Name the suspected nodes, for the report."""
+    return tuple(
+        f"node {each.node_index} ({each.host}): {describe_fault(each)}" for each in restarts.faults if each.is_suspected
+    )
+
+
+def _find_duration_s(fault: NodeFault) -> float:
+    return min(SUSPECTED_S * float(2 ** min(fault.count - 1, 10)), _MOST_SUSPECTED_S)
+
+
+def _name(fault: NodeFault) -> str:
+    return f"{fault.machine} {fault.node_index if fault.is_shared or not fault.machine else ''}"
+
+
+def find_fault(state: JobState, member: MemberRecord) -> NodeFault | None:
+    """What a member is suspected of; None: nothing."""
+    found = (each for each in state.restarts.faults if each.is_suspected and _name(each) in state.suspected_until_s)
+    return next((each for each in found if each.matches(member.machine, member.index)), None)
+
+
+def list_suspected(state: JobState) -> frozenset[str]:
+    """Ids of the members that are the last choice."""
+    if not state.restarts.faults:
+        return frozenset()
+    return frozenset(each.id for each in state.members.values() if find_fault(state, each) is not None)
+
+
+def renew_suspicions(state: JobState, now_s: float) -> JobState:
+    """End what has lasted long enough; what another leader has recorded begins to count."""
+    until_s = state.suspected_until_s
+    kept = []
+    for fault in state.restarts.faults:
+        name = _name(fault)
+        if fault.is_suspected and name not in until_s:
+            until_s = until_s.with_item(name, now_s + _find_duration_s(fault))
+        is_over = fault.is_suspected and now_s >= until_s[name]
+        kept.append(replace(fault, is_suspected=False) if is_over else fault)
+        until_s = until_s.without(name) if is_over else until_s
+    return replace(state, suspected_until_s=until_s, restarts=replace(state.restarts, faults=tuple(kept)))

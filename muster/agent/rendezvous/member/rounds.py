@@ -1,0 +1,176 @@
+"""What a member makes of the leader's rounds, and of the job's end. Pure; see `decisions`."""
+
+from muster._shared.records import replace
+from muster.agent.rendezvous.consensus.actions import RoundBreak, RoundStart, RoundSummary
+from muster.agent.rendezvous.consensus.events import RoundAcknowledged
+from muster.agent.rendezvous.consensus.recovery import RecoveryRecord
+from muster.agent.rendezvous.interface import (
+    BreakKind,
+    JobEnded,
+    Notice,
+    RendezvousFailed,
+    RoundBroken,
+    RoundFormed,
+)
+from muster.agent.rendezvous.member import events as do
+from muster.agent.rendezvous.member.state import MemberState, Once
+from muster.agent.rendezvous.report_messages import Stopped
+from muster.agent.round import Round, find_lineage
+
+Decision = tuple[MemberState, tuple[do.Action, ...]]
+
+
+def build_notice(text: str, *, is_leader_lost: bool = False) -> do.Post:
+    """One line for the console; see `Notice`."""
+    return do.Post(event=Notice(text=text, is_leader_lost=is_leader_lost))
+
+
+def print_once(state: MemberState, once: Once, text: str) -> Decision:
+    """One line for the console, unless it was printed."""
+    if once in state.printed:
+        return state, ()
+    return replace(state, printed=state.printed | {once}), (build_notice(text),)
+
+
+def stop_search(state: MemberState) -> Decision:
+    """Stop the search, if it runs."""
+    return replace(state, is_searching=False, search_failure=None), (do.StopSearch(),)
+
+
+def cancel_timers() -> tuple[do.Action, ...]:
+    """A leader was found, or none is needed."""
+    return tuple(do.SetTimer(kind=kind, delay_s=None) for kind in (do.TimerKind.DEADLINE, do.TimerKind.JOIN))
+
+
+# -- rounds -----------------------------------------------------------------------------------------------------------
+
+
+def record_recovery(state: MemberState, told: RecoveryRecord) -> MemberState:
+    """Merge the leader's recovery record into what this node knows."""
+    return replace(state, recovery=state.recovery.with_record(told))
+
+
+def on_round_start(state: MemberState, start: RoundStart) -> Decision:
+    """This node takes part in a new round: begin its lease, and have its workers started."""
+    formed, hosts_rank_0 = _build_round(state, start), start.group_rank == 0
+    told: tuple[do.Action, ...] = ()
+    if Once.WAIT in state.printed:  # else the last line would still say that it waits
+        nodes, goes_on = formed.group_world_size, "goes on" if formed.number > 1 else "starts"
+        told = (build_notice(f"{nodes} of {state.config.max_nodes} nodes are here: the job {goes_on}"),)
+    state, stopped = stop_search(
+        replace(
+            state,
+            recovery=state.recovery.with_round(start.facts.value, start.group_ranks),
+            is_running=True,
+            kinds_posted=frozenset(),
+            printed=state.printed - {Once.WAIT, Once.SPARE},
+        )
+    )
+    return state, (
+        do.Wait(is_on=False),
+        *told,
+        do.BeginRound(hosts_rank_0=hosts_rank_0, is_alone=formed.group_world_size == 1),
+        do.SendUp(message=RoundAcknowledged(round_number=formed.number)),
+        *stopped,
+        do.Post(event=RoundFormed(round=formed, is_held=not hosts_rank_0)),
+    )
+
+
+def _build_round(state: MemberState, start: RoundStart) -> Round:
+    """Add what the leader cannot know: this node's index, and the address that `static` was given here."""
+    facts, recovery, config = start.facts.value, start.facts.value.recovery, state.config
+    return Round(
+        number=recovery.round_number,
+        attempt=recovery.attempt,
+        restarts_left=max(0, config.max_restarts - (recovery.attempt - recovery.restarts.free)),
+        repeats=recovery.restarts.repeats,
+        group_rank=start.group_rank,
+        group_world_size=facts.group_world_size,
+        rank_offset=start.rank_offset,
+        world_size=facts.world_size,
+        role_rank_offset=start.role_rank_offset,
+        role_world_size=start.role_world_size,
+        master_addr=_find_static_master(state) if config.lends_endpoint else facts.master_addr,
+        master_port=config.master_port if config.lends_endpoint else facts.master_port,
+        use_agent_store=facts.use_agent_store,
+        hosts_store=facts.use_agent_store and start.group_rank == 0,
+        node_index=config.node_index or 0,
+        checkpoint=recovery.checkpoint,
+        lineage=find_lineage(recovery.round_number, recovery.quorum_rounds[-1].leader_id),
+        snapshot=recovery.snapshot,
+        source=start.source,
+        neighbour=start.neighbour,
+    )
+
+
+def _find_static_master(state: MemberState) -> str:
+    """MASTER_ADDR as it was given, or the address that answered: torch's store would try the silent one alone."""
+    found = state.connection
+    return state.config.master_addr if found is None or not found.silent_host else found.peer_host
+
+
+def on_round_summary(state: MemberState, summary: RoundSummary) -> Decision:
+    """A round was formed without this node. Said once, not with every round that the others form."""
+    state = replace(state, recovery=state.recovery.with_round(summary.facts.value, summary.group_ranks))
+    if not summary.is_spare or Once.SPARE in state.printed:
+        return state, ()
+    line = f"all {state.config.max_nodes} nodes that --nnodes allows have joined: waiting as a spare"
+    state, notices = print_once(state, Once.SPARE, line)
+    return state, (do.Wait(is_on=False), *notices)
+
+
+def on_round_break(state: MemberState, message: RoundBreak) -> Decision:
+    """The round has ended: have the workers stopped, or say that there are none."""
+    number = message.broken.round_number
+    if number != state.recovery.round_number:
+        return state, ()
+    state = record_recovery(state, message.recovery.value)
+    if message.broken.leaves or message.broken.explains:  # also one that has stopped its workers already
+        return state, (do.Post(event=replace(message.broken, is_leader=state.is_leading)),)
+    if not state.is_running:
+        return state, (do.SendStopped(stopped=Stopped(round_number=number)),)
+    return post_break(state, message.broken)
+
+
+def post_break(state: MemberState, broken: RoundBroken) -> Decision:
+    """Have the workers stopped, once for each kind of break."""
+    if not state.is_running or broken.kind in state.kinds_posted:
+        return state, ()
+    state = replace(state, kinds_posted=state.kinds_posted | {broken.kind})
+    return state, (do.Post(event=replace(broken, is_leader=state.is_leading)),)
+
+
+def fence(state: MemberState, reason: str) -> Decision:
+    """Kill this node's workers at once: the other members may go on without it."""
+    broken = RoundBroken(round_number=state.recovery.round_number, kind=BreakKind.FENCED, reason=reason)
+    return post_break(state, broken)
+
+
+# -- the end -----------------------------------------------------------------------------------------------------------
+
+
+def post_job_end(state: MemberState) -> Decision:
+    """The job has ended, and all members know it."""
+    job_end = state.job_end
+    if job_end is None:
+        return state, ()
+    ended = JobEnded(
+        succeeded=job_end.succeeded,
+        report=None if job_end.report is None else job_end.report.value,
+        prints_report=job_end.printer_id == state.own_id,
+        is_leader=state.is_leading,
+        is_drained=job_end.is_drained,
+        peak_bytes=state.peak_bytes,
+    )
+    return _end(state, do.Post(event=ended))
+
+
+def fail(state: MemberState, reason: str, *, usage: bool = False) -> Decision:
+    """End rendezvous without success."""
+    return _end(state, do.Post(event=RendezvousFailed(reason=reason, usage=usage)))
+
+
+def _end(state: MemberState, post: do.Post) -> Decision:
+    """The link stays open until the supervisor closes it: others may still be told of the end here."""
+    state, stopped = stop_search(replace(state, has_ended=True))
+    return state, (do.Wait(is_on=False), *stopped, do.StopRenewal(), *cancel_timers(), post)

@@ -1,0 +1,75 @@
+"""What the leader keeps of failures, over attempts and leaders: a part of the recovery record. Pure."""
+
+from typing import Annotated
+
+from muster._shared.fields import Count, Limit
+from muster._shared.records import record, replace
+
+Signature = Annotated[str, Limit(most=32)]
+
+MOST_FAULTS = 16
+"""Nodes whose failures are kept."""
+
+
+@record
+class CauseCount:
+    """One cause that attempts have failed of since the last progress."""
+
+    signature: Signature
+    """See `verdicts.find_signature`."""
+    count: Count
+    is_stepless: bool
+    """The last attempt that failed of it is known to have done no step."""
+    early: bool = False
+    """It was a start-up error within seconds."""
+
+
+@record
+class NodeFault:
+    """A node that was the first to fail."""
+
+    machine: Annotated[str, Limit(most=64)]
+    """The machine's boot id; "": not known."""
+    node_index: Count | None
+    host: Annotated[str, Limit(most=128)]
+    cause: Annotated[str, Limit(most=32)]
+    """The class of the last failure."""
+    count: Count
+    """Failures without progress between them; of a device or a link: all."""
+    is_shared: bool = False
+    """Several nodes of the job were on the machine: only one of the same index is meant."""
+    is_suspected: bool = False
+
+    def matches(self, machine: str, node_index: int | None) -> bool:
+        """Whether a member is this node, or one on its machine."""
+        if not self.machine or self.machine != machine:
+            return not self.machine and self.node_index is not None and self.node_index == node_index
+        return not self.is_shared or self.node_index == node_index
+
+
+@record
+class Restarts:
+    """What is known of the attempts so far."""
+
+    free: Count = 0
+    """How many restarts have used none of those that are allowed."""
+    causes: Annotated[tuple[CauseCount, ...], Limit(most=8)] = ()
+    """Since the last progress; that of the last attempt is last."""
+    has_reported: bool = False
+    """The job's script is known to report its steps, or to have done some with an optimizer of torch."""
+    faults: Annotated[tuple[NodeFault, ...], Limit(most=MOST_FAULTS)] = ()
+
+    @property
+    def repeats(self) -> int:
+        """How often attempts have failed of the last one's cause, with no progress between: 0 after progress."""
+        return self.causes[-1].count if self.causes else 0
+
+    def forget_causes(self) -> "Restarts":
+        """There was progress: what failed before it counts no more, but for nodes that are suspected."""
+        faults = tuple(each for each in self.faults if each.is_suspected)
+        return replace(self, causes=(), has_reported=True, faults=faults)
+
+    def record_progress(self) -> "Restarts":
+        """The round that has ended had made progress before it failed: only its own failure counts."""
+        last = tuple(replace(each, count=1, is_stepless=False, early=False) for each in self.causes[-1:])
+        return replace(self.forget_causes(), causes=last)

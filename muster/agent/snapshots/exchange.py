@@ -1,0 +1,359 @@
+"""Parts of snapshots between nodes: sent to the neighbour, kept for one, fetched, and served to whoever lacks them.
+
+Each transfer runs in a thread of its own, on a connection of its own. What it reads is pinned, or is the base of the
+round, which no worker writes to; where a slot was written to all the same, the receiver is told at the end.
+"""
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from muster._shared.snapshot_file import compute_limit
+from muster.agent.rendezvous.interface import Stream
+from muster.agent.rendezvous.protocol.framing import ProtocolError
+from muster.agent.round import Generation, Round, Source
+from muster.agent.runtime.loop import Loop
+from muster.agent.snapshots.copies import Copies, describe
+from muster.agent.snapshots.keeping import is_kept
+from muster.agent.snapshots.memory import Extent, Key, Part, SnapshotMemory
+from muster.agent.snapshots.transfer import (
+    BLOCK_BYTES,
+    Digests,
+    NotKept,
+    TransferError,
+    read_counts,
+    receive_blocks,
+    send_extents,
+)
+
+if TYPE_CHECKING:  # most nodes never fetch anything
+    from muster.agent.snapshots.fetching import Fetch
+
+OpenStream = Callable[[Source, Callable[[Stream], None], Callable[[str], None]], None]
+Seek = Callable[[int, Callable[[Source | None], None]], None]
+"""Asks the leader who has what a global rank has saved of the base."""
+SEEK_LIMIT_S = 30.0
+OnEnd = Callable[[str | None], None]
+"""Gets why it failed; None: it did not."""
+
+
+class Exchange:
+    """All transfers of one node. Close it."""
+
+    def __init__(
+        self, loop: Loop, memory: SnapshotMemory, open_stream: OpenStream, seek: Seek, env: Mapping[str, str]
+    ) -> None:
+        self._env = env
+        self.copies = Copies(self._find_limit)
+        self._loop = loop
+        self._memory = memory
+        self._open_stream = open_stream
+        self._seek = seek
+        self._sent: tuple[Key, Digests] | None = None
+        """What the neighbour has got last, and its digests."""
+        self._sent_to: tuple[str, int] | None = None
+        self.fetching: Fetch | None = None
+
+    def begin_round(self, formed: Round) -> None:
+        """Give up copies that the round's snapshot does not descend from."""
+        base = None if formed.snapshot is None else formed.snapshot.key
+        lineages = self._memory.lineages
+        self.copies.drop(lambda key: is_kept(key, base, lineages))
+
+    def _find_limit(self, copied_bytes: int) -> int | None:
+        words = self._memory.control.words
+        limit = compute_limit(words, self._memory.measure_used() + copied_bytes)
+        return None if limit is None else limit.state_bytes
+
+    def _find_own_limit(self) -> int | None:
+        return self._find_limit(self.copies.measure())
+
+    # -- to the neighbour -------------------------------------------------------------------------------------------
+
+    def send(self, key: Key, neighbour: Source, on_end: OnEnd) -> None:
+        """Send this node's part of a generation, which is pinned, to another node."""
+        part = self._memory.find_part(key)
+        if part is None:
+            on_end("a rank has not saved it")
+            return
+        place = (neighbour.host, neighbour.port)
+        before = self._sent if self._sent_to == place else None
+
+        def send(stream: Stream) -> None:
+            digests = _offer(stream, part, before, self._memory)
+            if digests is not None:
+                self._sent, self._sent_to = (key, digests), place
+
+        self._connect(neighbour, send, on_end)
+
+    # -- from another node ------------------------------------------------------------------------------------------
+
+    def fetch(
+        self,
+        generation: Generation,
+        source: Source,
+        on_end: Callable[[str | None, bool], None],
+        print_line: Callable[[str], None],
+    ) -> None:
+        """Get a part of the generation into this node's own slots. No worker runs.
+
+        Args:
+            generation: what the round continues.
+            source: who has the part.
+            on_end: gets why it failed (None: it did not), and whether that is because this node may not keep as much.
+            print_line: tells the progress.
+        """
+        from muster.agent.snapshots.fetching import Fetch
+
+        part = self.copies.open(generation.key, source.group_rank)
+        self._memory.empty()
+        fetch = self.fetching = Fetch(self._loop, self._memory, generation, self._find_own_limit, print_line)
+
+        def end(problem: str | None) -> None:
+            if part is not None:
+                self._close(part)
+            self.fetching = None
+            on_end(fetch.end(problem), fetch.does_not_fit)
+
+        if part is not None:
+            self._in_thread(lambda: fetch.copy(part), end)
+        else:
+            self._connect(source, lambda stream: fetch.receive(stream, source.group_rank), end)
+
+    # -- ranges for workers -----------------------------------------------------------------------------------------
+
+    def read_range(
+        self,
+        key: Key,
+        rank: int,
+        offset: int,
+        length: int,
+        give: Callable[[memoryview], None],
+        tell_length: Callable[[int], None],
+    ) -> None:
+        """Read what a global rank has saved of a generation, from wherever it is. Runs in a thread.
+
+        Args:
+            key: the generation.
+            rank: the global rank that has saved it.
+            offset: from where.
+            length: how much; 0: only the length of all is wanted.
+            give: gets the bytes, block by block.
+            tell_length: gets the length of all, before the first block.
+
+        Raises:
+            NotKept: no node has it.
+            OSError: a connection broke.
+            TransferError: no node has it that can be reached.
+        """
+        extent, copy = self._find_extent(key, rank)
+        try:
+            if extent is None:
+                self._read_elsewhere(key, rank, offset, length, give, tell_length)
+                return
+            tell_length(extent.length)
+            if offset + length > extent.length:
+                return  # the worker has the length now
+            for at in range(offset, offset + length, BLOCK_BYTES):
+                count = min(BLOCK_BYTES, offset + length - at)
+                give(memoryview(os.pread(extent.fd, count, extent.offset + at)))
+        finally:
+            if copy is not None:
+                self._close(copy)
+
+    def _find_extent(self, key: Key, rank: int) -> tuple[Extent | None, Part | None]:
+        """Where it is on this node, and the copy that must be closed then."""
+        own = self._memory.find_extent(key, rank)
+        if own is not None:
+            return own, None
+        copy = self.copies.open(key, rank=rank)
+        return (None, None) if copy is None else (copy.extents[rank - copy.holding.first_rank], copy)
+
+    def _read_elsewhere(
+        self,
+        key: Key,
+        rank: int,
+        offset: int,
+        length: int,
+        give: Callable[[memoryview], None],
+        tell_length: Callable[[int], None],
+    ) -> None:
+        stream = self._open_in_thread(self._ask_for_holder(rank))
+        try:
+            stream.send({"do": "read", "key": [*key], "rank": rank, "offset": offset, "length": length})
+            answer = stream.receive()
+            if "failed" in answer:
+                raise TransferError(str(answer["failed"]))
+            (total,) = read_counts(answer, "bytes", 1)
+            tell_length(total)
+            if offset + length <= total:
+                receive_blocks(stream, length, give)
+        finally:
+            stream.close()
+
+    def _ask_for_holder(self, rank: int) -> Source:
+        found: list[Source | None] = []
+        done = threading.Event()
+
+        def tell(source: Source | None) -> None:
+            found.append(source)
+            done.set()
+
+        self._loop.call_from_thread(lambda: self._seek(rank, tell))
+        if not done.wait(SEEK_LIMIT_S):
+            raise TransferError("the leader did not say which node has it")
+        if found[0] is None:
+            raise NotKept(f"no node has what rank {rank} has saved")
+        return found[0]
+
+    def _open_in_thread(self, place: Source) -> Stream:
+        found: list[Stream | str] = []
+        is_there, is_late = threading.Event(), threading.Event()
+
+        def close_late() -> None:
+            with contextlib.suppress(IndexError):
+                late = found.pop()
+                if not isinstance(late, str):
+                    late.close()
+
+        def tell(opened: Stream | str) -> None:
+            found.append(opened)
+            is_there.set()
+            if is_late.is_set():
+                close_late()
+
+        self._loop.call_from_thread(lambda: self._open_stream(place, tell, tell))
+        if not is_there.wait(SEEK_LIMIT_S):
+            is_late.set()
+            close_late()  # it came in between
+            raise TransferError(f"{place.host} cannot be reached")
+        opened = found.pop()
+        if isinstance(opened, str):
+            raise TransferError(f"{place.host} cannot be reached")
+        return opened
+
+    def _send_range(self, stream: Stream, message: dict[str, object]) -> None:
+        rank, offset, length = read_counts(
+            {"words": [message.get(k) for k in ("rank", "offset", "length")]}, "words", 3
+        )
+        extent, copy = self._find_extent(_read_key(message), rank)
+        try:
+            if extent is None:
+                raise TransferError("this node does not have it")
+            stream.send({"bytes": [extent.length]})
+            if offset + length <= extent.length:
+                part = Extent(extent.fd, extent.offset + offset, length)
+                send_extents(stream, [part], None, None, is_gentle=False)
+        finally:
+            if copy is not None:
+                self._close(copy)
+
+    # -- for other nodes --------------------------------------------------------------------------------------------
+
+    def serve(self, stream: Stream) -> None:
+        """Do what the other end of a connection asks for."""
+        self._in_thread(lambda: self._serve(stream), lambda _problem: None, stream)
+
+    def _serve(self, stream: Stream) -> None:
+        try:
+            while True:
+                message = stream.receive()
+                if message.get("do") == "put":
+                    self.copies.receive(stream, message)
+                elif message.get("do") == "read":
+                    self._send_range(stream, message)
+                elif message.get("do") == "compile-caches":
+                    from muster.agent.snapshots import compile_caches  # most jobs lose no node
+
+                    compile_caches.serve(stream, message, self._env)
+                else:
+                    self._send_part(stream, message)
+        except TransferError as error:
+            stream.send({"failed": str(error)})
+            raise
+
+    def _send_part(self, stream: Stream, message: dict[str, object]) -> None:
+        part = self._find(_read_key(message), message.get("group_rank"))
+        if part is None:
+            raise TransferError("this node does not have it")
+        stream.send(describe(part))
+        try:
+            send_extents(stream, part.extents, None, None, is_gentle=False)
+            stream.send({"end": self._memory.is_unchanged(part)})
+        finally:
+            self._close(part)
+
+    def _find(self, key: Key, group_rank: object) -> Part | None:
+        """The part of a node; its descriptor is closed by `_close`."""
+        own = self._memory.find_part(key)
+        if own is not None and own.holding.group_rank == group_rank:
+            return own
+        return self.copies.open(key, group_rank) if isinstance(group_rank, int) else None
+
+    def _close(self, part: Part) -> None:
+        if not part.serials:  # by the files it could not be told: at the agent's end they are closed before its threads
+            os.close(part.extents[0].fd)
+
+    # -- threads ----------------------------------------------------------------------------------------------------
+
+    def _connect(self, place: Source, act: Callable[[Stream], None], on_end: OnEnd) -> None:
+        def run(stream: Stream) -> None:
+            self._in_thread(lambda: act(stream), on_end, stream)
+
+        self._open_stream(place, run, on_end)
+
+    def _in_thread(self, act: Callable[[], None], on_end: OnEnd, stream: Stream | None = None) -> None:
+        def run() -> None:
+            problem: str | None = "an error of muster, printed above"
+            try:
+                act()
+                problem = None
+            except TransferError as error:
+                problem = str(error)
+            except (OSError, ProtocolError, ValueError, MemoryError) as error:
+                problem = str(error) or type(error).__name__
+            finally:
+                if stream is not None:
+                    stream.close()
+                self._loop.call_from_thread(lambda: on_end(problem))  # whatever happened: the next round waits for it
+
+        try:
+            threading.Thread(target=run, name="muster-snapshots", daemon=True).start()
+        except RuntimeError as error:  # no thread is left
+            if stream is not None:
+                stream.close()
+            on_end(str(error))
+
+    def close(self) -> None:
+        """Give up all copies. Idempotent."""
+        self.copies.close()
+
+
+def _offer(stream: Stream, part: Part, before: tuple[Key, Digests] | None, memory: SnapshotMemory) -> Digests | None:
+    """Offer a part, and send what the neighbour lacks; the digests of all blocks, None if it has the part already."""
+    known = None if before is None else [*before[0]]
+    stream.send({"do": "put", "before": known, **describe(part)})
+    answer = stream.receive()
+    if answer.get("has") is True:
+        return None
+    if answer.get("go") is not True:
+        raise TransferError(f"the neighbour refused it: {str(answer.get('failed'))[:200]}")
+    is_known = before is not None and answer.get("before") is True
+    digests = Digests(extent.length for extent in part.extents)
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the answer says why
+        last = before[1] if before is not None and is_known else None
+        send_extents(stream, part.extents, last, digests, is_gentle=True)
+        stream.send({"end": memory.is_unchanged(part)})
+    answer = stream.receive()
+    if answer.get("ok") is not True:
+        raise TransferError(f"the neighbour did not get it whole: {str(answer.get('failed'))[:200]}")
+    return digests
+
+
+def _read_key(message: dict[str, object]) -> Key:
+    key = message.get("key")
+    if not isinstance(key, list) or [type(each) for each in key] != [int, int]:
+        raise TransferError("'key' is not what it must be")
+    return key[0], key[1]

@@ -1,0 +1,123 @@
+"""Gets this node's part of what a round continues into its own slots: from a copy here, or from another node.
+
+The workers of this node wait for it, and those of the others for them. So it has a limit in all, says now and then how
+far it is, and ends soon when its round is over, whatever it is doing.
+"""
+
+import os
+from collections.abc import Callable
+
+from muster.agent.rendezvous.interface import Stream
+from muster.agent.round import Generation, Holding
+from muster.agent.runtime.loop import Loop
+from muster.agent.snapshots.copies import read_description
+from muster.agent.snapshots.memory import Extent, Part, SnapshotMemory
+from muster.agent.snapshots.transfer import TransferError, check_end, receive_extents
+
+LIMIT_S = 600.0
+"""How long it may take in all: about as long as the other nodes' workers wait in `init_process_group`."""
+TELL_S = 10.0
+"""How often the progress is told."""
+_COPY_BYTES = 1 << 20
+
+
+class DoesNotFit(TransferError):
+    """The part is more than this node may keep."""
+
+
+class Fetch:
+    """One part that is got. Methods marked so run in a thread; all others on the loop."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        memory: SnapshotMemory,
+        generation: Generation,
+        find_limit: Callable[[], int | None],
+        print_line: Callable[[str], None],
+    ) -> None:
+        """Begin the time that it may take."""
+        self._loop = loop
+        self._memory = memory
+        self._generation = generation
+        self._find_limit = find_limit
+        self._print_line = print_line
+        self._stream: Stream | None = None
+        self._given_up = ""
+        """Why."""
+        self._received = self._total = 0
+        self.does_not_fit = False
+        self._limit = loop.call_later(LIMIT_S, lambda: self.cancel(f"it took longer than {LIMIT_S:.0f} s"))
+        self._teller = loop.call_later(TELL_S, self._tell)
+
+    def cancel(self, why: str) -> None:
+        """End it soon. Idempotent."""
+        self._given_up = self._given_up or why
+        if self._stream is not None:
+            self._stream.abort()
+
+    def end(self, problem: str | None) -> str | None:
+        """Its thread has ended, or none was started: why it failed, None if it did not."""
+        self._limit.cancel()
+        self._teller.cancel()
+        return self._given_up or problem
+
+    def _tell(self) -> None:
+        done, total, step = self._received / 1e9, self._total / 1e9, self._generation.step
+        self._print_line(f"{done:.1f} of {total:.1f} GB of this node's part of the snapshot of step {step} are here")
+        self._teller = self._loop.call_later(TELL_S, self._tell)
+
+    # -- in a thread ------------------------------------------------------------------------------------------------
+
+    def receive(self, stream: Stream, group_rank: int) -> None:
+        """Get it from another node.
+
+        Raises:
+            DoesNotFit: it is more than this node may keep.
+            OSError, ProtocolError, TransferError: it did not come, or not whole.
+        """
+        self._stream = stream
+        self._count(0)  # `cancel` sets the reason, and then looks for the stream
+        stream.send({"do": "get", "key": [*self._generation.key], "group_rank": group_rank})
+        answer = stream.receive()
+        if "failed" in answer:
+            raise TransferError(str(answer["failed"]))
+        holding, world_size, lengths = read_description(answer)
+        if holding.generation.key != self._generation.key:
+            raise TransferError("it has sent another one")
+        receive_extents(stream, self._begin(lengths), [], self._count)
+        check_end(stream)
+        self._adopt(holding, world_size, lengths)
+
+    def copy(self, part: Part) -> None:
+        """Get it from the copy that this node keeps of another one's.
+
+        Raises:
+            DoesNotFit: it is more than this node may keep.
+            OSError, TransferError: it is not there any more, or was given up.
+        """
+        lengths = [extent.length for extent in part.extents]
+        for source, target in zip(part.extents, self._begin(lengths), strict=True):
+            for at in range(0, source.length, _COPY_BYTES):
+                block = os.pread(source.fd, min(_COPY_BYTES, source.length - at), source.offset + at)
+                os.pwrite(target.fd, block, at)
+                self._count(len(block))
+        self._adopt(part.holding, part.world_size, lengths)
+
+    def _begin(self, lengths: list[int]) -> list[Extent]:
+        if len(lengths) != self._memory.nproc:
+            raise TransferError("it is of another number of ranks")
+        limit = self._find_limit()
+        if limit is not None and max(lengths) > limit:
+            self.does_not_fit = True
+            raise DoesNotFit(f"a state of {max(lengths)} bytes is more than the {limit} that --snapshot-memory allows")
+        self._total = sum(lengths)
+        return [Extent(self._memory.get_fd(rank), 0, length) for rank, length in enumerate(lengths)]
+
+    def _count(self, count: int) -> None:
+        if self._given_up:
+            raise TransferError(self._given_up)
+        self._received += count
+
+    def _adopt(self, holding: Holding, world_size: int, lengths: list[int]) -> None:
+        self._loop.call_from_thread(lambda: self._memory.adopt(holding, world_size, lengths))

@@ -1,0 +1,270 @@
+"""What is in the memory files for snapshots, and what stays in them. `workers.status_page` makes the files.
+
+Nothing is mapped but the file that controls the others: a few kilobytes.
+"""
+
+import mmap
+import os
+from typing import NamedTuple
+
+from muster._shared.snapshot_file import BLOCK_BYTES, COMPLETE, SLOT_SPACE, SLOTS, Block, Control, Header, Slot
+from muster.agent.round import Generation, Holding, Round
+from muster.agent.workers.status_page import SnapshotFiles
+
+LOOK_S = 1.0
+"""How often a node looks for a snapshot that all its ranks have: so often at most one is confirmed."""
+MARK_LOOK_S = 0.05
+"""The same while the leader waits for a certain one: ranks that save often have one slot less until then."""
+
+
+Key = tuple[int, int]
+"""Lineage and step."""
+
+
+class Extent(NamedTuple):
+    """Where the content of one rank lies."""
+
+    fd: int
+    offset: int
+    length: int
+
+
+class Part(NamedTuple):
+    """What one node has saved of a generation, and where it lies here."""
+
+    holding: Holding
+    world_size: int
+    extents: list[Extent]
+    serials: tuple[int, ...] = ()
+    """How often saves into its slots had begun; of a copy nothing."""
+
+    @property
+    def key(self) -> Key:
+        """Lineage and step of the generation."""
+        return self.holding.generation.key
+
+
+class SnapshotMemory:
+    """The memory of one node."""
+
+    def __init__(self, files: SnapshotFiles) -> None:
+        """Map the file that controls the others."""
+        self.files = files
+        self.nproc = files.nproc
+        self.control = Control(mmap.mmap(files.control_fd, (self.nproc + 1) * BLOCK_BYTES))
+        self._owners: dict[int, tuple[int, int]] = {}
+        """By lineage: the group rank that this node had in its round, and how many nodes that had."""
+        self._round: Round | None = None
+        self._newest: int | None = None
+        """As the last look has found it."""
+        self._reported: int | None = None
+        self.is_copying = False
+        """The confirmed snapshot is being sent: until that is over, no newer one is kept."""
+        self._sends_copies = False
+
+    @property
+    def is_used(self) -> bool:
+        """A worker has used snapshots."""
+        return self.control.words[Header.USED] != 0
+
+    # -- rounds -----------------------------------------------------------------------------------------------------
+
+    def note_round(self, formed: Round) -> None:
+        """The workers that have used the files since the last look are those of this round."""
+        self._round, self._newest, self._reported, self.is_copying = formed, None, None, False
+        self._sends_copies = formed.neighbour is not None
+        self._owners[formed.lineage] = formed.group_rank, formed.group_world_size
+        base = None if formed.snapshot is None else formed.snapshot.lineage
+        for lineage in sorted(self._owners)[:-16]:
+            if lineage != base:  # however many rounds have saved nothing since
+                del self._owners[lineage]
+
+    def begin_round(self, formed: Round) -> None:
+        """Have the workers of a round continue its snapshot; none of another round may run any more."""
+        words, base = self.control.words, formed.snapshot
+        if self.is_used:
+            self._drop_others(None if base is None else base.key)
+        words[Header.ROUND], words[Header.LINEAGE] = formed.number, formed.lineage
+        words[Header.BASE_LINEAGE], words[Header.BASE_STEP] = (base.lineage, base.step + 1) if base else (0, 0)
+        words[Header.CONFIRMED] = words[Header.HOLD] = 0
+        for local_rank in range(self.nproc):
+            for word in (Block.OWNER, Block.PIN, Block.LOADED):
+                self.control.write_block(local_rank, word, 0)
+        self.note_round(formed)
+
+    def _drop_others(self, base: tuple[int, int] | None) -> None:
+        """Make all slots empty that the base does not descend from, and those that were being written."""
+        from muster.agent.snapshots.keeping import is_kept
+
+        for local_rank in range(self.nproc):
+            for number, slot in enumerate(self.control.read_slots(local_rank)):
+                key = slot.generation
+                if key is None or not is_kept(key, base, self._owners):
+                    self.control.empty_slot(local_rank, number)
+
+    def name_socket(self) -> None:
+        """Write the name by which this node's workers find `ranges.RangeServer`."""
+        words = self.control.words
+        for at in (Header.SOCKET, Header.SOCKET + 1):
+            words[at] = int.from_bytes(os.urandom(8), "big") >> 2 | 1
+
+    @property
+    def lineages(self) -> tuple[int, ...]:
+        """Of the rounds that this node took part in."""
+        return tuple(self._owners)
+
+    def empty(self) -> None:
+        """Make all slots empty: this node gets another node's part of the base."""
+        for local_rank in range(self.nproc):
+            for number in range(len(self.control.read_slots(local_rank))):
+                self.control.empty_slot(local_rank, number)
+
+    def adopt(self, holding: Holding, world_size: int, lengths: list[int]) -> None:
+        """Each rank's first slot has what a rank of another node, or of this node's place, has saved."""
+        generation = holding.generation
+        self.control.words[Header.USED] = 1
+        for local_rank, length in enumerate(lengths):
+            rank = holding.first_rank + local_rank
+            slot = Slot(
+                COMPLETE, generation.lineage, generation.step, length, rank, world_size, generation.is_replicated
+            )
+            self.control.end_save(local_rank, 0, slot)
+        self._owners[generation.lineage] = holding.group_rank, generation.size
+
+    def find_part(self, key: tuple[int, int]) -> Part | None:
+        """What the ranks of this node have saved of a generation, and where it lies; None: not all have it."""
+        owner, extents, found = self._owners.get(key[0]), [], []
+        serials = self._read_serials()
+        for local_rank in range(self.nproc):
+            number = self.control.find_slot(local_rank, key)
+            if number is None or owner is None:
+                return None
+            slot = self.control.read_slots(local_rank)[number]
+            found.append(slot)
+            extents.append(Extent(self.get_fd(local_rank), number * SLOT_SPACE, slot.bytes))
+        if owner is None:
+            return None
+        generation = Generation(lineage=key[0], step=key[1], size=owner[1], is_replicated=found[0].is_replicated)
+        holding = Holding(generation=generation, group_rank=owner[0], first_rank=found[0].global_rank, nproc=self.nproc)
+        slots = [extent.offset // SLOT_SPACE for extent in extents]
+        kept = tuple(of_rank[slot] for of_rank, slot in zip(serials, slots, strict=True))
+        return Part(holding, found[0].world_size, extents, kept)
+
+    def find_extent(self, key: Key, rank: int) -> Extent | None:
+        """Where what a global rank has saved of a generation lies among this node's own; None: it does not."""
+        for local_rank in range(self.nproc):
+            for number, slot in enumerate(self.control.read_slots(local_rank)):
+                if slot.generation == key and slot.global_rank == rank:
+                    return Extent(self.get_fd(local_rank), number * SLOT_SPACE, slot.bytes)
+        return None
+
+    def is_unchanged(self, part: Part) -> bool:
+        """No save into the slots of a part has begun since it was found."""
+        if not part.serials:
+            return True
+        slots = [extent.offset // SLOT_SPACE for extent in part.extents]
+        return part.serials == tuple(of_rank[slot] for of_rank, slot in zip(self._read_serials(), slots, strict=True))
+
+    def _read_serials(self) -> list[list[int]]:
+        return [
+            [self.control.read_serial(local_rank, slot) for slot in range(SLOTS)] for local_rank in range(self.nproc)
+        ]
+
+    def measure_used(self) -> int:
+        """Bytes of memory that the content files use."""
+        return sum(os.fstat(fd).st_blocks * 512 for fd in self.files.content_fds)
+
+    def get_fd(self, local_rank: int) -> int:
+        """The content file of a rank."""
+        return self.files.content_fds[local_rank]
+
+    def list_holdings(self) -> tuple[Holding, ...]:
+        """What the ranks of this node have saved, whole. Call it while no worker runs."""
+        if not self.is_used:
+            return ()
+        from muster.agent.snapshots.keeping import find_whole
+
+        parts = map(self.find_part, sorted(find_whole(self._read_slots()), reverse=True))
+        return tuple(part.holding for part in parts if part is not None)
+
+    # -- while workers run ------------------------------------------------------------------------------------------
+
+    def look(self) -> tuple[int, int, bool, bool] | None:
+        """Look for a snapshot that all ranks of this node have, and keep it.
+
+        Returns:
+            Its step, how many steps the ranks have gone on since the last look, whether it is replicated, and whether
+            the ranks keep different ones; None:
+            there is nothing new.
+        """
+        formed, words = self._round, self.control.words
+        if formed is None or not formed.lineage or not self.is_used:
+            return None
+        from muster.agent.snapshots.keeping import decide_look, find_kept, find_whole, is_split
+
+        slots = self._read_slots()
+        hold = words[Header.HOLD]
+        look = decide_look(
+            slots, formed.lineage, self.control.confirmed, hold - 1 if hold else None, may_hold=not self.is_copying
+        )
+        kept = look.report
+        if look.hold is not None:
+            words[Header.HOLD] = look.hold + 1
+            slots = self._read_slots()  # after the word was written: see `_shared.snapshot_file`
+            kept = find_kept(slots, formed.lineage, look.hold)
+            if kept != look.hold or (formed.lineage, kept) not in find_whole(slots):
+                words[Header.HOLD] = 0
+                kept = None
+        advance = 0 if self._newest is None or look.newest is None else max(0, look.newest - self._newest)
+        self._newest = look.newest
+        if kept is None or kept == self._reported:
+            return None
+        self._reported = kept
+        is_replicated = find_whole(slots).get((formed.lineage, kept), False)
+        return kept, advance, is_replicated, is_split(slots, formed.lineage, words[Header.HOLD] - 1)
+
+    def _read_slots(self) -> list[tuple[Slot, ...]]:
+        return [self.control.read_slots(local_rank) for local_rank in range(self.nproc)]
+
+    def hold(self, step: int) -> None:
+        """Keep the first snapshot of the round at or above this step."""
+        self.control.words[Header.HOLD], self._reported = step + 1, None
+
+    @property
+    def is_waiting(self) -> bool:
+        """The ranks have not reached the step that they are to keep."""
+        return self.control.words[Header.HOLD] != 0 and self._reported is None
+
+    def confirm(self, snapshot: Generation) -> None:
+        """All ranks of the round have this snapshot: it stays, and what was kept for it need not.
+
+        Where it will be sent to a neighbour, the one before it, which the neighbour has, stays until then.
+        """
+        formed, words = self._round, self.control.words
+        if formed is None or snapshot.lineage != formed.lineage:
+            return
+        if self._sends_copies:  # soon the leader says so: until then, too, no newer one is kept
+            self.is_copying = True
+            if self.control.confirmed is not None:
+                self.pin(self.control.confirmed)
+        words[Header.CONFIRMED] = snapshot.step + 1
+        words[Header.HOLD], self._reported = 0, None
+
+    def end_copy(self, *, is_over: bool) -> None:
+        """All neighbours have the snapshot that was sent, or no more are sent in this round."""
+        self.is_copying = False
+        self._sends_copies = self._sends_copies and not is_over
+        self.unpin()
+
+    def pin(self, key: tuple[int, int]) -> bool:
+        """Have the workers leave the slots of a generation alone; False where a rank does not have it."""
+        slots = [self.control.find_slot(local_rank, key) for local_rank in range(self.nproc)]
+        for local_rank, slot in enumerate(slots):
+            if slot is not None:
+                self.control.write_block(local_rank, Block.PIN, slot + 1)
+        return None not in slots
+
+    def unpin(self) -> None:
+        """The slots may be written to again."""
+        for local_rank in range(self.nproc):
+            self.control.write_block(local_rank, Block.PIN, 0)

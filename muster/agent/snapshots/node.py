@@ -1,0 +1,250 @@
+"""The snapshots of one node: looks at what the ranks have, does what the leader says, and has copies sent and taken.
+
+What is decided is decided on the loop; threads only move bytes (`exchange`).
+"""
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from muster._shared.records import assert_never
+from muster.agent.rendezvous.interface import (
+    CopySnapshot,
+    KeepSnapshot,
+    Rendezvous,
+    SnapshotConfirmed,
+    SnapshotCopied,
+    SnapshotFound,
+    SnapshotKept,
+    SnapshotSought,
+)
+from muster.agent.round import Holding, Round, Source
+from muster.agent.runtime.loop import Loop, Timer
+from muster.agent.snapshots.memory import LOOK_S, MARK_LOOK_S, Key, SnapshotMemory
+from muster.agent.workers.status_page import SnapshotFiles
+
+if TYPE_CHECKING:  # one node alone exchanges nothing
+    from muster.agent.rendezvous.interface import Stream
+    from muster.agent.snapshots.exchange import Exchange
+    from muster.agent.snapshots.ranges import RangeServer
+
+COPY_TRIES = 3
+COPY_RETRY_S = 1.0
+
+
+class NodeSnapshots:
+    """One per agent. Close it."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        files: SnapshotFiles,
+        rendezvous: Rendezvous,
+        post: Callable[[SnapshotKept | SnapshotCopied | SnapshotSought], None],
+        print_line: Callable[[str], None],
+        env: Mapping[str, str],
+    ) -> None:
+        self._env = env
+        self.memory = SnapshotMemory(files)
+        self._loop = loop
+        self._rendezvous = rendezvous
+        self._post = post
+        self._print_line = print_line
+        self._round: Round | None = None
+        self._timer: Timer | None = None
+        self._exchange: Exchange | None = None
+        self._has_told_failure = False
+        self.confirmed: tuple[int, float] | None = None
+        """The step of the newest snapshot that all ranks have, and since when that is known, by the wall clock."""
+        self._confirmed_s = 0.0
+        """When, by the monotonic clock."""
+        self._ranges: RangeServer | None = None
+        """Once a round has continued a snapshot."""
+        self._sought: dict[int, list[Callable[[Source | None], None]]] = {}
+        """Who waits to hear where a rank's state is."""
+        self._next: Callable[[], None] | None = None
+        """Begins the round that waits for the end of a transfer."""
+
+    @property
+    def is_idle(self) -> bool:
+        """It looks after no round's snapshots: a connection was served, no more."""
+        return self._round is None
+
+    # -- rounds -----------------------------------------------------------------------------------------------------
+
+    def continue_round(self, formed: Round) -> None:
+        """Look after the snapshots of a round whose workers run, or have ended: the first of them have been saved."""
+        self._round = formed
+        self.memory.note_round(formed)
+        self._plan_look(0.0)
+
+    def begin_round(self, formed: Round, on_ready: Callable[[], None], on_missing: Callable[[str], None]) -> None:
+        """Have the workers of a round continue its snapshot.
+
+        Args:
+            formed: the round; no worker of another one runs.
+            on_ready: called once this node has its part of the snapshot.
+            on_missing: called instead if the part cannot be had, with the reason.
+        """
+        fetching = None if self._exchange is None else self._exchange.fetching
+        if fetching is not None:  # of a round that has ended: it still writes to the slots
+            fetching.cancel("its round is over")
+            self._next = lambda: self.begin_round(formed, on_ready, on_missing)
+            self._round = None
+            return
+        self._round = formed
+        base = formed.snapshot
+        if base is None or self.confirmed is None or self.confirmed[0] != base.step:
+            self.confirmed = None if base is None else (base.step, self._loop.clock.wall_s())
+        self.memory.begin_round(formed)
+        if self._exchange is not None:
+            self._exchange.begin_round(formed)
+        self._plan_look(LOOK_S)
+        self._sought.clear()
+        if formed.snapshot is not None and max(formed.snapshot.size, formed.group_world_size) > 1:
+            self._serve_ranges()  # of one node alone, workers open each other's files
+        if formed.snapshot is None or formed.source is None:
+            self._copy_base(formed)
+            on_ready()
+            return
+
+        def end(problem: str | None, does_not_fit: bool) -> None:
+            following, self._next = self._next, None
+            if following is not None:
+                following()
+            elif self._round is not formed:
+                return
+            elif problem is None:
+                self._copy_base(formed)
+                on_ready()
+            elif does_not_fit:
+                self._print_line(f"this node keeps no snapshots: {problem}. Its workers read step {step} from {host}")
+                on_ready()
+            else:
+                on_missing(f"cannot get the snapshot of step {step} from {host}: {problem}")
+
+        step, host = formed.snapshot.step, formed.source.host
+        self._print_line(f"getting this node's part of the snapshot of step {step} from {host}")
+        self._load_exchange().fetch(formed.snapshot, formed.source, end, self._print_line)
+
+    def list_holdings(self) -> tuple[Holding, ...]:
+        """What this node has of snapshots, once its workers have ended."""
+        copies = () if self._exchange is None else self._exchange.copies.list_holdings()
+        return (*self.memory.list_holdings(), *copies)
+
+    def take_stream(self, stream: "Stream") -> None:
+        """Another node has opened a connection for a part of a snapshot."""
+        self._load_exchange().serve(stream)
+
+    def _load_exchange(self) -> "Exchange":
+        if self._exchange is None:
+            from muster.agent.snapshots.exchange import Exchange
+
+            self._exchange = Exchange(self._loop, self.memory, self._rendezvous.open_stream, self._seek, self._env)
+        return self._exchange
+
+    def _serve_ranges(self) -> None:
+        """From now on workers may read what other ranks have saved of the base."""
+        if self._ranges is None:
+            from muster.agent.snapshots.ranges import RangeServer
+
+            try:
+                self._ranges = RangeServer(self.memory, self._load_exchange().read_range)
+            except OSError as error:
+                self._print_line(f"workers cannot read other ranks' snapshots: {error}")
+
+    def _seek(self, rank: int, give: Callable[[Source | None], None]) -> None:
+        """Ask the leader who has what a rank has saved of the base."""
+        if self._round is not None:
+            self._sought.setdefault(rank, []).append(give)
+            self._post(SnapshotSought(round_number=self._round.number, rank=rank))
+
+    # -- while workers run ------------------------------------------------------------------------------------------
+
+    def tell(self, told: KeepSnapshot | CopySnapshot | SnapshotFound | SnapshotConfirmed) -> None:
+        """Do what the leader says; of another round than this one it changes nothing."""
+        if self._round is None or told.round_number != self._round.number:
+            return
+        match told:
+            case KeepSnapshot():
+                self.memory.hold(told.step)
+                self._look()
+            case SnapshotConfirmed():
+                self.memory.confirm(told.snapshot)
+                self.confirmed = told.snapshot.step, self._loop.clock.wall_s()
+                self._confirmed_s = self._loop.clock.now_s()
+                self._plan_look(LOOK_S)
+            case SnapshotFound():
+                for give in self._sought.pop(told.rank, []):
+                    give(told.source)
+            case CopySnapshot(is_done=False):
+                self.memory.is_copying = True
+                self._copy(self._round, (told.lineage, told.step), self._report_copied, COPY_TRIES)
+            case CopySnapshot():
+                self.memory.end_copy(is_over=told.is_over)
+                # What the copy has held up comes at once: the last one was confirmed long enough ago.
+                self._plan_look(max(0.0, self._confirmed_s + LOOK_S - self._loop.clock.now_s()))
+            case _:
+                assert_never(told)
+
+    def _look(self) -> None:
+        formed, found = self._round, self.memory.look()
+        if formed is not None and found is not None:
+            step, advance, is_replicated, is_split = found
+            self._post(
+                SnapshotKept(
+                    round_number=formed.number,
+                    step=step,
+                    advance=advance,
+                    is_replicated=is_replicated,
+                    is_split=is_split,
+                )
+            )
+        self._plan_look(MARK_LOOK_S if self.memory.is_waiting else LOOK_S)
+
+    def _plan_look(self, delay_s: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_later(delay_s, self._look)
+
+    def _copy(self, formed: Round, key: Key, on_end: Callable[[Round, Key, str | None], None], tries: int) -> None:
+        """Send a confirmed snapshot to the neighbour. It stays until this is over, for none that is newer is kept."""
+        if self._round is not formed or formed.neighbour is None:
+            return
+
+        def end(problem: str | None) -> None:
+            if self._round is not formed:
+                return
+            if problem is not None and tries > 1:
+                self._loop.call_later(COPY_RETRY_S, lambda: self._copy(formed, key, on_end, tries - 1))
+                return
+            if problem is not None and not self._has_told_failure:
+                self._has_told_failure = True
+                self._print_line(f"no other node has a copy of this node's snapshots: {problem}")
+            on_end(formed, key, problem)
+
+        self._load_exchange().send(key, formed.neighbour, end)
+
+    def _copy_base(self, formed: Round) -> None:
+        """Send what the round continues to the neighbour, which may be a new one, or have none."""
+        if formed.snapshot is not None and formed.neighbour is not None:
+            self.memory.is_copying = True
+            self._copy(formed, formed.snapshot.key, self._end_copy_of_base, COPY_TRIES)
+
+    def _end_copy_of_base(self, _formed: Round, _key: Key, _problem: str | None) -> None:
+        self.memory.is_copying = False
+
+    def _report_copied(self, formed: Round, key: Key, problem: str | None) -> None:
+        """What follows comes from the leader: `CopySnapshot` with `is_done`."""
+        self._post(
+            SnapshotCopied(round_number=formed.number, lineage=key[0], step=key[1], has_failed=problem is not None)
+        )
+
+    def close(self) -> None:
+        """Stop looking, and give up all copies. Idempotent."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._round = None
+        if self._ranges is not None:
+            self._ranges.close()
+        if self._exchange is not None:
+            self._exchange.close()

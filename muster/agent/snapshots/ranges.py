@@ -1,0 +1,89 @@
+"""Serves byte ranges of the base to this node's workers, wherever they are: see `_shared.snapshot_file.RemoteReader`.
+
+A worker that continues with another number of ranks reads what it needs of several of the old ones. The socket has no
+name in the file system, and one that only those know who can open the control file.
+"""
+
+import contextlib
+import os
+import socket
+import struct
+import threading
+from collections.abc import Callable
+
+from muster._shared.snapshot_file import ANSWER, NOT_KEPT, NOT_REACHED, REQUEST, build_address
+from muster.agent.rendezvous.protocol.framing import ProtocolError
+from muster.agent.snapshots.memory import Key, SnapshotMemory
+from muster.agent.snapshots.transfer import NotKept, TransferError
+
+ReadRange = Callable[[Key, int, int, int, Callable[[memoryview], None], Callable[[int], None]], None]
+"""See `exchange.Exchange.read_range`."""
+_PEER = struct.Struct("3i")
+_ACCEPT_RETRY_S = 0.1
+
+
+class RangeServer:
+    """Answers the workers of one node, each connection in a thread. Close it."""
+
+    def __init__(self, memory: SnapshotMemory, read_range: ReadRange) -> None:
+        """Listen.
+
+        Raises:
+            OSError: no descriptor is left.
+        """
+        self._read_range = read_range
+        self._closed = threading.Event()
+        memory.name_socket()
+        self._listener = socket.socket(socket.AF_UNIX)
+        try:
+            self._listener.bind(build_address(memory.control) or b"")
+            self._listener.listen(64)
+        except BaseException:  # whatever it is, it is raised again
+            self._listener.close()
+            raise
+        threading.Thread(target=self._accept, name="muster-ranges", daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:  # closed, or no descriptor is left for now: a worker waits
+                if self._closed.wait(_ACCEPT_RETRY_S):
+                    return
+                continue
+            _, uid, _ = _PEER.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
+            if uid not in (os.getuid(), 0):
+                connection.close()
+                continue
+            threading.Thread(target=self._serve, args=(connection,), name="muster-range", daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        with connection:
+            while True:
+                has_answered = False
+
+                def answer(length: int) -> None:
+                    nonlocal has_answered
+                    has_answered = True
+                    connection.sendall(ANSWER.pack(length))
+
+                try:
+                    request = connection.recv(REQUEST.size, socket.MSG_WAITALL)
+                    if len(request) < REQUEST.size:
+                        return
+                    lineage, step, rank, offset, length = REQUEST.unpack(request)
+                    self._read_range((lineage, step), rank, offset, length, connection.sendall, answer)
+                except (OSError, ProtocolError, TransferError) as error:
+                    if has_answered:
+                        return  # in the middle of the bytes: the worker sees that the connection ends
+                    try:
+                        connection.sendall(ANSWER.pack(NOT_KEPT if isinstance(error, NotKept) else NOT_REACHED))
+                    except OSError:
+                        return
+
+    def close(self) -> None:
+        """Idempotent."""
+        self._closed.set()
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()

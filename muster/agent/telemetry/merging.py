@@ -1,0 +1,298 @@
+"""Puts together the status of the job: what the nodes have said, and what became of the job so far. Pure.
+
+A job of many ranks is shown by its extremes: nodes that are lost, behind, or silent come first, and only what they have
+sent is unpacked.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+
+from muster._shared.contract import show_controls
+from muster._shared.job_history import JobHistory
+from muster._shared.job_view import (
+    LISTED_NODES,
+    LISTED_RANKS,
+    MOST_SLOW_RANKS,
+    JobState,
+    JobStatus,
+    NodeState,
+    NodeStatus,
+    RankStatus,
+    SlowRank,
+)
+from muster._shared.records import NO_ITEMS, record, replace
+from muster.agent.rendezvous.interface import JobMembers, MemberStatus
+from muster.agent.round import Round
+from muster.agent.telemetry.sampling import Pause, count_steps, find_slowest
+from muster.agent.telemetry.summaries import NodeSummary, unpack
+
+_MOST_S = 1e12
+_BEGUN_S = 1.0
+"""A rank without a rate that did a step so recently has begun; one that did none for longer stands still."""
+
+
+@record
+class MergedNodes:
+    """All nodes."""
+
+    nodes: tuple[NodeStatus, ...]
+    """At most `LISTED_NODES`."""
+    ranks: tuple[RankStatus, ...]
+    """Of all listed nodes; without those of jobs that list none."""
+    summaries: tuple[NodeSummary, ...]
+    """What was unpacked."""
+    running: int
+    spare: int
+    lost: int
+    is_complete: bool = True
+    """Each listed node has told of this round."""
+    first: tuple[int, float] | None = None
+    """How many steps the ranks had done when each had done its first one, and seconds since; None: not known."""
+
+
+def merge_nodes(
+    own: NodeSummary, job: JobMembers | None, before: Mapping[int, MemberStatus], number: int
+) -> MergedNodes:
+    """Merge what is known of the nodes.
+
+    Args:
+        own: of this node.
+        job: what the leader knows; None: this node knows itself alone.
+        before: the members of the round when it began, by group rank: who is missing now is lost.
+        number: the round's.
+    """
+    if job is None:
+        return MergedNodes(
+            nodes=(own.node,),
+            ranks=_add_lag(own.ranks, NO_ITEMS),
+            summaries=(own,),
+            running=1,
+            spare=0,
+            lost=0,
+            first=_find_first({own.node.node: own}, NO_ITEMS),
+        )
+    members = {each.group_rank: each for each in job.members if each.group_rank is not None}
+    lost = {rank: each for rank, each in before.items() if rank not in members}
+    spare = [each for each in job.members if each.group_rank is None]
+    chosen = _choose(members, lost, LISTED_NODES)
+    nodes: list[NodeStatus] = []
+    told: dict[int | None, NodeSummary] = {}
+    ages_s = {rank: 0.0 if each.is_leader else each.age_s for rank, each in chosen.items()}
+    for rank in sorted(chosen):
+        member = chosen[rank]
+        found = own if member.is_leader else _unpack(member, number)
+        state = NodeState.LOST if rank in lost else NodeState.RUNNING
+        if found is not None:
+            told[rank] = found
+        nodes.append(_describe(member, rank, None if found is None else found.node, state))
+    left = LISTED_NODES - len(nodes)
+    nodes += [_describe(member, None, None, NodeState.SPARE) for member in spare[:left]]
+    ranks = sorted((rank for each in told.values() for rank in each.ranks), key=lambda rank: rank.global_rank)
+    return MergedNodes(
+        nodes=tuple(nodes),
+        ranks=_add_lag(ranks, ages_s),
+        summaries=tuple(told.values()),
+        running=len(members),
+        spare=len(spare),
+        lost=len(lost),
+        is_complete=len(told) == len(chosen),
+        first=_find_first(told, ages_s),
+    )
+
+
+def _find_first(told: Mapping[int | None, NodeSummary], ages_s: Mapping[int, float]) -> tuple[int, float] | None:
+    """See `MergedNodes.first`; what nodes have told, and seconds since, by group rank."""
+    done = min((each.first_done for each in told.values()), default=0)
+    ago_s = [each.first_ago_s + ages_s.get(-1 if rank is None else rank, 0.0) for rank, each in told.items()]
+    return (done, min(ago_s)) if done else None
+
+
+def _choose(
+    members: Mapping[int, MemberStatus], lost: Mapping[int, MemberStatus], most: int
+) -> dict[int, MemberStatus]:
+    """Those that are listed: all, or the lost ones, the leader, and then those that are behind or silent."""
+    everyone = {**members, **lost}
+    if len(everyone) <= most:
+        return everyone
+
+    def find_place(rank: int) -> tuple[bool, bool, int, float]:
+        summary = everyone[rank].summary
+        step = -1 if summary is None or summary.step is None else summary.step
+        return rank not in lost, not everyone[rank].is_leader, step, -everyone[rank].age_s
+
+    return {rank: everyone[rank] for rank in sorted(everyone, key=find_place)[:most]}
+
+
+def _unpack(member: MemberStatus, number: int) -> NodeSummary | None:
+    summary = member.summary
+    return None if summary is None or summary.round_number != number else unpack(summary.text)
+
+
+def _describe(member: MemberStatus, rank: int | None, told: NodeStatus | None, state: NodeState) -> NodeStatus:
+    """What the leader knows goes before what the node says of itself."""
+    base = NodeStatus(node_index=0) if told is None else told
+    return replace(
+        base,
+        node_index=member.index if member.index is not None else base.node_index,
+        node=rank,
+        host=show_controls(member.host),
+        state=state,
+        age_s=None if told is None or state is NodeState.LOST else round(member.age_s, 1),
+        ranks=member.nproc,
+        suspicion=member.suspicion,
+    )
+
+
+def _add_lag(ranks: Sequence[RankStatus], ages_s: Mapping[int, float]) -> tuple[RankStatus, ...]:
+    """How far ranks are behind the first one. Steps that a node may have done since it told count as done.
+
+    A rank that has begun to step, so that its rate is not known yet, may be as fast as the fastest one.
+
+    Args:
+        ranks: of all nodes.
+        ages_s: seconds since each node has told, by its group rank.
+    """
+    if len(ranks) > LISTED_RANKS:
+        return ()
+    most = max((rank.step for rank in ranks if rank.step is not None), default=0)
+    fastest = max((rank.rate or 0.0 for rank in ranks), default=0.0)
+
+    def find_lag(rank: RankStatus) -> int:
+        if rank.step is None:
+            return 0
+        has_begun = rank.rate is None and rank.still_s is not None and rank.still_s < _BEGUN_S
+        rate = fastest if has_begun else rank.rate or 0.0
+        return most - rank.step - math.ceil(rate * ages_s.get(rank.node, 0.0))
+
+    lags = map(find_lag, ranks)
+    return tuple(replace(rank, lag_steps=lag) if lag > 0 else rank for rank, lag in zip(ranks, lags, strict=True))
+
+
+def find_slowest_rank(merged: MergedNodes) -> RankStatus | None:
+    """Of the whole job."""
+    slowest = [node.slowest for node in merged.nodes if node.slowest is not None]
+    return find_slowest([*merged.ranks, *slowest])
+
+
+def build_status(
+    formed: Round,
+    merged: MergedNodes,
+    history: JobHistory,
+    pause: Pause | None,
+    *,
+    snapshot: tuple[int, float] | None = None,
+    slow_ranks: tuple[SlowRank, ...],
+    run_id: str,
+    now_s: float,
+) -> JobStatus:
+    """The status but for the time of its writing; `now_s` by the monotonic clock."""
+    slowest = find_slowest_rank(merged)
+    step = None if slowest is None else slowest.step
+    total = None if slowest is None else slowest.total
+    if step is not None and history.state is JobState.ENDED and history.has_ended_at_one_step:
+        # What other nodes have told is up to some seconds old, and their ranks have ended, too; this one knows its own.
+        step = max([step, *(node.step or 0 for node in merged.nodes if node.node == formed.group_rank)])
+    has_ended = history.state is JobState.ENDED
+    done, most_done = history.steps_done
+    if has_ended and step is None and most_done:  # of the last round: its script had none left, or came to none
+        step, total = done - 1 if done else None, history.total
+    is_paused = pause is not None and history.state in (JobState.RUNNING, JobState.PAUSED)
+    state = JobState.PAUSED if is_paused else history.state
+    rate = slowest.rate if slowest is not None and state is JobState.RUNNING and slowest.rate else 0.0
+    if step is None and state is JobState.RUNNING and merged.ranks and merged.ranks[0].global_rank == 0:
+        step, total, bar_rate = find_bar(merged.ranks[0].last_line) or (None, None, None)
+        rate = bar_rate or rate  # an optimizer's may be of other steps
+    steps_left = None if step is None or total is None else total - step - 1
+    peak_bytes, peak_rank = max(((each.peak_bytes, each.peak_rank) for each in merged.summaries), default=(0, 0))
+    return JobStatus(
+        round=formed.number,
+        attempt=formed.attempt,
+        state=state,
+        paused_since_s=round(pause.since_s, 3) if pause is not None and is_paused else None,
+        step=pause.step if pause is not None and is_paused else step,
+        total=total,
+        most_steps_done=most_done if has_ended and most_done > (0 if step is None else step + 1) else None,
+        optimizer_steps=slowest.optimizer_steps if slowest is not None and step is None else None,
+        rate=rate,
+        values=() if slowest is None else slowest.values,
+        run_id=run_id,
+        reason=show_controls(history.reason),
+        since_s=round(pause.since_s if pause is not None and is_paused else history.since_s, 3),
+        started_s=None if history.started_s is None else round(history.started_s, 3),
+        exit_code=history.exit_code if state is JobState.ENDED else None,
+        cause_class=history.cause_class,
+        restarts_left=formed.restarts_left if history.restarts_left is None else history.restarts_left,
+        eta_s=round(min(_MOST_S, steps_left / rate), 1)
+        if steps_left is not None and steps_left >= 0 and rate > 0
+        else None,
+        world_size=formed.world_size,
+        goodput=history.build_goodput(now_s),
+        time_to_start_s=None if history.time_to_start_s is None else round(history.time_to_start_s, 2),
+        failures=history.failures,
+        nodes_running=merged.running,
+        nodes_spare=merged.spare,
+        nodes_lost=merged.lost,
+        nodes=merged.nodes,
+        ranks=merged.ranks,
+        recoveries=history.recoveries,
+        recovery_count=history.recovery_count,
+        events=history.events,
+        slow_ranks=slow_ranks[:MOST_SLOW_RANKS],
+        snapshot_step=None if snapshot is None else snapshot[0],
+        snapshot_s=None if snapshot is None else round(snapshot[1], 3),
+        peak_memory_bytes=peak_bytes or None,
+        peak_memory_rank=peak_rank if peak_bytes else None,
+    )
+
+
+def find_bar(line: str) -> tuple[int, int, float | None] | None:
+    """The step, the total and the rate of a progress bar of tqdm that is not full; None: the line is none.
+
+    For people only: there may be one for each epoch, and one that loads a model. A bar of bytes has units.
+
+    >>> find_bar("epoch 2:  43%|####3     | 430/1000 [00:10<00:13, 41.90it/s, loss=0.3]")
+    (430, 1000, 41.9)
+    >>> find_bar(" 10%|#         | 1/10 [00:02<00:18,  2.00s/it]")
+    (1, 10, 0.5)
+    """
+    if "%|" not in line:
+        return None
+    import re
+
+    found = re.search(r"\| *(\d{1,15})/(\d{1,15}) \[(?:[^],]*, *(\d{1,9}(?:\.\d+)?)(s/)?)?", line)
+    if found is None or int(found[1]) >= int(found[2]):
+        return None
+    number = float(found[3] or 0)
+    return int(found[1]), int(found[2]), (1 / number if found[4] else number) if number else None
+
+
+@record
+class StepsDone:
+    """How far a job is, now or at its first step."""
+
+    rank: RankStatus
+    """The one that has done the fewest steps."""
+    done: int
+    """1 + its step, or the steps of its optimizer."""
+    at_s: float
+    """When the last of the ranks did its step, or entered or left a phase, by the clock of this node."""
+    first: tuple[int, float] | None
+    """How many steps were done when each rank of the round had done its first one, and when; None: not known."""
+
+    @property
+    def is_counted(self) -> bool:
+        """The script counts the steps, across attempts."""
+        return self.rank.step is not None
+
+
+def find_steps(merged: MergedNodes, now_s: float) -> StepsDone | None:
+    """How far the job is; None: a rank has done no step, or a node has told nothing yet."""
+    slowest = find_slowest_rank(merged)
+    if slowest is None or not merged.is_complete or not all(count_steps(rank) for rank in (slowest, *merged.ranks)):
+        return None
+    ages_s = {node.node: node.age_s or 0.0 for node in merged.nodes}
+    done = count_steps(slowest)
+    last = [slowest, *(rank for rank in merged.ranks if count_steps(rank) == done)]
+    at_s = now_s - min(ages_s.get(rank.node, 0.0) + (rank.still_s or 0.0) for rank in last)
+    first = None if merged.first is None else (merged.first[0], min(at_s, now_s - merged.first[1]))
+    return StepsDone(rank=slowest, done=done, at_s=at_s, first=first)

@@ -1,0 +1,160 @@
+"""Serves metrics over HTTP to whoever asks: `/metrics`, `/healthz`, `/readyz` and `/status`. It takes no input.
+
+A thread of its own reads requests and writes answers, so that neither a scrape nor a slow client delays the agent's
+loop. What a client may send is bounded, and so is its time; of too many the oldest is closed. Answers are built of what
+the last look has left (`source`): a scrape asks no other node, and starts no look.
+
+Hand-written, because `http.server` has a thread for each client, and imports more than the agent does altogether.
+"""
+
+import socket
+import time
+from typing import Final
+
+from muster._shared.codec import encode
+from muster._shared.contract import STATUS_LIMIT_BYTES
+from muster._shared.job_view import JobState
+from muster.agent.runtime.loop import Loop, LoopThread, Timer
+from muster.agent.telemetry.metrics.exposition import OPEN_TYPE, TEXT_TYPE, write_text
+from muster.agent.telemetry.metrics.source import MetricsSource
+from muster.agent.telemetry.trainer_endpoint import HEAD_LIMIT_BYTES, HttpPeer, parse_head
+
+PEERS: Final = 8
+"""How many connections may be open."""
+_BEAT_S: Final = 2.0
+_DEAD_S: Final = 20.0
+"""An agent whose loop has not turned for so long is not well."""
+_CLOSE_S: Final = 0.5
+_JSON: Final = "application/json"
+_PLAIN: Final = "text/plain; charset=utf-8"
+
+
+class MetricsEndpoint:
+    """One listening port; an `EventSink`, which closes it."""
+
+    def __init__(self, address: tuple[str, int], source: MetricsSource, agent_loop: Loop) -> None:
+        """Listen from now on.
+
+        Args:
+            address: an IP address, and a port; 0: a free one.
+            source: of the metrics.
+            agent_loop: while it turns, the agent is well.
+
+        Raises:
+            OSError: the port is taken, the address is none of this machine's, or no descriptor is left.
+            RuntimeError: no thread is left.
+        """
+        self._source = source
+        self._agent_loop = agent_loop
+        self._listener = open_listener(address)
+        host, port = self._listener.getsockname()[:2]
+        self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        """Where it listens."""
+        self._beat_s = agent_loop.clock.now_s()
+        self._timer: Timer | None = None
+        self._peers: list[HttpPeer] = []
+        self._is_closed = False
+        try:
+            self._thread = LoopThread(None, "muster-metrics", on_failure=lambda: None)
+        except BaseException:
+            self._listener.close()
+            raise
+        self._thread.submit(lambda: self._thread.loop.watch_readable(self._listener.fileno(), self._accept))
+        self._beat()
+
+    def _beat(self) -> None:
+        self._beat_s = self._agent_loop.clock.now_s()
+        self._timer = self._agent_loop.call_later(_BEAT_S, self._beat)
+
+    def write(self, record: object) -> None:
+        """See `EventSink`: the source reads the records."""
+
+    def close(self) -> None:
+        """See `EventSink`."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        self._thread.submit(self._close_all)
+        self._thread.close(_CLOSE_S)
+
+    # -- in the thread ------------------------------------------------------------------------------------------------
+
+    def _close_all(self) -> None:
+        self._thread.loop.unwatch(self._listener.fileno())
+        self._listener.close()
+        for peer in list(self._peers):
+            peer.close()
+
+    def _accept(self) -> None:
+        try:
+            link, _ = self._listener.accept()
+        except OSError:  # it has gone again, or no descriptor is left: then the next turn tries once more
+            time.sleep(0.01)
+            return
+        if len(self._peers) >= PEERS:
+            self._peers[0].close()
+        self._peers.append(HttpPeer(self._thread.loop, link, self._build_answer, self._peers.remove))
+
+    def _build_answer(self, received: bytes) -> bytes | None:
+        """None: the request is not there yet."""
+        is_too_long = len(received) > HEAD_LIMIT_BYTES
+        if b"\r\n\r\n" not in received and not is_too_long:
+            return None
+        head = received.partition(b"\r\n\r\n")[0].decode("latin-1")
+        method = head.partition(" ")[0]
+        if is_too_long:
+            status, kind, text = "431 Request Header Fields Too Large", _PLAIN, "the request is too long\n"
+        elif method not in ("GET", "HEAD"):
+            status, kind, text = "405 Method Not Allowed", _PLAIN, "only GET is answered\n"
+        else:
+            try:
+                status, kind, text = self._answer(head)
+            except Exception as error:  # noqa: BLE001  # a fault of what is only for people must not end the thread
+                status, kind = "500 Internal Server Error", _PLAIN
+                text = f"{type(error).__name__}: {error}\n"
+        body = text.encode(errors="replace")
+        fields = f"Content-Type: {kind}\r\nContent-Length: {len(body)}\r\nConnection: close"
+        return f"HTTP/1.1 {status}\r\n{fields}\r\n\r\n".encode() + (b"" if method == "HEAD" else body)
+
+    def _answer(self, head: str) -> tuple[str, str, str]:
+        """Status, type and text of the answer to a request."""
+        path, fields = parse_head(head)
+        path = path.partition("?")[0]
+        if path == "/metrics":
+            is_open = "application/openmetrics-text" in fields.get("accept", "")
+            text = write_text(self._source.build_families(), self._source.common, is_open=is_open)
+            return "200 OK", OPEN_TYPE if is_open else TEXT_TYPE, text
+        if path == "/status":
+            return "200 OK", _JSON, f"{encode(self._source.build_status(), STATUS_LIMIT_BYTES)}\n"
+        if path == "/healthz":
+            still_s = self._agent_loop.clock.now_s() - self._beat_s
+            if still_s < _DEAD_S:
+                return "200 OK", _PLAIN, "ok\n"
+            return "503 Service Unavailable", _PLAIN, f"the agent has stood still for {still_s:.0f} s\n"
+        if path == "/readyz":
+            state = self._source.view.state
+            is_ready = state == JobState.RUNNING.value
+            return "200 OK" if is_ready else "503 Service Unavailable", _PLAIN, f"{state}\n"
+        return "404 Not Found", _PLAIN, "there are /metrics, /healthz, /readyz and /status\n"
+
+
+def open_listener(address: tuple[str, int]) -> socket.socket:
+    """A listening socket that does not block. "::" is both versions of IP where the system has them, else IPv4.
+
+    Raises:
+        OSError: see `MetricsEndpoint`.
+    """
+    host, port = address
+    if host == "::" and not socket.has_dualstack_ipv6():
+        host = "0.0.0.0"  # noqa: S104  # what was asked for
+    is_six = ":" in host
+    listener = socket.create_server(
+        (host, port),
+        family=socket.AF_INET6 if is_six else socket.AF_INET,
+        backlog=PEERS,
+        dualstack_ipv6=host == "::",
+    )
+    listener.setblocking(False)
+    return listener

@@ -1,0 +1,290 @@
+"""Looks at the workers of this node: their status page, their use of the machine, their last lines. Acts on nothing.
+
+A page may say anything: numbers out of range are left out by `StatusPage`, text is cleaned here.
+"""
+
+import math
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from muster._shared.codec import shorten
+from muster._shared.contract import show_controls
+from muster._shared.fields import MOST
+from muster._shared.job_view import (
+    LISTED_RANKS,
+    MOST_SLOW_RANKS,
+    NodeState,
+    NodeStatus,
+    RankState,
+    RankStatus,
+    ShownValues,
+    SlowRank,
+)
+from muster._shared.records import NO_ITEMS, record
+from muster.agent.round import Round
+from muster.agent.telemetry.slow_ranks import LEAST_STEPS, WINDOW_S, Arrivals, build_slow_rank
+from muster.agent.telemetry.summaries import NodeSummary
+from muster.agent.telemetry.usage import Usage, compute_cpu
+from muster.agent.workers.status_page import SlotStatus, StatusPage
+
+if TYPE_CHECKING:  # only with devices
+    from muster.agent.telemetry.devices import DeviceUse
+
+_WINDOW_S = WINDOW_S
+"""The rate is that of the steps in so much time, and of two steps at least."""
+_LINE_BYTES = 160
+_MOST_RATE = 1e9
+
+
+@record
+class Pause:
+    """The job is paused."""
+
+    step: int
+    since_s: float
+    """By the wall clock."""
+
+
+@record
+class OpenCollective:
+    """The one that a worker is in."""
+
+    text: str
+    """"all_reduce #6 of default_pg"."""
+    age_s: float
+
+
+@record
+class Observed:
+    """What the parts of the agent know of the round's workers, at one moment."""
+
+    formed: Round
+    page: StatusPage
+    """Of the round."""
+    states: Mapping[int, RankState]
+    """By local rank; one that is missing has not been started."""
+    pids: Mapping[int, int]
+    """Of live workers, by local rank."""
+    read_last_line: Callable[[int], bytes]
+    """Of a local rank, as the worker wrote it."""
+    collectives: Mapping[int, OpenCollective] = NO_ITEMS
+    """By local rank."""
+    arrivals: Mapping[int, float] = NO_ITEMS
+    """By local rank, how much later than the first one it has entered the last collectives; empty: not known."""
+    arrived_s: float = 0.0
+    """When that and the collectives were looked at."""
+    are_grouped: bool = False
+    """All live workers of the node have begun a process group, as the same look has seen: they wait for one another."""
+    pause: Pause | None = None
+    snapshot: tuple[int, float] | None = None
+    """The step of the newest snapshot that all ranks have, and since when that is known, by the wall clock."""
+
+
+class _Pace:
+    """How fast one rank is, from the moments of its steps."""
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[float, int]] = deque()
+        """Moments and steps done by then, oldest first."""
+
+    def record(self, done: int, at_s: float) -> None:
+        """So many steps were done at this moment, of the last one."""
+        if self._seen and done < self._seen[-1][1]:
+            self._seen.clear()
+        if not self._seen or done > self._seen[-1][1]:
+            self._seen.append((at_s, done))
+            while len(self._seen) > 2 and at_s - self._seen[1][0] >= _WINDOW_S:
+                self._seen.popleft()
+
+    def find_rate(self, now_s: float) -> float | None:
+        """Steps a second; None: not known. It falls while a step takes longer than those before it."""
+        if len(self._seen) < 2:
+            return None
+        (first_s, first), (last_s, last) = self._seen[0], self._seen[-1]
+        took_s = max(1e-9, last_s - first_s)
+        mean_s, idle_s = took_s / (last - first), max(0.0, now_s - last_s)
+        late_s = idle_s if idle_s > 2 * mean_s + 1.0 else 0.0
+        return min(_MOST_RATE, float(f"{(last - first) / (took_s + late_s):.3g}"))
+
+
+class NodeSampler:
+    """Of one node, in all of its rounds."""
+
+    def __init__(self, host: str, metrics_address: str = "") -> None:
+        self._host = host
+        self._metrics_address = metrics_address
+        self.ranks: tuple[RankStatus, ...] = ()
+        """Of this node, as they were looked at last; also where the job has too many ranks to list them."""
+        self._round = 0
+        self._paces: dict[int, _Pace] = {}
+        self._changed_s: dict[int, float] = {}
+        """When each rank did its last step, by local rank."""
+        self._at_steps, self._at_collectives = Arrivals(LEAST_STEPS), Arrivals()
+        self._last_step, self._last_arrived_s = -1, 0.0
+        self._last_arrivals: Mapping[int, float] = NO_ITEMS
+        """What was looked at last."""
+        self._usage: Mapping[int, Usage] = NO_ITEMS
+        self._cpu: dict[int, float | None] = {}
+        self._devices: Mapping[int, DeviceUse] = NO_ITEMS
+        self.peak: tuple[int, int] = (0, 0)
+        """The most memory that a rank had, and its global rank."""
+
+    def record_usage(self, usage: Mapping[int, Usage], devices: "Mapping[int, DeviceUse]", rank_offset: int) -> None:
+        """What was read of the workers and of their GPUs, by local rank."""
+        before, self._usage, self._devices = self._usage, usage, devices
+        self._cpu = {rank: compute_cpu(before.get(rank), now) for rank, now in usage.items()}
+        for rank, now in usage.items():
+            self.peak = max(self.peak, (min(now.memory_bytes, MOST), rank_offset + rank))
+
+    def sample(self, observed: Observed, nproc: int, now_s: float) -> NodeSummary:
+        """Look at all ranks, of which there are `nproc`; `now_s` by CLOCK_MONOTONIC, as the page's times."""
+        formed = observed.formed
+        if formed.number != self._round:
+            self._round, self._paces, self._changed_s = formed.number, {}, {}
+            self._at_steps, self._at_collectives = Arrivals(LEAST_STEPS), Arrivals()
+            self._last_step = -1
+            self._usage, self._cpu, self._devices = NO_ITEMS, {}, NO_ITEMS
+        ranks = [self._sample_rank(observed, local_rank, now_s) for local_rank in range(nproc)]
+        self.ranks = tuple(ranks)
+        first_done, first_s = _find_first(observed.page, nproc) or (0, now_s)
+        is_listed = formed.world_size <= LISTED_RANKS
+        return NodeSummary(
+            node=self._build_node(formed, ranks),
+            ranks=self.ranks if is_listed else (),
+            slow_ranks=self._find_slow_ranks(observed, ranks),
+            peak_bytes=self.peak[0],
+            peak_rank=self.peak[1],
+            first_done=first_done,
+            first_ago_s=round(max(0.0, now_s - first_s), 3),
+        )
+
+    def _find_slow_ranks(self, observed: Observed, ranks: list[RankStatus]) -> tuple[SlowRank, ...]:
+        """By when they arrived at the same step, and in the same collectives. All times are of this machine."""
+        steps = {rank.step for rank in ranks}
+        step = steps.pop() if len(steps) == 1 and observed.are_grouped else None
+        if step is not None and step != self._last_step and len(self._changed_s) == len(ranks):
+            self._last_step = step
+            self._at_steps.record(self._changed_s)
+        if observed.arrived_s != self._last_arrived_s:
+            self._last_arrived_s = observed.arrived_s
+            arrivals = {rank: round(late_s, 6) for rank, late_s in observed.arrivals.items()}
+            if arrivals != self._last_arrivals:  # of a job that hangs each look shows the same collectives
+                self._last_arrivals = arrivals
+                self._at_collectives.record(arrivals)
+        rates = [rank.rate for rank in ranks if rank.rate]
+        step_s = 1 / max(rates) if rates else None
+        found: dict[int, SlowRank] = {}
+        for late in (*self._at_steps.find(step_s), *self._at_collectives.find(step_s)):
+            if late.rank not in found or found[late.rank].late_s < late.late_s:
+                found[late.rank] = build_slow_rank(late, ranks[late.rank], self._host)
+        return tuple(found.values())[:MOST_SLOW_RANKS]
+
+    def _sample_rank(self, observed: Observed, local_rank: int, now_s: float) -> RankStatus:
+        formed, slot = observed.formed, observed.page.read_shown(local_rank)
+        done, still_s = count_steps(slot), None
+        if slot.changed_ns is not None:
+            still_s = max(0.0, now_s - slot.changed_ns / 1e9)
+        pace = self._paces.setdefault(local_rank, _Pace())
+        if done and still_s is not None:
+            self._changed_s[local_rank] = now_s - still_s
+            pace.record(done, now_s - still_s)
+        collective, usage = observed.collectives.get(local_rank), self._usage.get(local_rank)
+        if slot.changed_ns is not None and slot.changed_ns / 1e9 > observed.arrived_s:
+            collective = None  # the rank has gone on since that look
+        device = self._devices.get(local_rank)
+        is_live = local_rank in observed.pids
+        return RankStatus(
+            global_rank=formed.rank_offset + local_rank,
+            node=formed.group_rank,
+            local_rank=local_rank,
+            state=observed.states.get(local_rank, RankState.STARTING),
+            step=slot.step,
+            total=slot.total,
+            optimizer_steps=slot.optimizer_steps if slot.step is None else None,
+            rate=pace.find_rate(now_s) if is_live else None,
+            phase=clean_text(slot.phase),
+            values=show_values(observed.page.read_values(local_rank)),
+            still_s=None if still_s is None else min(1e9, round(still_s, 2)),
+            cpu=self._cpu.get(local_rank) if is_live else None,
+            memory_bytes=min(MOST, usage.memory_bytes) if usage is not None and is_live else None,
+            gpu=None if device is None else device.use,
+            gpu_memory_bytes=None if device is None else device.memory_bytes,
+            device=None if device is None else device.status,
+            collective=clean_text(collective.text) if collective is not None and is_live else "",
+            collective_s=round(collective.age_s, 1) if collective is not None and is_live else None,
+            last_line=clean_line(observed.read_last_line(local_rank)),
+        )
+
+    def _build_node(self, formed: Round, ranks: list[RankStatus]) -> NodeStatus:
+        cpus = [rank.cpu for rank in ranks if rank.cpu is not None]
+        memory = [rank.memory_bytes for rank in ranks if rank.memory_bytes is not None]
+        gpus = [rank.gpu for rank in ranks if rank.gpu is not None]
+        gpu_memory = [rank.gpu_memory_bytes for rank in ranks if rank.gpu_memory_bytes is not None]
+        steps = [rank.step for rank in ranks if rank.step is not None]
+        return NodeStatus(
+            node_index=formed.node_index,
+            node=formed.group_rank,
+            host=self._host,
+            metrics=self._metrics_address,
+            state=NodeState.RUNNING,
+            ranks=len(ranks),
+            first_rank=formed.rank_offset,
+            step=min(steps) if len(steps) == len(ranks) else None,
+            most_step=max(steps, default=None),
+            cpu=round(sum(cpus), 2) if cpus else None,
+            memory_bytes=min(MOST, sum(memory)) if memory else None,
+            gpu=round(sum(gpus) / len(gpus), 3) if gpus else None,
+            gpu_memory_bytes=sum(gpu_memory) if gpu_memory else None,
+            slowest=find_slowest(ranks) if formed.world_size > LISTED_RANKS else None,
+        )
+
+
+def _find_first(page: StatusPage, nproc: int) -> tuple[int, float] | None:
+    found = [each for local_rank in range(nproc) if (each := page.read_first(local_rank)) is not None]
+    if len(found) < nproc:
+        return None
+    return min(done for done, _ in found), max(at_ns for _, at_ns in found) / 1e9
+
+
+def count_steps(rank: SlotStatus | RankStatus) -> int:
+    """Steps done so far: as the script counts them, else by its optimizer."""
+    return (rank.optimizer_steps or 0) if rank.step is None else rank.step + 1
+
+
+def find_slowest(ranks: list[RankStatus]) -> RankStatus | None:
+    """The rank that has done the fewest steps, of those that report any; else of those with an optimizer."""
+
+    def find_place(rank: RankStatus) -> tuple[bool, int, bool, int]:
+        return rank.step is None, rank.step or 0, rank.optimizer_steps is None, rank.optimizer_steps or 0
+
+    return min(ranks, key=find_place, default=None)
+
+
+def show_values(values: Mapping[str, float]) -> ShownValues:
+    """What a rank shows beside its step, as it is written: JSON has no NaN."""
+    return tuple(
+        (clean_text(name), float(f"{each:.6g}") if math.isfinite(each) else str(each)) for name, each in values.items()
+    )
+
+
+def clean_text(text: str) -> str:
+    """One line without control characters, of no more than a name's length."""
+    return text if text.isalnum() else shorten(show_controls(" ".join(text.split())), 255)
+
+
+def clean_line(end: bytes) -> str:
+    r"""The end of a line as people may be shown it: escape sequences are left out, and what is not UTF-8 is replaced.
+
+    >>> clean_line(b"loss \x1b[1m0.5\x1b[0m\xff\x07")
+    'loss 0.5�\\x07'
+    """
+    if not end:
+        return ""
+    text = end.decode("utf-8", "replace")
+    if "\x1b" in text:
+        import re
+
+        # Control sequences, and those that set a title; the last one may be cut off.
+        text = re.sub(r"\x1b\][^\x07\x1b]*(?:\x07|\x1b\\|$)|\x1b\[[0-?]*[ -/]*(?:[@-~]|$)|\x1b[@-Z\\^_]?", "", text)
+    return shorten(show_controls(" ".join(text.split())), _LINE_BYTES, keeps_end=False)

@@ -1,0 +1,201 @@
+"""Finds ranks that keep the others waiting. Pure.
+
+What is compared are numbers of all ranks from one look, in seconds: when each arrived at the same step or collective,
+by one clock, or how long a step of each takes. A rank is late by how much its number is above the median of the others.
+
+It is chronically slow if it was the last one in most of the last looks, and in each quarter of them late by more than
+noise explains: more than 2.5 times the spread of the others' lateness, more than twice that of its own, and a
+twentieth of a step. A phase in which something else takes a rank's core is shorter.
+
+When ranks arrive at a step says something only of ranks that wait for one another. Of others, one that has started
+later stays as late, whatever it does.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+
+from muster._shared.job_view import RankStatus, SlowRank
+from muster._shared.records import record
+
+LOOKS = 32
+"""Of which the last ones count."""
+WINDOW_S = 10.0
+"""Between two looks at the ranks' rates, which are means of so much time: others would count the same steps twice."""
+_LEAST_LOOKS = 8
+LEAST_STEPS = 16
+"""Looks at steps: they follow one another faster than the others."""
+_SHARE = 0.75
+_FLOOR_S = 0.001
+"""What reading the numbers one after another may add."""
+_LEAST_FRACTION = 0.05
+"""Of a step: less is not worth a line."""
+_SIGMA = 1.4826
+"""The standard deviation of a normal distribution by its median absolute deviation."""
+_LEAST_RATE = 1e-9
+"""Steps a second; another node may say anything, and one over it must stay finite."""
+_ONCE_STEPS = 10.0
+_ONCE_S = 1.0
+_ONCE_KEPT_S = 300.0
+
+
+@record
+class Lateness:
+    """Of one rank that is chronically slow."""
+
+    rank: int
+    late_s: float
+    share: float
+    """Of the looks at which it was the last one."""
+
+
+class Arrivals:
+    """Looks of one kind at a fixed set of ranks."""
+
+    def __init__(self, least_looks: int = _LEAST_LOOKS) -> None:
+        self._least_looks = least_looks
+        self._looks: deque[dict[int, float]] = deque(maxlen=LOOKS)
+        """By how much each rank was later than the median of the others; less than 0: earlier."""
+
+    def record(self, numbers: Mapping[int, float]) -> None:
+        """Record one look, by rank; other ranks than before: it begins anew."""
+        if len(numbers) < 2:
+            return
+        if self._looks and self._looks[-1].keys() != numbers.keys():
+            self._looks.clear()
+        ordered, late = sorted((number, rank) for rank, number in numbers.items()), {}
+        for place, (number, rank) in enumerate(ordered):
+            late[rank] = number - _find_middle([each for each, _ in ordered[:place] + ordered[place + 1 :]])
+        self._looks.append(late)
+
+    def find(self, step_s: float | None) -> list[Lateness]:
+        """The ranks that are chronically slow, the latest first; `step_s`: how long a step takes, None: not known."""
+        if len(self._looks) < self._least_looks:
+            return []
+        found = [self._judge(rank, step_s or 0.0) for rank in self._looks[-1]]
+        return sorted((each for each in found if each is not None), key=lambda each: -each.late_s)
+
+    def _judge(self, rank: int, step_s: float) -> Lateness | None:
+        own, least_s = [look[rank] for look in self._looks], max(_FLOOR_S, _LEAST_FRACTION * step_s)
+        late_s, size = _find_median(own), len(own)
+        if late_s <= least_s:
+            return None
+        share = sum(look[rank] >= max(look.values()) for look in self._looks) / size
+        others = [late for look in self._looks for each, late in look.items() if each != rank]
+        noise_s = max(least_s, 2.5 * _spread(others), 2 * _spread(own))
+        quarters = [_find_median(own[size * each // 4 : size * (each + 1) // 4]) for each in range(4)]
+        if share < _SHARE or min(quarters) <= noise_s:
+            return None
+        return Lateness(rank=rank, late_s=late_s, share=share)
+
+
+def _spread(values: Iterable[float]) -> float:
+    numbers = list(values)
+    middle = _find_median(numbers)
+    return _SIGMA * _find_median(abs(number - middle) for number in numbers)
+
+
+def _find_median(values: Iterable[float]) -> float:
+    return _find_middle(sorted(values))
+
+
+def _find_middle(ordered: Sequence[float]) -> float:
+    return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
+
+
+class SingleWaits:
+    """Ranks that have kept all others waiting once: they were behind while the first ranks stood still."""
+
+    def __init__(self) -> None:
+        self._waits: dict[int, tuple[float, float]] = {}
+        """By rank: how long the others waited, and when that was seen last."""
+
+    def record(self, ranks: Iterable[RankStatus], now_s: float) -> None:
+        """Record one look at all ranks of a round that runs."""
+        known = [rank for rank in ranks if rank.step is not None and rank.still_s is not None]
+        most = max((rank.step or 0 for rank in known), default=0)
+        first = [rank for rank in known if rank.step == most]
+        behind = [rank for rank in known if rank.step != most]
+        if not behind or len(behind) * 2 >= len(known):
+            return
+        waited_s = min(rank.still_s or 0.0 for rank in first)
+        rate = max((rank.rate or 0.0) for rank in first)
+        if waited_s < max(_ONCE_S, _ONCE_STEPS / rate if rate > 0 else _ONCE_S):
+            return
+        rank = min(behind, key=lambda each: each.step or 0).global_rank
+        before_s, at_s = self._waits.get(rank, (0.0, now_s))
+        longest_s = max(before_s, waited_s) if now_s - at_s < _ONCE_KEPT_S else waited_s
+        self._waits[rank] = (longest_s, now_s)
+
+    def find(self, now_s: float) -> dict[int, float]:
+        """How long each such rank has kept the others waiting, of the last minutes."""
+        self._waits = {rank: wait for rank, wait in self._waits.items() if now_s - wait[1] < _ONCE_KEPT_S}
+        return {rank: wait[0] for rank, wait in self._waits.items()}
+
+
+def build_slow_rank(found: Lateness, rank: RankStatus, host: str) -> SlowRank:
+    """What is shown of a finding."""
+    return SlowRank(
+        global_rank=rank.global_rank,
+        node=rank.node,
+        host=host,
+        is_chronic=True,
+        late_s=round(found.late_s, 4),
+        late_fraction=round(min(1.0, found.late_s * rank.rate), 3) if rank.rate else 0.0,
+        share=round(found.share, 2),
+    )
+
+
+class JobSlowRanks:
+    """Of the whole job: what nodes have found, and what their rates and steps say."""
+
+    def __init__(self) -> None:
+        self._round = 0
+        self._paces = Arrivals()
+        self._waits = SingleWaits()
+        self._due_s = 0.0
+        self._found: tuple[SlowRank, ...] = ()
+
+    def find(
+        self, number: int, ranks: Sequence[RankStatus], told: Iterable[SlowRank], hosts: Mapping[int, str], now_s: float
+    ) -> tuple[SlowRank, ...]:
+        """Look at the ranks of a round that runs; those that are slow, the slowest first.
+
+        Args:
+            number: the round's.
+            ranks: all of them; empty in a job that lists none.
+            told: what the nodes have found among their own ranks.
+            hosts: the nodes' names, by group rank.
+            now_s: by the monotonic clock.
+        """
+        if number != self._round:
+            self._round, self._paces, self._waits = number, Arrivals(), SingleWaits()
+        self._waits.record(ranks, now_s)
+        rates = {rank.global_rank: rank.rate for rank in ranks if rank.rate is not None and rank.rate > _LEAST_RATE}
+        if now_s >= self._due_s:
+            self._due_s = now_s + WINDOW_S
+            self._paces.record({rank: 1 / rate for rank, rate in rates.items()})
+        by_rank = {rank.global_rank: rank for rank in ranks}
+        found = {
+            rank: SlowRank(
+                global_rank=rank,
+                node=by_rank[rank].node,
+                host=hosts.get(by_rank[rank].node, ""),
+                is_chronic=False,
+                late_s=round(late_s, 2),
+            )
+            for rank, late_s in self._waits.find(now_s).items()
+            if rank in by_rank
+        }
+        for late in self._paces.find(1 / _find_median(rates.values()) if rates else None):
+            if late.rank in by_rank:
+                found[late.rank] = build_slow_rank(late, by_rank[late.rank], hosts.get(by_rank[late.rank].node, ""))
+        for each in told:
+            before = found.get(each.global_rank)
+            if before is None or not before.is_chronic or before.late_s < each.late_s:
+                found[each.global_rank] = each
+        self._found = tuple(sorted(found.values(), key=lambda each: (not each.is_chronic, -each.late_s)))
+        return self._found
+
+    def repeat(self) -> tuple[SlowRank, ...]:
+        """What was found last, for a job that does not run at the moment."""
+        return self._found

@@ -1,0 +1,180 @@
+"""Puts the records of all agents on one clock: the leader's. Pure.
+
+No wall clocks of two machines are compared. Each agent has recorded (`clock_compared`) how far the leader's clock is
+ahead of its own, by when it sent heartbeats and got their answers, with the error that this may have. Leaders change:
+what a later leader has recorded about the first one, and others about the later one, is added, and so are the errors.
+
+An agent that ended before it had an answer is placed by the rounds that it has in common with others, which begin
+within a second on all nodes; one that has none of them by its own wall clock, without a known error. Incarnations of a
+job, which no agent outlives, are placed by the wall clock of the leader of each.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Final
+
+from muster.cli.afterwards.sources import Event, is_number
+
+_ROUNDS_S: Final = 1.0
+"""How far apart the nodes of a round may have been told of it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placed:
+    """A record at its time."""
+
+    event: Event
+    at_s: float
+    """Seconds since the epoch, by the wall clock that the leader of the incarnation had at its start."""
+    uncertainty_s: float | None
+    """At most so much earlier or later, in relation to the leader's records; None: not known."""
+    incarnation: int
+    """From 0: counts how often the scheduler has run the whole job."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Offset:
+    ahead_s: float
+    uncertainty_s: float | None
+
+
+def place(events: Iterable[Event]) -> tuple[Placed, ...]:
+    """Place all records, in the order of their times."""
+    agents: dict[str, list[Event]] = defaultdict(list)
+    for event in events:
+        agents[event.agent].append(event)
+    placed: list[Placed] = []
+    for number, group in enumerate(_list_incarnations(agents)):
+        own = {name: agents[name] for name in group}
+        leader = _find_leader(own)
+        first = own[leader][0]
+        offsets = _find_offsets(own, leader)
+        began_s = first.time_s - first.monotonic_s - offsets[leader].ahead_s
+        for name, records in own.items():
+            offset = offsets[name]
+            for event in records:
+                at_s = began_s + event.monotonic_s + offset.ahead_s
+                placed.append(Placed(event=event, at_s=at_s, uncertainty_s=offset.uncertainty_s, incarnation=number))
+    return tuple(sorted(placed, key=lambda each: (each.incarnation, each.at_s)))
+
+
+def _list_incarnations(agents: Mapping[str, Sequence[Event]]) -> list[list[str]]:
+    """Agents that belong together, in the order of time: they have named the same leader, or ran at the same time."""
+    groups: list[tuple[set[str], list[str]]] = []
+    spans = {name: (records[0].time_s, records[-1].time_s) for name, records in agents.items()}
+    for name, records in agents.items():
+        names = {str(each.detail.get(key)) for each in _list_comparisons(records) for key in ("leader", "member")}
+        joined = [group for group in groups if names & group[0]]
+        rest = [group for group in groups if not names & group[0]]
+        merged = {each for group in joined for each in group[0]} | names
+        groups = [*rest, (merged, [each for group in joined for each in group[1]] + [name])]
+    known = [group for group in groups if group[0]]
+    for _, (name,) in (group for group in groups if not group[0]):
+        began_s, ended_s = spans[name]
+        for _, others in known:
+            if any(spans[each][0] <= ended_s and began_s <= spans[each][1] for each in others):
+                others.append(name)
+                break
+        else:
+            known.append((set(), [name]))
+    return sorted((members for _, members in known), key=lambda each: min(spans[name][0] for name in each))
+
+
+def _list_comparisons(records: Iterable[Event]) -> list[Event]:
+    return [each for each in records if each.what == "clock_compared" and _is_whole(each.detail)]
+
+
+def _is_whole(detail: Mapping[str, object]) -> bool:
+    error_s = detail.get("uncertainty_s")
+    is_error = is_number(error_s) and error_s >= 0  # below 0, `_follow_comparisons` would find better ways for ever
+    return (
+        is_error
+        and is_number(detail.get("ahead_s"))
+        and isinstance(detail.get("member"), str)
+        and isinstance(detail.get("leader"), str)
+    )
+
+
+def _find_leader(agents: Mapping[str, Sequence[Event]]) -> str:
+    """Whose clock counts: of the node that led first, else that of the lowest node."""
+
+    def find_place(name: str) -> tuple[bool, int, int, str]:
+        led = [each.round for each in _list_comparisons(agents[name]) if each.detail["leader"] == each.detail["member"]]
+        index = next((each.node_index for each in agents[name] if each.node_index is not None), 1 << 30)
+        return not led, min(led, default=0), index, name
+
+    return min(agents, key=find_place)
+
+
+def _find_offsets(agents: Mapping[str, Sequence[Event]], leader: str) -> dict[str, _Offset]:
+    """What is added to each agent's monotonic clock to get the leader's."""
+    if len(agents) == 1:
+        return {leader: _Offset(ahead_s=0.0, uncertainty_s=0.0)}
+    found = _follow_comparisons(agents, leader)
+    starts = {
+        event.round: event.monotonic_s + found[name].ahead_s
+        for name, records in agents.items()
+        if name in found
+        for event in records
+        if event.what == "round_formed"
+    }
+    for name, records in agents.items():
+        if name not in found:
+            gaps = [
+                starts[each.round] - each.monotonic_s
+                for each in records
+                if each.what == "round_formed" and each.round in starts
+            ]
+            first, base = records[0], agents[leader][0]
+            by_wall_s = base.monotonic_s + found[leader].ahead_s + first.time_s - base.time_s - first.monotonic_s
+            found[name] = (
+                _Offset(ahead_s=median(gaps), uncertainty_s=_ROUNDS_S)
+                if gaps
+                else _Offset(ahead_s=by_wall_s, uncertainty_s=None)
+            )
+    return found
+
+
+def _follow_comparisons(agents: Mapping[str, Sequence[Event]], leader: str) -> dict[str, _Offset]:
+    """From agent to agent, the most certain way that is known first."""
+    comparisons = {name: _choose_comparisons(records) for name, records in agents.items()}
+    own = next((each for each in comparisons[leader] if each.detail["leader"] == each.detail["member"]), None)
+    found = {leader: _Offset(ahead_s=0.0 if own is None else float(own.detail["ahead_s"]), uncertainty_s=0.0)}
+    clocks: dict[str, _Offset] = {}
+    """Of members, by their names: what is added to their CLOCK_BOOTTIME."""
+    before = None
+    while before != found:
+        before = dict(found)
+        for name in list(found):
+            for each in comparisons[name]:
+                ahead_s = found[name].ahead_s - float(each.detail["ahead_s"])
+                _keep_better(clocks, str(each.detail["leader"]), ahead_s, _add(found[name], each))
+        for name, records in comparisons.items():
+            for each in records:
+                clock = clocks.get(str(each.detail["leader"]))
+                if clock is not None:
+                    ahead_s = clock.ahead_s + float(each.detail["ahead_s"])
+                    _keep_better(found, name, ahead_s, _add(clock, each))
+    return found
+
+
+def _choose_comparisons(records: Iterable[Event]) -> list[Event]:
+    """Of those with one leader the most certain one."""
+    best: dict[str, Event] = {}
+    for each in _list_comparisons(records):
+        leader = str(each.detail["leader"])
+        if leader not in best or each.detail["uncertainty_s"] < best[leader].detail["uncertainty_s"]:
+            best[leader] = each
+    return list(best.values())
+
+
+def _add(offset: _Offset, comparison: Event) -> float:
+    return (offset.uncertainty_s or 0.0) + float(comparison.detail["uncertainty_s"])
+
+
+def _keep_better(offsets: dict[str, _Offset], name: str, ahead_s: float, uncertainty_s: float) -> None:
+    before = offsets.get(name)
+    if before is None or uncertainty_s < (before.uncertainty_s or 0.0):
+        offsets[name] = _Offset(ahead_s=ahead_s, uncertainty_s=uncertainty_s)

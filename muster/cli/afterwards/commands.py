@@ -1,0 +1,191 @@
+"""`muster events` and `muster timeline`: what the agents of a job have written, as text, JSON lines, a page or a trace.
+
+They read what is there: of a job that runs, of one that has ended or was cancelled, or of a folder of logs.
+"""
+
+import gc
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Final
+
+from muster._shared.codec import to_data
+from muster._shared.contract import show_controls
+from muster._shared.control import ControlError, ExitCode
+from muster.cli.afterwards import sources
+from muster.cli.afterwards.clocks import Placed, place
+
+if TYPE_CHECKING:
+    from muster.cli.afterwards.story import Story
+
+_TEXT_CHARS: Final = 2000
+
+
+def print_events(word: str, *, role: str | None = None, as_json: bool = False) -> int:
+    """Print the records of all agents of a job in their order; the exit code.
+
+    Args:
+        word: an app, or a folder with logs.
+        role: of an app with several.
+        as_json: one line of JSON each.
+
+    Raises:
+        ControlError: see `sources.load`.
+    """
+    with _without_collector():
+        records = sources.load(word, role)
+        placed = place(records.events)
+    _print_missing(records)
+    start_s = placed[0].at_s
+    if not as_json:
+        print(f"0 s is {_show_clock(start_s)} by the leader's clock")
+    for each in placed:
+        print(_to_json(each, start_s) if as_json else _describe(each, start_s))
+    return ExitCode.DONE
+
+
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """A week on many nodes is millions of objects, all of which stay: to look for garbage took a third of the time."""
+    is_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if is_on:
+            gc.enable()
+
+
+def _print_missing(records: sources.JobRecords) -> None:
+    if records.missing:
+        print(records.missing, file=sys.stderr)
+
+
+def _show_clock(at_s: float) -> str:
+    return datetime.fromtimestamp(at_s, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def _to_json(placed: Placed, start_s: float) -> str:
+    uncertainty_s = None if placed.uncertainty_s is None else round(placed.uncertainty_s, 6)
+    data = {
+        "at_s": round(placed.at_s - start_s, 6),
+        "uncertainty_s": uncertainty_s,
+        "incarnation": placed.incarnation,
+        **placed.event.to_json(),
+    }
+    return json.dumps(data)
+
+
+def _describe(placed: Placed, start_s: float) -> str:
+    event = placed.event
+    where = f"node {event.node_index}" if event.node_index is not None else f"agent {event.agent}"
+    uncertainty_s = placed.uncertainty_s
+    error = "±?" if uncertainty_s is None else f"±{uncertainty_s * 1000:.1f} ms" if uncertainty_s else ""
+    details = [f"{name} {_show_value(value)}" for name, value in event.detail.items() if value not in (None, "", {})]
+    if event.ranks:
+        details.insert(0, f"ranks {','.join(map(str, event.ranks))}")
+    if event.duration_s is not None:
+        details.append(f"({event.duration_s:.3f} s)")
+    text = show_controls("  ".join(details))[:_TEXT_CHARS]
+    place = f"round {event.round} attempt {event.attempt}"
+    return f"{placed.at_s - start_s:12.3f} s {error:>9}  {where:8}  {place:18}  {event.what:20} {text}".rstrip()
+
+
+def _show_value(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+def write_timeline(
+    word: str,
+    *,
+    role: str | None = None,
+    output: str | None = None,
+    perfetto: str | None = None,
+    as_json: bool = False,
+) -> int:
+    """Write the timeline of a job as one page, and as a trace if that is wanted; the exit code.
+
+    Args:
+        word: an app, or a folder with logs.
+        role: of an app with several.
+        output: the page; None: NAME.html in the working directory, or no page if `perfetto` is given.
+        perfetto: the trace; None: none.
+        as_json: print one line of JSON.
+
+    Raises:
+        ControlError: see `sources.load`; also a file that cannot be written.
+    """
+    from muster.cli.afterwards.sentences import tell_story
+    from muster.cli.afterwards.story import tell
+
+    with _without_collector():
+        records = sources.load(word, role)
+        story = tell(records.name, place(records.events), records.tracebacks)
+    written = {}
+    if perfetto is not None:
+        from muster.cli.afterwards.perfetto import build_trace
+
+        written[perfetto] = _write(perfetto, build_trace(story))
+    if output is not None or perfetto is None:
+        from muster.cli.afterwards.page import build_page
+
+        name = "".join(sign if sign.isalnum() or sign in "-_." else "-" for sign in records.name)
+        path = output or f"{name}.html"
+        written[path] = _write(path, build_page(story, records.report, records.missing).encode())
+    sentences = tell_story(story)
+    _print_missing(records)
+    if as_json:
+        facts = {**_list_facts(story), "missing": records.missing, "sentences": sentences, "written": list(written)}
+        print(json.dumps(facts))
+        return ExitCode.DONE
+    print("\n".join(show_controls(sentence) for sentence in sentences))
+    for path, size in written.items():
+        print(f"written: {path} ({size})", file=sys.stderr)
+    return ExitCode.DONE
+
+
+def _list_facts(story: "Story") -> dict[str, object]:
+    """What docs/timeline.md promises of `muster timeline --json`."""
+    return {
+        "name": story.name,
+        "started_s": round(story.start_s, 3),
+        "duration_s": round(story.end_s - story.start_s, 3),
+        "has_ended": not story.runs,
+        "succeeded": story.succeeded,
+        "ending": story.ending,
+        "incarnations": story.incarnations,
+        "seconds": {name: round(each, 3) for name, each in story.buckets.items()},
+        "goodput": None if story.goodput is None else story.goodput.fraction,
+        "time_to_start_s": story.time_to_start_s,
+        "failures": dict(story.failures),
+        "recoveries": [to_data(each) for each in story.recoveries],
+        "steps": max((done for _, done in story.steps), default=None),
+    }
+
+
+def _write(path: str, content: bytes) -> str:
+    """Replace the file; its size."""
+    folder = os.path.dirname(os.path.abspath(path))
+    try:
+        fd, temporary = tempfile.mkstemp(prefix=".muster-", dir=folder)
+        try:
+            with open(fd, "wb") as file:
+                file.write(content)
+            os.chmod(temporary, 0o644)
+            os.replace(temporary, path)
+        except OSError:
+            os.unlink(temporary)
+            raise
+    except OSError as error:
+        raise ControlError(f"cannot write {path}: {error.strerror}", ExitCode.REFUSED) from error
+    return _show_size(len(content))
+
+
+def _show_size(count: int) -> str:
+    return f"{count} bytes" if count < 1000 else f"{count / 1000:.0f} kB" if count < 1e6 else f"{count / 1e6:.1f} MB"

@@ -1,0 +1,369 @@
+"""What an agent writes into `events.jsonl`, by the name of the event: public, versioned by `contract.EVENT_SCHEMA`.
+
+Every line has the fields of `muster.agent.runtime.event_log.EventRecord`; `detail` has those of the record below that
+`EVENT_KINDS` names. `events.schema.json` beside this module says the same as a JSON schema, and the documentation
+prints this list. A later version may add events and fields; a reader ignores what it does not know.
+
+Schema 1, of agents before this one, has no `schema`, no `agent`, and not the events `clock_compared`, `steps_done`,
+`nodes_awaited` and `preflight_finding`. A reader must understand 1 and 2.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Final
+
+from muster._shared.fields import AS_OBJECT, Count, Integer, Limit, Name, Number, Seconds
+from muster._shared.records import record
+
+Text = Annotated[str, Limit(most=1 << 16)]
+Values = Annotated[tuple[tuple[Name, Number | Name], ...], Limit(most=64), AS_OBJECT]
+Pids = Annotated[tuple[Count, ...], Limit(most=1 << 20)]
+
+
+@record
+class AgentStarted:
+    """The agent runs."""
+
+    pid: Count
+    start: Name
+    """How workers start."""
+    host: Name = ""
+    node_index: Count | None = None
+
+
+@record
+class PreflightFinding:
+    """Something is not as expected, of this machine, or where nodes differ."""
+
+    text: Text
+    check: Name = ""
+    """Its name in the table; "": nodes differ."""
+    level: Name = "warning"
+    """error: the attempt ends."""
+
+
+@record
+class RoundFormed:
+    """The node takes part in a round."""
+
+    world_size: Count
+    nodes: Count
+    master: Name
+    restarts_left: Integer
+    rank_offset: Count = 0
+    """Global rank of its first worker."""
+    role_rank_offset: Count = 0
+    role_world_size: Count = 0
+    snapshot_step: Count | None = None
+    """The step of the snapshot in memory that all ranks continue; None: there is none."""
+
+
+@record
+class WorkersStarted:
+    """All workers of the round run. `duration_s`: since `round_formed`."""
+
+
+@record
+class WorkerReleased:
+    """One worker started."""
+
+    local_rank: Count
+    pid: Count
+    how: Name
+    """"warm": a parked fork became this worker; "cold": fork and exec."""
+    reason: Text | None = None
+    """Of a cold start where a warm one was wanted."""
+
+
+@record
+class WorkerExited:
+    """A worker's process ended."""
+
+    code: Integer
+
+
+@record
+class WorkerFailed:
+    """A worker has failed."""
+
+    reason: Text
+
+
+@record
+class WorkersIdle:
+    """`ranks` have shown no sign of life for the limit, or the job hangs; without ranks: they are active again."""
+
+
+@record
+class StacksTaken:
+    """The stacks of `ranks` were read."""
+
+
+@record
+class RoundBroken:
+    """The round ends."""
+
+    kind: Name
+    """"failure", "membership" (a node was lost or joined), "fenced", "final" or "drained"."""
+    reason: Text
+    hang: bool = False
+    """The job hung."""
+    joined: bool = False
+    """Nodes have joined, and nothing has failed."""
+    cause: Name = ""
+    """The class of the failure that has ended it (see the page on verdicts); "": none has."""
+
+
+@record
+class WorkersStopped:
+    """No worker of the round is left. `duration_s`: since `round_broken`."""
+
+
+@record
+class WorkersNotEnded:
+    """The kernel cannot end these processes."""
+
+    pids: Pids
+
+
+@record
+class Fenced:
+    """The guard has killed the workers, because the leader was silent for too long."""
+
+
+@record
+class DrainBegun:
+    """The agents begin to agree on a step at which all ranks stop, save or pause."""
+
+    drain: Count
+    """Its number."""
+    kind: Name
+    """"stop", "checkpoint" or "pause"."""
+    limit_s: Seconds = 0.0
+
+
+@record
+class DrainCommitted:
+    """They have agreed. `duration_s`: since `drain_begun`."""
+
+    drain: Count
+    step: Count
+
+
+@record
+class DrainWithdrawn:
+    """They cannot agree, or it has ended, and the ranks go on."""
+
+    drain: Count
+    reason: Text
+
+
+@record
+class Requested:
+    """A person has asked the job for something through this agent (`muster`)."""
+
+    kind: Name
+    limit_s: Seconds | None = None
+
+
+@record
+class RequestAnswered:
+    """The leader's answer to it."""
+
+    outcome: Name
+    text: Text
+
+
+@record
+class CheckpointCompleted:
+    """All ranks of the job have saved a checkpoint."""
+
+    step: Count
+    path: Text | None
+
+
+@record
+class StepsDone:
+    """How far the job is, by its leader: at first once a second, after an hour once a minute, and when a round ends.
+
+    Not written where no step is reported.
+    """
+
+    done: Count
+    """1 + the step of the rank that has done the fewest; of an optimizer, its steps."""
+    is_counted: bool
+    """The script counts the steps, across attempts; False: its optimizer, from 0 in each attempt."""
+    ago_s: Seconds
+    """So long before this record it did the last one."""
+    total: Count | None = None
+    rate: Number | None = None
+    """Steps a second."""
+    phase: Name = ""
+    """As the script names it."""
+    values: Values = ()
+    """Such as the loss."""
+
+
+@record
+class ClockCompared:
+    """How the clock of the leader and the one of this agent's records compare, by the times of heartbeats.
+
+    Written again when that has changed by more than it is uncertain, or another node leads.
+    """
+
+    member: Name
+    """This agent, as rendezvous names it."""
+    leader: Name
+    """The leader; equal to `member` if this agent leads."""
+    ahead_s: Seconds
+    """What is added to `monotonic_s` to get the leader's CLOCK_BOOTTIME."""
+    uncertainty_s: Seconds
+    """At most so much more or less: half of what the quickest answer to a heartbeat took."""
+
+
+@record
+class NodesAwaited:
+    """The next round cannot be formed: nodes are missing."""
+
+    reason: Text
+
+
+@record
+class TemplateReady:
+    """Warm starts: the template has imported what workers need."""
+
+    modules: Annotated[tuple[Name, ...], Limit(most=1 << 16)] | Count
+    import_s: Seconds
+    rss_bytes: Count | None = None
+    """Missing where the image is that of a Python program."""
+    pss_bytes: Count | None = None
+
+
+@record
+class TemplateEnded:
+    """Warm starts: the template is gone."""
+
+    status: Integer | None
+    reason: Text
+    last_line: Text
+
+
+@record
+class WorkersParked:
+    """Warm starts: forks wait for the next round."""
+
+    count: Count
+    duration_s: Seconds
+    """The time of their forks."""
+
+
+@record
+class Signal:
+    """The agent received a signal."""
+
+    name: Name
+    guard_died: bool
+
+
+@record
+class Notice:
+    """A line was printed."""
+
+    text: Text
+
+
+@record
+class HangNamed:
+    """A line was printed that tells of a hang, with which the job goes on."""
+
+    text: Text
+
+
+@record
+class HangEnded:
+    """A line was printed that says that the hang is over."""
+
+    text: Text
+
+
+@record
+class HangExplained:
+    """A line was printed that says which ranks kept the others waiting in the hang that has ended the round."""
+
+    text: Text
+
+
+@record
+class StoodStill:
+    """A line was printed that says that the job stands still, which may be a hang."""
+
+    text: Text
+
+
+@record
+class MovedAgain:
+    """A line was printed that says that a job which stood still goes on."""
+
+    text: Text
+
+
+@record
+class RendezvousLost:
+    """Rendezvous failed."""
+
+    reason: Text
+
+
+@record
+class JobEnded:
+    """The job has ended on all nodes."""
+
+    succeeded: bool
+    drained: bool = False
+    reason: Text = ""
+    """Of a failed one."""
+
+
+@record
+class AgentEnded:
+    """The agent ends."""
+
+    exit_code: Count
+
+
+EVENT_KINDS: Final[Mapping[str, type[Any]]] = {
+    "agent_started": AgentStarted,
+    "preflight_finding": PreflightFinding,
+    "round_formed": RoundFormed,
+    "workers_started": WorkersStarted,
+    "worker_released": WorkerReleased,
+    "worker_exited": WorkerExited,
+    "worker_failed": WorkerFailed,
+    "workers_idle": WorkersIdle,
+    "stacks_taken": StacksTaken,
+    "round_broken": RoundBroken,
+    "workers_stopped": WorkersStopped,
+    "workers_not_ended": WorkersNotEnded,
+    "fenced": Fenced,
+    "drain_begun": DrainBegun,
+    "drain_committed": DrainCommitted,
+    "drain_withdrawn": DrainWithdrawn,
+    "requested": Requested,
+    "request_answered": RequestAnswered,
+    "checkpoint_completed": CheckpointCompleted,
+    "steps_done": StepsDone,
+    "clock_compared": ClockCompared,
+    "nodes_awaited": NodesAwaited,
+    "template_ready": TemplateReady,
+    "template_ended": TemplateEnded,
+    "workers_parked": WorkersParked,
+    "signal": Signal,
+    "notice": Notice,
+    "hang_named": HangNamed,
+    "hang_ended": HangEnded,
+    "hang_explained": HangExplained,
+    "stood_still": StoodStill,
+    "moved_again": MovedAgain,
+    "rendezvous_lost": RendezvousLost,
+    "job_ended": JobEnded,
+    "agent_ended": AgentEnded,
+}

@@ -1,0 +1,109 @@
+"""Says in three sentences what happened to a job, what interrupted it, and where the time went. Pure."""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timezone
+from typing import Final
+
+from muster._shared.console.summary import CAUSES
+from muster._shared.job_view import describe_steps
+from muster._shared.reports import format_duration
+from muster.cli.afterwards.story import Story
+
+HOW_TO_REPORT: Final = "call muster.worker.step(i) once per step in the script"
+_MOST_CAUSES: Final = 3
+WORDS: Final[Mapping[str, str]] = {
+    "productive": "in steps that count",
+    "unfinished": "since the last step",
+    "pause": "not counted as lost",
+    **CAUSES,
+}
+"""Of the seconds of a story, by what they went into."""
+_FAILURES: Final[Mapping[str, str]] = {
+    "worker": "a failed worker",
+    "hang": "a hang",
+    "node": "a lost node",
+    "fenced": "a silent leader",
+}
+
+
+def tell_story(story: Story) -> tuple[str, str, str]:
+    """The three sentences."""
+    return _tell_course(story), _tell_interruptions(story), _tell_cost(story)
+
+
+def _tell_course(story: Story) -> str:
+    took = format_duration(story.end_s - story.start_s)
+    sizes = [(nodes, ranks) for _, _, _, nodes, ranks in story.rounds]
+    where = "before any round was formed"
+    if sizes:
+        nodes, ranks = (
+            _name_range([each[0] for each in sizes], "node"),
+            _name_range([each[1] for each in sizes], "rank"),
+        )
+        where = f"on {nodes} with {ranks}"
+    began, ended = (_show_clock(each) for each in (story.start_s, story.end_s))
+    times = f"from {began} to {ended} UTC"
+    done, most = story.steps_done
+    steps = f", {describe_steps(done, most, story.total, ' done')}" if most else ""
+    if story.runs:
+        return f"The job has run for {took} {where}{steps}, since {began} UTC, and no record says that it has ended."
+    again = f", in {story.incarnations} runs by its scheduler" if story.incarnations > 1 else ""
+    if story.succeeded:
+        return f"The job ran for {took} {where}{again}, {times}, and succeeded{steps}."
+    because = f": {story.ending}" if story.ending else ", and no record says why"
+    return f"The job ran for {took} {where}{again}, {times}{steps}, and did not succeed{because}."
+
+
+def _name_range(counts: Sequence[int], noun: str) -> str:
+    least, most = min(counts), max(counts)
+    number = f"{least}" if least == most else f"{least} to {most}"
+    return f"{number} {noun}{'' if most == 1 else 's'}"
+
+
+def _show_clock(at_s: float) -> str:
+    return datetime.fromtimestamp(at_s, timezone.utc).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _tell_interruptions(story: Story) -> str:
+    if not story.recoveries and not story.failures:
+        return "Nothing interrupted it."
+    kinds = [_FAILURES.get(name, name) + (f" ({count} times)" if count > 1 else "") for name, count in
+             story.failures.items()]  # fmt: skip
+    count = len(story.recoveries)
+    planned = count - sum(story.failures.values())
+    listed = " and ".join([", ".join(kinds[:-1]), *kinds[-1:]] if len(kinds) > 1 else kinds)
+    parts = [f"It was interrupted by {listed}" if kinds else "No failure interrupted it"]
+    if planned > 0:
+        parts.append(f"nodes joined or left as asked {_times(planned)}")
+    costs = [each for each in story.recoveries if each.cost_s is not None]
+    if costs:
+        worst = max(costs, key=lambda each: each.cost_s or 0.0)
+        total = format_duration(sum(each.cost_s or 0.0 for each in costs))
+        cost = f"to be as far as before it took {total} in all"
+        if len(costs) > 1:
+            cost += f", the longest time {format_duration(worst.cost_s or 0.0)} ({worst.cause})"
+        elif worst.cause:
+            cost += f" ({worst.cause})"
+        parts.append(cost)
+    return "; ".join(parts) + "."
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
+
+
+def _tell_cost(story: Story) -> str:
+    start = "" if story.time_to_start_s is None else format_duration(story.time_to_start_s)
+    if story.goodput is None:
+        ran = f"Its workers ran after {start}; what" if start else "What"
+        return f"{ran} part of the time was productive is not known: {HOW_TO_REPORT}."
+    lost = sorted(((name, each) for name, each in story.goodput.lost_s if each >= 0.1), key=lambda each: -each[1])
+    named = [f"{format_duration(each)} {WORDS[name]}" for name, each in lost[:_MOST_CAUSES]]
+    rest_s = sum(each for _, each in lost[_MOST_CAUSES:])
+    named += [f"{format_duration(rest_s)} otherwise"] if rest_s >= 0.1 else []
+    fraction = f"{story.goodput.fraction * 100:.0f} %"
+    pause = f"; it was paused for {format_duration(story.goodput.pause_s)}" if story.goodput.pause_s else ""
+    of_lost = f"; lost: {', '.join(named)}" if named else ""
+    without = " without the pause" if pause else ""
+    useful = f"{fraction} of its time{without} went into steps that count (goodput)"
+    return f"{useful}, the first one after {start}{of_lost}{pause}."

@@ -1,0 +1,313 @@
+"""Finds the event records of a job: of an app, through its scheduler, or below a folder. And parses them."""
+
+import hashlib
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final, TypeGuard
+
+from muster._shared.contract import EVENT_SCHEMA, LogNames
+from muster._shared.control import ControlError, ExitCode
+from muster._shared.foreign_files import parse_json, read_regular
+from muster.cli.operations import open_scheduler
+from muster.cli.output.streaming import say
+from muster.schedulers.agent_command import is_agent_role
+from muster.schedulers.errors import EngineError
+
+_LIMIT_BYTES: Final = 256 << 20
+"""Of a file of records: a longer one is read from its end."""
+_REPORT_BYTES: Final = 1 << 20
+_MOST_NUMBER: Final = 1e15
+_MOST_NODES: Final = 1 << 16
+_MOST_FAILURES: Final = 30
+"""Whose reports are read."""
+_TRACEBACK_CHARS: Final = 6000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """One record, as an agent has written it."""
+
+    agent: str
+    """Names the process that wrote it."""
+    time_s: float
+    monotonic_s: float
+    node: int | None
+    node_index: int | None
+    round: int
+    attempt: int
+    what: str
+    ranks: tuple[int, ...] = ()
+    duration_s: float | None = None
+    detail: Mapping[str, Any] = field(default_factory=dict)
+    schema: int = 1
+
+    def to_json(self) -> dict[str, object]:
+        """As it was written."""
+        return {**self.__dict__, "ranks": list(self.ranks), "detail": dict(self.detail)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobRecords:
+    """What the agents of one job have written."""
+
+    name: str
+    """Of the app, or of the run."""
+    events: tuple[Event, ...]
+    """In the order of each agent's file."""
+    report: Mapping[str, Any] | None = None
+    """`report.json` of a job that has failed for good."""
+    tracebacks: Mapping[tuple[int, int], str] = field(default_factory=dict)
+    """What ranks that failed have left, by attempt and global rank."""
+    missing: str = ""
+    """Of which nodes there are no records, in one sentence; "": of all there are."""
+
+
+def load(word: str, role: str | None = None) -> JobRecords:
+    """Read the records of a job.
+
+    Args:
+        word: an app (see `handles.find_app`), or a folder with logs.
+        role: of an app with several.
+
+    Raises:
+        ControlError: there is no such app, role or folder, or no records can be read.
+    """
+    if "://" not in word and is_log_folder(word):
+        if role is not None:
+            raise ControlError("--role is for an app, not for a folder", ExitCode.USAGE)
+        return _load_folder(Path(word))
+    return _load_app(word, role)
+
+
+def is_log_folder(word: str) -> bool:
+    """Whether a folder is meant, and no app: it has a slash, or it has records."""
+    return os.path.isdir(word) and (os.sep in word or word == "." or next(_list_files(Path(word)), None) is not None)
+
+
+def _list_files(folder: Path) -> Iterator[Path]:
+    return (path for path in sorted(folder.rglob(LogNames.EVENTS)) if path.is_file())
+
+
+def _load_folder(folder: Path) -> JobRecords:
+    runs: dict[str, list[Path]] = {}
+    try:
+        for path in _list_files(folder):
+            runs.setdefault(path.resolve().parent.name, []).append(path)
+        if not runs:
+            raise ControlError(f"{folder} has no {LogNames.EVENTS}", ExitCode.REFUSED)
+        if len(runs) > 1:
+            names = ", ".join(sorted(runs)[:8])
+            raise ControlError(f"{folder} has the logs of {len(runs)} runs; name one: {names}", ExitCode.USAGE)
+        ((name, paths),) = runs.items()
+        events = parse_files((str(path), path.read_bytes()) for path in paths)
+        reports = [path.parent / LogNames.REPORT for path in paths]
+        report = next((parse_report(path.read_bytes()) for path in reports if path.is_file()), None)
+        folders = [path.parent for path in paths]
+        tracebacks = _read_tracebacks(events, lambda _, name: _read_first(folders, name))
+    except OSError as error:
+        raise ControlError(f"{error.filename or folder}: {error.strerror}", ExitCode.LOST) from error
+    missing = describe_missing(events)
+    return JobRecords(name=name, events=events, report=report, tracebacks=tracebacks, missing=missing)
+
+
+def describe_missing(events: Iterable[Event]) -> str:
+    """Say of which nodes there are no records, by the rounds that others have recorded; "": of all there are."""
+    sizes: dict[int, int] = {}
+    seen: dict[int, set[int]] = {}
+    for event in events:
+        if event.node is not None:
+            seen.setdefault(event.round, set()).add(event.node)
+        nodes = event.detail.get("nodes") if event.what == "round_formed" else None
+        if isinstance(nodes, int) and nodes <= _MOST_NODES:
+            sizes[event.round] = max(nodes, sizes.get(event.round, 0))
+    absent = {number: set(range(size)) - seen[number] for number, size in sizes.items() if number in seen}
+    nodes = sorted(set().union(*absent.values()))
+    if not nodes:
+        return ""
+    rounds = sorted(number for number, each in absent.items() if each)
+    names = ", ".join(map(str, nodes[:8])) + (", ..." if len(nodes) > 8 else "")
+    where = f"{'s' if len(rounds) > 1 else ''} {rounds[0]}" + (f" to {rounds[-1]}" if len(rounds) > 1 else "")
+    return (
+        f"Records are missing of node{'s' if len(nodes) > 1 else ''} {names} in round{where}: "
+        "what happened there is not shown."
+    )
+
+
+def _read_first(folders: Sequence[Path], name: str) -> bytes:
+    found = (folder / name for folder in folders if (folder / name).is_file())
+    path = next(found, None)
+    return b"" if path is None else read_regular(str(path), _REPORT_BYTES)
+
+
+def _load_app(word: str, role: str | None) -> JobRecords:
+    with open_scheduler(word) as (scheduler, app_id):
+        response = scheduler.describe_app(app_id)
+        if response is None:
+            raise ControlError(f"{scheduler.backend} knows no app {app_id!r}", ExitCode.UNKNOWN)
+        counts = {each.name: each.num_replicas for each in response.roles if is_agent_role(each)}
+        if role is not None and role not in counts:
+            names = ", ".join(counts) or "none"
+            raise ControlError(f"{app_id} has no role {role!r} with agents of muster; it has: {names}", ExitCode.USAGE)
+        if role is None and len(counts) != 1:
+            names = ", ".join(counts) or "none of its roles runs agents of muster"
+            raise ControlError(f"name the --role: {names}", ExitCode.USAGE)
+        role = role or next(iter(counts))
+
+        failed: dict[str, str] = {}
+
+        def read(index: int, name: str, limit_bytes: int) -> bytes:
+            try:
+                return scheduler.read_run_file(app_id, role, index, name, limit_bytes) or b""
+            except EngineError as error:
+                failed.setdefault(str(error), f"{name} of node {index} cannot be read: {error}")
+                return b""
+
+        files = [(f"{role}/{index}", read(index, LogNames.EVENTS, _LIMIT_BYTES)) for index in range(counts[role])]
+        while files[-1][1] and files[-1][1] != files[0][1]:  # nodes that a resize has removed
+            files.append((f"{role}/{len(files)}", read(len(files), LogNames.EVENTS, _LIMIT_BYTES)))
+        report = parse_report(read(0, LogNames.REPORT, _REPORT_BYTES))
+        events = parse_files(iter(files))
+        tracebacks = _read_tracebacks(events, lambda index, name: read(index, name, _REPORT_BYTES))
+    for line in failed.values():
+        say(line)
+    if not events:
+        line = (
+            f"the records of {app_id} cannot be read: no node of it runs that has them, and they are not here; "
+            "name the folder on a volume that has its logs (MUSTER_LOG_DIR), if there is one. "
+            "How it ended and what it printed is in `muster status` and `muster log`"
+        )
+        raise ControlError(line, ExitCode.REFUSED)
+    name = app_id if len(counts) == 1 else f"{app_id}, {role}"
+    missing = describe_missing(events)
+    return JobRecords(name=name, events=events, report=report, tracebacks=tracebacks, missing=missing)
+
+
+def _read_tracebacks(events: Sequence[Event], read: Callable[[int, str], bytes]) -> dict[tuple[int, int], str]:
+    """Read the error files of ranks that failed; `read` gets the node's index and a name in the run's folder."""
+    failed = [each for each in events if each.what == "worker_failed"][-_MOST_FAILURES:]
+    attempts = {each.attempt for each in failed}
+    started = (each for each in events if each.attempt in attempts)
+    places = {(each.attempt, each.global_rank): each for each in list_event_places(started)}
+    found: dict[tuple[int, int], str] = {}
+    for event in failed:
+        for place in (places[key] for key in ((event.attempt, rank) for rank in event.ranks) if key in places):
+            contents = (read(place.node_index, path) for path in place.list_error_paths())
+            text = read_traceback(next((each for each in contents if each), b""))
+            if text:
+                found[event.attempt, place.global_rank] = text
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Place:
+    """The process of a rank in an attempt."""
+
+    attempt: int
+    global_rank: int
+    local_rank: int
+    node_index: int
+
+    def list_error_paths(self) -> list[str]:
+        """See `rank_logs.RankPlace.list_paths`."""
+        path = f"{LogNames.ATTEMPT_DIR.format(attempt=self.attempt)}/{self.local_rank}/{LogNames.ERROR}"
+        return [f"node_{self.node_index}/{path}", path]
+
+
+def list_event_places(events: Iterable[Event]) -> Iterator[_Place]:
+    """All ranks that were started."""
+    for event in events:
+        if event.what == "workers_started":
+            for local_rank, rank in enumerate(event.ranks):
+                yield _Place(
+                    attempt=event.attempt, global_rank=rank, local_rank=local_rank, node_index=event.node_index or 0
+                )
+
+
+def read_traceback(content: bytes) -> str:
+    """The traceback of an error file in torch's format; "" if it has none."""
+    data = parse_report(content)
+    message = data.get("message") if data is not None else None
+    extra = message.get("extraInfo") if isinstance(message, dict) else None
+    text = extra.get("py_callstack") if isinstance(extra, dict) else message
+    return text[-_TRACEBACK_CHARS:] if isinstance(text, str) else ""
+
+
+def parse_files(files: Iterator[tuple[str, bytes]]) -> tuple[Event, ...]:
+    """Parse the records of each file once, by its content: nodes of one machine share a file.
+
+    Args:
+        files: where each was found, and its lines. What is no record is left out.
+    """
+    seen: set[bytes] = set()
+    found: list[Event] = []
+    for source, content in files:
+        digest = hashlib.sha256(content).digest()
+        if digest not in seen:
+            seen.add(digest)
+            found += _name_agents([each for line in content.split(b"\n") if (each := _parse(line))], source)
+    indices = {event.agent: event.node_index for event in found if event.node_index is not None}
+    return tuple(
+        replace(event, node_index=indices[event.agent])
+        if event.node_index is None and event.agent in indices
+        else event
+        for event in found
+    )
+
+
+def _name_agents(events: list[Event], source: str) -> Iterator[Event]:
+    """Of schema 1 the records do not name their agent: it is known by its node, which its first ones lack."""
+    indices = {event.node_index for event in events if event.node_index is not None}
+    only = next(iter(indices), 0) if len(indices) < 2 else None
+    for event in events:
+        index = event.node_index if event.node_index is not None else only
+        yield event if event.agent else replace(event, agent=f"{source}#{index}", node_index=index)
+
+
+def _parse(line: bytes) -> Event | None:
+    try:
+        data = parse_json(line)
+    except ValueError:
+        return None
+    if not isinstance(data, dict) or data.get("schema", 1) not in range(1, EVENT_SCHEMA + 1):
+        return None
+    detail: Mapping[str, Any] = data["detail"] if isinstance(data.get("detail"), dict) else {}
+    ranks: Sequence[object] = data["ranks"] if isinstance(data.get("ranks"), list) else ()
+    time_s, monotonic_s, number, attempt = map(data.get, ("time_s", "monotonic_s", "round", "attempt"))
+    if not (is_number(time_s) and is_number(monotonic_s) and isinstance(number, int) and isinstance(attempt, int)):
+        return None
+    node, node_index = _read_index(data.get("node")), _read_index(data.get("node_index"))
+    took_s = data.get("duration_s")
+    return Event(
+        agent=str(data.get("agent", "")),
+        time_s=float(time_s),
+        monotonic_s=float(monotonic_s),
+        node=node,
+        node_index=node_index if node_index is not None else _read_index(detail.get("node_index")),
+        round=number,
+        attempt=attempt,
+        what=str(data.get("what")),
+        ranks=tuple(each for each in ranks if isinstance(each, int)),
+        duration_s=float(took_s) if is_number(took_s) else None,
+        detail=detail,
+        schema=data.get("schema", 1),
+    )
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether it is one that can be reckoned with: files may say anything."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _MOST_NUMBER
+
+
+def _read_index(value: object) -> int | None:
+    return value if isinstance(value, int) and value >= 0 else None
+
+
+def parse_report(content: bytes) -> Mapping[str, Any] | None:
+    """`report.json`; None if it is none."""
+    try:
+        data = parse_json(content)
+    except ValueError:
+        return None
+    return data if isinstance(data, dict) else None

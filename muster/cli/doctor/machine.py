@@ -1,0 +1,222 @@
+"""What muster sees of this machine itself: the findings of the preflight's table, and what they were read from."""
+
+import os
+import platform
+import resource
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+from muster import __version__
+from muster._shared import preflight
+from muster._shared.contract import Env, describe_end
+from muster._shared.preflight import Finding, Level
+from muster._shared.preflight.site import LIMITS_S, read_site_check
+from muster._shared.preflight.versions import read_versions
+from muster._shared.processes import count_usable_cores, find_nvml
+from muster._shared.records import replace
+from muster._shared.reports import format_size
+from muster.cli.doctor.observations import Observation, Verdict
+
+_NET: Final = Path("/sys/class/net")
+_FABRIC: Final = Path("/sys/class/infiniband")
+_PREFIXES: Final = ("CUDA_", "GLOO_", "MUSTER_", "NCCL_", "NVIDIA_", "OMP_", "PET_", "TORCH", "SLURM_")
+
+
+def look_at_machine(
+    environ: Mapping[str, str], *, nproc: int | None, devices: int | None, log_dir: str | None
+) -> Iterator[Observation]:
+    """Look at this machine.
+
+    Args:
+        environ: the environment.
+        nproc: how many workers a job has here; None: one for each GPU, at least one.
+        devices: how many GPUs there must be; None: that is not known.
+        log_dir: where the job writes; None: into the folder for temporary files.
+    """
+    visible = preflight.parse_visible(environ.get("CUDA_VISIBLE_DEVICES"))
+    folders = {"the log folder": log_dir} if log_dir else {"the temporary folder": environ.get("TMPDIR") or "/tmp"}  # noqa: S108
+    machine = _shorten_commands(preflight.read_machine(folders, nvml=find_nvml(environ)))
+    found = preflight.find_devices(machine, preflight.Need(nproc=1, visible=visible))
+    need = preflight.Need(nproc=nproc or max(1, len(found)), devices=devices, visible=visible)
+    findings = (*preflight.find_problems(machine, need), *_run_site_checks(environ))
+    yield _describe_versions()
+    yield _describe_devices(machine, findings)
+    yield _describe_limits(machine, findings)
+    yield _describe_folders(machine, findings)
+    yield _describe_interfaces()
+    yield _describe_site(environ, findings)
+    names = sorted(name for name in environ if name.startswith(_PREFIXES))
+    text = ", ".join(names) or "none that jobs read"
+    yield Observation(name="variables", verdict=Verdict.OK, text=text, facts={"names": names})
+
+
+def _shorten_commands(machine: preflight.Machine) -> preflight.Machine:
+    """Of processes that hold a device keep the program alone: the words after it may hold a secret."""
+    if machine.devices is None:
+        return machine
+    answering = tuple(
+        replace(each, holders=tuple(replace(held, command=held.command.split(" ")[0]) for held in each.holders))
+        for each in machine.devices.answering
+    )
+    return replace(machine, devices=replace(machine.devices, answering=answering))
+
+
+def _judge(findings: tuple[Finding, ...], *checks: str) -> tuple[Verdict, str, str, list[dict[str, str]]]:
+    """The worst verdict of these checks, what was found, what to do, and all of it for a bug report."""
+    own = [finding for finding in findings if finding.check in checks]
+    levels = {finding.level for finding in own}
+    verdict = Verdict.ERROR if Level.ERROR in levels else Verdict.WARNING if own else Verdict.OK
+    text = "; ".join(replace(finding, advice="").describe() for finding in own)
+    advice = "; ".join(dict.fromkeys(finding.advice for finding in own if finding.advice))
+    shown = [
+        {"check": each.check, "level": each.level.value, "text": replace(each, advice="").describe()} for each in own
+    ]
+    return verdict, text, advice, shown
+
+
+def _describe_versions() -> Observation:
+    versions = dict(read_versions())
+    facts = {"muster": __version__, **versions, "system": platform.platform(), "executable": sys.executable}
+    if "torch" not in versions:
+        advice = "install torch into the environment that jobs run in: pip install torch"
+        text = f"muster {__version__}, Python {versions['Python']}; there is no torch for this interpreter"
+        return Observation(name="torch", verdict=Verdict.WARNING, text=text, advice=advice, facts=facts)
+    named = ", ".join(f"{name} {version}" for name, version in versions.items())
+    return Observation(name="torch", verdict=Verdict.OK, text=f"muster {__version__}, {named}", facts=facts)
+
+
+def _describe_devices(machine: preflight.Machine, findings: tuple[Finding, ...]) -> Observation:
+    devices = machine.devices
+    if devices is None and os.path.exists("/dev/kfd"):
+        text = "AMD's driver is loaded: jobs use its GPUs, which the preflight does not look at"
+        return Observation(name="devices", verdict=Verdict.OK, text=text)
+    if any(finding.check == "driver" for finding in findings):
+        verdict, text, advice, shown = _judge(findings, "driver")
+        return Observation(name="devices", verdict=verdict, text=text, advice=advice, facts={"findings": shown})
+    if devices is None:
+        text = "no NVIDIA driver is loaded here: jobs use the CPU and gloo"
+        return Observation(name="devices", verdict=Verdict.ABSENT, text=text)
+    verdict, text, advice, shown = _judge(findings, "devices", "device-memory")
+    sizes = [format_size(device.total_bytes) for device in devices.answering]
+    seen = f"{len(sizes)} GPUs ({', '.join(dict.fromkeys(sizes))}), driver {devices.driver}"
+    facts = {
+        "driver": devices.driver,
+        "silent": devices.silent,
+        "devices": [
+            {
+                "index": device.index,
+                "total_bytes": device.total_bytes,
+                "used_bytes": device.used_bytes,
+                "holders": [{"pid": held.pid, "user": held.user, "program": held.command} for held in device.holders],
+            }
+            for device in devices.answering
+        ],
+        "findings": shown,
+    }
+    full = f"{seen}; {text}" if text else seen
+    return Observation(name="devices", verdict=verdict, text=full, advice=advice, facts=facts)
+
+
+def _describe_limits(machine: preflight.Machine, findings: tuple[Finding, ...]) -> Observation:
+    verdict, text, advice, shown = _judge(findings, "shared-memory", "descriptors", "processes")
+    locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    has_fabric = _FABRIC.is_dir() and any(_FABRIC.iterdir())
+    if has_fabric and locked != resource.RLIM_INFINITY:
+        more = f"{format_size(locked)} of memory may be locked, and RDMA needs more"
+        text, advice = "; ".join(filter(None, (text, more))), "; ".join(filter(None, (advice, "raise `ulimit -l`")))
+        verdict = Verdict.WARNING if verdict is Verdict.OK else verdict
+    cores = count_usable_cores()
+    free = "?" if machine.shared_bytes is None else format_size(machine.shared_bytes)
+    seen = f"{cores} cores, /dev/shm {free} free, {machine.descriptors or 'unlimited'} open files"
+    facts = {
+        "cores": cores,
+        "shared_bytes": machine.shared_bytes,
+        "descriptors": machine.descriptors,
+        "processes": machine.processes,
+        "locked_bytes": None if locked == resource.RLIM_INFINITY else locked,
+        "findings": shown,
+    }
+    return Observation(
+        name="limits", verdict=verdict, text=f"{seen}; {text}" if text else seen, advice=advice, facts=facts
+    )
+
+
+def _describe_folders(machine: preflight.Machine, findings: tuple[Finding, ...]) -> Observation:
+    verdict, text, advice, shown = _judge(findings, "folders")
+    seen = ", ".join(
+        f"{each.label} {each.path}: {'?' if each.free_bytes is None else format_size(each.free_bytes)} free"
+        for each in machine.folders
+    )
+    facts = {"folders": [vars(each) for each in machine.folders], "findings": shown}
+    return Observation(name="folders", verdict=verdict, text=text or seen, advice=advice, facts=facts)
+
+
+def _describe_interfaces() -> Observation:
+    """Other nodes reach this one by an interface that is up and no loopback."""
+    found = []
+    for _, name in socket.if_nameindex():
+        state, speed = _read(_NET / name / "operstate"), _read(_NET / name / "speed")
+        found.append({"name": name, "state": state or "?", "mbit": int(speed) if speed.isdecimal() else None})
+    fabric = sorted(path.name for path in _FABRIC.iterdir()) if _FABRIC.is_dir() else []
+    ready = [each for each in found if each["name"] != "lo" and each["state"] in ("up", "unknown")]
+    rates = [f"{each['name']}{_format_rate(each['mbit'])}" for each in ready]
+    text = ", ".join(rates) + (f"; RDMA: {', '.join(fabric)}" if fabric else "")
+    facts = {"interfaces": found, "rdma": fabric}
+    if not ready:
+        advice = "jobs of several machines need one; with several, name it in NCCL_SOCKET_IFNAME and --local-addr"
+        text = "no interface but loopback is up"
+        return Observation(name="interfaces", verdict=Verdict.WARNING, text=text, advice=advice, facts=facts)
+    return Observation(name="interfaces", verdict=Verdict.OK, text=text, facts=facts)
+
+
+def _format_rate(mbit: object) -> str:
+    return f" ({mbit / 1000:g} Gbit/s)" if isinstance(mbit, int) and mbit > 0 else ""
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:  # a link that is down has no speed
+        return ""
+
+
+def _describe_site(environ: Mapping[str, str], findings: tuple[Finding, ...]) -> Observation:
+    folder = environ.get(Env.PREFLIGHT_DIR) or preflight.SITE_FOLDER
+    paths = preflight.find_site_checks(folder)
+    if not paths:
+        text = f"there are no checks of this site in {folder}"
+        return Observation(name="site checks", verdict=Verdict.ABSENT, text=text)
+    verdict, text, _, shown = _judge(findings, "site")
+    names = [os.path.basename(path) for path in paths]
+    facts = {"names": names, "findings": shown}
+    return Observation(name="site checks", verdict=verdict, text=text or ", ".join(names), facts=facts)
+
+
+def _run_site_checks(environ: Mapping[str, str]) -> Iterator[Finding]:
+    """One after the other: nobody waits for a job."""
+    env = {**environ, Env.PREFLIGHT: "quick", "LOCAL_WORLD_SIZE": "1"}
+    for path in preflight.find_site_checks(environ.get(Env.PREFLIGHT_DIR)):
+        name = os.path.basename(path)
+        try:
+            done = subprocess.run(
+                [path],
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                timeout=LIMITS_S["quick"],
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            trouble = f"{path} has not ended within {LIMITS_S['quick']:g} s: killed"
+            yield from read_site_check(name, (), trouble, is_killed=True)
+        except OSError as error:
+            yield from read_site_check(name, (), f"{path} cannot be started: {error.strerror}")
+        else:
+            lines = done.stdout.decode("utf-8", "replace").splitlines()
+            trouble = f"{path} {describe_end(done.returncode)}" if done.returncode else ""
+            yield from read_site_check(name, lines, trouble)

@@ -1,0 +1,5 @@
+"""Prints what a job's nodes and ranks have written.
+
+`log_command` is `muster log`, `rank_logs` finds the files of a rank, and `streaming` prints the lines of several nodes
+as they come, for `muster run`, too.
+"""

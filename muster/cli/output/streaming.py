@@ -1,0 +1,160 @@
+"""Prints the lines of a job's replicas as they come, with progress bars below them on a terminal.
+
+`muster run` and `muster log` own their terminal: bars, colours and the report at the end need nothing of TorchX.
+"""
+
+import os
+import re
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Final, TextIO
+
+from muster._shared.contract import show_controls
+from muster.schedulers.runner.shown.job_console import PREFIX, allows_colours, paint_line
+from muster.schedulers.runner.shown.live_lines import LiveLines
+
+Replica = tuple[str, int]
+"""The role's name, and the replica's number."""
+
+_RULE: Final = re.compile(r"={40,}\s*")
+_HEADLINE: Final = "JOB FAILED "
+LAST_LINES_S: Final = 10.0
+"""How long the last lines of a job that has ended may take."""
+
+
+class LinePrinter:
+    """Prints the lines of several replicas to one stream, each with its replica before it.
+
+    The report of a failed job, with what its agent says after it, is held back until `print_reports`: nodes end one
+    after the other, and their last lines would come below it.
+
+    Args:
+        file: where to.
+        holds_reports: False: a report is printed as it comes.
+    """
+
+    def __init__(self, file: TextIO, *, holds_reports: bool = True) -> None:
+        self._file = file
+        self._holds_reports = holds_reports
+        self._live = LiveLines()
+        self._reports: dict[Replica, list[str]] = {}
+        self._threads: list[threading.Thread] = []
+        self._errors: list[Exception] = []
+        self._count_merged_ranks: Callable[[str], int] = lambda _: 0
+        self._read_status: Callable[[], str] | None = None
+        self._has_colour = file.isatty() and allows_colours(os.environ)
+
+    def start(
+        self,
+        replicas: Sequence[Replica],
+        read: Callable[[str, int], Iterable[str]],
+        count_merged_ranks: Callable[[str], int] = lambda _: 0,
+        read_status: Callable[[], str] | None = None,
+    ) -> None:
+        """Begin to print, each replica in a thread of its own.
+
+        Args:
+            replicas: whose.
+            read: (role, index) -> the replica's lines.
+            count_merged_ranks: role -> see `PluginScheduler.count_merged_ranks`.
+            read_status: see `PluginScheduler.read_status_line`; None: no row says how the job is doing.
+        """
+        self._read_status = read_status
+        self._count_merged_ranks = count_merged_ranks
+        for role, index in replicas:
+            name = f"muster-log-{role}-{index}"
+            thread = threading.Thread(target=self._print_lines, args=(role, index, read), name=name, daemon=True)
+            thread.start()
+            self._threads.append(thread)
+
+    def wait(self) -> None:
+        """Wait until all lines are printed.
+
+        Raises:
+            Exception: the first that a reader has raised.
+        """
+        for thread in self._threads:
+            thread.join()
+        if self._errors:
+            raise self._errors[0]
+
+    def finish(self, limit_s: float = LAST_LINES_S) -> bool:
+        """Wait for the last lines of a job that has ended, and print its reports; whether there was one.
+
+        What a reader has raised is a line: how the job has ended does not depend on it.
+        """
+        deadline_s = time.monotonic() + limit_s
+        for thread in self._threads:
+            thread.join(max(0.0, deadline_s - time.monotonic()))
+        self.close()
+        for error in self._errors[:1]:
+            say(f"lines are missing: {error}")
+        return self.print_reports()
+
+    def close(self) -> None:
+        """Draw no more bars."""
+        self._live.close()
+
+    def print_reports(self) -> bool:
+        """Print the reports that were held back; whether there was one."""
+        reports, self._reports = self._reports, {}
+        for report in reports.values():
+            for line in report:
+                self._file.write(paint_line(line) if self._has_colour else line)
+        self._file.flush()
+        return bool(reports)
+
+    def _print_lines(self, role: str, index: int, read: Callable[[str, int], Iterable[str]]) -> None:
+        prefix = f"\x1b[32m{role}/{index}\x1b[0m " if self._has_colour else f"{role}/{index} "
+        try:
+            lines = read(role, index)
+            if self._holds_reports:
+                lines = self._hold_report((role, index), lines)
+            shown = self._live.show(
+                lines,
+                role,
+                index,
+                file=self._file,
+                count_merged_ranks=lambda: self._count_merged_ranks(role),
+                read_status=self._read_status,
+            )
+            for line in shown:
+                self._file.write(add_prefix(prefix, line))
+                self._file.flush()
+        except Exception as error:  # noqa: BLE001  # `wait` raises it
+            self._errors.append(error)
+
+    def _hold_report(self, replica: Replica, lines: Iterable[str]) -> Iterator[str]:
+        """The lines without the report. If the replica's workers write again, it was not the last: it is printed."""
+        rule = ""
+        for line in lines:
+            held = self._reports.get(replica)
+            if held is not None and PREFIX.match(line) is None:
+                held.append(line)
+            elif held is not None:
+                yield from self._reports.pop(replica)
+                yield line
+            elif rule and line.startswith(_HEADLINE):
+                self._reports[replica], rule = [rule, line], ""
+            else:
+                if rule:
+                    yield rule
+                rule = line if _RULE.fullmatch(line) else ""
+                if not rule:
+                    yield line
+        if rule:
+            yield rule
+
+
+def add_prefix(prefix: str, line: str) -> str:
+    """The line with the prefix, also where it is drawn anew after a carriage return."""
+    if "\r" in line.rstrip("\r\n"):
+        line = line.replace("\r", f"\r{prefix}")
+    return line if line.startswith("\r") else f"{prefix}{line}"
+
+
+def say(line: str) -> None:
+    """Print a line of the command's own."""
+    print(f"muster: {show_controls(line)}", file=sys.stderr, flush=True)

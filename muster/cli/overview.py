@@ -1,0 +1,214 @@
+"""`muster status` and `muster list`: the one line of a job (`schedulers.adapter.job_line`), and what is behind it."""
+
+import json
+import queue
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Final
+
+from torchx.specs import AppDef, AppState
+
+from muster._shared.contract import show_controls
+from muster._shared.control import ControlError, ExitCode
+from muster.cli.adapters import create_scheduler, describe_error, list_names
+from muster.cli.handles import SAME_APPS
+from muster.cli.operations import open_scheduler
+from muster.cli.prune import format_age
+from muster.schedulers.adapter.facts import AppFacts
+from muster.schedulers.adapter.job_line import build_data, format_line
+from muster.schedulers.adapter.scheduler import PluginScheduler
+from muster.schedulers.errors import EngineError, SchedulerError
+
+STATE_CODES: Final[Mapping[AppState, int]] = {
+    AppState.SUCCEEDED: 0,
+    AppState.FAILED: 1,
+    AppState.CANCELLED: 7,
+    AppState.UNKNOWN: 8,
+    AppState.RUNNING: 10,
+    AppState.PENDING: 11,
+    AppState.SUBMITTED: 11,
+    AppState.UNSUBMITTED: 11,
+}
+"""The exit code of `muster status`; 2, 3 and 6 are those of every command, see `ExitCode`."""
+
+_ANSWER_LIMIT_S: Final = 20.0
+"""How long `muster list` waits for a scheduler."""
+
+
+def read_app(word: str) -> tuple[str, AppFacts]:
+    """Read what is known of the app that a person means.
+
+    Returns:
+        Its handle, without a session, and the facts.
+
+    Raises:
+        ControlError: there is no such app, or its scheduler cannot be asked.
+    """
+    with open_scheduler(word) as (scheduler, app_id):
+        facts = scheduler.read_facts(app_id)
+        if facts is None:
+            raise ControlError(f"{scheduler.backend} knows no app {app_id!r}", ExitCode.UNKNOWN)
+        return f"{scheduler.backend}://{app_id}", facts
+
+
+def print_status(word: str, *, as_json: bool) -> int:
+    """Print the line of an app, its roles and its replicas; the exit code says its state.
+
+    Raises:
+        ControlError: see `read_app`.
+    """
+    handle, facts = read_app(word)
+    code = STATE_CODES[facts.state]
+    if as_json:
+        print(json.dumps({**build_entry(handle, facts), "roles": _build_roles(facts), "exit_code": code}))
+        return code
+    print(f"{handle}  {format_line(facts)}")
+    for each in facts.replicas or ():
+        host = f"  {each.hostname}" if each.hostname else ""
+        print(show_controls(f"  {each.role}/{each.id}  {each.state.name}{host}"))
+    if facts.ui_url:
+        print(f"  logs: {facts.ui_url}")
+    return code
+
+
+def build_entry(handle: str, facts: AppFacts) -> dict[str, object]:
+    """Build what `--json` of `status` and `list` have of an app."""
+    return {"handle": handle, **build_data(facts), "ui_url": facts.ui_url}
+
+
+def _build_roles(facts: AppFacts) -> list[dict[str, object]]:
+    return [
+        {
+            "role": role.name,
+            "replicas": [
+                {"id": each.id, "state": each.state.name, "host": each.hostname}
+                for each in facts.replicas or ()
+                if each.role == role.name
+            ],
+        }
+        for role in facts.app.roles
+    ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listed:
+    """One app of a list."""
+
+    handle: str
+    submitted_s: float | None
+    facts: AppFacts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listing:
+    """The apps of one scheduler."""
+
+    scheduler: str
+    apps: tuple[Listed, ...] = ()
+    count: int = 0
+    """How many apps it has; only the newest are read."""
+    problem: str = ""
+    """Why it cannot be reached, in one line; "": it can."""
+
+
+def print_list(names: Iterable[str], *, limit: int, as_json: bool) -> int:
+    """Print the newest apps of schedulers, one line each, and the schedulers that cannot be reached; the exit code.
+
+    Args:
+        names: of schedulers; none: all that are made with `muster.schedulers.adapter`.
+        limit: how many apps at most.
+        as_json: as one line of JSON.
+    """
+    wanted = tuple(names)
+    listings = read_listings(wanted or find_names(), limit, are_named=bool(wanted))
+    apps = sorted((app for each in listings for app in each.apps), key=lambda app: app.submitted_s or 0.0)[-limit:]
+    problems = {each.scheduler: each.problem for each in listings if each.problem}
+    code = ExitCode.LOST if wanted and problems else ExitCode.DONE
+    if as_json:
+        entries = [build_entry(app.handle, app.facts) for app in reversed(apps)]
+        print(json.dumps({"apps": entries, "not_reachable": problems, "exit_code": int(code)}))
+        return int(code)
+    _print_apps(apps[::-1])
+    left = sum(each.count for each in listings) - len(apps)
+    if left:
+        print(f"{left} older ones are not shown; `-n` says how many are")
+    for name, problem in problems.items():
+        print(f"muster: {name} is not reachable: {show_controls(problem)}", file=sys.stderr)
+    return int(code)
+
+
+def _print_apps(apps: Iterable[Listed]) -> None:
+    rows = [(app.handle, format_age(app.submitted_s), format_line(app.facts)) for app in apps]
+    if not rows:
+        print("no jobs")
+        return
+    widths = [max(len(row[place]) for row in rows) for place in (0, 1)]
+    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
+    for handle, age, line in rows:
+        text = f"{handle:{widths[0]}}  {age:{widths[1]}}  {line}"
+        print(f"{text[: columns - 1]}…" if columns and len(text) > columns else text)
+
+
+def find_names() -> list[str]:
+    """Name the schedulers that can be listed; those that have the same apps as another are left out."""
+    return [name for name in list_names() if name not in SAME_APPS]
+
+
+def read_listings(names: Iterable[str], limit: int, *, are_named: bool) -> list[Listing]:
+    """Read the newest apps of several schedulers at the same time; one that does not answer in time is a problem.
+
+    Args:
+        names: the schedulers'.
+        limit: how many apps of each at most.
+        are_named: a person has named them: one that is not made with the seam is a problem, too.
+    """
+    found: queue.SimpleQueue[Listing] = queue.SimpleQueue()
+
+    def read(name: str) -> None:
+        found.put(_read_listing(name, limit, is_named=are_named))
+
+    asked = list(dict.fromkeys(names))
+    for name in asked:
+        threading.Thread(target=read, args=(name,), name=f"muster-list-{name}", daemon=True).start()
+    listings: dict[str, Listing] = {}
+    deadline_s = time.monotonic() + _ANSWER_LIMIT_S
+    while len(listings) < len(asked):
+        try:
+            listing = found.get(timeout=max(0.0, deadline_s - time.monotonic()))
+        except queue.Empty:
+            break
+        listings[listing.scheduler] = listing
+    late = f"it has not answered in {_ANSWER_LIMIT_S:g} s"
+    return [listings.get(name) or Listing(scheduler=name, problem=late) for name in asked]
+
+
+def _read_listing(name: str, limit: int, *, is_named: bool) -> Listing:
+    try:
+        scheduler = create_scheduler(name, "muster")
+        with closing(scheduler):
+            apps = sorted(scheduler.list_apps({}), key=lambda app: getattr(app, "submitted_s", None) or 0.0)
+            known = (_read_app(scheduler, name, str(app.app_id), app) for app in apps[-limit:])
+            return Listing(scheduler=name, apps=tuple(filter(None, known)), count=len(apps))
+    except ControlError as error:
+        is_other = error.exit_code is ExitCode.USAGE and not is_named
+        return Listing(scheduler=name, problem="" if is_other else str(error))
+    except Exception as error:  # noqa: BLE001  # another package's: the others are listed all the same
+        return Listing(scheduler=name, problem=describe_error(error))
+
+
+def _read_app(scheduler: PluginScheduler, name: str, app_id: str, app: object) -> Listed | None:
+    """None: another shell has just deleted it. One that cannot be read says so in its line."""
+    submitted_s: float | None = getattr(app, "submitted_s", None)
+    try:
+        facts = scheduler.read_facts(app_id)
+    except (EngineError, SchedulerError, OSError) as error:
+        unread = f"it cannot be read: {describe_error(error)}"
+        facts = AppFacts(app_id=app_id, app=AppDef(name=""), state=AppState.UNKNOWN, replicas=None, messages=(unread,))
+    if facts is None:
+        return None
+    return Listed(handle=f"{name}://{app_id}", submitted_s=submitted_s or facts.submitted_s, facts=facts)

@@ -1,0 +1,349 @@
+"""`muster rehearse`: runs the user's own job on this machine, undisturbed first, then once for each fault."""
+
+import argparse
+import inspect
+import json
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from torchx.runner import config
+from torchx.specs import AppDef, Role
+
+from muster._shared.control import ControlError, ExitCode
+from muster._shared.processes import LINUX
+from muster.cli import run_command
+from muster.cli.adapters import create_scheduler
+from muster.cli.rehearse.faults.catalogue import FAULTS
+from muster.cli.rehearse.faults.fault import NotPossibleError, Place
+from muster.cli.rehearse.journal import Journal, undo_dead
+from muster.cli.rehearse.outcome import Row, compare, judge
+from muster.cli.rehearse.plan import choose_cases, find_obstacles, parse_faults
+from muster.cli.rehearse.saves import Kept
+from muster.cli.rehearse.table import Report, build_json, build_junit, build_table, dump_json
+from muster.cli.rehearse.trial import Case, Limits, Result, Trial, enter_folder
+from muster.cli.rehearse.world import make_world
+from muster.schedulers.adapter.supervised import SupervisedScheduler
+from muster.schedulers.agent_command import is_agent_role
+from muster.schedulers.errors import EngineError, SchedulerError, describe_os_error
+from muster.schedulers.supervision.registry import find_state_dir
+from muster.schedulers.workspace.packing import BundleError, copy_workspace, walk_workspace
+
+_FOLDER: Final = "{folder}"
+"""In an argument: the folder of the run."""
+_LEAST_RETRIES: Final = 3
+_RESULTS: Final = "rehearsal.json"
+_KEPT: Final = "runs/compared"
+_MOST_BYTES: Final = 1 << 30
+_SPARE_S: Final = 60.0
+"""So much longer than twice the undisturbed run may a run with a fault take."""
+_LEAST_HANG_S: Final = 5.0
+_LIVE_S: Final = 300.0
+"""How long a job that runs may take to recover."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What is to be rehearsed."""
+
+    component: str
+    words: tuple[str, ...]
+    faults: str | None
+    quick: bool
+    seed: int
+    steps: int | None
+    time_limit_s: float | None
+    compare: tuple[str, ...]
+    links: tuple[str, ...]
+    output: Path
+    junit: Path | None
+    as_json: bool
+
+
+def rehearse(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    """Rehearse a job; the exit code: 0 if everything that was tried was survived.
+
+    Raises:
+        ControlError: the job cannot be run here, or does not run undisturbed.
+    """
+    if args.faults == "list":
+        print("\n".join(f"{each.name:28}{each.title}" for each in FAULTS.values()))
+        return ExitCode.DONE
+    if args.app is not None:
+        return _disturb(args)
+    if not LINUX:
+        raise ControlError("muster rehearse needs Linux", ExitCode.USAGE)
+    defaults = config.get_configs(prefix="cli", name="run")
+    component, words = run_command.split_component(args.component, defaults.get("component"), parser)
+    request = Request(
+        component=component,
+        words=tuple(words),
+        faults=args.faults,
+        quick=args.quick,
+        seed=_choose_seed(args),
+        steps=args.steps,
+        time_limit_s=args.time_limit,
+        compare=tuple(args.compare),
+        links=tuple(os.path.normpath(each) for each in args.link),
+        output=Path(args.output).absolute(),
+        junit=None if args.junit is None else Path(args.junit),
+        as_json=args.json,
+    )
+    parse_faults(request.faults, quick=request.quick)  # a wrong word is told at once
+    try:
+        return _rehearse(request)
+    except (EngineError, SchedulerError, BundleError) as error:
+        raise ControlError(str(error), ExitCode.REFUSED) from error
+    except OSError as error:
+        raise ControlError(describe_os_error(error, str(request.output)), ExitCode.REFUSED) from error
+
+
+def _disturb(args: argparse.Namespace) -> int:
+    """`--app`: of a job that runs."""
+    from muster.cli.rehearse import live
+
+    if args.component:
+        raise ControlError("--app is for a job that runs: name no component beside it", ExitCode.USAGE)
+    names = [each.strip() for each in (args.faults or "rank-killed").split(",")]
+    wrong = [name for name in names if name not in live.CAUSED]
+    if wrong:
+        line = f"{wrong[0]!r} cannot be caused in a job that runs; these can: {', '.join(live.CAUSED)}"
+        raise ControlError(line, ExitCode.USAGE)
+    seed = _choose_seed(args)
+    limit_s = args.time_limit or _LIVE_S
+    confirm = (lambda _: True) if args.yes else live.ask
+    rows = live.disturb(args.app, names, seed=seed, limit_s=limit_s, confirm=confirm)
+    report = Report(command=args.app, seed=seed, steps=None, took_s=0.0, rows=tuple(rows))
+    if args.junit is not None:
+        Path(args.junit).write_text(build_junit(report), encoding="utf-8")
+    print(dump_json(report) + "\n" if args.json else build_table(report), end="")
+    return ExitCode.DONE if report.is_good and any(row.is_tried for row in rows) else ExitCode.REFUSED
+
+
+def _choose_seed(args: argparse.Namespace) -> int:
+    return int.from_bytes(os.urandom(2), "big") if args.seed is None else args.seed
+
+
+def _rehearse(request: Request) -> int:
+    journals = find_state_dir(os.environ) / "rehearsals"
+    for line in undo_dead(journals):
+        _say(line)
+    workspace = Path.cwd()
+    _make_output(request.output)
+    with ExitStack() as stack:
+        journal = stack.enter_context(Journal(journals))
+        scheduler = stack.enter_context(closing(create_scheduler("local_cwd", "rehearse")))
+        assert isinstance(scheduler, SupervisedScheduler)  # noqa: S101  # this package's
+        stage = _Stage(request, workspace, scheduler, journal)
+        stack.callback(shutil.rmtree, request.output / _KEPT, ignore_errors=True)
+        report, results = stage.rehearse()
+    _write(request, report, results)
+    if request.as_json:
+        print(dump_json(report))
+    else:
+        print(build_table(report), end="")
+        _say(f"written: {request.output / 'index.html'}")
+    return ExitCode.DONE if report.is_good else ExitCode.REFUSED
+
+
+class _Stage:
+    """One rehearsal."""
+
+    def __init__(self, request: Request, workspace: Path, scheduler: SupervisedScheduler, journal: Journal) -> None:
+        self._request, self._workspace, self._scheduler, self._journal = request, workspace, scheduler, journal
+        self._added: list[str] = []
+        self._role = _find_role(self._build_app(_FOLDER, ()))
+        self._added, self._notes = _choose_words(request, self._role.num_replicas)
+        self._count = 0
+        self._steps = request.steps
+        self._kept = Kept(request.output / _KEPT)
+
+    def rehearse(self) -> tuple[Report, list[Result]]:
+        request = self._request
+        undisturbed = self._run_undisturbed()
+        faults = parse_faults(request.faults, quick=request.quick)
+        nodes = self._role.num_replicas
+        nproc = max(1, undisturbed.ranks // nodes)
+        cases = choose_cases(faults, undisturbed, nodes=nodes, nproc=nproc, seed=request.seed)
+        obstacles = find_obstacles(cases, undisturbed)
+        results, again = [], None
+        for case in cases:
+            if case.name in obstacles:
+                result = Result(case=case, obstacle=obstacles[case.name])
+            else:
+                result = self._run(case, undisturbed)
+                if result.is_missed:  # as on a busy machine
+                    _say(f"{case.name}: {result.obstacle}: once more")
+                    result = self._run(case, undisturbed)
+                if again is None and compare(result, undisturbed, is_repeatable=None)[0]:
+                    _say("the result differs: one more undisturbed run shows whether it always does")
+                    again = self._run_once(Case(name="undisturbed-again", nodes=nodes), ())
+            results.append(result)
+            _say(_describe(self._judge(result, [undisturbed, *results], again)))
+        rows = tuple(self._judge(result, [undisturbed, *results], again) for result in results)
+        report = Report(
+            command=" ".join((request.component, *request.words)),
+            seed=request.seed,
+            steps=undisturbed.done,
+            took_s=_find_length_s(undisturbed),
+            rows=rows,
+            notes=tuple(self._notes),
+        )
+        return report, [undisturbed, *results]
+
+    def _judge(self, result: Result, all_of_them: Sequence[Result], again: Result | None) -> Row:
+        """`all_of_them`: so far, the undisturbed one first."""
+        undisturbed = all_of_them[0]
+        is_repeatable = None if again is None else not compare(again, undisturbed, is_repeatable=None)[0]
+        saves = (each for run in all_of_them for each in run.saved_at if 0 < each < undisturbed.done)
+        return judge(result, undisturbed, is_repeatable=is_repeatable, first_save=min(saves, default=None))
+
+    def _run_undisturbed(self) -> Result:
+        request = self._request
+        _say(f"seed {request.seed}; undisturbed: {' '.join((request.component, *request.words))}")
+        result = self._run_once(Case(name="undisturbed", nodes=self._role.num_replicas), (), is_end_good=True)
+        if not result.has_ended_well:
+            line = (
+                f"the undisturbed run did not succeed: {result.reason or result.state}; its output is in {result.logs}"
+            )
+            raise ControlError(f"{line}. What .torchxignore names is not in the run's folder", ExitCode.REFUSED)
+        if not result.starts:
+            line = "the undisturbed run has told no step: call muster.worker.step(i, total=N) at each step"
+            raise ControlError(f"{line} (docs/worker-api.md)", ExitCode.REFUSED)
+        if result.done - result.starts[0] < 3:
+            line = f"the undisturbed run did {result.done - result.starts[0]} steps; a rehearsal needs 3 or more"
+            raise ControlError(f"{line}. Is there a checkpoint of an earlier run?", ExitCode.REFUSED)
+        if result.state == "reached":
+            self._steps = result.done
+        _say(f"undisturbed: {result.done} steps in {_find_length_s(result):.1f} s")
+        return result
+
+    def _run(self, case: Case, undisturbed: Result) -> Result:
+        assert case.fault is not None  # noqa: S101
+        added: tuple[str, ...] = ()
+        limit_s = 2 * _find_length_s(undisturbed) + _SPARE_S
+        if case.fault.needs_hang_watch and not _names(self._request, "hang_timeout"):
+            hang_s = max(_LEAST_HANG_S, 3 * undisturbed.longest_s)
+            added = ("--hang_timeout", f"{hang_s:.0f}")
+            limit_s += 2 * hang_s
+            note = f"--hang_timeout {hang_s:.0f} in the runs with a hang: the command names none"
+            self._notes += [] if note in self._notes else [note]
+        return self._run_once(case, added, limit_s=limit_s)
+
+    def _run_once(
+        self, case: Case, added: Sequence[str], *, limit_s: float | None = None, is_end_good: bool = False
+    ) -> Result:
+        request = self._request
+        self._count += 1
+        folder = request.output / "runs" / f"{self._count:02d}-{case.name}"
+        folder.mkdir(parents=True)
+        run_s = limit_s if request.time_limit_s is None or not is_end_good else request.time_limit_s
+        limits = Limits(steps=self._steps, run_s=run_s, is_end_good=is_end_good)
+        place = Place.ORDINARY if case.fault is None else case.fault.place
+        try:
+            with make_world(place, folder, nodes=case.nodes, journal=self._journal) as world:
+                work = world.folder / "work"
+                work.mkdir()
+                _copy(self._workspace, work, request)
+                app = self._build_app(str(work), added)
+                trial = Trial(case, app, scheduler=self._scheduler, world=world, journal=self._journal, limits=limits)
+                result = trial.run(self._kept, request.compare)
+                shutil.rmtree(work, ignore_errors=True)
+        except NotPossibleError as error:
+            return Result(case=case, obstacle=str(error))
+        result.logs = str(folder / "logs")
+        return result
+
+    def _build_app(self, folder: str, added: Sequence[str]) -> AppDef:
+        words = [word.replace(_FOLDER, folder) for word in (*self._added, *added, *self._request.words)]
+        with enter_folder(self._workspace):
+            return run_command.build_app(self._request.component, words)
+
+
+def _choose_words(request: Request, nodes: int) -> tuple[list[str], list[str]]:
+    """What the rehearsal adds to the command, and a line for each."""
+    function = run_command.find_function(request.component)
+    if _names(request, "max_retries") or "max_retries" not in inspect.signature(function).parameters:
+        return [], []
+    retries = str(max(_LEAST_RETRIES, nodes))  # all nodes are lost at once
+    note = f"--max_retries {retries} was added: the command names none, and without retries no failure is survived"
+    return ["--max_retries", retries], [note]
+
+
+def _names(request: Request, parameter: str) -> bool:
+    """Whether the command or `.torchxconfig` gives a parameter of the component."""
+    words = request.words[: request.words.index("--")] if "--" in request.words else request.words
+    given = {word.lstrip("-").partition("=")[0] for word in words if word.startswith("-")}
+    defaults = config.load_sections(prefix="component").get(request.component) or {}
+    return parameter in given or parameter in defaults
+
+
+def _find_role(app: AppDef) -> Role:
+    if len(app.roles) != 1 or not is_agent_role(app.roles[0]):
+        names = ", ".join(role.name for role in app.roles)
+        raise ControlError(
+            f"a job of one role that runs agents can be rehearsed; this one has: {names}", ExitCode.USAGE
+        )
+    return app.roles[0]
+
+
+def _copy(workspace: Path, work: Path, request: Request) -> None:
+    """Give a run a folder of its own: a checkpoint of another run must not be found in it."""
+    without = [os.path.relpath(request.output, workspace), *request.links]
+    sizes = ((workspace / each).lstat().st_size for each in walk_workspace(workspace, without))
+    if (size := sum(sizes)) > _MOST_BYTES:
+        line = f"{workspace} has {size / 1e9:.1f} GB, and each run gets a copy"
+        raise ControlError(
+            f"{line}: name what runs only read with --link, and the rest in .torchxignore", ExitCode.REFUSED
+        )
+    copy_workspace(str(workspace), str(work), without)
+    for name in request.links:
+        if not (workspace / name).exists():
+            raise ControlError(f"--link {name}: {workspace} has no such file or folder", ExitCode.USAGE)
+        (work / name).parent.mkdir(parents=True, exist_ok=True)
+        (work / name).symlink_to(workspace / name)
+
+
+def _make_output(folder: Path) -> None:
+    """Make the folder empty, if it is an earlier rehearsal's.
+
+    Raises:
+        ControlError: it holds something else.
+    """
+    if folder.exists() and any(folder.iterdir()) and not (folder / _RESULTS).is_file():
+        raise ControlError(
+            f"{folder} is not empty, and no rehearsal's: name another one with --output", ExitCode.REFUSED
+        )
+    shutil.rmtree(folder / "runs", ignore_errors=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / _RESULTS).write_text("{}\n")
+
+
+def _write(request: Request, report: Report, results: Sequence[Result]) -> None:
+    from muster.cli.rehearse.page import build_page
+
+    runs = [(each.case.title, each.story, each.caused_s) for each in results if each.story is not None]
+    (request.output / "index.html").write_text(build_page(report, runs), encoding="utf-8")
+    (request.output / _RESULTS).write_text(json.dumps(build_json(report), indent=1) + "\n", encoding="utf-8")
+    if request.junit is not None:
+        request.junit.write_text(build_junit(report), encoding="utf-8")
+
+
+def _find_length_s(result: Result) -> float:
+    return 0.0 if result.story is None else result.story.end_s - result.story.start_s
+
+
+def _describe(row: Row) -> str:
+    recovery = "" if row.recovery_s is None else f"after {row.recovery_s:.1f} s"
+    repeated = "" if not row.repeated else f"{row.repeated} step{'' if row.repeated == 1 else 's'} repeated"
+    words = ", ".join(filter(None, (recovery, repeated, row.result, row.reason)))
+    return f"{row.name}, {row.at}: {row.verdict.value}" + (f": {words}" if words else "")
+
+
+def _say(line: str) -> None:
+    print(f"muster: {line}", file=sys.stderr, flush=True)

@@ -1,0 +1,244 @@
+"""`muster rehearse --app`: causes faults in a job that runs, by what its scheduler lets this user do.
+
+A fault here is a signal to a process of the job, sent where it runs, or the end of a node as the scheduler ends one: a
+container is stopped, a pod deleted. The process is looked at there first: a pid that is not below an agent of this very
+app is not touched. What the job does afterwards is in its status.
+"""
+
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from torchx.specs import AppState, is_terminal
+
+from muster._shared.contract import LogNames, show_controls
+from muster._shared.control import ControlError, ExitCode
+from muster.cli.afterwards.sources import Event, parse_files
+from muster.cli.operations import open_scheduler
+from muster.cli.rehearse.faults.catalogue import FAULTS
+from muster.cli.rehearse.outcome import Row, Verdict
+from muster.schedulers.adapter.scheduler import PluginScheduler
+from muster.schedulers.agent_command import is_agent_role
+
+if TYPE_CHECKING:
+    from muster._shared.job_view import JobStatus
+
+_LIMIT_BYTES: Final = 64 << 20
+_COMMAND_S: Final = 60.0
+_LOOK_S: Final = 1.0
+_RECORDS_S: Final = 10.0
+"""How long a node's records are waited for: over ssh they come after its output."""
+_SIGNALS: Final[Mapping[str, tuple[str, int]]] = {
+    "rank-killed": ("rank", signal.SIGKILL),
+    "rank-raises": ("rank", signal.SIGINT),
+    "rank-crashes": ("rank", signal.SIGSEGV),
+    "agent-killed": ("agent", signal.SIGKILL),
+    "preempted": ("node", signal.SIGTERM),
+}
+"""What gets which signal. Of a node it is the process that the scheduler has started."""
+CAUSED: Final = tuple(_SIGNALS)
+"""Names of the faults that can be caused in a job that runs."""
+
+_SEND = """
+import os, sys
+app, agent, pid, signum = sys.argv[1], *map(int, sys.argv[2:])
+def parent(pid):
+    with open(f"/proc/{pid}/stat", "rb") as file:
+        return int(file.read().rpartition(b")")[2].split()[1])
+try:
+    with open(f"/proc/{agent}/environ", "rb") as file:
+        if b"MUSTER_APP_ID=" + app.encode() not in file.read().split(b"\\0"):
+            sys.exit(f"process {agent} is no agent of {app}")
+    at = parent(agent) if pid == 0 else pid
+    way = at
+    while pid and way > 1 and way != agent:
+        way = parent(way)
+    if pid and way != agent:
+        sys.exit(f"process {pid} is not below the agent of {app}")
+    os.kill(at, signum)
+except OSError as error:
+    sys.exit(f"{error.filename or pid}: {error.strerror}")
+"""
+"""Runs in the node. A pid of 0 means the parent of the agent."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Target:
+    node: int
+    rank: int | None
+    agent_pid: int
+    pid: int
+    """0: the parent of the agent."""
+
+
+def disturb(
+    handle: str, names: Sequence[str], *, seed: int, limit_s: float, confirm: Callable[[str], bool]
+) -> list[Row]:
+    """Cause faults in a running job, one after the other, and follow each until the job is further than before.
+
+    Args:
+        handle: of the app.
+        names: of `CAUSED`.
+        seed: chooses ranks and nodes.
+        limit_s: how long a recovery may take.
+        confirm: is asked before each, with what will be done.
+
+    Raises:
+        ControlError: no such app, it does not run, or its scheduler does not let this user do it.
+    """
+    with open_scheduler(handle) as (scheduler, app_id):
+        role, nodes = _find_role(scheduler, app_id)
+        rows = []
+        for name in names:
+            target = _choose(scheduler, app_id, role, nodes, name, random.Random(f"{seed} {name}"))  # noqa: S311
+            what = f"{FAULTS[name].title}: {_describe(target)} of {app_id}"
+            if not confirm(what):
+                reason = "it was not confirmed"
+                rows.append(_build_row(name, target, Verdict.NOT_TRIED, reason=reason))
+                continue
+            before = _read_status(scheduler, app_id, role)
+            began_s = time.monotonic()
+            _cause(scheduler, app_id, role, name, target)
+            rows.append(_follow(scheduler, app_id, role, name, target, before, began_s, limit_s))
+            if rows[-1].verdict is not Verdict.SURVIVED:
+                break
+        return rows
+
+
+def _find_role(scheduler: PluginScheduler, app_id: str) -> tuple[str, int]:
+    response = scheduler.describe_app(app_id)
+    if response is None:
+        raise ControlError(f"{scheduler.backend} knows no app {app_id!r}", ExitCode.UNKNOWN)
+    if response.state is not AppState.RUNNING:
+        raise ControlError(f"{app_id} is {response.state.name}: nothing was done", ExitCode.ENDED)
+    roles = [role for role in response.roles if is_agent_role(role)]
+    if len(roles) != 1:
+        raise ControlError(f"{app_id} has {len(roles)} roles that run agents; it must be one", ExitCode.REFUSED)
+    return roles[0].name, roles[0].num_replicas
+
+
+def _choose(scheduler: PluginScheduler, app_id: str, role: str, nodes: int, name: str, rng: random.Random) -> _Target:
+    node = rng.randrange(nodes)
+    until_s = time.monotonic() + _RECORDS_S
+    while True:
+        content = scheduler.read_run_file(app_id, role, node, LogNames.EVENTS, _LIMIT_BYTES)
+        agent, workers = find_processes(parse_files(iter([(app_id, content or b"")])), node)
+        if agent and workers:
+            break
+        if time.monotonic() > until_s:
+            raise ControlError(f"node {node} of {app_id} has told of no worker that runs", ExitCode.LOST)
+        time.sleep(_LOOK_S)
+    kind = _SIGNALS[name][0]
+    rank = rng.choice(sorted(workers)) if kind == "rank" else None
+    pid = agent if kind == "agent" else 0 if rank is None else workers[rank]
+    return _Target(node=node, rank=rank, agent_pid=agent, pid=pid)
+
+
+def find_processes(events: Sequence[Event], node: int) -> tuple[int, dict[int, int]]:
+    """Find the newest agent's process of a node, and those of its workers by global rank; 0: there is none."""
+    agent, offset = 0, 0
+    workers: dict[int, int] = {}
+    for event in events:
+        if event.node_index != node:
+            continue
+        if event.what == "agent_started":
+            agent, workers = event.detail.get("pid", 0), {}
+        elif event.what == "round_formed":
+            offset, workers = event.detail.get("rank_offset", 0), {}
+        elif event.what == "worker_released":
+            workers[offset + event.detail.get("local_rank", 0)] = event.detail.get("pid", 0)
+        elif event.what in ("workers_stopped", "agent_ended"):
+            workers = {}
+    return agent, workers
+
+
+def _cause(scheduler: PluginScheduler, app_id: str, role: str, name: str, target: _Target) -> None:
+    kind, signum = _SIGNALS[name]
+    if kind == "node" and scheduler.end_node(app_id, role, target.node):
+        return
+    own_name = app_id.rpartition(":")[2]  # NAMESPACE:NAME on Kubernetes
+    words = [own_name, *map(str, (target.agent_pid, target.pid, int(signum)))]
+    code, _, errors = scheduler.run_in_node(app_id, role, target.node, ["python3", "-c", _SEND, *words], _COMMAND_S)
+    if code != 0:
+        line = " ".join(errors.split()) or f"the command ended with {code}"
+        raise ControlError(f"{name} could not be caused: {line}", ExitCode.REFUSED)
+
+
+def _follow(
+    scheduler: PluginScheduler,
+    app_id: str,
+    role: str,
+    name: str,
+    target: _Target,
+    before: "JobStatus | None",
+    began_s: float,
+    limit_s: float,
+) -> Row:
+    done = None if before is None else before.step
+    while time.monotonic() - began_s < limit_s:
+        time.sleep(_LOOK_S)
+        response = scheduler.describe_app(app_id)
+        if response is None or is_terminal(response.state):
+            if response is not None and response.state is AppState.SUCCEEDED:
+                return _build_row(name, target, Verdict.SURVIVED, result="the job has succeeded meanwhile")
+            how = "it is gone" if response is None else response.state.name
+            return _build_row(name, target, Verdict.LOST, reason=f"{how}; `muster status {app_id}` says more")
+        now = _read_status(scheduler, app_id, role)
+        if now is None or _name_run(now) == _name_run(before) or now.step is None or now.step <= (done or 0):
+            continue
+        cost_s = now.recoveries[-1].cost_s if now.recoveries else None
+        took_s = time.monotonic() - began_s if cost_s is None else cost_s
+        return _build_row(name, target, Verdict.SURVIVED, recovery_s=took_s, result="not comparable: it runs on")
+    return _build_row(name, target, Verdict.LOST, reason=f"it was not further than before after {limit_s:.0f} s")
+
+
+def _name_run(status: "JobStatus | None") -> object:
+    """Differs once the workers were started again."""
+    return None if status is None else (status.started_s, status.round, status.attempt)
+
+
+def _read_status(scheduler: PluginScheduler, app_id: str, role: str) -> "JobStatus | None":
+    facts = scheduler.read_facts(app_id)
+    job = None if facts is None else facts.jobs.get(role)
+    return None if job is None else job.status
+
+
+def _describe(target: _Target) -> str:
+    return f"node {target.node}" if target.rank is None else f"rank {target.rank} on node {target.node}"
+
+
+def _build_row(
+    name: str,
+    target: _Target,
+    verdict: Verdict,
+    *,
+    recovery_s: float | None = None,
+    result: str = "",
+    reason: str = "",
+) -> Row:
+    return Row(
+        name=name,
+        title=FAULTS[name].title,
+        at=_describe(target),
+        verdict=verdict,
+        recovery_s=recovery_s,
+        result=result,
+        reason=reason,
+    )
+
+
+def ask(what: str) -> bool:
+    """Ask a person at the terminal; False without one."""
+    if not sys.stdin.isatty():
+        print("use --yes to do this without confirmation", file=sys.stderr)
+        return False
+    try:
+        answer = input(show_controls(f"{what}. Do it? [y/N] "))
+    except EOFError:  # Ctrl-D
+        print()
+        return False
+    return answer.strip().lower() in ("y", "yes")

@@ -1,0 +1,121 @@
+"""Chooses what is tried, and when: pure, and the same again with the same seed."""
+
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+from muster._shared.control import ControlError, ExitCode
+from muster.cli.rehearse.faults.catalogue import FAULTS
+from muster.cli.rehearse.faults.fault import Fault, Moment
+from muster.cli.rehearse.trial import Case, Result
+
+QUICK: Final = ("rank-killed", "node0-lost", "node-lost", "preempted", "agent-killed", "app-restarted")
+"""What `--quick` tries, each at one moment: those that need no hang to be noticed."""
+_MIDDLE: Final = (0.3, 0.7)
+"""The part of the steps in which a fault "between" happens."""
+_LAST_STEPS: Final = 2
+_AFTER_CHECKPOINTS: Final = (Moment.BETWEEN, Moment.CHECKPOINT)
+
+
+def parse_faults(text: str | None, *, quick: bool) -> list[tuple[Fault, Moment]]:
+    """Read `--faults`.
+
+    Args:
+        text: "rank-killed,preempted,rank-killed@checkpoint"; None: all of them, each at each of its moments.
+        quick: without `text`, only `QUICK`, each at one moment.
+
+    Raises:
+        ControlError: there is no such fault or moment.
+    """
+    if text is None:
+        chosen = [(FAULTS[name], FAULTS[name].moments[:1]) for name in QUICK] if quick else _list_all()
+        return [(fault, moment) for fault, moments in chosen for moment in _prefer_between(fault, moments, quick=quick)]
+    return [_parse_fault(word.strip()) for word in text.split(",") if word.strip()]
+
+
+def _list_all() -> Iterable[tuple[Fault, Sequence[Moment]]]:
+    return ((fault, fault.moments) for fault in FAULTS.values())
+
+
+def _prefer_between(fault: Fault, moments: Sequence[Moment], *, quick: bool) -> Sequence[Moment]:
+    return (Moment.BETWEEN,) if quick and Moment.BETWEEN in fault.moments else moments
+
+
+def _parse_fault(word: str) -> tuple[Fault, Moment]:
+    name, _, when = word.partition("@")
+    if name not in FAULTS:
+        raise ControlError(f"there is no fault {name!r}; there are: {', '.join(FAULTS)}", ExitCode.USAGE)
+    moments = [each.value for each in Moment]
+    if when and when not in moments:
+        raise ControlError(f"{word!r}: {when!r} is no moment; one of {', '.join(moments)}", ExitCode.USAGE)
+    return FAULTS[name], Moment(when) if when else Moment.BETWEEN
+
+
+def choose_cases(
+    faults: Sequence[tuple[Fault, Moment]], undisturbed: Result, *, nodes: int, nproc: int, seed: int
+) -> list[Case]:
+    """Choose step, rank and node of each fault.
+
+    Args:
+        faults: what is to be tried.
+        undisturbed: the run without a fault.
+        nodes: of the job.
+        nproc: ranks of each node.
+        seed: the same one chooses the same.
+    """
+    found = []
+    counts: dict[str, int] = {}
+    has_reported = _has_reported(undisturbed)
+    for fault, moment in faults:
+        name = fault.name if moment is Moment.BETWEEN else f"{fault.name}@{moment.value}"
+        counts[name] = counts.get(name, 0) + 1
+        rng = random.Random(f"{seed} {name} {counts[name]}")  # noqa: S311  # of each its own: others may be left out
+        found.append(
+            Case(
+                name=name if counts[name] == 1 else f"{name}-{counts[name]}",
+                fault=fault,
+                moment=moment,
+                step=(step := _choose_step(moment, undisturbed, rng)),
+                latest=(step + undisturbed.done) // 2 if moment in _AFTER_CHECKPOINTS and has_reported else 0,
+                rank=rng.randrange(nodes * nproc),
+                node=rng.randrange(1, nodes) if nodes > 1 else 0,
+                nodes=nodes,
+            )
+        )
+    return found
+
+
+def _has_reported(undisturbed: Result) -> bool:
+    """All ranks have reported a checkpoint."""
+    return undisturbed.story is not None and any(mark.kind == "checkpoint" for mark in undisturbed.story.marks)
+
+
+def _choose_step(moment: Moment, undisturbed: Result, rng: random.Random) -> int:
+    """Return how many steps have to be done, of those that the undisturbed run has done."""
+    first = undisturbed.starts[0] if undisturbed.starts else 0
+    steps = undisturbed.done - first
+    if moment is Moment.FIRST:
+        return 0
+    if moment is Moment.END:
+        return first + max(1, steps - rng.randint(1, _LAST_STEPS))
+    low, high = (first + max(1, int(steps * part)) for part in _MIDDLE)
+    saved = [each for each in undisturbed.saved_at if first < each < undisturbed.done]
+    if moment is Moment.CHECKPOINT:
+        # the save is looked for from the step before it on
+        before = [each - 1 for each in saved[1:] if each - 1 > first] or [max(first + 1, low)]
+        return rng.choice(before[: max(1, len(before) - 1)])
+    if saved:  # after the first checkpoint, if that leaves a step
+        low = min(max(low, saved[0] + 1), max(first + 1, undisturbed.done - 2))
+    return rng.randint(low, max(low, high))
+
+
+def find_obstacles(cases: Sequence[Case], undisturbed: Result) -> Mapping[str, str]:
+    """Say of the cases that cannot be tried in this job why, by name."""
+    found = {}
+    for case in cases:
+        assert case.fault is not None  # noqa: S101  # only those with one are chosen
+        if case.nodes < case.fault.least_nodes:
+            found[case.name] = f"it needs {case.fault.least_nodes} nodes, and the job has {case.nodes}"
+        elif case.moment is Moment.CHECKPOINT and not undisturbed.saved_at:
+            found[case.name] = "the undisturbed run has written no file in its folder, and told no phase `checkpoint`"
+    return found

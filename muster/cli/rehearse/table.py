@@ -1,0 +1,115 @@
+"""Writes what a rehearsal has found: a table, JSON, and JUnit XML."""
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+from xml.etree import ElementTree as ET
+
+from muster._shared.contract import show_controls
+from muster.cli.rehearse.advice import ADVICE
+from muster.cli.rehearse.outcome import Row, Verdict
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """Of a whole rehearsal."""
+
+    command: str
+    """The component and its arguments."""
+    seed: int
+    steps: int | None
+    """Of the undisturbed run; None: of a job that runs anyway."""
+    took_s: float
+    """By the undisturbed run."""
+    rows: tuple[Row, ...]
+    notes: tuple[str, ...] = ()
+    """What the rehearsal has added to the command."""
+
+    @property
+    def is_good(self) -> bool:
+        """Everything that was tried was survived."""
+        return not any(row.verdict.is_bad for row in self.rows)
+
+    def describe(self) -> str:
+        """Say what it was compared with: "100 steps in 12.0 s undisturbed; seed 7"."""
+        first = "" if self.steps is None else f"{self.steps} steps in {self.took_s:.1f} s undisturbed; "
+        return f"{first}seed {self.seed}"
+
+    def list_advice(self) -> list[tuple[str, str, str]]:
+        """What to change: name, text and page, each once, in the order of the rows."""
+        names = dict.fromkeys(name for row in self.rows for name in row.advice)
+        return [(name, ADVICE[name].text, ADVICE[name].page) for name in names]
+
+
+HEAD: Final = ("fault", "at", "verdict", "recovery", "repeated", "result")
+
+
+def build_table(report: Report) -> str:
+    """The table as text, with what to change below."""
+    cells = [HEAD, *(list_cells(row) for row in report.rows)]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(HEAD) - 1)]
+    lines = [
+        f"{report.command}: {report.describe()}",
+        *report.notes,
+        "",
+        *(
+            "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]).rstrip()
+            for row in cells
+        ),
+    ]
+    reasons = [f"{row.name}: {row.verdict.value}: {row.reason}" for row in report.rows if row.reason]
+    lines += ["", *reasons] if reasons else []
+    advice = [f"- {text} ({page})" for _, text, page in report.list_advice()]
+    lines += ["", "what to change:", *advice] if advice else []
+    return "\n".join(show_controls(line) for line in lines) + "\n"
+
+
+def list_cells(row: Row) -> tuple[str, ...]:
+    """The cells of a row, as text."""
+    recovery = "" if row.recovery_s is None else f"{row.recovery_s:.1f} s"
+    repeated = "" if row.repeated is None else f"{row.repeated}"
+    return row.title, row.at, row.verdict.value, recovery, repeated, row.result
+
+
+def build_json(report: Report) -> dict[str, Any]:
+    """What docs/rehearse.md promises of `--json`."""
+    rows = []
+    for row in report.rows:
+        data = asdict(row) | {"verdict": row.verdict.value, "advice": list(row.advice)}
+        data["recovery_s"] = None if row.recovery_s is None else round(row.recovery_s, 3)
+        rows.append(data)
+    return {
+        "command": report.command,
+        "seed": report.seed,
+        "survived": report.is_good,
+        "undisturbed": None if report.steps is None else {"steps": report.steps, "took_s": round(report.took_s, 3)},
+        "notes": list(report.notes),
+        "rows": rows,
+        "advice": [{"name": name, "text": text, "page": page} for name, text, page in report.list_advice()],
+    }
+
+
+def dump_json(report: Report) -> str:
+    """One line."""
+    return json.dumps(build_json(report))
+
+
+def build_junit(report: Report) -> str:
+    """JUnit XML: a test case for each fault; what was not tried is skipped."""
+    counts = {
+        "tests": len(report.rows),
+        "failures": sum(row.verdict.is_bad for row in report.rows),
+        "skipped": sum(row.verdict is Verdict.NOT_TRIED for row in report.rows),
+    }
+    suite = ET.Element("testsuite", {"name": "muster rehearse", **{name: str(count) for name, count in counts.items()}})
+    for row in report.rows:
+        case = ET.SubElement(suite, "testcase", {"classname": "rehearse", "name": row.name})
+        case.set("time", f"{row.recovery_s or 0.0:.3f}")
+        text = show_controls("; ".join(filter(None, (row.title, row.at, row.result, row.reason))))
+        if row.verdict is Verdict.NOT_TRIED:
+            ET.SubElement(case, "skipped", {"message": show_controls(row.reason)})
+        elif row.verdict.is_bad:
+            failure = ET.SubElement(case, "failure", {"message": f"{row.verdict.value}: {text}"})
+            failure.text = "\n".join(f"{ADVICE[name].text} ({ADVICE[name].page})" for name in row.advice)
+    ET.indent(suite)
+    return '<?xml version="1.0" encoding="utf-8"?>\n' + ET.tostring(suite, encoding="unicode") + "\n"

@@ -1,0 +1,236 @@
+"""Follows a running job of this machine: its processes, by its records, and the steps of its ranks, by their page.
+
+Records are written once a second; a fault must happen at a step. So the steps are read where the agent reads them: in
+the status page, which belongs to the same user (`StatusPageLayout`).
+"""
+
+import contextlib
+import mmap
+import os
+import struct
+import time
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from muster._shared.contract import LogNames
+from muster._shared.contract import StatusPageLayout as Layout
+from muster._shared.goodput import CHECKPOINT_PHASES
+from muster._shared.job_view import limit_steps
+from muster.cli.afterwards.sources import Event, parse_files
+from muster.cli.rehearse.faults.fault import NotPossibleError
+
+_PAGE: Final = "/memfd:muster-status-page"
+_SEARCH_S: Final = 0.1
+
+
+@dataclass(kw_only=True)
+class _Agent:
+    node: int = 0
+    pid: int = 0
+    offset: int = 0
+    """Global rank of its first worker."""
+    workers: dict[int, int] = field(default_factory=dict)
+    """Process by global rank."""
+    page: "mmap.mmap | None" = None
+    """Of its newest round; None: it has none."""
+    search_s: float = 0.0
+    """When it is looked for next: records may be late, or lost on a full disk."""
+    over: int = 0
+    """This round, and those before it, have ended."""
+    runs: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slot:
+    """What a rank has reported."""
+
+    done: int = 0
+    """Steps; of a script that reports none, those of its optimizer in this attempt."""
+    is_counted: bool = False
+    """The script counts them, across attempts."""
+    is_saving: bool = False
+    """It says so, by the name of its phase."""
+    has_saved: bool = False
+    """It has reported a checkpoint."""
+    asks: bool = False
+    """It asks whether it must stop."""
+
+
+class Watch:
+    """Of one app. Call `look` again and again."""
+
+    def __init__(self, log_dir: Path) -> None:
+        """Watch an app.
+
+        Args:
+            log_dir: of its role; the agents' records are in a folder of it.
+        """
+        self._log_dir = log_dir
+        self._read_bytes: dict[Path, int] = {}
+        self._agents: dict[str, _Agent] = {}
+        self.has_checkpoint = False
+        """The agents know of a checkpoint that all ranks have reported."""
+
+    def look(self) -> dict[int, Slot]:
+        """Read what each global rank has reported in the round that runs, or has just ended; then new records."""
+        found: dict[int, Slot] = {}
+        for agent in self._agents.values():
+            if agent.page is not None:
+                slots = range(len(agent.page) // Layout.BLOCK_BYTES - 1)
+                found |= {agent.offset + each: _read_slot(agent.page, each) for each in slots}
+        for event in self._read_events():
+            self._follow(event)
+        for agent in self._agents.values():
+            if not _is_alive(agent.pid):
+                _forget(agent)  # it wrote no record of its end
+            elif time.monotonic() >= agent.search_s:
+                agent.search_s = time.monotonic() + _SEARCH_S
+                _search_page(agent)
+        return found
+
+    def read_values(self) -> dict[str, float]:
+        """Read the numbers that global rank 0 has told last, by name; empty: none, or it does not run."""
+        for agent in self._agents.values():
+            if agent.page is not None and agent.offset == 0:
+                return _read_values(agent.page)
+        return {}
+
+    @property
+    def runs(self) -> bool:
+        """All agents that run have all their workers."""
+        return any(each.runs for each in self._agents.values()) and all(
+            each.runs for each in self._agents.values() if _is_alive(each.pid)
+        )
+
+    def has_ended(self, rank: int) -> bool:
+        """Whether the worker of a global rank was started in the round that runs, and has ended."""
+        pids = [agent.workers[rank] for agent in self._agents.values() if rank in agent.workers]
+        return bool(pids) and not any(map(_is_alive, pids))
+
+    def find_worker(self, rank: int) -> int:
+        """See `Scene`."""
+        for agent in self._agents.values():
+            pid = agent.workers.get(rank)
+            if pid is not None and _is_alive(pid):
+                return pid
+        raise NotPossibleError(f"rank {rank} did not run")
+
+    def find_agent(self, node: int) -> int:
+        """See `Scene`."""
+        for agent in self._agents.values():
+            if agent.node == node and _is_alive(agent.pid):
+                return agent.pid
+        raise NotPossibleError(f"node {node} did not run")
+
+    def close(self) -> None:
+        """Close the pages."""
+        for agent in self._agents.values():
+            _forget(agent)
+
+    def _read_events(self) -> Iterator[Event]:
+        for path in self._log_dir.glob(f"*/{LogNames.EVENTS}"):
+            with contextlib.suppress(OSError), path.open("rb") as file:
+                begin = self._read_bytes.get(path, 0)
+                if os.fstat(file.fileno()).st_size <= begin:
+                    continue
+                file.seek(begin)
+                lines = file.read()
+                whole = lines[: lines.rfind(b"\n") + 1]
+                self._read_bytes[path] = begin + len(whole)
+                yield from parse_files(iter([(str(path), whole)]))
+
+    def _follow(self, event: Event) -> None:
+        agent = self._agents.setdefault(event.agent, _Agent())
+        agent.node = agent.node if event.node_index is None else event.node_index
+        detail = event.detail
+        if event.what == "agent_started":
+            agent.pid = detail.get("pid", 0)
+        elif event.what == "round_formed":
+            _forget(agent)
+            agent.over = event.round - 1
+            agent.offset, agent.search_s = detail.get("rank_offset", 0), 0.0
+        elif event.what == "worker_released":
+            agent.workers[agent.offset + detail.get("local_rank", 0)] = detail.get("pid", 0)
+        elif event.what == "workers_started":
+            agent.runs = True
+        elif event.what == "checkpoint_completed":
+            self.has_checkpoint = True
+        elif event.what in ("workers_stopped", "agent_ended", "job_ended"):
+            _forget(agent)
+            agent.over = event.round
+
+
+def _forget(agent: _Agent) -> None:
+    if agent.page is not None:
+        agent.page.close()
+    agent.page, agent.runs = None, False
+    agent.workers.clear()
+
+
+def _is_alive(pid: int) -> bool:
+    return pid > 0 and os.path.exists(f"/proc/{pid}/exe")  # a zombie has none
+
+
+def _search_page(agent: _Agent) -> None:
+    """Keep the page of the agent's newest round, and close an older one."""
+    newest = agent.page
+    folder = f"/proc/{agent.pid}/fd"
+    with contextlib.suppress(OSError):
+        for name in os.listdir(folder):
+            with contextlib.suppress(OSError, ValueError):
+                if not os.readlink(f"{folder}/{name}").startswith(_PAGE):
+                    continue
+                with open(f"{folder}/{name}", "rb") as file:
+                    page = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+                older = page
+                if _read_word(page, Layout.ROUND) > (
+                    agent.over if newest is None else _read_word(newest, Layout.ROUND)
+                ):
+                    newest, older = page, newest
+                if older is not None:
+                    older.close()
+    agent.page = newest
+
+
+def _read_slot(page: mmap.mmap, local_rank: int) -> Slot:
+    first = (local_rank + 1) * Layout.WORDS
+    step = limit_steps(_read_word(page, first + Layout.STEP), _read_word(page, first + Layout.TOTAL))
+    phase = _read_phase(page, first, _read_word(page, first + Layout.PHASE))
+    return Slot(
+        done=step or _read_word(page, first + Layout.OPTIMIZER_STEPS),
+        is_counted=step > 0,
+        is_saving=phase in CHECKPOINT_PHASES,
+        has_saved=_read_word(page, first + Layout.SAVED) > 0,
+        asks=_read_word(page, first + Layout.ASKED + Layout.STOP) != 0,
+    )
+
+
+def _read_phase(page: mmap.mmap, first: int, number: int) -> str:
+    if not 1 <= number <= Layout.TABLE_ENTRIES:
+        return ""
+    return _read_text(page, first + Layout.PHASE_TABLE + (number - 1) * Layout.PHASE_ENTRY_WORDS)
+
+
+def _read_values(page: mmap.mmap) -> dict[str, float]:
+    """Of the first slot."""
+    first = Layout.WORDS
+    found = {}
+    for entry in range(min(_read_word(page, first + Layout.VALUES), Layout.TABLE_ENTRIES)):
+        word = first + Layout.VALUE_TABLE + entry * Layout.VALUE_ENTRY_WORDS
+        at = (word + Layout.VALUE_ENTRY_WORDS - 1) * 8
+        found[_read_text(page, word)] = struct.unpack("@d", page[at : at + 8])[0]
+    return found
+
+
+def _read_text(page: mmap.mmap, word: int) -> str:
+    """An entry of a table; "": only half of it is written."""
+    head = _read_word(page, word)
+    text = page[(word + 1) * 8 : (word + 1) * 8 + min(head >> 32, Layout.NAME_BYTES)]
+    return text.decode(errors="replace") if zlib.crc32(text) == head & 0xFFFFFFFF else ""
+
+
+def _read_word(page: mmap.mmap, word: int) -> int:
+    return int.from_bytes(page[word * 8 : word * 8 + 8], "little", signed=True)

@@ -1,0 +1,193 @@
+"""`muster run`: `torchx run` with a terminal of its own.
+
+It takes TorchX's arguments, `.torchxconfig` and exit codes, and submits by TorchX's own `Runner`, to one scheduler
+that is made with `muster.schedulers.adapter`. A component that is literally one of this package's `dist.*` is called
+without TorchX's search for components, which imports all that are installed. TorchX itself is imported: every adapter
+is one of its schedulers, and a component makes its AppDef. `python -m muster.run` is another thing: torchrun's module
+API.
+"""
+
+import argparse
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from importlib.metadata import EntryPoint, entry_points
+from itertools import groupby
+from pathlib import Path
+from pprint import pformat
+from typing import Any, Final
+
+from torchx import specs
+from torchx.runner import Runner, config
+from torchx.schedulers.api import Stream
+from torchx.specs import AppDef, AppDryRunInfo, AppState, is_terminal
+from torchx.specs.builders import materialize_appdef
+
+from muster._shared.control import ControlError, ExitCode
+from muster.cli.adapters import create_scheduler
+from muster.cli.output.streaming import LinePrinter, say
+from muster.schedulers.adapter.job_line import format_line
+from muster.schedulers.adapter.scheduler import LogRequest, PluginScheduler
+from muster.schedulers.adapter.status import parse_status
+from muster.schedulers.errors import EngineError, SchedulerError
+
+_SESSION: Final = "torchx"
+_WAIT_S: Final = 60.0
+_CLOSE_S: Final = 1.0
+"""For last lines after the scheduler was closed, which waits for them itself where it ends the job."""
+_COMPONENTS: Final = "muster.components.dist"
+_DIST: Final = ("ddp", "spmd", "torchrun")
+
+
+def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    """Submit a job, and print its lines until it has ended; the exit code.
+
+    Raises:
+        ControlError: the scheduler cannot be used, or the job cannot be submitted.
+    """
+    defaults = config.get_configs(prefix="cli", name="run")
+    name = args.scheduler or defaults.get("scheduler") or "local_cwd"
+    workspace = defaults.get("workspace") if args.workspace is None else args.workspace
+    component, words = split_component(args.component, defaults.get("component"), parser)
+    os.environ.setdefault("TORCHX_CONTEXT_NAME", "cli_run")
+    try:
+        scheduler = create_scheduler(name, _SESSION)
+        with Runner(_SESSION, {name: lambda *_args, **_more: scheduler}) as runner:
+            cfg = scheduler.run_opts().cfg_from_str(args.scheduler_args)
+            config.apply(scheduler=name, cfg=cfg)
+            info = runner.dryrun(
+                build_app(component, words),
+                name,
+                cfg=cfg,
+                workspace=_find_default_workspace() if workspace is None else workspace,
+                parent_run_id=args.parent_run_id,
+            )
+            if args.dryrun:
+                _print_dry_run(info)
+                return 0
+            handle = runner.schedule(info)
+            print(handle, flush=True)
+            app_id = specs.parse_app_handle(handle)[2]
+            is_attached = name.startswith("local")
+            if not (is_attached or args.wait or args.log):
+                _print_state(scheduler, app_id)
+                return 0
+            return _follow(scheduler, app_id, is_attached=is_attached, shows_lines=is_attached or args.log)
+    except (EngineError, SchedulerError) as error:
+        raise ControlError(str(error), ExitCode.REFUSED) from error
+    except specs.InvalidRunConfigException as error:
+        line = f"-cfg {error.cfg_key}: {error}; `torchx runopts {name}` lists the options"
+        raise ControlError(" ".join(line.split()), ExitCode.REFUSED) from error
+
+
+def split_component(
+    words: Sequence[str], default: str | None, parser: argparse.ArgumentParser
+) -> tuple[str, list[str]]:
+    """Return the component's name and its arguments, as TorchX splits them.
+
+    Args:
+        words: what follows the options.
+        default: of `.torchxconfig`, where the words name no component; None: there is none.
+        parser: refuses what is wrong, and exits.
+    """
+    rest = list(words[1:] if words[:1] == ["--"] else words)
+    named = rest.pop(0) if rest and not rest[0].startswith("-") else default
+    for _, group in groupby(rest, key=lambda word: word == "--"):
+        counts = Counter(word for word in group if word.startswith("-") and word not in ("-", "--"))
+        repeated = [word for word, count in counts.items() if count > 1]
+        if repeated:
+            parser.error(f"repeated arguments of the component: {', '.join(repeated)}")
+    if not named:
+        parser.error("name a component, such as dist.ddp; or in .torchxconfig, section [cli:run], `component`")
+    return named, rest
+
+
+def build_app(component: str, words: Sequence[str]) -> AppDef:
+    """Build the AppDef of a component, with the defaults of `.torchxconfig`.
+
+    Raises:
+        ControlError: there is no such component, or its arguments are wrong.
+    """
+    defaults = config.load_sections(prefix="component").get(component)
+    try:
+        return materialize_appdef(find_function(component), list(words), defaults)
+    except Exception as error:
+        from torchx.specs.finder import ComponentNotFoundException, ComponentValidationException
+
+        if not isinstance(error, (ComponentValidationException, ComponentNotFoundException)):
+            raise
+        raise ControlError(f"component {component}: {' '.join(str(error).split())}", ExitCode.REFUSED) from error
+
+
+def find_function(component: str) -> Any:
+    """The component's function. TorchX's search imports all components that are installed, for a list of them."""
+    package, _, function = component.partition(".")
+    ours = find_our_dist()
+    if package == "dist" and function in _DIST and ours is not None:
+        return getattr(ours.load(), function)
+    from torchx.specs.finder import get_component
+
+    return get_component(component).fn
+
+
+def find_our_dist() -> EntryPoint | None:
+    """The entry point of `dist.*` if it is this package's: of two of one name TorchX takes the last."""
+    found = [point for point in entry_points(group="torchx.components") if point.name == "dist"]
+    return found[-1] if found and found[-1].value == _COMPONENTS else None
+
+
+def _find_default_workspace() -> str:
+    cwd = Path.cwd()
+    return str(cwd) if hasattr(specs, "Workspace") else f"file://{cwd}"  # the nightly, 0.7
+
+
+def _print_dry_run(info: AppDryRunInfo) -> None:
+    app = info.app if hasattr(info, "app") else info._app  # noqa: SLF001  # the nightly, 0.7
+    print(f"\n=== APPLICATION ===\n{pformat(asdict(app), indent=2, width=80)}")
+    print(f"\n=== SCHEDULER REQUEST ===\n{info}")
+
+
+def _print_state(scheduler: PluginScheduler, app_id: str) -> None:
+    response = scheduler.describe(app_id)
+    if response is not None:
+        say(format_line(parse_status(response)))
+
+
+def _follow(scheduler: PluginScheduler, app_id: str, *, is_attached: bool, shows_lines: bool) -> int:
+    """Print the job's lines, wait for its end, and end with its report; the exit code, as that of `torchx run`."""
+    printer = LinePrinter(sys.stderr)
+    try:
+        response = scheduler.describe(app_id)
+        if shows_lines and response is not None:
+            replicas = [(role.name, index) for role in response.roles for index in range(role.num_replicas)]
+            printer.start(
+                replicas,
+                lambda role, index: _read_lines(scheduler, app_id, role, index),
+                lambda role: scheduler.count_merged_ranks(app_id, role),
+                (lambda: scheduler.read_status_line(app_id)) if scheduler.TELLS_STATUS else None,
+            )
+        while response is not None and not is_terminal(response.state) and response.state is not AppState.UNKNOWN:
+            scheduler.wait_ended(app_id, _WAIT_S)
+            response = scheduler.describe(app_id)
+        has_report = printer.finish()
+    except BaseException:
+        scheduler.close()  # ends what belongs to this command; its last lines come meanwhile
+        printer.finish(_CLOSE_S)
+        if not is_attached:
+            say(f"{app_id} goes on; `muster stop {scheduler.backend}://{app_id}` ends it")
+        raise
+    if response is None:
+        raise ControlError(f"{app_id} was deleted meanwhile", ExitCode.UNKNOWN)
+    if response.state is AppState.SUCCEEDED or not has_report:
+        facts = scheduler.read_facts(app_id)
+        say(f"{app_id} {format_line(parse_status(response) if facts is None else facts)}")
+    return 0 if response.state is AppState.SUCCEEDED else 1
+
+
+def _read_lines(scheduler: PluginScheduler, app_id: str, role: str, index: int) -> Iterable[str]:
+    request = LogRequest(
+        role=role, index=index, pattern=None, since=None, until=None, follow=True, stream=Stream.COMBINED
+    )
+    return scheduler.read_log(app_id, request)

@@ -1,0 +1,316 @@
+"""The view that a person looks at: one loop reads keys, decides (`state`) and draws (`rendering`).
+
+Reading and asking happen in threads (`source`), so that the view answers at once whatever a scheduler does.
+"""
+
+import os
+import sys
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+from muster._shared.control import ControlError
+from muster._shared.job_view import JobState
+from muster._shared.reports import Answer
+from muster.cli.answers import format_stacks
+from muster.cli.top.picture import KEPT_LINES, History, JobList, JobPicture
+from muster.cli.top.rendering import Size, draw_job, draw_jobs, draw_text, fold_line, fold_words, get_status, list_rows
+from muster.cli.top.screen import Screen
+from muster.cli.top.source import Jobs, Origin, Reader
+from muster.cli.top.state import Deed, Place, Search, View, fit, found, press
+from muster.cli.top.waits import describe_waits
+
+FRAME_S: Final = 0.25
+_WORKS: Final = {
+    Deed.STACKS: "asks all ranks for their stacks",
+    Deed.WAITS: "asks all ranks whom they wait for",
+    Deed.CHECKPOINT: "asks all ranks to save at one step",
+    Deed.PAUSE: "asks all ranks to wait at one step",
+    Deed.STOP: "asks all ranks to save and stop at one step",
+}
+_GOES_ON: Final = "asks all ranks to go on"
+_LOOKS: Final = (Deed.STACKS, Deed.WAITS)
+"""They change nothing: they need not wait for a pause that a rank does not reach."""
+
+
+class TopView:
+    """Everything that is shown; single-threaded."""
+
+    def __init__(self, jobs: Jobs, reader: Reader, handle: str | None) -> None:
+        """Show nothing yet.
+
+        Args:
+            jobs: what is asked.
+            reader: runs the calls.
+            handle: of the job; None: the list of all.
+        """
+        self._jobs = jobs
+        self._reader = reader
+        self._handle = handle or ""
+        self._view = View(place=Place.JOBS if handle is None else Place.JOB, has_list=handle is None)
+        self._list: JobList | None = None
+        self._picture: JobPicture | None = None
+        self._history = History()
+        self._rows: list[tuple[str, int | str]] = []
+        """What each row of the list is, by which the selected one is found again."""
+        self._title = ""
+        self._lines: list[str] = []
+        self._folds = Folds()
+        self._before = self._view
+        """To which Escape leads from a text."""
+        self._asked: dict[Deed, str] = {}
+        """What was asked for and has no answer yet, in words."""
+        self._failure: ControlError | None = None
+        """Why nothing can be shown; the command ends with it."""
+
+    @property
+    def failure(self) -> ControlError | None:
+        """Why the job cannot be shown at all."""
+        return self._failure
+
+    @property
+    def picture(self) -> JobPicture | None:
+        """The job as it was seen last; None: not yet, or the list is shown."""
+        return self._picture
+
+    @property
+    def _name(self) -> str:
+        return self._handle if self._picture is None else self._picture.handle
+
+    def start(self) -> None:
+        """Begin to look."""
+        if self._view.place is Place.JOBS:
+            self._reader.repeat(self._jobs.list_jobs)
+        else:
+            self._reader.repeat(lambda: self._jobs.read_job(self._handle))
+
+    def take(self) -> None:
+        """Take in what threads have read."""
+        for origin, content in self._reader.get():
+            if isinstance(content, JobList):
+                self._list = content
+            elif isinstance(content, JobPicture):
+                self._picture = _keep_last(self._picture, content)
+                for _, status in content.statuses[self._view.role : self._view.role + 1]:
+                    self._history.add(status.ranks)
+            elif isinstance(content, Answer):
+                self._show_answer(origin, content)
+            else:
+                self._show_error(origin, content)
+        lines = self._reader.get_lines()
+        if lines:
+            self._lines += lines
+            over = len(self._lines) - KEPT_LINES
+            if over > 0:
+                del self._lines[:over]
+                self._view = replace(self._view, top=max(0, self._view.top - self._folds.drop(over)))
+
+    def press(self, key: str) -> bool:
+        """Do what a key means. False: the view ends."""
+        self._view, wish = press(self._view, key)
+        if isinstance(wish, Search):
+            self._view = found(self._view, self._search(wish))
+        elif wish is Deed.QUIT:
+            return False
+        elif wish is Deed.BACK:
+            return self._go_back()
+        elif wish is Deed.OPEN_JOB and self._list is not None:
+            self._open_job(self._list.rows[self._view.selected].handle)
+        elif wish is Deed.OPEN_LOG:
+            self._open_log()
+        elif wish is not None:
+            self._ask(wish)
+        return True
+
+    def draw(self, size: Size) -> list[str]:
+        """The rows of the screen."""
+        if self._view.place is Place.TEXT:
+            rows = self._folds.update(self._lines, size.width)
+            self._view = fit(
+                self._view,
+                lines=len(rows),
+                page=size.height - 2 - (self._view.is_typing or bool(self._view.note)),
+            )
+            return draw_text(self._title, rows, self._view, size)
+        if self._view.place is Place.JOBS:
+            self._keep_selection([("job", row.handle) for row in self._list.rows] if self._list else [], size)
+            if self._list is None:
+                return ["asks all schedulers for their jobs ..."]
+            return draw_jobs(self._list, self._view, size)
+        if self._picture is None:
+            return [f"looks at {self._handle} ..."]
+        self._view = replace(self._view, roles=max(1, len(self._picture.statuses)))
+        self._keep_selection(list_rows(self._picture, self._view, size), size)
+        return draw_job(self._picture, self._view, self._history, size)
+
+    def _keep_selection(self, rows: Sequence[tuple[str, int | str]], size: Size) -> None:
+        """Select what was selected, wherever it is now; on the first row, that row: what differs comes first."""
+        before = self._rows[self._view.selected] if self._view.selected < len(self._rows) else None
+        if before in rows and self._view.selected > 0:
+            self._view = replace(self._view, selected=rows.index(before))
+        self._rows = list(rows)
+        self._view = fit(self._view, rows=len(rows), page=max(1, size.height // 2))
+
+    def _open_job(self, handle: str) -> None:
+        self._handle, self._picture, self._history, self._rows = handle, None, History(), []
+        self._view = View(place=Place.JOB, has_list=True)
+        self.start()
+
+    def _open_log(self) -> None:
+        place = self._find_rank()
+        if self._picture is None or place is None:
+            self._view = replace(self._view, note="no rank is known yet")
+            return
+        node_index, rank = place
+        role = self._picture.statuses[self._view.role % len(self._picture.statuses)][0]
+        handle = self._handle
+        self._reader.follow(lambda: self._jobs.follow_log(handle, role, node_index, rank))
+        self._open_text(f"rank {rank} of {self._name}", [], is_following=True)
+
+    def _find_rank(self) -> tuple[int, int] | None:
+        """The index of the node and the global rank of the selected row."""
+        status = None if self._picture is None else get_status(self._picture, self._view)
+        if status is None or self._view.selected >= len(self._rows):
+            return None
+        kind, number = self._rows[self._view.selected]
+        if kind == "rank":
+            nodes = {node.node: node.node_index for node in status.nodes}
+            group_rank = next((rank.node for rank in status.ranks if rank.global_rank == number), 0)
+            return nodes.get(group_rank, group_rank), int(number)
+        node = next((each for each in status.nodes if each.node_index == number), None)
+        rank = None if node is None else node.first_rank if node.slowest is None else node.slowest.global_rank
+        return None if node is None or rank is None else (node.node_index, rank)
+
+    def _open_text(self, title: str, lines: list[str], *, is_following: bool) -> None:
+        self._title, self._lines, self._folds = title, lines, Folds(keeps_words=not is_following)
+        self._before = replace(self._view, note="")
+        self._view = View(
+            place=Place.TEXT, has_list=self._view.has_list, role=self._view.role, is_following=is_following
+        )
+
+    def _go_back(self) -> bool:
+        if self._view.place is Place.TEXT:
+            self._reader.leave_log()
+            self._view = self._before
+            return True
+        if self._view.place is Place.JOB and self._view.has_list:
+            self._view = View(place=Place.JOBS, has_list=True)
+            self._picture, self._rows = None, []
+            self.start()
+        return True
+
+    def _ask(self, deed: Deed) -> None:
+        before = next((work for each, work in self._asked.items() if (each in _LOOKS) == (deed in _LOOKS)), None)
+        if before is not None:
+            self._view = replace(self._view, note=f"{before}; wait for that")
+            return
+        status = None if self._picture is None else get_status(self._picture, self._view)
+        is_paused = status is not None and status.state is JobState.PAUSED
+        self._asked[deed] = _GOES_ON if deed is Deed.PAUSE and is_paused else _WORKS[deed]
+        self._view = replace(self._view, note=f"{self._asked[deed]} ...")
+        handle = self._handle
+        self._reader.run(deed, lambda: self._jobs.ask(deed, handle))
+
+    def _show_answer(self, asked: Origin | Deed, answer: Answer) -> None:
+        if isinstance(asked, Deed):
+            self._asked.pop(asked, None)
+        if asked is Deed.STACKS and answer.stacks and self._view.place is Place.JOB:
+            self._open_text(f"stacks of {self._name}", [answer.line, *format_stacks(answer.stacks)], is_following=False)
+        elif asked is Deed.WAITS and self._view.place is Place.JOB and self._picture is not None:
+            lines = describe_waits(answer, get_status(self._picture, self._view))
+            self._open_text(f"who waits for whom in {self._name}", lines, is_following=False)
+        else:
+            self._view = replace(self._view, note=answer.line)
+
+    def _show_error(self, origin: Origin | Deed, error: ControlError) -> None:
+        if origin is Origin.LOG:
+            self._lines.append(str(error))
+            return
+        if isinstance(origin, Deed):
+            self._asked.pop(origin, None)
+        elif self._picture is not None:
+            self._picture = replace(self._picture, error=str(error))
+            return
+        elif self._view.place is Place.JOB and not self._view.has_list:
+            self._failure = error
+        self._view = replace(self._view, note=str(error))
+
+    def _search(self, search: Search) -> int | None:
+        """The first row of the next line with the needle, in either case of letters; it goes on at the other end."""
+        needle = self._view.needle.lower()
+        count = len(self._lines)
+        step = -1 if search.is_backward else 1
+        first = self._folds.find_line(search.line, is_backward=search.is_backward)
+        places = ((first + step * at) % count for at in range(count)) if count else iter(())
+        return next((self._folds.starts[at] for at in places if needle in self._lines[at].lower()), None)
+
+
+class Folds:
+    """The rows that the lines of a text need on a screen of some width."""
+
+    def __init__(self, *, keeps_words: bool = False) -> None:
+        """Of no lines; with `keeps_words` for texts of ours, of which no word is cut."""
+        self._fold = fold_words if keeps_words else fold_line
+        self._rows: list[str] = []
+        self._width = 0
+        self.starts: list[int] = []
+        """The first row of each line."""
+
+    def update(self, lines: Sequence[str], width: int) -> Sequence[str]:
+        """All rows. Only new lines are folded, unless the width is another."""
+        if width != self._width:
+            self._rows, self.starts, self._width = [], [], width
+        for line in lines[len(self.starts) :]:
+            self.starts.append(len(self._rows))
+            self._rows += self._fold(line, width)
+        return self._rows
+
+    def drop(self, count: int) -> int:
+        """Forget the first lines; how many rows they had."""
+        dropped = self.starts[count] if count < len(self.starts) else len(self._rows)
+        del self._rows[:dropped]
+        self.starts = [start - dropped for start in self.starts[count:]]
+        return dropped
+
+    def find_line(self, row: int, *, is_backward: bool) -> int:
+        """The line that begins at this row, or the next one in this direction."""
+        return bisect_right(self.starts, row) - 1 if is_backward else bisect_left(self.starts, row)
+
+
+def _keep_last(before: JobPicture | None, now: JobPicture) -> JobPicture:
+    """Of a job that has ended and whose agents cannot be asked any more: with what they told last."""
+    if before is None or not now.has_ended or now.statuses:
+        return now
+    return replace(now, statuses=before.statuses)
+
+
+def run(jobs: Jobs, handle: str | None) -> tuple[ControlError | None, JobPicture | None]:
+    """Show it until the person leaves.
+
+    Args:
+        jobs: what is asked.
+        handle: of the job; None: the list of all jobs.
+
+    Returns:
+        Why nothing can be shown, and the job as it was seen last.
+
+    Raises:
+        ClosedError: the terminal is gone, or a signal ends the command.
+        KeyboardInterrupt: Ctrl-C.
+    """
+    screen = Screen(sys.stdin.fileno(), sys.stdout.fileno())
+    has_colours = not os.environ.get("NO_COLOR")
+    is_unicode = "utf" in (sys.stdout.encoding or "").lower()
+    with screen.opened():
+        reader = Reader(screen.wake)
+        view = TopView(jobs, reader, handle)
+        view.start()
+        while view.failure is None:
+            width, height = screen.size
+            screen.draw(view.draw(Size(width=width, height=height, has_colours=has_colours, is_unicode=is_unicode)))
+            keys = screen.read_keys(FRAME_S)
+            if not all(view.press(key) for key in keys):
+                break
+            view.take()
+        return view.failure, view.picture

@@ -1,0 +1,93 @@
+"""What the view asks, of the schedulers: each call finds the job's scheduler anew, and closes it."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Final
+
+from torchx.schedulers.api import Stream
+from torchx.specs import is_terminal
+
+from muster._shared.job_view import JobState
+from muster._shared.reports import Answer
+from muster.cli import operations
+from muster.cli.output.log_command import follow_files, select_rank
+from muster.cli.output.rank_logs import STDERR, STDOUT
+from muster.cli.overview import STATE_CODES, find_names, read_app, read_listings
+from muster.cli.top.picture import JobList, JobPicture, JobRow
+from muster.cli.top.state import Deed
+from muster.schedulers.adapter.facts import AppFacts
+from muster.schedulers.adapter.job_line import format_line, name_state
+from muster.schedulers.adapter.scheduler import LogRequest
+
+MOST_JOBS: Final = 200
+"""The newest of each scheduler."""
+_ASKED: Final[Mapping[Deed, Callable[[str], Answer]]] = {
+    Deed.STACKS: operations.stacks,
+    Deed.WAITS: operations.stacks,
+    Deed.CHECKPOINT: operations.checkpoint,
+    Deed.STOP: operations.stop,
+}
+
+
+class SchedulerJobs:
+    """A `source.Jobs`."""
+
+    def list_jobs(self) -> JobList:
+        """See `source.Jobs`."""
+        listings = read_listings(find_names(), MOST_JOBS, are_named=False)
+        apps = sorted((app for each in listings for app in each.apps), key=lambda app: app.submitted_s or 0.0)
+        return JobList(
+            rows=[
+                JobRow(handle=app.handle, state=name_state(app.facts), line=_remove_state(app.facts))
+                for app in reversed(apps)
+            ],
+            unreachable=[f"{each.scheduler} is not reachable: {each.problem}" for each in listings if each.problem],
+        )
+
+    def read_job(self, handle: str) -> JobPicture:
+        """See `source.Jobs`."""
+        name, facts = read_app(handle)
+        return JobPicture(
+            handle=name,
+            state=name_state(facts),
+            line=_describe_rest(facts),
+            statuses=[(role, job.status) for role, job in facts.jobs.items() if job.status is not None],
+            has_ended=is_terminal(facts.state),
+            exit_code=STATE_CODES[facts.state],
+        )
+
+    def ask(self, deed: Deed, handle: str) -> Answer:
+        """See `source.Jobs`. A pause of a job that is paused ends it."""
+        if deed is not Deed.PAUSE:
+            return _ASKED[deed](handle)
+        is_paused = any(status.state is JobState.PAUSED for _, status in self.read_job(handle).statuses)
+        return operations.resume(handle) if is_paused else operations.pause(handle)
+
+    def follow_log(self, handle: str, role: str, node_index: int, global_rank: int) -> Iterator[str]:
+        """See `source.Jobs`: the rank's files where they are on this machine, else its lines in its node's output."""
+        with operations.open_scheduler(handle) as (scheduler, app_id):
+
+            def has_ended() -> bool:
+                facts = scheduler.read_facts(app_id)
+                return facts is None or is_terminal(facts.state)
+
+            folder = scheduler.find_run_dir(app_id, role)
+            if folder is not None:
+                yield from follow_files(folder, global_rank, None, (STDOUT, STDERR), has_ended)
+                return
+            request = LogRequest(
+                role=role, index=node_index, pattern=None, since=None, until=None, follow=True, stream=Stream.COMBINED
+            )
+            lines = select_rank(scheduler.read_log(app_id, request), role, global_rank)
+            yield from (line.rstrip("\r\n") for line in lines)
+
+
+def _remove_state(facts: AppFacts) -> str:
+    """The job's line without its state, which is shown apart."""
+    return format_line(facts).removeprefix(name_state(facts)).removeprefix(": ")
+
+
+def _describe_rest(facts: AppFacts) -> str:
+    """The job's line without what the view shows of its status."""
+    jobs = {role: replace(job, status=None) for role, job in facts.jobs.items()}
+    return _remove_state(replace(facts, jobs=jobs))

@@ -1,0 +1,95 @@
+"""The command `muster top`: chooses the view, a line per change, one page, or JSON."""
+
+import json
+import os
+import shutil
+import signal
+import sys
+from importlib.util import find_spec
+
+from muster._shared.codec import to_data
+from muster._shared.control import ControlError, ExitCode
+from muster.cli.overview import STATE_CODES, build_entry, print_list, read_app
+from muster.cli.top.asking import MOST_JOBS, SchedulerJobs
+
+_PAGE_COLUMNS = 200
+"""Of a page that goes into a pipe or a file."""
+_NO_RICH = "muster top draws with rich, which is not installed: pip install 'torchx-muster[top]'"
+
+
+def show(handle: str | None, *, once: bool, as_json: bool) -> int:
+    """Show a job, or all of them.
+
+    Args:
+        handle: what a person calls the job; None: all jobs.
+        once: print one page and return.
+        as_json: print one line of JSON and return.
+
+    Returns:
+        The exit code: it says the job's state, as of `muster status`. 0 for the list of all jobs.
+
+    Raises:
+        ControlError: the job cannot be read, or rich is not installed.
+    """
+    if as_json:
+        return _print_json(handle)
+    if handle is None and (once or not _has_terminal()):
+        return print_list((), limit=MOST_JOBS, as_json=False)
+    if once:
+        return _print_page(handle or "")
+    if _has_terminal():
+        return _run_view(handle)
+    return _follow(handle or "")
+
+
+def _has_terminal() -> bool:
+    return sys.stdin.isatty() and sys.stdout.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
+
+
+def _print_json(handle: str | None) -> int:
+    if handle is None:
+        return print_list((), limit=MOST_JOBS, as_json=True)
+    name, facts = read_app(handle)
+    code = STATE_CODES[facts.state]
+    statuses = {role: to_data(job.status) for role, job in facts.jobs.items() if job.status is not None}
+    print(json.dumps({**build_entry(name, facts), "statuses": statuses, "exit_code": code}))
+    return code
+
+
+def _print_page(handle: str) -> int:
+    _check_rich()
+    from muster.cli.top.rendering import print_once
+
+    picture = SchedulerJobs().read_job(handle)
+    is_terminal = sys.stdout.isatty()
+    width = shutil.get_terminal_size().columns if is_terminal else _PAGE_COLUMNS
+    for row in print_once(picture, width, has_colours=is_terminal and not os.environ.get("NO_COLOR")):
+        print(row)
+    return picture.exit_code
+
+
+def _follow(handle: str) -> int:
+    from muster.cli.top.plain import follow
+
+    return follow(SchedulerJobs(), handle, lambda line: print(line, flush=True)).exit_code
+
+
+def _run_view(handle: str | None) -> int:
+    _check_rich()
+    from muster.cli.top.app import run
+    from muster.cli.top.screen import ClosedError
+
+    try:
+        failure, picture = run(SchedulerJobs(), handle)
+    except ClosedError as error:
+        return error.code
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    if failure is not None:
+        raise failure
+    return 0 if picture is None else picture.exit_code
+
+
+def _check_rich() -> None:
+    if find_spec("rich") is None:
+        raise ControlError(_NO_RICH, ExitCode.REFUSED)

@@ -1,0 +1,149 @@
+"""Reads what the view shows, and passes on what a person asks for, in threads: the view itself never waits.
+
+What a thread has read is put into a queue, and `wake` is called. A scheduler that answers slowly is asked less often.
+"""
+
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from enum import Enum
+from typing import Final, Protocol, TypeAlias
+
+from muster._shared.control import ControlError
+from muster._shared.reports import Answer
+from muster.cli.top.picture import KEPT_LINES, JobList, JobPicture
+from muster.cli.top.state import Deed
+
+EVERY_S: Final = 1.0
+"""Between two looks at a job. A look that takes long is followed by a pause that is four times as long."""
+_PAUSE_FACTOR: Final = 4.0
+
+Content: TypeAlias = JobList | JobPicture | Answer | ControlError
+
+
+class Origin(Enum):
+    """What has told something that no key asks for."""
+
+    LOOK = "look"
+    LOG = "log"
+
+
+class Jobs(Protocol):
+    """What the view asks; `asking.SchedulerJobs` asks the schedulers. Each call may take long."""
+
+    def list_jobs(self) -> JobList:
+        """All jobs of all schedulers that answer."""
+
+    def read_job(self, handle: str) -> JobPicture:
+        """One job.
+
+        Raises:
+            ControlError: it cannot be read.
+        """
+
+    def follow_log(self, handle: str, role: str, node_index: int, global_rank: int) -> Iterator[str]:
+        """Lines of one rank, and those that come, without their ends. `node_index`: of the node that it runs on.
+
+        Raises:
+            ControlError: there is none.
+        """
+
+    def ask(self, deed: Deed, handle: str) -> Answer:
+        """Ask for what a key means.
+
+        Raises:
+            ControlError: it cannot be asked.
+        """
+
+
+class Reader:
+    """Runs calls in threads. What belongs to an earlier call of the same method is dropped."""
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        """Start nothing yet.
+
+        Args:
+            wake: called by threads when there is something to get.
+        """
+        self._wake = wake
+        self._told: queue.SimpleQueue[tuple[Origin | Deed, object, Content]] = queue.SimpleQueue()
+        """With the call that has told it."""
+        self._looks: object = None
+        """Names the present `repeat`; a thread that finds another one ends."""
+        self._log: object = None
+        self._lines: deque[str] = deque(maxlen=KEPT_LINES)
+
+    def get(self) -> list[tuple[Origin | Deed, Content]]:
+        """What has been read since the last call, the oldest first: by look or log, or on a request for a deed."""
+        found: list[tuple[Origin | Deed, Content]] = []
+        while True:
+            try:
+                origin, call, content = self._told.get_nowait()
+            except queue.Empty:
+                return found
+            if isinstance(origin, Deed) or call is self._looks or call is self._log:
+                found.append((origin, content))
+
+    def get_lines(self) -> list[str]:
+        """Lines of the log that have come since the last call, at most `KEPT_LINES` of them."""
+        lines: list[str] = []
+        while self._lines:
+            lines.append(self._lines.popleft())
+        return lines
+
+    def repeat(self, read: "Callable[[], JobList | JobPicture]") -> None:
+        """Read again and again, until the next call."""
+        mine = self._looks = object()
+
+        def run() -> None:
+            while mine is self._looks:
+                began_s = time.monotonic()
+                try:
+                    self._tell(Origin.LOOK, mine, read())
+                except ControlError as error:
+                    self._tell(Origin.LOOK, mine, error)
+                time.sleep(max(EVERY_S, _PAUSE_FACTOR * (time.monotonic() - began_s)))
+
+        _start("look", run)
+
+    def follow(self, read: Callable[[], Iterator[str]]) -> None:
+        """Read lines as they come, until the next call or `leave_log`."""
+        mine = self._log = object()
+        lines = self._lines = deque(maxlen=KEPT_LINES)
+
+        def run() -> None:
+            try:
+                for line in read():
+                    if mine is not self._log:
+                        return
+                    lines.append(line)
+            except ControlError as error:
+                self._tell(Origin.LOG, mine, error)
+
+        _start("log", run)
+
+    def leave_log(self) -> None:
+        """Read no more lines."""
+        self._log = None
+        self._lines = deque(maxlen=KEPT_LINES)
+
+    def run(self, deed: Deed, ask: Callable[[], Answer]) -> None:
+        """Pass on the request for a deed."""
+
+        def run() -> None:
+            try:
+                self._tell(deed, None, ask())
+            except ControlError as error:
+                self._tell(deed, None, error)
+
+        _start("request", run)
+
+    def _tell(self, origin: Origin | Deed, call: object, content: Content) -> None:
+        self._told.put((origin, call, content))
+        self._wake()
+
+
+def _start(what: str, run: Callable[[], None]) -> None:
+    threading.Thread(target=run, name=f"muster-top-{what}", daemon=True).start()

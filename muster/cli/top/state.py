@@ -1,0 +1,200 @@
+"""What the view shows and which key does what. Pure: `press(view, key)` returns the next view and what is to be done.
+
+| where        | keys                                                                                         |
+|---           |---                                                                                           |
+| all jobs     | up, down, Enter opens one, q                                                                 |
+| one job      | up, down, Enter shows a rank's log, Tab the next role, s, h, c, p, S, Escape, q              |
+| a text       | up, down, Page Up, Page Down, Home, End, / searches, n and N, f follows, Escape, q           |
+"""
+
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Final, TypeAlias
+
+from muster.cli.top.keys import BACKSPACE, ENTER, ESCAPE
+
+
+class Place(Enum):
+    """What fills the screen."""
+
+    JOBS = "jobs"
+    JOB = "job"
+    TEXT = "text"
+
+
+class Deed(Enum):
+    """What a key asks for."""
+
+    OPEN_JOB = "open"
+    OPEN_LOG = "log"
+    STACKS = "stacks"
+    WAITS = "waits"
+    CHECKPOINT = "checkpoint"
+    PAUSE = "pause"
+    STOP = "stop"
+    BACK = "back"
+    QUIT = "quit"
+
+
+@dataclass(frozen=True, kw_only=True)
+class View:
+    """Where the person is."""
+
+    place: Place = Place.JOB
+    has_list: bool = False
+    """Escape leads from a job to the list of jobs."""
+    selected: int = 0
+    """Row of the list of the place, from 0."""
+    rows: int = 0
+    """How many rows that list has."""
+    role: int = 0
+    """Which of the job's roles."""
+    roles: int = 1
+    top: int = 0
+    """First line of a text that is shown."""
+    lines: int = 0
+    """How many lines the text has."""
+    page: int = 20
+    """How many of them have room."""
+    is_following: bool = True
+    """The end of the text is shown, and stays so."""
+    needle: str = ""
+    """What is searched for in a text."""
+    is_typing: bool = False
+    """The needle is being typed."""
+    asks_stop: bool = False
+    """"S" was pressed; y stops the job."""
+    note: str = ""
+    """One line: what became of a request."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Search:
+    """Find the needle from this line on."""
+
+    line: int
+    is_backward: bool = False
+
+
+Wish: TypeAlias = Deed | Search | None
+
+_ASKED: Final = {
+    "s": Deed.STACKS,
+    "h": Deed.WAITS,
+    "c": Deed.CHECKPOINT,
+    "p": Deed.PAUSE,
+    ENTER: Deed.OPEN_LOG,
+}
+
+
+def press(view: View, key: str) -> tuple[View, Wish]:
+    """Decide what a key does.
+
+    Args:
+        view: before.
+        key: see `keys.KeyParser`.
+
+    Returns:
+        The view after it, and what is to be done.
+    """
+    if view.is_typing:
+        return _type(view, key)
+    if view.asks_stop:
+        return replace(view, asks_stop=False, note="" if key == "y" else "not stopped"), (
+            Deed.STOP if key == "y" else None
+        )
+    if key == "q":
+        return view, Deed.QUIT
+    if key == ESCAPE:
+        return replace(view, note=""), Deed.BACK
+    return _press_in_text(view, key) if view.place is Place.TEXT else _press_in_list(view, key)
+
+
+def _press_in_list(view: View, key: str) -> tuple[View, Wish]:
+    last = max(0, view.rows - 1)
+    moves = {
+        "up": view.selected - 1,
+        "k": view.selected - 1,
+        "down": view.selected + 1,
+        "j": view.selected + 1,
+        "page up": view.selected - view.page,
+        "page down": view.selected + view.page,
+        "home": 0,
+        "end": last,
+    }
+    if key in moves:
+        return replace(view, selected=min(last, max(0, moves[key]))), None
+    if view.place is Place.JOBS:
+        return view, Deed.OPEN_JOB if key == ENTER and view.rows else None
+    if key == "\t" and view.roles > 1:
+        return replace(view, role=(view.role + 1) % view.roles, selected=0), None
+    if key == "S":
+        return replace(view, asks_stop=True, note=""), None
+    return view, _ASKED.get(key)
+
+
+def _press_in_text(view: View, key: str) -> tuple[View, Wish]:
+    end = max(0, view.lines - view.page)
+    moves = {
+        "up": view.top - 1,
+        "k": view.top - 1,
+        "down": view.top + 1,
+        "j": view.top + 1,
+        "page up": view.top - view.page,
+        "page down": view.top + view.page,
+        " ": view.top + view.page,
+        "home": 0,
+        "g": 0,
+        "end": end,
+        "G": end,
+    }
+    if key in moves:
+        top = min(end, max(0, moves[key]))
+        return replace(view, top=top, is_following=key in ("end", "G")), None
+    if key == "f":
+        return replace(view, is_following=not view.is_following), None
+    if key == "/":
+        return replace(view, is_typing=True, needle="", note=""), None
+    if key in ("n", "N") and view.needle:
+        step = -1 if key == "N" else 1
+        return replace(view, is_following=False), Search(line=view.top + step, is_backward=key == "N")
+    return view, None
+
+
+def _type(view: View, key: str) -> tuple[View, Wish]:
+    if key == ESCAPE:
+        return replace(view, is_typing=False, needle=""), None
+    if key == ENTER:
+        if not view.needle:
+            return replace(view, is_typing=False), None
+        return replace(view, is_typing=False, is_following=False), Search(line=view.top)
+    if key == BACKSPACE:
+        return replace(view, needle=view.needle[:-1]), None
+    return (replace(view, needle=view.needle + key), None) if len(key) == 1 else (view, None)
+
+
+def found(view: View, line: int | None) -> View:
+    """The view after a search: the line that was found on top; None: there is none."""
+    if line is None:
+        return replace(view, note=f"{view.needle!r} is not there")
+    return replace(view, top=line, note="")
+
+
+def fit(view: View, *, rows: int | None = None, lines: int | None = None, page: int | None = None) -> View:
+    """The view over what is there now.
+
+    Args:
+        view: before.
+        rows: of the list.
+        lines: of the text.
+        page: how many have room.
+    """
+    view = replace(
+        view,
+        rows=view.rows if rows is None else rows,
+        lines=view.lines if lines is None else lines,
+        page=max(1, view.page if page is None else page),
+    )
+    end = max(0, view.lines - view.page)
+    top = end if view.is_following else min(view.top, end)
+    return replace(view, selected=min(view.selected, max(0, view.rows - 1)), top=top)

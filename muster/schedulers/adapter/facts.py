@@ -1,0 +1,36 @@
+"""What is known of an app: `status` builds TorchX's response from it, `job_line` the line for people."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from torchx.specs import AppDef, AppState
+from torchx.specs.api import ReplicaStatus
+
+from muster.schedulers.adapter.records import JobFacts
+
+
+@dataclass(frozen=True, kw_only=True)
+class AppFacts:
+    """What is known of an app, at about one time."""
+
+    app_id: str
+    app: AppDef
+    """As submitted, without secrets; see `runner.app_codec`."""
+    state: AppState
+    replicas: Sequence[ReplicaStatus] | None
+    """Of all roles, in order of role and index; None: none has been recorded yet."""
+    restarts: int = 0
+    """Of replicas, and of workers in place, together."""
+    messages: Iterable[str] = ()
+    """Why the app is in this state, the most important first; empty ones are left out."""
+    jobs: Mapping[str, JobFacts] = field(default_factory=dict)
+    """What the agents of each role tell, by role; of an app that has ended, what they told last. See
+    `records.RecordReader`."""
+    error: str | None = None
+    """The root cause in torch's format, as JSON; None: there is none."""
+    ui_url: str | None = None
+    """A link for the user."""
+    submitted_s: float | None = None
+    """Wall-clock seconds; None: not known."""
+    since_s: float | None = None
+    """Since when it is in its state; None: not known. Agents of a job that runs may know it better."""

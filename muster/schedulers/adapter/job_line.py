@@ -1,0 +1,198 @@
+"""The one line that says how a job is doing, of `torchx status`, `muster status` and `muster list`.
+
+    RUNNING: attempt 1, 2 restarts left; 2 of 2 nodes run; step 812 of 1000, 7.9 a second; ETA 24 s; since 14:02
+    FAILED: rank 3 on node 1 (vm) exited with code 1 (ValueError: boom); since 14:05
+
+State and reason first, then the attempt and the restarts that are left, the nodes, how far the job is and how fast,
+when it is done, and since when it is in its state. What is not known is left out. TorchX prints the state itself: its
+message is the line without it, and of an app that has ended the reason alone.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Final
+
+from torchx.specs import AppState
+from torchx.specs.api import is_terminal
+
+from muster._shared.contract import show_controls
+from muster.schedulers.adapter.facts import AppFacts
+from muster.schedulers.adapter.records import JobFacts
+from muster.schedulers.failure_report import describe_status, format_clock
+
+if TYPE_CHECKING:  # see `failure_report`
+    from muster._shared.job_view import JobStatus
+
+_GOES_ON: Final = (AppState.UNSUBMITTED, AppState.SUBMITTED, AppState.PENDING, AppState.RUNNING)
+_DURATIONS: Final = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
+
+
+def format_line(facts: AppFacts) -> str:
+    """Return the line, with the state."""
+    details = "; ".join(_list_clauses(facts))
+    return show_controls(f"{name_state(facts)}: {details}" if details else name_state(facts))
+
+
+def format_message(facts: AppFacts) -> str:
+    """TorchX's message: the line without the state; "": there is nothing to say."""
+    clauses = _list_clauses(facts) if facts.state in _GOES_ON else _list_reasons(facts)
+    return show_controls("; ".join(clauses))
+
+
+def name_state(facts: AppFacts) -> str:
+    """TorchX's name of the state; what a job that runs does is added: "RUNNING (paused)"."""
+    from muster._shared.job_view import JobState
+
+    states = {each.status.state for each in facts.jobs.values() if each.status is not None}
+    if facts.state is not AppState.RUNNING or len(states) != 1 or states == {JobState.RUNNING}:
+        return str(facts.state.name)
+    return f"{facts.state.name} ({states.pop().value})"
+
+
+def build_data(facts: AppFacts) -> dict[str, object]:
+    """Return what the line says, as values for programs: JSON's types. Keys are only ever added."""
+    nodes = count_nodes(facts)
+    return {
+        "state": facts.state.name,
+        "line": format_line(facts),
+        "reason": show_controls("; ".join(_list_reasons(facts))),
+        "restarts": facts.restarts,
+        "nodes": nodes,
+        "since_s": find_since_s(facts),
+        "submitted_s": facts.submitted_s,
+        "jobs": {role: _build_job(job) for role, job in facts.jobs.items()},
+    }
+
+
+def count_nodes(facts: AppFacts) -> dict[str, int]:
+    """How many nodes there are to be, run, are spare, are lost and run without a part, all roles together."""
+    replicas = facts.replicas or ()
+    states = Counter(each.state for each in replicas)
+    told = [each.status for each in _list_live_jobs(facts).values() if each.status is not None]
+    return {
+        "all": sum(1 for each in replicas if each.state is not AppState.CANCELLED),
+        "running": states[AppState.RUNNING],
+        "spare": sum(each.nodes_spare for each in told),
+        "lost": sum(each.nodes_lost for each in told),
+        "apart": sum(_count_apart(facts, role, job) for role, job in _list_live_jobs(facts).items()),
+    }
+
+
+def _count_apart(facts: AppFacts, role: str, job: JobFacts) -> int:
+    """Nodes that run and take no part in the round: the job goes on without them, or they have not joined yet."""
+    status = job.status
+    if status is None or status.state.value != "running" or not status.nodes:
+        return 0
+    if sum(node.ranks for node in status.nodes) != status.world_size:  # it does not tell of all
+        return 0
+    running: int = sum(each.role == role and each.state is AppState.RUNNING for each in facts.replicas or ())
+    return max(0, running - status.nodes_running - status.nodes_spare)
+
+
+def find_since_s(facts: AppFacts) -> float | None:
+    """Since when the app is in its state, in wall-clock seconds; None: not known."""
+    told = [each.since_s for each in facts.jobs.values() if each.since_s is not None]
+    return max(told) if told and facts.state is AppState.RUNNING else facts.since_s
+
+
+def find_eta_s(status: "JobStatus") -> float | None:
+    """Seconds until a job's last step at its present rate; None: not known."""
+    from muster._shared.job_view import JobState
+
+    if status.eta_s is not None or status.state is not JobState.RUNNING:
+        return status.eta_s
+    if status.step is None or status.total is None or status.rate <= 0 or status.step >= status.total:
+        return None
+    return (status.total - status.step) / status.rate
+
+
+def format_duration(duration_s: float) -> str:
+    """Return the two largest units: "2 h 5 min", "24 s"."""
+    left, parts = max(0, round(duration_s)), list[str]()
+    for unit_s, unit in _DURATIONS:
+        if left >= unit_s and len(parts) < 2:
+            parts.append(f"{left // unit_s} {unit}")
+            left %= unit_s
+        elif parts:
+            break
+    return " ".join(parts) or "0 s"
+
+
+def _list_clauses(facts: AppFacts) -> list[str]:
+    """All that is known. What the message of an adapter that builds none of its facts says already is not repeated."""
+    reasons = list(_list_reasons(facts))
+    jobs = _list_live_jobs(facts)
+    clauses = [*_list_attempts(jobs), *_list_nodes(facts), *_list_progress(jobs)]
+    since_s = find_since_s(facts)
+    if since_s is not None:
+        took = is_terminal(facts.state) and facts.submitted_s is not None
+        after = f", after {format_duration(since_s - (facts.submitted_s or 0.0))}" if took else ""
+        clauses.append(f"since {format_clock(since_s)}{after}")
+    told = "; ".join(reasons).split("; ")
+    return [*reasons, *(each for each in clauses if each not in told)]
+
+
+def _list_reasons(facts: AppFacts) -> list[str]:
+    """Why it is in its state. A job that runs and has trouble says so first."""
+    return [
+        *_name_roles({role: job.trouble for role, job in _list_live_jobs(facts).items()}),
+        *filter(None, facts.messages),
+    ]
+
+
+def _list_live_jobs(facts: AppFacts) -> Mapping[str, JobFacts]:
+    """Return what agents tell of an app that runs. Of one that has ended the line says the reason."""
+    return facts.jobs if facts.state in _GOES_ON else {}
+
+
+def _list_attempts(jobs: Mapping[str, JobFacts]) -> Iterator[str]:
+    texts = {}
+    for role, job in jobs.items():
+        left = "" if job.restarts_left is None else f"{job.restarts_left} restart{'s'[: job.restarts_left != 1]} left"
+        texts[role] = ", ".join(filter(None, (f"attempt {job.attempt}" if job.attempt or left else "", left)))
+    return _name_roles(texts)
+
+
+def _list_nodes(facts: AppFacts) -> Iterator[str]:
+    nodes = count_nodes(facts)
+    if facts.state is not AppState.RUNNING or not nodes["all"]:
+        return
+    more = "".join(f", {nodes[name]} {name}" for name in ("spare", "lost") if nodes[name])
+    if nodes["apart"]:
+        more += f", {nodes['apart']} of them take{'s'[: nodes['apart'] == 1]} no part"
+    verb = "runs" if nodes["running"] == 1 else "run"
+    yield f"{nodes['running']} of {nodes['all']} node{'s'[: nodes['all'] != 1]} {verb}{more}"
+
+
+def _list_progress(jobs: Mapping[str, JobFacts]) -> Iterator[str]:
+    texts = {}
+    for role, job in jobs.items():
+        eta_s = None if job.status is None else find_eta_s(job.status)
+        text = "" if job.status is None else describe_status(job.status)
+        texts[role] = text if eta_s is None else f"{text}; ETA {format_duration(eta_s)}"
+    return _name_roles(texts)
+
+
+def _name_roles(texts: Mapping[str, str]) -> Iterator[str]:
+    """Those that say something; of an app with several roles with the role's name."""
+    return (text if len(texts) == 1 else f"{role}: {text}" for role, text in texts.items() if text)
+
+
+def _build_job(job: JobFacts) -> dict[str, object]:
+    from muster._shared.job_view import JobStatus
+
+    status = JobStatus() if job.status is None else job.status
+    return {
+        "state": status.state.value,
+        "trouble": job.trouble,
+        "attempt": job.attempt,
+        "restarts_left": job.restarts_left,
+        "step": status.step,
+        "total": status.total,
+        "optimizer_steps": status.optimizer_steps,
+        "rate": status.rate,
+        "eta_s": find_eta_s(status),
+        "values": dict(status.values),
+        "snapshot_step": status.snapshot_step,
+        "snapshot_s": status.snapshot_s,
+    }

@@ -1,0 +1,100 @@
+"""From the roles of an AppDef to what a `ProcessDriver` starts, and to the app's spec: pure."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torchx.specs import AppDef, Role
+
+from muster.schedulers.adapter.agent_role import AgentPlace, translate_replica
+from muster.schedulers.grace import decide_app_grace_s
+from muster.schedulers.processes.plan import ReplicaPlan, build_details
+from muster.schedulers.runner.app_codec import dump_app
+from muster.schedulers.runner.roles import apply_macros, build_role_plan
+from muster.schedulers.secret_variables import mask_args, mask_env
+from muster.schedulers.supervision.app_folder import AppSpec
+
+
+def plan_replica(
+    role: Role,
+    index: int,
+    place: AgentPlace,
+    *,
+    cwd: str,
+    bundle_dir: str,
+    error_file: str,
+    python: str = sys.executable,
+    rank0_host: str = "",
+) -> ReplicaPlan:
+    """Plan one replica: its command and all its variables; those of `place.env` come before the role's own.
+
+    Args:
+        role: of `assign_arguments`.
+        index: of the replica.
+        place: where it runs.
+        cwd: absolute path of the folder in which it starts; the macro `img_root`, too.
+        bundle_dir: see `translate_replica`.
+        error_file: absolute path of what `TORCHELASTIC_ERROR_FILE` names, unless the role sets it.
+        python: see `translate_replica`.
+        rank0_host: see `translate_replica`; "": known only when the replica starts.
+    """
+    applied = apply_macros(role, app_id=place.app_id, replica_id=index, img_root=cwd)
+    made = translate_replica(applied, place, rank0_host=rank0_host, bundle_dir=bundle_dir, python=python, env=place.env)
+    env = {"TORCHELASTIC_ERROR_FILE": error_file, "PYTHONUNBUFFERED": "1", **made.env}
+    return ReplicaPlan(command=made.command, env=env, cwd=cwd, runs_agent=made.runs_agent, secret_env=made.secret_env)
+
+
+def build_process_spec(
+    app: AppDef,
+    replicas: Mapping[str, Sequence[ReplicaPlan]],
+    place: AgentPlace,
+    *,
+    folder: str,
+    driver: str,
+    token: str,
+    workspace_key: str,
+    details: Mapping[str, Any] | None = None,
+    python: str = sys.executable,
+) -> AppSpec:
+    """Build the spec of an app whose driver is a `ProcessDriver`.
+
+    Args:
+        app: as submitted.
+        replicas: by role, in order of index.
+        place: of any of its roles.
+        folder: absolute path of the app's folder, where the driver runs.
+        driver: `package.module:function`.
+        token: the app's secret.
+        workspace_key: in `Role.metadata`, where the adapter has put the path of the folder that travels with the role.
+            The spec's details have these paths as `workspaces`, by role.
+        details: the driver's own, beside those of `build_details`.
+        python: that runs the supervisor.
+    """
+    return AppSpec(
+        app_id=place.app_id,
+        scheduler=place.adapter,
+        folder=folder,
+        driver=driver,
+        roles=tuple(build_role_plan(role) for role in app.roles),
+        grace_s=decide_app_grace_s(app.roles, place.grace_s, place.env),
+        python=python,
+        description=dump_app(app, without_metadata=(workspace_key,)),
+        details={
+            **build_details(replicas, token=token, base_env={}),
+            "workspaces": {
+                str(each.name): each.metadata[workspace_key] for each in app.roles if workspace_key in each.metadata
+            },
+            **(details or {}),
+        },
+    )
+
+
+def mask_plans(replicas: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, list[dict[str, Any]]]:
+    """Return the plans of `AppSpec.details`, by role, as people may see them: without secrets."""
+    return {
+        role: [
+            {**plan, "env": mask_env(plan["env"], plan["secret_env"]), "command": mask_args(plan["command"])}
+            for plan in plans
+        ]
+        for role, plans in replicas.items()
+    }

@@ -1,0 +1,225 @@
+"""Checks before anything of an app is created whether the engine can run it: one temporary container per image.
+
+It runs the role's own Python with the role's own environment and mounts, so the result is the one the job would get.
+Successful results are cached per engine and image; failures are not, so that a repaired image is accepted at once.
+"""
+
+import hashlib
+import json
+import os
+import posixpath
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from muster.schedulers.docker.container_body import EngineFacts, ImageFacts, choose_working_dir
+from muster.schedulers.docker.engine.client import Engine
+from muster.schedulers.docker.engine.errors import CannotStart, DockerError, one_line
+from muster.schedulers.docker.engine.probe import build_probe_body, find_words, run_probe
+from muster.schedulers.docker.live.exit_reason import describe_start_failure
+from muster.schedulers.docker.spec import AppRequest, ContainerRequest
+
+_NO_COMMAND: Final = "/muster-image-check-without-command"
+"""Does not exist, on purpose: for a role without our agent, only the steps before the command are checked."""
+
+# Must compile on any Python that may be called python3, 2.7 included.
+_PROBE: Final = r"""
+import sys
+found = []
+if sys.version_info >= (3, 4):
+    import importlib.util
+    found = [name for name in ('torch', 'muster') if importlib.util.find_spec(name)]
+print('\nmuster-probe: %d.%d %s' % (sys.version_info[0], sys.version_info[1], ' '.join(found)))
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Findings:
+    """What the engine supports."""
+
+    init: bool = True
+    """It has a tiny init."""
+    default_ulimits: bool = True
+    """It can raise limits; a rootless or confined engine cannot."""
+
+
+def check_images(engine: Engine, app: AppRequest, cache_dir: Path) -> AppRequest:
+    """Check each image once.
+
+    Args:
+        engine: the one that will run the app; has the images already.
+        app: what will run.
+        cache_dir: the folder of cached results.
+
+    Returns:
+        The app as this engine can run it: without an init or raised limits if the engine refuses them, and with the
+        image's own interpreter where its entrypoint is one.
+
+    Raises:
+        DockerError: one line that names the image and what it lacks.
+    """
+    info = engine.info()
+    findings = Findings()
+    images = {name: engine.inspect_image(name) for name in {container.image for container in app.containers}}
+    app = replace(app, containers=tuple(_use_interpreter(each, images[each.image]) for each in app.containers))
+    for container in app.containers:
+        _check_tmpfs(container, images[container.image])
+    seen = set()
+    for container in app.containers:
+        if (container.image, container.runs_agent) in seen:
+            continue
+        seen.add((container.image, container.runs_agent))
+        image = images[container.image]
+        file = cache_dir / f"{_build_cache_key(info, app, container, image)}.json"
+        found = _read_cache(file)
+        if found is None:
+            found = _Probe(engine, app, container, image, EngineFacts(cpus=int(info["NCPU"]))).run()
+            _write_cache(file, found)
+        findings = Findings(
+            init=findings.init and found.init, default_ulimits=findings.default_ulimits and found.default_ulimits
+        )
+    return _apply(app, findings)
+
+
+def _check_tmpfs(container: ContainerRequest, image: ImageFacts) -> None:
+    """Raise DockerError: the workspace would be below a mount that is made when the container starts."""
+    folder = choose_working_dir(container, image)
+    for path in container.host_config.get("Tmpfs", {}) if container.workspace is not None else ():
+        if posixpath.commonpath([path, folder]) == path:
+            raise DockerError(f"tmpfs: {path!r} would hide the workspace, which is copied into {folder!r}")
+
+
+def _use_interpreter(container: ContainerRequest, image: ImageFacts) -> ContainerRequest:
+    """Return the same container, whose agent runs on the interpreter that is the image's entrypoint.
+
+    With a path the role asks for an interpreter of its own choice, and then the entrypoint is in its way.
+    """
+    if not (container.runs_agent and image.interpreter and "/" not in container.command[0]):
+        return container
+    return replace(container, command=(image.interpreter, *container.command[1:]))
+
+
+def _apply(app: AppRequest, findings: Findings) -> AppRequest:
+    if findings.default_ulimits:
+        return replace(app, init=findings.init)
+    containers = tuple(replace(container, ulimits=app.given_ulimits) for container in app.containers)
+    return replace(app, init=findings.init, containers=containers)
+
+
+class _Probe:
+    """One temporary container, tried with fewer features until it starts."""
+
+    def __init__(
+        self, engine: Engine, app: AppRequest, container: ContainerRequest, image: ImageFacts, facts: EngineFacts
+    ) -> None:
+        self._engine = engine
+        self._app = app
+        self._container = container
+        self._image = image
+        self._facts = facts
+
+    def run(self) -> Findings:
+        """Find what the engine supports; raises DockerError if the container does not start at all."""
+        findings = Findings()
+        while True:
+            output = self._try_start(findings)
+            if "rlimit" in output and findings.default_ulimits:
+                findings = replace(findings, default_ulimits=False)
+            elif "docker-init" in output and findings.init:
+                findings = replace(findings, init=False)
+            elif output and not (_NO_COMMAND in output and not self._container.runs_agent):
+                raise DockerError(self._explain(output))
+            else:
+                return findings
+
+    def _try_start(self, findings: Findings) -> str:
+        """Start it once; returns the error, empty if it ran well."""
+        try:
+            exit_code, output = run_probe(
+                self._engine, f"{self._container.name}-image-check", self._build_body(findings)
+            )
+        except CannotStart as error:
+            return str(error)
+        if exit_code != 0:
+            if self._image.entrypoint and self._container.runs_agent and find_words(output) is None:
+                raise DockerError(self._explain_entrypoint(output))
+            return output.strip() or f"exit code {exit_code}"
+        if self._container.runs_agent:
+            self._check_output(output)
+        return ""
+
+    def _build_body(self, findings: Findings) -> dict[str, Any]:
+        runs_agent = self._container.runs_agent
+        command = (self._container.command[0], "-c", _PROBE) if runs_agent else (_NO_COMMAND,)
+        app = _apply(replace(self._app, containers=(self._container,)), findings)
+        return build_probe_body(app, app.containers[0], command, image=self._image, engine=self._facts)
+
+    def _explain(self, output: str) -> str:
+        container = self._container
+        why = describe_start_failure(output, self._name, container.command[0], runs_agent=container.runs_agent)
+        return f"role {container.role!r} {why}"
+
+    @property
+    def _name(self) -> str:
+        return self._container.base_image or self._container.image
+
+    def _explain_entrypoint(self, output: str) -> str:
+        shown = f"; it printed {one_line(output)[:200]!r}" if output.strip() else ""
+        words = f" {list(self._image.entrypoint)}" if self._image.entrypoint else ""
+        return f"image {self._name!r} does not run the command that it is given: see its entrypoint{words}{shown}"
+
+    def _check_output(self, output: str) -> None:
+        """Check the output of our own probe against the agent's needs."""
+        name = self._name
+        words = find_words(output)
+        if words is None:
+            raise DockerError(self._explain_entrypoint(output))
+        version, *found = words
+        if tuple(int(part) for part in version.split(".")) < (3, 10):
+            raise DockerError(f"image {name!r} has Python {version}; muster's agent needs Python 3.10 or newer")
+        if "torch" not in found:
+            raise DockerError(f"image {name!r} has Python {version} but no torch; use --image to name one with both")
+        if "muster" not in found and not self._container.bundled:
+            raise DockerError(f"image {name!r} has no muster; leave out -cfg agent=image to have the agent copied in")
+
+
+def _build_cache_key(info: Mapping[str, Any], app: AppRequest, container: ContainerRequest, image: ImageFacts) -> str:
+    """Return a hash of everything on which the result depends."""
+    env = {name: value for name, value in container.env.items() if name.startswith(("PYTHON", "PATH", "LD_"))}
+    known = [
+        info.get("ID"),
+        info.get("ServerVersion"),
+        image.id,
+        container.command[0],
+        container.runs_agent,
+        container.bundled,
+        env,
+        [dict(mount) for mount in container.mounts],
+        [dict(limit) for limit in container.ulimits],
+        [dict(limit) for limit in app.given_ulimits],
+        container.privileged,
+        container.user,
+        dict(container.host_config),
+    ]
+    return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def _read_cache(file: Path) -> Findings | None:
+    try:
+        return Findings(**json.loads(file.read_text()))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def _write_cache(file: Path, findings: Findings) -> None:
+    """Cache the result; if that fails, the next submission checks again."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        fd, name = tempfile.mkstemp(dir=file.parent)
+        with os.fdopen(fd, "w") as out:
+            json.dump(asdict(findings), out)
+        os.replace(name, file)
+    except OSError:
+        return

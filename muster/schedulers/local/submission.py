@@ -1,0 +1,102 @@
+"""What a submission to `local_cwd` and `detached` needs: the facts of this machine, and the request's programs.
+
+Loaded by a submission only: `torchx list`, `status` and `log` start without it.
+"""
+
+import os
+import sys
+from dataclasses import replace
+
+from torchx.specs import AppDef
+
+from muster._shared.contract import AGENT_MODULE
+from muster._shared.programs import explain_missing
+from muster.schedulers.agent_command import find_program, is_agent_role
+from muster.schedulers.errors import SchedulerError
+from muster.schedulers.gpus import list_devices, needs_sharing
+from muster.schedulers.local.interpreter import find_interpreter, has_same_muster
+from muster.schedulers.local.options import LocalOptions
+from muster.schedulers.local.request import Host, LocalRequest, build_request, list_device_requests
+from muster.schedulers.naming import make_secret
+from muster.schedulers.processes.plan import build_details
+from muster.schedulers.runner.shown.live_lines import draws_bars
+from muster.schedulers.supervision.app_folder import AppSpec
+
+DRIVER = "muster.schedulers.local.driver:create_driver"
+_OWN_VARIABLES = "MUSTER_"
+
+
+def prepare_request(app: AppDef, options: LocalOptions, *, name: str, folder: str) -> LocalRequest:
+    """Build the request of an app on this machine, with a token of its own.
+
+    Args:
+        app: as given; it is not changed.
+        options: of the submission.
+        name: the app's id.
+        folder: absolute path of the app's future folder.
+
+    Raises:
+        SchedulerError: the request cannot be built; one line.
+    """
+    host = replace(_read_host(app, options), draws_bars=not options.detach and draws_bars(os.environ))
+    return build_request(app, options, name=name, token=make_secret(), folder=folder, host=host)
+
+
+def build_spec(request: LocalRequest, scheduler: str) -> AppSpec:
+    """Build what the app's supervisor starts from.
+
+    Args:
+        request: as `prepare_request` has built it.
+        scheduler: the scheduler's name.
+
+    Raises:
+        SchedulerError: a script or module does not exist.
+    """
+    _check_programs(request)
+    return AppSpec(
+        app_id=request.app_id,
+        scheduler=scheduler,
+        folder=request.folder,
+        driver=DRIVER,
+        roles=request.plans,
+        grace_s=request.grace_s,
+        description=request.description,
+        details=build_details(
+            request.replicas,
+            token=request.token,
+            base_env={name: value for name, value in os.environ.items() if not name.startswith(_OWN_VARIABLES)},
+            needs_bundle=request.needs_bundle,
+        ),
+    )
+
+
+def _check_programs(request: LocalRequest) -> None:
+    """Refuse a script or module that does not exist: each worker of each node would say so otherwise."""
+    for role, (launch, *_) in request.replicas.items():
+        program = find_program(["-m", AGENT_MODULE, *launch.command[2:]]) if launch.runs_agent else None
+        if program is None or "PYTHON_EXEC" in launch.env or not os.path.exists(launch.command[0]):
+            continue  # there is no program, or another message is due
+        # What another interpreter, or one with other folders, can import is not known here.
+        if program[0] == "module" and (launch.command[0] != sys.executable or "PYTHONPATH" in launch.env):
+            continue
+        problem = explain_missing(*program, launch.cwd)
+        if problem is not None:
+            raise SchedulerError(f"role {role}: {problem}")
+
+
+def _read_host(app: AppDef, options: LocalOptions) -> Host:
+    """Return the facts on which the request depends besides its arguments; the one place that reads the environment."""
+    divides = options.auto_set_cuda_visible_devices
+    if divides is None:
+        divides = needs_sharing(list_device_requests(app, options))
+    runs_agents = any(is_agent_role(role) for role in app.roles)
+    python = find_interpreter(os.environ, sys.executable) if runs_agents else sys.executable
+    return Host(
+        cwd=os.getcwd(),
+        path=os.environ.get("PATH", os.defpath),
+        python=python,
+        has_muster=not runs_agents or has_same_muster(python),
+        sets_unbuffered="PYTHONUNBUFFERED" not in os.environ,
+        devices=list_devices(os.environ) if divides else (),
+        env=dict(os.environ),
+    )

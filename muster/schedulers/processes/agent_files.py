@@ -1,0 +1,56 @@
+"""Reads what the agents of a role leave in their log folder: the job's report, and their records."""
+
+import contextlib
+from collections.abc import Sequence
+from pathlib import Path
+
+from muster._shared.contract import STATUS_LIMIT_BYTES, LogNames
+from muster._shared.foreign_files import read_regular
+from muster._shared.reports import Report
+from muster.schedulers.failure_report import parse_report
+
+_TAIL_BYTES = STATUS_LIMIT_BYTES
+_REPORT_LIMIT_BYTES = 64 << 20
+
+
+def read_report(log_dir: Path) -> Report | None:
+    """Return the newest report of the agents; None when there is none that can be read.
+
+    Args:
+        log_dir: of a role; it has one folder per run id.
+    """
+    for path in _list_newest(log_dir, LogNames.REPORT):
+        with contextlib.suppress(OSError):
+            report = parse_report(read_regular(str(path), _REPORT_LIMIT_BYTES))
+            if report is not None:
+                return report
+    return None
+
+
+def find_newest_run(log_dir: Path) -> Path | None:
+    """Return the folder of the newest run; None: there is none.
+
+    Args:
+        log_dir: of a role.
+    """
+    return next((path.parent for path in _list_newest(log_dir, LogNames.EVENTS)), None)
+
+
+def read_records(log_dir: Path, names: Sequence[str]) -> list[bytes]:
+    """Return the ends of files of the newest run that has them; a `records.ReadBytes` with `log_dir` bound."""
+    return [_read_end(log_dir, name) for name in names]
+
+
+def _read_end(log_dir: Path, name: str) -> bytes:
+    for path in _list_newest(log_dir, name):
+        with contextlib.suppress(OSError):
+            return read_regular(str(path), _TAIL_BYTES, -_TAIL_BYTES)
+    return b""
+
+
+def _list_newest(log_dir: Path, name: str) -> list[Path]:
+    found: list[tuple[float, Path]] = []
+    for path in log_dir.glob(f"*/{name}"):
+        with contextlib.suppress(OSError):
+            found.append((path.stat().st_mtime, path))
+    return [path for _, path in sorted(found, reverse=True)]

@@ -1,0 +1,303 @@
+"""Runs replicas as processes of this machine: the `ReplicaDriver` of local_cwd, and of adapters that start programs.
+
+Every replica runs under a guard (an agent brings its own), which ends with the supervisor and kills its descendants
+before it ends. If the guard is killed itself, the supervisor, a subreaper, becomes the parent of its orphans and kills
+them.
+"""
+
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from muster._shared import processes
+from muster._shared.contract import AGENT_BUNDLE_NAME, NEVER_RETRY, Env, ExitCode
+from muster.schedulers.failure_report import USAGE_LINE_LIMIT_BYTES, describe_report, find_usage_line
+from muster.schedulers.naming import derive_token
+from muster.schedulers.processes.agent_files import read_report
+from muster.schedulers.processes.capture import Capture, log_path
+from muster.schedulers.processes.launch import Launch, spawn
+from muster.schedulers.processes.plan import LOOPBACK
+from muster.schedulers.supervision.app_folder import AppFolder, AppSpec, ProcessId
+from muster.schedulers.supervision.driver import EventQueue, Handle, StartError
+from muster.schedulers.supervision.events import ReplicaEnded
+from muster.schedulers.supervision.state import ReplicaId
+
+ADOPTED_LIMIT_S = 5.0
+"""How long replicas of a dead supervisor may take to end; they got their death signal."""
+ORPHAN_LIMIT_S = 5.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Running:
+    pid: int
+    pidfd: int
+    capture: Capture | None
+    """None for a replica that an earlier supervisor started: that process held its pipes."""
+
+
+class ProcessDriver:
+    """See `driver.ReplicaDriver`. Used in the supervisor's main thread only: the death signal is bound to it.
+
+    The app's spec has in `details` what `plan.build_details` returns. A subclass changes what a replica runs by
+    `build_launch`: it may put a command before it, such as `ssh HOST`, or choose the folder.
+
+    Args:
+        spec: of the app.
+        event_queue: the supervisor's.
+    """
+
+    LISTENS = True
+    """Whether all replicas share this machine's loopback: a port is bound for each role of agents, and node 0 gets its
+    socket. False: the agents' variables say where node 0 is, see `AgentPlace.port`."""
+
+    def __init__(self, *, spec: AppSpec, event_queue: EventQueue) -> None:
+        self.spec = spec
+        self.folder = AppFolder(spec.folder)
+        self._event_queue = event_queue
+        self._agents = {role.name for role in spec.roles if role.runs_agent}
+        self._running: dict[ReplicaId, _Running] = {}
+        # Bound here and kept: no other process can bind the port between choice and use, and agent 0 gets the same
+        # socket again when it is replaced, so that members that connected meanwhile are in its backlog.
+        self._listeners = {role: _listen() for role in self._agents if self.LISTENS}
+        if spec.details.get("needs_bundle"):
+            from muster.schedulers.bundle import build_agent_bundle  # the submission waits for what we import
+
+            (self.folder.state_dir / AGENT_BUNDLE_NAME).write_bytes(build_agent_bundle())
+
+    def build_launch(self, replica: ReplicaId, start_number: int) -> Launch:
+        """Build what a replica runs: its command, under a guard if it is not an agent, which brings its own.
+
+        Args:
+            replica: the one to start.
+            start_number: see `ReplicaDriver.start`.
+
+        Raises:
+            StartError: it cannot be started.
+        """
+        plan = self._find_plan(replica)
+        listener = self._listeners.get(replica.role)
+        keeps = listener is not None and replica.index == 0
+        return Launch(
+            command=plan["command"] if self.runs_agent(replica) else _guard_command(self.spec, plan["command"]),
+            env=self.build_env(plan, replica, start_number, listener),
+            cwd=plan["cwd"],
+            keep_fds=[listener.fileno()] if listener is not None and keeps else (),
+        )
+
+    def runs_agent(self, replica: ReplicaId) -> bool:
+        """Whether a replica runs the agent."""
+        return replica.role in self._agents
+
+    def start(self, replica: ReplicaId, start_number: int) -> Handle:
+        """See `ReplicaDriver`."""
+        return self.launch(replica, lambda: self.build_launch(replica, start_number))
+
+    def launch(self, replica: ReplicaId, build: Callable[[], Launch]) -> Handle:
+        """Start a process for a replica, capture its output and watch for its end.
+
+        Args:
+            replica: the one that it is, or stands for.
+            build: returns what to start; its errors are a `StartError`, too.
+
+        Raises:
+            StartError: nothing was started.
+        """
+        try:
+            capture = Capture(self._event_queue, self.folder.replica_dir(replica))
+        except OSError as error:  # a full disk, or no descriptors left
+            raise StartError(f"{error.filename or self.folder.path}: {error.strerror}") from error
+        try:
+            pid = spawn(build(), *capture.write_fds)
+        except (StartError, OSError) as error:
+            capture.close()
+            raise error if isinstance(error, StartError) else StartError(str(error)) from error
+        capture.close_write_ends()
+        self._watch(replica, pid, os.pidfd_open(pid), capture)
+        process = ProcessId.of(pid)
+        return {"pid": pid, "start_ticks": "" if process is None else process.start_ticks}
+
+    def adopt(self, replica: ReplicaId, handle: Handle) -> bool:
+        """See `ReplicaDriver`. Replicas of an earlier supervisor are about to end: they got their death signal."""
+        process = ProcessId(pid=handle["pid"], start_ticks=handle["start_ticks"])
+        try:
+            pidfd = os.pidfd_open(process.pid)
+        except ProcessLookupError:
+            return False
+        # Checked after opening: the descriptor then stands for this very process, whatever happens to the pid.
+        if not process.is_alive():
+            os.close(pidfd)
+            return False
+        self._watch(replica, process.pid, pidfd, None)
+        self._event_queue.set_timer(f"adopted {replica}", ADOPTED_LIMIT_S, lambda: self._kill_tree(replica))
+        return True
+
+    def stop(self, replica: ReplicaId, *, is_interrupt: bool = False) -> None:
+        """See `ReplicaDriver`. A suspended guard handles the signal only when it continues."""
+        is_interrupt = is_interrupt and self.runs_agent(replica) and replica in self._running
+        # A Python that is just starting prints a traceback at SIGINT, or loses it; SIGTERM ends it.
+        is_interrupt = is_interrupt and _catches_sigterm(self._running[replica].pid)
+        self.send_signal(replica, signal.SIGINT if is_interrupt else signal.SIGTERM)
+        self.send_signal(replica, signal.SIGCONT)
+
+    def suspend(self, *, suspended: bool) -> None:
+        """See `ReplicaDriver`. Each guard stops all below it, and then itself."""
+        for replica in self._running:
+            self.send_signal(replica, signal.SIGTSTP if suspended else signal.SIGCONT)
+
+    def kill(self, replica: ReplicaId) -> None:
+        """See `ReplicaDriver`. The guard's descendants become children of this process, which kills them at its end."""
+        self.send_signal(replica, signal.SIGKILL)
+
+    def close(self, *, succeeded: bool) -> None:  # noqa: ARG002  # all files stay
+        """See `ReplicaDriver`."""
+        for listener in self._listeners.values():
+            listener.close()
+
+    def build_env(
+        self, plan: Mapping[str, Any], replica: ReplicaId, start_number: int, listener: socket.socket | None = None
+    ) -> dict[str, str]:
+        """Build all variables of a replica.
+
+        Args:
+            plan: its `ReplicaPlan`.
+            replica: the one to start.
+            start_number: see `ReplicaDriver.start`.
+            listener: its role's, if the driver has one.
+        """
+        env = {**self.spec.details["base_env"], **plan["env"]}
+        if self.runs_agent(replica):
+            # Where no other node runs, no member remembers the last round, and none can form another one.
+            has_others = any(each.role == replica.role and each != replica for each in self._running)
+            if start_number > 1 and has_others:
+                env[Env.INCARNATION] = str(start_number - 1)
+            env[Env.TOKEN] = derive_token(self.spec.details["token"], replica.role)
+        if listener is not None:
+            env[Env.RDZV_PORT] = str(listener.getsockname()[1])
+            if replica.index == 0:
+                env[Env.RDZV_FD] = str(listener.fileno())
+        return env
+
+    def _find_plan(self, replica: ReplicaId) -> Mapping[str, Any]:
+        plan: Mapping[str, Any] = self.spec.details["replicas"][replica.role][replica.index]
+        return plan
+
+    def _watch(self, replica: ReplicaId, pid: int, pidfd: int, capture: Capture | None) -> None:
+        running = _Running(pid=pid, pidfd=pidfd, capture=capture)
+        self._running[replica] = running
+        self._event_queue.watch_readable(running.pidfd, lambda: self._handle_end(replica))
+
+    def _handle_end(self, replica: ReplicaId) -> None:
+        running = self._running.pop(replica)
+        self._event_queue.unwatch(running.pidfd)
+        self._event_queue.clear_timer(f"adopted {replica}")
+        os.close(running.pidfd)
+        if running.capture is None:
+            reason = "its supervisor had died"
+            self._event_queue.post(ReplicaEnded(replica=replica, exit_code=None, reason=reason))
+            return
+        code = os.waitstatus_to_exitcode(os.waitpid(running.pid, 0)[1])
+        kill_orphans({each.pid for each in self._running.values()})
+        running.capture.close()  # after the last writer has ended, so that no output is lost
+        exit_code, reason = self.explain_end(replica, code if code >= 0 else 128 - code)
+        self._event_queue.post(ReplicaEnded(replica=replica, exit_code=exit_code, reason=reason))
+
+    def explain_end(self, replica: ReplicaId, code: int) -> tuple[int | None, str]:
+        """Say what the end of a replica's process means.
+
+        Args:
+            replica: which has ended.
+            code: of its process; 128 + n for signal n.
+
+        Returns:
+            The replica's exit code, None if it is lost, and why in one line; "": nothing more is known.
+        """
+        return code, self._read_reason(replica, code) if code in NEVER_RETRY else ""
+
+    def find_log_dir(self, replica: ReplicaId) -> Path | None:
+        """Return the folder here with what a replica's agent has reported; None: there is none."""
+        path = self._find_plan(replica)["env"].get(Env.LOG_DIR)
+        return None if path is None else Path(path)
+
+    def _read_reason(self, replica: ReplicaId, code: int) -> str:
+        """Why the job failed, as its agents reported it; "" when they left no report."""
+        log_dir = self.find_log_dir(replica)
+        if not self.runs_agent(replica) or log_dir is None:
+            return ""
+        if code == ExitCode.USAGE:
+            return find_usage_line(_read_end(log_path(self.folder.replica_dir(replica), "stderr")))
+        report = read_report(log_dir)
+        return "" if report is None else describe_report(report)
+
+    def send_signal(self, replica: ReplicaId, signum: int) -> None:
+        """Send a signal to a replica's process, if it runs."""
+        running = self._running.get(replica)
+        if running is not None:
+            try:
+                signal.pidfd_send_signal(running.pidfd, signum)
+            except ProcessLookupError:
+                return  # it has ended; `_handle_end` runs soon
+
+    def _kill_tree(self, replica: ReplicaId) -> None:
+        running = self._running.get(replica)
+        if running is not None:
+            processes.kill_descendants(running.pid)
+            self.send_signal(replica, signal.SIGKILL)
+
+
+def _catches_sigterm(pid: int) -> bool:
+    """Whether a guard handles signals already: it sets all handlers together, and Python itself sets none for SIGTERM.
+
+    Source: proc(5), SigCgt.
+    """
+    try:
+        status = Path(f"/proc/{pid}/status").read_text(errors="replace")
+    except OSError:
+        return False  # it has ended
+    caught = next((line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:")), "0")
+    return bool(int(caught, 16) >> (signal.SIGTERM - 1) & 1)
+
+
+def _read_end(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - USAGE_LINE_LIMIT_BYTES))
+            return file.read()
+    except OSError:
+        return b""  # a full disk: the end must be reported in any case
+
+
+def kill_orphans(guards: set[int]) -> None:
+    """Kill and reap the children of this process that are not live guards, and all their descendants."""
+    deadline_s = time.monotonic() + ORPHAN_LIMIT_S
+    while time.monotonic() < deadline_s:
+        parents = processes.list_parents()
+        ours = [pid for pid, parent in parents.items() if parent == os.getpid() and pid not in guards]
+        if not ours:
+            return
+        for pid in ours:
+            processes.kill_descendants(pid)
+            processes.send_signal([pid], signal.SIGKILL)
+            os.waitpid(pid, os.WNOHANG)
+        time.sleep(0.001)
+
+
+def _listen() -> socket.socket:
+    listener = socket.create_server((LOOPBACK, 0), backlog=4096)
+    listener.setblocking(False)
+    return listener
+
+
+def _guard_command(spec: AppSpec, command: list[str]) -> list[str]:
+    """Build the command that runs `command` under the guard, without imports from the working directory."""
+    program = (
+        f"import sys; sys.path[:] = [*(path for path in sys.path if path), {spec.import_root!r}]\n"
+        "from muster._shared.guard import main\n"
+        "sys.exit(main(sys.argv[1:]))"
+    )
+    return [sys.executable, "-c", program, "--", *command]

@@ -1,0 +1,27 @@
+"""Slurm: an AppDef becomes one batch job, whose script only starts one task per node with `srun`.
+
+    options     the options of `-cfg`
+    request     from an AppDef to a spec and a script: pure, the dry run
+    payload     the zip that each node runs, and what a node needs without a shared folder
+    client      calls Slurm's commands, and reads their fixed formats
+    words       Slurm's states and reasons in plain words
+    live        what is known of an app: its queue entry, and what its nodes have recorded
+    logs        logs and files of nodes that share no folder with this machine
+    scheduler   what TorchX and the command `muster` call
+
+    hosts       node lists; it travels in the zip
+    node        what runs on a node, from the zip, standard library only: a `supervision.supervisor.Supervisor` of one
+                replica, with the driver of processes
+
+TorchX's own adapter is `slurm_torchx`.
+"""
+
+from typing import Any
+
+
+def create_scheduler(session_name: str, **kwargs: Any) -> Any:
+    """TorchX's factory for `slurm`. It ignores the other arguments, which TorchX passes to all factories."""
+    del kwargs
+    from muster.schedulers.slurm.scheduler import SlurmScheduler
+
+    return SlurmScheduler(session_name)

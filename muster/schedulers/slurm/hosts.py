@@ -1,0 +1,27 @@
+"""Node lists as Slurm writes them: `gpu[01-03,7],login`. Standard library only."""
+
+import re
+from collections.abc import Iterator
+
+_PART = re.compile(r"(?:[^,\[\]]|\[[^\]]*\])+")
+_BRACKETS = re.compile(r"\[([^\]]*)\]")
+
+
+def expand_hosts(text: str) -> list[str]:
+    """Return the names in a node list, in its order.
+
+    Raises:
+        ValueError: it is no node list.
+    """
+    return [name for part in _PART.findall(text) for name in _expand(part)]
+
+
+def _expand(part: str) -> Iterator[str]:
+    found = _BRACKETS.search(part)
+    if found is None:
+        yield part
+        return
+    for numbers in found[1].split(","):
+        first, _, last = numbers.partition("-")
+        for number in range(int(first), int(last or first) + 1):
+            yield from _expand(f"{part[: found.start()]}{number:0{len(first)}d}{part[found.end() :]}")

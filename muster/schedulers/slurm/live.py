@@ -1,0 +1,289 @@
+"""What is known of an app: its jobs as Slurm tells of them, and what its nodes have recorded.
+
+The nodes' records say how replicas have ended; Slurm's exit code does not, because a job whose spare took over has a
+task that failed. Without a shared folder only Slurm is asked.
+"""
+
+import contextlib
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from torchx.specs import AppState, is_terminal
+from torchx.specs.api import ReplicaStatus
+
+from muster.schedulers.adapter import (
+    AgentWords,
+    AppFacts,
+    AppFolder,
+    AppRecord,
+    AppSpec,
+    ReplicaId,
+    StateError,
+    combine_facts,
+)
+from muster.schedulers.slurm import client, words
+from muster.schedulers.slurm.client import QueueEntry
+from muster.schedulers.slurm.node import NODE_NAME, RUNS_DIR, NodeFolder, list_replicas, read_sizes
+from muster.schedulers.slurm.request import LOG_NAME
+
+JOBS_NAME: Final = "jobs"
+"""In the app's state folder: the ids of its jobs, one per line."""
+_CLOCKS_S: Final = 2.0
+"""By so much the clocks of nodes and controller may differ; a job waits longer before it runs again."""
+_START_S: Final = 30.0
+"""By then a task has started, where no record says it."""
+_LOG_LIMIT_BYTES: Final = 2000
+_SAYS_LITTLE: Final = re.compile(r"srun: (error: .*task [0-9,-]+: |Job step aborted|got SIG|forcing job)|Try \"srun ")
+_STATES: Final = {
+    "waiting": AppState.PENDING,
+    "running": AppState.RUNNING,
+    "succeeded": AppState.SUCCEEDED,
+    "failed": AppState.FAILED,
+    "lost": AppState.FAILED,
+    "cancelled": AppState.CANCELLED,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeState:
+    """What one node has recorded of its replica in the newest run."""
+
+    node: str
+    record: AppRecord
+
+
+@dataclass(frozen=True, kw_only=True)
+class App:
+    """An app as it is now."""
+
+    spec: AppSpec
+    folder: AppFolder
+    entry: QueueEntry | None
+    """Its newest job; None: Slurm does not know it (any more)."""
+    runs: tuple[str, ...]
+    """`JOBID.RESTARTS`, oldest first."""
+    nodes: dict[ReplicaId, NodeState]
+    """Of the newest run."""
+    is_cancelled: bool
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether the nodes see the folder."""
+        return str(self.folder.path) == self.spec.folder
+
+    @property
+    def state(self) -> AppState:
+        """TorchX's."""
+        if self.entry is None:
+            return self._judge_records() or AppState.UNKNOWN
+        state = words.STATES.get(self.entry.state, AppState.UNKNOWN)
+        if not is_terminal(state):
+            return state
+        if self.is_cancelled:
+            return AppState.CANCELLED
+        return self._judge_records() or state
+
+    def _judge_records(self) -> AppState | None:
+        """How the newest run has ended by its records; None: they do not say."""
+        if self.is_cancelled:
+            return AppState.CANCELLED
+        if not self.nodes or (self.entry is not None and not self.runs[-1].startswith(f"{self.entry.job_id}.")):
+            return None
+        if all(self._has_succeeded(role.name) for role in self.spec.roles):
+            return AppState.SUCCEEDED
+        is_by_hand = self.entry is not None and self.entry.state == "CANCELLED"
+        return AppState.CANCELLED if is_by_hand else AppState.FAILED
+
+    def _has_succeeded(self, name: str) -> bool:
+        """Tell whether a role has succeeded: an agent ends with 0 only when every worker of its job has."""
+        role = next(each for each in self.spec.roles if each.name == name)
+        known = [each.record.app.replicas[replica] for replica, each in self.nodes.items() if replica.role == name]
+        good = sum(each.status.value == "succeeded" for each in known)
+        return good > 0 if role.runs_agent else good >= role.needed
+
+    @property
+    def remote_folder(self) -> AppFolder:
+        """The app's folder on its nodes."""
+        return AppFolder(self.spec.folder)
+
+    def has_started(self) -> bool:
+        """Whether all tasks of the job that runs can be told something: one that is just starting cannot."""
+        if self.entry is None or self.entry.state != "RUNNING":
+            return False
+        if not self.is_shared:
+            return self.entry.start_s is not None and time.time() - self.entry.start_s > _START_S
+        is_current = bool(self.runs) and self.runs[-1].startswith(f"{self.entry.job_id}.")
+        return is_current and len(self.find_running()) == len(self.nodes) == len(list_replicas(self.spec))
+
+    def find_running(self, role: str | None = None) -> dict[ReplicaId, str]:
+        """Find the nodes of replicas that run by their records, of one role or all. Without records: with a node."""
+        if self.entry is None or words.STATES.get(self.entry.state) is not AppState.RUNNING:
+            return {}
+        if not self.is_shared:
+            placed = zip(list_replicas(self.spec), self.entry.nodes, strict=False)
+            return {each: node for each, node in placed if role in (None, each.role)}
+        return {
+            each: known.node
+            for each, known in self.nodes.items()
+            if role in (None, each.role) and known.record.app.replicas[each].status.value == "running"
+        }
+
+
+def read_app(folder: AppFolder, jobs: Sequence[QueueEntry] | None = None) -> App:
+    """Read an app; looking changes nothing.
+
+    Args:
+        folder: of the app.
+        jobs: its jobs, if they were read for many apps at once; None: Slurm is asked.
+
+    Raises:
+        FileNotFoundError: no app here (any more).
+        EngineError: Slurm does not answer.
+    """
+    spec = folder.read_spec()
+    known = read_jobs(folder)
+    if jobs is None:
+        jobs = client.list_jobs(spec.app_id, known)
+    runs = list_runs(folder)
+    nodes = {} if not runs or not spec.details else _read_nodes(folder, spec, runs[-1])
+    entry = jobs[-1] if jobs else None
+    if entry is not None and entry.state == "RUNNING" and entry.start_s is not None:  # not what the last run has left
+        nodes = {each: known for each, known in nodes.items() if known.record.submitted_s > entry.start_s - _CLOCKS_S}
+    return App(
+        spec=spec,
+        folder=folder,
+        entry=entry,
+        runs=runs,
+        nodes=nodes,
+        is_cancelled=folder.request_file.exists(),
+    )
+
+
+def read_jobs(folder: AppFolder) -> list[str]:
+    """Return the ids of the jobs that were submitted for an app."""
+    try:
+        return (folder.state_dir / JOBS_NAME).read_text().split()
+    except FileNotFoundError:
+        return []
+
+
+def list_runs(folder: AppFolder) -> tuple[str, ...]:
+    """Return the runs of an app's jobs of which nodes have recorded something, oldest first."""
+    try:
+        names = [each.name for each in (folder.state_dir / RUNS_DIR).iterdir()]
+    except FileNotFoundError:
+        return ()
+    return tuple(sorted(names, key=lambda name: tuple(map(int, name.split(".")))))
+
+
+def _read_nodes(folder: AppFolder, spec: AppSpec, run: str) -> dict[ReplicaId, NodeState]:
+    found = {}
+    for replica in list_replicas(spec):
+        node = NodeFolder(folder.path, run, replica)
+        with contextlib.suppress(OSError, StateError):
+            record = node.read_record()
+            if record is not None:
+                found[replica] = NodeState(node=(node.state_dir / NODE_NAME).read_text(), record=record)
+    return found
+
+
+def build_facts(app: App, told: AgentWords) -> AppFacts:
+    """Return what people are shown.
+
+    Args:
+        app: see `read_app`.
+        told: what its agents tell.
+    """
+    state = app.state
+    lost = set[str]()
+    if state is AppState.RUNNING and app.entry is not None and app.entry.state == "RUNNING":
+        sizes = read_sizes(app.folder.state_dir)
+        wanted = {known.node for each, known in app.nodes.items() if each.index < sizes.get(each.role, each.index + 1)}
+        lost = wanted - set(app.entry.nodes)
+    return combine_facts(
+        app.spec,
+        told,
+        state=state,
+        replicas=_list_statuses(app, state, lost),
+        restarts=sum(each.record.app.num_restarts for each in app.nodes.values()),
+        messages=_list_messages(app, state, lost),
+        tells_jobs=state is AppState.RUNNING or is_terminal(state),
+        ui_url=app.folder.path.as_uri(),
+        submitted_s=None if app.entry is None else app.entry.submitted_s,
+        since_s=app.entry.end_s if app.entry is not None and is_terminal(state) else None,
+    )
+
+
+def _list_statuses(app: App, state: AppState, lost: set[str]) -> list[ReplicaStatus]:
+    def find_state(replica: ReplicaId) -> AppState:
+        known = app.nodes.get(replica)
+        size = read_sizes(app.folder.state_dir).get(replica.role)
+        if size is not None and replica.index >= size:
+            return AppState.CANCELLED
+        if known is None or state is AppState.PENDING:
+            return AppState.PENDING if state is AppState.RUNNING and app.is_shared else state
+        found = _STATES[known.record.app.replicas[replica].status.value]
+        if found not in (AppState.RUNNING, AppState.PENDING):
+            return found
+        if known.node in lost:
+            return AppState.FAILED
+        is_over = is_terminal(state)
+        return (AppState.CANCELLED if state is AppState.CANCELLED else AppState.FAILED) if is_over else found
+
+    replicas = list_replicas(app.spec) if app.spec.details else []
+    return [
+        ReplicaStatus(
+            id=each.index,
+            role=each.role,
+            state=find_state(each),
+            hostname=app.nodes[each].node if each in app.nodes else "",
+        )
+        for each in sorted(replicas, key=lambda each: [role.name for role in app.spec.roles].index(each.role))
+    ]
+
+
+def _list_messages(app: App, state: AppState, lost: set[str]) -> list[str]:
+    found = []
+    entry = app.entry
+    if entry is None:
+        found.append("Slurm does not know its job (any more)" if read_jobs(app.folder) else "it was not submitted")
+    elif state is AppState.PENDING:
+        found.append(words.explain_wait(entry))
+    elif is_terminal(state):
+        found += _explain_end(app, state)
+    else:
+        found += [f"Slurm has lost node {name}" for name in sorted(lost)]
+        found += [known.record.app.reason for known in app.nodes.values()]
+        found.append(f"job {entry.job_id} is {entry.state.lower()}" if entry.state != "RUNNING" else "")
+    if len(app.runs) > 1 or (app.runs and state is AppState.PENDING):
+        found.append(f"incarnation {len(app.runs) + (state is AppState.PENDING)}")
+    return list(dict.fromkeys(found))
+
+
+def _explain_end(app: App, state: AppState) -> list[str]:
+    """Why it has ended: what a node says, else Slurm, else what the script printed."""
+    if state is AppState.SUCCEEDED:
+        return []
+    if app.is_cancelled:
+        return ["cancelled"]
+    order = ("FAILED", "CANCELLED")
+    ended = [known.record.app for known in app.nodes.values() if known.record.app.outcome is not None]
+    ended = [each for each in ended if each.outcome is not None and each.outcome.value in order]
+    reasons = [each.reason for each in sorted(ended, key=lambda each: order.index(each.outcome.value))]  # type: ignore[union-attr]
+    by_slurm = "" if app.entry is None else words.explain_end(app.entry)
+    if reasons:
+        return [reasons[0], by_slurm]
+    return [by_slurm, _read_last_line(app.folder)]
+
+
+def _read_last_line(folder: AppFolder) -> str:
+    """Return what the script or srun has said last that is more than an exit code: why nothing has started."""
+    try:
+        text = (folder.state_dir / LOG_NAME).read_bytes()[-_LOG_LIMIT_BYTES:].decode(errors="replace")
+    except OSError:
+        return ""
+    lines = [line for line in text.splitlines() if line.strip()]
+    return ([line for line in lines if not _SAYS_LITTLE.search(line)] or lines or [""])[-1]

@@ -1,0 +1,106 @@
+"""Logs, and what agents write, of nodes that share no folder with this machine: read there, while the job runs."""
+
+import base64
+import json
+import os
+import time
+from collections.abc import Sequence
+from typing import Final
+
+from muster.schedulers.adapter import AgentWords, JobFacts, RecordReader, ReplicaId
+from muster.schedulers.slurm import client
+from muster.schedulers.slurm.live import App
+
+_LIMIT_S: Final = 60.0
+_WAIT_S: Final = 2.0
+"""Between two looks at a log: each is a step of Slurm's."""
+_TAIL_BYTES: Final = 1 << 18
+
+_READ: Final = """
+import base64, glob, json, os, sys
+found = []
+for pattern, offset, limit in json.loads(sys.argv[1]):
+    paths = sorted(glob.glob(pattern), key=os.path.getmtime)
+    size, data = None, b""
+    if paths:
+        with open(paths[-1], "rb") as file:
+            size = os.path.getsize(paths[-1])
+            file.seek(offset if offset >= 0 else max(0, size + offset))
+            data = file.read(limit)
+    found.append([size, base64.b64encode(data).decode()])
+print(json.dumps(found))
+"""
+
+
+def read_there(app: App, node: str, wanted: Sequence[tuple[str, int, int]]) -> list[tuple[int | None, bytes]]:
+    """Read parts of files on a node; (size, bytes) of each. None: there is no such file, or no job that could read it.
+
+    Args:
+        app: its job runs.
+        node: where.
+        wanted: pattern of the path (the newest file counts), offset (from the end if negative), most bytes.
+    """
+    none: list[tuple[int | None, bytes]] = [(None, b"")] * len(wanted)
+    if app.entry is None:
+        return none
+    command = [app.spec.python, "-c", _READ, json.dumps(list(wanted))]
+    code, output, _ = client.run_on_node(app.entry.job_id, node, command, os.environ, _LIMIT_S)
+    if code != 0:
+        return none
+    return [(size, base64.b64decode(data)) for size, data in json.loads(output)]
+
+
+def read_words(app: App) -> AgentWords:
+    """Return what the agents of an app tell that runs: any node of a role will do."""
+    jobs: dict[str, JobFacts] = {}
+    restarts = 0
+    for role in app.spec.roles:
+        nodes = list(app.find_running(role.name).values())
+        if not role.runs_agent or not nodes:
+            continue
+        log_dir = app.remote_folder.role_dir(role.name)
+
+        def read(names: Sequence[str], node: str = nodes[0], log_dir: object = log_dir) -> list[bytes]:
+            wanted = [(f"{log_dir}/*/{name}", -_TAIL_BYTES, _TAIL_BYTES) for name in names]
+            return [data for _, data in read_there(app, node, wanted)]
+
+        reader = RecordReader(read)
+        jobs[role.name] = reader.job
+        restarts += reader.restarts
+    return AgentWords(jobs=jobs, restarts=restarts)
+
+
+class NodeSource:
+    """A `lines.ByteSource` of one replica's log on its node."""
+
+    def __init__(self, app: App, replica: ReplicaId, stream: str) -> None:
+        self._app = app
+        self._node = app.find_running().get(replica)
+        self._path = str(app.remote_folder.replica_dir(replica) / f"{stream}.log")
+
+    def find_size(self) -> int | None:
+        """See `ByteSource`."""
+        return None if self._node is None else read_there(self._app, self._node, [(self._path, 0, 0)])[0][0]
+
+    def read(self, offset: int, limit_bytes: int) -> bytes:
+        """See `ByteSource`."""
+        if self._node is None:
+            return b""
+        return read_there(self._app, self._node, [(self._path, offset, limit_bytes)])[0][1]
+
+    def find_offset(self, time_s: float, *, after: bool) -> int | None:
+        """See `ByteSource`: times are not read from there."""
+        del time_s, after
+        return None
+
+    def read_notice(self) -> bytes:
+        """See `ByteSource`."""
+        return b""
+
+    def wait(self, limit_s: float) -> None:
+        """See `ByteSource`."""
+        del limit_s
+        time.sleep(_WAIT_S)
+
+    def close(self) -> None:
+        """See `ByteSource`."""

@@ -1,0 +1,565 @@
+"""What one task of the job runs, on its node: one replica of the app, supervised. Standard library only.
+
+It starts again what was lost, as the supervisor of local_cwd does (`supervision.decisions`), keeps the log, and records
+its state beside those of the other nodes. A signal of Slurm's, or the end of the time limit, lets the agents stop at
+one step; then the job is queued again, or a follow-up is submitted. The script of the job holds none of this: what is
+left of a job whose first node is lost goes on. Over 400 lines: one program, with all that it asks of Slurm.
+"""
+
+import contextlib
+import glob
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import threading
+import time
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from muster._shared import processes
+from muster._shared.contract import NEVER_RETRY, Env, ExitCode, LogNames
+from muster.schedulers.processes.driver import ProcessDriver
+from muster.schedulers.processes.launch import Launch
+from muster.schedulers.slurm.hosts import expand_hosts
+from muster.schedulers.supervision import events
+from muster.schedulers.supervision.app_folder import AppFolder, AppRecord, AppSpec, StateError, build_role_dir_name
+from muster.schedulers.supervision.driver import EventQueue
+from muster.schedulers.supervision.machine import Machine
+from muster.schedulers.supervision.state import AppPhase, Outcome, ReplicaId, ReplicaState, SupervisedApp
+from muster.schedulers.supervision.supervisor import Supervisor
+
+RUNS_DIR: Final = "runs"
+"""In the app's state folder: a folder per run of the job, `JOBID.RESTARTS`, with one per replica."""
+NODE_NAME: Final = "node"
+"""In a replica's folder of a run: the node's name."""
+SIZES_NAME: Final = "sizes"
+"""In the app's state folder: `ROLE NODES` per line, of roles that have fewer nodes than submitted."""
+FILES_DIR: Final = "files/"
+"""In the zip: what a node without the shared folder unpacks into the app's state folder."""
+
+_COMMAND_LIMIT_S: Final = 20.0
+_STATE_TRIES: Final = 5
+_UPDATE_TRIES: Final = 3
+_NO_NODES: Final = "(null)"
+_STATE_PAUSE_S: Final = 2.0
+_LOOK_S: Final = 3600.0
+"""The time limit may have been changed: at least so often it is read."""
+_SPREAD_S: Final = 0.02
+"""Between two nodes' questions to the controller."""
+_MOST_SPREAD_S: Final = 5.0
+_MOST_WITNESSES: Final = 8
+"""So many nodes see to the end of a job that has lost its first one."""
+_PROBE_PAUSE_S: Final = 5.0
+_LAST_WORDS_S: Final = 1.0
+"""Agents of a job end at the same moment, and their nodes then record it."""
+_PORTS: Final = range(20000, 30000)
+"""Below those that the system gives to anybody."""
+_TIME_LIMIT: Final = "stopped before the time limit of its Slurm job is over"
+_PREEMPTIONS: Final = (signal.SIGTERM, signal.SIGUSR1)
+_IGNORE: Final = """trap '' USR1; exec "$0" "$@\""""
+_GOES_ON: Final = ("RUNNING", "PREEMPTED", "TIMEOUT")
+"""States of a job that nobody has cancelled, and that is not queued again already."""
+
+T = TypeVar("T")
+
+
+class NodeFolder(AppFolder):
+    """The app's folder, with the state of one replica in one run of the job."""
+
+    def __init__(self, path: str | Path, run: str, replica: ReplicaId) -> None:
+        super().__init__(path)
+        self.app_state_dir = self.state_dir
+        self.state_dir = find_node_dir(self.app_state_dir, run, replica)
+        self.state_file = self.state_dir / "state.json"
+
+    def remove_secrets(self) -> None:
+        """Leave the secrets: the next run of the job needs them."""
+
+
+def find_node_dir(state_dir: Path, run: str, replica: ReplicaId) -> Path:
+    """Where a replica's state of one run is."""
+    return state_dir / RUNS_DIR / run / build_role_dir_name(replica.role) / str(replica.index)
+
+
+def read_sizes(state_dir: Path) -> dict[str, int]:
+    """How many nodes roles have that were resized."""
+    try:
+        rows = [line.rpartition(" ") for line in (state_dir / SIZES_NAME).read_text().splitlines()]
+    except FileNotFoundError:
+        return {}
+    return {role: int(nodes) for role, _, nodes in rows}
+
+
+def list_replicas(spec: AppSpec) -> list[ReplicaId]:
+    """All replicas in the order of the job's tasks, spares last."""
+    plans: Mapping[str, Any] = spec.details["replicas"]
+    sizes = {role.name: role.replicas for role in spec.roles}
+    ordinary = [ReplicaId(role, index) for role, count in sizes.items() for index in range(count)]
+    return [*ordinary, *(ReplicaId(role, index) for role in plans for index in range(sizes[role], len(plans[role])))]
+
+
+def place_replicas(spec: AppSpec, sizes: Mapping[str, int], nodes: int) -> list[ReplicaId]:
+    """List the replicas in the order of the job's tasks; of a job with fewer nodes than submitted, those it still has.
+
+    Args:
+        spec: of the app.
+        sizes: see `read_sizes`.
+        nodes: of the job, as it runs now.
+    """
+    replicas = list_replicas(spec)
+    if nodes >= len(replicas):
+        return replicas
+    return [each for each in replicas if each.index < sizes.get(each.role, each.index + 1)][:nodes]
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """What Slurm tells a task in its environment."""
+
+    job_id: str
+    restarts: str
+    task: int
+    hosts: tuple[str, ...]
+    end_s: float | None
+    cluster: str = ""
+
+    @property
+    def run(self) -> str:
+        """Names this run of the job."""
+        return f"{self.job_id}.{self.restarts}"
+
+    @staticmethod
+    def of(env: Mapping[str, str]) -> "Allocation":
+        """Read it."""
+        end_s = env.get("SLURM_JOB_END_TIME", "")  # since 23.02
+        return Allocation(
+            job_id=env["SLURM_JOB_ID"],
+            restarts=env.get("SLURM_RESTART_COUNT", "0"),
+            task=int(env["SLURM_PROCID"]),
+            hosts=tuple(expand_hosts(env.get("SLURM_STEP_NODELIST") or env["SLURM_JOB_NODELIST"])),
+            end_s=float(end_s) if end_s.isdecimal() else None,
+            cluster=env.get("SLURM_CLUSTER_NAME", ""),
+        )
+
+
+class SlurmDriver(ProcessDriver):
+    """Starts the replica of this node. Node 0 of a role is the node of its first task."""
+
+    LISTENS = False
+
+    def build_launch(self, replica: ReplicaId, start_number: int) -> Launch:
+        """Build the command, after the user's prefix, for instance `apptainer exec IMAGE`.
+
+        Slurm sends a signal to every process of a job. SIGUSR1, which ends a program by default, is for this one only.
+        """
+        launch = super().build_launch(replica, start_number)
+        os.makedirs(launch.cwd, exist_ok=True)
+        return replace(launch, command=["/bin/sh", "-c", _IGNORE, *self.spec.details["prefix"], *launch.command])
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a thread or a signal handler tells the loop, which decides."""
+
+    act: Callable[[], None]
+
+
+class NodeSupervisor(Supervisor):
+    """A `Supervisor` of one replica that knows what Slurm's signals and time limit mean."""
+
+    def __init__(
+        self, folder: NodeFolder, spec: AppSpec, queue: EventQueue, driver: SlurmDriver, allocation: Allocation
+    ) -> None:
+        super().__init__(folder, spec, queue, driver)
+        self._allocation = allocation
+        self.grace_s = spec.grace_s
+        self.end_s = allocation.end_s
+        """Wall-clock seconds of the end of the time limit; None: none is known."""
+        self.has_to_continue = False
+        """The replica was ended because the job is to go on in another allocation."""
+
+    def handle_event(self, event: events.Event | Told) -> None:
+        """Before an agent that was preempted starts again, Slurm says what happens to the job."""
+        if isinstance(event, Told):
+            event.act()
+            return
+        code = event.exit_code if isinstance(event, events.ReplicaEnded) else None
+        if code not in (ExitCode.TERMINATED, ExitCode.RENDEZVOUS) or self.record.app.phase is AppPhase.ENDING:
+            super().handle_event(event)
+        elif code == ExitCode.RENDEZVOUS:
+            self.ask_slurm(lambda: _find_lost_nodes(self._allocation), lambda lost: self._go_elsewhere(event, lost))
+        elif self.end_s is not None and time.time() > self.end_s - 2 * self.grace_s:
+            self.leave(_TIME_LIMIT, continues=True)  # it was told by another node's agent
+            super().handle_event(event)
+        else:
+            self.ask_slurm(
+                lambda: _may_go_on(self._folder, self._allocation), lambda goes_on: self._replace(event, goes_on)
+            )
+
+    def _replace(self, event: events.Event, goes_on: bool) -> None:
+        role = next(iter(self.record.app.replicas)).role
+        is_alone = any(each.name == role and each.is_elastic for each in self._spec.roles)
+        if not goes_on:
+            self.leave("cancelled", continues=False)
+        elif not is_alone:
+            self.leave("preempted: another node was", continues=True)
+        super().handle_event(event)
+
+    def _go_elsewhere(self, event: events.Event, lost: Sequence[str]) -> None:
+        """Have the job queued again if its agents could not go on without nodes that Slurm has lost, too."""
+        if lost and self._spec.details["continues"] != "no":
+            self.leave(f"Slurm has lost node {', '.join(lost)}", continues=True)
+        super().handle_event(event)
+
+    def ask_slurm(self, ask: Callable[[], T], then: Callable[[T], None]) -> None:
+        """Ask in a thread: the controller may not answer, and output is read meanwhile."""
+        delay_s = min(_MOST_SPREAD_S, self._allocation.task * _SPREAD_S)
+
+        def run() -> None:
+            time.sleep(delay_s)
+            answer = ask()
+            self._event_queue.post(Told(lambda: then(answer)))
+
+        threading.Thread(target=run, daemon=True).start()
+
+    def leave(self, why: str, *, continues: bool) -> None:
+        """Let the replica save and end.
+
+        Args:
+            why: for the status.
+            continues: the job goes on later.
+        """
+        self.has_to_continue = self.has_to_continue or continues
+        super().handle_event(events.CancelRequested(reason=why))
+
+    def watch_signals(self) -> None:
+        """SIGTERM and SIGUSR1 are a preemption; SIGHUP means that the role has fewer nodes from now on."""
+        for signum in (*_PREEMPTIONS, signal.SIGHUP):
+            signal.signal(signum, self._note_signal)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+
+    def _note_signal(self, signum: int, _frame: object) -> None:
+        continues = signum != signal.SIGHUP
+        why = f"Slurm sent {signal.Signals(signum).name}" if continues else "its role was resized"
+        self._event_queue.post(Told(lambda: self.leave(why, continues=continues)))
+
+    def watch_deadline(self) -> None:
+        """Let the replica end at `grace_s` before the end of the time limit, which may have moved until then."""
+        if self.end_s is None:
+            self.ask_slurm(lambda: _read_end_s(self._allocation), self._arm)
+        else:
+            self._arm(self.end_s)
+
+    def _arm(self, end_s: float | None) -> None:
+        self.end_s = end_s
+        if end_s is not None:
+            wait_s = min(_LOOK_S, max(0.0, end_s - self.grace_s - time.time()))
+            self._event_queue.set_timer("deadline", wait_s, self._check_deadline)
+
+    def _check_deadline(self) -> None:
+        def act(end_s: float | None) -> None:
+            self.end_s = end_s or self.end_s
+            if self.end_s is not None and self.end_s - self.grace_s - time.time() > 1.0:
+                self._arm(self.end_s)
+            else:
+                self.leave(_TIME_LIMIT, continues=True)
+
+        self.ask_slurm(lambda: _read_end_s(self._allocation), act)
+
+    @property
+    def record(self) -> AppRecord:
+        """The state."""
+        return self._record
+
+
+def main(arguments: list[str]) -> int:
+    """Run this node's replica of the app in a folder; the exit code.
+
+    Args:
+        arguments: the zip, and the app's folder.
+    """
+    bundle, path = arguments
+    allocation = Allocation.of(os.environ)
+    if _brings_files(bundle):
+        _claim_folder(path)
+        _remove_earlier(bundle, path)
+    folder = AppFolder(path)
+    if not folder.spec_file.exists():
+        _unpack_files(bundle, folder)
+    sizes = read_sizes(folder.state_dir)
+    spec = folder.read_spec()
+    replicas = place_replicas(spec, sizes, len(allocation.hosts))
+    if allocation.task >= len(replicas):
+        return 0  # the role was resized, and another one has lost a node
+    replica = replicas[allocation.task]
+    if replica.index >= sizes.get(replica.role, replica.index + 1):
+        return 0  # the role was resized
+    spec = _complete_spec(spec, replicas, allocation, os.path.abspath(bundle))
+    node = NodeFolder(path, allocation.run, replica)
+    node.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    started = AppRecord(
+        app=SupervisedApp(replicas={replica: ReplicaState()}), machine=Machine.here(), submitted_s=time.time()
+    )
+    (node.state_dir / NODE_NAME).write_text(allocation.hosts[allocation.task])
+    node.write_record(started)
+    processes.become_subreaper()
+    event_queue = EventQueue()
+    driver = SlurmDriver(spec=spec, event_queue=event_queue)
+    supervisor = NodeSupervisor(node, spec, event_queue, driver, allocation)
+    supervisor.watch_signals()
+    supervisor.watch_deadline()
+    supervisor.begin()
+    supervisor.run()
+    supervisor.close()
+    for signum in (*_PREEMPTIONS, signal.SIGHUP):  # Slurm may send one to every process of the job: also to commands
+        signal.signal(signum, signal.SIG_IGN)
+    return _end_run(folder, spec, allocation, supervisor.record.app, has_to_continue=supervisor.has_to_continue)
+
+
+def _end_run(
+    folder: AppFolder, spec: AppSpec, allocation: Allocation, app: SupervisedApp, *, has_to_continue: bool
+) -> int:
+    """See to what becomes of the job; the exit code of this task.
+
+    An agent that stops at a common step exits with 143. If it exits with 0, 1 or 2, its job had ended when it was told.
+    Another program may exit with 0 when it has saved.
+    """
+    [(replica, known)] = app.replicas.items()
+    runs_agent = next(role.runs_agent for role in spec.roles if role.name == replica.role)
+    is_over = runs_agent and (known.exit_code == 0 or known.exit_code in NEVER_RETRY)
+    continues = has_to_continue and not is_over
+    if continues:
+        _continue_job(folder, spec, allocation)
+    _end_without_script(folder, spec, allocation)
+    if app.outcome is Outcome.SUCCEEDED or (is_over and known.exit_code == 0):
+        return 0
+    return ExitCode.TERMINATED if continues else known.exit_code or 1
+
+
+def _read_end_s(allocation: Allocation) -> float | None:
+    text = _run("squeue", "-h", "-j", allocation.job_id, "-o", "%e").strip()
+    try:
+        return time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S"))
+    except ValueError:
+        return None  # no limit, or no answer
+
+
+def _read_state(allocation: Allocation) -> str:
+    """Ask for the job's state; a controller that is just restarted is asked again. "": it does not answer."""
+    for number in range(_STATE_TRIES):
+        time.sleep(number and _STATE_PAUSE_S)
+        state = _run("squeue", "-h", "-t", "all", "-j", allocation.job_id, "-o", "%T").strip()
+        if state:
+            return state
+    return ""
+
+
+def _find_lost_nodes(allocation: Allocation) -> list[str]:
+    """Find the nodes of this run that are no longer in the job; none if the controller does not answer."""
+    state, _, text = _run("squeue", "-h", "-j", allocation.job_id, "-o", "%T %N").strip().partition(" ")
+    left = expand_hosts(text) if state == "RUNNING" else []
+    return [host for host in allocation.hosts if left and host not in left]
+
+
+def _may_go_on(folder: AppFolder, allocation: Allocation) -> bool:
+    """Whether the job may run again: a cancel forbids it first, in two ways, so that no node queues it again."""
+    if folder.request_file.exists():
+        return False
+    return _read_job(allocation).get("Requeue") != "0"
+
+
+def _read_job(allocation: Allocation) -> dict[str, str]:
+    """Ask what the controller knows of the job; empty: it does not answer."""
+    words = _run("scontrol", "-o", "show", "job", allocation.job_id).split()
+    return dict(word.partition("=")[::2] for word in words)
+
+
+def _end_without_script(folder: AppFolder, spec: AppSpec, allocation: Allocation) -> None:
+    """End a job that has lost the node of its script: before Slurm 25.11 nothing else ends it but its time limit.
+
+    Slurm may not have noticed the loss yet, so the node is asked: by its record, else by a step. One step that fails
+    proves nothing: the controller may be busy, or just restarted.
+    """
+    if not spec.details["may_lose"] or not 0 < allocation.task <= _MOST_WITNESSES:
+        return
+    first = NodeFolder(folder.path, allocation.run, list_replicas(spec)[0])
+    probe = ("srun", "--overlap", f"--jobid={allocation.job_id}", f"--nodelist={allocation.hosts[0]}", "--nodes=1")
+    for pause_s in (_LAST_WORDS_S, _PROBE_PAUSE_S):
+        time.sleep(pause_s)
+        with contextlib.suppress(StateError):
+            record = first.read_record()
+            if record is not None and record.app.phase is AppPhase.ENDED:
+                return
+        if _run(*probe, "--ntasks=1", "--mem=0", "--quiet", "--input=none", "echo", "lives"):
+            return
+    if _read_state(allocation) not in ("", "PENDING"):
+        _run("scancel", allocation.job_id)
+
+
+def _continue_job(folder: AppFolder, spec: AppSpec, allocation: Allocation) -> None:
+    """Queue the job again, or submit its follow-up, unless Slurm or the user has decided otherwise."""
+    how = spec.details["continues"]
+    state = _read_state(allocation)
+    if how == "no" or state not in _GOES_ON or not _may_go_on(folder, allocation):
+        return
+    if how == "follow-up":
+        with contextlib.suppress(FileExistsError):  # another node was first
+            (folder.state_dir / RUNS_DIR / allocation.run / "followed").touch(exist_ok=False)
+            _submit_follow_up(folder, spec, allocation)
+        return
+    time.sleep(_LAST_WORDS_S)  # the other nodes end at the same moment, and a requeue ends what still runs
+    excluded = _choose_excluded(folder, spec, allocation)
+    update = f"update JobId={allocation.job_id} ExcNodeList={','.join(excluded)}"
+    requeue = f"requeue {'expedite ' if how == 'expedite' else ''}{allocation.job_id}"
+    # Of a job that runs it cannot be changed, and the requeue ends this process soon: one command does both.
+    _run("scontrol", text=f"{requeue}\n{update}\n" if excluded else f"{requeue}\n")
+    for _ in range(_UPDATE_TRIES):
+        if set(excluded) <= set(_read_excluded(allocation)):
+            break
+        _run("scontrol", text=f"{update}\n")
+
+
+def _submit_follow_up(folder: AppFolder, spec: AppSpec, allocation: Allocation) -> None:
+    excluded = _choose_excluded(folder, spec, allocation)
+    words = [f"--exclude={','.join(excluded)}"] if excluded else []
+    script = str(folder.state_dir / "job.sh")
+    for number in range(_STATE_TRIES):  # a controller that is just restarted is asked again
+        time.sleep(number and _STATE_PAUSE_S)
+        job_id = _run("sbatch", "--parsable", *words, f"--dependency=afterany:{allocation.job_id}", script)
+        if job_id:
+            print(job_id, flush=True)
+            break
+
+
+def _choose_excluded(folder: AppFolder, spec: AppSpec, allocation: Allocation) -> list[str]:
+    """Choose the nodes that the next run of the job is to leave out; empty: no more than before.
+
+    Those that the leader suspects, with those that are left out already: perhaps by another node that ends, too. None
+    where the job could not run without them.
+    """
+    suspected = {host for role in spec.roles for host in _read_suspected(folder.role_dir(role.name))}
+    before = _read_excluded(allocation)
+    names = [host for host in allocation.hosts if host in suspected.difference(before)]
+    if not names:
+        return []
+    excluded = [*before, *names]
+    if _call("sbatch", "--test-only", f"--exclude={','.join(excluded)}", str(folder.state_dir / "job.sh")) is None:
+        return []
+    print(f"muster: {', '.join(names)} is suspected: the job's next run leaves it out", flush=True)
+    return excluded
+
+
+def _read_excluded(allocation: Allocation) -> list[str]:
+    text = _read_job(allocation).get("ExcNodeList", _NO_NODES)
+    return [] if text == _NO_NODES else expand_hosts(text)
+
+
+def _read_suspected(role_dir: Path) -> Iterator[str]:
+    """Find the hosts of the nodes that the leader suspects, as the status file of the job says."""
+    for path in role_dir.glob(f"*/{LogNames.STATUS}"):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+            yield from (str(node["host"]) for node in json.loads(path.read_text())["nodes"] if node.get("suspicion"))
+
+
+def _run(*command: str, text: str = "") -> str:
+    """Run a command of Slurm's; what it prints, "" if it fails."""
+    return _call(*command, text=text) or ""
+
+
+def _call(*command: str, text: str = "") -> str | None:
+    """Run a command of Slurm's, which gets nothing of this task's own settings; what it prints, None if it fails.
+
+    Args:
+        command: the program and its arguments.
+        text: its standard input.
+    """
+    env = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_") or name == "SLURM_CONF"}
+    try:
+        done = subprocess.run(
+            command,
+            env=env,
+            input=text,
+            capture_output=True,
+            text=True,
+            timeout=_COMMAND_LIMIT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        sys.stderr.write(f"muster: {error}\n")
+        return None
+    if done.returncode != 0:
+        sys.stderr.write(f"muster: {' '.join(command)}: {done.stderr.strip()}\n")
+        return None
+    return done.stdout
+
+
+def _brings_files(bundle: str) -> bool:
+    """Whether the nodes share no folder."""
+    with zipfile.ZipFile(bundle) as archive:
+        return any(name.startswith(FILES_DIR) for name in archive.namelist())
+
+
+def _claim_folder(path: str) -> None:
+    """Make the app's folder on this node, whose parent any user can write to; one that is there must be ours.
+
+    Raises:
+        SystemExit: it is not; one line.
+    """
+    try:
+        os.mkdir(path, 0o700)
+    except FileExistsError:
+        status = os.lstat(path)
+        is_ours = status.st_uid == os.geteuid() and not status.st_mode & 0o022
+        if not (stat.S_ISDIR(status.st_mode) and is_ours):
+            why = f"{path} on {os.uname().nodename} is another user's, or others can write to it"
+            sys.exit(f"muster: {why}: remove it, or name another folder with -cfg node_dir=PATH")
+
+
+def _remove_earlier(bundle: str, path: str) -> None:
+    """Remove what earlier runs of the job have brought to this node."""
+    for other in glob.glob(f"{glob.escape(path)}.*.zip"):
+        if other != bundle:
+            with contextlib.suppress(OSError):
+                os.unlink(other)
+
+
+def _unpack_files(bundle: str, folder: AppFolder) -> None:
+    """Without a shared folder the zip has brought the app's files."""
+    folder.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with zipfile.ZipFile(bundle) as archive:
+        for name in archive.namelist():
+            if name.startswith(FILES_DIR):
+                temporary = folder.state_dir / f".{os.getpid()}"
+                temporary.write_bytes(archive.read(name))
+                temporary.chmod(0o600)
+                temporary.replace(folder.state_dir / name[len(FILES_DIR) :])
+
+
+def _complete_spec(spec: AppSpec, replicas: Sequence[ReplicaId], allocation: Allocation, bundle: str) -> AppSpec:
+    """Add what is known only on a node of the allocation."""
+    details: dict[str, Any] = {**spec.details, "base_env": {**os.environ, **spec.details["base_env"]}}
+    first: dict[str, str] = {}
+    for number, each in enumerate(replicas):
+        first.setdefault(each.role, allocation.hosts[number])
+    plans: dict[str, list[dict[str, Any]]] = {}
+    for number, role in enumerate(spec.roles):
+        host = first.get(role.name if role.runs_agent else spec.roles[0].name, "")
+        # Jobs of one cluster that share a node differ, and so do those of two clusters on one machine.
+        key = zlib.crc32(allocation.cluster.encode()) + int(allocation.job_id) * 8 + number
+        port = _PORTS[key % len(_PORTS)]
+        env = {Env.RANK0_HOST: host, Env.RDZV_PORT: str(port)}
+        env[Env.NODE_NAME] = allocation.hosts[allocation.task]
+        plans[role.name] = [{**plan, "env": {**plan["env"], **env}} for plan in details["replicas"][role.name]]
+    return replace(spec, details={**details, "replicas": plans}, python=sys.executable, import_root=bundle)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))

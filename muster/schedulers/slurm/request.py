@@ -1,0 +1,275 @@
+"""Builds the spec of an app and the script of its job from an AppDef: pure, the dry run."""
+
+import json
+import posixpath
+import shlex
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Final
+
+from torchx.specs import AppDef, Resource, Role
+
+from muster._shared.contract import AGENT_BUNDLE_NAME, WORKSPACE_BUNDLE_NAME, Env, RoleKey
+from muster.schedulers.adapter import (
+    ERROR_FILE,
+    AgentPlace,
+    AppFolder,
+    AppSpec,
+    OptionError,
+    ReplicaId,
+    ReplicaPlan,
+    assign_arguments,
+    build_process_spec,
+    build_role_labels,
+    build_role_plan,
+    is_agent_role,
+    mask_plans,
+    plan_replica,
+)
+from muster.schedulers.slurm import payload
+from muster.schedulers.slurm.options import SlurmOptions
+
+WORKSPACE_KEY: Final = "muster.slurm_workspace"
+"""In `Role.metadata`: absolute path of the folder that travels with the app."""
+SCRIPT_NAME: Final = "job.sh"
+LOG_NAME: Final = "slurm.log"
+"""What the script and `srun` say, in the app's state folder."""
+WORK_DIR: Final = "workspace"
+PAYLOAD_MARK: Final = "@PAYLOAD@"
+"""In a script without a shared folder: where the zip comes."""
+SRUN: Final = "exec srun "
+"""Begins the last line of the script."""
+DRIVER: Final = "muster.schedulers.slurm.node:SlurmDriver"
+_NEWER: Final = ("--segment", "--gpus-per-node", "--container-")
+_END: Final = "MUSTER_END_OF_PAYLOAD"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Facts about this machine and the caller on which a request depends."""
+
+    folder: str
+    """Absolute path of the app's future folder here."""
+    cwd: str
+    python: str
+    """Interpreter of the nodes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlurmRequest:
+    """A whole app. `schedule` carries it out."""
+
+    spec: AppSpec
+    script: str
+    folder: str
+    """Of the app on this machine; on the nodes it is `spec.folder`."""
+    checked_flags: tuple[str, ...]
+    """Options of sbatch that this Slurm may not have: they are looked up before the submission."""
+    checked_srun_flags: tuple[str, ...]
+    workspace: str | None = None
+    is_shared: bool = True
+
+    def __str__(self) -> str:
+        """Return the text of the dry run, without secrets."""
+        plans = json.dumps(mask_plans(self.spec.details["replicas"]), indent=2)
+        return f"{self.script}\n# the replicas, in the order of the job's tasks:\n{plans}"
+
+
+def build_request(app: AppDef, options: SlurmOptions, *, name: str, token: str, place: Place) -> SlurmRequest:
+    """Build the request for an app. The AppDef is not changed.
+
+    Args:
+        app: what to run; images are ignored, see `container_image` and `prefix`.
+        options: of `-cfg`.
+        name: the app's id, and the name of its jobs.
+        token: the app's secret.
+        place: see `Place`.
+
+    Raises:
+        SchedulerError: a part of the app cannot be run; one line.
+    """
+    _check(options)
+    roles = assign_arguments(app, build_role_labels([role.name for role in app.roles]), name)
+    spare_role = _choose_spare_role(roles, options)
+    has_workspace = any(WORKSPACE_KEY in role.metadata for role in app.roles)
+    folder = place.folder if options.shared else posixpath.join(options.node_dir, f"muster-{name}")
+    replicas = {
+        role.name: [
+            _build_plan(role, index, options, name, folder, place, has_workspace=has_workspace)
+            for index in range(role.num_replicas + (options.spares if role.name == spare_role else 0))
+        ]
+        for role in roles
+    }
+    nodes = sum(map(len, replicas.values()))
+    may_lose = options.spares > 0 or any(build_role_plan(role).is_elastic for role in app.roles)
+    spec = build_process_spec(
+        app,
+        replicas,
+        _build_place(name, folder, app.roles[0].name, options),
+        folder=folder,
+        driver=DRIVER,
+        token=token,
+        workspace_key=WORKSPACE_KEY,
+        details={"prefix": list(options.prefix), "continues": options.continues, "may_lose": may_lose},
+        python=place.python,
+    )
+    flags = (*_list_flags(name, app.roles, options, nodes, place, may_lose=may_lose), *options.sbatch)
+    _check_lines(flags)
+    srun_flags = (*_list_srun_flags(app.roles, options, folder, may_lose=may_lose), *options.srun)
+    return SlurmRequest(
+        spec=spec,
+        script=_build_script(flags, srun_flags, options, folder, place.python),
+        folder=place.folder,
+        checked_flags=(*(each for each in flags if each.startswith(_NEWER)), *options.sbatch),
+        checked_srun_flags=(*(each for each in srun_flags if each.startswith(_NEWER)), *options.srun),
+        workspace=next(iter(spec.details["workspaces"].values()), None),
+        is_shared=options.shared,
+    )
+
+
+def _check(options: SlurmOptions) -> None:
+    if not options.shared and options.continues == "follow-up":
+        raise OptionError("continues=follow-up needs a folder that the nodes share: shared=true", "continues")
+    if options.container_mounts and not options.container_image:
+        raise OptionError("container_mounts needs container_image=IMAGE", "container_mounts")
+    if options.gpu_type and options.gpus == "none":
+        raise OptionError("gpu_type needs gpus=gres or gpus=tres: gpus=none asks for no GPU", "gpu_type")
+    if options.workspace_type != "dir" or options.image_repo is not None:
+        text = "builds an image: TorchX's own adapter, -s slurm_torchx, does; here container_image names an image"
+        raise OptionError(f"workspace_type={options.workspace_type} {text}", "workspace_type")
+
+
+def _check_lines(flags: Sequence[str]) -> None:
+    """Each is a comment line of the script: what follows a line break would be a command."""
+    for flag in flags:
+        if any(each in flag for each in "\n\r\0"):
+            name, _, value = flag.removeprefix("--").partition("=")
+            raise OptionError(f"{name}={value!r} must be one line", name)
+
+
+def _choose_spare_role(roles: Sequence[Role], options: SlurmOptions) -> str:
+    if options.spares == 0:
+        return ""
+    agents = [str(role.name) for role in roles if is_agent_role(role)]
+    if len(agents) != 1:
+        raise OptionError(
+            f"spares={options.spares}: the app has {len(agents)} roles of agents, and needs one", "spares"
+        )
+    return agents[0]
+
+
+def _build_plan(
+    role: Role, index: int, options: SlurmOptions, name: str, folder: str, place: Place, *, has_workspace: bool
+) -> ReplicaPlan:
+    files = AppFolder(folder)
+    cwd = place.cwd if options.shared else folder
+    plan = plan_replica(
+        role,
+        index,
+        _build_place(name, folder, role.name, options),
+        cwd=posixpath.join(folder, WORK_DIR) if has_workspace else cwd,
+        bundle_dir=str(files.state_dir),
+        error_file=str(files.replica_dir(ReplicaId(role.name, index)) / ERROR_FILE),
+        python=place.python,
+    )
+    if has_workspace and not options.shared and plan.runs_agent:
+        return replace(plan, env={**plan.env, Env.WORKSPACE: str(files.state_dir / WORKSPACE_BUNDLE_NAME)})
+    return plan
+
+
+def _build_place(name: str, folder: str, role: str, options: SlurmOptions) -> AgentPlace:
+    log_dir = str(AppFolder(folder).role_dir(role))
+    return AgentPlace(adapter="slurm", app_id=name, log_dir=log_dir, grace_s=options.grace_s, env=options.env)
+
+
+def _list_flags(
+    name: str, roles: Sequence[Role], options: SlurmOptions, nodes: int, place: Place, *, may_lose: bool
+) -> list[str]:
+    """Of sbatch. All nodes of a job are alike: each has what the largest role asks for."""
+    log = str(AppFolder(place.folder).state_dir / LOG_NAME) if options.shared else "/dev/null"
+    flags = [f"--job-name={name}", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1"]
+    flags += [f"--output={log}", "--open-mode=append", f"--chdir={place.cwd if options.shared else '/'}"]
+    flags += ["--no-requeue"] if options.continues == "no" else ["--requeue"]
+    flags += ["--no-kill"] if may_lose else []
+    resources = [_find_resource(role) for role in roles]
+    cpus, gpus = max(int(each.cpu) for each in resources), max(int(each.gpu) for each in resources)
+    memory = max(0 if RoleKey.MEMORY_REQUEST_MB in role.metadata else int(role.resource.memMB) for role in roles)
+    flags += [f"--cpus-per-task={cpus}"] if cpus > 0 else []
+    flags += [f"--mem={memory}M"] if memory > 0 and not options.exclusive else []
+    flags += ["--exclusive", "--mem=0"] if options.exclusive else []
+    flags += _list_gpu_flags(options, gpus)
+    given = {
+        "partition": options.partition,
+        "time": options.time,
+        "account": options.account,
+        "qos": options.qos,
+        "comment": options.comment,
+        "constraint": options.constraint,
+        "reservation": options.reservation,
+        "mail-user": options.mail_user,
+        "mail-type": options.mail_type,
+        "segment": options.segment,
+        "signal": options.signal,
+    }
+    return flags + [f"--{flag}={value}" for flag, value in given.items() if value is not None]
+
+
+def _find_resource(role: Role) -> Resource:
+    return role.resource if role.resource is not None else Resource(cpu=0, gpu=0, memMB=0)
+
+
+def _list_gpu_flags(options: SlurmOptions, gpus: int) -> list[str]:
+    if gpus <= 0 or options.gpus == "none":
+        return []
+    kind = f"{options.gpu_type}:" if options.gpu_type else ""
+    return [f"--gres=gpu:{kind}{gpus}" if options.gpus == "gres" else f"--gpus-per-node={kind}{gpus}"]
+
+
+def _list_srun_flags(roles: Sequence[Role], options: SlurmOptions, folder: str, *, may_lose: bool) -> list[str]:
+    cpus = max(int(_find_resource(role).cpu) for role in roles)
+    flags = ["--ntasks-per-node=1", "--kill-on-bad-exit=0", "--wait=0"]
+    flags += [f"--cpus-per-task={cpus}"] if cpus > 0 else []
+    flags += ["--no-kill"] if may_lose else []
+    if options.container_image:
+        mounts = ",".join(filter(None, (f"{folder}:{folder}", options.container_mounts)))
+        flags += [f"--container-image={options.container_image}", f"--container-mounts={mounts}"]
+    return flags
+
+
+def _build_script(
+    flags: Sequence[str], srun_flags: Sequence[str], options: SlurmOptions, folder: str, python: str
+) -> str:
+    lines = ["#!/bin/sh", *(f"#SBATCH {shlex.quote(flag)}" for flag in flags)]
+    lines += [f"module load {shlex.quote(module)}" for module in options.modules]
+    lines += [options.prolog] if options.prolog else []
+    bundle = shlex.quote(posixpath.join(str(AppFolder(folder).state_dir), payload.NAME))
+    if not options.shared:
+        # Each run has a name of its own: sbcast and noclobber refuse a file that another user has put there, and write
+        # into none that is there.
+        lines += [f'bundle={shlex.quote(folder)}".$SLURM_JOB_ID.${{SLURM_RESTART_COUNT:-0}}.zip"']
+        lines += ["umask 077", 'rm -f "$bundle.sent"', "set -C"]
+        lines += [f"base64 -d >\"$bundle.sent\" <<'{_END}' || exit 1", f"{PAYLOAD_MARK}{_END}"]
+        lines += ['sbcast --preserve "$bundle.sent" "$bundle" || exit 1', 'rm -f "$bundle.sent"']
+        bundle = '"$bundle"'
+    # A job that was resized, or has lost a node, may run again with fewer nodes.
+    size = '--nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES"'
+    lines += [f"{SRUN}{size} {shlex.join([*srun_flags, python])} {bundle} {shlex.quote(folder)}", ""]
+    return "\n".join(lines)
+
+
+def list_files(spec: AppSpec, agent: bytes | None, workspace: bytes | None) -> dict[str, bytes]:
+    """Return the files of the app's state folder that a node without it needs, by name.
+
+    Args:
+        spec: of the app.
+        agent: the bundle; None: no role runs agents.
+        workspace: packed; None: there is none.
+    """
+    content = asdict(replace(spec, details={})) | {"schema": 1}
+    del content["details"]
+    files = {"spec.json": json.dumps(content).encode(), "private.json": json.dumps(spec.details).encode()}
+    if agent is not None:
+        files[AGENT_BUNDLE_NAME] = agent
+    if workspace is not None:
+        files[WORKSPACE_BUNDLE_NAME] = workspace
+    return files

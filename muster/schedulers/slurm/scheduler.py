@@ -1,0 +1,480 @@
+"""The TorchX scheduler `slurm`."""
+
+import contextlib
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from torchx.schedulers.api import DescribeAppResponse, ListAppResponse
+from torchx.specs import AppDef, AppDryRunInfo, AppState, Role, is_terminal
+from torchx.workspace.api import WorkspaceMixin
+
+from muster.schedulers.adapter import (
+    AGENT_BUNDLE_NAME,
+    Answer,
+    AppFacts,
+    AppFolder,
+    AppRegistry,
+    AskKind,
+    AskOutcome,
+    BundleError,
+    ControlError,
+    EngineError,
+    Env,
+    ExitCode,
+    FileSource,
+    Leftover,
+    ListedApp,
+    LogRequest,
+    PluginScheduler,
+    ReplicaId,
+    RoleNodes,
+    SchedulerError,
+    StateError,
+    StrictOpts,
+    ask_roles,
+    build_agent_bundle,
+    build_app_name,
+    build_ask_command,
+    build_status,
+    build_workspace_bundle,
+    check_replica,
+    close_stop,
+    copy_workspace,
+    count_nodes,
+    declare_options,
+    derive_token,
+    describe_os_error,
+    find_elastic_role,
+    find_newest_run,
+    find_state_dir,
+    make_secret,
+    make_suffix,
+    note_workspace,
+    parse_options,
+    read_agent_words,
+    read_lines,
+    share_workspace,
+)
+from muster.schedulers.slurm import client, live, payload, words
+from muster.schedulers.slurm.node import SIZES_NAME, read_sizes
+from muster.schedulers.slurm.options import SlurmOptions
+from muster.schedulers.slurm.request import (
+    PAYLOAD_MARK,
+    SCRIPT_NAME,
+    SRUN,
+    WORK_DIR,
+    WORKSPACE_KEY,
+    Place,
+    SlurmRequest,
+    build_request,
+    list_files,
+)
+
+BACKEND: Final = "slurm"
+_LOOK_S: Final = 2.0
+"""How often all readers of one app's logs together ask Slurm whether it has ended."""
+_END_LIMIT_S: Final = 120.0
+_ASK_MARGIN_S: Final = 30.0
+_LEAST_PAUSE_S: Final = 0.2
+_MOST_PAUSE_S: Final = 5.0
+_NOT_INHERITED: Final = ("MUSTER_", "SLURM_", "SBATCH_", "SRUN_")
+
+
+class SlurmScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[misc]
+    """Runs an app as one job of a Slurm cluster, see the package.
+
+    Args:
+        session_name: TorchX's; part of the default path of the app's folder.
+    """
+
+    TELLS_STATUS = False
+
+    def __init__(self, session_name: str) -> None:
+        super().__init__(BACKEND, session_name)
+        self._lock = threading.Lock()
+        self._looks: dict[str, tuple[float, bool]] = {}
+        self._printed: set[str] = set()
+
+    # -- submitting ---------------------------------------------------------------------------------------------------
+
+    def add_options(self, opts: StrictOpts) -> None:
+        """See `options`."""
+        declare_options(opts, SlurmOptions)
+
+    def workspace_opts(self) -> StrictOpts:
+        """None of its own: `add_options` declares all."""
+        return StrictOpts(BACKEND)
+
+    def build_workspace_and_update_role(self, role: Role, workspace: str, cfg: Mapping[str, Any]) -> None:
+        """Note the folder, which travels with `job_dir`, as with TorchX's adapter, or without a shared folder."""
+        if not cfg.get("job_dir") and cfg.get("shared") is not False and str(cfg.get("shared")).lower() != "false":
+            return
+        note_workspace(role, workspace, WORKSPACE_KEY, self._printed, is_quiet=bool(cfg.get("quiet")))
+
+    def _submit_dryrun(self, app: AppDef, cfg: Mapping[str, Any]) -> AppDryRunInfo:
+        from muster.schedulers.local.interpreter import find_interpreter
+
+        options = parse_options(SlurmOptions, self._run_opts(), cfg)
+        name = build_app_name(app.name, make_suffix())
+        folder = os.path.abspath(os.path.expanduser(options.job_dir)) if options.job_dir else self._choose_folder(name)
+        python = options.python or find_interpreter(os.environ, sys.executable)
+        place = Place(folder=folder, cwd=os.getcwd(), python=python)
+        request = build_request(
+            share_workspace(app, WORKSPACE_KEY), options, name=name, token=make_secret(), place=place
+        )
+        return AppDryRunInfo(request, str)
+
+    def _choose_folder(self, name: str) -> str:
+        return os.path.abspath(find_state_dir(os.environ) / "logs" / (self.session_name or "torchx") / name)
+
+    def schedule(self, dryrun_info: AppDryRunInfo) -> str:
+        """Make the app's folder and submit its job; nothing is left of it if that fails."""
+        request: SlurmRequest = dryrun_info.request
+        client.check_options("sbatch", request.checked_flags)
+        client.check_options("srun", request.checked_srun_flags)
+        if request.spec.details["continues"] == "expedite":
+            client.check_version((25, 11), "continues=expedite")
+        if client.can_wait_for_children():
+            request = replace(request, script=request.script.replace(SRUN, f"{SRUN}{client.WAIT_FOR_CHILDREN} "))
+        folder, registry = AppFolder(request.folder), self._find_registry()
+        try:
+            with contextlib.ExitStack() as undo:
+                folder.create(request.spec)
+                undo.callback(shutil.rmtree, folder.path, ignore_errors=True)
+                registry.add(request.spec.app_id, folder.path)
+                undo.callback(registry.remove, request.spec.app_id)
+                script = _write_files(request, folder)
+                # Should the answer of sbatch be lost, the job has the app's name.
+                undo.callback(_cancel_named, request.spec.app_id)
+                job_id = client.submit_script(script, _build_env())
+                _append(folder.state_dir / live.JOBS_NAME, job_id)
+                undo.pop_all()
+        except FileExistsError as error:
+            raise SchedulerError(f"{folder.path} exists already: an app needs a folder of its own") from error
+        except BundleError as error:
+            raise SchedulerError(str(error)) from error
+        except OSError as error:
+            raise EngineError(
+                f"cannot submit {request.spec.app_id}: {describe_os_error(error, str(folder.path))}"
+            ) from error
+        self._submitted.add(request.spec.app_id)
+        return request.spec.app_id
+
+    # -- looking ------------------------------------------------------------------------------------------------------
+
+    def _find_registry(self) -> AppRegistry:
+        return AppRegistry(find_state_dir(os.environ), BACKEND)
+
+    def _find_app(self, app_id: str) -> live.App | None:
+        """None: it is not known (any more)."""
+        folder = self._find_registry().open(app_id)
+        try:
+            return None if folder is None else live.read_app(folder)
+        except FileNotFoundError:  # another shell has just deleted it
+            return None
+        except StateError as error:
+            raise EngineError(str(error)) from error
+
+    def describe_app(self, app_id: str) -> DescribeAppResponse | None:
+        """See `PluginScheduler`."""
+        facts = self.read_facts(app_id)
+        return None if facts is None else build_status(facts)
+
+    def read_facts(self, app_id: str) -> AppFacts | None:
+        """See `PluginScheduler`."""
+        app = self._find_app(app_id)
+        if app is None:
+            return None
+        if app.is_shared:
+            return live.build_facts(app, read_agent_words(app.folder, app.spec))
+        from muster.schedulers.slurm.logs import read_words
+
+        return live.build_facts(app, read_words(app))
+
+    def list_apps(self, cfg: Mapping[str, Any]) -> list[ListAppResponse]:
+        """See `PluginScheduler`: the apps that this user has submitted here."""
+        del cfg
+        registry = self._find_registry()
+        found = []
+        for app_id in registry:
+            app = self._find_app(app_id)
+            if app is not None:
+                found.append(ListedApp(app_id=app_id, state=app.state, submitted_s=registry.find_added_s(app_id)))
+        return found
+
+    def find_run_dir(self, app_id: str, role: str) -> Path | None:
+        """See `PluginScheduler`."""
+        folder = self._find_registry().open(app_id)
+        return None if folder is None else find_newest_run(folder.role_dir(role))
+
+    def find_leftovers(self) -> Iterable[Leftover]:
+        """See `PluginScheduler`."""
+        for each in self.list_apps({}):
+            if is_terminal(each.state) or each.state is AppState.UNKNOWN:
+                folder = self._find_registry().open(each.app_id)
+                if folder is not None:
+                    yield Leftover(
+                        name=f"{BACKEND}://{each.app_id}",
+                        what=f"{each.state.name.lower()}: its logs and state",
+                        size_bytes=sum(path.lstat().st_size for path in folder.path.rglob("*")),
+                        ended_s=None,
+                        remove=lambda app_id=each.app_id: self.delete_app(app_id),  # type: ignore[misc]
+                    )
+
+    def read_log(self, app_id: str, request: LogRequest) -> Iterator[str]:
+        """See `PluginScheduler`. All runs of the job are in one log."""
+        app = self._find_app(app_id)
+        if app is None:
+            raise self._build_unknown(app_id)
+        counts = {role: len(plans) for role, plans in app.spec.details["replicas"].items()}
+        check_replica(app_id, counts, request.role, request.index)
+        replica = ReplicaId(request.role, request.index)
+        source: Any
+        if app.is_shared:
+            source = FileSource(app.folder.replica_dir(replica), request.stream.value, app.folder.state_dir)
+        else:
+            from muster.schedulers.slurm.logs import NodeSource
+
+            source = NodeSource(app, replica, request.stream.value)
+        return read_lines(
+            source,
+            lambda: self._has_ended(app_id),
+            pattern=request.pattern,
+            since_s=request.since_s,
+            until_s=request.until_s,
+            follow=request.follow,
+        )
+
+    def _has_ended(self, app_id: str) -> bool:
+        """Whether nothing follows in an app's logs. A controller that is restarted is waited for."""
+        with self._lock:
+            looked_s, ended = self._looks.get(app_id, (-_LOOK_S, False))
+            if ended or time.monotonic() - looked_s < _LOOK_S:
+                return ended
+            try:
+                app = self._find_app(app_id)
+                ended = app is None or is_terminal(app.state) or app.state is AppState.UNKNOWN
+            except EngineError:
+                ended = False
+            self._looks[app_id] = (time.monotonic(), ended)
+            return ended
+
+    # -- asking and ending --------------------------------------------------------------------------------------------
+
+    def _open_app(self, app_id: str) -> live.App:
+        """Return an app that has not ended.
+
+        Raises:
+            ControlError: there is none, or it has.
+        """
+        app = self._find_app(app_id)
+        if app is None:
+            raise ControlError(f"{BACKEND} knows no app {app_id!r}", ExitCode.UNKNOWN)
+        if is_terminal(app.state) or app.state is AppState.UNKNOWN or app.entry is None:
+            raise ControlError(f"{app_id} has ended already ({app.state.name})", ExitCode.ENDED)
+        if app.is_cancelled:
+            raise ControlError(f"{app_id} is being stopped already", ExitCode.REFUSED)
+        return app
+
+    def ask_app(self, app_id: str, kind: AskKind, limit_s: float) -> Answer:
+        """See `PluginScheduler`. The question travels through `srun --overlap`."""
+        return _ask(self._open_app(app_id), kind, limit_s)
+
+    def run_in_node(
+        self, app_id: str, role: str, index: int, command: Sequence[str], limit_s: float
+    ) -> tuple[int, str, str]:
+        """See `PluginScheduler`. The command runs by `srun --overlap`."""
+        app = self._open_app(app_id)
+        node = app.find_running(role).get(ReplicaId(role, index))
+        if node is None:
+            raise ControlError(f"node {index} of {role} does not run", ExitCode.ENDED)
+        return _run_there(app, node, command, {}, limit_s)
+
+    def stop_app(self, app_id: str, limit_s: float) -> Answer:
+        """See `PluginScheduler`."""
+        app = self._open_app(app_id)
+        began_s = time.monotonic()
+        _record_cancel(app)
+        runs_agents = any(role.runs_agent for role in app.spec.roles)
+        if app.state is AppState.RUNNING and runs_agents:
+            asked = _ask(app, AskKind.STOP, limit_s)
+        else:
+            asked = Answer(outcome=AskOutcome.REFUSED, line="it ran no agents of muster")
+        if asked.outcome is not AskOutcome.DONE or not self._wait_ended(app_id, app.spec.grace_s):
+            _cancel_jobs(app)
+        is_over = self._wait_ended(app_id, app.spec.grace_s + _END_LIMIT_S)
+        return close_stop(asked, "replicas", time.monotonic() - began_s, has_ended=is_over)
+
+    def _wait_ended(self, app_id: str, limit_s: float) -> bool:
+        deadline_s, pauses = time.monotonic() + limit_s, list_pauses()
+        while True:
+            app = self._find_app(app_id)
+            if app is None or app.entry is None or is_terminal(app.state):
+                return True
+            if time.monotonic() > deadline_s:
+                return False
+            time.sleep(next(pauses))
+
+    def resize_app(self, app_id: str, nodes: int, role: str | None) -> Answer:
+        """See `PluginScheduler`. A job of Slurm's can only shrink."""
+        app = self._open_app(app_id)
+        chosen = find_elastic_role(app_id, app.spec.roles, role, nodes)
+        sizes = read_sizes(app.folder.state_dir)
+        before = sizes.get(chosen.name, chosen.replicas)
+        if nodes > before:
+            line = f"{app_id} has {count_nodes(before)} and cannot get {nodes}: a job of Slurm's can only shrink"
+            raise ControlError(f"{line}; submit it with spares=N for lost nodes", ExitCode.REFUSED)
+        if not app.is_shared:
+            raise ControlError(f"{app_id} has no folder that its nodes share: it cannot be resized", ExitCode.REFUSED)
+        sizes[chosen.name] = nodes
+        _replace_text(app.folder.state_dir / SIZES_NAME, "".join(f"{name} {size}\n" for name, size in sizes.items()))
+        leaving = {each: node for each, node in app.find_running(chosen.name).items() if each.index >= nodes}
+        for each, node in leaving.items():
+            supervisor = app.nodes[each].record.supervisor
+            assert supervisor is not None  # noqa: S101  # it runs
+            pid = str(supervisor.pid)
+            _run_there(app, node, ["kill", f"-{signal.Signals.SIGHUP.name[3:]}", pid], {}, _ASK_MARGIN_S)
+        late = self._wait_left(app_id, leaving, app.spec.grace_s + _ASK_MARGIN_S)
+        if not late and leaving:
+            assert app.entry is not None  # noqa: S101  # it runs
+            client.keep_nodes(app.entry.job_id, [each for each in app.entry.nodes if each not in leaving.values()])
+        names = ", ".join(map(str, leaving)) or "no node"
+        line = f"{app_id} has {count_nodes(nodes)} from now on"
+        if late:
+            return Answer(outcome=AskOutcome.LATE, line=f"{line}; still running: {', '.join(map(str, late))}")
+        return Answer(outcome=AskOutcome.DONE, line=f"{line}: {names} ended")
+
+    def _wait_left(self, app_id: str, leaving: Mapping[ReplicaId, str], limit_s: float) -> list[ReplicaId]:
+        deadline_s, pauses = time.monotonic() + limit_s, list_pauses()
+        while True:
+            app = self._find_app(app_id)
+            late = [] if app is None else [each for each in leaving if each in app.find_running()]
+            if not late or time.monotonic() > deadline_s:
+                return late
+            time.sleep(next(pauses))
+
+    def _cancel_existing(self, app_id: str) -> None:
+        """Let all ranks save at one step: `scancel` would send SIGTERM to the workers, too. A second cancel does."""
+        app = self._find_app(app_id)
+        if app is None or app.entry is None or is_terminal(app.state):
+            return
+        was_cancelled = app.is_cancelled
+        _record_cancel(app)
+        if app.has_started() and not was_cancelled:
+            client.signal_tasks(app.entry.job_id)
+        else:
+            _cancel_jobs(app)
+
+    def delete_app(self, app_id: str) -> None:
+        """See `PluginScheduler`. Removes the app's logs too."""
+        app = self._find_app(app_id)
+        if app is None:
+            return
+        if app.entry is not None and not is_terminal(words.STATES.get(app.entry.state, AppState.UNKNOWN)):
+            self._cancel_existing(app_id)
+            if not self._wait_ended(app_id, app.spec.grace_s + _ASK_MARGIN_S):
+                self._cancel_existing(app_id)
+            if not self._wait_ended(app_id, app.spec.grace_s + _END_LIMIT_S):
+                raise EngineError(f"{app_id} did not end within {app.spec.grace_s + _END_LIMIT_S:g} s; not deleted")
+        shutil.rmtree(app.folder.path)
+        self._find_registry().remove(app_id)
+
+
+def list_pauses() -> Iterator[float]:
+    """Seconds between two questions to the controller, which serves a whole cluster: longer and longer."""
+    pause_s = _LEAST_PAUSE_S
+    while True:
+        yield pause_s
+        pause_s = min(_MOST_PAUSE_S, 1.4 * pause_s)
+
+
+def _write_files(request: SlurmRequest, folder: AppFolder) -> str:
+    """Write what the nodes need; the path of the script."""
+    script, spec = request.script, request.spec
+    agent = build_agent_bundle() if any(role.runs_agent for role in spec.roles) else None
+    if request.is_shared:
+        (folder.state_dir / payload.NAME).write_bytes(payload.build_payload({}))
+        if agent is not None:
+            (folder.state_dir / AGENT_BUNDLE_NAME).write_bytes(agent)
+        if request.workspace is not None:
+            (folder.path / WORK_DIR).mkdir()
+            copy_workspace(request.workspace, str(folder.path / WORK_DIR))
+    else:
+        workspace = None if request.workspace is None else build_workspace_bundle(request.workspace)
+        encoded = payload.encode_payload(payload.build_payload(list_files(spec, agent, workspace)))
+        if len(encoded) > payload.SCRIPT_LIMIT_BYTES:
+            size = f"{len(encoded) / 1e6:.1f} MB as text, and Slurm takes scripts of at most 4 MB"
+            raise SchedulerError(f"what the nodes need is {size}: leave files out by .torchxignore, or use shared=true")
+        script = script.replace(PAYLOAD_MARK, encoded)
+    path = folder.state_dir / SCRIPT_NAME
+    path.write_text(script)
+    path.chmod(0o600)
+    return str(path)
+
+
+def _build_env() -> dict[str, str]:
+    """Return what the job inherits of this process's environment; not that of a job in which this process runs."""
+    return {
+        name: value for name, value in os.environ.items() if not name.startswith(_NOT_INHERITED) or name == "SLURM_CONF"
+    }
+
+
+def _cancel_named(name: str) -> None:
+    """End the jobs of an app whose submission has failed."""
+    with contextlib.suppress(EngineError):
+        client.run(["scancel", "--name", name], waits=False)
+
+
+def _record_cancel(app: live.App) -> None:
+    """From now on nothing queues or starts the app again."""
+    app.folder.write_request("cancel")
+    assert app.entry is not None  # noqa: S101  # it has not ended
+    client.forbid_requeue(app.entry.job_id)
+
+
+def _cancel_jobs(app: live.App) -> None:
+    for entry in client.list_jobs(app.spec.app_id, live.read_jobs(app.folder)):
+        if not is_terminal(words.STATES.get(entry.state, AppState.UNKNOWN)):
+            client.cancel(entry.job_id)
+
+
+def _ask(app: live.App, kind: AskKind, limit_s: float) -> Answer:
+    def find_nodes(role: str) -> RoleNodes:
+        running = {str(each): (each, node) for each, node in app.find_running(role).items()}
+
+        def ask(name: str, question: Any) -> tuple[int, str, str]:
+            replica, node = running[name]
+            plan = app.spec.details["replicas"][role][replica.index]
+            env = {**plan["env"], Env.TOKEN: derive_token(app.spec.details["token"], role)}
+            command = build_ask_command(plan["command"], question)
+            return _run_there(app, node, command, env, limit_s + _ASK_MARGIN_S)
+
+        none = f"no agent of {role} answers: its workers have not run for a second yet, or its node is lost"
+        return RoleNodes(names=list(running), ask=ask, none=none)
+
+    roles = {role.name: find_nodes(role.name) for role in app.spec.roles if role.runs_agent}
+    return ask_roles(app.spec.app_id, roles, kind, limit_s)
+
+
+def _run_there(app: live.App, node: str, command: Any, env: Mapping[str, str], limit_s: float) -> tuple[int, str, str]:
+    assert app.entry is not None  # noqa: S101  # it runs
+    return client.run_on_node(app.entry.job_id, node, command, {**_build_env(), **env}, limit_s)
+
+
+def _append(path: Path, line: str) -> None:
+    with path.open("a") as file:
+        file.write(f"{line}\n")
+
+
+def _replace_text(path: Path, text: str) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(text)
+    temporary.replace(path)

@@ -1,0 +1,109 @@
+"""Slurm's states and reasons in plain words."""
+
+import time
+from typing import Final
+
+from torchx.specs import AppState
+
+from muster.schedulers.slurm.client import QueueEntry
+
+STATES: Final = {
+    "PENDING": AppState.PENDING,
+    "CONFIGURING": AppState.PENDING,
+    "REQUEUED": AppState.PENDING,
+    "REQUEUE_HOLD": AppState.PENDING,
+    "REQUEUE_FED": AppState.PENDING,
+    "SPECIAL_EXIT": AppState.PENDING,
+    "RESV_DEL_HOLD": AppState.PENDING,
+    "RUNNING": AppState.RUNNING,
+    "COMPLETING": AppState.RUNNING,
+    "SIGNALING": AppState.RUNNING,
+    "STAGE_OUT": AppState.RUNNING,
+    "RESIZING": AppState.RUNNING,
+    "SUSPENDED": AppState.RUNNING,
+    "STOPPED": AppState.RUNNING,
+    "COMPLETED": AppState.SUCCEEDED,
+    "CANCELLED": AppState.CANCELLED,
+    "BOOT_FAIL": AppState.FAILED,
+    "DEADLINE": AppState.FAILED,
+    "FAILED": AppState.FAILED,
+    "NODE_FAIL": AppState.FAILED,
+    "OUT_OF_MEMORY": AppState.FAILED,
+    "PREEMPTED": AppState.FAILED,
+    "REVOKED": AppState.FAILED,
+    "TIMEOUT": AppState.FAILED,
+}
+"""Those of a job; an app may go on in another one."""
+
+REASONS: Final = {
+    "Priority": "jobs with a higher priority are before it",
+    "Resources": "it waits for free nodes",
+    "Dependency": "it waits for the end of another job",
+    "DependencyNeverSatisfied": "the job that it waits for can never end as it must",
+    "BeginTime": "its time to begin has not come",
+    "JobHeldUser": "a user holds it: scontrol release lets it go on",
+    "job requeued in held state": "a user holds it: scontrol release lets it go on",
+    "JobHeldAdmin": "an administrator holds it",
+    "ReqNodeNotAvail": "nodes that it needs are down, drained or reserved",
+    "Reservation": "it waits for its reservation",
+    "PartitionDown": "its partition is down",
+    "PartitionInactive": "its partition starts no jobs",
+    "PartitionNodeLimit": "it asks for more nodes than its partition gives one job",
+    "PartitionTimeLimit": "it asks for more time than its partition gives one job",
+    "PartitionConfig": "its partition cannot give what it asks for",
+    "BadConstraints": "no node has what it asks for",
+    "NodeDown": "a node that it needs is down",
+    "Licenses": "it waits for a license",
+    "AssocGrpGRES": "its account has as many GPUs as it may",
+    "AssocMaxJobsLimit": "its account runs as many jobs as it may",
+    "QOSMaxJobsPerUserLimit": "you run as many jobs as its quality of service allows",
+    "QOSMaxNodePerUserLimit": "you use as many nodes as its quality of service allows",
+    "QOSMaxGRESPerUser": "you use as many GPUs as its quality of service allows",
+    "QOSGrpNodeLimit": "its quality of service has all the nodes that it may",
+    "QOSMaxWallDurationPerJobLimit": "it asks for more time than its quality of service allows",
+    "InvalidAccount": "its account is not valid",
+    "InvalidQOS": "its quality of service is not valid",
+    "launch failed requeued held": "it could not be started, and is held: scontrol release tries again",
+    "RaisedSignal": "a signal ended it",
+    "NonZeroExitCode": "its script exited with another code than 0",
+    "TimeLimit": "its time limit is over",
+    "NodeFail": "a node was lost",
+}
+_PREFIXES: Final = {
+    "QOS": "a limit of its quality of service is reached",
+    "Assoc": "a limit of its account is reached",
+    "ReqNodeNotAvail": REASONS["ReqNodeNotAvail"],
+    "MaxMem": "it asks for more memory than one job may",
+}
+ENDS: Final = {
+    "BOOT_FAIL": "a node did not boot",
+    "CANCELLED": "it was cancelled by Slurm's own commands",
+    "DEADLINE": "it could not end before its deadline",
+    "NODE_FAIL": "a node was lost that the job needs",
+    "OUT_OF_MEMORY": "it needed more memory than it had",
+    "PREEMPTED": "another job took its nodes",
+    "REVOKED": "another cluster runs it",
+    "TIMEOUT": "its time limit is over",
+}
+
+
+def explain_reason(reason: str) -> str:
+    """Slurm's reason for which a job waits, with the word that people search for."""
+    word = reason.partition(",")[0].strip("()")
+    words = REASONS.get(word) or next((each for start, each in _PREFIXES.items() if word.startswith(start)), "")
+    return f"{words} ({reason})" if words else reason
+
+
+def explain_wait(entry: QueueEntry) -> str:
+    """Why a job waits, and until when."""
+    why = explain_reason(entry.reason) if entry.reason else "Slurm has not looked at it yet"
+    text = f"job {entry.job_id} waits: {why}"
+    if entry.start_s is None:
+        return text
+    return f"{text}; starts about {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(entry.start_s))}"
+
+
+def explain_end(entry: QueueEntry) -> str:
+    """Why a job has ended, as Slurm says it; "": its exit code alone."""
+    words = ENDS.get(entry.state, "")
+    return f"Slurm ended job {entry.job_id}: {words} ({entry.state})" if words else ""

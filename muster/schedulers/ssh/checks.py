@@ -1,0 +1,336 @@
+"""Looks at all hosts at once before anything is started: Python, disk, clock, and how they reach the first one."""
+
+import contextlib
+import json
+import os
+import selectors
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar
+
+from muster.schedulers.ssh.command import build_ssh, explain_failure
+from muster.schedulers.ssh.connection import Ssh
+from muster.schedulers.ssh.hosts import Host
+
+LIMIT_S: Final = 30.0
+"""For each host's answer."""
+_LEAST_PYTHON: Final = (3, 10)
+_CLOCK_LIMIT_S: Final = 5.0
+_MARK: Final = b"\0muster-check\n"
+_LINE_LIMIT_BYTES: Final = 1 << 20
+_END_LIMIT_S: Final = 5.0
+
+# Any Python must compile it, 2.7 included, so that an old one can say which it is.
+_PROGRAM: Final = rb"""
+import json, os, sys, time
+def say(answer):
+    sys.stdout.write("\0muster-check\n" + json.dumps(answer) + "\n")
+    sys.stdout.flush()
+def check(order):
+    answer = {"version": list(sys.version_info[:3]), "python": sys.executable, "time_s": time.time()}
+    if sys.version_info < (3, 10):
+        return say(answer)
+    import fcntl, random, socket, struct
+    folder = order["folder"]
+    while not os.path.isdir(folder) and folder != "/":
+        folder = os.path.dirname(folder)
+    there = os.statvfs(folder)
+    answer.update(folder=folder, free_bytes=there.f_bavail * there.f_frsize)
+    answer["writable"] = os.access(folder, os.W_OK | os.X_OK)
+    found = os.environ.get("SSH_CONNECTION", "").split()[2:3]
+    for _, name in socket.if_nameindex():
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+            try:
+                packed = fcntl.ioctl(asked, 0x8915, struct.pack("256s", name.encode()[:15]))
+                found.append(socket.inet_ntoa(packed[20:24]))
+            except OSError:
+                pass
+    for line in open("/proc/net/if_inet6") if os.path.exists("/proc/net/if_inet6") else ():
+        digits, _, _, scope = line.split()[:4]
+        if scope == "00":
+            found.append(socket.inet_ntop(socket.AF_INET6, bytes.fromhex(digits)))
+    ordered = [each for each in found if not each.startswith("127.") or each == found[0]]
+    answer["addresses"] = list(dict.fromkeys(ordered)) or ["127.0.0.1"]
+    listeners = []
+    for _ in range(order["ports"]):
+        for _ in range(100):
+            listener = socket.socket(socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET)
+            if listener.family == socket.AF_INET6:
+                listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+            try:
+                listener.bind(("", random.randrange(20000, 30000)))
+                listener.listen(1024)
+                listeners.append(listener)
+                break
+            except OSError:
+                listener.close()
+    answer["ports"] = [listener.getsockname()[1] for listener in listeners]
+    say(answer)
+    for line in iter(stdin.readline, b""):
+        order = json.loads(line.decode())
+        if "program" in order:
+            for listener in listeners:
+                listener.close()
+            exec(stdin.read(order["program"]).decode("utf-8"), {"__name__": "__main__", "stdin": stdin})
+        say(reach(order["reach"]))
+def reach(candidates):
+    import selectors, socket
+    reached, waiting = [], selectors.DefaultSelector()
+    for address, port in candidates:
+        made = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
+        made.setblocking(False)
+        try:
+            made.connect_ex((address, port))
+            waiting.register(made, selectors.EVENT_WRITE, address)
+        except OSError:
+            pass
+    limit_s = time.monotonic() + 3
+    while waiting.get_map() and time.monotonic() < limit_s:
+        for key, _ in waiting.select(limit_s - time.monotonic()):
+            waiting.unregister(key.fileobj)
+            if key.fileobj.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0:
+                reached.append(key.data)
+        if reached:
+            limit_s = min(limit_s, time.monotonic() + 0.3)
+    return reached
+check(json.loads(stdin.readline().decode()))
+"""
+
+T = TypeVar("T")
+
+
+class CheckError(Exception):
+    """A host cannot be used; `str()` says why in one line."""
+
+
+class Probe:
+    """One connection to a host, with questions and answers in lines of JSON; a program can follow, see `lend`."""
+
+    def __init__(self, ssh: Sequence[str], host: Host, python: str) -> None:
+        self._python = python
+        self._ssh: Ssh | None = Ssh.start(build_ssh(ssh, host.name, python, _PROGRAM))
+        for fd in self._ssh.fds[:3]:
+            os.set_blocking(fd, False)
+        self._pending = _PROGRAM
+        self._rest = self._errors = b""
+
+    def ask(self, question: Any) -> Any:
+        """Send a line and return the answer.
+
+        Raises:
+            CheckError: none comes.
+        """
+        assert self._ssh is not None  # noqa: S101  # it is neither lent nor closed
+        self._pending += json.dumps(question).encode() + b"\n"
+        limit_s = time.monotonic() + LIMIT_S
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._ssh.stdin, selectors.EVENT_WRITE, self._write)
+            selector.register(self._ssh.stdout, selectors.EVENT_READ, self._read)
+            selector.register(self._ssh.stderr, selectors.EVENT_READ, self._read_errors)
+            while True:
+                _, mark, line = self._rest.partition(_MARK)
+                if mark and b"\n" in line:
+                    answer, _, self._rest = line.partition(b"\n")
+                    return json.loads(answer)
+                ready = selector.select(max(0.0, limit_s - time.monotonic()))
+                if not ready:
+                    raise CheckError(f"it does not answer within {LIMIT_S:g} s")
+                for key, _ in ready:
+                    if not key.data(key.fd):
+                        selector.unregister(key.fd)
+                if self._ssh.stdout not in selector.get_map() or len(self._rest) > _LINE_LIMIT_BYTES:
+                    raise CheckError(self._explain())
+
+    def _write(self, fd: int) -> bool:
+        try:
+            self._pending = self._pending[os.write(fd, self._pending) :]
+        except OSError:
+            self._pending = b""  # it has ended, and says why
+        return bool(self._pending)
+
+    def _read(self, fd: int) -> bool:
+        data = os.read(fd, 65536)
+        self._rest += data
+        return bool(data)
+
+    def _read_errors(self, fd: int) -> bool:
+        data = os.read(fd, 4096)
+        self._errors = (self._errors + data)[-4096:]
+        return bool(data)
+
+    def _explain(self) -> str:
+        assert self._ssh is not None  # noqa: S101  # it is neither lent nor closed
+        ssh, self._ssh = self._ssh, None
+        code = ssh.end(_END_LIMIT_S)
+        with contextlib.suppress(BlockingIOError):
+            while self._read_errors(ssh.stderr):
+                pass
+        for fd in ssh.fds[:3]:
+            os.close(fd)
+        return explain_failure(self._errors, code, self._python)
+
+    def lend(self) -> tuple[int, ...]:
+        """Return the descriptors for a process that sends a `command.build_takeover`; `give` or `close` it then."""
+        assert self._ssh is not None  # noqa: S101  # it is neither lent nor closed
+        for fd in self._ssh.fds[:3]:
+            os.set_blocking(fd, True)
+        return self._ssh.fds
+
+    def give(self) -> None:
+        """Forget the connection: that process has it now."""
+        assert self._ssh is not None  # noqa: S101  # it is neither lent nor closed
+        self._ssh.forget()
+        self._ssh = None
+
+    def close(self) -> None:
+        """End it, unless it was given away."""
+        ssh, self._ssh = self._ssh, None
+        if ssh is not None:
+            ssh.end(0.0)
+            for fd in ssh.fds[:3]:
+                os.close(fd)
+
+
+@dataclass(kw_only=True)
+class Checked:
+    """What is known of a host that can be used."""
+
+    host: Host
+    version: tuple[int, int, int]
+    addresses: Sequence[str]
+    """At which the first host may be reached; that of the connection comes first."""
+    ports: Sequence[int]
+    """Free ones, when it was asked for some."""
+    clock_s: float
+    """How much its clock is ahead of this machine's."""
+    connection: Probe = field(repr=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Needs:
+    """What the hosts must have."""
+
+    ssh: Sequence[str]
+    python: str
+    folder: str
+    disk_bytes: int
+    ports: int
+    """Roles whose agents meet; each needs a port on its first host."""
+
+
+def check_hosts(hosts: Sequence[Host], needs: Needs) -> tuple[list[Checked], dict[str, str]]:
+    """Look at all hosts at once.
+
+    Returns:
+        The hosts that can be used, in order, whose connections the caller closes, and why the others cannot, by name.
+    """
+    results = _run_all(lambda host: _check(host, needs), hosts)
+    return (
+        [each for each in results if isinstance(each, Checked)],
+        {host.name: str(each) for host, each in zip(hosts, results, strict=True) if isinstance(each, CheckError)},
+    )
+
+
+def _check(host: Host, needs: Needs) -> Checked:
+    probe = Probe(needs.ssh, host, needs.python)
+    try:
+        asked_s = time.time()
+        told = probe.ask({"folder": needs.folder, "ports": needs.ports})
+        _judge(told, needs)
+        clock_s = told["time_s"] - (asked_s + time.time()) / 2
+    except BaseException:
+        probe.close()
+        raise
+    return Checked(
+        host=host,
+        version=tuple(told["version"]),
+        addresses=told["addresses"],
+        ports=told["ports"],
+        clock_s=clock_s,
+        connection=probe,
+    )
+
+
+def _judge(told: Mapping[str, Any], needs: Needs) -> None:
+    if tuple(told["version"]) < _LEAST_PYTHON:
+        name = ".".join(map(str, told["version"]))
+        raise CheckError(f"{told['python']} is Python {name}, 3.10 is the oldest that will do: -cfg python=PATH")
+    if not told["writable"]:
+        raise CheckError(f"{told['folder']} cannot be written; name another folder with -cfg folder=PATH")
+    if told["free_bytes"] < needs.disk_bytes:
+        free, wanted = told["free_bytes"] / 1e6, needs.disk_bytes / 1e6
+        raise CheckError(f"{told['folder']} has {free:.0f} MB free, and {wanted:.0f} MB are needed")
+
+
+def describe_differences(checked: Sequence[Checked]) -> list[str]:
+    """Lines for the user: clocks that are wrong, and Pythons that differ."""
+    lines = [
+        f"{each.host.name}: its clock is {abs(each.clock_s):.0f} s {'ahead' if each.clock_s > 0 else 'behind'}"
+        for each in checked
+        if abs(each.clock_s) > _CLOCK_LIMIT_S
+    ]
+    versions: dict[tuple[int, ...], list[str]] = {}
+    for each in checked:
+        versions.setdefault(each.version[:2], []).append(each.host.name)
+    if len(versions) > 1:
+        named = (f"{a}.{b} on {', '.join(names[:3])}" for (a, b), names in sorted(versions.items()))
+        lines.append(f"the hosts have different Pythons: {'; '.join(named)}")
+    return lines
+
+
+def find_address(first: Checked, others: Sequence[Checked]) -> tuple[str | None, dict[str, str]]:
+    """Find an address of one host that all others reach, by trying.
+
+    Returns:
+        It, or None and a line for each host that reaches none.
+    """
+    candidates = [(address, first.ports[0]) for address in first.addresses]
+    results = _run_all(lambda each: set(each.connection.ask({"reach": candidates})), others)
+    failed = {
+        each.host.name: str(got) for each, got in zip(others, results, strict=True) if isinstance(got, CheckError)
+    }
+    reached = [got for got in results if isinstance(got, set)]
+    if failed:
+        return None, failed
+    common = next((address for address, _ in candidates if all(address in each for each in reached)), None)
+    if common is not None:
+        return common, {}
+    tried = ", ".join(first.addresses)
+    return None, {
+        each.host.name: f"reaches {', '.join(sorted(got)) or 'none'} of {first.host.name}'s addresses ({tried})"
+        for each, got in zip(others, reached, strict=True)
+    }
+
+
+def _run_all(work: Callable[[Any], T], items: Sequence[Any]) -> list[T | CheckError]:
+    """Do something for each in a thread of its own: hosts that hang do not add up."""
+    results: dict[int, T | CheckError | BaseException] = {}
+
+    def run(number: int, item: Any) -> None:
+        try:
+            results[number] = work(item)
+        except (CheckError, OSError) as error:
+            results[number] = error if isinstance(error, CheckError) else CheckError(str(error))
+        except BaseException as error:  # noqa: BLE001  # raised again below
+            results[number] = error
+
+    threads = [threading.Thread(target=run, args=each, daemon=True) for each in enumerate(items)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    found: list[T | CheckError] = []
+    for number in range(len(items)):
+        result = results[number]
+        if isinstance(result, BaseException) and not isinstance(result, CheckError):
+            raise result
+        found.append(result)
+    return found
+
+
+def describe_failures(failed: Mapping[str, str], total: int) -> str:
+    """One line for each host that cannot be used."""
+    lines = [f"{len(failed)} of {total} hosts cannot be used:", *(f"{name}: {why}" for name, why in failed.items())]
+    return "\n  ".join(lines)

@@ -1,0 +1,65 @@
+"""The command lines of `ssh`. They hold no variable and no secret: programs and orders go over standard input."""
+
+import re
+import shlex
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+CONNECT_LIMIT_S: Final = 10
+_BOOT: Final = 'import io,sys; stdin=io.open(0,"rb",closefd=False); exec(stdin.read(int(sys.argv[1])).decode("utf-8"))'
+"""Works in every Python, so that an old one can say which it is."""
+_REASON_BYTES: Final = 2000
+_NOISE: Final = re.compile(r"(Warning: Permanently added|Connection to .* closed|\*\*)")
+
+
+def build_ssh(ssh: Sequence[str], host: str, python: str, program: bytes) -> list[str]:
+    """Build the command that runs a Python program on a host; the program comes first on its standard input.
+
+    The user's configuration counts for all else. What it has for people, a terminal, a command or forwarded ports,
+    would be in the way.
+
+    Args:
+        ssh: the user's program, with arguments of their own.
+        host: as the user names it.
+        python: the interpreter there.
+        program: its source.
+    """
+    options = ["BatchMode=yes", f"ConnectTimeout={CONNECT_LIMIT_S}", "ClearAllForwardings=yes", "RemoteCommand=none"]
+    there = f"exec {shlex.quote(python)} -c {shlex.quote(_BOOT)} {len(program)}"
+    return [*ssh, "-T", *(word for each in options for word in ("-o", each)), "--", host, there]
+
+
+def build_takeover(program: bytes) -> bytes:
+    """Build what lets the program of `checks` go on as another one, on the same connection."""
+    return b'{"program": %d}\n' % len(program) + program
+
+
+@cache
+def read_program(name: str, call: str) -> bytes:
+    """Return the source of a program of this package, and what it does with the connection.
+
+    Args:
+        name: of the module.
+        call: its last line.
+    """
+    source = Path(__file__).with_name(f"{name}.py").read_text()
+    return f"{source}\n{call}\n".encode()
+
+
+def explain_failure(errors: bytes, code: int | None, python: str) -> str:
+    """Why a connection has ended, in one line.
+
+    Args:
+        errors: what it has printed to standard error.
+        code: of `ssh`; None: it was ended.
+        python: the interpreter that was to run.
+    """
+    lines = [line.strip() for line in errors[-_REASON_BYTES:].decode(errors="replace").splitlines()]
+    lines = [line for line in lines if line and _NOISE.match(line) is None]
+    if code in (126, 127):
+        return f"no {python} there; name one with -cfg python=PATH" + (f" ({lines[-1]})" if lines else "")
+    if lines:
+        return lines[-1].removeprefix("ssh: ")
+    return "the connection ended" if code is None else f"ssh ended with {code} and said nothing"

@@ -1,0 +1,242 @@
+"""The supervisor's `ReplicaDriver` of ssh: for each replica a link, a process here that stands for it."""
+
+import contextlib
+import json
+import os
+import posixpath
+import signal
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from muster._shared.contract import AGENT_BUNDLE_NAME, Env, ExitCode
+from muster.schedulers.naming import build_role_labels
+from muster.schedulers.processes.driver import ProcessDriver
+from muster.schedulers.processes.launch import Launch
+from muster.schedulers.ssh.discovery import Discovery
+from muster.schedulers.ssh.link import LOST, STATE_NAME
+from muster.schedulers.supervision.app_folder import AppSpec
+from muster.schedulers.supervision.driver import EventQueue, Handle, take_lent_fds
+from muster.schedulers.supervision.events import ResizeRequested
+from muster.schedulers.supervision.state import AppPhase, ReplicaId
+
+RUN: Final = "{run}"
+_KILL_LIMIT_S: Final = 15.0
+_PROGRAM: Final = (
+    "import sys; sys.path[:] = [*(path for path in sys.path if path), sys.argv[1]]\n"
+    "from muster.schedulers.ssh.link import main\n"
+    "sys.exit(main(int(sys.argv[2])))"
+)
+
+
+def find_workspace_name(role: str) -> str:
+    """Return the packed workspace of a role in the app's state folder."""
+    return f"workspace-{role.encode().hex()}.tar"
+
+
+class SshDriver(ProcessDriver):
+    """Starts links; on which host each replica runs is decided here.
+
+    A replica whose host is lost, or whose agent has left it with 69, starts again on a spare, if there is one; that
+    host is then the last spare.
+    """
+
+    LISTENS = False
+
+    def __init__(self, *, spec: AppSpec, event_queue: EventQueue) -> None:
+        super().__init__(spec=spec, event_queue=event_queue)
+        replicas = [ReplicaId(role.name, index) for role in spec.roles for index in range(role.replicas)]
+        hosts = list(spec.details["hosts"])
+        self._hosts = dict(zip(replicas, hosts, strict=False))
+        self._first = {each.role: host for each, host in self._hosts.items() if each.index == 0}
+        """Whose address the plans have."""
+        self._spares = hosts[len(replicas) :]
+        self._discovery: Discovery | None = None
+        discover = spec.details.get("discover")
+        if discover:
+            self._begin_discovery(discover)
+        self._labels = build_role_labels([role.name for role in spec.roles])
+        self._orders: dict[ReplicaId, list[int]] = {}
+        """Descriptors for a link that is about to start: its order, and a connection that the submission has lent."""
+        self._lent = take_lent_fds()
+        """By host."""
+
+    def build_launch(self, replica: ReplicaId, start_number: int) -> Launch:
+        """Build a link's command; what it is to do is in a file without a name: it holds secrets."""
+        return self._build_link(replica, start_number, "start")
+
+    def start(self, replica: ReplicaId, start_number: int) -> Handle:
+        """See `ReplicaDriver`."""
+        handle = super().start(replica, start_number)
+        self._close_order(replica)
+        return {**handle, "host": self._hosts[replica], "start": start_number}
+
+    def adopt(self, replica: ReplicaId, handle: Handle) -> bool:
+        """See `ReplicaDriver`. A replica that stays gets another link, which goes on where the earlier one ended."""
+        if not self.spec.details["ssh"]["stays"]:
+            return super().adopt(replica, handle)
+        host = handle["host"]
+        if host in self._spares:
+            self._spares[self._spares.index(host)] = self._hosts[replica]
+        self._hosts[replica] = host
+        self.launch(replica, lambda: self._build_link(replica, handle["start"], "attach"))
+        self._close_order(replica)
+        return True
+
+    def suspend(self, *, suspended: bool) -> None:
+        """See `ReplicaDriver`. Replicas on other machines go on: their agents would take each other for lost."""
+
+    def kill(self, replica: ReplicaId) -> None:
+        """See `ReplicaDriver`. The link tells the host, and does not wait for it for long."""
+        self.send_signal(replica, signal.SIGQUIT)
+        self._event_queue.set_timer(f"kill {replica}", _KILL_LIMIT_S, lambda: self.send_signal(replica, signal.SIGKILL))
+
+    def explain_end(self, replica: ReplicaId, code: int) -> tuple[int | None, str]:
+        """See `ProcessDriver`. A link says why its replica is lost; its host is then the last spare."""
+        self._event_queue.clear_timer(f"kill {replica}")
+        has_spare = bool(self._spares) and self._starts_again(replica)
+        if code == ExitCode.RENDEZVOUS and self.runs_agent(replica) and has_spare:
+            self._move(replica, self._spares.pop(0))
+            return code, f"its place is {self._hosts[replica]} now"
+        if code != LOST:
+            return super().explain_end(replica, code)
+        reason = ""
+        with contextlib.suppress(OSError, ValueError):
+            reason = json.loads((self.folder.replica_dir(replica) / STATE_NAME).read_text())["reason"]
+        if not reason:  # the replica's own exit code
+            return super().explain_end(replica, code)
+        if has_spare:
+            self._move(replica, self._spares.pop(0))
+            reason += f"; its place is {self._hosts[replica]} now"
+        return None, reason
+
+    def _starts_again(self, replica: ReplicaId) -> bool:
+        """Whether a lost replica has a retry left. Without one its host stays its own: the others need that address."""
+        record = self.folder.read_record()
+        role = next(each for each in self.spec.roles if each.name == replica.role)
+        is_running = record is not None and record.app.phase is not AppPhase.ENDING
+        return record is not None and is_running and record.app.retries.get(role.name, 0) < role.max_retries
+
+    def _move(self, replica: ReplicaId, host: str) -> None:
+        """Let a replica start on another host next time; its own is the last spare then.
+
+        Agents that have lost their first host find the next one only by its address: they start again with it.
+        """
+        self._spares.append(self._hosts[replica])
+        self._hosts[replica] = host
+        if replica.index == 0 and self.runs_agent(replica):
+            for other in self._hosts:
+                if other.role == replica.role and other != replica:
+                    self.stop(other)
+
+    # -- hosts that appear and vanish -----------------------------------------------------------------------------
+
+    def _begin_discovery(self, discover: Mapping[str, Any]) -> None:
+        """Follow a discovery script: the app has as many nodes as there are hosts, within its bounds."""
+        self._discovery = Discovery(discover["script"], discover["processes"])
+        self._kept_spares = int(discover["spares"])
+        self._event_queue.watch_readable(self._discovery.wake_fd, self._follow_discovery)
+        if self.folder.read_record() is None and len(self._hosts) < self.spec.roles[0].replicas:
+            self._resize()
+
+    def _follow_discovery(self) -> None:
+        assert self._discovery is not None  # noqa: S101  # it has called
+        found = self._discovery.take()
+        used = set(self._hosts.values())
+        self._spares = [each for each in self._spares if each in found]
+        self._spares += [each for each in found if each not in used and each not in self._spares]
+        for replica in [each for each, host in self._hosts.items() if host not in found]:
+            if replica in self._hosts:
+                self._leave_host(replica)
+        role = self.spec.roles[0]
+        before = len(self._hosts)
+        while len(self._spares) > self._kept_spares and len(self._hosts) < role.replicas:
+            self._hosts[ReplicaId(role.name, len(self._hosts))] = self._spares.pop(0)
+        if len(self._hosts) > before:
+            self._resize()
+
+    def _leave_host(self, replica: ReplicaId) -> None:
+        """Its host has vanished: by a drain it moves to a spare, or to the host of the last replica, which ends."""
+        role = self.spec.roles[0]
+        if self._spares:
+            self._move(replica, self._spares.pop(0))
+            self._spares.pop()  # the host that has vanished
+            self.stop(replica)
+            return
+        if len(self._hosts) <= role.needed:
+            return  # the fewest that there can be: it runs as long as it can
+        last = ReplicaId(role.name, len(self._hosts) - 1)
+        host = self._hosts.pop(last)
+        if replica != last:
+            self._move(replica, host)
+            self._spares.pop()
+            self.stop(replica)
+        self._resize()
+
+    def _resize(self) -> None:
+        self._event_queue.post(ResizeRequested(role=self.spec.roles[0].name, replicas=len(self._hosts)))
+
+    def _find_address(self, host: str) -> str:
+        """Of a host that was not there at the submission only the name is known."""
+        addresses: Mapping[str, str] = self.spec.details["addresses"]
+        return addresses.get(host, host.rpartition("@")[2])
+
+    def find_log_dir(self, replica: ReplicaId) -> Path:
+        """See `ProcessDriver`: where the link puts it."""
+        return self.folder.role_dir(replica.role)
+
+    def _build_link(self, replica: ReplicaId, start_number: int, verb: str) -> Launch:
+        plan: Mapping[str, Any] = self.spec.details["replicas"][replica.role][replica.index]
+        ssh: Mapping[str, Any] = self.spec.details["ssh"]
+        host = self._hosts[replica]
+        run = find_run(self.spec, self._labels[replica.role], replica.index, start_number)
+        env = {**self.build_env(plan, replica, start_number), Env.NODE_NAME: host}
+        first = ReplicaId(replica.role, 0)
+        if self.runs_agent(replica) and self._hosts[first] != self._first[replica.role]:
+            env[Env.RANK0_HOST] = self._find_address(self._hosts[first])
+        files = [(AGENT_BUNDLE_NAME, str(self.folder.state_dir / AGENT_BUNDLE_NAME))]
+        workspace = self.folder.state_dir / find_workspace_name(replica.role)
+        if workspace.exists():
+            files.append(("workspace.tar", str(workspace)))
+        common = {"lost_s": ssh["lost_s"], "grace_s": self.spec.grace_s, "stays": ssh["stays"]}
+        lent = self._lent.pop(host, [])
+        order = {
+            **common,
+            "verb": verb,
+            "host": host,
+            "fds": lent,
+            "ssh": ssh["ssh"],
+            "python": ssh["python"],
+            "files": files,
+            "replica_dir": str(self.folder.replica_dir(replica)),
+            "role_dir": str(self.folder.role_dir(replica.role)),
+            "node": {
+                **common,
+                "run": run,
+                "command": [word.replace(RUN, run) for word in plan["command"]],
+                "env": {name: value.replace(RUN, run) for name, value in env.items()},
+                "runs_agent": self.runs_agent(replica),
+            },
+        }
+        fd = os.memfd_create("order")
+        os.write(fd, json.dumps(order).encode())
+        os.lseek(fd, 0, os.SEEK_SET)
+        self._close_order(replica)
+        self._orders[replica] = [fd, *lent]
+        return Launch(
+            # -S: a link needs no installed package, and looking for them takes as long as Python's own start.
+            command=[sys.executable, "-S", "-c", _PROGRAM, self.spec.import_root, str(fd)],
+            env=self.spec.details["environment"],
+            cwd=self.spec.folder,
+            keep_fds=self._orders[replica],
+        )
+
+    def _close_order(self, replica: ReplicaId) -> None:
+        for fd in self._orders.pop(replica, ()):
+            os.close(fd)
+
+
+def find_run(spec: AppSpec, label: str, index: int, start_number: int) -> str:
+    """Return the run folder on the host for one start of a replica."""
+    return posixpath.join(spec.details["ssh"]["parent"], f"{label}-{index}-{start_number}")

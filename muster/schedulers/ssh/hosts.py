@@ -1,0 +1,90 @@
+"""Reads who the hosts are: a hostfile of DeepSpeed, Open MPI, MPICH, a discovery script. Standard library only."""
+
+import os
+import re
+import subprocess
+from dataclasses import dataclass
+from typing import Final
+
+_DISCOVERY_LIMIT_S: Final = 30.0
+_NAME: Final = r"\[[0-9A-Za-z:.%]+\]|[^\s:,@\[\]]+"
+_WORD: Final = re.compile(rf"(?P<name>(?:[^\s@,:]+@)?(?:{_NAME}))(?::(?P<slots>\d+))?")
+_KEYS: Final = ("slots", "max_slots", "max-slots")
+
+
+class HostError(ValueError):
+    """What names the hosts is wrong; one line."""
+
+
+@dataclass(frozen=True)
+class Host:
+    """A host as the user names it."""
+
+    name: str
+    """For `ssh`: an alias of its configuration, a network name or an address, with `USER@` before it if given."""
+    slots: int | None = None
+    """The most processes of one node; None: not said."""
+
+
+def parse_host(word: str, where: str) -> Host:
+    """Parse `HOST`, `USER@HOST` or `HOST:N`; an IPv6 address in brackets.
+
+    Raises:
+        HostError: it is none of these.
+    """
+    found = _WORD.fullmatch(word)
+    if found is None or word.startswith("-"):
+        raise HostError(f"{where}: {word!r} is not HOST, USER@HOST or HOST:N")
+    slots = found["slots"]
+    if slots == "0":
+        raise HostError(f"{where}: {word!r} has no slots")
+    return Host(re.sub(r"\[(.*)\]$", r"\1", found["name"]), None if slots is None else int(slots))
+
+
+def parse_hostfile(text: str, path: str) -> list[Host]:
+    """Parse a hostfile, in any of the forms that people have.
+
+    `HOST slots=N` (DeepSpeed, Open MPI), `HOST:N` (MPICH, Intel MPI, Horovod), `HOST` alone; `#` begins a comment.
+
+    Raises:
+        HostError: a line is none of these; it names the line.
+    """
+    hosts = []
+    for number, line in enumerate(text.splitlines(), 1):
+        word, *rest = line.partition("#")[0].split() or [""]
+        if not word:
+            continue
+        where = f"{path}, line {number}"
+        host = parse_host(word, where)
+        values = dict(each.partition("=")[::2] for each in rest)
+        wrong = next((name for name, value in values.items() if name not in _KEYS or not value.isdecimal()), None)
+        if wrong is not None:
+            raise HostError(f"{where}: {wrong!r} is not slots=N or max_slots=N, which may follow a host")
+        slots = values.get("slots") or values.get("max_slots") or values.get("max-slots")
+        hosts.append(Host(host.name, host.slots if slots is None else int(slots)))
+    return hosts
+
+
+def run_discovery(script: str) -> list[Host]:
+    """Run a discovery script and parse what it prints.
+
+    Raises:
+        HostError: it cannot be run, fails, takes over 30 s, or prints something else.
+    """
+    try:
+        done = subprocess.run(
+            [os.path.abspath(os.path.expanduser(script))],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_DISCOVERY_LIMIT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise HostError(f"discover={script!r} does not end in {_DISCOVERY_LIMIT_S:g} s") from None
+    except OSError as error:
+        raise HostError(f"discover={script!r}: {error.strerror}") from error
+    if done.returncode != 0:
+        lines = done.stderr.strip().splitlines()
+        raise HostError(f"discover={script!r} ended with {done.returncode}" + (f": {lines[-1]}" if lines else ""))
+    return parse_hostfile(done.stdout, f"output of {script}")

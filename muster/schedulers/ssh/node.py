@@ -1,0 +1,552 @@
+"""The program on a host, which arrives over the connection's standard input: it owns a replica there.
+
+It is standard library only and one file; `muster._shared` comes from the agent's bundle beside it. `start` unpacks what
+the link sends into a run folder and forks the keeper, which owns the replica, leads a session of its own, and listens
+at a socket in the run folder. What sshd has started, then as after a later `attach`, only passes bytes between the
+connection and that socket. So a connection can break and another one take its place: output waits in files until the
+link has it.
+
+The keeper ends the replica when no link has been heard for `lost_s` seconds, unless the replica `stays`. The run folder
+is removed when the link has got the exit code, or by the keeper when no link comes any more. Over 400 lines: it travels
+as one file.
+"""
+
+import contextlib
+import io
+import json
+import os
+import selectors
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tarfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+MAGIC = b"\0muster-ssh\n"
+"""Ends what the user's shell may print before."""
+FRAME = struct.Struct("!cI")
+"""Kind, and the length of what follows."""
+HELLO, SIGNAL, ALIVE, DONE = b"O", b"S", b"H", b"A"
+"""The link's. HELLO, and ALIVE: JSON, the bytes that it has of each stream, and of each file that only grows. SIGNAL: a
+name. DONE: it has the exit code."""
+READY, OUT, ERR, FILE, EXIT, FAILED = b"R", b"1", b"2", b"F", b"X", b"E"
+"""The other side's, and ALIVE as its answer. READY: the keeper listens. FILE: a name, `a` (append) or `w`
+(replace), and content, with a zero byte between. FAILED: why nothing runs."""
+GROWING = ("events.jsonl",)
+REPLACED = ("status.json", "report.json", "checkpoint.json")
+"""Files of an agent's run that the link copies; `_shared.contract.LogNames`."""
+ERROR_NAME = "error.json"
+ERROR_LIMIT_BYTES = 1 << 20
+
+_IGNORED = (signal.SIGHUP, signal.SIGINT, signal.SIGPIPE)
+"""By the keeper."""
+_CHUNK_BYTES = 1 << 16
+_SPOOL_LIMIT_BYTES = 64 << 20
+"""Output that the link has is forgotten when there is so much of it."""
+_HELLO_LIMIT_S = 20.0
+_LOOK_S = 1.0
+_KEPT_S = 86400.0
+"""How long the output of a replica that has stayed, and ended, waits for a link."""
+_END_LIMIT_S = 10.0
+_GUARD = """\
+import sys
+sys.path.insert(0, sys.argv[1])
+from muster._shared.guard import main
+sys.exit(main(sys.argv[2:]))
+"""
+
+
+def pack(kind: bytes, content: bytes = b"") -> bytes:
+    """Return a frame."""
+    return FRAME.pack(kind, len(content)) + content
+
+
+class FrameReader:
+    """Cuts a stream of bytes into frames."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, data: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Yield (kind, content) of the frames that are complete."""
+        self._rest += data
+        while len(self._rest) >= FRAME.size:
+            kind, length = FRAME.unpack_from(self._rest)
+            end = FRAME.size + length
+            if len(self._rest) < end:
+                return
+            content, self._rest = self._rest[FRAME.size : end], self._rest[end:]
+            yield kind, content
+
+
+class _Spool:
+    """One stream of the replica's output, until the link has it."""
+
+    def __init__(self, kind: bytes, path: str, pipe: int) -> None:
+        self.kind = kind
+        self.pipe = pipe
+        self.sent = self.size = self._base = 0
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+
+    def add(self, data: bytes) -> None:
+        """Append output. A full disk costs output, and not the replica."""
+        with contextlib.suppress(OSError):
+            self.size += os.pwrite(self._fd, data, self.size - self._base)
+
+    def read(self) -> bytes:
+        """Return what comes next for the link."""
+        data = os.pread(self._fd, _CHUNK_BYTES, self.sent - self._base)
+        self.sent += len(data)
+        return data
+
+    def confirm(self, received: int) -> None:
+        """Drop what need not be kept: the link has so many bytes."""
+        if received == self.size and self.size - self._base > _SPOOL_LIMIT_BYTES:
+            os.ftruncate(self._fd, 0)
+            self._base = self.size
+
+    def rewind(self, received: int) -> None:
+        """Another link begins here."""
+        self.sent = max(received, self._base)
+
+
+class Keeper:
+    """Owns one replica; for one use.
+
+    Args:
+        order: the link's, see `driver.SshDriver`.
+        run: absolute path of the run folder, which is the working directory.
+        listener: listens at the run folder's socket.
+    """
+
+    def __init__(self, order: Mapping[str, Any], run: str, listener: socket.socket) -> None:
+        sys.path.insert(0, os.path.join(run, "muster-agent.zip"))
+        from muster._shared import processes
+
+        self._processes = processes
+        processes.become_subreaper()
+        self._order, self._run, self._listener = order, run, listener
+        self._selector = selectors.DefaultSelector()
+        self._link: socket.socket | None = None
+        self._heard_s = time.monotonic() - float(order["lost_s"]) + _HELLO_LIMIT_S  # the first link says hello soon
+        self._stays = False
+        """Once the first link has said hello."""
+        self._reset_link()
+        self._code: int | None = None
+        self._ended_s: float | None = None
+        self._stop_s: float | None = None
+        self._seen: dict[str, tuple[int, int]] = {}
+        self._is_over = False
+        listener.setblocking(False)
+        self._selector.register(listener, selectors.EVENT_READ, self._accept)
+        self._start()
+
+    def run(self) -> None:
+        """Until the replica has ended and the link has all of it, or no link comes any more."""
+        looked_s = 0.0
+        while not self._is_over:
+            for key, _ in self._selector.select(_LOOK_S):
+                if key.fd in self._selector.get_map():
+                    key.data()
+            if time.monotonic() - looked_s >= _LOOK_S:
+                looked_s = time.monotonic()
+                self._look_at_files()
+                self._look_at_clock(looked_s)
+            self._push()
+
+    # -- the replica ----------------------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        processes, parent = self._processes, os.getpid()
+
+        def prepare() -> None:
+            processes.set_death_signal(signal.SIGTERM)
+            for signum in _IGNORED:  # an agent heeds no signal that it finds ignored, as Ctrl-C
+                signal.signal(signum, signal.SIG_DFL)
+            if os.getppid() != parent:
+                os._exit(1)
+
+        command = list(self._order["command"])
+        if not self._order["runs_agent"]:  # an agent brings its own guard
+            command = [sys.executable, "-c", _GUARD, os.path.join(self._run, "muster-agent.zip"), "--", *command]
+        outputs = os.pipe(), os.pipe()
+        process = subprocess.Popen(
+            command,
+            env={**os.environ, **self._order["env"]},
+            cwd=os.path.join(self._run, "work"),
+            stdin=subprocess.DEVNULL,
+            stdout=outputs[0][1],
+            stderr=outputs[1][1],
+            start_new_session=True,
+            preexec_fn=prepare,  # noqa: PLW1509  # this process has one thread
+        )
+        self._pid = process.pid
+        self._pidfd = os.pidfd_open(process.pid)
+        self._selector.register(self._pidfd, selectors.EVENT_READ, self._handle_end)
+        self._spools = []
+        for kind, name, (read_end, write_end) in zip((OUT, ERR), ("stdout", "stderr"), outputs, strict=True):
+            os.close(write_end)
+            os.set_blocking(read_end, False)
+            spool = _Spool(kind, name, read_end)
+            self._spools.append(spool)
+            self._selector.register(read_end, selectors.EVENT_READ, self._make_reader(spool))
+
+    def _make_reader(self, spool: _Spool) -> Callable[[], None]:
+        def read() -> None:
+            try:
+                data = os.read(spool.pipe, _CHUNK_BYTES)
+            except BlockingIOError:
+                return
+            if data:
+                spool.add(data)
+            else:
+                self._selector.unregister(spool.pipe)
+
+        return read
+
+    def _handle_end(self) -> None:
+        self._selector.unregister(self._pidfd)
+        code = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
+        self._code = code if code >= 0 else 128 - code
+        self._kill_rest()
+        for spool in self._spools:  # all writers have ended
+            reader = self._make_reader(spool)
+            limit_s = time.monotonic() + 1.0
+            while spool.pipe in {key.fd for key in self._selector.get_map().values()} and time.monotonic() < limit_s:
+                reader()
+        self._ended_s = time.monotonic()
+        self._look_at_files()
+
+    def _kill_rest(self) -> None:
+        limit_s = time.monotonic() + _END_LIMIT_S
+        while self._processes.kill_descendants(os.getpid()) and time.monotonic() < limit_s:
+            with contextlib.suppress(ChildProcessError):
+                while os.waitpid(-1, os.WNOHANG)[0]:
+                    pass
+            time.sleep(0.005)
+
+    def _signal(self, name: str) -> None:
+        if self._code is not None:
+            return
+        if name == "KILL":
+            self._processes.kill_descendants(os.getpid())
+            return
+        if self._stop_s is None:
+            self._stop_s = time.monotonic()
+        os.kill(self._pid, signal.Signals[f"SIG{name}"])
+
+    # -- the link -------------------------------------------------------------------------------------------------
+
+    def _reset_link(self) -> None:
+        self._frames = FrameReader()
+        self._pending = b""
+        self._greeted = self._told_exit = False
+        self._grown: dict[str, int] = {}
+
+    def _accept(self) -> None:
+        link, _ = self._listener.accept()
+        self._drop_link()
+        self._link = link
+        link.setblocking(False)
+        self._selector.register(link, selectors.EVENT_READ, self._receive)
+
+    def _drop_link(self) -> None:
+        if self._link is not None:
+            self._selector.unregister(self._link)
+            self._link.close()
+            self._link = None
+        self._reset_link()
+
+    def _receive(self) -> None:
+        assert self._link is not None  # noqa: S101  # it is registered
+        try:
+            data = self._link.recv(_CHUNK_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._drop_link()
+            return
+        self._heard_s = time.monotonic()
+        for kind, content in self._frames.feed(data):
+            self._handle(kind, content)
+
+    def _handle(self, kind: bytes, content: bytes) -> None:
+        if kind == SIGNAL:
+            self._signal(content.decode())
+        elif kind == DONE:
+            self._is_over = self._code is not None
+        elif kind in (HELLO, ALIVE):
+            received = json.loads(content)
+            for spool in self._spools:
+                count = received["streams"].get(spool.kind.decode(), 0)
+                spool.rewind(count) if kind == HELLO else spool.confirm(count)
+            if kind == HELLO:
+                self._greeted, self._stays, self._grown, self._seen = True, self._order["stays"], received["files"], {}
+                self._look_at_files()
+            else:
+                self._pending += pack(ALIVE)
+
+    def _push(self) -> None:
+        """Send what the connection takes now; wait for more room if there is more."""
+        if self._link is None or not self._greeted:
+            return
+        try:
+            while self._fill():
+                self._pending = self._pending[self._link.send(self._pending) :]
+            wanted = selectors.EVENT_READ
+        except BlockingIOError:
+            wanted = selectors.EVENT_READ | selectors.EVENT_WRITE
+        except OSError:
+            self._drop_link()
+            return
+        if self._selector.get_key(self._link).events != wanted:
+            self._selector.modify(self._link, wanted, self._receive)
+
+    def _fill(self) -> bool:
+        """Whether there is something to send."""
+        for spool in self._spools:
+            if self._pending:
+                return True
+            data = spool.read()
+            if data:
+                self._pending = pack(spool.kind, data)
+        if not self._pending and self._code is not None and not self._told_exit:
+            self._told_exit = True
+            self._pending = pack(EXIT, str(self._code).encode())
+        return bool(self._pending)
+
+    # -- files and clock ------------------------------------------------------------------------------------------
+
+    def _look_at_files(self) -> None:
+        """Queue what the agent has written since the last look, and the replica's error file."""
+        if self._link is None or not self._greeted:
+            return
+        found = [path for path in Path("log").glob("*/*") if path.name in (*GROWING, *REPLACED)]
+        for path in [*found, Path(ERROR_NAME)]:
+            with contextlib.suppress(OSError):
+                status = path.stat()
+                name = "/".join(path.parts[1:]) or path.name
+                mark = (status.st_mtime_ns, status.st_size)
+                if self._seen.get(name) == mark:
+                    continue
+                self._seen[name] = mark
+                with path.open("rb") as file:
+                    if path.name in GROWING:
+                        file.seek(self._grown.get(name, 0))
+                        content = file.read()
+                        content = content[: content.rfind(b"\n") + 1]  # other nodes' lines go into the same file
+                        self._grown[name] = self._grown.get(name, 0) + len(content)
+                    else:
+                        content = file.read(ERROR_LIMIT_BYTES)
+                mode = "a" if path.name in GROWING else "w"
+                self._pending += pack(FILE, f"{name}\0{mode}\0".encode() + content)
+
+    def _look_at_clock(self, now_s: float) -> None:
+        lost = now_s - self._heard_s > float(self._order["lost_s"])
+        if lost and self._link is not None:
+            self._drop_link()
+        if self._ended_s is not None:
+            kept_s = _KEPT_S if self._stays else float(self._order["lost_s"])
+            self._is_over |= self._link is None and now_s - max(self._ended_s, self._heard_s) > kept_s
+            self._is_over |= lost and not self._stays
+        elif lost and not self._stays:
+            if self._stop_s is None:
+                self._signal("TERM")
+            elif now_s - self._stop_s > float(self._order["grace_s"]):
+                self._signal("KILL")
+
+
+# -- what sshd starts -------------------------------------------------------------------------------------------------
+
+
+def main(stdin: io.BufferedReader) -> None:
+    """Do what the order says; its first line is JSON.
+
+    Args:
+        stdin: the connection, after this program.
+    """
+    _say(MAGIC)
+    order = json.loads(stdin.readline())
+    if order["verb"] == "ask":
+        _ask(order)
+    run = order["run"]
+    try:
+        if order["verb"] == "start":
+            _start(order, run, stdin)
+        os.chdir(run)
+        link = socket.socket(socket.AF_UNIX)
+        try:
+            link.connect("socket")
+        except ConnectionRefusedError:  # its keeper was killed, or the host was started again
+            _remove(run)
+            raise
+    except EOFError:
+        os._exit(1)
+    except (OSError, tarfile.TarError) as error:
+        reason = f"{getattr(error, 'filename', None) or run}: {getattr(error, 'strerror', None) or error}"
+        _say(pack(FAILED, reason.encode()))
+        os._exit(1)
+    _say(pack(READY))
+    _relay(stdin, link)
+
+
+def _say(data: bytes) -> None:
+    while data:
+        data = data[os.write(1, data) :]
+
+
+def _start(order: Mapping[str, Any], run: str, stdin: io.BufferedReader) -> None:
+    """Unpack the run folder and fork its keeper; nothing is left if that fails."""
+    parent = os.path.dirname(run)
+    os.makedirs(os.path.dirname(parent), exist_ok=True)  # the checks accept a folder that can be made
+    try:
+        os.mkdir(parent, 0o700)
+    except FileExistsError:
+        status = os.lstat(parent)
+        if status.st_uid != os.geteuid() or status.st_mode & 0o077:
+            raise PermissionError(1, "is not this user's alone", parent) from None
+    _end_earlier(parent, os.path.basename(run))
+    os.mkdir(run, 0o700)
+    try:
+        for name, size in order["files"]:
+            _receive_file(os.path.join(run, name), size, stdin)
+        os.mkdir(os.path.join(run, "log"))
+        os.mkdir(os.path.join(run, "work"))
+        packed = os.path.join(run, "workspace.tar")
+        if os.path.exists(packed):
+            _unpack(packed, os.path.join(run, "work"))
+            os.unlink(packed)
+        os.chdir(run)
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind("socket")
+        listener.listen(8)
+    except BaseException:
+        _remove(run)
+        raise
+    if os.fork() == 0:
+        _become_keeper(order, run, listener)
+    listener.close()
+    os.wait()
+
+
+def _end_earlier(parent: str, name: str) -> None:
+    """End earlier starts of this replica here: their link is gone, and they must not run beside this one."""
+    stem = name.rpartition("-")[0]
+    limit_s = time.monotonic() + _END_LIMIT_S
+    for other in os.listdir(parent):
+        if other.rpartition("-")[0] != stem or other == name:
+            continue
+        folder = os.path.join(parent, other)
+        with contextlib.suppress(OSError):
+            os.chdir(folder)
+            with socket.socket(socket.AF_UNIX) as link:
+                link.settimeout(_END_LIMIT_S)
+                link.connect("socket")
+                received = json.dumps({"streams": {}, "files": {}}).encode()
+                link.sendall(pack(SIGNAL, b"KILL") + pack(HELLO, received))
+                frames = FrameReader()
+                while time.monotonic() < limit_s:
+                    data = link.recv(_CHUNK_BYTES)
+                    if not data or any(kind == EXIT for kind, _ in frames.feed(data)):
+                        link.sendall(pack(DONE))
+                        break
+        os.chdir("/")
+        _remove(folder, parent_too=False)
+
+
+def _receive_file(path: str, size: int, stdin: io.BufferedReader) -> None:
+    told_s = time.monotonic()
+    with open(path, "xb") as file:
+        while size:
+            if time.monotonic() - told_s > _LOOK_S:
+                told_s = time.monotonic()
+                _say(pack(ALIVE))
+            data = stdin.read1(min(size, 1 << 20))
+            if not data:
+                raise EOFError
+            file.write(data)
+            size -= len(data)
+
+
+def _unpack(packed: str, into: str) -> None:
+    with tarfile.open(packed) as archive:
+        if hasattr(tarfile, "fully_trusted_filter"):
+            archive.extractall(into, filter="fully_trusted")  # noqa: S202  # the user's own
+        else:
+            archive.extractall(into)  # noqa: S202  # the user's own
+
+
+def _remove(run: str, *, parent_too: bool = True) -> None:
+    shutil.rmtree(run, ignore_errors=True)
+    if parent_too:
+        with contextlib.suppress(OSError):  # other replicas of the app are there
+            os.rmdir(os.path.dirname(run))
+
+
+def _become_keeper(order: Mapping[str, Any], run: str, listener: socket.socket) -> NoReturn:
+    os.setsid()
+    if os.fork() != 0:
+        os._exit(0)
+    try:
+        null = os.open(os.devnull, os.O_RDWR)
+        errors = os.open("keeper.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        for fd, number in ((null, 0), (null, 1), (errors, 2)):
+            os.dup2(fd, number)
+        for signum in _IGNORED:
+            signal.signal(signum, signal.SIG_IGN)
+        try:
+            keeper = Keeper(order, run, listener)
+        except OSError as error:
+            listener.setblocking(True)
+            link, _ = listener.accept()
+            link.sendall(pack(FAILED, f"{error.filename or run}: {error.strerror}".encode()))
+        else:
+            keeper.run()
+    finally:
+        os.chdir("/")
+        _remove(run)
+        os._exit(0)
+
+
+def _relay(stdin: io.BufferedReader, link: socket.socket) -> NoReturn:
+    """Pass bytes between the connection and the keeper until one of the two ends."""
+
+    def pass_on() -> None:
+        with contextlib.suppress(OSError):
+            while data := stdin.read1(_CHUNK_BYTES):
+                link.sendall(data)
+        os._exit(0)
+
+    threading.Thread(target=pass_on, daemon=True).start()
+    with contextlib.suppress(OSError):
+        while data := link.recv(_CHUNK_BYTES):
+            _say(data)
+    os._exit(0)
+
+
+def _ask(order: Mapping[str, Any]) -> NoReturn:
+    """Run a command beside the replica and tell how it has ended."""
+    try:
+        done = subprocess.run(
+            order["command"],
+            env={**os.environ, **order["env"]},
+            cwd=order["run"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=order["limit_s"],
+            check=False,
+        )
+        answer = [done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")]
+    except (OSError, subprocess.TimeoutExpired) as error:
+        answer = [1, "", str(error)]
+    _say(json.dumps(answer).encode() + b"\n")
+    os._exit(0)

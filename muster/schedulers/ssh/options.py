@@ -1,0 +1,122 @@
+"""The options of `-cfg` for ssh, and the hosts that they name."""
+
+import os
+import posixpath
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from muster.schedulers.adapter import (
+    DETACH,
+    ENV,
+    GRACE_S,
+    OptionError,
+    SchedulerError,
+    option,
+    parse_count,
+    parse_seconds,
+    parse_words,
+)
+from muster.schedulers.ssh.hosts import Host, HostError, parse_host, parse_hostfile, run_discovery
+
+
+def _parse_command(name: str, value: Any) -> tuple[str, ...]:
+    try:
+        words = tuple(shlex.split(value))
+    except ValueError as error:
+        raise OptionError(f"{name}={value!r} is not a command: {error}", name) from error
+    if not words:
+        raise OptionError(f"{name}={value!r} names no program", name)
+    return words
+
+
+def _parse_folder(name: str, value: str) -> str:
+    if not posixpath.isabs(value) or "\0" in value:
+        raise OptionError(f"{name}={value!r} is not an absolute path", name)
+    return posixpath.normpath(value)
+
+
+def _parse_limit(name: str, value: Any) -> float:
+    seconds = parse_seconds(name, value)
+    if seconds < _LEAST_LOST_S:
+        raise OptionError(f"{name}={value:g} is less than {_LEAST_LOST_S} seconds", name)
+    return seconds
+
+
+_LEAST_LOST_S = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class SshOptions:
+    """The caller's options, checked."""
+
+    hosts: tuple[str, ...] = option(
+        list[str],
+        "hosts as ssh knows them, one per node: a,b:8,user@c (:8 processes at most)",
+        parse=parse_words,
+        absent=(),
+    )
+    hostfile: str | None = option(str, "file that names them: of DeepSpeed, Open MPI, MPICH, one per line")
+    discover: str | None = option(
+        str, "program that prints them, HOST or HOST:N per line, as Horovod's; it is run again while the app runs"
+    )
+    spares: int = option(
+        int, "hosts more that are checked and take over from those that are lost", default=0, parse=parse_count
+    )
+    rank0: str | None = option(str, "address of the first host that all others reach; default: found by trying")
+    ssh: tuple[str, ...] = option(str, "the ssh program, with arguments", default="ssh", parse=_parse_command)
+    python: str = option(str, "Python 3.10 or newer on the hosts", default="python3")
+    folder: str = option(str, "folder on the hosts for the run folders", default="/var/tmp", parse=_parse_folder)  # noqa: S108
+    lost_s: float = option(
+        float, "seconds without a connection after which a replica ends", default=60.0, parse=_parse_limit
+    )
+    stays: bool = option(bool, "replicas go on without a connection, for any time", default=False)
+    log_dir: str | None = option(str, "folder here for logs and state (default: ~/.local/state/muster)")
+    env: Mapping[str, str] = ENV.as_field()
+    detach: bool = DETACH.as_field()
+    grace_s: float | None = GRACE_S.as_field()
+
+
+def find_hosts(options: SshOptions) -> list[Host]:
+    """Return the hosts that the options name, in order, each once.
+
+    Raises:
+        OptionError: not exactly one option names them.
+        SchedulerError: they cannot be read, there are none, or one is named twice.
+    """
+    given = [name for name in ("hosts", "hostfile", "discover") if getattr(options, name)]
+    if len(given) != 1:
+        what = " and ".join(given) or "none of them is given"
+        raise OptionError(f"name the hosts by one of -cfg hosts=A,B, hostfile=PATH, discover=SCRIPT: {what}", "hosts")
+    try:
+        hosts = _read_hosts(options)
+    except HostError as error:
+        raise SchedulerError(str(error)) from error
+    return check_hosts(hosts, given[0])
+
+
+def _read_hosts(options: SshOptions) -> list[Host]:
+    if options.hostfile:
+        path = os.path.expanduser(options.hostfile)
+        try:
+            return parse_hostfile(Path(path).read_text(), path)
+        except (OSError, UnicodeDecodeError) as error:
+            raise OptionError(f"hostfile={path!r}: {getattr(error, 'strerror', None) or error}", "hostfile") from error
+    if options.discover:
+        return run_discovery(options.discover)
+    return [parse_host(word, "hosts") for word in options.hosts]
+
+
+def check_hosts(hosts: Sequence[Host], source: str) -> list[Host]:
+    """Refuse an empty list, and a host that is named twice: a host runs one node."""
+    if not hosts:
+        raise OptionError(f"{source} names no host", source)
+    names = [host.name for host in hosts]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise OptionError(
+            f"{source} names {twice!r} twice: a host runs one node, of up to N processes with HOST:N", source
+        )
+    return list(hosts)

@@ -1,0 +1,172 @@
+"""Builds what will run on the hosts from the AppDef and options, without side effects. The dry run prints it."""
+
+import json
+import posixpath
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Final
+
+from torchx.specs import AppDef, Role
+
+from muster._shared.contract import Env
+from muster.schedulers.adapter import (
+    AgentPlace,
+    AppSpec,
+    SchedulerError,
+    assign_arguments,
+    build_process_spec,
+    build_role_labels,
+    build_role_plan,
+    is_agent_role,
+    mask_plans,
+    plan_replica,
+)
+from muster.schedulers.agent_command import find_agent_flag
+from muster.schedulers.ssh.hosts import Host
+from muster.schedulers.ssh.options import SshOptions
+
+DRIVER: Final = "muster.schedulers.ssh.driver:SshDriver"
+WORKSPACE: Final = "ssh.workspace"
+"""In `Role.metadata`: absolute path of the folder that travels to the hosts of the role."""
+RUN: Final = "{run}"
+"""In commands and variables: the run folder of this start of the replica."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SshRequest:
+    """A whole app. Replace parts of it with `dataclasses.replace`."""
+
+    spec: AppSpec = field(repr=False)
+    options: SshOptions
+    hosts: tuple[Host, ...]
+    """All that are named, in order."""
+
+    def __str__(self) -> str:
+        """Return the text of the dry run, without secrets."""
+        details = self.spec.details
+        shown = {
+            "app_id": self.spec.app_id,
+            "hosts": [asdict(host) for host in self.hosts],
+            "spares": self.options.spares,
+            "run_folder": details["ssh"]["parent"],
+            "grace_s": self.spec.grace_s,
+            "detach": self.options.detach,
+            "workspaces": details["workspaces"],
+            "replicas": mask_plans(details["replicas"]),
+        }
+        return json.dumps(shown, indent=2)
+
+
+def build_request(
+    app: AppDef, options: SshOptions, hosts: Sequence[Host], *, app_id: str, folder: str, token: str
+) -> SshRequest:
+    """Build the request for an app. Pure; the AppDef is not changed.
+
+    Args:
+        app: what to run; images, mounts and resources are ignored.
+        options: of `-cfg`.
+        hosts: that the options name.
+        app_id: the app's id.
+        folder: absolute path of the app's future folder here.
+        token: the app's secret.
+
+    Raises:
+        SchedulerError: a part of the app cannot be run; one line.
+    """
+    roles = assign_arguments(app, build_role_labels([role.name for role in app.roles]), app_id)
+    follows = bool(options.discover) and len(roles) == 1 and build_role_plan(app.roles[0]).is_elastic
+    needed = build_role_plan(app.roles[0]).needed if follows else sum(role.num_replicas for role in roles)
+    if len(hosts) < needed + options.spares:
+        more = f" and {options.spares} spares" if options.spares else ""
+        raise SchedulerError(f"{needed} nodes{more} need as many hosts, and {len(hosts)} are named")
+    _check_slots(roles, hosts[: sum(role.num_replicas for role in roles) + options.spares])
+    place = AgentPlace(adapter="ssh", app_id=app_id, log_dir=f"{RUN}/log", grace_s=options.grace_s, env=options.env)
+    replicas = {
+        role.name: [
+            plan_replica(
+                role,
+                index,
+                place,
+                cwd=f"{RUN}/work",
+                bundle_dir=RUN,
+                error_file=f"{RUN}/error.json",
+                python=options.python,
+            )
+            for index in range(role.num_replicas)
+        ]
+        for role in roles
+    }
+    spec = build_process_spec(
+        app,
+        replicas,
+        place,
+        folder=folder,
+        driver=DRIVER,
+        token=token,
+        workspace_key=WORKSPACE,
+        details={
+            "discover": find_discovery(roles[0], options) if follows else None,
+            "ssh": {
+                "ssh": list(options.ssh),
+                "python": options.python,
+                "parent": posixpath.join(options.folder, f"muster-{app_id}"),
+                "lost_s": options.lost_s,
+                "stays": options.stays,
+            },
+        },
+    )
+    return SshRequest(spec=spec, options=options, hosts=tuple(hosts))
+
+
+def find_discovery(role: Role, options: SshOptions) -> dict[str, Any]:
+    """Return what the supervisor needs to follow a discovery script."""
+    wanted = find_agent_flag(role.args, "nproc-per-node") or "1"
+    script = posixpath.abspath(posixpath.expanduser(options.discover or ""))
+    return {"script": script, "processes": int(wanted) if wanted.isdecimal() else 1, "spares": options.spares}
+
+
+def _check_slots(roles: Sequence[Role], hosts: Sequence[Host]) -> None:
+    """Check that each host, which runs one node, has slots for the node's processes."""
+    for role in roles:
+        if not is_agent_role(role):
+            continue
+        wanted = find_agent_flag(role.args, "nproc-per-node") or "1"
+        for host in hosts:
+            if wanted.isdecimal() and host.slots is not None and int(wanted) > host.slots:
+                raise SchedulerError(
+                    f"role {role.name!r} runs {wanted} processes on each node, and {host.name} has {host.slots} slots"
+                )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Places:
+    """Where an app runs, as the checks have found."""
+
+    hosts: Sequence[str]
+    """One per replica, in order of role and index; the rest are spares."""
+    addresses: Mapping[str, str]
+    """Of the first host of each role whose agents meet, by role; of the first role in any case."""
+    ports: Mapping[str, int]
+    """For the agents to meet, by role."""
+    others: Mapping[str, str]
+    """An address of each host, for a first host that has moved."""
+
+
+def place_request(request: SshRequest, places: Places) -> AppSpec:
+    """Add to a request what is known only when the hosts have been asked."""
+    spec = request.spec
+    plans: dict[str, list[dict[str, Any]]] = {}
+    for role in spec.roles:
+        first = role.name if role.name in places.addresses else spec.roles[0].name
+        env = {Env.RANK0_HOST: places.addresses[first]}
+        if role.name in places.ports:
+            env[Env.RDZV_PORT] = str(places.ports[role.name])
+        plans[role.name] = [{**plan, "env": {**plan["env"], **env}} for plan in spec.details["replicas"][role.name]]
+    return replace(
+        spec, details={**spec.details, "replicas": plans, "hosts": list(places.hosts), "addresses": dict(places.others)}
+    )
+
+
+def count_replicas(spec: AppSpec) -> int:
+    """How many hosts an app uses at once."""
+    return sum(role.replicas for role in spec.roles)

@@ -1,0 +1,287 @@
+"""`ssh`: TorchX's interface over a supervisor process per app, whose replicas run on other machines.
+
+Other shells need only the state folder: an app's state is in its folder, which names the hosts.
+"""
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from torchx.specs import AppDef, AppDryRunInfo, Role
+from torchx.workspace.api import WorkspaceMixin
+
+import muster
+from muster._shared.contract import AGENT_BUNDLE_NAME
+from muster.schedulers.adapter import (
+    BundleError,
+    EngineError,
+    ProcessScheduler,
+    ReplicaId,
+    SchedulerError,
+    StrictOpts,
+    build_agent_bundle,
+    build_app_name,
+    build_role_labels,
+    declare_options,
+    find_state_dir,
+    make_secret,
+    make_suffix,
+    note_workspace,
+    parse_options,
+    write_workspace_bundle,
+)
+from muster.schedulers.ssh import checks, node
+from muster.schedulers.ssh.checks import Checked
+from muster.schedulers.ssh.command import build_ssh, explain_failure, read_program
+from muster.schedulers.ssh.driver import RUN, find_run, find_workspace_name
+from muster.schedulers.ssh.options import SshOptions, find_hosts
+from muster.schedulers.ssh.request import WORKSPACE, Places, SshRequest, build_request, count_replicas, place_request
+from muster.schedulers.supervision.app_folder import AppFolder, AppSpec
+
+_BUNDLES: Final = "ssh-bundles"
+_OWN_VARIABLES: Final = "MUSTER_"
+_MARGIN_BYTES: Final = 32 << 20
+"""Beyond twice the workspace and the agent: for logs."""
+
+logger = logging.getLogger(__name__)
+
+
+class SshScheduler(ProcessScheduler, WorkspaceMixin[None]):  # type: ignore[misc]
+    """Runs replicas on hosts that `ssh` reaches, one on each.
+
+    Args:
+        name: `ssh`.
+        session_name: TorchX's; part of the default path of logs.
+    """
+
+    def __init__(self, name: str, session_name: str) -> None:
+        super().__init__(name, session_name)
+        self._printed: set[str] = set()
+
+    # -- submitting -------------------------------------------------------------------------------------------------
+
+    def add_options(self, opts: StrictOpts) -> None:
+        """See `PluginScheduler`; apps outlive the command that submits them unless `detach=false`."""
+        declare_options(opts, SshOptions, {"detach": True})
+
+    def build_workspace_and_update_role(self, role: Role, workspace: str, cfg: Mapping[str, Any]) -> None:
+        """Take the folder of `--workspace`; TorchX calls this before the dry run.
+
+        Raises:
+            SchedulerError: the folder cannot be read.
+        """
+        del cfg
+        note_workspace(role, workspace, WORKSPACE, self._printed)
+
+    def _submit_dryrun(self, app: AppDef, cfg: Mapping[str, Any]) -> AppDryRunInfo:
+        options = parse_options(SshOptions, self._run_opts(), cfg)
+        name = build_app_name(app.name, make_suffix())
+        folder = self.choose_folder(name, options.log_dir)
+        hosts = find_hosts(options)
+        return AppDryRunInfo(build_request(app, options, hosts, app_id=name, folder=folder, token=make_secret()), str)
+
+    def schedule(self, dryrun_info: AppDryRunInfo) -> str:
+        """Look at all hosts, start the app's supervisor, and return when all replicas have been sent off.
+
+        Raises:
+            EngineError: too few hosts can be used, with a line for each that cannot; nothing is left of the app.
+            SchedulerError: the workspace cannot be read.
+        """
+        request: SshRequest = dryrun_info.request
+        with contextlib.ExitStack() as held:
+            packed = held.enter_context(_pack_files(request.spec))
+            good = held.enter_context(
+                _checked_hosts(request, sum(path.stat().st_size for path in packed.paths.values()))
+            )
+            spec = place_request(request, _find_places(request, good))
+            details = {**spec.details, "environment": _read_environment()}
+            files: dict[str, bytes | Path] = {AGENT_BUNDLE_NAME: packed.read_bundle(), **packed.paths}
+            used = {each.host.name: each.connection for each in good[: count_replicas(spec)]}
+            self.start_app(
+                replace(spec, details=details),
+                detach=request.options.detach,
+                files=files,
+                lent_fds={name: connection.lend() for name, connection in used.items()},
+            )
+            for connection in used.values():
+                connection.give()
+        return spec.app_id
+
+    # -- asking -----------------------------------------------------------------------------------------------------
+
+    def ask_command(
+        self, spec: AppSpec, replica: ReplicaId, command: Sequence[str], env: Mapping[str, str], limit_s: float
+    ) -> tuple[int, str, str]:
+        """See `ProcessScheduler`. The command and its variables go over standard input."""
+        record = AppFolder(spec.folder).read_record()
+        handle = None if record is None else record.handles.get(replica)
+        if handle is None:
+            return 1, "", f"{replica} does not run"
+        label = build_role_labels([role.name for role in spec.roles])[replica.role]
+        run = find_run(spec, label, replica.index, handle["start"])
+        order = {
+            "verb": "ask",
+            "run": run,
+            "command": [word.replace(RUN, run) for word in command],
+            "env": {name: value.replace(RUN, run) for name, value in env.items()},
+            "limit_s": limit_s,
+        }
+        ssh = spec.details["ssh"]
+        program = read_program("node", "main(stdin)")
+        done = subprocess.run(
+            build_ssh(ssh["ssh"], handle["host"], ssh["python"], program),
+            input=program + json.dumps(order).encode() + b"\n",
+            env=spec.details["environment"],
+            capture_output=True,
+            timeout=limit_s,
+            check=False,
+        )
+        _, found, answer = done.stdout.partition(node.MAGIC)
+        if not found or not answer:
+            return 1, "", f"{handle['host']}: {explain_failure(done.stderr, done.returncode, ssh['python'])}"
+        code, output, errors = json.loads(answer)
+        return code, output, errors
+
+
+class _Packed:
+    """What travels to the hosts; the bundle is built meanwhile."""
+
+    def __init__(self, paths: Mapping[str, Path]) -> None:
+        self.paths = paths
+        self._bundle = b""
+        self._thread = threading.Thread(target=self._build, daemon=True)
+        self._thread.start()
+
+    def _build(self) -> None:
+        self._bundle = read_kept_bundle(find_state_dir(os.environ) / _BUNDLES)
+
+    def read_bundle(self) -> bytes:
+        """Return the agent's bundle."""
+        self._thread.join()
+        return self._bundle or build_agent_bundle()
+
+
+def read_kept_bundle(folder: Path) -> bytes:
+    """Build the agent's bundle once for each version of its sources: it takes as long as a connection to a host.
+
+    Args:
+        folder: in the user's state folder; the newest bundle is kept there.
+    """
+    package = Path(muster.__file__).parent
+    sources = sorted(path for path in package.rglob("*") if path.suffix != ".pyc" and path.is_file())
+    marks = [(str(path), path.stat().st_mtime_ns, path.stat().st_size) for path in sources]
+    kept = folder / f"{hashlib.sha256(repr(marks).encode()).hexdigest()[:32]}.zip"
+    with contextlib.suppress(OSError):
+        return kept.read_bytes()
+    bundle = build_agent_bundle()
+    with contextlib.suppress(OSError):  # a full disk: it is built again
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for old in folder.glob("*.zip"):
+            old.unlink()
+        made = folder / f".{os.getpid()}-{threading.get_ident()}"
+        made.write_bytes(bundle)
+        made.replace(kept)
+    return bundle
+
+
+@contextlib.contextmanager
+def _pack_files(spec: AppSpec) -> Iterator[_Packed]:
+    """Pack each workspace once, in files without a name, of which a kill leaves nothing; roles may share one."""
+    with contextlib.ExitStack() as opened:
+        made: dict[str, Path] = {}
+        paths: dict[str, Path] = {}
+        for role, workspace in spec.details["workspaces"].items():
+            if workspace not in made:
+                out = opened.enter_context(tempfile.TemporaryFile())
+                made[workspace] = Path(f"/proc/self/fd/{out.fileno()}")
+                try:
+                    write_workspace_bundle(workspace, out)
+                    out.flush()
+                except BundleError as error:
+                    raise SchedulerError(str(error)) from error
+            paths[find_workspace_name(role)] = made[workspace]
+        yield _Packed(paths)
+
+
+@contextlib.contextmanager
+def _checked_hosts(request: SshRequest, workspace_bytes: int) -> Iterator[list[Checked]]:
+    """Look at the hosts; those that can be used, whose connections are closed at the end unless given away.
+
+    Raises:
+        EngineError: there are too few.
+    """
+    spec, options = request.spec, request.options
+    needs = checks.Needs(
+        ssh=options.ssh,
+        python=options.python,
+        folder=options.folder,
+        disk_bytes=2 * workspace_bytes + _MARGIN_BYTES,
+        ports=max(1, sum(role.runs_agent for role in spec.roles)),
+    )
+    wanted = count_replicas(spec)
+    hosts = request.hosts[: wanted + options.spares]
+    if spec.details["discover"]:
+        wanted = spec.roles[0].needed
+    good, failed = checks.check_hosts(hosts, needs)
+    try:
+        if len(good) < wanted:
+            raise EngineError(checks.describe_failures(failed, len(hosts)))
+        for name, why in failed.items():
+            _print_line(f"{name} cannot be used: {why}")
+        for line in checks.describe_differences(good):
+            _print_line(line)
+        yield good
+    finally:
+        for each in good:
+            each.connection.close()
+
+
+def _find_places(request: SshRequest, good: Sequence[Checked]) -> Places:
+    """Choose the hosts that are used, and where the agents of each role meet.
+
+    Raises:
+        EngineError: they do not reach the first one.
+    """
+    spec, options = request.spec, request.options
+    jobs = [role.name for role in spec.roles if role.runs_agent]
+    begins = {role.name: sum(each.replicas for each in spec.roles[:number]) for number, role in enumerate(spec.roles)}
+    addresses: dict[str, str] = {}
+    ports: dict[str, int] = {}
+    for role in dict.fromkeys([spec.roles[0].name, *jobs]):
+        first = good[begins[role]]
+        if options.rank0 is not None and begins[role] == 0:
+            addresses[role] = options.rank0
+        else:
+            others = [each for each in good if each is not first]
+            address, failed = checks.find_address(first, others)
+            if address is None:
+                hint = f"-cfg rank0=ADDR names an address of {first.host.name} that all reach"
+                raise EngineError("\n  ".join([hint, *(f"{name}: {why}" for name, why in failed.items())]))
+            addresses[role] = address
+        if role in jobs:
+            ports[role] = first.ports[jobs.index(role)]
+    return Places(
+        hosts=[each.host.name for each in good],
+        addresses=addresses,
+        ports=ports,
+        others={each.host.name: each.addresses[0] for each in good},
+    )
+
+
+def _read_environment() -> dict[str, str]:
+    """Read the variables with which `ssh` runs: its agent's socket, the home folder; no other place reads them."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(_OWN_VARIABLES)}
+
+
+def _print_line(line: str) -> None:
+    print(f"ssh: {line}", file=sys.stderr, flush=True)

@@ -1,0 +1,284 @@
+"""Finds the snapshot that this round continues from, and builds a rank's state of it.
+
+Which generation that is the agents have decided: the base in the control file, the same for every rank of the round.
+A rank whose number and whose number of ranks are what they were has it in its own memory. Otherwise the content of any
+rank of the round that saved it can be read: of this node by its memory file, of another through the agent.
+"""
+
+import contextlib
+import gc
+import itertools
+import operator
+import os
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from muster._shared.snapshot_file import WorkerFiles
+from muster.snapshots.content import Content, Damaged
+from muster.snapshots.contents import Contents, find_checkpoint, find_step, give_up_damaged, record_loaded, say_once
+from muster.snapshots.layout import ELSEWHERE, Layout, Place, Typed, Vector, find_pointers, is_lazy, make_copyable
+from muster.snapshots.plain import Known, Sharding, build_dict, decode, join_keys, split_keys
+
+
+class OtherSharding(Exception):
+    """A distributed tensor lies otherwise on the ranks than when it was saved."""
+
+
+def load_state(files: WorkerFiles, into: Any) -> tuple[int, Any] | None:
+    """Build the state that this rank continues from; see `muster.snapshots.load`. One line says which it is."""
+    step = find_step(files)
+    if step is None:
+        return None
+    contents = Contents(files)
+    try:
+        with give_up_damaged(files), _without_collections():
+            state = _build(contents, into)
+    finally:  # to unmap gigabytes takes a while
+        threading.Thread(target=contents.close, name="muster-snapshot-close", daemon=True).start()
+    if state is _CANNOT:
+        path, checkpoint_step = find_checkpoint()
+        where = f"step {checkpoint_step} of {path}" if path else "the beginning"
+        say_once(
+            f"continues from {where}: the snapshot of step {step} is of another number of ranks, and neither"
+            " replicated nor sharded"
+        )
+        return None
+    record_loaded(files, step, contents)
+    return step, state
+
+
+@contextlib.contextmanager
+def _without_collections() -> Iterator[None]:
+    """Thousands of objects that all stay would have the garbage collector look at all others again and again."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+_CANNOT = object()
+
+
+def _build(contents: Contents, into: Any) -> Any:
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    some = contents.open_any().head
+    if some.is_replicated:
+        content = contents.open_replicated(rank % some.world_size)
+        return fill(content, find_keeper(contents, content), into)
+    if some.world_size == world_size:
+        content = contents.open(rank)
+        with contextlib.suppress(OtherSharding):
+            return fill(content, content, into)
+    if not some.is_sharded:
+        return _CANNOT
+    if into is None:
+        raise ValueError("load: a sharded state of another number of ranks needs into=, the state to copy it to")
+    from muster.snapshots.sharded import load_sharded
+
+    load_sharded(contents, some.world_size, into)
+    return into
+
+
+def find_keeper(contents: Contents, content: Content) -> Content:
+    """The content with the tensors of a replicated state: on this node if one is there."""
+    if content.head.keeper == content.head.global_rank:
+        return content
+    near = contents.open_any()
+    return near if near.head.keeper == near.head.global_rank else contents.open(near.head.keeper)
+
+
+def fill(content: Content, keeper: Content, into: Any) -> Any:
+    """Build the state of a content, with tensors of `into` where it has them and new ones elsewhere.
+
+    Args:
+        content: of one rank.
+        keeper: has the tensors that lie elsewhere.
+        into: a state with the tensors to copy to, of the same shapes; None: all are new.
+
+    Raises:
+        Damaged, OSError: as `Content.view`.
+        OtherSharding: distributed tensors of `into` lie otherwise on the ranks.
+        ValueError: tensors of `into` have other shapes or types, or are not in the snapshot.
+    """
+    import torch
+
+    layout = content.layout
+    with torch.no_grad():
+        targets = _Match(layout)
+        if into is not None:
+            targets.add(decode(content.skeleton, _Leaf, _ShardedLeaf, lambda *_: None, _Table), into, "state")
+        sources = [content] if keeper is content else [content, keeper]
+        done = [numbers for source in sources for numbers in _copy_runs(source, layout, targets)]
+        copies: list[tuple[Any, Any]] = []
+        units: dict[tuple[bool, int], Typed] = {}
+        count = len(layout.starts)
+        left = sorted(set(range(count)).difference(*done)) if sum(map(len, done)) < count else ()
+        for number in left:
+            is_own = layout.starts[number] != ELSEWHERE
+            source = content if is_own else keeper
+            place = layout.find(number) if is_own else _find_elsewhere(keeper, number, layout.find(number))
+            target = targets.memory[number]
+            if target is None:
+                unit = is_own, place.unit_start
+                if unit not in units or not place.unit_bytes:
+                    units[unit] = Typed(source.read_unit(place))
+                targets.given[number] = units[unit].view(place, place.start - place.unit_start)
+                continue
+            copy = make_copyable(target), make_copyable(source.view(place))
+            if source.is_near and not is_lazy(target):
+                copies.append(copy)
+            else:
+                copy[0].copy_(copy[1])
+        if copies:
+            torch._foreach_copy_(*(list(column) for column in zip(*copies, strict=True)))
+    return decode(content.skeleton, targets.given.__getitem__, _give_whole, None, targets.build_table)
+
+
+def _copy_runs(source: Content, own: Layout, targets: "_Match") -> Iterator[Sequence[int]]:
+    """Copy small tensors in few calls where that can be done; yield their numbers.
+
+    Args:
+        source: has them.
+        own: the layout of the rank that loads; the source's own, or one of which tensors lie elsewhere.
+        targets: where they go; gets new tensors for those that have no target and are alone in their memory.
+    """
+    layout = source.layout
+    is_own = layout is own
+    if not source.is_near or not (is_own or (layout.shapes, layout.dtypes) == (own.shapes, own.dtypes)):
+        return
+    for run in layout.runs:
+        if not is_own and any(start != ELSEWHERE for start in run.pick(own.starts)):
+            continue
+        if (pointers := find_pointers(run, run.pick(targets.memory))) is None:
+            targets.make(run.numbers)
+            pointers = find_pointers(run, run.pick(targets.memory))
+        if pointers is not None:
+            source.copy_run(Vector(run, pointers, targets))
+            yield run.numbers
+
+
+def _find_elsewhere(keeper: Content, number: int, own: Place) -> Place:
+    layout = keeper.layout
+    if number < len(layout.starts) and layout.starts[number] != ELSEWHERE:
+        place = layout.find(number)
+        if place[:2] == own[:2]:
+            return place
+    raise Damaged("the tensors of this rank are not those that its node keeps: save the same on all ranks")
+
+
+def _give_whole(local: Any, _: Sharding) -> Any:
+    if hasattr(local, "device_mesh"):
+        return local
+    raise ValueError("load: a sharded state needs into=, the state to copy it to")
+
+
+class _Leaf(NamedTuple):
+    """Stands for a tensor."""
+
+    number: int
+
+
+class _ShardedLeaf(NamedTuple):
+    """Stands for a distributed tensor."""
+
+    local: _Leaf
+    sharding: Sharding
+
+
+class _Table(NamedTuple):
+    """Stands for a dict of tensors."""
+
+    first: int
+    joined: str | tuple[Any, ...]
+    """Its keys."""
+    more: Any
+
+
+class _Match:
+    """Finds the tensors of `into` for the saved ones."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+        self._known = Known()
+        self.memory: list[Any] = [None] * len(layout.starts)
+        """What to copy to, by the number of the saved tensor."""
+        self.given: list[Any] = [None] * len(layout.starts)
+        """The tensors that the script gets: the same, or distributed tensors with it."""
+        self._tables: dict[int, Mapping[Any, Any]] = {}
+        """Dicts that are as they were saved, by the number of the first tensor."""
+
+    def add(self, saved: Any, into: Any, place: str) -> None:
+        """Find the tensors of one value.
+
+        Raises:
+            OtherSharding, ValueError: as `fill`.
+        """
+        if isinstance(saved, _Leaf | _ShardedLeaf):
+            if hasattr(into, "data_ptr"):
+                self._add_tensor(saved, into, place)
+        elif isinstance(saved, _Table):
+            if isinstance(into, Mapping) and not self._add_table(saved, into):
+                keys = split_keys(saved.joined)
+                self.add({key: _Leaf(number) for number, key in enumerate(keys, saved.first)}, into, place)
+        elif isinstance(saved, Mapping) and isinstance(into, Mapping):
+            for key, value in saved.items():
+                if key in into:
+                    self.add(value, into[key], f"{place}[{key!r}]")
+            for key in into.keys() - saved.keys():
+                if hasattr(into[key], "data_ptr"):
+                    raise ValueError(f"load: into= has a tensor {place}[{key!r}], and the snapshot has none")
+        elif isinstance(saved, list | tuple) and isinstance(into, list | tuple):
+            for number, (value, target) in enumerate(zip(saved, into, strict=False)):
+                self.add(value, target, f"{place}[{number}]")
+
+    def make(self, numbers: Iterable[int]) -> None:
+        """Make new tensors for those that have no target and are alone in their memory."""
+        import torch
+
+        layout = self._layout
+        for number in numbers:
+            if self.memory[number] is None and number not in layout.units:
+                made = torch.empty(layout.shapes[number], dtype=layout.dtypes[number])
+                self.memory[number] = self.given[number] = made
+
+    def build_table(self, first: int, joined: str | tuple[Any, ...], more: Any) -> dict[Any, Any]:
+        """Build a dict of tensors."""
+        if first in self._tables:
+            return build_dict(self._tables[first], more)
+        return build_dict(zip(split_keys(joined), itertools.islice(self.given, first, None), strict=False), more)
+
+    def _add_table(self, table: _Table, into: Mapping[Any, Any]) -> bool:
+        """Add all tensors of a dict at once, if they are the saved ones and nothing else."""
+        import torch
+
+        tensors, numbers = list(into.values()), slice(table.first, table.first + len(into))
+        if join_keys(into) != table.joined or set(map(type, tensors)) != {torch.Tensor}:
+            return False
+        layout = self._layout
+        if not all(map(operator.eq, map(operator.attrgetter("shape"), tensors), layout.shapes[numbers])):
+            return False
+        if not all(map(operator.is_, map(operator.attrgetter("dtype"), tensors), layout.dtypes[numbers])):
+            return False
+        self.memory[numbers] = self.given[numbers] = tensors
+        self._tables[table.first] = into
+        return True
+
+    def _add_tensor(self, saved: _Leaf | _ShardedLeaf, into: Any, place: str) -> None:
+        local = into
+        if isinstance(saved, _ShardedLeaf):
+            if not hasattr(into, "device_mesh"):
+                raise ValueError(f"load: {place} was saved as a distributed tensor, and into= has another")
+            if self._known.describe(into) != saved.sharding:
+                raise OtherSharding
+            saved, local = saved.local, into.to_local()
+        wanted = self._layout.dtypes[saved.number], self._layout.shapes[saved.number]
+        found = local.dtype, tuple(local.shape)
+        if found != wanted:
+            raise ValueError(
+                f"load: {place} is {wanted[0]} of {wanted[1]} in the snapshot, {found[0]} of {found[1]} in into="
+            )
+        self.memory[saved.number], self.given[saved.number] = local, into

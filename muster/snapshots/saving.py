@@ -1,0 +1,172 @@
+"""Saves a worker's state into the slots of its rank.
+
+What a save costs beyond the copies is paid when a plan is made: the plan, the views of each slot and the layout's bytes
+are kept while shapes, types and sharing stay what they are. `save` returns when the tensors are copied, or the copies
+from devices are enqueued; a thread then waits for those, sums the blocks, and marks the slot as complete. The next call
+waits for the thread.
+"""
+
+import contextlib
+import operator
+import os
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from muster._shared.snapshot_file import COMPLETE, SLOTS, Block, Slot, WorkerFiles, compute_limit, measure_used
+from muster.snapshots.agreement import Agreement
+from muster.snapshots.content import Area, Origin, find_data, say
+from muster.snapshots.devices import DeviceCopies
+from muster.snapshots.layout import Plan
+from muster.snapshots.plain import Known, encode
+
+_SMALL_BYTES: Final = 1 << 22
+"""Up to here, summing takes less time than a thread."""
+_GROWTH: Final = 1 << 20
+"""Bytes by which plain values may grow until the memory that is free is looked at again."""
+_LAYOUT_BYTES: Final = 100
+"""What the layout takes for each tensor, about: it is written afterwards."""
+
+
+class Saver:
+    """The slots of this rank, as the worker writes them. One for each process that speaks for a rank."""
+
+    def __init__(self, files: WorkerFiles) -> None:
+        """Open the content file of the rank.
+
+        Raises:
+            OSError: it cannot be opened.
+        """
+        self._files = files
+        self._fd = files.open_content(files.local_rank)
+        self._areas = [Area(self._fd, slot) for slot in range(SLOTS)]
+        self._plan: Plan | None = None
+        self._known = Known()
+        self._granted = 0
+        self._refused = 0
+        self._last_step = -1
+        self._pending: threading.Thread | None = None
+        self._device_copies: DeviceCopies | None = None
+        self._agreement = Agreement(files)
+        self._is_prepared = False
+
+    def note_loaded(self, step: int) -> None:
+        """Know that the script continues after this step."""
+        self._last_step = step
+
+    def save(self, step: int, state: object, *, replicated: bool) -> None:
+        """Copy the state into a free slot; see `muster.snapshots.save`."""
+        import torch
+
+        self.wait()
+        self._last_step = self._check_step(step)
+        with torch.no_grad():
+            skeleton, tensors, is_sharded, pointers = encode(state, self._known)
+            plan = self._find_plan(tensors, pointers, keeps_tensors=not replicated or self._files.local_rank == 0)
+            rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+            control, local_rank = self._files.control, self._files.local_rank
+            if replicated and local_rank == 1:
+                self._agreement.look(state, tensors, plan, (control.lineage, self._last_step))
+            keeper = rank if plan.keeps_tensors else rank - local_rank
+            origin = Origin(rank, world_size, keeper, replicated, is_sharded)
+            size = sum(find_data(plan)) + len(skeleton) + _LAYOUT_BYTES * len(tensors)
+            if not self._is_granted(size):
+                return
+            slot = control.begin_save(local_rank)
+            if slot is None:
+                return
+            area = self._areas[slot]
+            is_mapped = area.size >= size
+            try:
+                wait = area.copy(plan, tensors, size, self._start_copies)
+            except OSError as error:
+                self._refuse_memory(size, error)
+                return
+            step, lineage = self._last_step, control.lineage
+
+        def complete() -> None:
+            if not wait():
+                return  # the slot stays empty
+            try:
+                length = area.finish(plan, skeleton, origin, size)
+            except OSError as error:
+                self._refuse_memory(size, error)
+                return
+            control.end_save(local_rank, slot, Slot(COMPLETE, lineage, step, length, rank, world_size, replicated))
+            if not self._is_prepared:
+                self._prepare(plan, max(length, size))
+
+        if size <= _SMALL_BYTES and not plan.on_devices and is_mapped:
+            complete()
+        else:
+            self._pending = threading.Thread(target=complete, name="muster-snapshot", daemon=plan.on_devices)
+            self._pending.start()
+
+    def wait(self) -> None:
+        """Wait until the last save is complete: only one whose state was on devices is not."""
+        if self._pending is not None:
+            self._pending.join()
+            self._pending = None
+
+    def _start_copies(self, targets: Sequence[Any], sources: Sequence[Any]) -> Callable[[], bool]:
+        self._device_copies = self._device_copies or DeviceCopies()
+        return self._device_copies.start(targets, sources)
+
+    def _prepare(self, plan: Plan, size: int) -> None:
+        """Map the slot that is used last, so that its first save finds its memory there. Nothing in it changes."""
+        self._is_prepared = True
+        slots = self._files.control.read_slots(self._files.local_rank)
+        left = sorted((slot.generation or (-1, -1), number) for number, slot in enumerate(slots))
+        numbers = [number for _, number in left if not self._areas[number].size]
+        if len(numbers) > 1:
+            with contextlib.suppress(OSError):  # its save will say it
+                self._areas[numbers[-1]].map(size)
+                self._areas[numbers[-1]].find_targets(plan)
+
+    def _check_step(self, step: int) -> int:
+        if isinstance(step, bool) or not isinstance(step, int):
+            try:
+                step = operator.index(step)
+            except TypeError:
+                raise TypeError(f"save: the step must be an int, not {type(step).__name__}") from None
+        if step < 0 or step <= self._last_step:
+            after = f"above {self._last_step}, the last step" if self._last_step >= 0 else "0 or more"
+            raise ValueError(f"save: the step must be {after}, not {step}")
+        return step
+
+    def _find_plan(self, tensors: Sequence[Any], pointers: list[int], *, keeps_tensors: bool) -> Plan:
+        plan = self._plan
+        if plan is None or not plan.fits(tensors, pointers, keeps_tensors=keeps_tensors):
+            self._plan = plan = Plan(tensors, pointers, keeps_tensors=keeps_tensors)
+        return plan
+
+    def _is_granted(self, size: int) -> bool:
+        """Whether a state of this size may be kept. Looks at the free memory only when states grow."""
+        if size <= self._granted:
+            return True
+        if self._refused and abs(size - self._refused) < _GROWTH:
+            return False
+        limit = compute_limit(self._files.control.words, measure_used(self._files))
+        if limit is None or size <= limit.state_bytes:
+            self._granted = size + (_GROWTH if limit is None or size + _GROWTH <= limit.state_bytes else 0)
+            self._refused = 0
+            return True
+        total = limit.states * self._files.ranks * size
+        self._refuse(
+            size,
+            f"{limit.states} states of each of {self._files.ranks} ranks take {_format(total)} of this node's memory,"
+            f" and {_format(limit.node_bytes)} may be used (--snapshot-memory)",
+        )
+        return False
+
+    def _refuse_memory(self, size: int, error: OSError) -> None:
+        self._refuse(size, f"this node has no memory for it ({error})")
+
+    def _refuse(self, size: int, why: str) -> None:
+        self._refused, self._granted = size, 0
+        self._files.control.write_block(self._files.local_rank, Block.REFUSED, size)
+        say(f"a state of {_format(size)} is not kept: {why}. The job goes on without a snapshot")
+
+
+def _format(size: int) -> str:
+    return f"{size / 1e9:.3g} GB" if size >= 1e9 else f"{size / 1e6:.3g} MB"

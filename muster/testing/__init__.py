@@ -1,0 +1,19 @@
+"""Tests for adapters: `SchedulerContract` is what every scheduler that is made with the seam must do.
+
+    contract      `SchedulerContract`, with one test for each question that people ask of a job
+    contract_apps the apps that the tests submit
+    shell         another shell: `python -m muster.testing.shell`, which the tests start, and kill
+
+An adapter's own test file derives a class from it, and pytest runs what it inherits:
+
+    from muster.testing import SchedulerContract
+
+    class TestFolders(SchedulerContract):
+        factory = "folder_adapter:create_scheduler"
+
+It needs pytest, and knows `muster.schedulers.adapter` only. From outside, import `SchedulerContract` from this package.
+"""
+
+from muster.testing.contract import SchedulerContract
+
+__all__ = ["SchedulerContract"]

@@ -1,0 +1,132 @@
+"""The apps that the contract's tests submit: shell commands, and programs under muster's agent."""
+
+from typing import Any, Final
+
+from torchx.specs import AppDef, Resource, Role, macros
+from torchx.specs.api import RetryPolicy
+
+ROLE: Final = "w"
+
+WAITS: Final = "echo started; exec sleep 600"
+
+COUNTS: Final = """\
+import os, time
+from muster import worker
+
+step = 0
+print("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], "counts", flush=True)
+while not worker.should_stop(step):
+    if worker.should_checkpoint(step):
+        print("rank", os.environ["RANK"], "saves at", step, flush=True)
+        worker.saved(step)
+    worker.wait_while_paused()
+    worker.step(step)
+    time.sleep(0.02)
+    step += 1
+print("rank", os.environ["RANK"], "stops at", step, flush=True)
+"""
+"""Counts steps until it is to stop; saves and pauses when it is asked to."""
+
+FAILS_TWICE: Final = """\
+import os, sys, time
+
+attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
+print("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], "attempt", attempt, flush=True)
+if os.environ["RANK"] == "1":
+    sys.exit("the batch was bad")
+time.sleep(600)
+"""
+"""Of two ranks the second one fails in every attempt."""
+
+
+FAULTS: Final = """\
+import os, signal, sys, time
+
+attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+print("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], "attempt", attempt, flush=True)
+if os.environ["RANK"] == "0":
+    time.sleep(600)
+time.sleep(0.5)  # the other rank has said its line by then
+if attempt == 0:
+    sys.exit(33)
+if attempt in (1, 2):
+    raise KeyError("no such key")
+if attempt == 3:
+    os.kill(os.getpid(), signal.SIGUSR2)
+if attempt == 4:
+    sys.exit(77)
+raise MemoryError("no memory is left")
+"""
+"""Of two ranks the second one fails in each attempt of another cause; `RULES` has what is to follow."""
+
+RULES: Final = (
+    "exit 32,33: restart free; LookupError: restart 2; signal USR2: restart; exit 77: elsewhere; oom: stop; any: stop"
+)
+
+
+def build_shell(script: str, *, name: str = "contract", replicas: int = 1, image: str = "", retries: int = 0) -> AppDef:
+    """Build an app of one role that runs a shell command without an agent.
+
+    Args:
+        script: of `sh -c`.
+        name: the app's.
+        replicas: how many.
+        image: the role's.
+        retries: how often a replica that fails is started again.
+    """
+    role = Role(
+        name=ROLE,
+        image=image,
+        entrypoint="sh",
+        args=["-c", script],
+        num_replicas=replicas,
+        max_retries=retries,
+        retry_policy=RetryPolicy.REPLICA,
+        resource=_small(),
+    )
+    return AppDef(name=name, roles=[role])
+
+
+def build_agents(
+    program: str,
+    *,
+    name: str = "contract",
+    nodes: int = 2,
+    least: int | None = None,
+    image: str = "",
+    retries: int = 0,
+    restarts: int = 0,
+    rules: str = "",
+) -> AppDef:
+    """Build an app of one role whose replicas run the agent, with one worker each.
+
+    Args:
+        program: Python source of the worker.
+        name: the app's.
+        nodes: how many.
+        least: with fewer the app cannot go on; None: all are needed.
+        image: the role's.
+        retries: how many lost replicas are replaced.
+        restarts: how often all workers are started again when one has failed.
+        rules: what follows from a failure, of `--on`.
+    """
+    size = str(nodes) if least is None else f"{least}:{nodes}"
+    args = ["-m", "muster.agent", "--nnodes", size, "--nproc-per-node", "1", "--max-restarts", str(restarts)]
+    args += ["--rank0-env", macros.rank0_env, "--node-rank", macros.replica_id, "--rdzv-id", macros.app_id]
+    args += [f"--on={rules}", "--tee", "3"] if rules else []
+    args += ["--start", "cold", "--shutdown-timeout", "4", "--no-python", "python3", "-c", program]
+    role = Role(
+        name=ROLE,
+        image=image,
+        entrypoint="python3",
+        args=args,
+        num_replicas=nodes,
+        min_replicas=least,
+        max_retries=retries,
+        resource=_small(),
+    )
+    return AppDef(name=name, roles=[role])
+
+
+def _small() -> Any:
+    return Resource(cpu=1, gpu=0, memMB=128)

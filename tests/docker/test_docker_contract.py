@@ -1,0 +1,43 @@
+"""What every adapter must do, of a real engine: apps that outlive their command are those of `docker`."""
+
+import os
+
+import pytest
+
+from muster.schedulers.docker.engine.sdk import pick_address
+from muster.schedulers.docker.live import submissions
+from muster.schedulers.supervision.registry import find_state_dir
+from muster.testing import SchedulerContract
+
+pytestmark = pytest.mark.docker
+
+
+class TestDocker(SchedulerContract):
+    """Replicas are containers."""
+
+    factory = "muster.schedulers.docker:create_detached_scheduler"
+    image = "muster-test:torch"
+    steps = ("muster.schedulers.docker.live.creation:_join_network", *SchedulerContract.steps)
+
+    @pytest.fixture(autouse=True)
+    def _engine(self, client, state_home):
+        self.client = client
+
+    def lose_replica(self, scheduler, app_id, index):
+        labels = [f"io.muster.app={app_id}", f"io.muster.replica={index}"]
+        (container,) = self.client.containers.list(filters={"label": labels})
+        container.kill()  # removed, it would take its log with it
+
+    def list_left(self, app_id):
+        api, label = self.client.api, {"label": "io.muster.app"}
+        volumes = api.volumes(filters=label)["Volumes"] or ()
+        found = [*api.containers(all=True, filters=label), *api.networks(filters=label), *volumes]
+        names = [(each["Labels"]["io.muster.app"], each.get("Id", "")) for each in found]
+        marks = [path.name for path in (find_state_dir(os.environ) / "docker-submissions").glob(f"{app_id}*")]
+        return [*(f"{name} {what}" for name, what in names if name.startswith(app_id)), *marks]
+
+    def sweep(self, scheduler):
+        state_dir = find_state_dir(os.environ)
+        for mark in (state_dir / "docker-submissions").glob("*"):
+            os.utime(mark, (0, 0))  # no supervisor of it is just starting any more
+        submissions.sweep(state_dir, pick_address(os.environ))

@@ -1,0 +1,108 @@
+"""A history of events through the leader's pure state machine."""
+
+from doubles.samples import make_failure
+from doubles.sent import show_sent
+
+from muster._shared.reports import Failure
+from muster.agent.rendezvous.consensus.actions import CheckLease, RoundStart, SetTimer
+from muster.agent.rendezvous.consensus.decisions import decide
+from muster.agent.rendezvous.consensus.events import Joined, LeaseChecked, Reported, TimerFired
+from muster.agent.rendezvous.consensus.members import ConsensusRules, MemberRecord
+from muster.agent.rendezvous.consensus.recovery import RecoveryRecord
+from muster.agent.rendezvous.consensus.state import JobState, NewRound, build_initial_state
+from muster.agent.rendezvous.report_messages import Stopped
+
+
+def rules(min_nodes: int, max_nodes: int, max_restarts: int = 1) -> ConsensusRules:
+    return ConsensusRules(
+        run_id="r",
+        min_nodes=min_nodes,
+        max_nodes=max_nodes,
+        max_restarts=max_restarts,
+        join_timeout_s=60.0,
+        last_call_s=3.0,
+        rejoin_wait_s=4.3,
+    )
+
+
+def member(
+    number: int,
+    *,
+    index: int | None = -1,
+    nproc: int = 1,
+    recovery: RecoveryRecord | None = None,
+    ranks: tuple[int | None, ...] = (),
+) -> MemberRecord:
+    return MemberRecord(
+        id=f"m{number}",
+        index=number if index == -1 else index,
+        nproc=nproc,
+        role="default",
+        host=f"h{number}",
+        port=1000 + number,
+        is_leader=number == 0,
+        recovery=recovery or RecoveryRecord(),
+        group_ranks=ranks,
+    )
+
+
+def failure(node: int, *, age_s: float = 0.0, **changes) -> Failure:
+    values = {"node_index": node, "host": f"h{node}", "global_rank": node, "exit_code": 1, **changes}
+    return make_failure(node=node, age_s=age_s, **values)
+
+
+class Leader:
+    """A history: feeds events at given times and keeps the last actions."""
+
+    def __init__(self, rules_: ConsensusRules, *, takeover: bool = False) -> None:
+        self.now_s = 0.0
+        self.is_lease_held = True
+        self.state: JobState = build_initial_state(rules_, 0.0, takeover=takeover)
+        self.actions: list = []
+
+    def feed(self, event, *, after_s: float = 0.0) -> list:
+        self.now_s += after_s
+        self.state, actions = decide(self.state, event, self.now_s)
+        self.actions = [each for each in show_sent(actions) if not isinstance(each, CheckLease | SetTimer)]
+        if any(isinstance(each, CheckLease) for each in actions):
+            before, answer = self.actions, self.feed(LeaseChecked(is_held=self.is_lease_held))
+            self.actions = before + answer
+        return self.actions
+
+    def wait(self, for_s: float) -> list:
+        """Let time pass and the timer fire."""
+        return self.feed(TimerFired(round_number=self.state.round_number), after_s=for_s)
+
+    def next_due_s(self) -> float:
+        assert self.state.timer is not None
+        return self.state.timer.due_s
+
+    def form(self, count: int) -> NewRound:
+        for number in range(count):
+            self.feed(Joined(member=member(number)))
+        return self.formed()
+
+    def form_by_last_call(self, count: int) -> NewRound:
+        for number in range(count):
+            self.feed(Joined(member=member(number)))
+        self.wait(3.1)
+        return self.formed()
+
+    def formed(self) -> NewRound:
+        """The round that the last event formed: each of its members was told so."""
+        assert self.state.formed is not None
+        new = self.state.formed[0]
+        told = [action.ids for action in self.actions if isinstance(action, RoundStart)]
+        assert told == [(each.id,) for each in new.assignments], self.actions
+        return new
+
+    def only(self, kind):
+        found = [action for action in self.actions if isinstance(action, kind)]
+        assert len(found) == 1, self.actions
+        return found[0]
+
+    def stop_all(self, *numbers: int) -> None:
+        for number in numbers:
+            self.feed(
+                Reported(id=f"m{number}", message=Stopped(round_number=self.state.round_number, port=2000 + number))
+            )

@@ -1,0 +1,85 @@
+"""On a machine with NVIDIA GPUs: NCCL's own monitor, the devices' numbers, memory that is free before a restart.
+
+No machine with a GPU has run them yet. `make gpu` does; CONTRIBUTING says what to send back.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from harness import Outcome, Tree, run_tree, wait_until
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
+PROGRAM = Path(__file__).parents[2] / "programs" / "gpu" / "nccl.py"
+
+
+@pytest.fixture(scope="module")
+def count() -> int:
+    """How many GPUs torch finds, in another process: this one must not hold a CUDA context."""
+    reason, found = "" if Path("/dev/nvidiactl").exists() else "no NVIDIA driver", 0
+    if not reason:
+        words = [sys.executable, "-c", "import torch; print(torch.cuda.device_count())"]
+        done = subprocess.run(words, capture_output=True, text=True)
+        found = int(done.stdout or 0) if done.returncode == 0 else 0
+        reason = "" if found else f"torch.cuda finds no GPU: {done.stderr.strip()[-300:]}"
+    if reason:
+        (pytest.fail if "gpu" in os.environ.get("MUSTER_REQUIRE", "").split(",") else pytest.skip)(reason)
+    return found
+
+
+def build_argv(how: str, nproc: int, log_dir: Path, *flags: str) -> list[str]:
+    agent = [sys.executable, "-m", "muster.agent", "--standalone", "--nproc-per-node", str(nproc), "--rdzv-id", "gpu"]
+    return [*agent, "--log-dir", str(log_dir), *flags, str(PROGRAM), how]
+
+
+def run(how: str, nproc: int, log_dir: Path, *flags: str) -> Outcome:
+    return run_tree(build_argv(how, nproc, log_dir, *flags), timeout_s=280)
+
+
+def test_nccls_monitor_answers_in_a_format_that_is_read(count: int, tmp_path: Path) -> None:
+    outcome = run("asks", min(count, 2), tmp_path)
+    assert outcome.exit_code == 0, outcome.explain()
+    told = re.findall(r"nccl (\S+) told (\S+) own (\d+)", outcome.stdout)
+    assert len(told) == min(count, 2), outcome.explain()
+    for version, found, own in told:
+        assert found == version, outcome.explain()
+        if tuple(map(int, version.split("."))) >= (2, 28, 7):  # a text lists no ranks that agree
+            assert own == "1", outcome.explain()
+
+
+def test_a_rank_that_misses_an_all_reduce_is_named(count: int, tmp_path: Path) -> None:
+    if count < 2:
+        pytest.skip("there is one GPU only")
+    outcome = run("sleeps", 2, tmp_path, "--hang-timeout", "20", "--shutdown-timeout", "2")
+    assert outcome.exit_code == 1, outcome.explain()
+    reason = json.loads((tmp_path / "gpu" / "report.json").read_text())["reason"]
+    assert re.match(r"rank 1 did not (enter all_reduce|launch (AllReduce|operation)) #\d+ of ", reason), reason
+
+
+def test_what_the_devices_do_is_in_the_status(count: int, tmp_path: Path) -> None:
+    status = tmp_path / "gpu" / "status.json"
+
+    def find() -> list[dict[str, object]]:
+        try:
+            ranks = json.loads(status.read_text()).get("ranks", [])
+        except (OSError, ValueError):
+            return []
+        return [rank["device"] for rank in ranks if rank.get("device")]
+
+    with Tree(build_argv("steps", 1, tmp_path)) as agent:
+        wait_until(find, timeout_s=120, what="a device in the status")
+        device = find()[0]
+        assert agent.wait(120).exit_code == 0
+    assert 0 < int(str(device["temperature_c"])) < 120, device
+    assert int(str(device["memory_total_bytes"])) > 1 << 30, device
+
+
+def test_a_restart_finds_the_memory_of_a_killed_worker_free(count: int, tmp_path: Path) -> None:
+    outcome = run("fills", 1, tmp_path, "--max-restarts", "1")
+    assert outcome.exit_code == 0, outcome.explain()
+    (free,) = re.findall(r"free (\S+)", outcome.stdout)
+    assert float(free) > 0.9, outcome.explain()

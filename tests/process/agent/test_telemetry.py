@@ -1,0 +1,80 @@
+"""The status of a job of several agents: of all nodes, in the folder of whichever leads."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from harness import Tree, find_free_port, wait_until
+
+from muster._shared.job_view import DeviceStatus, JobState, JobStatus
+from muster.schedulers.failure_report import parse_status
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the status page is for Linux")
+
+PROGRAM = Path(__file__).parents[2] / "programs/agent/stepping.py"
+
+
+def start_node(folder: Path, rank: int, port: int) -> Tree:
+    flags = ["--nnodes", "2:3", "--node-rank", str(rank), "--nproc-per-node", "2", "--rdzv-id", "job", "--tee", "3"]
+    flags += ["--rdzv-backend", "c10d"]
+    flags += ["--rdzv-endpoint", f"127.0.0.1:{port}", "--log-dir", str(folder / str(rank))]
+    return Tree([sys.executable, "-m", "muster.agent", *flags, str(PROGRAM), str(folder / "go")], cwd=folder)
+
+
+def read_status(folder: Path, rank: int) -> JobStatus:
+    path = folder / str(rank) / "job/status.json"
+    found = parse_status(path.read_bytes()) if path.exists() else None
+    return JobStatus() if found is None else found
+
+
+def is_complete(status: JobStatus, world_size: int) -> bool:
+    """Whether every rank has told all that it can."""
+    told = [rank.step and rank.rate and rank.cpu is not None and rank.memory_bytes for rank in status.ranks]
+    return len(told) == world_size and all(told) and status.state is JobState.RUNNING
+
+
+def test_all_nodes_are_in_the_file_of_the_leader_and_of_the_next_one(tmp_path: Path) -> None:
+    port = find_free_port()
+    with start_node(tmp_path, 0, port) as first, start_node(tmp_path, 1, port) as second, start_node(tmp_path, 2, port):
+        wait_until(lambda: is_complete(read_status(tmp_path, 0), 6), what="a status with all six ranks")
+        status = read_status(tmp_path, 0)
+        assert [node.node_index for node in status.nodes] == [0, 1, 2]
+        assert all(rank.last_line.startswith("step ") for rank in status.ranks)
+        assert status.eta_s is not None
+        assert not (tmp_path / "1/job/status.json").exists()
+        first.send(signal.SIGKILL)
+        wait_until(lambda: is_complete(read_status(tmp_path, 1), 4), what="a status of the next leader")
+        status = read_status(tmp_path, 1)
+        assert [node.node_index for node in status.nodes] == [1, 2]
+        assert (status.recovery_count, status.round) == (1, 2)
+        assert "round 1: 6 ranks on 3 nodes" in [event.text for event in status.events]
+        (tmp_path / "go").touch()
+        assert second.wait().exit_code == 0
+    status = read_status(tmp_path, 1)
+    assert (status.state, status.exit_code) == (JobState.ENDED, 0)
+
+
+def test_gpus_are_read_where_their_library_is(tmp_path: Path) -> None:
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("there is no C compiler here")
+    source = PROGRAM.parent.parent / "nvml_stand_in.c"
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", tmp_path / "libnvidia-ml.so.1", source], check=True)
+    gpus = {"MUSTER_NVML": str(tmp_path / "libnvidia-ml.so.1"), "STAND_IN_GPUS": "7:1:9,93:4096:8192,5:1024:8192"}
+    gpus |= {"STAND_IN_STATUS": ",".join(["71:642300:700000:1980:4:0:0:18"] * 3), "STAND_IN_XID": "2:79"}
+    flags = ["--standalone", "--nproc-per-node", "2", "--rdzv-id", "job", "--log-dir", str(tmp_path / "0")]
+    words = [sys.executable, "-m", "muster.agent", *flags, str(PROGRAM), str(tmp_path / "go")]
+    gpus["STAND_IN_SLOW_MS"] = "300"
+    with Tree(words, env={**os.environ, **gpus, "CUDA_VISIBLE_DEVICES": "1,2"}, cwd=tmp_path) as agent:
+        wait_until(lambda: [rank for rank in read_status(tmp_path, 0).ranks if rank.gpu], what="the use of GPUs")
+        ranks = read_status(tmp_path, 0).ranks
+        assert [(rank.gpu, rank.gpu_memory_bytes) for rank in ranks] == [(0.93, 4096), (0.05, 1024)]
+        told = [rank.device or DeviceStatus() for rank in ranks]
+        assert {(each.temperature_c, each.power_w, each.slowed_by) for each in told} == {(71, 642, "power cap")}
+        assert [each.last_xid for each in told] == [None, 79]
+        (tmp_path / "go").touch()
+        assert agent.wait().exit_code == 0

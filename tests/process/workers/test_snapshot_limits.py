@@ -1,0 +1,110 @@
+"""Where snapshots cannot be kept, or not all, one line says so, and the job goes on. Also odd states, as jobs."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from harness import Outcome, Tree, run_tree
+from memory_cgroup import join, memory_cgroup
+from no_system_call import MEMFD_CREATE
+from other_user import needs_two_users
+
+TESTS = Path(__file__).parents[2]
+PROGRAMS = TESTS / "programs" / "snapshots"
+REFUSED = (
+    r"muster\.snapshots: a state of (\S+ [MG]B) is not kept: 3 states of each of 1 ranks take (\S+ [MG]B) of this"
+    r" node's memory, and (\S+ [MG]B) may be used \(--snapshot-memory\)\. The job goes on without a snapshot"
+)
+
+
+def build(program: str, *words: str, nproc: int = 1, flags: tuple[str, ...] = ()) -> list[str]:
+    agent = [sys.executable, "-W", "ignore", "-m", "muster.agent", "--standalone", "--max-restarts", "1"]
+    return [*agent, "--nproc-per-node", str(nproc), *flags, str(PROGRAMS / program), *words]
+
+
+def list_lines(outcome: Outcome) -> list[str]:
+    return [line for line in outcome.stderr.splitlines() if line.startswith("muster.snapshots: ")]
+
+
+@pytest.mark.torch
+def test_a_state_that_a_nearly_full_cgroup_has_no_room_for_is_refused_and_a_smaller_one_kept(tmp_path: Path) -> None:
+    """Nothing is killed: 3 x 150 MB would be more than the group's limit."""
+    with memory_cgroup(600 << 20) as group:
+        outcome = run_tree(join(group, *build("states.py", "150000000", "2000000")), cwd=tmp_path)
+    assert outcome.exit_code == 0, outcome.explain()
+    assert outcome.stdout == "rank 0 continues 15 right\nrank 0 done\n", outcome.explain()
+    refused, continued = list_lines(outcome)
+    size, total, allowed = re.fullmatch(REFUSED, refused).groups()  # type: ignore[union-attr]
+    assert (size, total) == ("150 MB", "451 MB")
+    assert 0 < float(allowed.split()[0]) < 0.4 * 630, outcome.explain()
+    assert continued == "muster.snapshots: continues from step 15, from memory"
+
+
+@pytest.mark.torch
+def test_the_second_job_of_a_machine_gets_what_the_first_has_left(tmp_path: Path) -> None:
+    """Alone, each would have room for three states of 90 MB: 0.4 of what is free."""
+    with memory_cgroup(1200 << 20) as group:
+        with Tree(join(group, *build("states.py", "90000000", "stay")), cwd=tmp_path) as first:
+            first.wait_for_line("rank 0 stays")
+            second = run_tree(join(group, *build("states.py", "90000000", "2000000")), cwd=tmp_path)
+            (tmp_path / "go").touch()
+            outcome = first.wait()
+        assert outcome.exit_code == 0, outcome.explain()
+        assert list_lines(outcome) == [], outcome.explain()
+        assert second.exit_code == 0, second.explain()
+        refused, continued = list_lines(second)
+        assert re.fullmatch(REFUSED, refused), second.explain()
+        assert continued.endswith("continues from step 15, from memory")
+
+
+@pytest.mark.torch
+def test_states_of_all_kinds_and_changing_shapes_are_continued(tmp_path: Path) -> None:
+    """Rank 0 changes its tensors at each step; of those of rank 1 each is of another kind."""
+    outcome = run_tree(build("states.py", "shapes", nproc=2), cwd=tmp_path)
+    assert outcome.exit_code == 0, outcome.explain()
+    found = sorted(re.findall(r"rank (\d) continues (?:14|15) (right|WRONG)", outcome.stdout))
+    assert found == [("0", "right"), ("1", "right")], outcome.explain()
+
+
+@pytest.mark.long
+@pytest.mark.torch
+@pytest.mark.timeout(400)
+def test_one_tensor_of_three_gigabytes_is_continued(tmp_path: Path) -> None:
+    available = int(re.search(r"MemAvailable: +(\d+)", Path("/proc/meminfo").read_text()).group(1)) * 1024  # type: ignore[union-attr]
+    if available < 11 << 30:
+        pytest.skip("needs 11 GiB of free memory")
+    flags = ("--snapshot-memory", "10G")
+    command = build("states.py", str(3 * (1 << 30) + 5), "once", flags=flags)
+    outcome = run_tree(command, cwd=tmp_path, timeout_s=350)
+    assert outcome.exit_code == 0, outcome.explain()
+    assert outcome.stdout == "rank 0 continues 0 right\nrank 0 done\n", outcome.explain()
+
+
+@pytest.mark.skipif(MEMFD_CREATE is None, reason="the number of memfd_create is not known for this machine")
+def test_without_memory_files_one_line_says_so_and_the_job_goes_on(tmp_path: Path) -> None:
+    """As under a seccomp profile that does not have the system call."""
+    refuse = [sys.executable, str(TESTS / "no_system_call.py"), str(MEMFD_CREATE)]
+    outcome = run_tree([*refuse, *build("stranger.py", "nothing")], cwd=tmp_path)
+    assert outcome.exit_code == 0, outcome.explain()
+    assert outcome.stdout == "loaded None, and went on\n", outcome.explain()
+    (line,) = [line for line in outcome.stderr.splitlines() if "muster.snapshots" in line]
+    assert line == (
+        "[muster] no status page ([Errno 1] Operation not permitted): steps of muster.worker are not shown or agreed"
+        " on, and muster.snapshots keeps nothing"
+    )
+
+
+@pytest.mark.parametrize("how", [pytest.param("user", marks=needs_two_users), "namespace"])
+def test_a_worker_that_cannot_open_the_agents_files_says_so_and_goes_on(how: str, tmp_path: Path) -> None:
+    outcome = run_tree(build("stranger.py", how), cwd=tmp_path)
+    assert outcome.exit_code == 0, outcome.explain()
+    if "no user namespaces here" in outcome.stdout:
+        pytest.skip("no user namespaces here")
+    assert outcome.stdout == "loaded None, and went on\n", outcome.explain()
+    (line,) = list_lines(outcome)
+    assert re.fullmatch(
+        r"muster\.snapshots: cannot use the memory '/proc/\d+/fd/\d+:\d+:0' \(\[Errno 13\] Permission denied.*\):"
+        r" nothing is kept for the next attempt",
+        line,
+    ), outcome.explain()

@@ -1,0 +1,232 @@
+"""Lost nodes, a controller that restarts, steps that are cancelled. Each test that breaks a cluster has its own."""
+
+import json
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+from slurm_world import Job, build_app, compute_weight, wait_until
+from torchx.specs import is_terminal
+
+from muster.cli.commands import main
+from muster.schedulers.slurm import client
+
+pytestmark = pytest.mark.slurm
+
+
+def test_the_line_and_the_output_of_a_rank(slurm, tmp_path, capsys):
+    (tmp_path / "job").mkdir()
+    app = build_app(tmp_path / "job")
+    app.roles[0].args[2:2] = ["--tee", "3"]
+    job = Job(slurm, tmp_path / "job", app=app)
+    job.wait_steps(20)
+    handle = f"slurm://test/{job.app_id}"
+    wait_until(lambda: " step " in read_shell(capsys, "list", "-s", "slurm"), "steps in the list")
+    (listed,) = (each for each in read_shell(capsys, "list", "-s", "slurm").splitlines() if job.app_id in each)
+    assert " RUNNING: attempt 0, 0 restarts left; 2 of 2 nodes run; step " in listed
+    assert "RUNNING: attempt 0, 0 restarts left; 2 of 2 nodes run; step " in read_shell(capsys, "status", handle)
+    assert read_shell(capsys, "log", handle, "--rank", "1", "--grep", "begins").startswith(
+        "rank 1 of 2 begins at 0 on n"
+    )
+    job.close()
+
+
+def read_shell(capsys, *words):
+    """What a command of muster prints."""
+    capsys.readouterr()
+    main([*words])
+    return capsys.readouterr().out
+
+
+SILENT_S = 8
+"""Longer than agents wait for a message."""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("lost", "nodes"), [("used", 2), ("first", 3)])
+def test_a_spare_replaces_a_lost_node(own_slurm, tmp_path, lost, nodes):
+    """A node with a rank; and the first one, with the job's script: Slurm 22.05 ends that, and the job goes on."""
+    total = 400
+    app = build_app(tmp_path / "job", nodes=nodes, total=total)
+    job = Job(own_slurm, tmp_path / "job", app=app, spares=4 - nodes, grace_s=12)
+    job.wait_steps(50)
+    wait_until(lambda: find_confirmed(job) >= 0, "a checkpoint of all ranks")
+    used = set(job.find_nodes(4))
+    confirmed = find_confirmed(job)
+    victim = "n1" if lost == "first" else (used - {"n1"}).pop()
+    own_slurm.kill_node(int(victim[1]), SILENT_S)
+    if victim in used:
+        wait_until(lambda: len(job.find_nodes(4)) >= 2 * nodes, "a spare has taken over")
+    job.wait_steps(20)
+    wait_until(
+        lambda: (
+            (found := job.scheduler.read_facts(job.app_id)).state.name != "RUNNING"
+            or f"Slurm has lost node {victim}" in found.messages
+        ),
+        "Slurm's own notice of the loss",
+    )
+    described = job.wait_state("SUCCEEDED")
+    states = [each.state.name for each in described.roles_statuses[0].replicas]
+    assert states.pop(int(victim[1]) - 1) == "FAILED"
+    assert states == ["SUCCEEDED"] * 3
+    assert (job.folder / "weight").read_text() == repr(compute_weight(total))
+    done = Counter(step for step, _ in job.trace())
+    assert sorted(done) == list(range(total))
+    assert min(step for step, times in done.items() if times > 1) > confirmed, "only those since the last checkpoint"
+    assert max(done.values()) <= 2
+    assert len({run for _, run in job.trace()}) == 1, "the job was not queued again"
+    wait_until(lambda: is_ended(own_slurm, job), "the job without a script ends, too")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("spares", [0, 1])
+def test_a_job_that_cannot_go_on_without_its_first_node_is_queued_again(own_slurm, tmp_path, spares):
+    """Without a spare Slurm ends it.
+
+    With one, the other of two nodes, which hears nothing of the leader, cannot know that it does not go on elsewhere.
+    """
+    total = 200
+    app = build_app(tmp_path / "job", total=total)
+    app.roles[0].args[2:2] = ["--rdzv-conf", "join_timeout=40"]
+    job = Job(own_slurm, tmp_path / "job", app=app, spares=spares, grace_s=12)
+    job.wait_steps(30)
+    wait_until(lambda: find_confirmed(job) >= 0, "a checkpoint of all ranks")
+    confirmed = find_confirmed(job)
+    assert "n1" in job.find_nodes(2 + spares)
+    own_slurm.kill_node(1, SILENT_S)
+    job.wait_state("SUCCEEDED", 240)
+    assert (job.folder / "weight").read_text() == repr(compute_weight(total))
+    done = Counter(step for step, _ in job.trace())
+    assert sorted(done) == list(range(total))
+    assert min(step for step, times in done.items() if times > 1) > confirmed, "only those since the last checkpoint"
+    assert len({run for _, run in job.trace()}) == 2
+    job.close()
+
+
+def find_confirmed(job):
+    """The step of the newest checkpoint that all ranks are known to have saved; -1: of none."""
+    path = job.scheduler.find_run_dir(job.app_id, "w") / "events.jsonl"
+    events = map(json.loads, path.read_text().splitlines())
+    return max((each["detail"]["step"] for each in events if each["what"] == "checkpoint_completed"), default=-1)
+
+
+@pytest.mark.parametrize("continues", ["requeue", pytest.param("follow-up", marks=pytest.mark.long)])
+def test_the_next_run_leaves_out_a_node_that_is_suspected(slurm, tmp_path, continues):
+    """A rank has said that its node is at fault; then all ranks are told to stop, and the job goes on elsewhere."""
+    app = build_app(tmp_path / "job", total=200, retries=1)
+    app.roles[0].args[2:2] = ["--max-restarts", "1"]
+    job = Job(slurm, tmp_path / "job", app=app, grace_s=12, continues=continues)
+    (tmp_path / "job" / "leave-1").touch()
+    wait_until(lambda: len(job.find_nodes(2)) == 4, "the node has left, and was started again")
+    bad = find_last_node(job, 1)
+    status = job.scheduler.find_run_dir(job.app_id, "w") / "status.json"
+    wait_until(lambda: any(each.get("suspicion") for each in json.loads(status.read_text())["nodes"]), "a suspicion")
+    job.wait_steps(10)
+    slurm.run("scancel", "--signal=USR1", job.find_job()[0])
+    job.wait_state("SUCCEEDED")
+    jobs = slurm.run("squeue", "-h", "-t", "all", "--name", job.app_id, "-o", "%i").split()
+    assert f" ExcNodeList={bad} " in slurm.run("scontrol", "-o", "show", "job", max(jobs, key=int))
+    assert bad not in (find_last_node(job, 0), find_last_node(job, 1)), job.read() + job.read(1)
+    assert (job.folder / "weight").read_text() == repr(compute_weight(200))
+    job.close()
+
+
+def find_last_node(job, index):
+    """The node on which a rank has begun last."""
+    return [line for line in job.read(index).splitlines() if "begins at" in line][-1].split()[-1]
+
+
+def is_ended(cluster, job):
+    return job.find_job()[1] in ("COMPLETED", "CANCELLED", "FAILED", "NODE_FAIL")
+
+
+@pytest.mark.long
+def test_the_controller_restarts_during_a_job_and_its_log(own_slurm, tmp_path):
+    """The job, its status and a command that follows its log outlive slurmctld."""
+    job = Job(own_slurm, tmp_path / "job", app=build_app(tmp_path / "job", total=160), grace_s=12)
+    job.wait_steps(20)
+    program = "import sys; from torchx.cli.main import main; main(sys.argv[1:])"
+    words = [sys.executable, "-c", program, "log", "--tail", f"slurm://test/{job.app_id}/w/0"]
+    followed = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    job.wait_steps(10)
+    own_slurm.script("ctld")
+    job.wait_state("SUCCEEDED")
+    output, errors = followed.communicate(timeout=60)
+    assert followed.returncode == 0, errors
+    assert "begins at 0" in output
+    assert "succeeded after" in output
+    assert [step for step, _ in job.trace()] == list(range(160))
+
+
+def test_a_cancel_of_the_step_by_hand_ends_the_app(slurm, tmp_path):
+    """`scancel JOB.0`: Slurm ends all tasks, and the job with them; a step of another command does not matter."""
+    job = Job(slurm, tmp_path / "job", app=build_app(tmp_path / "job"), grace_s=12, continues="no")
+    job.wait_steps(10)
+    job_id, _ = job.find_job()
+    helper = subprocess.Popen(["srun", "--overlap", f"--jobid={job_id}", "-n1", "-N1", "-wn1", "sleep", "60"])
+    wait_until(lambda: f"{job_id}.1" in slurm.run("squeue", "-h", "-s", "-j", job_id, "-o", "%i"), "a second step")
+    slurm.run("scancel", f"{job_id}.1")
+    helper.wait(timeout=30)
+    job.wait_steps(20)
+    slurm.run("scancel", f"{job_id}.0")
+    described = wait_until(lambda: is_terminal((found := job.describe()).state) and found, "its end")
+    assert described.state.name == "FAILED"
+    assert f"STEP {job_id}.0" in described.msg
+    assert "CANCELLED" in described.msg
+    job.close()
+
+
+def test_a_job_that_never_starts_says_why(slurm, tmp_path, monkeypatch):
+    """Words of Slurm's for why it waits; an error of the script's for why it has ended."""
+    waiting = Job(slurm, tmp_path / "a", sbatch="--begin=now+1hour")
+    wait_until(lambda: "its time to begin has not come (BeginTime)" in waiting.describe().msg, "the reason")
+    waiting.scheduler.cancel(waiting.app_id)
+    assert waiting.wait_state("CANCELLED").msg == "cancelled"
+    waiting.close()
+    broken = Job(slurm, tmp_path / "b", python="/no/such/python3")
+    described = wait_until(lambda: is_terminal((found := broken.describe()).state) and found, "its end")
+    assert described.state.name == "FAILED"
+    assert "/no/such/python3" in described.msg
+    broken.close()
+    monkeypatch.setattr(
+        client, "can_wait_for_children", lambda: True
+    )  # as with a newer Slurm: srun gets an option more
+    newer = Job(slurm, tmp_path / "c")
+    described = wait_until(lambda: is_terminal((found := newer.describe()).state) and found, "its end")
+    assert "unrecognized option '--wait-for-children'" in described.msg
+    newer.close()
+
+
+@pytest.mark.long
+def test_without_a_shared_folder(own_slurm, tmp_path):
+    """What the nodes need travels in the script and by sbcast; status, log and questions by steps of the job."""
+    from muster.schedulers.adapter import AskKind
+
+    node_dir = own_slurm.home / "local"
+    app = build_app(tmp_path / "job", total=100000, delay_s=0.02)
+    job = Job(own_slurm, tmp_path / "job", app=app, shared=False, node_dir=str(node_dir), grace_s=12)
+    job.wait_line("begins at 0")
+    own_slurm.run("scancel", "--signal=USR1", job.find_job()[0])
+    job.wait_line("begins at", times=2)
+    job.wait_steps(60)
+    wait_until(lambda: "step" in job.describe().msg, "how far it is")
+    assert job.scheduler.ask_app(job.app_id, AskKind.STACKS, 30.0).outcome.value == "done"
+    assert job.scheduler.stop_app(job.app_id, 30.0).outcome.value == "done"
+    assert job.wait_state("CANCELLED").msg == "cancelled"
+    assert [step for step, _ in job.trace()] == list(range(len(job.trace())))
+    assert len(list(own_slurm.home.glob("local-n1/muster-*.zip"))) == 1, "that of the last run"
+    job.close()
+
+
+def test_an_option_that_this_slurm_does_not_have_is_named(slurm, tmp_path):
+    from muster.schedulers.errors import OptionError, SchedulerError
+
+    with pytest.raises(OptionError, match="has no option --segment"):
+        Job(slurm, tmp_path / "a", segment=2)
+    with pytest.raises(OptionError, match=r"srun of this cluster .* has no option --container-image"):
+        Job(slurm, tmp_path / "b", container_image="torch.sqsh")
+    with pytest.raises(SchedulerError, match=r"continues=expedite needs Slurm 25.11, and this cluster has .*22.05"):
+        Job(slurm, tmp_path / "e", continues="expedite")
+    with pytest.raises(OptionError, match="one app is one job"):
+        Job(slurm, tmp_path / "c", sbatch="--array=1-3")

@@ -1,0 +1,94 @@
+"""A job goes on over its time limit, preemptions, requeues and holds: no step is lost, and none is done twice."""
+
+import pytest
+from slurm_world import Job, build_app, compute_weight, wait_until
+
+pytestmark = pytest.mark.slurm
+
+
+def check_steps(job, total):
+    """Every step was done once, in order, and the weight is that of a job that nobody has disturbed."""
+    assert [step for step, _ in job.trace()] == list(range(total))
+    assert (job.folder / "weight").read_text() == repr(compute_weight(total))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(450)
+def test_a_time_limit_is_survived_twice(slurm, tmp_path):
+    """By three incarnations, or more on a busy machine: the limit is a minute, the last 40 s are for saving."""
+    job = Job(slurm, tmp_path / "job", app=build_app(tmp_path / "job", total=800, delay_s=0.05), time="1", grace_s=40)
+    job.wait_state("RUNNING")
+    job.wait_state("SUCCEEDED", 400)
+    check_steps(job, 800)
+    runs = list(dict.fromkeys(run for _, run in job.trace()))
+    assert len(runs) >= 3, runs
+    assert len({run.partition(".")[0] for run in runs}) == 1, "requeued: one job"
+    job.close()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(450)
+def test_a_follow_up_goes_on(slurm, tmp_path):
+    """Another job by dependency; the app's handle, its log and its resume path stay."""
+    app = build_app(tmp_path / "job", total=500, delay_s=0.05)
+    job = Job(slurm, tmp_path / "job", app=app, time="1", grace_s=40, continues="follow-up")
+    job.wait_state("SUCCEEDED", 400)
+    check_steps(job, 500)
+    runs = {run for _, run in job.trace()}
+    assert len(runs) >= 2, runs
+    assert job.read().count("begins at") == len(runs)
+    job.close()
+
+
+def test_a_preemption_and_a_requeue_by_an_operator(slurm, tmp_path):
+    """Both stop all ranks at one step. Without cgroups a requeue sends SIGTERM to every process of the job."""
+    job = Job(slurm, tmp_path / "job", app=build_app(tmp_path / "job", total=200, delay_s=0.05), grace_s=12)
+    job.wait_steps(40)
+    job_id, _ = job.find_job()
+    slurm.run("scancel", "--signal=USR1", job_id)
+    job.wait_line("begins at", times=2)
+    assert [step for step, _ in job.trace()] == list(range(len(job.trace()))), "no step was done twice"
+    job.wait_steps(40)
+    slurm.run("scontrol", "requeuehold", job_id)
+    described = wait_until(
+        lambda: (found := job.describe()).state.name == "PENDING" and "held" in found.msg and found, "held"
+    )
+    assert "scontrol release" in described.msg
+    assert "incarnation 3" in described.msg
+    slurm.run("scontrol", "release", job_id)
+    job.wait_state("SUCCEEDED")
+    assert (job.folder / "weight").read_text() == repr(compute_weight(200))
+    assert job.read().count("begins at") == 3
+    twice = len(job.trace()) - 200
+    assert 0 <= twice <= (0 if slurm.signals_only_tasks else 20), "those since the last checkpoint at most"
+    job.close()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("partition", ["main", "patient"])
+def test_a_job_that_is_preempted_loses_no_step(own_slurm, tmp_path, partition):
+    """Queued again at once, with KillWait to save; and after a grace time, of which SIGTERM tells first."""
+    if not own_slurm.signals_only_tasks:
+        pytest.skip("SIGTERM reaches the workers here: there is no freezer of cgroup v1")
+    app = build_app(tmp_path / "job", total=200, delay_s=0.05)
+    job = Job(own_slurm, tmp_path / "job", app=app, grace_s=12, partition=partition)
+    job.wait_steps(50)
+    own_slurm.run("sbatch", "--partition=urgent", "--nodes=4", "--exclusive", "--output=/dev/null", "--wrap=sleep 3")
+    job.wait_line("begins at", times=2)
+    job.wait_state("SUCCEEDED")
+    check_steps(job, 200)
+    assert len({run for _, run in job.trace()}) == 2
+    job.close()
+
+
+def test_a_cancel_lets_all_ranks_save(slurm, tmp_path):
+    """`scancel` would end the workers; nothing is queued again."""
+    job = Job(slurm, tmp_path / "job", app=build_app(tmp_path / "job"), grace_s=12)
+    job.wait_steps(40)
+    job.scheduler.cancel(job.app_id)
+    assert job.wait_state("CANCELLED").msg == "cancelled"
+    last = job.trace()[-1][0]
+    assert f"rank 0 stops at {last}" in job.read()
+    assert f"rank 1 stops at {last}" in job.read(1)
+    assert job.find_job()[1] != "PENDING"
+    job.close()

@@ -1,0 +1,582 @@
+"""`muster events` and `muster timeline`: records of several clocks, what happened, the page, and the trace."""
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import jsonschema
+import pytest
+from doubles.job_records import START_S, Agent, Job
+from event_checks import SCHEMA, find_errors
+from hypothesis import given
+from hypothesis import strategies as st
+
+from muster._shared.control import ControlError, ExitCode
+from muster.cli import commands
+from muster.cli.afterwards import sources
+from muster.cli.afterwards.clocks import place
+from muster.cli.afterwards.page import BUCKETS, build_data, build_page
+from muster.cli.afterwards.perfetto import build_trace
+from muster.cli.afterwards.sentences import tell_story
+from muster.cli.afterwards.sources import parse_files
+from muster.cli.afterwards.story import PHASES, Story, tell
+
+pytestmark = pytest.mark.torchx
+
+
+def make_job() -> Job:
+    """A crash at step 60 of two nodes, resumed from step 40; 100 steps in all."""
+    job = Job()
+    job.start()
+    job.at_s += 4.0  # of the first step
+    job.step(60)
+    job.fail("rank 3 exited with code 1 </script>")
+    job.start(attempt=1)
+    job.at_s += 4.0
+    job.step(100, from_done=40)
+    job.end()
+    return job
+
+
+def tell_job(job: Job) -> Story:
+    return tell("job", place(parse_files(iter(job.list_files()))))
+
+
+def write_folder(job: Job, folder: Path, run: str = "run") -> Path:
+    for name, content in job.list_files():
+        path = folder / name / run / "events.jsonl"
+        path.parent.mkdir(parents=True)
+        path.write_bytes(content)
+    return folder
+
+
+# -- records -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_records_of_the_tests_are_as_agents_write_them_and_the_schema_refuses_others() -> None:
+    lines = [line for agent in make_job().agents for line in agent.lines]
+    validator = jsonschema.Draft202012Validator(json.loads(SCHEMA.read_text()))
+    for line in lines:
+        assert find_errors(line) == []
+        validator.validate(line)
+    for wrong in ({"what": "slept"}, {"schema": 3}, {"round": -1}, {"detail": {"pid": "x", "start": "warm"}}):
+        assert find_errors({**lines[0], **wrong}), wrong
+        assert not validator.is_valid({**lines[0], **wrong}), wrong
+    assert find_errors({**lines[0], "detail": {**lines[0]["detail"], "colour": "red"}})
+
+
+def test_what_is_no_record_or_of_a_later_schema_is_left_out() -> None:
+    agent = Agent(index=0, name="a", clock_s=0.0)
+    agent.write(0.0, "notice", text="one")
+    later = json.dumps({**agent.lines[0], "schema": 3}).encode()
+    content = b'{"time_s": 1\n[]\n{}\nnull\n' + later + b"\n" + agent.print_lines() + agent.print_lines()[:30]
+    assert [event.what for event in parse_files(iter([("x", content), ("same", content)]))] == ["notice"]
+
+
+# -- clocks ------------------------------------------------------------------------------------------------------------
+
+
+def test_records_are_in_their_order_although_clocks_differ_by_days() -> None:
+    placed = place(parse_files(iter(make_job().list_files())))
+    formed = [each for each in placed if each.event.what == "round_formed"]
+    assert [each.event.node_index for each in formed[:2]] in ([0, 1], [1, 0])
+    assert formed[0].at_s == pytest.approx(formed[1].at_s, abs=0.001)
+    assert placed[0].at_s == pytest.approx(START_S, abs=0.001)
+    assert {each.uncertainty_s for each in placed} == {0.0, 0.0005}
+    assert {each.event.node_index for each in placed} == {0, 1}, "also of records before the first round"
+
+
+@given(
+    st.lists(st.floats(0.0, 1e9), min_size=3, max_size=3),
+    st.lists(st.floats(-1e8, 1e8), min_size=3, max_size=3),
+    st.floats(1e-5, 0.5),
+)
+def test_an_offset_is_as_right_as_it_says_whatever_the_wall_clocks_say(clocks, walls, error_s) -> None:
+    agents = [Agent(index=i, name=f"a{i}", clock_s=clocks[i], wall_error_s=walls[i]) for i in range(3)]
+    for agent in agents:
+        agent.write(0.0, "agent_started", pid=1, start="warm", node_index=agent.index)
+        agent.round = 1
+    agents[0].compare(1.0, agents[0])
+    agents[1].compare(1.0, agents[0], error_s)
+    # node 0 is lost, node 1 leads, node 2 has only seen node 1
+    agents[1].compare(5.0, agents[1])
+    agents[2].compare(6.0, agents[1], error_s)
+    for agent in agents:
+        agent.write(10.0, "notice", text="now")
+    placed = place(parse_files((f"f{each.index}", each.print_lines()) for each in agents))
+    now = {each.event.node_index: each for each in placed if each.event.what == "notice"}
+    for each in now.values():
+        assert each.uncertainty_s is not None
+        assert abs(each.at_s - now[0].at_s) <= each.uncertainty_s + 1e-4
+    assert [now[index].uncertainty_s for index in range(3)] == pytest.approx([0.0, error_s, 2 * error_s])
+
+
+def test_a_comparison_that_is_more_than_certain_is_left_out() -> None:
+    """`muster events` never ended: each way round was better than the last."""
+    job = Job()
+    job.start()
+    for agent in job.agents:
+        for line in agent.lines:
+            if line["what"] == "clock_compared":
+                line["detail"]["uncertainty_s"] = -0.1
+    placed = place(parse_files(iter(job.list_files())))
+    assert len(placed) == sum(len(agent.lines) for agent in job.agents)
+    assert all((each.uncertainty_s or 0.0) >= 0 for each in placed)
+
+
+def test_an_agent_that_compared_no_clocks_is_placed_by_its_rounds_and_schema_1_by_them_alone() -> None:
+    job = make_job()
+    for agent in job.agents:
+        agent.has_schema = False
+        agent.lines = [
+            {name: each for name, each in line.items() if name not in ("schema", "agent")}
+            for line in agent.lines
+            if line["what"] not in ("clock_compared", "steps_done")
+        ]
+    placed = place(parse_files(iter(job.list_files())))
+    formed = [each for each in placed if each.event.what == "round_formed"]
+    assert formed[0].at_s == pytest.approx(formed[1].at_s, abs=0.001)
+    assert {each.uncertainty_s for each in placed} == {0.0, 1.0}
+    assert {each.incarnation for each in placed} == {0}
+
+
+# -- the story ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_story_has_the_truth() -> None:
+    story = tell_job(make_job())
+    total_s = story.end_s - story.start_s
+    assert sum(story.buckets.values()) == pytest.approx(total_s, abs=0.01)
+    # 60 + 60 steps of half a second, of which 20 again; twice 4 s more for the first one
+    truth = {
+        "productive": 50.0,
+        "repeated": 10.0,
+        "start": 7.0,
+        "restart": 5.0,
+        "detect": 1.0,
+        "stop": 0.5,
+        "round": 2.0,
+    }
+    for name, each_s in truth.items():
+        assert story.buckets[name] == pytest.approx(each_s, abs=0.02 * total_s), name
+    assert story.buckets["end"] == pytest.approx(1.0, abs=0.3)
+    assert story.buckets.keys() <= set(BUCKETS)
+    (recovery,) = story.recoveries
+    assert recovery.cost_s == pytest.approx(1.0 + 0.5 + 2.0 + 1.0 + 4.0 + 20 * 0.5, abs=0.3)
+    assert sum(part_s for _, part_s in recovery.parts_s) == pytest.approx(recovery.cost_s, abs=0.001)
+    assert (story.succeeded, story.runs, story.failures) == (True, False, {"worker": 1})
+    course, interruptions, cost = tell_story(story)
+    assert "succeeded, 100 of 1000 steps done" in course
+    assert "on 2 nodes with 4 ranks" in course
+    assert "interrupted by a failed worker" in interruptions
+    assert "65 % of its time went into steps that count (goodput), the first one after 7.5 s" in cost
+    assert "10 s in steps that were done again" in cost
+
+
+def test_nodes_show_their_phases_and_a_killed_one_is_lost() -> None:
+    job = make_job()
+    node = tell_job(job).nodes[1]
+    names = [PHASES[bar.phase] for bar in node.bars]
+    first = ["join", "launch", "first step", "training", "stop", "round"]
+    assert names == [*first, "launch", "first step", "training"]
+    assert (node.host, node.ranks) == ("host-1", {1: (2, 3), 2: (2, 3)})
+    killed = job.agents[1]
+    killed.lines = [line for line in killed.lines if line["round"] < 2 and line["what"] != "round_broken"][:-1]
+    node = tell_job(job).nodes[1]
+    assert [PHASES[bar.phase] for bar in node.bars][-2:] == ["training", "lost"]  # until the next round is there
+    assert node.bars[-1].start_s == pytest.approx(START_S + 3 + 4 + 30 + 1, abs=0.1)
+    assert node.bars[-1].end_s == pytest.approx(START_S + 3 + 4 + 30 + 1 + 0.5 + 2, abs=0.1)
+
+
+def test_a_node_whose_workers_were_started_after_the_first_step_of_others_trains() -> None:
+    job = Job(count=2)
+    job.start()
+    job.step(20)
+    late = job.agents[1].lines[-1]
+    assert late["what"] == "workers_started"
+    late["monotonic_s"] += 1.0
+    job.end()
+    found = [[PHASES[bar.phase] for bar in node.bars] for node in tell_job(job).nodes]
+    assert found[1] == ["join", "launch", "training"], found
+
+
+def test_a_failure_is_marked_with_its_reason_and_the_class_of_its_cause() -> None:
+    job = Job()
+    job.start()
+    job.fail("rank 3 exited with code 1", cause="program crash")
+    job.start(attempt=1)
+    job.fail("node 1 was lost", kind="membership")
+    texts = [(mark.kind, mark.text) for mark in tell_job(job).marks if mark.node is None]
+    assert texts == [("failure", "rank 3 exited with code 1 (cause: program crash)"), ("node", "node 1 was lost")]
+
+
+def test_of_a_job_that_runs_so_much_is_told_as_there_is() -> None:
+    job = Job(count=1)
+    job.start()
+    job.step(10)
+    story = tell_job(job)
+    assert story.runs
+    assert "has run for 8.2 s on 1 node with 2 ranks, 10 of 1000 steps done" in tell_story(story)[0]
+
+
+def test_how_far_a_job_was_when_it_ended_and_how_far_it_had_been() -> None:
+    job = Job(count=1)
+    job.start()
+    job.step(62)
+    job.fail("rank 0 exited with code 1")
+    job.start(attempt=1)
+    job.step(11, from_done=0)
+    job.fail("rank 0 exited with code 1")
+    assert "11 of 1000 steps done, 62 before a restart" in tell_story(tell_job(job))[0]
+
+
+def test_a_stopped_job_has_ended_although_a_node_was_lost_before() -> None:
+    job = Job(count=3)
+    job.start()
+    job.step(20)
+    lost = job.agents.pop()
+    job.fail("node 2 was lost", kind="membership")
+    job.start()
+    job.step(30)
+    assert tell_job(job).runs
+    for agent in job.agents:
+        agent.write(job.at_s, "signal", name="SIGTERM", guard_died=False)
+        agent.write(job.at_s + 1.0, "agent_ended", exit_code=143)
+    job.agents.append(lost)
+    story = tell_job(job)
+    assert not story.runs
+    assert tell_story(story)[0].endswith("and did not succeed: its agents received SIGTERM.")
+    job.agents[0].write(job.at_s - 1.0, "requested", kind="stop", limit_s=60)
+    assert tell_story(tell_job(job))[0].endswith("and did not succeed: muster stop; its agents received SIGTERM.")
+
+
+def test_who_reports_no_steps_is_told_how_to() -> None:
+    job = Job()
+    job.start()
+    job.fail("rank 3 exited with code 1", after_s=60.0)
+    job.start(attempt=1)
+    job.end()
+    story = tell_job(job)
+    assert (story.goodput, story.time_to_start_s, story.failures) == (None, pytest.approx(3.0), {"worker": 1})
+    assert "call muster.worker.step(i)" in tell_story(story)[2]
+    assert {PHASES[bar.phase] for bar in story.nodes[0].bars} >= {"launch", "training", "stop"}
+
+
+def test_a_lost_leader_leaves_its_end_to_the_next_one() -> None:
+    job = Job()
+    job.start()
+    job.step(20)
+    lost, other = job.agents
+    lost.lines = [line for line in lost.lines if line["what"] != "job_ended"]
+    other.write(job.at_s + 2.0, "round_broken", kind="membership", reason="node 0 was lost", hang=False, joined=False)
+    other.write(job.at_s + 3.0, "workers_stopped")
+    other.round = 2
+    other.write(job.at_s + 4.0, "round_formed", world_size=2, nodes=1, master="b:1", restarts_left=3, rank_offset=0)
+    other.compare(job.at_s + 4.0, other)
+    other.write(job.at_s + 5.0, "workers_started", (0, 1))
+    detail = {"is_counted": True, "ago_s": 0.0, "total": 1000, "values": {}}
+    for done in range(15, 40):
+        other.write(job.at_s + 5.0 + (done - 14) * 0.5, "steps_done", done=done, **detail)
+    other.write(job.at_s + 20.0, "job_ended", succeeded=True, drained=False, reason="")
+    story = tell_job(job)
+    assert story.failures == {"node": 1}
+    assert story.recoveries[0].cause == "node 0 was lost"
+    assert story.buckets["detect"] == pytest.approx(2.0, abs=0.3)
+    assert max(done for _, done in story.steps) == 39
+
+
+def test_marks_tell_what_an_agreement_was_for_and_who_asked() -> None:
+    """A reader who was not there saw three drains that looked alike."""
+    job = Job()
+    job.start()
+    job.step(20)
+    leader = job.agents[0]
+    for number, kind in enumerate(("checkpoint", "pause", "stop"), 1):
+        leader.write(job.at_s, "requested", kind=kind)
+        leader.write(job.at_s, "drain_begun", drain=number, kind=kind, limit_s=9.0)
+        leader.write(job.at_s + 0.1, "drain_committed", drain=number, step=20 + number)
+    job.end()
+    texts = [mark.text for mark in tell_job(job).marks]
+    assert [text for text in texts if "agreed" in text] == [
+        "all ranks agreed to save at step 21",
+        "all ranks agreed to pause at step 22",
+        "all ranks agreed to save and stop at step 23",
+    ]
+    assert texts.count("a person asked for it: muster pause") == 1
+
+
+def test_the_mark_of_a_hang_says_who_kept_the_others_waiting_and_since_when() -> None:
+    job = Job()
+    job.start()
+    job.step(20)
+    stood_s = job.at_s
+    reason = "the job hung: no collective and no step for 30 s"
+    job.fail(reason, after_s=30.0, hang=True, cause="hang")
+    cause = "rank 3 (node 1, host-1) did not enter all_reduce #20 of default_pg, where ranks 0-2 wait"
+    job.leader.write(job.at_s, "hang_explained", text=cause)
+    job.start(attempt=1)
+    job.step(40)
+    later_s = job.at_s
+    for text in ("the job hangs: no step for 9 s", cause):
+        job.leader.write(job.at_s + 9.0, "hang_named", text=text)
+    job.at_s += 10.0
+    job.leader.write(job.at_s, "hang_ended", text="the job goes on: it has not hung")
+    job.step(50)
+    job.end()
+    story = tell_job(job)
+    first, second = [mark for mark in story.marks if mark.kind == "hang"]
+    assert (first.text, first.since_s) == (f"{reason} (cause: hang); {cause}", pytest.approx(story.start_s + stood_s))
+    assert second.text == f"the job hangs: no step for 9 s; {cause}"
+    assert second.since_s == pytest.approx(story.start_s + later_s)
+    marks = [mark for mark in build_data(story)["marks"] if mark[1] == "hang"]
+    assert [mark[5] for mark in marks] == [round(1000 * stood_s), round(1000 * later_s)]
+
+
+def test_two_incarnations_are_one_job() -> None:
+    first, second = make_job(), make_job()
+    for agent in first.agents:
+        agent.lines = [line for line in agent.lines if line["round"] < 2]
+    for agent in second.agents:
+        agent.name += "b"
+        for line in agent.lines:
+            line["time_s"] += 500.0
+            line["monotonic_s"] += 7e6
+            line["agent"] += "b"
+            for key in ("member", "leader"):
+                if key in line["detail"]:
+                    line["detail"][key] += "b"
+            if "ahead_s" in line["detail"]:
+                line["detail"]["ahead_s"] += 0.0
+    files = [*first.list_files(), *((f"{name}b", content) for name, content in second.list_files())]
+    story = tell("job", place(parse_files(iter(files))))
+    assert (story.incarnations, len(story.nodes)) == (2, 2)
+    assert story.end_s - story.start_s == pytest.approx(500.0 + second.at_s, abs=1.0)
+    assert sum(story.buckets.values()) == pytest.approx(story.end_s - story.start_s, abs=0.01)
+    assert story.buckets["waiting"] > 400.0
+    assert "in 2 runs by its scheduler" in tell_story(story)[0]
+
+
+GOLDEN = Path(__file__).parents[2] / "golden"
+
+
+@pytest.mark.parametrize("path", sorted(GOLDEN.rglob("events.jsonl")), ids=lambda path: path.parent.name)
+def test_records_of_older_agents_are_told(path: Path) -> None:
+    story = tell("old", place(parse_files(iter([(str(path), path.read_bytes())]))))
+    assert story.nodes
+    assert story.rounds
+    assert all(tell_story(story))
+    assert sum(story.buckets.values()) == pytest.approx(story.end_s - story.start_s, abs=2.0)
+    build_page(story)
+
+
+@given(st.data())
+def test_whatever_stands_in_the_details_is_told_without_an_error(data: st.DataObject) -> None:
+    job = make_job()
+    junk = st.one_of(
+        st.none(), st.booleans(), st.integers(-1, 1 << 70), st.floats(), st.text(max_size=5), st.just([{}])
+    )
+    for agent in job.agents:
+        for line in agent.lines:
+            if line["detail"] and data.draw(st.integers(0, 5)) == 0:
+                line["detail"][data.draw(st.sampled_from(sorted(line["detail"])))] = data.draw(junk)
+    story = tell_job(job)
+    build_page(story)
+    build_trace(story)
+    assert all(tell_story(story))
+
+
+# -- the page ----------------------------------------------------------------------------------------------------------
+
+
+class Page(HTMLParser):
+    """What a browser makes of it: elements, the content of scripts, and addresses."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.scripts: list[str] = []
+        self.policy = ""
+        self.addresses: list[str] = []
+        self._in_script = False
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        found = dict(attrs)
+        self._in_script = tag == "script"
+        self.addresses += [found[name] for name in ("src", "href", "action") if name in found]
+        if found.get("http-equiv") == "Content-Security-Policy":
+            self.policy = found["content"]
+
+    def handle_endtag(self, tag):
+        self._in_script = False
+
+    def handle_data(self, data):
+        if self._in_script:
+            self.scripts.append(data)
+
+
+def test_nothing_of_a_log_can_end_the_script_and_nothing_is_loaded() -> None:
+    job = make_job()
+    evil = "</script><script>alert(1)</script><!-- @DATA@ \u2028 <img src=x onerror=alert(1)>"
+    job.agents[0].lines[0]["detail"]["host"] = evil
+    job.fail(evil)
+    story = tell(evil, place(parse_files(iter(job.list_files()))))
+    report = {"failures": [{"reason": evil, "exception": evil, "traceback": evil}]}
+    text = build_page(story, report)
+    page = Page(text)
+    assert page.tags.count("script") == 2
+    assert "img" not in page.tags
+    assert page.addresses == []
+    assert page.policy.startswith("default-src 'none'; script-src 'sha256-")
+    assert "unsafe" not in page.policy
+    data = json.loads(page.scripts[0])
+    assert data["nodes"][0]["host"].startswith("</script><script>alert(1)")
+    assert "http://" not in text.replace("http-equiv", "")
+    assert "https://" not in text
+
+
+def test_rows_that_are_alike_are_one_and_bars_are_those_of_the_story() -> None:
+    job = Job(count=8)
+    job.start()
+    job.step(20)
+    job.fail("rank 15 exited with code 1", kind="membership")
+    job.start()
+    job.step(40)
+    for agent in job.agents:
+        agent.lines = [line for line in agent.lines if line["what"] != "worker_failed"]
+    job.end()
+    story = tell_job(job)
+    data = build_data(story)
+    assert data["groups"] == [list(range(8))]
+    assert data["labels"] == ["nodes 0-7 (8 alike)"]
+    bars, at = data["nodes"][3]["bars"], 0
+    for number, bar in enumerate(story.nodes[3].bars):
+        gap, length, phase, round_number = bars[4 * number : 4 * number + 4]
+        assert (at + gap) / 1000 == pytest.approx(bar.start_s - story.start_s, abs=0.001)
+        at += gap + length
+        assert (phase, round_number) == (bar.phase, bar.round)
+
+
+def make_week(nodes: int = 64, restarts: int = 500) -> Job:
+    """Records of a week: a restart every 20 minutes, steps each minute."""
+    job = Job(count=nodes, nproc=8, step_s=10.0)
+    period_s = 7 * 86400 / restarts
+    for attempt in range(restarts):
+        job.start(after_s=20.0, attempt=attempt, start_s=30.0)
+        for index, agent in enumerate(job.agents):  # no two nodes are quite alike
+            for line in agent.lines[-2:]:
+                line["monotonic_s"] += (index * 7 + attempt) % 13 / 20
+        job.step(job.done + int((period_s - 60) / 10), each=6)
+        job.fail(f"rank {attempt % 512} exited with code 1", stop_s=5.0)
+    job.end(succeeded=False, reason="no restart is left")
+    return job
+
+
+@pytest.mark.long
+def test_a_week_on_64_nodes_is_a_small_page() -> None:
+    story = tell_job(make_week())
+    assert story.end_s - story.start_s == pytest.approx(7 * 86400, rel=0.05)
+    text = build_page(story)
+    assert len(text.encode()) < 5_000_000
+    assert len(story.recoveries) == 500
+    assert sum(story.buckets.values()) == pytest.approx(story.end_s - story.start_s, abs=1.0)
+
+
+# -- the trace ---------------------------------------------------------------------------------------------------------
+
+
+def test_perfetto_reads_the_trace_as_it_was_meant() -> None:
+    trace_pb2 = pytest.importorskip("perfetto.protos.perfetto.trace.perfetto_trace_pb2")
+    story = tell_job(make_job())
+    trace = trace_pb2.Trace()
+    content = build_trace(story)
+    assert trace.ParseFromString(content) == len(content)
+    assert not re.search(rb"unknown", trace.SerializeToString()[:0])
+    tracks = {
+        each.track_descriptor.uuid: each.track_descriptor for each in trace.packet if each.HasField("track_descriptor")
+    }
+    names = {track.name for track in tracks.values()}
+    assert names == {"job job", "node 0 (host-0)", "node 1 (host-1)", "step", "loss"}
+    events = [each for each in trace.packet if each.HasField("track_event")]
+    event = trace_pb2.TrackEvent
+    stacks: dict[int, list[str]] = {}
+    found: list[tuple[str, str, float]] = []
+    for packet in events:
+        one, track = packet.track_event, tracks[packet.track_event.track_uuid]
+        if one.type == event.TYPE_SLICE_BEGIN:
+            stacks.setdefault(track.uuid, []).append((one.name, packet.timestamp))
+        elif one.type == event.TYPE_SLICE_END:
+            name, began_ns = stacks[track.uuid].pop()
+            found.append((track.name, name, (packet.timestamp - began_ns) / 1e9))
+    assert all(not each for each in stacks.values())
+    bars = [(f"node {node.index} (host-{node.index})", PHASES[bar.phase]) for node in story.nodes for bar in node.bars]
+    assert sorted(each[:2] for each in found if each[0] != "job job") == sorted(bars)
+    steps = [
+        each.track_event.double_counter_value for each in events if tracks[each.track_event.track_uuid].name == "step"
+    ]
+    assert steps == [float(done) for _, done in story.steps]
+    assert {each.trusted_packet_sequence_id for each in trace.packet} == {1}
+    assert trace.packet[0].sequence_flags == 1
+    assert {tracks[uuid].parent_uuid for uuid in tracks if tracks[uuid].name != "job job"} == {1}
+
+
+# -- the commands ------------------------------------------------------------------------------------------------------
+
+
+def test_events_of_a_folder_as_text_and_as_json(tmp_path, capsys) -> None:
+    folder = write_folder(make_job(), tmp_path / "logs")
+    assert commands.main(["events", str(folder)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("0 s is 20")
+    assert re.search(r"2\.000 s +±0\.5 ms +node 1 +round 1 attempt 0 +round_formed +world_size 4", "\n".join(lines))
+    assert commands.main(["events", str(folder), "--json"]) == 0
+    records = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    times = [record["at_s"] for record in records]
+    assert times == sorted(times)
+    assert times[0] == 0.0
+    for record in records:
+        own = {name: each for name, each in record.items() if name not in ("at_s", "uncertainty_s", "incarnation")}
+        assert find_errors(own) == []
+
+
+def test_a_timeline_is_written_and_said(tmp_path, capsys, monkeypatch) -> None:
+    folder = write_folder(make_job(), tmp_path / "logs", run="train-7")
+    monkeypatch.chdir(tmp_path)
+    assert commands.main(["timeline", str(folder)]) == 0
+    said = capsys.readouterr()
+    assert said.out.startswith("The job ran for ")
+    assert said.err.startswith("written: train-7.html (")
+    assert (tmp_path / "train-7.html").read_text().startswith("<!doctype html>")
+    assert commands.main(["timeline", str(folder), "--perfetto", "x.pftrace"]) == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["logs", "train-7.html", "x.pftrace"]
+    assert commands.main(["timeline", str(folder), "-o", str(tmp_path / "none" / "x.html")]) == ExitCode.REFUSED
+    assert "cannot write" in capsys.readouterr().err
+
+
+def test_the_facts_of_a_timeline_as_json_and_what_a_failed_rank_left(tmp_path, capsys) -> None:
+    folder = write_folder(make_job(), tmp_path / "logs")
+    error = folder / "node1" / "run" / "attempt_0" / "1" / "error.json"
+    error.parent.mkdir(parents=True)
+    error.write_text(json.dumps({"message": {"message": "x", "extraInfo": {"py_callstack": "Traceback: bad batch"}}}))
+    page = tmp_path / "page.html"
+    assert commands.main(["timeline", str(folder), "-o", str(page), "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert (facts["failures"], facts["steps"], facts["succeeded"]) == ({"worker": 1}, 100, True)
+    assert sum(facts["seconds"].values()) == pytest.approx(facts["duration_s"], abs=0.1)
+    assert facts["recoveries"][0]["parts_s"]["repeated"] == pytest.approx(10.0, abs=0.5)
+    assert facts["written"] == [str(page)]
+    data = json.loads(Page(page.read_text()).scripts[0])
+    assert [mark[4] for mark in data["marks"] if len(mark) > 4] == ["Traceback: bad batch"]
+
+
+def test_a_folder_without_records_or_with_those_of_several_runs_is_one_line(tmp_path) -> None:
+    with pytest.raises(ControlError, match=r"has no events\.jsonl"):
+        sources.load(str(tmp_path))
+    write_folder(make_job(), tmp_path / "one", run="a")
+    write_folder(make_job(), tmp_path / "two", run="b")
+    with pytest.raises(ControlError, match="the logs of 2 runs; name one: a, b"):
+        sources.load(str(tmp_path))
+    with pytest.raises(ControlError, match="--role is for an app"):
+        sources.load(str(tmp_path), "trainer")

@@ -1,0 +1,153 @@
+"""`muster status` and `muster list`, with schedulers of the tests."""
+
+import json
+import time
+from types import SimpleNamespace
+
+import pytest
+from torchx.specs import AppDef, AppState, Role
+from torchx.specs.api import ReplicaStatus
+
+from muster._shared.control import ControlError, ExitCode
+from muster.cli import commands, operations, overview
+from muster.schedulers.adapter.facts import AppFacts
+from muster.schedulers.adapter.scheduler import ListedApp
+from muster.schedulers.errors import EngineError
+
+NOW_S = time.time()
+
+
+class Apps:
+    """A scheduler that has these apps: states by id, oldest first."""
+
+    def __init__(self, backend, states, problem=None):
+        self.backend, self.states, self.problem, self.read, self.closed = backend, states, problem, [], 0
+
+    def list_apps(self, cfg):
+        if self.problem is not None:
+            raise self.problem
+        ages = dict(zip(self.states, range(len(self.states), 0, -1), strict=True))
+        return [ListedApp(app_id=each, state=None, submitted_s=NOW_S - 3600 * ages[each]) for each in self.states]
+
+    def read_facts(self, app_id):
+        self.read.append(app_id)
+        state = self.states.get(app_id)
+        if isinstance(state, Exception):
+            raise state
+        if state is None:
+            return None
+        replica = ReplicaStatus(id=0, state=state, role="t", hostname="node\x1b[2J")
+        app = AppDef(name="a", roles=[Role(name="t", image="")])
+        return AppFacts(app_id=app_id, app=app, state=state, replicas=[replica], messages=("why",), ui_url="file:///l")
+
+    def close(self):
+        self.closed += 1
+
+
+@pytest.fixture
+def serve(monkeypatch):
+    def serve(*schedulers):
+        known = {each.backend: each for each in schedulers}
+
+        def create(name, session):
+            if name not in known:
+                raise ControlError(f"{name!r} is not made with the seam", ExitCode.USAGE)
+            return known[name]
+
+        monkeypatch.setattr(overview, "create_scheduler", create)
+        monkeypatch.setattr(operations, "create_scheduler", create)
+        monkeypatch.setattr(overview, "find_names", lambda: [*known, "slurm"])
+        place = SimpleNamespace(scheduler="one", session="muster")
+        monkeypatch.setattr(operations, "find_app", lambda word, env: SimpleNamespace(**vars(place), app_id=word))
+        return known
+
+    return serve
+
+
+def test_the_newest_jobs_of_all_schedulers_first(serve, capsys):
+    one = Apps("one", {"old": AppState.SUCCEEDED, "mid": AppState.FAILED, "gone": None})
+    two = Apps("two", {"new": AppState.RUNNING})
+    serve(one, two)
+    assert commands.main(["list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[:3]] == ["two://new", "one://mid", "one://old"]
+    assert lines[0].endswith("RUNNING: why; 1 of 1 node runs")
+    assert lines[1] == "one://mid  2 hours ago  FAILED: why"
+    assert (one.closed, two.closed) == (1, 1)
+
+
+def test_only_the_newest_are_read(serve, capsys):
+    one = Apps("one", {f"a{index}": AppState.SUCCEEDED for index in range(30)})
+    serve(one)
+    assert commands.main(["list", "-n", "2"]) == 0
+    assert one.read == ["a28", "a29"]
+    assert capsys.readouterr().out.splitlines()[-1] == "28 older ones are not shown; `-n` says how many are"
+
+
+def test_schedulers_that_are_not_reachable_are_named(serve, capsys):
+    serve(Apps("one", {"a": AppState.FAILED}), Apps("two", {}, EngineError("no engine answers")))
+    assert commands.main(["list"]) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("one://a")
+    assert err == "muster: two is not reachable: no engine answers\n", "slurm, which is TorchX's own, is no problem"
+    assert commands.main(["list", "-s", "two"]) == ExitCode.LOST
+    assert commands.main(["list", "-s", "slurm", "--json"]) == ExitCode.LOST
+    data = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert data == {"apps": [], "not_reachable": {"slurm": "'slurm' is not made with the seam"}, "exit_code": 6}
+
+
+def test_a_scheduler_that_does_not_answer_holds_the_others_up_no_longer_than_its_limit(serve, capsys, monkeypatch):
+    hangs = Apps("hangs", {})
+    hangs.list_apps = lambda cfg: time.sleep(30)
+    serve(Apps("one", {"a": AppState.FAILED}), hangs)
+    monkeypatch.setattr(overview, "_ANSWER_LIMIT_S", 0.2)
+    assert commands.main(["list"]) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("one://a")
+    assert err == "muster: hangs is not reachable: it has not answered in 0.2 s\n"
+
+
+def test_an_app_that_cannot_be_read_has_a_line_all_the_same(serve, capsys):
+    serve(Apps("one", {"a": EngineError("its folder is\nnot yours")}))
+    assert commands.main(["list"]) == 0
+    assert capsys.readouterr().out.endswith("UNKNOWN: it cannot be read: its folder is not yours\n")
+
+
+def test_no_jobs(serve, capsys):
+    serve(Apps("one", {}))
+    assert commands.main(["list"]) == 0
+    assert capsys.readouterr().out == "no jobs\n"
+
+
+@pytest.mark.parametrize(
+    ("state", "code"),
+    [
+        (AppState.SUCCEEDED, 0),
+        (AppState.FAILED, 1),
+        (AppState.CANCELLED, 7),
+        (AppState.UNKNOWN, 8),
+        (AppState.RUNNING, 10),
+        (AppState.PENDING, 11),
+        (AppState.SUBMITTED, 11),
+    ],
+)
+def test_the_exit_code_says_the_state(serve, capsys, state, code):
+    serve(Apps("one", {"a": state}))
+    assert commands.main(["status", "a"]) == code
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith(f"one://a  {state.name}: why")
+    assert lines[1:] == [f"  t/0  {state.name}  node\\x1b[2J", "  logs: file:///l"]
+    assert commands.main(["status", "a", "--json"]) == code
+    data = json.loads(capsys.readouterr().out)
+    assert (data["handle"], data["state"], data["exit_code"]) == ("one://a", state.name, code)
+    assert data["roles"][0]["replicas"][0]["state"] == state.name
+
+
+def test_an_app_that_is_not_known_is_one_line(serve, capsys):
+    serve(Apps("one", {}))
+    assert commands.main(["status", "x"]) == ExitCode.UNKNOWN
+    assert capsys.readouterr().err == "muster: one knows no app 'x'\n"
+
+
+def test_every_state_of_torchx_has_an_exit_code():
+    assert set(overview.STATE_CODES) == set(AppState)

@@ -1,0 +1,136 @@
+"""`muster run` before anything is submitted, and how the lines of its replicas are printed."""
+
+import argparse
+import io
+import sys
+import threading
+from importlib.metadata import EntryPoint
+
+import pytest
+
+from muster.cli import commands, run_command
+from muster.cli.output.streaming import LinePrinter, add_prefix
+
+pytestmark = pytest.mark.torchx
+
+
+@pytest.mark.parametrize(
+    ("words", "default", "found"),
+    [
+        (["dist.ddp", "-j", "1x2"], None, ("dist.ddp", ["-j", "1x2"])),
+        (["--", "dist.ddp", "--x", "--", "--x"], None, ("dist.ddp", ["--x", "--", "--x"])),
+        (["-j", "1x2"], "dist.ddp", ("dist.ddp", ["-j", "1x2"])),
+        ([], "dist.ddp", ("dist.ddp", [])),
+        (["a.py:f", "-", "-"], "dist.ddp", ("a.py:f", ["-", "-"])),
+    ],
+)
+def test_a_component_and_its_arguments(words, default, found):
+    assert run_command.split_component(words, default, argparse.ArgumentParser()) == found
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ([], "name a component, such as dist.ddp; or in .torchxconfig, section [cli:run], `component`"),
+        (["dist.ddp", "-j", "1", "-j", "2"], "repeated arguments of the component: -j"),
+    ],
+)
+def test_what_names_no_component_is_one_line(words, line, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        run_command.split_component(words, None, argparse.ArgumentParser())
+    assert capsys.readouterr().err.splitlines()[-1].endswith(f"error: {line}")
+
+
+def test_an_option_is_given_once(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        commands.main(["run", "-s", "local_cwd", "-s", "docker", "dist.ddp"])
+    assert "-s is specified more than once" in capsys.readouterr().err
+
+
+def test_our_components_are_found_without_torchxs_search(monkeypatch):
+    from muster.components import dist
+
+    monkeypatch.setitem(sys.modules, "torchx.specs.finder", None)  # an import fails
+    assert [run_command.find_function(f"dist.{name}") for name in ("ddp", "spmd", "torchrun")] == [
+        dist.ddp,
+        dist.spmd,
+        dist.torchrun,
+    ]
+
+
+def test_another_packages_dist_wins_as_with_torchx(monkeypatch):
+    points = [
+        EntryPoint("dist", "muster.components.dist", "torchx.components"),
+        EntryPoint("dist", "theirs.dist", "torchx.components"),
+    ]
+    monkeypatch.setattr(run_command, "entry_points", lambda group: points)
+    assert run_command.find_our_dist() is None
+    monkeypatch.setattr(run_command, "entry_points", lambda group: points[::-1])
+    assert run_command.find_our_dist() is points[0]
+
+
+RULE = "=" * 70 + "\n"
+REPORT = [RULE, "JOB FAILED  a-1: rank 3 failed\n", "Root cause\n", RULE, "[muster] failed after 3 s\n"]
+
+
+def print_lines(replicas):
+    file = io.StringIO()
+    printer = LinePrinter(file)
+    printer.start([(role, index) for role, index in replicas], lambda role, index: replicas[role, index])
+    return file, printer
+
+
+def test_the_report_comes_after_the_lines_of_all_replicas():
+    file, printer = print_lines({("t", 0): ["[t0]:a\n", *REPORT], ("t", 1): ["[t0|n1.r1]:late\n"]})
+    assert printer.finish()
+    text = file.getvalue()
+    assert sorted(text[: -len("".join(REPORT))].splitlines()) == ["t/0 [t0]:a", "t/1 [t0|n1.r1]:late"]
+    assert text.endswith("".join(REPORT))
+    assert not printer.print_reports(), "it is printed once"
+
+
+def test_a_report_after_which_the_job_goes_on_stays_where_it_was():
+    file, printer = print_lines({("t", 0): [*REPORT, "[t0]:again\n"]})
+    assert not printer.finish()
+    assert file.getvalue() == "".join(f"t/0 {line}" for line in [*REPORT, "[t0]:again\n"])
+
+
+def test_a_rule_of_a_script_is_a_line_like_others():
+    lines = [RULE, "[t0]:x\n", RULE]
+    file, printer = print_lines({("t", 0): lines})
+    assert not printer.finish()
+    assert file.getvalue() == "".join(f"t/0 {line}" for line in lines)
+
+
+def test_what_a_reader_raises_is_raised():
+    def read(role, index):
+        raise ValueError("no such app")
+
+    printer = LinePrinter(io.StringIO())
+    printer.start([("t", 0)], read)
+    with pytest.raises(ValueError, match="no such app"):
+        printer.wait()
+
+
+def test_lines_that_cannot_be_read_do_not_change_how_a_job_has_ended(capsys):
+    def read(role, index):
+        raise ValueError("no such app")
+
+    printer = LinePrinter(io.StringIO())
+    printer.start([("t", 0)], read)
+    assert not printer.finish()
+    assert capsys.readouterr().err == "muster: lines are missing: no such app\n"
+
+
+def test_a_reader_that_does_not_end_is_given_up():
+    never = threading.Event()
+    printer = LinePrinter(io.StringIO())
+    printer.start([("t", 0), ("t", 1)], lambda role, index: iter(never.wait, True))
+    assert not printer.finish(0.1)
+    never.set()
+
+
+def test_a_line_that_is_drawn_anew_keeps_its_prefix():
+    assert add_prefix("t/0 ", "50%\r100%\n") == "t/0 50%\rt/0 100%\n"
+    assert add_prefix("t/0 ", "\r100%\n") == "\rt/0 100%\n"
+    assert add_prefix("t/0 ", "dos\r\n") == "t/0 dos\r\n"

@@ -1,0 +1,166 @@
+"""The one line of a job: what it says, in which order, and what it leaves out."""
+
+import time
+from datetime import datetime
+
+import pytest
+import yaml
+from torchx.specs import AppDef, AppState, Role
+from torchx.specs.api import NONE, ReplicaStatus
+
+from muster._shared.job_view import JobState, JobStatus, NodeStatus
+from muster.schedulers.adapter.facts import AppFacts
+from muster.schedulers.adapter.job_line import build_data, find_eta_s, format_duration, format_line, format_message
+from muster.schedulers.adapter.records import JobFacts
+from muster.schedulers.adapter.status import build_status, parse_status
+
+pytestmark = pytest.mark.torchx
+
+NOW_S = float(int(time.time()) - 600)
+CLOCK = f"{datetime.fromtimestamp(NOW_S).astimezone():%H:%M}"
+STATUS = JobStatus(step=800, total=1000, rate=8.0, values=(("loss", 0.31),))
+JOB = JobFacts(attempt=1, restarts_left=2, since_s=NOW_S, status=STATUS)
+
+
+def build_facts(state=AppState.RUNNING, running=2, nodes=2, **changes):
+    states = [AppState.RUNNING] * running + [AppState.PENDING] * (nodes - running)
+    replicas = [ReplicaStatus(id=index, state=each, role="t", hostname="h") for index, each in enumerate(states)]
+    app = AppDef(name="a", roles=[Role(name="t", image="", num_replicas=nodes)])
+    return AppFacts(**{"app_id": "a-1", "app": app, "state": state, "replicas": replicas, **changes})
+
+
+def test_all_that_is_known_in_the_order_of_its_weight():
+    facts = build_facts(jobs={"t": JOB}, messages=("r was resized", ""))
+    told = (
+        "r was resized; attempt 1, 2 restarts left; 2 of 2 nodes run; step 800 of 1000, 8.0 a second, loss 0.31; "
+        "ETA 25 s"
+    )
+    assert format_line(facts) == f"RUNNING: {told}; since {CLOCK}"
+    assert format_message(facts) == f"{told}; since {CLOCK}", "TorchX prints the state itself"
+    assert build_status(facts).msg == format_message(facts)
+
+
+def test_a_response_of_torchx_is_told_as_it_is():
+    facts = build_facts(jobs={"t": JOB}, messages=("r was resized",))
+    assert format_line(parse_status(build_status(facts))) == format_line(facts)
+
+
+@pytest.mark.parametrize(
+    ("job", "words"),
+    [
+        (JobFacts(), ""),
+        (JobFacts(restarts_left=0), "attempt 0, 0 restarts left; "),
+        (JobFacts(restarts_left=1), "attempt 0, 1 restart left; "),
+        (JobFacts(attempt=3), "attempt 3; "),
+    ],
+)
+def test_attempts_are_named_where_something_is_known(job, words):
+    assert format_line(build_facts(jobs={"t": job})) == f"RUNNING: {words}2 of 2 nodes run"
+
+
+def make_members(members, spare=0, world_size=None, **changes):
+    nodes = tuple(NodeStatus(node_index=at, node=at, ranks=2) for at in range(members))
+    size = 2 * members if world_size is None else world_size
+    return JobStatus(nodes=nodes, nodes_running=members, nodes_spare=spare, world_size=size, **changes)
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        (make_members(3), ""),
+        (make_members(2), ", 1 of them takes no part"),
+        (make_members(1), ", 2 of them take no part"),
+        (make_members(2, spare=1), ", 1 spare"),
+        (make_members(2, state=JobState.WAITING), ""),
+        (make_members(1, world_size=6), ""),  # with torch's rendezvous each node knows only its own ranks
+        (JobStatus(), ""),
+    ],
+    ids=range(7),
+)
+def test_a_node_that_runs_without_a_part_in_the_job_is_counted(status, words):
+    """The job went on without it, or it has not joined yet: "3 of 3 nodes run" said nothing of that."""
+    facts = build_facts(running=3, nodes=3, jobs={"t": JobFacts(status=status)})
+    assert format_line(facts) == f"RUNNING{' (waiting)' * (status.state is JobState.WAITING)}: 3 of 3 nodes run{words}"
+
+
+def test_what_is_not_known_is_left_out():
+    assert format_line(build_facts(AppState.SUBMITTED, running=0)) == "SUBMITTED"
+    assert format_message(build_facts(AppState.SUBMITTED, running=0)) == ""
+    assert build_status(build_facts(AppState.SUBMITTED, running=0)).msg == NONE
+    assert format_line(build_facts(running=1, nodes=1)) == "RUNNING: 1 of 1 node runs"
+    assert format_line(build_facts(running=1)) == "RUNNING: 1 of 2 nodes runs"
+
+
+def test_what_agents_told_last_is_not_in_the_line_of_an_app_that_has_ended():
+    job = JobFacts(attempt=1, restarts_left=2, since_s=NOW_S, status=STATUS, trouble="rank 1 keeps the others waiting")
+    ended = build_facts(AppState.FAILED, jobs={"t": job}, messages=("rank 3 failed",), since_s=NOW_S)
+    assert format_line(ended) == f"FAILED: rank 3 failed; since {CLOCK}"
+    assert build_data(ended)["jobs"]["t"]["step"] == 800
+
+
+def test_an_app_that_has_ended_says_how_long_it_ran():
+    ended = build_facts(AppState.FAILED, messages=("rank 3 failed",), since_s=NOW_S, submitted_s=NOW_S - 7380)
+    assert format_line(ended) == f"FAILED: rank 3 failed; since {CLOCK}, after 2 h 3 min"
+    assert format_message(ended) == "rank 3 failed", "TorchX's message of an end is the reason alone"
+
+
+def test_a_job_that_runs_says_what_it_does():
+    status = JobStatus(state=JobState.PAUSED, paused_since_s=NOW_S, step=7)
+    line = format_line(build_facts(jobs={"t": JobFacts(status=status, trouble="rank 1 sleeps")}))
+    assert line == f"RUNNING (paused): rank 1 sleeps; 2 of 2 nodes run; paused at step 7 since {CLOCK}"
+
+
+def test_of_several_roles_each_is_named():
+    jobs = {"t": JobFacts(attempt=1, status=JobStatus(step=3)), "e": JobFacts()}
+    assert format_line(build_facts(jobs=jobs)) == "RUNNING: t: attempt 1; 2 of 2 nodes run; t: step 3"
+
+
+def test_no_escape_sequence_reaches_a_terminal():
+    evil = "\x1b]52;c;eA==\x07"
+    assert "\x1b" not in format_line(build_facts(messages=(evil,))) + format_message(build_facts(messages=(evil,)))
+
+
+@pytest.mark.parametrize(
+    ("duration_s", "words"),
+    [
+        (0.2, "0 s"),
+        (24, "24 s"),
+        (60, "1 min"),
+        (125, "2 min 5 s"),
+        (7380, "2 h 3 min"),
+        (90000, "1 d 1 h"),
+        (86405, "1 d"),
+    ],
+)
+def test_durations_have_two_units_at_most(duration_s, words):
+    assert format_duration(duration_s) == words
+
+
+def test_an_eta_needs_a_total_and_a_rate():
+    assert find_eta_s(STATUS) == 25.0
+    for changes in ({"total": None}, {"rate": 0.0}, {"step": None}, {"step": 1000}, {"state": JobState.PAUSED}):
+        given = {"step": 800, "total": 1000, "rate": 8.0, **changes}
+        assert find_eta_s(JobStatus(**given)) is None
+
+
+def test_programs_get_the_same_as_values():
+    data = build_data(build_facts(jobs={"t": JOB}, submitted_s=5.0))
+    assert data["line"] == format_line(build_facts(jobs={"t": JOB}))
+    assert data["nodes"] == {"all": 2, "running": 2, "spare": 0, "lost": 0, "apart": 0}
+    assert (data["state"], data["since_s"], data["submitted_s"]) == ("RUNNING", NOW_S, 5.0)
+    job = data["jobs"]["t"]
+    assert (job["attempt"], job["restarts_left"], job["step"], job["eta_s"]) == (1, 2, 800, 25.0)
+
+
+def test_a_response_of_torchx_has_facts_for_the_line():
+    """A scheduler of another package may only describe its apps."""
+    facts = parse_status(build_status(build_facts(AppState.FAILED, messages=("because",))))
+    assert format_line(facts) == "FAILED: because"
+    assert [each.id for each in facts.replicas] == [0, 1]
+    assert format_line(parse_status(build_status(build_facts(AppState.SUBMITTED)))) == "SUBMITTED"
+
+
+def test_torchx_dumps_states_by_their_names():
+    """Each replica's state was `!!python/object/apply:torchx.specs.api.AppState [5]` at the end of `torchx run`."""
+    build_status(build_facts(AppState.FAILED))
+    assert yaml.dump({"state": AppState.FAILED}) == "state: FAILED\n"

@@ -1,0 +1,230 @@
+"""Who the hosts are: lists, hostfiles of other launchers, discovery scripts; and what a request says of them."""
+
+import io
+import json
+import subprocess
+import sys
+import tarfile
+import tempfile
+from dataclasses import replace
+
+import pytest
+from torchx.specs import AppDef
+
+from muster.schedulers.adapter import OptionError, SchedulerError
+from muster.schedulers.ssh import node
+from muster.schedulers.ssh import scheduler as ssh_scheduler
+from muster.schedulers.ssh.command import build_ssh, explain_failure
+from muster.schedulers.ssh.driver import SshDriver
+from muster.schedulers.ssh.hosts import Host, HostError, parse_host, parse_hostfile, run_discovery
+from muster.schedulers.ssh.link import STATE_NAME
+from muster.schedulers.ssh.node import FrameReader, pack
+from muster.schedulers.ssh.options import SshOptions, check_hosts
+from muster.schedulers.ssh.request import Places, build_request, place_request
+from muster.schedulers.supervision.app_folder import AppFolder, AppRecord, AppSpec
+from muster.schedulers.supervision.driver import EventQueue
+from muster.schedulers.supervision.machine import Machine
+from muster.schedulers.supervision.state import AppPhase, ReplicaId, ReplicaState, SupervisedApp
+from muster.testing.contract_apps import build_agents
+
+HOSTFILE = """\
+# of DeepSpeed
+worker-1 slots=8
+worker-2 slots=4 max_slots=8  # of Open MPI
+
+worker-3:2
+user@worker-4
+[fe80::1%eth0]:3
+"""
+
+
+def test_a_hostfile_may_have_each_form() -> None:
+    assert parse_hostfile(HOSTFILE, "hosts") == [
+        Host("worker-1", 8),
+        Host("worker-2", 4),
+        Host("worker-3", 2),
+        Host("user@worker-4"),
+        Host("fe80::1%eth0", 3),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("a\nb slots=x", "hosts, line 2: 'slots' is not slots=N"),
+        ("a gpus=8", "hosts, line 1: 'gpus' is not slots=N"),
+        ("-oProxyCommand=touch /tmp/x", "hosts, line 1: '-oProxyCommand=touch' is not HOST"),
+        ("a:0", "'a:0' has no slots"),
+    ],
+)
+def test_a_line_that_is_none_of_them_is_named(text, line) -> None:
+    with pytest.raises(HostError, match=line):
+        parse_hostfile(text, "hosts")
+
+
+@pytest.mark.parametrize("word", ["", "a b", "-a", "a:b", "a,b", "user@", ":8"])
+def test_a_word_that_is_no_host_is_refused(word) -> None:
+    with pytest.raises(HostError):
+        parse_host(word, "hosts")
+
+
+def test_a_host_runs_one_node() -> None:
+    with pytest.raises(OptionError, match="twice"):
+        check_hosts([Host("a"), Host("a", 4)], "hosts")
+    with pytest.raises(OptionError, match="names no host"):
+        check_hosts([], "hostfile")
+
+
+def test_a_discovery_script_that_is_not_there_is_a_line(tmp_path) -> None:
+    with pytest.raises(HostError, match="No such file"):
+        run_discovery(str(tmp_path / "none"))
+
+
+def build(hosts, app=None, **options):
+    chosen = SshOptions(**options)
+    return build_request(app or build_agents("pass"), chosen, hosts, app_id="app-x", folder="/tmp/app-x", token="t0p")
+
+
+def test_a_dry_run_tells_hosts_and_no_secret() -> None:
+    shown = str(build([Host("a"), Host("b", 8)], env={"API_KEY": "do-not-tell", "SIZE": "9"}))
+    assert "do-not-tell" not in shown
+    assert "t0p" not in shown
+    assert '"name": "b"' in shown
+    assert '"SIZE": "9"' in shown
+
+
+@pytest.mark.parametrize(
+    ("hosts", "options", "line"),
+    [
+        ([Host("a")], {}, "2 nodes need as many hosts, and 1 are named"),
+        ([Host("a"), Host("b")], {"spares": 1}, "2 nodes and 1 spares need as many hosts, and 2 are named"),
+    ],
+)
+def test_too_few_hosts_are_refused(hosts, options, line) -> None:
+    with pytest.raises(SchedulerError, match=line):
+        build(hosts, **options)
+
+
+def test_a_host_with_too_few_slots_is_refused() -> None:
+    app = build_agents("pass")
+    app = AppDef("x", roles=app.roles)
+    app.roles[0].args[app.roles[0].args.index("--nproc-per-node") + 1] = "4"
+    with pytest.raises(SchedulerError, match="runs 4 processes on each node, and b has 2 slots"):
+        build([Host("a", 4), Host("b", 2)], app)
+
+
+def test_each_replica_is_told_the_address_of_the_first() -> None:
+    places = Places(
+        hosts=["a", "b"], addresses={"w": "10.0.0.1"}, ports={"w": 23456}, others={"a": "10.0.0.1", "b": "10.0.0.2"}
+    )
+    spec = place_request(build([Host("a"), Host("b")]), places)
+    told = [plan["env"] for plan in spec.details["replicas"]["w"]]
+    assert [env["TORCHX_RANK0_HOST"] for env in told] == ["10.0.0.1"] * 2
+    assert [env["MUSTER_RDZV_PORT"] for env in told] == ["23456"] * 2
+    assert spec.details["hosts"] == ["a", "b"]
+
+
+def test_a_command_line_has_neither_program_nor_order() -> None:
+    words = build_ssh(("ssh", "-p", "22"), "user@a", "/opt/my python", b"secret program")
+    assert words[-2] == "user@a"
+    assert words[-3] == "--"
+    assert words[-1].startswith("exec '/opt/my python' -c ")
+    assert "secret" not in " ".join(words)
+
+
+def test_why_a_connection_ended_is_one_line() -> None:
+    warning = b"Warning: Permanently added 'a' (ED25519) to the list of known hosts.\n"
+    refused = b"ssh: connect to host a port 22: Connection refused\n"
+    assert explain_failure(warning + refused, 255, "python3") == "connect to host a port 22: Connection refused"
+    assert explain_failure(b"sh: 1: exec: python9: not found", 127, "python9").startswith("no python9 there")
+    assert explain_failure(b"", None, "python3") == "the connection ended"
+    assert explain_failure(b"", 255, "python3") == "ssh ended with 255 and said nothing"
+
+
+def test_the_supervisor_loads_no_torchx() -> None:
+    program = "import sys, muster.schedulers.ssh.driver; sys.exit('torchx' in sys.modules)"
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_frames_come_whole_however_they_are_cut() -> None:
+    data = pack(b"1", b"out") + pack(b"X", b"0") + pack(b"H")
+    reader = FrameReader()
+    found = [frame for at in range(len(data)) for frame in reader.feed(data[at : at + 1])]
+    assert found == [(b"1", b"out"), (b"X", b"0"), (b"H", b"")]
+
+
+def test_a_bundle_is_built_once(tmp_path, monkeypatch) -> None:
+    built = []
+    monkeypatch.setattr(ssh_scheduler, "build_agent_bundle", lambda: built.append(1) or b"bundle")
+    folder = tmp_path / "kept"
+    assert [ssh_scheduler.read_kept_bundle(folder) for _ in range(2)] == [b"bundle"] * 2
+    assert len(built) == 1
+    [kept] = folder.iterdir()
+    kept.rename(folder / "of-another-version.zip")
+    ssh_scheduler.read_kept_bundle(folder)
+    assert [path.name for path in folder.iterdir()] == [kept.name]
+
+
+def build_driver(folder, *, retries=1, used=0, phase=AppPhase.RUNNING):
+    """A driver of `w/0` on a and `w/1` on b, with the spare c, of which nothing runs."""
+    addresses = {"a": "10.0.0.1", "b": "10.0.0.2", "c": "10.0.0.3"}
+    places = Places(hosts=list(addresses), addresses={"w": "10.0.0.1"}, ports={"w": 23456}, others=addresses)
+    hosts = [Host(name) for name in addresses]
+    spec = place_request(build(hosts, build_agents("pass", retries=retries), spares=1), places)
+    spec = replace(spec, folder=str(folder))
+    AppFolder(folder).create(spec)
+    app = SupervisedApp(replicas={ReplicaId("w", 0): ReplicaState()}, phase=phase, retries={"w": used})
+    AppFolder(folder).write_record(AppRecord(app=app, machine=Machine.here()))
+    return SshDriver(spec=spec, event_queue=EventQueue())
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_node_that_leaves_is_replaced_on_a_spare(tmp_path, index) -> None:
+    """With the code after which Docker starts another container, and Kubernetes another pod."""
+    driver = build_driver(tmp_path / "app")
+    assert driver.explain_end(ReplicaId("w", index), 69) == (69, "its place is c now")
+    hosts = {each.index: host for each, host in driver._hosts.items()}
+    assert hosts == {0: "a", 1: "b", index: "c"}
+    assert driver._spares == ["ab"[index]], "the last spare"
+
+
+@pytest.mark.parametrize(
+    ("code", "more"),
+    [(1, {}), (137, {}), (69, {"used": 1}), (69, {"retries": 0}), (69, {"phase": AppPhase.ENDING}), (255, {"used": 1})],
+)
+def test_a_replica_that_does_not_start_elsewhere_keeps_its_host(tmp_path, code, more) -> None:
+    """One that is not started again must not move: the others would start again, to meet nobody."""
+    driver = build_driver(tmp_path / "app", **more)
+    folder = AppFolder(tmp_path / "app").replica_dir(ReplicaId("w", 0))
+    folder.mkdir(parents=True)
+    (folder / STATE_NAME).write_text(json.dumps({"reason": "a: not reached"}))
+    expected = (None, "a: not reached") if code == 255 else (code, "")
+    assert driver.explain_end(ReplicaId("w", 0), code) == expected
+    assert list(driver._hosts.values()) == ["a", "b"]
+
+
+def test_a_folder_that_is_not_there_yet_is_made(tmp_path) -> None:
+    """The checks accept it: they look at the first folder above it that is there."""
+    run = tmp_path / "not" / "there" / "muster-app" / "w-0-1"
+    order = {"files": [["muster-agent.zip", 4]]}
+    with pytest.raises(EOFError):
+        node._start(order, str(run), io.BufferedReader(io.BytesIO(b"12")))
+    assert not run.exists()
+    assert run.parents[1].is_dir()
+
+
+def test_a_packed_workspace_has_no_name_that_a_kill_could_leave(tmp_path, monkeypatch):
+    code, temporary = tmp_path / "code", tmp_path / "tmp"
+    code.mkdir()
+    temporary.mkdir()
+    (code / "main.py").write_text("x")
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    details = {"workspaces": {"a": str(code), "b": str(code)}}
+    spec = AppSpec(app_id="x", scheduler="ssh", folder=str(tmp_path), driver="", roles=(), grace_s=5.0, details=details)
+    with ssh_scheduler._pack_files(spec) as packed:
+        assert list(temporary.iterdir()) == []
+        for path in packed.paths.values():
+            with tarfile.open(path) as archive:
+                assert "main.py" in [name.removeprefix("./") for name in archive.getnames()]
+        assert packed.read_bundle()
+    assert len(packed.paths) == 2

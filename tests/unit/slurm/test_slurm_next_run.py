@@ -1,0 +1,158 @@
+"""Which nodes the next run of a job leaves out, by commands that stand in for Slurm's."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from muster.schedulers.slurm import node
+from muster.schedulers.slurm.node import Allocation
+from muster.schedulers.supervision import decisions, events
+from muster.schedulers.supervision.app_folder import AppFolder, AppSpec
+from muster.schedulers.supervision.state import (
+    AppPhase,
+    ReplicaId,
+    ReplicaState,
+    ReplicaStatus,
+    SupervisedApp,
+    SupervisedRole,
+)
+
+ALLOCATION = Allocation(job_id="7", restarts="0", task=0, hosts=("n1", "n2", "n3"), end_s=None)
+
+
+class Slurm:
+    """Answers the commands of a node, and notes them."""
+
+    def __init__(self, excluded: str = "(null)", *, could_run: bool = True) -> None:
+        self.excluded, self.could_run = excluded, could_run
+        self.calls: list[str] = []
+        """Of `scontrol` its orders, which it reads one by one."""
+        self.failures = 0
+        """So many changes and submissions are refused."""
+
+    def call(self, *words: str, text: str = "") -> str | None:
+        done = [self._do(each) for each in ([" ".join(words)] if words != ("scontrol",) else text.splitlines())]
+        return None if None in done else "".join(each or "" for each in done)
+
+    def _do(self, call: str) -> str | None:
+        self.calls.append(call)
+        if call.startswith("squeue"):
+            return "RUNNING\n"
+        if call.startswith("scontrol -o show"):
+            return f"JobId=7 JobName=x Requeue=1 ExcNodeList={self.excluded} Partition=gpu"
+        if "--test-only" in call:
+            return "" if self.could_run else None
+        if call.startswith(("update", "sbatch")):
+            if self.failures:
+                self.failures -= 1
+                return None
+            self.excluded = call.rpartition("ExcNodeList=")[2]
+            return "8"
+        return ""
+
+    def find(self, *begin: str) -> list[str]:
+        return [call for call in self.calls if call.startswith(begin)]
+
+
+def go_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, slurm: Slurm, how: str, *suspected: str) -> Slurm:
+    """End a run of a job whose leader suspects these nodes."""
+    role = SupervisedRole(name="w", replicas=3, runs_agent=True)
+    spec = AppSpec(
+        app_id="app",
+        scheduler="slurm",
+        folder=str(tmp_path),
+        driver="",
+        roles=(role,),
+        grace_s=5.0,
+        details={"continues": how},
+    )
+    folder = AppFolder(tmp_path)
+    status = folder.role_dir("w") / "run" / "status.json"
+    status.parent.mkdir(parents=True)
+    nodes = [
+        {"host": host, "suspicion": "it failed first" if host in suspected else ""} for host in (*"xyz", "n1", "n2")
+    ]
+    status.write_text(json.dumps({"nodes": [*nodes, {"host": "n3"}]} if suspected != ("torn",) else {"nodes": 3}))
+    (folder.state_dir / "runs" / ALLOCATION.run).mkdir(parents=True)
+    monkeypatch.setattr(node, "_call", slurm.call)
+    monkeypatch.setattr(node.time, "sleep", lambda _s: None)
+    node._continue_job(folder, spec, ALLOCATION)
+    return slurm
+
+
+def test_a_requeued_job_leaves_out_what_is_suspected(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    slurm = go_on(monkeypatch, tmp_path, Slurm(), "requeue", "n2", "x")  # x is no node of this job
+    assert slurm.find("requeue", "update") == ["requeue 7", "update JobId=7 ExcNodeList=n2"]
+    [test] = slurm.find("sbatch")
+    assert test.startswith("sbatch --test-only --exclude=n2 ")
+
+
+def test_an_update_that_is_refused_is_done_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    slurm = Slurm()
+    slurm.failures = 2
+    go_on(monkeypatch, tmp_path, slurm, "requeue", "n2")
+    assert len(slurm.find("update")) == 3
+    assert len(slurm.find("requeue")) == 1, "once more might hit the next run"
+    assert slurm.excluded == "n2"
+
+
+@pytest.mark.parametrize("before", ["n2", "n[1-2]"])
+def test_what_another_node_has_left_out_stays_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, before: str) -> None:
+    slurm = go_on(monkeypatch, tmp_path, Slurm(excluded=before), "requeue", "n2")
+    assert slurm.find("requeue", "update", "sbatch") == ["requeue 7"]
+    assert slurm.excluded == before
+
+
+def test_a_follow_up_leaves_out_what_was_left_out_before_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    slurm = go_on(monkeypatch, tmp_path, Slurm(excluded="bad[1-2]"), "follow-up", "n1", "n2")
+    submit = slurm.find("sbatch")[-1]
+    assert submit.startswith("sbatch --parsable --exclude=bad1,bad2,n1,n2 --dependency=afterany:7 ")
+
+
+def test_a_follow_up_that_is_refused_is_submitted_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    slurm = Slurm()
+    slurm.failures = 2
+    go_on(monkeypatch, tmp_path, slurm, "follow-up")
+    assert len(slurm.find("sbatch --parsable")) == 3
+
+
+@pytest.mark.parametrize("suspected", [(), ("n9",), ("torn",)])
+@pytest.mark.parametrize("how", ["requeue", "follow-up"])
+def test_without_a_suspicion_nothing_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, suspected: tuple[str, ...], how: str
+) -> None:
+    slurm = go_on(monkeypatch, tmp_path, Slurm(), how, *suspected)
+    assert not any("exclude" in call or "ExcNodeList" in call for call in slurm.calls)
+
+
+def test_a_job_that_needs_all_nodes_gets_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    slurm = go_on(monkeypatch, tmp_path, Slurm(could_run=False), "requeue", "n2")
+    assert slurm.find("requeue", "update") == ["requeue 7"]
+
+
+@pytest.mark.parametrize(
+    ("runs_agent", "exit_code", "is_over"),
+    [(True, 0, True), (True, 1, True), (True, 143, False), (True, None, False), (True, 69, False), (False, 0, False)],
+)
+def test_a_job_that_has_ended_when_it_is_told_to_stop_is_not_run_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, runs_agent: bool, exit_code: int | None, is_over: bool
+) -> None:
+    """The time limit comes while the agents end: all steps are done, and the next run would begin with the first."""
+    role = SupervisedRole(name="w", replicas=1, runs_agent=runs_agent)
+    details = {"continues": "requeue", "may_lose": False}
+    spec = AppSpec(
+        app_id="a", scheduler="slurm", folder=str(tmp_path), driver="", roles=(role,), grace_s=5.0, details=details
+    )
+    replica = ReplicaId("w", 0)
+    running = SupervisedApp(
+        replicas={replica: ReplicaState(status=ReplicaStatus.RUNNING, starts=1)}, phase=AppPhase.RUNNING
+    )
+    told, _ = decisions.decide((role,), running, events.CancelRequested(reason="stopped before the time limit"))
+    ended, _ = decisions.decide((role,), told, events.ReplicaEnded(replica=replica, exit_code=exit_code))
+    slurm = Slurm()
+    monkeypatch.setattr(node, "_call", slurm.call)
+    monkeypatch.setattr(node.time, "sleep", lambda _s: None)
+    code = node._end_run(AppFolder(tmp_path), spec, ALLOCATION, ended, has_to_continue=True)
+    assert slurm.find("requeue") == ([] if is_over else ["requeue 7"])
+    assert code == (exit_code if is_over else 143)

@@ -1,0 +1,318 @@
+"""From an AppDef to a script, and Slurm's words to ours: no Slurm is needed."""
+
+import subprocess
+import zipfile
+from io import BytesIO
+
+import pytest
+from torchx.specs import AppDef, Resource, Role
+
+from muster.schedulers.errors import EngineError, OptionError
+from muster.schedulers.runner.option_parsing import StrictOpts
+from muster.schedulers.runner.option_records import declare_options, parse_options
+from muster.schedulers.slurm import client, node, payload, words
+from muster.schedulers.slurm.client import QueueEntry
+from muster.schedulers.slurm.hosts import expand_hosts
+from muster.schedulers.slurm.node import Allocation, list_replicas, place_replicas
+from muster.schedulers.slurm.options import SlurmOptions
+from muster.schedulers.slurm.request import Place, build_request, list_files
+from muster.schedulers.slurm.scheduler import list_pauses
+
+PLACE = Place(folder="/home/me/jobs/a", cwd="/home/me/code", python="/home/me/venv/bin/python")
+
+
+def build_role(name="train", nodes=2, gpu=0, least=None, **fields):
+    args = ["-m", "muster.agent", "--nnodes", f"{least or nodes}:{nodes}", "--rdzv-id", "x", "train.py"]
+    resource = Resource(cpu=4, gpu=gpu, memMB=2048)
+    return Role(name, image="", entrypoint="python3", args=args, num_replicas=nodes, min_replicas=least,
+                resource=resource, **fields)  # fmt: skip
+
+
+def build(*roles, **cfg):
+    opts = StrictOpts("slurm")
+    declare_options(opts, SlurmOptions)
+    app = AppDef("train", roles=list(roles) or [build_role()])
+    return build_request(app, parse_options(SlurmOptions, opts, cfg), name="train-x", token="t0ken", place=PLACE)
+
+
+def test_the_script_only_starts_the_tasks():
+    request = build(build_role(nodes=4, least=2, gpu=8), partition="gpu", time="1-0", account="me", spares=1)
+    first, *flags, last = request.script.splitlines()
+    assert first == "#!/bin/sh"
+    assert all(line.startswith("#SBATCH --") for line in flags)
+    assert {
+        "#SBATCH --nodes=5",
+        "#SBATCH --gres=gpu:8",
+        "#SBATCH --mem=2048M",
+        "#SBATCH --no-kill",
+        "#SBATCH --requeue",
+        "#SBATCH --partition=gpu",
+        "#SBATCH --time=1-0",
+        "#SBATCH --account=me",
+    } <= set(flags)
+    assert last.startswith("exec srun ")
+    assert {"--no-kill", "--kill-on-bad-exit=0", "--wait=0", '--nodes="$SLURM_JOB_NUM_NODES"'} <= set(last.split())
+    assert "t0ken" not in str(request)
+
+
+def test_a_job_that_needs_all_its_nodes_leaves_a_lost_one_to_slurm():
+    assert "--no-kill" not in build(build_role(nodes=4)).script
+
+
+@pytest.mark.parametrize(
+    ("cfg", "line"),
+    [
+        ({"gpus": "tres", "gpu_type": "a100"}, "#SBATCH --gpus-per-node=a100:8"),
+        ({"gpu_type": "a100"}, "#SBATCH --gres=gpu:a100:8"),
+        ({"exclusive": True}, "#SBATCH --mem=0"),
+        ({"segment": 2}, "#SBATCH --segment=2"),
+        ({"signal": "USR1@120"}, "#SBATCH --signal=USR1@120"),
+        ({"mail-user": "a@b.c"}, "#SBATCH --mail-user=a@b.c"),
+        ({"comment": "two words"}, "#SBATCH '--comment=two words'"),
+        ({"modules": "cuda/12;gcc"}, "module load gcc"),
+        ({"prolog": "ulimit -l unlimited"}, "ulimit -l unlimited"),
+        ({"continues": "no"}, "#SBATCH --no-requeue"),
+        ({"sbatch": "--licenses=a --exclude=n7"}, "#SBATCH --exclude=n7"),
+    ],
+)
+def test_each_option_is_a_line(cfg, line):
+    assert line in build(build_role(gpu=8), **cfg).script.splitlines()
+
+
+def test_images_are_srun_options_or_a_prefix():
+    last = build(container_image="torch.sqsh", container_mounts="/data:/data").script.splitlines()[-1]
+    assert "--container-image=torch.sqsh --container-mounts=/home/me/jobs/a:/home/me/jobs/a,/data:/data" in last
+    assert build(prefix="apptainer exec a.sif").spec.details["prefix"] == ["apptainer", "exec", "a.sif"]
+
+
+@pytest.mark.parametrize(
+    ("cfg", "text"),
+    [
+        ({"sbatch": "--array=0-3"}, "submit an app for each task"),
+        ({"sbatch": "-n4"}, "must be a long option"),
+        ({"srun": "--nodes=1"}, "the adapter sets --nodes itself"),
+        ({"signal": "TERM@60"}, "USR1@SECONDS"),
+        ({"gpus": "mig"}, "gres, tres, none"),
+        ({"shared": "false", "continues": "follow-up"}, "shared=true"),
+        ({"workspace_type": "docker"}, "slurm_torchx"),
+        ({"partitoin": "gpu"}, "did you mean 'partition'"),
+        ({"container_mounts": "/data:/data"}, "needs container_image=IMAGE"),
+        ({"gpu_type": "a100", "gpus": "none"}, "gpus=none asks for no GPU"),
+        ({"comment": "two\nlines"}, r"comment='two\\nlines' must be one line"),
+        ({"sbatch": "'--licenses=a\nrm x'"}, "licenses=.* must be one line"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line(cfg, text):
+    with pytest.raises(OptionError, match=text):
+        build(**cfg)
+
+
+def test_options_with_options_in_them_come_through_a_command_line():
+    opts = StrictOpts("slurm")
+    declare_options(opts, SlurmOptions)
+    cfg = opts.cfg_from_str("sbatch=--licenses=a --exclude=n1,n2,modules=cuda/12;gcc/13,prolog=. /env.sh && A=b")
+    options = parse_options(SlurmOptions, opts, cfg)
+    assert options.sbatch == ("--licenses=a", "--exclude=n1,n2")
+    assert (options.modules, options.prolog) == (("cuda/12", "gcc/13"), ". /env.sh && A=b")
+
+
+def test_spares_need_one_role_of_agents():
+    with pytest.raises(OptionError, match="2 roles of agents"):
+        build(build_role("a"), build_role("b"), spares=1)
+
+
+def test_tasks_are_the_replicas_in_order_and_spares_come_last():
+    spec = build(build_role("a", 2), Role("b", image="", entrypoint="sh", args=["-c", "x"]), spares=1).spec
+    assert [str(each) for each in list_replicas(spec)] == ["a/0", "a/1", "b/0", "a/2"]
+
+
+def test_a_job_that_was_resized_runs_again_with_fewer_nodes():
+    spec = build(build_role("a", 3, least=1), Role("b", image="", entrypoint="sh", args=["-c", "x"])).spec
+    assert [str(each) for each in place_replicas(spec, {"a": 1}, 4)] == ["a/0", "a/1", "a/2", "b/0"]
+    assert [str(each) for each in place_replicas(spec, {"a": 1}, 2)] == ["a/0", "b/0"]
+    assert [str(each) for each in place_replicas(spec, {}, 3)] == ["a/0", "a/1", "a/2"]
+
+
+def test_a_node_without_the_shared_folder_gets_all_in_one_zip():
+    request = build(shared=False, node_dir="/scratch")
+    assert 'bundle=/scratch/muster-train-x".$SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0}.zip"\n' in request.script
+    assert 'sbcast --preserve "$bundle.sent" "$bundle" || exit 1\n' in request.script
+    assert "set -C\nbase64 -d >\"$bundle.sent\" <<'MUSTER_END_OF_PAYLOAD' || exit 1\n" in request.script
+    files = list_files(request.spec, b"agent", b"workspace")
+    names = zipfile.ZipFile(BytesIO(payload.build_payload(files))).namelist()
+    assert {"files/spec.json", "files/private.json", "files/muster-agent.zip", "__main__.py"} <= set(names)
+    assert not [name for name in names if "torchx" in name]
+    encoded = payload.encode_payload(payload.build_payload({}))
+    assert len(encoded) < 300_000
+
+
+def test_node_lists_are_expanded():
+    assert expand_hosts("gpu[01-03,7],login") == ["gpu01", "gpu02", "gpu03", "gpu7", "login"]
+    assert expand_hosts("r[1-2]n[1-2]") == ["r1n1", "r1n2", "r2n1", "r2n2"]
+    assert expand_hosts("") == []
+
+
+def test_an_allocation_is_read_from_the_environment():
+    env = {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "2", "SLURM_PROCID": "1", "SLURM_JOB_NODELIST": "n[1-2]"}
+    found = Allocation.of({**env, "SLURM_JOB_END_TIME": "1700000000"})
+    assert (found.run, found.task, found.hosts, found.end_s) == ("7.2", 1, ("n1", "n2"), 1700000000.0)
+    assert Allocation.of(env).end_s is None
+
+
+@pytest.mark.parametrize(
+    ("reason", "text"),
+    [
+        ("Priority", "higher priority are before it (Priority)"),
+        ("Resources", "free nodes"),
+        ("QOSMaxJobsPerUserLimit", "as many jobs as its quality of service allows"),
+        ("QOSSomethingNew", "a limit of its quality of service is reached"),
+        ("ReqNodeNotAvail, UnavailableNodes:n[1-4]", "down, drained or reserved"),
+        ("BeginTime", "time to begin has not come"),
+        ("SomethingNew", "SomethingNew"),
+    ],
+)
+def test_reasons_are_plain_words(reason, text):
+    line = words.explain_wait(QueueEntry(job_id="7", state="PENDING", reason=reason))
+    assert line.startswith("job 7 waits: ")
+    assert text in line
+
+
+def test_rows_of_squeue_are_read():
+    text = "9|PENDING|Priority||2|N/A|2026-01-01T00:00:00|2026-01-01T01:00:00\n8|RUNNING|None|n[1-2]|2|NONE|x|y\n"
+    first, second = client._parse_rows(text)
+    assert (first.job_id, first.nodes, first.reason, first.end_s) == ("8", ("n1", "n2"), "", None)
+    assert second.start_s - second.submitted_s == 3600
+
+
+@pytest.mark.parametrize("accounting", ["on", "off"])
+def test_a_job_that_squeue_has_forgotten_is_asked_of_the_accounting_or_the_controller(monkeypatch, accounting):
+    def answer(command, **_named):
+        if command[0] == "squeue":
+            return ""
+        if command[0] == "sacct" and accounting == "off":
+            raise client.RefusedError("sacct: Slurm accounting storage is disabled")
+        if command[0] == "sacct":
+            return "CANCELLED by 0|2026-01-01T01:00:00|n[1-2]\n"
+        return "JobId=7 JobName=a JobState=TIMEOUT Reason=TimeLimit EndTime=2026-01-01T01:00:00 Deadline=N/A\n"
+
+    monkeypatch.setattr(client, "run", answer)
+    (found,) = client.list_jobs("a", ["7"])
+    assert (found.job_id, found.state) == ("7", "CANCELLED" if accounting == "on" else "TIMEOUT")
+    assert found.end_s == client.parse_time("2026-01-01T01:00:00")
+    assert client.list_jobs("a", []) == []
+
+
+def test_a_job_that_nothing_knows_any_more_is_no_error(monkeypatch):
+    def answer(command, **_named):
+        if command[0] == "squeue":
+            return ""
+        raise client.RefusedError("Invalid job id specified")
+
+    monkeypatch.setattr(client, "run", answer)
+    assert client.list_jobs("a", ["7"]) == []
+
+
+def test_options_are_looked_up_in_the_help_of_a_command():
+    text = "  -N, --nodes=N   number\n      --segment=size  a size\n      --kill-on-bad-exit[=0|1]\n"
+    assert [client.has_option(text, flag) for flag in ("--nodes", "--segment", "--kill-on-bad-exit")] == [True] * 3
+    assert not client.has_option(text, "--container-image")
+
+
+@pytest.mark.parametrize(
+    ("known", "track", "plugin", "waits"),
+    [
+        ("--wait-for-children", "proctrack/cgroup", "autodetect", True),
+        ("--wait-for-children", "proctrack/cgroup", "cgroup/v1", False),
+        ("--wait-for-children", "proctrack/linuxproc", "autodetect", False),
+        ("--wait", "proctrack/cgroup", "autodetect", False),
+    ],
+)
+def test_srun_waits_for_all_processes_of_a_task_where_it_can(monkeypatch, known, track, plugin, waits):
+    config = f"SlurmUser = slurm(7)\nProctrackType           = {track}\n\nCgroup Support\nCgroupPlugin   = {plugin}\n"
+    answers = {"srun": f"  -W, {known}  it waits\n", "scontrol": config}
+    monkeypatch.setattr(client, "run", lambda command: answers[command[0]])
+    client.read_help.cache_clear()
+    assert client.can_wait_for_children() is waits
+    client.read_help.cache_clear()
+
+
+def test_a_program_that_cannot_be_run_is_a_line(tmp_path):
+    with pytest.raises(EngineError, match="cannot be run here: Permission denied"):
+        client.run([str(tmp_path)])
+
+
+def test_a_script_does_not_send_what_another_user_has_put_in_its_place(tmp_path):
+    """With a program `sbcast` that says what it would send."""
+    source = tmp_path / "muster-train-x.7.0.zip.sent"
+    source.mkdir()  # as a file that `rm -f` may not remove
+    (source / "theirs").touch()
+    lines = build(shared=False, node_dir=str(tmp_path)).script.replace("@PAYLOAD@", "")
+    sbcast = tmp_path / "sbcast"
+    sbcast.write_text("#!/bin/sh\necho sent\n")
+    sbcast.chmod(0o755)
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_NUM_NODES": "1", "SLURM_JOB_ID": "7"}
+    done = subprocess.run(["sh", "-c", lines], env=env, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+
+
+def test_a_folder_on_a_node_must_be_ours(tmp_path):
+    mine, open_to_all, link = tmp_path / "mine", tmp_path / "open", tmp_path / "link"
+    for _ in range(2):
+        node._claim_folder(str(mine))
+    assert mine.stat().st_mode & 0o777 == 0o700
+    open_to_all.mkdir()
+    open_to_all.chmod(0o777)
+    link.symlink_to(mine)
+    for path in (open_to_all, link):
+        with pytest.raises(SystemExit, match="is another user's, or others can write to it: remove it, or name"):
+            node._claim_folder(str(path))
+
+
+def test_a_run_removes_what_earlier_ones_have_brought(tmp_path):
+    names = ["muster-a.7.0.zip", "muster-a.7.1.zip", "muster-b.7.0.zip"]
+    for name in names:
+        (tmp_path / name).touch()
+    node._remove_earlier(str(tmp_path / names[1]), str(tmp_path / "muster-a"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == names[1:]
+
+
+def test_a_controller_that_restarts_at_the_end_of_a_run_is_asked_again(monkeypatch):
+    answers = ["", "", "RUNNING\n"]
+    monkeypatch.setattr(node, "_run", lambda *_words: answers.pop(0))
+    monkeypatch.setattr(node.time, "sleep", lambda _seconds: None)
+    env = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_JOB_NODELIST": "n1"}
+    assert node._read_state(Allocation.of(env)) == "RUNNING"
+
+
+def test_the_controller_is_asked_less_and_less_often():
+    asked, at_s = 0, 0.0
+    for pause_s in list_pauses():
+        asked, at_s = asked + 1, at_s + pause_s
+        if at_s > 165:  # a grace period, and what Slurm may take
+            break
+    assert asked < 45
+
+
+@pytest.mark.parametrize(
+    ("probes", "state", "ends"),
+    [
+        (["", ""], "RUNNING", True),
+        (["", "lives"], "RUNNING", False),
+        (["", ""], "", False),
+        (["", ""], "PENDING", False),
+    ],
+)
+def test_a_job_that_has_lost_its_script_is_ended_and_no_other(monkeypatch, tmp_path, probes, state, ends):
+    """A step that fails once, or a controller that does not answer, is not the loss of the first node."""
+    ran = []
+
+    def answer(*words):
+        ran.append(words[0])
+        return {"srun": lambda: probes.pop(0), "squeue": lambda: state, "scancel": str}[words[0]]()
+
+    monkeypatch.setattr(node, "_run", answer)
+    monkeypatch.setattr(node.time, "sleep", lambda _seconds: None)
+    env = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "1", "SLURM_JOB_NODELIST": "n[1-2]"}
+    spec = build(build_role(nodes=2, least=1)).spec
+    node._end_without_script(node.AppFolder(tmp_path), spec, Allocation.of(env))
+    assert ("scancel" in ran) is ends

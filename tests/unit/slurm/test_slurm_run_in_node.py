@@ -1,0 +1,65 @@
+"""A command in a node of an app: `muster rehearse --app` sends its signals by it. An `srun` that runs it here."""
+
+import os
+import signal
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from muster._shared.control import ControlError
+from muster.cli.rehearse import live
+from muster.schedulers.slurm import create_scheduler
+from muster.schedulers.supervision.state import ReplicaId
+
+SRUN = """\
+#!/bin/sh
+echo "$@" > "$(dirname "$0")/words"
+while [ "${1#-}" != "$1" ]; do shift; done
+exec "$@"
+"""
+
+
+@pytest.fixture
+def words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What `srun` was called with."""
+    srun = tmp_path / "srun"
+    srun.write_text(SRUN)
+    srun.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    return tmp_path / "words"
+
+
+@pytest.fixture
+def scheduler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Its app has node 1 on host n2 only."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    made = create_scheduler("test")
+    running = {ReplicaId("trainer", 1): "n2"}
+    app = SimpleNamespace(entry=SimpleNamespace(job_id="7"), find_running=lambda role: running)
+    monkeypatch.setattr(made, "_open_app", lambda app_id: app)
+    yield made
+    made.close()
+
+
+def test_a_command_runs_on_the_host_of_the_node(scheduler: Any, words: Path) -> None:
+    code, output, errors = scheduler.run_in_node("app", "trainer", 1, ["sh", "-c", "echo done; exit 3"], 30.0)
+    assert (code, output.strip(), errors) == (3, "done", "")
+    told = words.read_text().split()
+    assert "--overlap" in told
+    assert any(word.endswith("n2") for word in told), told
+    assert any(word.endswith("7") for word in told), told
+
+
+def test_a_node_that_does_not_run_is_one_line(scheduler: Any) -> None:
+    with pytest.raises(ControlError, match="node 0 of trainer does not run"):
+        scheduler.run_in_node("app", "trainer", 0, ["true"], 5.0)
+
+
+def test_a_fault_of_a_process_that_is_none_of_the_apps_is_refused_there(scheduler: Any, words: Path) -> None:
+    """The end of a node is a signal to the parent of its agent: Slurm has no other."""
+    target = live._Target(node=1, rank=None, agent_pid=os.getpid(), pid=0)
+    with pytest.raises(ControlError, match=r"preempted could not be caused: process .* is no agent of app"):
+        live._cause(scheduler, "app", "trainer", "preempted", target)
+    assert str(int(signal.SIGTERM)) in words.read_text()

@@ -1,0 +1,273 @@
+"""Seeded histories of many rounds: ranks fail, nodes are lost or leave and come back, what was saved is damaged.
+
+As in `test_snapshot_simulation` the rules are the real ones. Here what a round leaves is what the next one begins with:
+which generations stay, which one all continue, and where a new node gets its part.
+"""
+
+import os
+import random
+from collections import deque
+
+import pytest
+from doubles.two_members import TwoMembers
+
+from muster._shared.records import replace
+from muster._shared.snapshot_file import COMPLETE, Header, Slot
+from muster.agent.rendezvous.consensus.actions import RecoveryChanged
+from muster.agent.rendezvous.consensus.members import MemberRecord
+from muster.agent.rendezvous.consensus.state import RoundRunning
+from muster.agent.rendezvous.interface import CopySnapshot, KeepSnapshot, SnapshotCopied, SnapshotKept
+from muster.agent.rendezvous.snapshots import decide_snapshots, find_snapshot
+from muster.agent.round import Round, Source, find_lineage
+from muster.agent.runtime.persistent import PersistentMap
+from muster.agent.snapshots.keeping import is_kept
+from muster.agent.snapshots.memory import SnapshotMemory
+from muster.agent.workers.status_page import SnapshotFiles
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs memory files, which only Linux has")
+NODES, RANKS = 3, 2
+SEEDS = int(os.environ.get("MUSTER_SIM_SEEDS", "60"))
+
+
+class Node:
+    """What one agent has: its memory, and the copies of the node before it."""
+
+    def __init__(self, index):
+        self.index = self.group_rank = index
+        self.files = SnapshotFiles(nproc=RANKS, share=0, limit_bytes=0, copies=1)
+        self.memory = SnapshotMemory(self.files)
+        self.content = {}
+        """By rank and slot: the generation whose bytes are there; None: parts of two."""
+        self.copies = []
+        """Holdings of other nodes, whole."""
+
+    def begin_round(self, formed):
+        self.memory.begin_round(formed)
+        self.memory.control.words[Header.USED] = 1
+        base = None if formed.snapshot is None else formed.snapshot.key
+        self.copies = [each for each in self.copies if is_kept(each.generation.key, base, self.memory.lineages)]
+        self.steps = [0 if base is None else base[1]] * RANKS
+        self.writing = [None] * RANKS
+        self.inbox, self.outbox = deque(), deque()
+        self.copying = None if base is None else (base, False)
+        self.memory.is_copying = base is not None
+
+    def list_holdings(self):
+        own = self.memory.list_holdings()
+        for holding in own:
+            part = self.memory.find_part(holding.generation.key)
+            for rank, extent in enumerate(part.extents):
+                assert self.content[rank, extent.offset >> 40] == part.key, "a slot has other bytes than it says"
+        return (*own, *(replace(each, is_copy=True) for each in self.copies))
+
+    def adopt(self, holding):
+        self.memory.empty()
+        self.memory.adopt(replace(holding, is_copy=False), holding.generation.size * RANKS, [8] * RANKS)
+        for rank in range(RANKS):
+            self.content[rank, 0] = holding.generation.key
+
+    def receive(self, holding):
+        own = [each for each in self.copies if each.group_rank == holding.group_rank]
+        key = holding.generation.key
+        others = [each for each in self.copies if each.group_rank != holding.group_rank and each.generation.key == key]
+        self.copies = [*others, *own[-1:], holding]
+
+
+class World:
+    """A job of three nodes with two ranks each, or, with a replicated state, of two or three."""
+
+    def __init__(self, seed):
+        self.draw = random.Random(seed)
+        self.is_replicated = self.draw.random() < 0.5
+        self.skew = self.draw.choice([1, 1, 2, 8])
+        self.job = TwoMembers(hang_action="report")
+        self.nodes = [Node(index) for index in range(NODES)]
+        """Those that take part."""
+        self.away = []
+        """The node that has left, with all that it has: it comes back when the round ends."""
+        self.has_left = False
+        self.number = 0
+        self.chain = {}
+        """By lineage: up to which step the current run continues what was done in that round."""
+        self.base = None
+        self.begin_round(None, {})
+
+    def begin_round(self, base, sources):
+        self.number += 1
+        rank = self.job.state.assignments["0"]
+        self.size = len(self.nodes)
+        assignments = {
+            str(node.index): replace(rank, id=str(node.index), group_rank=n, rank_offset=n * RANKS)
+            for n, node in enumerate(self.nodes)
+        }
+        rounds = (
+            *self.job.state.quorum_rounds[:-1],
+            replace(self.job.state.quorum_rounds[-1], round_number=self.number),
+        )
+        self.state = replace(
+            self.job.state,
+            phase=RoundRunning(),
+            assignments=PersistentMap(assignments),
+            round_number=self.number,
+            quorum_rounds=rounds,
+            base=base,
+            snapshot=base,
+        )
+        self.lineage = find_lineage(self.number, rounds[-1].leader_id)
+        by_id = {str(node.index): node for node in self.nodes}
+        for group_rank, node in enumerate(self.nodes):
+            node.group_rank = group_rank
+            formed = Round(
+                number=self.number, attempt=0, restarts_left=0, group_rank=group_rank, group_world_size=self.size,
+                rank_offset=group_rank * RANKS, world_size=self.size * RANKS, role_rank_offset=0, role_world_size=0,
+                master_addr="", master_port=1, lineage=self.lineage, snapshot=base,
+                neighbour=Source(host="n", port=1, group_rank=(group_rank + 1) % self.size),
+            )  # fmt: skip
+            node.begin_round(formed)
+            if str(node.index) in sources:
+                holder, group_rank = sources[str(node.index)]
+                found = by_id[holder].list_holdings()
+                (holding, *_) = [
+                    each for each in found if (each.generation.key, each.group_rank) == (base.key, group_rank)
+                ]
+                node.adopt(holding)
+        self.base = self.confirmed = self.copied = None if base is None else base.key
+        self.base_copies = 0
+        if base is not None:
+            self.copied = None  # until all neighbours have it
+            self.chain = {each: step for each, step in self.chain.items() if each < base.lineage}
+            self.chain[base.lineage] = base.step
+        else:
+            self.chain = {}
+
+    # -- what happens in a round -------------------------------------------------------------------------------------
+
+    def turn(self):
+        node = self.draw.choice(self.nodes)
+        self.draw.choices([self.save, self.look, self.deliver, self.copy], [10, 1, 3, 1])[0](node)
+
+    def save(self, node):
+        rank = self.draw.randrange(RANKS)
+        slot = node.writing[rank]
+        if slot is not None:
+            of = node.group_rank * RANKS + rank, self.size * RANKS, self.is_replicated
+            saved = Slot(COMPLETE, self.lineage, node.steps[rank], 8, *of)
+            node.content[rank, slot] = (self.lineage, node.steps[rank])
+            node.memory.control.end_save(rank, slot, saved)
+            node.writing[rank] = None
+        elif node.steps[rank] < min(step for each in self.nodes for step in each.steps) + self.skew:
+            node.steps[rank] += 1
+            node.writing[rank] = slot = node.memory.control.begin_save(rank)
+            if slot is not None:
+                node.content[rank, slot] = None
+
+    def look(self, node):
+        found = node.memory.look()
+        if found is not None:
+            words = dict(zip(("step", "advance", "is_replicated", "is_split"), found, strict=True))
+            node.outbox.append(SnapshotKept(round_number=self.number, **words))
+
+    def deliver(self, node):
+        if node.outbox and self.draw.random() < 0.5:
+            self.state, actions = decide_snapshots(self.state, str(node.index), node.outbox.popleft())
+            for action in actions:
+                for each in action.ids:
+                    next(one for one in self.nodes if one.index == int(each)).inbox.append(action.message)
+                if isinstance(action.message, RecoveryChanged):
+                    self.confirmed = action.message.recovery.value.snapshot.key
+                elif isinstance(action.message, CopySnapshot) and action.message.is_done:
+                    self.copied = action.message.lineage, action.message.step
+        elif node.inbox:
+            message = node.inbox.popleft()
+            if isinstance(message, RecoveryChanged):
+                node.memory.confirm(message.recovery.value.snapshot)
+            elif isinstance(message, KeepSnapshot):
+                node.memory.hold(message.step)
+            elif message.is_done:
+                node.memory.end_copy(is_over=message.is_over)
+            else:
+                node.memory.is_copying, node.copying = True, ((message.lineage, message.step), True)
+
+    def copy(self, node):
+        if node.copying is None:
+            return
+        (key, is_told), node.copying = node.copying, None
+        part = node.memory.find_part(key)
+        if part is None and not is_told:  # its ranks read the base from other nodes' copies
+            node.memory.is_copying = False
+            return
+        assert part is not None, "a slot that is sent was given up"
+        for rank, extent in enumerate(part.extents):
+            assert node.content[rank, extent.offset >> 40] == key, "a slot that is sent was written to"
+        if part.holding.group_rank == node.group_rank or self.size == NODES:  # else another one sends that part
+            self.nodes[(node.group_rank + 1) % self.size].receive(part.holding)
+        if is_told:
+            node.outbox.append(SnapshotCopied(round_number=self.number, lineage=key[0], step=key[1]))
+            return
+        node.memory.is_copying = False
+        self.base_copies += 1
+        if self.base_copies == self.size and self.copied is None:
+            self.copied = key
+
+    # -- its end -----------------------------------------------------------------------------------------------------
+
+    def end_round(self):
+        """All workers end at this moment; then the next round begins."""
+        lost = self.draw.choice([None, None, *self.nodes])
+        leaves = lost is None and not self.away and self.is_replicated and self.draw.random() < 0.3
+        is_damaged = self.base is not None and self.draw.random() < 0.2
+        if is_damaged:
+            rank, node = self.draw.randrange(RANKS), self.draw.choice(self.nodes)
+            slot = node.memory.control.find_slot(rank, self.base)
+            if slot is not None:
+                node.memory.control.empty_slot(rank, slot)
+        if lost is not None:
+            lost.files.close()
+            self.nodes[self.nodes.index(lost)] = Node(lost.index)
+        self.has_left = self.has_left or bool(self.away)
+        self.nodes, self.away = sorted([*self.nodes, *self.away], key=lambda node: node.index), []
+        if leaves:
+            self.away = [self.nodes.pop(self.draw.randrange(NODES))]
+        words = {"nproc": RANKS, "role": "r", "host": "h", "port": 1}
+        members = [
+            MemberRecord(id=str(node.index), index=node.index, holdings=node.list_holdings(), **words)
+            for node in self.nodes
+        ]
+        one = next(iter(self.state.assignments.values()))
+        assignments = tuple(replace(one, id=str(node.index), group_rank=n) for n, node in enumerate(self.nodes))
+        base, sources = find_snapshot(members, assignments, self.state.snapshot)
+        self.check(base, is_lost=lost is not None, is_damaged=is_damaged)
+        self.chain[self.lineage] = 1 << 60
+        self.begin_round(base, sources)
+
+    def check(self, base, *, is_lost, is_damaged):
+        key = None if base is None else base.key
+        needed = self.copied if is_lost else self.confirmed
+        if is_damaged and needed == self.base:
+            needed = None
+        assert needed is None or (key is not None and key >= needed), f"{needed} is lost: {key} is continued"
+        is_back = self.has_left and key is not None and (self.base is None or key > self.base)
+        if key is not None and key[0] != self.lineage and not is_back:  # it has steps that are newer: no harm
+            assert key[1] <= self.chain.get(key[0], -1), f"{key} is of a run that was given up: {self.chain}"
+
+    def close(self):
+        for node in (*self.nodes, *self.away):
+            node.files.close()
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_over_many_rounds_nothing_that_is_confirmed_is_lost_and_nothing_given_up_comes_back(part):
+    continued = 0
+    for seed in range(part * SEEDS // 4, (part + 1) * SEEDS // 4):
+        world = World(seed)
+        try:
+            for _ in range(12):
+                for _ in range(world.draw.choice([0, 30, 300, 900])):
+                    world.turn()
+                world.end_round()
+                continued += world.base is not None
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed}, round {world.number}: {error}") from error
+        finally:
+            world.close()
+    assert continued > SEEDS  # of 3 x SEEDS

@@ -67,6 +67,24 @@ def test_a_connection_that_breaks_is_made_again(scheduler, cfg, runs):
     wait_gone(runs)
 
 
+def test_an_agent_is_asked_again_when_its_host_is_not_reached_at_once(world, scheduler, cfg, runs, tmp_path):
+    """As after a cut: whoever asks first inherits the search for the host's address that began during it."""
+    cut, ssh = tmp_path / "cut", tmp_path / "ssh"
+    ssh.write_text(
+        f"#!/bin/sh\nif rm '{cut}' 2>/dev/null; then\n"
+        f'  echo "ssh: connect to host a port 22: No route to host" >&2; exit 255\nfi\nexec {world.ssh} "$@"\n'
+    )
+    ssh.chmod(0o755)
+    app_id = scheduler.submit(build_agents(COUNTS), {**cfg, "ssh": str(ssh)})
+    wait_text(scheduler, app_id, "rank 1 of 2 counts", 1)
+    cut.touch()
+    stopped = scheduler.stop_app(app_id, 60.0)
+    assert not cut.exists()
+    assert stopped.step is not None, stopped.line
+    wait_state(scheduler, app_id, AppState.CANCELLED)
+    wait_gone(runs)
+
+
 @pytest.mark.long
 def test_a_replica_without_a_connection_for_ever_ends(scheduler, cfg, runs):
     app_id = scheduler.submit(build_shell("echo started; exec sleep 600"), cfg)

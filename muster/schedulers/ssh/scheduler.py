@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -52,6 +53,11 @@ _BUNDLES: Final = "ssh-bundles"
 _OWN_VARIABLES: Final = "MUSTER_"
 _MARGIN_BYTES: Final = 32 << 20
 """Beyond twice the workspace and the agent: for logs."""
+_SSH_FAILED: Final = 255
+"""Exit code of an `ssh` that has no connection, or lost it."""
+_RETRY_S: Final = 5.0
+"""An agent is asked again after a failure of `ssh` that comes sooner: not after its limit for silent hosts."""
+_PAUSE_S: Final = 0.5
 
 logger = logging.getLogger(__name__)
 
@@ -138,17 +144,23 @@ class SshScheduler(ProcessScheduler, WorkspaceMixin[None]):  # type: ignore[misc
         }
         ssh = spec.details["ssh"]
         program = read_program("node", "main(stdin)")
-        done = subprocess.run(
-            build_ssh(ssh["ssh"], handle["host"], ssh["python"], program),
-            input=program + json.dumps(order).encode() + b"\n",
-            env=spec.details["environment"],
-            capture_output=True,
-            timeout=limit_s,
-            check=False,
-        )
-        _, found, answer = done.stdout.partition(node.MAGIC)
-        if not found or not answer:
-            return 1, "", f"{handle['host']}: {explain_failure(done.stderr, done.returncode, ssh['python'])}"
+        began_s = time.monotonic()
+        while True:
+            done = subprocess.run(
+                build_ssh(ssh["ssh"], handle["host"], ssh["python"], program),
+                input=program + json.dumps(order).encode() + b"\n",
+                env=spec.details["environment"],
+                capture_output=True,
+                timeout=limit_s,
+                check=False,
+            )
+            _, found, answer = done.stdout.partition(node.MAGIC)
+            if found and answer:
+                break
+            passed_s = time.monotonic() - began_s
+            if found or done.returncode != _SSH_FAILED or passed_s > min(_RETRY_S, limit_s / 2):
+                return 1, "", f"{handle['host']}: {explain_failure(done.stderr, done.returncode, ssh['python'])}"
+            time.sleep(_PAUSE_S)  # a network that has just come back fails whoever asks first
         code, output, errors = json.loads(answer)
         return code, output, errors
 

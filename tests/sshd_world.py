@@ -61,7 +61,7 @@ class SshWorld:
             self.start(name)
         self._write_config()
         for name in self.names:
-            self._wait(name)
+            self.wait(name)
 
     def start(self, name: str, *lines: str) -> None:
         """Start the server of a host, with lines of its configuration."""
@@ -97,7 +97,8 @@ class SshWorld:
         server.terminate()
         server.wait()
 
-    def _wait(self, name: str) -> None:
+    def wait(self, name: str) -> None:
+        """Until the client reaches the server of a host."""
         if self._client:
             command = [*shlex.split(self.ssh), "-o", "ConnectionAttempts=20", name, "true"]
             subprocess.run(command, check=True, stdin=subprocess.DEVNULL, timeout=60)

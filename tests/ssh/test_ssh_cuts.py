@@ -44,13 +44,14 @@ def cfg(hosts, runs):
     return {"hosts": hosts.names, "ssh": hosts.ssh, "python": sys.executable, "folder": str(runs)}
 
 
-def test_a_job_does_not_notice_a_cut_of_half_a_minute(net, scheduler, cfg, runs):
+def test_a_job_does_not_notice_a_cut_of_half_a_minute(net, hosts, scheduler, cfg, runs):
     app_id = scheduler.submit(build_agents(TELLS, nodes=4), cfg)
     for index in range(4):
         wait_text(scheduler, app_id, "at 5\n", index)
     net.set_link(CLIENT, "down")
     time.sleep(CUT_S)
     net.set_link(CLIENT, "up")
+    hosts.wait("a")
     stopped = scheduler.stop_app(app_id, 60.0)
     described = wait_state(scheduler, app_id, AppState.CANCELLED)
     assert stopped.step is not None, stopped.line

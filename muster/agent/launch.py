@@ -330,7 +330,9 @@ def _look(config: AgentConfig, workspace: str) -> "LocalChecked":
         if config.stops_together and rendezvous.node_index not in (None, 0):
             shared = {row.name for row in preflight.TABLE if row.is_shared}  # node 0, of the same machine, says it
             findings = tuple(each for each in findings if each.check not in shared)
-        site_checks = preflight.find_site_checks(environ.get(Env.PREFLIGHT_DIR))
+        site_folder = environ.get(Env.PREFLIGHT_DIR)
+        site_checks = preflight.find_site_checks(site_folder)
+        findings += preflight.find_unused_folder(site_folder, site_checks)
         facts = None
         if rendezvous.max_nodes > 1:
             from muster.agent.preflight.facts import read_facts

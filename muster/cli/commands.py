@@ -288,7 +288,7 @@ def _add_rehearse(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     command.add_argument(
         "--link", action="append", default=[], metavar="PATH", help="what runs only read: linked, not copied"
     )
-    command.add_argument("-o", "--output", default="rehearsal", metavar="DIR", help="page, results, logs (rehearsal)")
+    command.add_argument("-o", "--output", metavar="DIR", help="page, results, logs (rehearsal)")
     command.add_argument("--junit", metavar="FILE", help="write JUnit XML")
     command.add_argument("--json", action="store_true", help="print the results as one line of JSON")
     command.add_argument(

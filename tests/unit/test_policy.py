@@ -79,6 +79,7 @@ def test_a_number_and_free_use_none_of_the_restarts() -> None:
     ("text", "line"),
     [
         ("stop", "'stop': must be CONDITION: VERDICT, as in 'exit 77: elsewhere'"),
+        (" ; ", "'': must be CONDITION: VERDICT"),
         ("; any: stop", "'': must be CONDITION: VERDICT, as in 'exit 77: elsewhere'"),
         ("exit 0: stop", "'exit 0: stop': an exit code must be 1 to 255, not '0'"),
         ("exit 256: stop", "'exit 256: stop': an exit code must be 1 to 255, not '256'"),

@@ -15,10 +15,11 @@ since it is loaded before the first worker starts, and one module costs less tha
 
 import os
 import resource
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Final, TypeAlias
 
+from muster._shared.contract import Env
 from muster._shared.fields import Line, Name
 from muster._shared.records import record
 
@@ -385,6 +386,15 @@ def find_site_checks(folder: str | None = None) -> tuple[str, ...]:
         return ()
     paths = (os.path.join(os.path.abspath(folder), name) for name in names)
     return tuple(path for path in paths if os.path.isfile(path) and os.access(path, os.X_OK))[:_MOST_SITE_CHECKS]
+
+
+def find_unused_folder(folder: str | None, site_checks: Sequence[str]) -> tuple[Finding, ...]:
+    """Say that a folder which somebody has named gives no check; that of the site may be absent."""
+    if not folder or site_checks:
+        return ()
+    what = "has no executable file" if os.path.isdir(folder) else "is not here"
+    text = f"the folder of the site's checks {folder} ({Env.PREFLIGHT_DIR}) {what}"
+    return (Finding(check=SITE.name, level=Level.WARNING, found=text),)
 
 
 def _limit_or_none(kind: int) -> int | None:

@@ -95,9 +95,9 @@ def parse_policy(text: str) -> tuple[Rule, ...]:
     """
     if len(text) > _MOST_CHARS:
         raise PolicyError(f"{text[:40]!r}...: must have at most {_MOST_CHARS} characters, not {len(text)}")
-    parts = [part.strip() for part in text.split(";")]
-    if not any(parts):
+    if not text.strip():
         return ()
+    parts = [part.strip() for part in text.split(";")]
     if len(parts) > _MOST_RULES:
         raise PolicyError(f"{text[:40]!r}...: must have at most {_MOST_RULES} rules, not {len(parts)}")
     if parts[-1] == "":

@@ -42,7 +42,7 @@ def look_at_machine(
     machine = _shorten_commands(preflight.read_machine(folders, nvml=find_nvml(environ)))
     found = preflight.find_devices(machine, preflight.Need(nproc=1, visible=visible))
     need = preflight.Need(nproc=nproc or max(1, len(found)), devices=devices, visible=visible)
-    findings = (*preflight.find_problems(machine, need), *_run_site_checks(environ))
+    findings = (*preflight.find_problems(machine, need), *_find_site_problems(environ))
     yield _describe_versions()
     yield _describe_devices(machine, findings)
     yield _describe_limits(machine, findings)
@@ -187,19 +187,22 @@ def _read(path: Path) -> str:
 def _describe_site(environ: Mapping[str, str], findings: tuple[Finding, ...]) -> Observation:
     folder = environ.get(Env.PREFLIGHT_DIR) or preflight.SITE_FOLDER
     paths = preflight.find_site_checks(folder)
-    if not paths:
+    verdict, text, _, shown = _judge(findings, "site")
+    if not paths and not shown:
         text = f"there are no checks of this site in {folder}"
         return Observation(name="site checks", verdict=Verdict.ABSENT, text=text)
-    verdict, text, _, shown = _judge(findings, "site")
     names = [os.path.basename(path) for path in paths]
     facts = {"names": names, "findings": shown}
     return Observation(name="site checks", verdict=verdict, text=text or ", ".join(names), facts=facts)
 
 
-def _run_site_checks(environ: Mapping[str, str]) -> Iterator[Finding]:
+def _find_site_problems(environ: Mapping[str, str]) -> Iterator[Finding]:
     """One after the other: nobody waits for a job."""
     env = {**environ, Env.PREFLIGHT: "quick", "LOCAL_WORLD_SIZE": "1"}
-    for path in preflight.find_site_checks(environ.get(Env.PREFLIGHT_DIR)):
+    folder = environ.get(Env.PREFLIGHT_DIR)
+    paths = preflight.find_site_checks(folder)
+    yield from preflight.find_unused_folder(folder, paths)
+    for path in paths:
         name = os.path.basename(path)
         try:
             done = subprocess.run(

@@ -6,6 +6,8 @@ from enum import Enum
 from typing import Any, Final
 
 _CREDENTIALS: Final = re.compile(r"//[^/@\s]*@")
+_QUERY: Final = re.compile(r"(//[^\s?]+)\?[^\s)'\"]*")
+"""Of an address; a token may be in it."""
 
 
 class Verdict(Enum):
@@ -36,5 +38,5 @@ class Observation:
 
 
 def hide_credentials(text: str) -> str:
-    """Remove user and password from addresses."""
-    return _CREDENTIALS.sub("//", text)
+    """Remove user, password and query from addresses."""
+    return _QUERY.sub(r"\1", _CREDENTIALS.sub("//", text))

@@ -1,6 +1,7 @@
 """What jobs can be submitted to from here: a Docker engine, a cluster of Kubernetes, Slurm. Each is asked once."""
 
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
@@ -9,6 +10,8 @@ from typing import Final
 from muster.cli.doctor.observations import Observation, Verdict, hide_credentials
 
 _LIMIT_S: Final = 5.0
+_OBJECT: Final = re.compile(r"^<[^>]*>: |^\w+\([^)]*\): ")
+"""Which of its objects has failed, as urllib3 begins."""
 
 
 def look_at_services(environ: Mapping[str, str]) -> Iterator[Observation]:
@@ -77,7 +80,7 @@ def _look_at_cluster(environ: Mapping[str, str]) -> Observation:  # noqa: ARG001
             "GET", url, headers=connection.build_auth_headers(), timeout=_LIMIT_S, retries=False
         )
     except Exception as error:  # noqa: BLE001  # urllib3's, and those of plug-ins for credentials
-        cause = hide_credentials(" ".join(str(error).split())[:200])
+        cause = hide_credentials(_OBJECT.sub("", " ".join(str(error).split()))[:200])
         text = f"{connection.origin}: {host} does not answer ({cause})"
         advice = "check the network and the kubeconfig: kubectl version"
         return Observation(name="Kubernetes", verdict=Verdict.WARNING, text=text, advice=advice, facts=facts)

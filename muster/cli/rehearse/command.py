@@ -37,6 +37,7 @@ from muster.schedulers.workspace.packing import BundleError, copy_workspace, wal
 _FOLDER: Final = "{folder}"
 """In an argument: the folder of the run."""
 _LEAST_RETRIES: Final = 3
+_OUTPUT: Final = "rehearsal"
 _RESULTS: Final = "rehearsal.json"
 _KEPT: Final = "runs/compared"
 _MOST_BYTES: Final = 1 << 30
@@ -74,6 +75,7 @@ def rehearse(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     if args.faults == "list":
         print("\n".join(f"{each.name:28}{each.title}" for each in FAULTS.values()))
         return ExitCode.DONE
+    _check_options(args)
     if args.app is not None:
         return _disturb(args)
     if not LINUX:
@@ -90,7 +92,7 @@ def rehearse(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         time_limit_s=args.time_limit,
         compare=tuple(args.compare),
         links=tuple(os.path.normpath(each) for each in args.link),
-        output=Path(args.output).absolute(),
+        output=Path(args.output or _OUTPUT).absolute(),
         junit=None if args.junit is None else Path(args.junit),
         as_json=args.json,
     )
@@ -101,6 +103,29 @@ def rehearse(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         raise ControlError(str(error), ExitCode.REFUSED) from error
     except OSError as error:
         raise ControlError(describe_os_error(error, str(request.output)), ExitCode.REFUSED) from error
+
+
+def _check_options(args: argparse.Namespace) -> None:
+    """Refuse what would be ignored, and a result that cannot be written, before anything runs.
+
+    Raises:
+        ControlError: one line says which option.
+    """
+    if args.quick and args.faults is not None:
+        raise ControlError("--quick and --faults both choose the faults: give one of them", ExitCode.USAGE)
+    if args.app is None:
+        unused = ["--yes"] if args.yes else []
+        line = "is for a job that runs: name it with --app"
+    else:
+        own = {"--quick": args.quick, "--steps": args.steps, "--compare": args.compare, "--link": args.link}
+        unused = [name for name, value in {**own, "--output": args.output}.items() if value]
+        line = "is for a job of its own, not for --app"
+    if unused:
+        raise ControlError(f"{unused[0]} {line}", ExitCode.USAGE)
+    if args.junit is not None:
+        folder = os.path.dirname(args.junit) or "."
+        if os.path.isdir(args.junit) or not os.access(folder, os.W_OK):
+            raise ControlError(f"--junit {args.junit}: cannot be written there", ExitCode.USAGE)
 
 
 def _disturb(args: argparse.Namespace) -> int:

@@ -25,12 +25,14 @@ def parse_faults(text: str | None, *, quick: bool) -> list[tuple[Fault, Moment]]
         quick: without `text`, only `QUICK`, each at one moment.
 
     Raises:
-        ControlError: there is no such fault or moment.
+        ControlError: there is no such fault or moment, or none is named.
     """
     if text is None:
         chosen = [(FAULTS[name], FAULTS[name].moments[:1]) for name in QUICK] if quick else _list_all()
         return [(fault, moment) for fault, moments in chosen for moment in _prefer_between(fault, moments, quick=quick)]
-    return [_parse_fault(word.strip()) for word in text.split(",") if word.strip()]
+    if not (words := [word.strip() for word in text.split(",") if word.strip()]):
+        raise ControlError(f"--faults {text!r} names no fault; there are: {', '.join(FAULTS)}", ExitCode.USAGE)
+    return [_parse_fault(word) for word in words]
 
 
 def _list_all() -> Iterable[tuple[Fault, Sequence[Moment]]]:

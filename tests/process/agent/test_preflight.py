@@ -131,6 +131,13 @@ def test_a_sites_warning_is_printed_and_its_error_ends_the_job(program: str, sit
     assert not re.search(r"after \d+ of", outcome.stderr), outcome.explain()
 
 
+def test_a_named_folder_without_a_check_is_a_line(program: str, site: Path) -> None:
+    outcome = run_site(program, site / "gone")
+    assert outcome.exit_code == 0, outcome.explain()
+    said = f"the folder of the site's checks {site / 'gone'} (MUSTER_PREFLIGHT_DIR) is not here"
+    assert outcome.stderr.count(said) == 1, outcome.explain()
+
+
 def test_a_site_check_that_comes_late_ends_the_attempt(site: Path, tmp_path: Path) -> None:
     """It waits until the worker runs, and fails then: its last line is the reason."""
     write_check(site, "check", f"while ! [ -e {tmp_path}/runs ]; do sleep 0.05; done; echo what it saw; exit 4")

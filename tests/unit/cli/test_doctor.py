@@ -109,6 +109,23 @@ def test_a_bug_report_has_names_of_variables_and_no_values(
 
 def test_addresses_lose_their_credentials() -> None:
     assert hide_credentials("tcp://ada:pw@host:2375 and https://host/a@b") == "tcp://host:2375 and https://host/a@b"
+    assert hide_credentials("(https://host/x?token=s3cr3t) at '//h:1?a=b'") == "(https://host/x) at '//h:1'"
+
+
+def test_a_cluster_that_does_not_answer_is_one_line_without_a_secret(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()
+    configured = {
+        "clusters": [{"name": "c", "cluster": {"server": "https://ada:s3cr3t@127.0.0.1:1/x?token=s3cr3t"}}],
+        "users": [{"name": "u", "user": {"token": "s3cr3t"}}],
+        "contexts": [{"name": "k", "context": {"cluster": "c", "user": "u"}}],
+    }
+    (tmp_path / "config").write_text(json.dumps({"kind": "Config", "current-context": "k", **configured}))
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
+    seen = services._look_at_cluster({})
+    assert "https://127.0.0.1:1/x does not answer (Failed to establish a new connection" in seen.text
+    assert "s3cr3t" not in json.dumps(seen.to_json())
 
 
 def test_a_sites_checks_are_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
@@ -121,6 +138,17 @@ def test_a_sites_checks_are_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
         "error",
         "check: the fabric is down",
     )
+
+
+@pytest.mark.parametrize(("name", "line"), [("gone", "is not here"), ("", "has no executable file")])
+def test_a_folder_of_checks_that_was_named_and_has_none_is_a_warning(
+    name: str, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    (tmp_path / "check").write_text("#!/bin/sh\nexit 1\n")
+    monkeypatch.setenv("MUSTER_PREFLIGHT_DIR", str(tmp_path / name))
+    code, seen = run_json(capsys)
+    assert (code, seen["site checks"]["verdict"]) == (0, "warning")
+    assert seen["site checks"]["text"].endswith(f"(MUSTER_PREFLIGHT_DIR) {line}")
 
 
 def test_what_fails_ends_nothing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

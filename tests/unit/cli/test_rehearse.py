@@ -126,7 +126,10 @@ def test_what_cannot_be_tried_has_a_reason() -> None:
     assert set(obstacles) == {"node-lost", "rank-killed@checkpoint"}
 
 
-@pytest.mark.parametrize(("text", "line"), [("gone", "no fault 'gone'"), ("rank-killed@noon", "'noon' is no moment")])
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [("gone", "no fault 'gone'"), ("rank-killed@noon", "'noon' is no moment"), (" ,", "names no fault")],
+)
 def test_a_wrong_fault_is_one_line(text: str, line: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ControlError, match=line):
         plan.parse_faults(text, quick=False)
@@ -475,8 +478,30 @@ def test_the_processes_of_a_node_are_those_of_its_newest_agent_and_round() -> No
     [
         (["--app", "x", "--faults", "disk-full"], "'disk-full' cannot be caused in a job that runs"),
         (["--app", "x", "dist.ddp"], "name no component beside it"),
+        (["--app", "x", "--quick"], "--quick is for a job of its own"),
+        (["--app", "x", "--steps", "9"], "--steps is for a job of its own"),
+        (["--app", "x", "--compare", "*.pt"], "--compare is for a job of its own"),
+        (["--app", "x", "--link", "data"], "--link is for a job of its own"),
+        (["--app", "x", "-o", "there"], "--output is for a job of its own"),
+        (["--app", "x", "--junit", "/nowhere/x.xml"], "--junit /nowhere/x.xml: cannot be written"),
     ],
 )
 def test_what_app_does_not_do_is_one_line(words: list[str], line: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert commands.main(["rehearse", *words]) == 2
+    assert line in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["--quick", "--faults", "preempted"], "--quick and --faults both choose the faults"),
+        (["--yes"], "--yes is for a job that runs"),
+        (["--junit", "/nowhere/x.xml"], "--junit /nowhere/x.xml: cannot be written"),
+        (["--junit", "/"], "--junit /: cannot be written"),
+    ],
+)
+def test_an_option_that_would_have_no_effect_is_one_line(
+    words: list[str], line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert commands.main(["rehearse", *words, "dist.ddp", "--script", "x.py"]) == 2
     assert line in capsys.readouterr().err

@@ -137,7 +137,7 @@ def write_timeline(
 
         name = "".join(sign if sign.isalnum() or sign in "-_." else "-" for sign in records.name)
         path = output or f"{name}.html"
-        written[path] = _write(path, build_page(story, records.report, records.missing).encode())
+        written[path] = _write(path, build_page(story, records.report, records.missing).encode(errors="replace"))
     sentences = tell_story(story)
     _print_missing(records)
     if as_json:

@@ -353,7 +353,7 @@ def _write(request: Request, report: Report, results: Sequence[Result]) -> None:
     from muster.cli.rehearse.page import build_page
 
     runs = [(each.case.title, each.story, each.caused_s) for each in results if each.story is not None]
-    (request.output / "index.html").write_text(build_page(report, runs), encoding="utf-8")
+    (request.output / "index.html").write_text(build_page(report, runs), "utf-8", errors="replace")
     (request.output / _RESULTS).write_text(json.dumps(build_json(report), indent=1) + "\n", encoding="utf-8")
     if request.junit is not None:
         request.junit.write_text(build_junit(report), encoding="utf-8")

@@ -114,7 +114,8 @@ def _find_role(scheduler: PluginScheduler, app_id: str) -> tuple[str, int]:
     if response is None:
         raise ControlError(f"{scheduler.backend} knows no app {app_id!r}", ExitCode.UNKNOWN)
     if response.state is not AppState.RUNNING:
-        raise ControlError(f"{app_id} is {response.state.name}: nothing was done", ExitCode.ENDED)
+        code = ExitCode.ENDED if is_terminal(response.state) else ExitCode.REFUSED
+        raise ControlError(f"{app_id} is {response.state.name}: nothing was done", code)
     roles = [role for role in response.roles if is_agent_role(role)]
     if len(roles) != 1:
         raise ControlError(f"{app_id} has {len(roles)} roles that run agents; it must be one", ExitCode.REFUSED)

@@ -1,6 +1,7 @@
 """Writes what a rehearsal has found: a table, JSON, and JUnit XML."""
 
 import json
+import re
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 from xml.etree import ElementTree as ET
@@ -41,6 +42,8 @@ class Report:
         return [(name, ADVICE[name].text, ADVICE[name].page) for name in names]
 
 
+_NO_XML: Final = re.compile("[\ud800-\udfff\ufffe\uffff]")
+"""Beside control characters: what XML cannot have. A name of a file that is no UTF-8 may be in a reason."""
 HEAD: Final = ("fault", "at", "verdict", "recovery", "repeated", "result")
 
 
@@ -112,4 +115,5 @@ def build_junit(report: Report) -> str:
             failure = ET.SubElement(case, "failure", {"message": f"{row.verdict.value}: {text}"})
             failure.text = "\n".join(f"{ADVICE[name].text} ({ADVICE[name].page})" for name in row.advice)
     ET.indent(suite)
-    return '<?xml version="1.0" encoding="utf-8"?>\n' + ET.tostring(suite, encoding="unicode") + "\n"
+    text = _NO_XML.sub("?", ET.tostring(suite, encoding="unicode"))
+    return f'<?xml version="1.0" encoding="utf-8"?>\n{text}\n'

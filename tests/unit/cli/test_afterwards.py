@@ -569,6 +569,16 @@ def test_a_timeline_is_written_and_said(tmp_path, capsys, monkeypatch) -> None:
     assert "cannot write" in capsys.readouterr().err
 
 
+def test_a_name_that_is_no_unicode_ends_no_timeline(tmp_path) -> None:
+    folder = write_folder(make_job(), tmp_path / "logs")
+    failure = {"global_rank": 3, "traceback": "FileNotFoundError: data\udcff.bin"}
+    report = next(folder.rglob("events.jsonl")).with_name("report.json")
+    report.write_text(json.dumps({"failures": [failure]}))
+    page = tmp_path / "page.html"
+    assert commands.main(["timeline", str(folder), "-o", str(page)]) == 0
+    assert "FileNotFoundError: data?.bin" in page.read_text()
+
+
 def test_the_facts_of_a_timeline_as_json_and_what_a_failed_rank_left(tmp_path, capsys) -> None:
     folder = write_folder(make_job(), tmp_path / "logs")
     error = folder / "node1" / "run" / "attempt_0" / "1" / "error.json"

@@ -12,10 +12,10 @@ from xml.etree import ElementTree as ET
 
 import pytest
 import yaml
-from torchx.specs import AppDef
+from torchx.specs import AppDef, AppState
 
 from muster._shared.contract import StatusPageLayout
-from muster._shared.control import ControlError
+from muster._shared.control import ControlError, ExitCode
 from muster.cli import commands
 from muster.cli.afterwards.clocks import place
 from muster.cli.afterwards.sources import Event
@@ -31,6 +31,7 @@ from muster.cli.rehearse.saves import Kept, Saves, is_close
 from muster.cli.rehearse.table import Report, build_json, build_junit, build_table
 from muster.cli.rehearse.trial import Case, Limits, Result, Trial
 from muster.cli.rehearse.watch import Slot
+from muster.schedulers.adapter.scheduler import PluginScheduler
 
 ROOT = Path(__file__).parents[3]
 
@@ -254,6 +255,14 @@ def test_the_results_as_json_and_junit() -> None:
     }
 
 
+def test_whatever_is_in_a_reason_the_junit_is_xml() -> None:
+    row = Row(name="rank-killed", title="a rank", at="step 1", verdict=Verdict.LOST, reason="\udcff \uffff \x00 ]]> <&")
+    report = Report(command="dist.ddp", seed=1, steps=9, took_s=1.0, rows=(row,))
+    failure = ET.fromstring(build_junit(report).encode()).find("testcase/failure")
+    assert failure is not None
+    assert failure.get("message") == "not survived: a rank; step 1; ? ? \\x00 ]]> <&"
+
+
 def test_the_page_loads_nothing_and_runs_nothing() -> None:
     page = build_page(build_report(), [("<undisturbed>", build_story(), None), ("killed", build_story(), 11.0)])
     assert "default-src 'none'" in page
@@ -471,6 +480,16 @@ def test_the_processes_of_a_node_are_those_of_its_newest_agent_and_round() -> No
     assert live.find_processes(events, 1) == (10, {5: 12})
     assert live.find_processes([*events, build("agent_started", pid=20)], 1) == (20, {})
     assert live.find_processes(events, 2) == (0, {})
+
+
+@pytest.mark.parametrize(
+    ("state", "code"), [(AppState.PENDING, ExitCode.REFUSED), (AppState.CANCELLED, ExitCode.ENDED)]
+)
+def test_only_a_job_that_is_over_has_ended(state: AppState, code: ExitCode) -> None:
+    scheduler = SimpleNamespace(describe_app=lambda _: SimpleNamespace(state=state, roles=[]))
+    with pytest.raises(ControlError, match=f"x is {state.name}: nothing was done") as raised:
+        live._find_role(cast("PluginScheduler", scheduler), "x")
+    assert raised.value.exit_code is code
 
 
 @pytest.mark.parametrize(

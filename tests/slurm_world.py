@@ -53,6 +53,22 @@ class Cluster:
         """
         self.script("node", str(number), "kill", SILENT_S=str(silent_s))
 
+    def restart_controller(self, job_id):
+        """Kill slurmctld and start it again.
+
+        It writes its state at most every 5 s. One that has not written that a job runs holds the job after its restart,
+        and drains its node ("launch failed requeued held", "Duplicate jobid"): so a change is written first.
+        """
+        state = self.home / "state" / "job_state"
+
+        def read_time():
+            return state.stat().st_mtime_ns if state.exists() else 0
+
+        before = read_time()
+        self.run("scontrol", "update", f"JobId={job_id}", "Comment=changed")
+        wait_until(lambda: read_time() > before, "slurmctld has written its state")
+        self.script("ctld")
+
     def find_job(self, name):
         """The id and the state of an app's newest job."""
         return self.run("squeue", "-h", "-t", "all", "--name", name, "-o", "%i %T").splitlines()[-1].split()

@@ -53,11 +53,13 @@ _BUNDLES: Final = "ssh-bundles"
 _OWN_VARIABLES: Final = "MUSTER_"
 _MARGIN_BYTES: Final = 32 << 20
 """Beyond twice the workspace and the agent: for logs."""
-_SSH_FAILED: Final = 255
-"""Exit code of an `ssh` that has no connection, or lost it."""
+_NOT_REACHED: Final = 255
+"""Exit code of an `ssh` that has no connection, and of a command that was not run for that reason."""
 _RETRY_S: Final = 5.0
-"""An agent is asked again after a failure of `ssh` that comes sooner: not after its limit for silent hosts."""
-_PAUSE_S: Final = 0.5
+"""So long hosts that are not reached are tried again: a network that has just come back fails whoever asks first."""
+_SEARCH_S: Final = 20.0
+"""So long other hosts are tried once: a silent one takes as long as `ssh` lets it."""
+_PAUSE_S: Final = 1.0
 
 logger = logging.getLogger(__name__)
 
@@ -125,6 +127,28 @@ class SshScheduler(ProcessScheduler, WorkspaceMixin[None]):  # type: ignore[misc
 
     # -- asking -----------------------------------------------------------------------------------------------------
 
+    def ask_node(self, spec: AppSpec, replica: ReplicaId, words: Sequence[str], limit_s: float) -> tuple[int, str, str]:
+        """See `ProcessScheduler`. Where its host is not reached, those of the role's other replicas are asked.
+
+        A replica whose host is lost counts as running for a while, and any agent passes the question on.
+        """
+        record = AppFolder(spec.folder).read_record()
+        running = [] if record is None else record.app.running([replica.role])
+        asked = [replica, *(each for each in running if each != replica)]
+        began_s, passed_s = time.monotonic(), 0.0
+        failed: list[tuple[int, str, str]] = []
+        while True:
+            each = asked[len(failed) % len(asked)]
+            found = super().ask_node(spec, each, words, round(limit_s - passed_s, 1))
+            if found[0] != _NOT_REACHED:
+                return found
+            failed.append(found)
+            passed_s = time.monotonic() - began_s
+            if passed_s > (_RETRY_S if len(failed) >= len(asked) else _SEARCH_S):
+                return failed[0]
+            if len(failed) % len(asked) == 0:
+                time.sleep(_PAUSE_S)
+
     def ask_command(
         self, spec: AppSpec, replica: ReplicaId, command: Sequence[str], env: Mapping[str, str], limit_s: float
     ) -> tuple[int, str, str]:
@@ -144,23 +168,19 @@ class SshScheduler(ProcessScheduler, WorkspaceMixin[None]):  # type: ignore[misc
         }
         ssh = spec.details["ssh"]
         program = read_program("node", "main(stdin)")
-        began_s = time.monotonic()
-        while True:
-            done = subprocess.run(
-                build_ssh(ssh["ssh"], handle["host"], ssh["python"], program),
-                input=program + json.dumps(order).encode() + b"\n",
-                env=spec.details["environment"],
-                capture_output=True,
-                timeout=limit_s,
-                check=False,
-            )
-            _, found, answer = done.stdout.partition(node.MAGIC)
-            if found and answer:
-                break
-            passed_s = time.monotonic() - began_s
-            if found or done.returncode != _SSH_FAILED or passed_s > min(_RETRY_S, limit_s / 2):
-                return 1, "", f"{handle['host']}: {explain_failure(done.stderr, done.returncode, ssh['python'])}"
-            time.sleep(_PAUSE_S)  # a network that has just come back fails whoever asks first
+        done = subprocess.run(
+            build_ssh(ssh["ssh"], handle["host"], ssh["python"], program),
+            input=program + json.dumps(order).encode() + b"\n",
+            env=spec.details["environment"],
+            capture_output=True,
+            timeout=limit_s,
+            check=False,
+        )
+        _, found, answer = done.stdout.partition(node.MAGIC)
+        if not found or not answer:
+            is_reached = bool(found) or done.returncode != _NOT_REACHED
+            why = explain_failure(done.stderr, done.returncode, ssh["python"])
+            return 1 if is_reached else _NOT_REACHED, "", f"{handle['host']}: {why}"
         code, output, errors = json.loads(answer)
         return code, output, errors
 

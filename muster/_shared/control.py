@@ -47,6 +47,9 @@ class ControlError(RuntimeError):
 NO_AGENT: Final = 3
 """Exit code of `muster-agent ask job` when no agent of the job answers it."""
 
+NOT_REACHED: Final = 255
+"""Exit code of an `AskNode` whose node was not reached: nothing was asked."""
+
 AskNode: TypeAlias = Callable[[str, Sequence[str]], tuple[int, str, str]]
 """(node, words) -> exit code, standard output and standard error of the agent's command there."""
 
@@ -65,6 +68,7 @@ def ask_first(nodes: Iterable[str], words: Sequence[str], ask_node: AskNode, non
         ask_node: runs them on a node.
         none: the line if no agent answers.
     """
+    unreached = None
     for node in nodes:
         code, output, errors = ask_node(node, words)
         if code == 0:
@@ -75,8 +79,11 @@ def ask_first(nodes: Iterable[str], words: Sequence[str], ask_node: AskNode, non
         if code != NO_AGENT:
             lines = errors.strip().splitlines()
             why = lines[-1] if lines else f"its command {describe_exit_code(code)}"
-            return Answer(outcome=AskOutcome.LOST, line=f"{node} cannot be asked: {why}")
-    return Answer(outcome=AskOutcome.LOST, line=none)
+            lost = Answer(outcome=AskOutcome.LOST, line=f"{node} cannot be asked: {why}")
+            if code != NOT_REACHED:
+                return lost
+            unreached = unreached or lost
+    return unreached or Answer(outcome=AskOutcome.LOST, line=none)
 
 
 def call_limited(call: Callable[[], T], limit_s: float) -> T:

@@ -10,6 +10,7 @@ from slurm_world import Job, build_app, compute_weight, wait_until
 from torchx.specs import is_terminal
 
 from muster.cli.commands import main
+from muster.schedulers.adapter import AskKind, AskOutcome
 from muster.schedulers.slurm import client
 
 pytestmark = pytest.mark.slurm
@@ -66,6 +67,9 @@ def test_a_spare_replaces_a_lost_node(own_slurm, tmp_path, lost, nodes):
         ),
         "Slurm's own notice of the loss",
     )
+    if job.describe().state.name == "RUNNING":
+        asked = job.scheduler.ask_app(job.app_id, AskKind.STACKS, 30.0)
+        assert asked.outcome is AskOutcome.DONE, asked.line
     described = job.wait_state("SUCCEEDED")
     states = [each.state.name for each in described.roles_statuses[0].replicas]
     assert states.pop(int(victim[1]) - 1) == "FAILED"
@@ -202,8 +206,6 @@ def test_a_job_that_never_starts_says_why(slurm, tmp_path, monkeypatch):
 @pytest.mark.long
 def test_without_a_shared_folder(own_slurm, tmp_path):
     """What the nodes need travels in the script and by sbcast; status, log and questions by steps of the job."""
-    from muster.schedulers.adapter import AskKind
-
     node_dir = own_slurm.home / "local"
     app = build_app(tmp_path / "job", total=100000, delay_s=0.02)
     job = Job(own_slurm, tmp_path / "job", app=app, shared=False, node_dir=str(node_dir), grace_s=12)

@@ -74,7 +74,7 @@ _NAMES: Final = {
     "schedulers.processes.file_logs": "FileSource",
     "schedulers.processes.agent_files": "find_newest_run read_report",
     # what `muster` asks
-    "_shared.control": "ControlError ExitCode RoleNodes ask_roles call_limited close_stop count_nodes",
+    "_shared.control": "ControlError ExitCode NOT_REACHED RoleNodes ask_roles call_limited close_stop count_nodes",
     "_shared.reports": "Answer",
     # GPUs
     "schedulers.gpus": "DeviceRequest GpuError VISIBLE list_gpus "

@@ -14,6 +14,8 @@ from muster.schedulers.slurm.hosts import expand_hosts
 
 LIMIT_S: Final = 60.0
 WAIT_FOR_CHILDREN: Final = "--wait-for-children"
+TIMED_OUT: Final = 124
+"""As of `timeout`."""
 _RETRY_S: Final = 1.0
 _DOWN: Final = ("Unable to contact slurm controller", "Connection refused", "Socket timed out", "Zero Bytes were")
 _UNKNOWN: Final = "Invalid job id"
@@ -258,13 +260,18 @@ def submit_script(path: str, env: Mapping[str, str]) -> str:
 def run_on_node(
     job_id: str, node: str, command: Sequence[str], env: Mapping[str, str], limit_s: float
 ) -> tuple[int, str, str]:
-    """Run a command on a node of a job that runs; its exit code, standard output and standard error."""
+    """Run a command on a node of a job that runs; its exit code, standard output and standard error.
+
+    The exit code is `TIMED_OUT` where it did not end, and any where `srun` could not start it.
+    """
     words = ["srun", "--overlap", f"--jobid={job_id}", f"--nodelist={node}", "--nodes=1", "--ntasks=1", "--quiet"]
     words += ["--cpus-per-task=1", "--mem=0", "--input=none", "--chdir=/", *command]
     try:
         done = subprocess.run(
             words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=limit_s, check=False, env=dict(env)
         )
-    except (OSError, subprocess.TimeoutExpired) as error:
+    except OSError as error:
         return 1, "", f"srun on {node}: {error}"
+    except subprocess.TimeoutExpired:
+        return TIMED_OUT, "", f"srun on {node} did not end in {limit_s:g} s"
     return done.returncode, done.stdout, done.stderr

@@ -54,6 +54,10 @@ class NodeState:
     node: str
     record: AppRecord
 
+    def has_running(self, replica: ReplicaId) -> bool:
+        """Whether its replica runs by its record, which a lost node does not change any more."""
+        return self.record.app.replicas[replica].status.value == "running"
+
 
 @dataclass(frozen=True, kw_only=True)
 class App:
@@ -116,10 +120,14 @@ class App:
         if not self.is_shared:
             return self.entry.start_s is not None and time.time() - self.entry.start_s > _START_S
         is_current = bool(self.runs) and self.runs[-1].startswith(f"{self.entry.job_id}.")
-        return is_current and len(self.find_running()) == len(self.nodes) == len(list_replicas(self.spec))
+        running = [each for each, known in self.nodes.items() if known.has_running(each)]
+        return is_current and len(running) == len(self.nodes) == len(list_replicas(self.spec))
 
     def find_running(self, role: str | None = None) -> dict[ReplicaId, str]:
-        """Find the nodes of replicas that run by their records, of one role or all. Without records: with a node."""
+        """Find the nodes of replicas that run by their records, of one role or all. Without records: with a node.
+
+        A node that Slurm has lost is none of them.
+        """
         if self.entry is None or words.STATES.get(self.entry.state) is not AppState.RUNNING:
             return {}
         if not self.is_shared:
@@ -128,7 +136,7 @@ class App:
         return {
             each: known.node
             for each, known in self.nodes.items()
-            if role in (None, each.role) and known.record.app.replicas[each].status.value == "running"
+            if role in (None, each.role) and known.has_running(each) and known.node in self.entry.nodes
         }
 
 

@@ -18,6 +18,7 @@ from torchx.workspace.api import WorkspaceMixin
 
 from muster.schedulers.adapter import (
     AGENT_BUNDLE_NAME,
+    NOT_REACHED,
     Answer,
     AppFacts,
     AppFolder,
@@ -83,6 +84,8 @@ _LOOK_S: Final = 2.0
 """How often all readers of one app's logs together ask Slurm whether it has ended."""
 _END_LIMIT_S: Final = 120.0
 _ASK_MARGIN_S: Final = 30.0
+_ASKED: Final = (0, 2, 3, client.TIMED_OUT)
+"""Exit codes of the agent's command, and of one that was given up; others are of an `srun` that could not run it."""
 _LEAST_PAUSE_S: Final = 0.2
 _MOST_PAUSE_S: Final = 5.0
 _NOT_INHERITED: Final = ("MUSTER_", "SLURM_", "SBATCH_", "SRUN_")
@@ -455,7 +458,8 @@ def _ask(app: live.App, kind: AskKind, limit_s: float) -> Answer:
             plan = app.spec.details["replicas"][role][replica.index]
             env = {**plan["env"], Env.TOKEN: derive_token(app.spec.details["token"], role)}
             command = build_ask_command(plan["command"], question)
-            return _run_there(app, node, command, env, limit_s + _ASK_MARGIN_S)
+            code, output, errors = _run_there(app, node, command, env, limit_s + _ASK_MARGIN_S)
+            return code if code in _ASKED else NOT_REACHED, output, errors
 
         none = f"no agent of {role} answers: its workers have not run for a second yet, or its node is lost"
         return RoleNodes(names=list(running), ask=ask, none=none)

@@ -145,7 +145,7 @@ class SshScheduler(ProcessScheduler, WorkspaceMixin[None]):  # type: ignore[misc
             failed.append(found)
             passed_s = time.monotonic() - began_s
             if passed_s > (_RETRY_S if len(failed) >= len(asked) else _SEARCH_S):
-                return failed[0]
+                return 1, *failed[0][1:]
             if len(failed) % len(asked) == 0:
                 time.sleep(_PAUSE_S)
 

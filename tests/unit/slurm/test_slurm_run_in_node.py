@@ -1,4 +1,7 @@
-"""A command in a node of an app: `muster rehearse --app` sends its signals by it. An `srun` that runs it here."""
+"""A command in a node of an app: `muster rehearse --app` sends its signals by it. An `srun` that runs it here.
+
+What agents are asked is such a command, too.
+"""
 
 import os
 import signal
@@ -8,11 +11,18 @@ from typing import Any
 
 import pytest
 
+from muster._shared.contract import AskKind
 from muster._shared.control import ControlError
 from muster.cli.rehearse import live
 from muster.schedulers.slurm import create_scheduler
 from muster.schedulers.supervision.state import ReplicaId
 
+LOST = """\
+#!/bin/sh
+echo "$@" >> "$(dirname "$0")/words"
+case "$*" in *--nodelist=n1\\ *) echo 'srun: error: Application launch failed' >&2; exit 233;; esac
+echo '{"outcome": "done", "line": "it is here"}'
+"""
 SRUN = """\
 #!/bin/sh
 echo "$@" > "$(dirname "$0")/words"
@@ -63,3 +73,27 @@ def test_a_fault_of_a_process_that_is_none_of_the_apps_is_refused_there(schedule
     with pytest.raises(ControlError, match=r"preempted could not be caused: process .* is no agent of app"):
         live._cause(scheduler, "app", "trainer", "preempted", target)
     assert str(int(signal.SIGTERM)) in words.read_text()
+
+
+ANSWER_OF_NO_OTHER = [("n2", "it is here"), ("n1", "trainer/0 cannot be asked: srun: error: Application launch failed")]
+
+
+@pytest.mark.parametrize(("second", "line"), ANSWER_OF_NO_OTHER)
+def test_where_srun_does_not_reach_a_node_another_one_is_asked(
+    scheduler: Any, words: Path, second: str, line: str
+) -> None:
+    """Slurm notices a lost node late, and its record says for ever that it runs."""
+    words.with_name("srun").write_text(LOST)
+    nodes = {ReplicaId("trainer", index): node for index, node in enumerate(["n1", second])}
+    plan = {"command": ["python3", "-m", "muster.agent"], "env": {}}
+    details = {"token": "secret", "replicas": {"trainer": [plan, plan]}}
+    role = SimpleNamespace(name="trainer", runs_agent=True)
+    app = SimpleNamespace(
+        entry=SimpleNamespace(job_id="7"),
+        find_running=lambda role: nodes,
+        spec=SimpleNamespace(app_id="app", roles=[role], details=details),
+    )
+    scheduler._open_app = lambda app_id: app
+    answer = scheduler.ask_app("app", AskKind.STACKS, 30.0)
+    assert answer.line == line
+    assert len(words.read_text().splitlines()) == 2

@@ -45,6 +45,7 @@ def test_a_preemption_and_a_requeue_by_an_operator(slurm, tmp_path):
     job = Job(slurm, tmp_path / "job", app=build_app(tmp_path / "job", total=200, delay_s=0.05), grace_s=12)
     job.wait_steps(40)
     job_id, _ = job.find_job()
+    submitted_s = job.scheduler.read_facts(job.app_id).submitted_s
     slurm.run("scancel", "--signal=USR1", job_id)
     job.wait_line("begins at", times=2)
     assert [step for step, _ in job.trace()] == list(range(len(job.trace()))), "no step was done twice"
@@ -57,6 +58,7 @@ def test_a_preemption_and_a_requeue_by_an_operator(slurm, tmp_path):
     assert "incarnation 3" in described.msg
     slurm.run("scontrol", "release", job_id)
     job.wait_state("SUCCEEDED")
+    assert job.scheduler.read_facts(job.app_id).submitted_s == submitted_s, "of the app, not of its last incarnation"
     assert (job.folder / "weight").read_text() == repr(compute_weight(200))
     assert job.read().count("begins at") == 3
     twice = len(job.trace()) - 200

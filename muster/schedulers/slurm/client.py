@@ -19,7 +19,7 @@ TIMED_OUT: Final = 124
 _RETRY_S: Final = 1.0
 _DOWN: Final = ("Unable to contact slurm controller", "Connection refused", "Socket timed out", "Zero Bytes were")
 _UNKNOWN: Final = "Invalid job id"
-_FORMAT: Final = "%i|%T|%r|%N|%D|%e|%V|%S"
+_FORMAT: Final = "%i|%T|%r|%N|%D|%e|%S"
 
 
 class SlurmDownError(EngineError):
@@ -41,7 +41,6 @@ class QueueEntry:
     nodes: tuple[str, ...] = ()
     end_s: float | None = None
     """Wall-clock seconds: of a job that runs its time limit, of one that has ended its end; None: not known."""
-    submitted_s: float | None = None
     start_s: float | None = None
     """Of a job that waits: when Slurm expects it to start."""
 
@@ -162,14 +161,13 @@ def _parse_rows(text: str) -> list[QueueEntry]:
 
 
 def _parse_row(row: Sequence[str]) -> QueueEntry:
-    job_id, state, reason, nodes, _, end, submitted, start = row
+    job_id, state, reason, nodes, _, end, start = row
     return QueueEntry(
         job_id=job_id,
         state=state,
         reason="" if reason == "None" else reason,
         nodes=tuple(expand_hosts(nodes)) if nodes else (),
         end_s=parse_time(end),
-        submitted_s=parse_time(submitted),
         start_s=parse_time(start),
     )
 

@@ -198,12 +198,13 @@ def _read_nodes(folder: AppFolder, spec: AppSpec, run: str) -> dict[ReplicaId, N
     return found
 
 
-def build_facts(app: App, told: AgentWords) -> AppFacts:
+def build_facts(app: App, told: AgentWords, submitted_s: float | None) -> AppFacts:
     """Return what people are shown.
 
     Args:
         app: see `read_app`.
         told: what its agents tell.
+        submitted_s: when the app was; its job counts from its last requeue.
     """
     state = app.state
     lost = set[str]()
@@ -220,7 +221,7 @@ def build_facts(app: App, told: AgentWords) -> AppFacts:
         messages=_list_messages(app, state, lost),
         tells_jobs=state is AppState.RUNNING or is_terminal(state),
         ui_url=app.folder.path.as_uri(),
-        submitted_s=None if app.entry is None else app.entry.submitted_s,
+        submitted_s=submitted_s,
         since_s=app.entry.end_s if app.entry is not None and is_terminal(state) else None,
     )
 

@@ -197,10 +197,12 @@ class SlurmScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mis
         if app is None:
             return None
         if app.is_shared:
-            return live.build_facts(app, read_agent_words(app.folder, app.spec))
-        from muster.schedulers.slurm.logs import read_words
+            told = read_agent_words(app.folder, app.spec)
+        else:
+            from muster.schedulers.slurm.logs import read_words
 
-        return live.build_facts(app, read_words(app))
+            told = read_words(app)
+        return live.build_facts(app, told, self._find_registry().find_added_s(app_id))
 
     def list_apps(self, cfg: Mapping[str, Any]) -> list[ListAppResponse]:
         """See `PluginScheduler`: the apps that this user has submitted here."""

@@ -178,10 +178,10 @@ def test_reasons_are_plain_words(reason, text):
 
 
 def test_rows_of_squeue_are_read():
-    text = "9|PENDING|Priority||2|N/A|2026-01-01T00:00:00|2026-01-01T01:00:00\n8|RUNNING|None|n[1-2]|2|NONE|x|y\n"
+    text = "9|PENDING|Priority||2|N/A|2026-01-01T01:00:00\n8|RUNNING|None|n[1-2]|2|NONE|x\n"
     first, second = client._parse_rows(text)
     assert (first.job_id, first.nodes, first.reason, first.end_s) == ("8", ("n1", "n2"), "", None)
-    assert second.start_s - second.submitted_s == 3600
+    assert second.start_s == client.parse_time("2026-01-01T01:00:00")
 
 
 @pytest.mark.parametrize("accounting", ["on", "off"])

@@ -207,17 +207,22 @@ def test_a_job_that_never_starts_says_why(slurm, tmp_path, monkeypatch):
 def test_without_a_shared_folder(own_slurm, tmp_path):
     """What the nodes need travels in the script and by sbcast; status, log and questions by steps of the job."""
     node_dir = own_slurm.home / "local"
-    app = build_app(tmp_path / "job", total=100000, delay_s=0.02)
+    app = build_app(tmp_path / "job", nodes=3, least=2, total=100000, delay_s=0.02)
     job = Job(own_slurm, tmp_path / "job", app=app, shared=False, node_dir=str(node_dir), grace_s=12)
     job.wait_line("begins at 0")
     own_slurm.run("scancel", "--signal=USR1", job.find_job()[0])
     job.wait_line("begins at", times=2)
     job.wait_steps(60)
+    steps = [step for step, _ in job.trace()]
+    assert steps == list(range(len(steps)))
     wait_until(lambda: "step" in job.describe().msg, "how far it is")
     assert job.scheduler.ask_app(job.app_id, AskKind.STACKS, 30.0).outcome.value == "done"
+    own_slurm.kill_node(1, SILENT_S)
+    wait_until(lambda: job.cluster.run("squeue", "-h", "--name", job.app_id, "-o", "%N") == "n[2-3]", "Slurm's notice")
+    for index, rank in ((1, 0), (2, 1)):
+        job.wait_line(f"rank {rank} of 2 begins at", index)
     assert job.scheduler.stop_app(job.app_id, 30.0).outcome.value == "done"
     assert job.wait_state("CANCELLED").msg == "cancelled"
-    assert [step for step, _ in job.trace()] == list(range(len(job.trace())))
     assert len(list(own_slurm.home.glob("local-n1/muster-*.zip"))) == 1, "that of the last run"
     job.close()
 

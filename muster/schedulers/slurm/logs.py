@@ -10,6 +10,7 @@ from typing import Final
 from muster.schedulers.adapter import AgentWords, JobFacts, RecordReader, ReplicaId
 from muster.schedulers.slurm import client
 from muster.schedulers.slurm.live import App
+from muster.schedulers.slurm.node import HOSTS_NAME, RUNS_DIR, list_replicas
 
 _LIMIT_S: Final = 60.0
 _WAIT_S: Final = 2.0
@@ -70,12 +71,24 @@ def read_words(app: App) -> AgentWords:
     return AgentWords(jobs=jobs, restarts=restarts)
 
 
+def _find_nodes(app: App) -> dict[ReplicaId, str]:
+    """Find the nodes of replicas. Where the job has lost some, the others know in which order they were."""
+    placed = app.find_running()
+    replicas = list_replicas(app.spec)
+    if not placed or app.entry is None or len(app.entry.nodes) >= len(replicas):
+        return placed
+    pattern = f"{app.remote_folder.state_dir}/{RUNS_DIR}/{app.entry.job_id}.*/{HOSTS_NAME}"
+    [(_, data)] = read_there(app, app.entry.nodes[0], [(pattern, 0, _TAIL_BYTES)])
+    hosts = zip(replicas, data.decode().split(), strict=False)
+    return {each: host for each, host in hosts if host in app.entry.nodes}
+
+
 class NodeSource:
     """A `lines.ByteSource` of one replica's log on its node."""
 
     def __init__(self, app: App, replica: ReplicaId, stream: str) -> None:
         self._app = app
-        self._node = app.find_running().get(replica)
+        self._node = _find_nodes(app).get(replica)
         self._path = str(app.remote_folder.replica_dir(replica) / f"{stream}.log")
 
     def find_size(self) -> int | None:

@@ -39,6 +39,8 @@ RUNS_DIR: Final = "runs"
 """In the app's state folder: a folder per run of the job, `JOBID.RESTARTS`, with one per replica."""
 NODE_NAME: Final = "node"
 """In a replica's folder of a run: the node's name."""
+HOSTS_NAME: Final = "hosts"
+"""In a run's folder: the names of its nodes, in the order of the tasks. Slurm forgets those that it has lost."""
 SIZES_NAME: Final = "sizes"
 """In the app's state folder: `ROLE NODES` per line, of roles that have fewer nodes than submitted."""
 FILES_DIR: Final = "files/"
@@ -76,6 +78,7 @@ class NodeFolder(AppFolder):
     def __init__(self, path: str | Path, run: str, replica: ReplicaId) -> None:
         super().__init__(path)
         self.app_state_dir = self.state_dir
+        self.run_dir = self.app_state_dir / RUNS_DIR / run
         self.state_dir = find_node_dir(self.app_state_dir, run, replica)
         self.state_file = self.state_dir / "state.json"
 
@@ -309,6 +312,7 @@ def main(arguments: list[str]) -> int:
         app=SupervisedApp(replicas={replica: ReplicaState()}), machine=Machine.here(), submitted_s=time.time()
     )
     (node.state_dir / NODE_NAME).write_text(allocation.hosts[allocation.task])
+    (node.run_dir / HOSTS_NAME).write_text("\n".join(allocation.hosts))
     node.write_record(started)
     processes.become_subreaper()
     event_queue = EventQueue()

@@ -1,5 +1,6 @@
 """Lost nodes, a controller that restarts, steps that are cancelled. Each test that breaks a cluster has its own."""
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import pytest
 from slurm_world import Job, build_app, compute_weight, wait_until
 from torchx.specs import is_terminal
 
+from muster._shared.control import ControlError
 from muster.cli.commands import main
 from muster.schedulers.adapter import AskKind, AskOutcome
 from muster.schedulers.slurm import client
@@ -48,7 +50,7 @@ SILENT_S = 8
 @pytest.mark.parametrize(("lost", "nodes"), [("used", 2), ("first", 3)])
 def test_a_spare_replaces_a_lost_node(own_slurm, tmp_path, lost, nodes):
     """A node with a rank; and the first one, with the job's script: Slurm 22.05 ends that, and the job goes on."""
-    total = 400
+    total = 500
     app = build_app(tmp_path / "job", nodes=nodes, total=total)
     job = Job(own_slurm, tmp_path / "job", app=app, spares=4 - nodes, grace_s=12)
     job.wait_steps(50)
@@ -67,9 +69,9 @@ def test_a_spare_replaces_a_lost_node(own_slurm, tmp_path, lost, nodes):
         ),
         "Slurm's own notice of the loss",
     )
-    if job.describe().state.name == "RUNNING":
+    with contextlib.suppress(ControlError):  # it has ended
         asked = job.scheduler.ask_app(job.app_id, AskKind.STACKS, 30.0)
-        assert asked.outcome is AskOutcome.DONE, asked.line
+        assert asked.outcome is AskOutcome.DONE or asked.line == "the job has ended", asked.line
     described = job.wait_state("SUCCEEDED")
     states = [each.state.name for each in described.roles_statuses[0].replicas]
     assert states.pop(int(victim[1]) - 1) == "FAILED"

@@ -1,9 +1,13 @@
 """What every adapter must do, of a real Slurm."""
 
 import os
+import re
 import signal
+import socket
+import tempfile
 
 import pytest
+from slurm_world import Cluster
 
 from muster._shared import processes
 from muster._shared.control import ControlError
@@ -58,3 +62,21 @@ class TestSlurm(SchedulerContract):
         assert described.state.name == "RUNNING"
         assert "lost node" not in described.msg
         assert [each.state.name for each in described.roles_statuses[0].replicas] == ["RUNNING", "CANCELLED"]
+
+
+@pytest.mark.long
+def test_a_cluster_takes_no_ports_that_are_in_use(shared):
+    """Another cluster's, whose commands would answer in its place."""
+    cluster = Cluster(tempfile.mkdtemp(prefix="slurm-"))
+
+    def start():
+        cluster.script("start")
+        return int(re.search(r"SlurmctldPort=(\d+)", (cluster.home / "slurm.conf").read_text())[1])
+
+    try:
+        port = start()
+        cluster.script("stop")
+        with socket.create_server(("127.0.0.1", port)):
+            assert start() != port
+    finally:
+        cluster.script("stop")

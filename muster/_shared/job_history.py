@@ -77,8 +77,8 @@ class JobHistory:
         """The last one that was formed."""
         self._round_done: int | None = None
         """The steps done by the last look at the round; None: its script reports none."""
-        self._most_done = 0
-        """Of all rounds."""
+        self._most_done = self._earlier_done = 0
+        """Of all rounds, and of those before the last one."""
         self.total: int | None = None
         """Of the steps, as reported last."""
         self._recoveries: deque[Recovery] = deque(maxlen=most_recoveries)
@@ -106,9 +106,9 @@ class JobHistory:
 
     @property
     def steps_done(self) -> tuple[int, int]:
-        """In the last round, and at most in any; a job that has succeeded needed no step after its last restart."""
+        """In the last round, and at most before it; a job that has succeeded needed no step after its last restart."""
         done = self._round_done or 0
-        return (done or self._most_done) if self.has_ended_at_one_step else done, self._most_done
+        return (done or self._most_done) if self.has_ended_at_one_step else done, self._earlier_done
 
     @property
     def recoveries(self) -> tuple[Recovery, ...]:
@@ -188,7 +188,7 @@ class JobHistory:
         if self._recoveries and self._lost_before is not None:
             self._recoveries[-1] = replace(self._recoveries[-1], round=record.round, attempt=record.attempt)
             self._note_snapshot(detail.get("snapshot_step"))
-        self._round_done = None
+        self._round_done, self._earlier_done = None, self._most_done
         self._enter(JobState.STARTING if is_first else JobState.RESTARTING, record, "" if is_first else self.reason)
         nodes, ranks = detail.get("nodes"), detail.get("world_size")
         self._add_event(record.time_s, f"round {record.round}: {_count(ranks, 'rank')} on {_count(nodes, 'node')}")

@@ -194,7 +194,9 @@ def build_status(
         step = max([step, *(node.step or 0 for node in merged.nodes if node.node == formed.group_rank)])
     has_ended = history.state is JobState.ENDED
     done, most_done = history.steps_done
-    if has_ended and step is None and most_done:  # of the last round: its script had none left, or came to none
+    if (
+        has_ended and step is None and (done or most_done)
+    ):  # of the last round: its script had none left, or came to none
         step, total = done - 1 if done else None, history.total
     is_paused = pause is not None and history.state in (JobState.RUNNING, JobState.PAUSED)
     state = JobState.PAUSED if is_paused else history.state

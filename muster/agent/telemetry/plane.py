@@ -111,6 +111,8 @@ class Telemetry:
         """Ranks of which an event tells."""
         self._members: Mapping[int, MemberStatus] = NO_ITEMS
         """Of the round, when all of them were there."""
+        self._at_end: dict[tuple[int | None, int | None], MemberStatus] = {}
+        """Those that were there when the job ended, or later."""
         self._number = 0
         self._is_reading = False
         self._usage_due_s = self._send_due_s = self._written_s = 0.0
@@ -150,6 +152,9 @@ class Telemetry:
                 self._unformed_s = None
             elif record.what == "agent_ended":
                 self._look_at_job(is_last=True)
+            if record.what in ("workers_stopped", "worker_exited"):
+                self._tell_end()
+            self._read_members()
         except Exception as error:  # noqa: BLE001  # as in `_look`
             self._give_up(error)
 
@@ -193,6 +198,21 @@ class Telemetry:
         if not self._closed:
             self._timer = self._loop.call_later(delay_s, self._look)
 
+    def _read_members(self) -> JobMembers | None:
+        """What the leader knows of all nodes, if this one leads. Nodes that leave after the job's end are not lost."""
+        job = self._rendezvous.read_members()
+        if job is None or self._history.state is not JobState.ENDED:
+            return job
+        self._at_end |= {(each.group_rank, each.index): each for each in job.members}
+        return replace(job, members=tuple(self._at_end.values()))
+
+    def _tell_end(self) -> None:
+        """Tell the leader at once if no worker is left here: the job may end now."""
+        observed = self._node.observe()
+        if observed is not None and not observed.pids and self._rendezvous.read_members() is None:
+            self._send_due_s = 0.0
+            self._look_at_job()
+
     def _look_at_job(self, *, is_last: bool = False) -> int:
         """Returns the number of nodes."""
         observed = self._node.observe()
@@ -202,7 +222,7 @@ class Telemetry:
         own = self._sampler.sample(observed, self._nproc, now_s)
         if formed.group_world_size > 1:
             self._compare_clocks()
-        job = self._rendezvous.read_members()
+        job = self._read_members()
         if not is_last:
             self._read_usage(observed, now_s)
         if job is None and formed.group_world_size > 1:

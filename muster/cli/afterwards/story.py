@@ -321,7 +321,9 @@ class _Job:
     def steps_done(self) -> tuple[int, int]:
         """See `Story`; of an optimizer, which counts from 0 in each attempt, twice the most."""
         done, most = self.history.steps_done
-        return (done, most) if most else (max((each[1] for each in self.steps), default=0),) * 2
+        if done or most:
+            return done, max(done, most)
+        return (max((each[1] for each in self.steps), default=0),) * 2
 
     def _record_steps(self, event: Event, at_s: float) -> None:
         detail = event.detail

@@ -52,6 +52,18 @@ def test_a_job_that_has_succeeded_has_done_the_steps_that_its_leader_has_seen(ex
     assert status.step == step
 
 
+def test_of_a_job_of_one_round_nothing_was_before_a_restart() -> None:
+    """Its leader's ranks were ahead of those of another node when that one failed."""
+    history = JobHistory()
+    history.write(build_record("round_formed", round=1, world_size=2, nodes=2))
+    history.record_steps(80, 1.0, is_counted=True, total=300)
+    history.write(build_record("job_ended", succeeded=False))
+    ranks = (make_rank(0, 0, 80), make_rank(1, 1, 50))
+    merged = MergedNodes(nodes=(), ranks=ranks, summaries=(), running=2, spare=0, lost=0)
+    status = build_status(make_round(), merged, history, None, slow_ranks=(), run_id="job", now_s=5.0)
+    assert (status.step, status.most_steps_done) == (50, None)
+
+
 @pytest.mark.parametrize(
     ("last", "succeeds", "said"),
     [

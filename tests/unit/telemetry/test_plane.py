@@ -13,7 +13,7 @@ import pytest
 from doubles.telemetry_nodes import FakeLeader, FakeLoop, Node
 
 from muster._shared.contract import StatusPageLayout as Layout
-from muster._shared.job_view import JobState, NodeState
+from muster._shared.job_view import JobState, NodeState, RankState
 from muster._shared.records import replace
 from muster.agent.rendezvous.interface import LeaderClock
 from muster.agent.runtime.event_log import EventRecord
@@ -282,6 +282,48 @@ def test_a_node_that_is_lost_is_named_until_the_next_round(tmp_path: Path) -> No
         ("host-None", "spare"),
     ]
     assert (status.nodes_running, status.nodes_lost, status.nodes_spare) == (2, 1, 1)
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_nodes_that_leave_after_the_end_are_not_lost(is_late: bool, tmp_path: Path) -> None:
+    nodes = make_nodes(tmp_path, 3)
+    for node in nodes:
+        node.step(5, 5)
+    nodes[0].look(2.0)
+    leader = nodes[0].leader
+    assert leader is not None
+    leader.present = [0, 2]  # this one is lost
+    nodes[0].log.write("round_broken", kind="final", reason="node 1 (host-1) was lost: connection closed")
+    if is_late:
+        nodes[0].look(1.0)
+    leader.present = [0]
+    nodes[0].log.write("agent_ended", exit_code=1)
+    found = nodes[0].read()
+    assert found is not None
+    assert [each.state.value for each in found.nodes] == ["running", "lost", "running"]
+    assert (found.nodes_running, found.nodes_lost) == (2, 1)
+
+
+def test_a_node_whose_workers_have_ended_says_so_at_once(tmp_path: Path) -> None:
+    """Else the failed rank of another node ran for ever, and a job that has succeeded was short of its last steps."""
+    nodes = make_nodes(tmp_path, 2)
+    for node in nodes:
+        node.step(5, 5)
+    nodes[0].look(2.0)
+    other = nodes[1]
+    other.step(9, 8)
+    other.states, other.lines = {0: RankState.ENDED, 1: RankState.FAILED}, {1: b"ValueError: no data"}
+    other.log.write("worker_exited", code=1)
+    other.pids = {}
+    other.log.write("workers_stopped")
+    nodes[0].log.write("job_ended", succeeded=False, reason="rank 3 on node 1 exited with code 1")
+    nodes[0].log.write("agent_ended", exit_code=1)
+    found = nodes[0].read()
+    assert found is not None
+    assert [(rank.state.value, rank.step, rank.last_line) for rank in found.ranks[2:]] == [
+        ("ended", 9, ""),
+        ("failed", 8, "ValueError: no data"),
+    ]
 
 
 def test_a_node_that_stalls_is_shown_with_what_it_said_last(tmp_path: Path) -> None:

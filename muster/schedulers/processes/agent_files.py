@@ -7,10 +7,12 @@ from pathlib import Path
 from muster._shared.contract import STATUS_LIMIT_BYTES, LogNames
 from muster._shared.foreign_files import read_regular
 from muster._shared.reports import Report
-from muster.schedulers.failure_report import parse_report
+from muster.schedulers.failure_report import parse_report, parse_status
 
 _TAIL_BYTES = STATUS_LIMIT_BYTES
 _REPORT_LIMIT_BYTES = 64 << 20
+_SAME_TIME_S = 15.0
+"""Two runs are written at the same time: an agent writes its status every 5 s at least."""
 
 
 def read_report(log_dir: Path) -> Report | None:
@@ -37,8 +39,29 @@ def find_newest_run(log_dir: Path) -> Path | None:
 
 
 def read_records(log_dir: Path, names: Sequence[str]) -> list[bytes]:
-    """Return the ends of files of the newest run that has them; a `records.ReadBytes` with `log_dir` bound."""
-    return [_read_end(log_dir, name) for name in names]
+    """Return the ends of files of the newest run that has them; a `records.ReadBytes` with `log_dir` bound.
+
+    A script that starts a job of its own (`muster.elastic`) has two runs at the same time, and both write. Their job's
+    status is that of the run that has begun last, not of the one that has written last: they would take turns.
+    """
+    return [_read_status(log_dir) if name == LogNames.STATUS else _read_end(log_dir, name) for name in names]
+
+
+def _read_status(log_dir: Path) -> bytes:
+    paths = _list_newest(log_dir, LogNames.STATUS)
+    if len(paths) < 2:
+        return _read_end(log_dir, LogNames.STATUS)
+    found: list[tuple[float, bytes]] = []
+    newest_s = 0.0
+    for path in paths:
+        with contextlib.suppress(OSError):
+            written_s = path.stat().st_mtime
+            newest_s = max(newest_s, written_s)
+            content = read_regular(str(path), _TAIL_BYTES, -_TAIL_BYTES)
+            status = parse_status(content)
+            if status is not None and newest_s - written_s < _SAME_TIME_S:
+                found.append((status.started_s or 0.0, content))
+    return max(found, key=lambda each: each[0])[1] if found else _read_end(log_dir, LogNames.STATUS)
 
 
 def _read_end(log_dir: Path, name: str) -> bytes:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 from datetime import datetime, timedelta
 from functools import partial
 
@@ -340,6 +341,24 @@ def test_pipes_in_the_place_of_files_hold_nothing_up(tmp_path):
     reader = RecordReader(partial(read_records, tmp_path))
     assert (reader.restarts, reader.job) == (0, JobFacts())
     assert read_error_file(tmp_path / "job/error.json") is None
+
+
+def test_of_two_runs_that_are_written_at_the_same_time_the_one_that_has_begun_last_counts(tmp_path):
+    """A script that starts a job of its own: the statuses of both took turns, with each write."""
+    for name, started_s in (("outer", 1.0), ("inner", 9.0)):
+        (tmp_path / name).mkdir()
+        status = {"schema": STATUS_SCHEMA, "run_id": name, "started_s": started_s}
+        (tmp_path / name / "status.json").write_text(json.dumps(status))
+
+    def read(inner_s, outer_s):
+        for name, age_s in (("inner", inner_s), ("outer", outer_s)):
+            os.utime(tmp_path / name / "status.json", (time.time() - age_s,) * 2)
+        return RecordReader(partial(read_records, tmp_path)).job.status.run_id
+
+    assert [read(0.0, 4.0), read(1.0, 0.0)] == ["inner", "inner"]
+    assert read(60.0, 0.0) == "outer", "the inner one has ended"
+    (tmp_path / "inner" / "status.json").write_text("no status")
+    assert read(0.0, 1.0) == "outer"
 
 
 def test_records_are_read_once_from_any_source():

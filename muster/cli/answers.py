@@ -9,7 +9,7 @@ from muster._shared.codec import to_data
 from muster._shared.contract import show_controls
 from muster._shared.control import ControlError, get_exit_code
 from muster._shared.fields import LateRank
-from muster._shared.reports import Answer, RankProgress, Stack
+from muster._shared.reports import Answer, RankProgress, Stack, name_ranks
 
 
 def print_answer(answer: Answer, *, as_json: bool) -> int:
@@ -67,8 +67,7 @@ def format_stacks(stacks: tuple[Stack, ...]) -> Iterator[str]:
     for stack in stacks:
         groups.setdefault((stack.role, _remove_thread_ids(stack.text)), []).append(stack)
     for (role, _), group in groups.items():
-        names = ", ".join(str(stack.global_rank) for stack in group)
-        yield f"stacks of {f'{role}, ' if role else ''}{'rank' if len(group) == 1 else 'ranks'} {names}:"
+        yield f"stacks of {f'{role}, ' if role else ''}{name_ranks(stack.global_rank for stack in group)}:"
         yield from (f"  {line}" for line in group[0].text.splitlines())
 
 

@@ -363,7 +363,7 @@ def build_supervised_facts(
         state=_find_state(record, lost),
         replicas=None if record is None else _list_replicas(record, is_lost=bool(lost)),
         restarts=0 if record is None else record.app.num_restarts,
-        messages=() if record is None else (lost, words.trouble if is_told else "", record.app.reason),
+        messages=() if record is None else (lost, words.trouble if is_told else "", _describe_reason(record)),
         tells_jobs=is_told or has_ended,
         ui_url=ui_url,
         submitted_s=submitted_s,
@@ -420,6 +420,11 @@ def _find_state(record: AppRecord | None, lost: str) -> AppState:
     if lost:
         return AppState.UNKNOWN
     return AppState.SUBMITTED if record is None else AppState[record.app.app_state]
+
+
+def _describe_reason(record: AppRecord) -> str:
+    reason = record.app.reason
+    return f"is ending: {reason}" if reason and record.app.phase is AppPhase.ENDING else reason
 
 
 def _list_replicas(record: AppRecord, *, is_lost: bool) -> list[ReplicaStatus]:

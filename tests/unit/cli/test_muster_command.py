@@ -208,7 +208,7 @@ def test_equal_stacks_are_printed_once():
         Stack(global_rank=2, node=0, local_rank=2, text="b"),
     )
     assert list(answers.format_stacks(stacks)) == [
-        "stacks of ranks 0, 1:",
+        "stacks of ranks 0-1:",
         "  Thread 0x1 (most recent call first):",
         "    a",
         "stacks of rank 2:",

@@ -31,10 +31,12 @@ from muster.agent.rendezvous.static import StandaloneRendezvous
 class Node:
     """One node's rendezvous and what it has posted."""
 
-    def __init__(self):
-        self.posted = []
-        config = parse_args(["--standalone", "--nproc-per-node", "2", "x.py"], {}).rendezvous
-        self.rendezvous = StandaloneRendezvous(config, nproc=2, loop=self, post=self.posted.append, node_name="host")
+    def __init__(self, nproc=2):
+        self.posted, self.nproc = [], nproc
+        config = parse_args(["--standalone", "--nproc-per-node", f"{nproc}", "x.py"], {}).rendezvous
+        self.rendezvous = StandaloneRendezvous(
+            config, nproc=nproc, loop=self, post=self.posted.append, node_name="host"
+        )
         self.now = 0.0
         self.rendezvous.join()
         (formed,) = self.take()
@@ -55,7 +57,8 @@ class Node:
     def agree(self, step):
         begun = self.take()[0]
         assert isinstance(begun, DrainBegun)
-        report = DrainReport(ceiling=step, ranks=tuple(AskingRank(global_rank=r, asked=step, stride=1) for r in (0, 1)))
+        ranks = tuple(AskingRank(global_rank=rank, asked=step, stride=1) for rank in range(self.nproc))
+        report = DrainReport(ceiling=step, ranks=ranks)
         self.rendezvous.send(DrainReported(round_number=1, drain=begun.drain, report=report))
         committed, notice = self.take()
         assert isinstance(notice, Notice)
@@ -101,6 +104,28 @@ def test_a_pause_lasts_until_it_is_resumed(node):
     posted = node.take()
     assert find_answer(posted).outcome is AskOutcome.DONE
     assert any(isinstance(each, DrainWithdrawn) for each in posted)
+
+
+def test_one_rank_is_not_all_ranks():
+    node = Node(nproc=1)
+    lines = []
+    for kind, done in (
+        (AskKind.CHECKPOINT, lambda _: Saved(round_number=1, step=7, path="")),
+        (AskKind.PAUSE, lambda drain: DrainFollowed(round_number=1, drain=drain)),
+        (AskKind.RESUME, None),
+        (AskKind.STOP, lambda _: AllSucceeded(round_number=1, drained_rank=0)),
+    ):
+        node.rendezvous.send(Asked(round_number=1, request=1, kind=kind, limit_s=60.0))
+        if done is not None:
+            node.rendezvous.send(done(node.agree(7).drain))
+        lines.append(find_answer(node.take()).line)
+    node.rendezvous.close()
+    assert [line.partition(" at step 7")[0] for line in lines if "step 7" in line] == [
+        "the rank saved",
+        "the rank waits",
+        "the rank has stopped",
+    ]
+    assert not any("all 1 " in line for line in lines)
 
 
 def test_a_stop_ends_the_job_as_drained(node):

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 from torchx.specs import AppDef, Resource, Role, macros
 from torchx.specs.api import InvalidRunConfigException
@@ -214,3 +216,5 @@ def test_describe_returns_what_was_submitted():
     assert (again.args, again.num_replicas, again.max_retries) == (["-c", "x"], 2, 3)
     assert again.env == {"A": "1", "API_KEY": "***"}
     assert supervised.build_supervised_facts(spec, None, supervised.AgentWords()).state.name == "SUBMITTED"
+    ending = replace(record, app=replace(state, phase=AppPhase.ENDING))
+    assert build_status(supervised.build_supervised_facts(spec, ending, words)).msg.startswith("is ending: because; ")

@@ -246,7 +246,7 @@ def _resume(state: JobState, phase: RoundRunning, asker: Asker, now_s: float) ->
     if drain is None or drain.kind != Layout.PAUSE:
         return state, _refuse((asker,), "the job is not paused: nothing was changed")
     ranks, took_s = _count_ranks(state), now_s - drain.begun_s
-    line = f"the pause has ended after {took_s:.1f} s: all {ranks} ranks go on"
+    line = f"the pause has ended after {took_s:.1f} s: {_tell_all(ranks, 'goes', 'go')} on"
     overtaken = Answer(outcome=AskOutcome.REFUSED, line="the job is resumed instead (muster resume)")
     state, ended = _end(state, phase, drain, overtaken, "muster resume")
     done = Answer(outcome=AskOutcome.DONE, line=line, step=drain.step, ranks=ranks, took_s=took_s)
@@ -320,7 +320,7 @@ def _judge_followed(state: JobState, now_s: float) -> Decision:
         return _end(state, phase, drain, Answer(outcome=AskOutcome.LATE, line=line, late=late), line)
     ranks = _count_ranks(state)
     if drain.kind == Layout.PAUSE and not late:
-        line = f"all {ranks} ranks wait at step {drain.step}, after {took_s:.1f} s; {COLLECTIVES_LINE}"
+        line = f"{_tell_all(ranks, 'waits', 'wait')} at step {drain.step}, after {took_s:.1f} s; {COLLECTIVES_LINE}"
         answer = Answer(outcome=AskOutcome.DONE, line=line, step=drain.step, ranks=ranks, took_s=took_s)
         state = replace(state, phase=replace(phase, drain=replace(drain, askers=())))
         return state, (*_answer(drain.askers, answer), Notify(text=f"{drain.reason}: {line}"))
@@ -496,7 +496,7 @@ def on_workers_ended(state: JobState, phase: RoundRunning, drained_rank: int | N
         return state, ()
     took_s, ranks = now_s - drain.begun_s, _count_ranks(state)
     notify = Notify(text=describe_end(drain.step, took_s, drain.last_rank))
-    told = f"all {ranks} ranks have stopped at step {drain.step} and ended, after {took_s:.1f} s"
+    told = f"{_tell_all(ranks, 'has', 'have')} stopped at step {drain.step} and ended, after {took_s:.1f} s"
     answer = Answer(outcome=AskOutcome.DONE, line=told, step=drain.step, ranks=ranks, took_s=took_s)
     answers = _answer(drain.askers, answer)
     if phase.loss_wait_until_s is not None or not has_enough_members(state, drain):
@@ -561,6 +561,10 @@ def describe_commit(
     last = min((rank for report in reports for rank in report.ranks), key=lambda rank: rank.asked, default=None)
     behind = "" if last is None else f"; rank {last.global_rank} is the last, at step {last.asked}"
     return f"{reason}: all ranks {VERBS[kind]} at step {step}, agreed in {took_s * 1000:.0f} ms{behind}"
+
+
+def _tell_all(ranks: int, one: str, more: str) -> str:
+    return f"the rank {one}" if ranks == 1 else f"all {ranks} ranks {more}"
 
 
 def describe_end(step: int, took_s: float, last_rank: int) -> str:
@@ -636,7 +640,7 @@ def _end_checkpoint(state: JobState, saving: Saving, now_s: float) -> Decision:
         return state, ()
     ranks, took_s = _count_ranks(state), now_s - drain.begun_s
     where = f": {saving.path}" if saving.path else ""
-    line = f"all {ranks} ranks saved at step {saving.step} in {took_s:.1f} s{where}"
+    line = f"{_tell_all(ranks, 'saved', 'saved')} at step {saving.step} in {took_s:.1f} s{where}"
     answer = Answer(outcome=AskOutcome.DONE, line=line, step=saving.step, ranks=ranks, took_s=took_s)
     state, ended = _end(state, phase, drain, answer, "all ranks have saved")
     ended = (*ended, Notify(text=f"{drain.reason}: {line}"))

@@ -56,9 +56,10 @@ class JobPicture:
 
 @dataclass
 class History:
-    """Use of each rank's GPU over the last looks, for sparklines."""
+    """What earlier looks have shown: the use of each rank's GPU, for sparklines, and which columns had something."""
 
     _gpu: dict[int, "deque[float]"] = field(default_factory=dict)
+    _columns: set[str] = field(default_factory=set)
 
     def add(self, ranks: Iterable[RankStatus]) -> None:
         """Remember one look."""
@@ -69,6 +70,12 @@ class History:
     def get(self, global_rank: int) -> Sequence[float]:
         """The oldest first, 0..1 each; empty: none is known."""
         return tuple(self._gpu.get(global_rank, ()))
+
+    def keep_column(self, name: str, *, has_something: bool) -> bool:
+        """Whether a column is shown: one that has had something stays, else tables would move with each look."""
+        if has_something:
+            self._columns.add(name)
+        return name in self._columns
 
 
 def sort_ranks(status: JobStatus, most: int) -> list[RankStatus]:

@@ -164,7 +164,8 @@ def fold_words(line: str, width: int) -> list[str]:
     if not line.isascii():
         return fold_line(line, width)
     line = show_controls(line.expandtabs(8))
-    return textwrap.wrap(line, max(1, width), drop_whitespace=False, break_on_hyphens=False) or [""]
+    first, *rest = textwrap.wrap(line, max(1, width), drop_whitespace=False, break_on_hyphens=False) or [""]
+    return [first, *(row.lstrip() for row in rest if not row.isspace())]
 
 
 def get_status(picture: JobPicture, view: View) -> JobStatus | None:
@@ -185,8 +186,10 @@ def list_rows(picture: JobPicture, view: View, size: Size) -> list[tuple[str, in
 
 def _lay_out(picture: JobPicture, view: View, size: Size) -> _Layout:
     """Also the order of ranks and nodes depends on how many have room."""
-    header = [row for text in _list_header(picture, view, size) for row in _fold(text, size, most=2)]
     status = get_status(picture, view)
+    header = [row for text in _list_header(picture, view, size) for row in _fold(text, size, most=4)]
+    if status is not None and len(header) + _count_rows(status) > size.height:
+        header = [row for text in _list_header(picture, view, size) for row in _fold(text, size, most=2)]
     is_paused = status is not None and status.state is JobState.PAUSED
     keys = _KEYS_OF_JOB.replace("p pause", "p go on") if is_paused else _KEYS_OF_JOB
     foot = list(_list_foot(view, _KEYS_OF_ENDED if picture.has_ended else keys, size))
@@ -208,6 +211,12 @@ def _lay_out(picture: JobPicture, view: View, size: Size) -> _Layout:
     )
 
 
+def _count_rows(status: JobStatus) -> int:
+    """How many rows all ranks and nodes need, with the last events and the keys."""
+    nodes = len(status.nodes) + 1 if _has_node_table(status) else 0
+    return len(status.ranks) + 1 + nodes + min(_EVENTS, len(status.events)) + 1
+
+
 def _fold(text: Text, size: Size, most: int) -> list[Text]:
     """A text that is wider than the screen, in so many rows at most; the last one is cut."""
     if text.cell_len <= size.width or size.height < 12:
@@ -218,6 +227,8 @@ def _fold(text: Text, size: Size, most: int) -> list[Text]:
             rows[-1] = Text(_GAP).join([rows[-1], part])
         else:
             rows += part.wrap(Console(width=size.width, file=StringIO()), size.width)
+    for row in rows:
+        row.rstrip()
     if len(rows) <= most:
         return rows
     return [*rows[: most - 1], Text(" ").join(rows[most - 1 :])]
@@ -232,6 +243,8 @@ def _list_header(picture: JobPicture, view: View, size: Size) -> Iterator[Text]:
     if picture.line:
         yield Text(show_controls(picture.line))
     if status is None:
+        if picture.state == "RUNNING":
+            yield Text("its workers have told nothing yet", style="dim")
         return
     if status.reason and status.reason not in picture.line:
         yield Text(show_controls(status.reason), style="yellow")
@@ -285,7 +298,8 @@ def _list_costs(status: JobStatus) -> Iterator[Text]:
         last = status.recoveries[-1] if status.recoveries else None
         count = f"{status.recovery_count} recover{'y' if status.recovery_count == 1 else 'ies'}"
         cost = "" if last is None or last.cost_s is None else f", cost {format_duration(last.cost_s)}"
-        parts.append(count if last is None else f"{count}, the last: {last.cause}{cost}")
+        is_said = last is None or last.cause == status.reason
+        parts.append(f"{count}{cost}" if is_said else f"{count}, the last: {last.cause}{cost}")
     yield from (Text(show_controls(each), style="dim") for each in parts)
 
 
@@ -314,7 +328,7 @@ def _build_node_table(status: JobStatus, view: View, most: int, size: Size, *, h
     table.add_column(title, ratio=1, no_wrap=True)
     for at, node in _cut(rows, view.selected if is_selected else 0, most):
         cells = [
-            f"{node.node_index}" if node.node is None else f"{node.node}",
+            f"{node.node_index}",
             show_controls(node.host),
             _describe_node(node, has_ended=has_ended),
             _describe_ranks(node),
@@ -359,21 +373,23 @@ def _build_rank_table(
     is_wide = size.width >= _WIDE
     hosts = {node.node: node.host for node in status.nodes if node.host and node.node is not None}
     names_hosts = is_wide and len(set(hosts.values())) == len(hosts)  # nodes of one machine have numbers
+    numbers = {node.node: node.node_index for node in status.nodes}
     has_gpus = any(rank.gpu is not None for rank in rows)
     columns = {
         "RANK": True,
         "NODE": len(status.nodes) > 1 or is_wide,
         "STATE": any(rank.state is not RankState.RUNNING for rank in rows),
         "STEP": any(rank.step is not None or rank.optimizer_steps is not None for rank in rows),
-        "LAG": not has_ended and any(rank.lag_steps for rank in rows),
+        "LAG": not has_ended and history.keep_column("LAG", has_something=any(rank.lag_steps for rank in rows)),
         "RATE": is_wide and any(rank.rate for rank in rows),
-        "PHASE": any(rank.phase for rank in rows),
+        "PHASE": history.keep_column("PHASE", has_something=any(rank.phase for rank in rows)),
         "CPU": any(rank.cpu is not None for rank in rows),
         "MEMORY": any(rank.memory_bytes is not None for rank in rows),
         "GPU": has_gpus,
         "": has_gpus and (is_wide or len(status.ranks) <= 8),
         "DEVICE": any(_describe_device(rank.device, is_wide=is_wide) for rank in rows),
-        "COLLECTIVE": any(rank.collective for rank in rows),
+        "COLLECTIVE": not has_ended
+        and history.keep_column("COLLECTIVE", has_something=any(rank.collective for rank in rows)),
         "LAST LINE": True,
     }
     table = _make_table()
@@ -388,9 +404,10 @@ def _build_rank_table(
         table.add_column(title, justify="left" if is_text else "right", ratio=ratio, max_width=width, no_wrap=True)
     slow = {each.global_rank for each in status.slow_ranks}
     for at, rank in _cut(rows, view.selected, most):
+        number = numbers.get(rank.node, rank.node)
         cells = {
             "RANK": f"{rank.global_rank}",
-            "NODE": show_controls(hosts.get(rank.node, f"{rank.node}")) if names_hosts else f"{rank.node}",
+            "NODE": show_controls(hosts[rank.node]) if names_hosts and rank.node in hosts else f"{number}",
             "STATE": rank.state.value,
             "STEP": _format_number(rank.optimizer_steps if rank.step is None else rank.step),
             "LAG": f"{rank.lag_steps}" if rank.lag_steps else "",

@@ -1,6 +1,7 @@
 """`muster top` of a job of this machine, without a terminal: a line per change, one page, JSON."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -23,6 +24,19 @@ while not os.path.exists("go"):
     at += 1
     time.sleep(0.02)
 """
+ICE = """
+import os, time
+from muster.elastic import Events
+events = Events("spawn")
+if os.environ["LOCAL_RANK"] == "0":
+    events.progress_bar_total.value = 1_000_000
+step = 0
+while not os.path.exists("go"):
+    step += 1
+    if os.environ["LOCAL_RANK"] == "0":
+        events.progress_bar_iter.value = step
+    time.sleep(0.02)
+"""
 
 
 def top(*words):
@@ -30,10 +44,10 @@ def top(*words):
 
 
 @pytest.fixture
-def app_id(tmp_path, monkeypatch):
+def app_id(tmp_path, monkeypatch, request):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.chdir(tmp_path)
-    Path("train.py").write_text(PROGRAM)
+    Path("train.py").write_text(getattr(request, "param", PROGRAM))
     scheduler = create_detached_scheduler("torchx")
     app_id = scheduler.submit(dist.ddp(script="train.py", j="1x2", start="cold"), {})
     yield app_id
@@ -68,6 +82,19 @@ def test_one_page(app_id):
     assert f"detached://{app_id}  RUNNING" in page.stdout
     assert "loss 0.5" in page.stdout
     assert "\x1b" not in page.stdout
+
+
+@pytest.mark.parametrize("app_id", [ICE], indirect=True, ids=["ice-learn"])
+def test_ice_learns_progress_is_that_of_the_job(app_id):
+    """Its loop: local rank 0 of each node sets both values, no other rank does."""
+    pytest.importorskip("rich")
+    wait_until(lambda: "of 1000000" in top(app_id, "--once").stdout, timeout_s=120, what="a page with steps")
+    status = read_json(app_id)[1]["statuses"]["train"]
+    assert status["total"] == 1_000_000
+    assert [rank.get("step") is None for rank in status["ranks"]] == [False, True]
+    torchx = [str(MUSTER.with_name("torchx")), "status", f"detached://torchx/{app_id}"]
+    done = subprocess.run(torchx, capture_output=True, text=True, timeout=120, check=False)
+    assert re.search(r"step \d+ of 1000000, \d+ a second; ETA ", done.stdout), done
 
 
 def test_a_job_that_is_not_there():

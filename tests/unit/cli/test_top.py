@@ -12,7 +12,7 @@ from rich.cells import cell_len
 
 from muster._shared.contract import AskOutcome
 from muster._shared.control import ControlError, ExitCode
-from muster._shared.job_view import DeviceStatus, Goodput, JobEvent, JobState, JobStatus, NodeState
+from muster._shared.job_view import DeviceStatus, Goodput, JobEvent, JobState, JobStatus, NodeState, NodeStatus
 from muster._shared.records import replace
 from muster._shared.reports import Answer
 from muster.cli.top.app import Folds, TopView
@@ -250,6 +250,51 @@ class TestRendering:
         assert not rows[at].endswith("loss")
         assert rows[at + 1].startswith("loss 0.452489")
 
+    @pytest.mark.parametrize(("ranks", "rows"), [(1, 3), (8, 3), (14, 2)])
+    def test_a_reason_has_more_rows_where_all_ranks_have_room(self, ranks: int, rows: int) -> None:
+        line = " ".join(f"word{at:02}" for at in range(30))
+        job = replace(job_samples.make_job(ranks, 1), events=())
+        shown = draw_job(make_picture(job, line=line), View(), History(), PLAIN)
+        assert [row.startswith("word") for row in shown[1:5]] == [True] * rows + [False] * (4 - rows)
+        assert not any("  word" in row for row in shown), "where rows are joined there is one blank"
+
+    def test_a_column_that_has_had_something_stays(self) -> None:
+        """The others moved with each look in which a rank was a step behind, or in a collective."""
+        job, history = job_samples.make_job(8, 2), History()
+        quiet = replace(
+            job, ranks=tuple(replace(each, lag_steps=0, collective="", collective_s=None) for each in job.ranks)
+        )
+        heads = [
+            next(row for row in draw_job(make_picture(each), View(), history, PLAIN) if row.startswith("RANK")).split()
+            for each in (quiet, job, quiet)
+        ]
+        assert {"LAG", "COLLECTIVE"}.isdisjoint(heads[0])
+        assert {"LAG", "COLLECTIVE"} <= set(heads[1])
+        assert heads[1] == heads[2]
+
+    def test_nodes_have_the_number_of_their_replica_also_after_one_was_lost(self) -> None:
+        """As in the line of the loss: the others' group ranks change with it."""
+        job = job_samples.make_job(6, 3)
+        nodes = tuple(
+            replace(each, node_index=each.node_index + (each.node_index > 0), host="one-host") for each in job.nodes
+        )
+        spare = NodeStatus(node_index=1, host="one-host", state=NodeState.SPARE)
+        rows = draw_job(make_picture(replace(job, nodes=(*nodes, spare))), View(), History(), PLAIN)
+        at = next(at for at, row in enumerate(rows) if row.startswith("NODE"))
+        assert [row.split()[0] for row in rows[at + 1 : at + 5]] == ["0", "2", "3", "1"]
+        at = next(at for at, row in enumerate(rows) if row.startswith("RANK"))
+        assert [row.split()[1] for row in rows[at + 1 : at + 7]] == ["0", "0", "2", "2", "3", "3"]
+
+    def test_the_reason_of_a_restart_is_said_once(self) -> None:
+        rows = "\n".join(draw_job(make_picture(job_samples.make_crash(4, 1)), View(), History(), PLAIN))
+        assert "2 recoveries\n" in re.sub(" +\n", "\n", rows)
+        assert rows.count("rank 3 on host-0 ended by SIGKILL") == 2, "as the reason, and as an event"
+
+    def test_a_job_whose_workers_have_not_begun_says_so(self) -> None:
+        assert "its workers have told nothing yet" in draw_job(make_picture(), View(), History(), PLAIN)[2]
+        ended = draw_job(make_picture(state="FAILED", has_ended=True), View(), History(), PLAIN)
+        assert not any("told nothing" in row for row in ended)
+
     @pytest.mark.parametrize(("height", "events"), [(24, 6), (40, 22), (50, 32)])
     def test_events_have_the_room_that_nothing_else_needs(self, height: int, events: int) -> None:
         told = tuple(JobEvent(time_s=job_samples.NOW_S, text=f"round {at} formed") for at in range(32))
@@ -424,7 +469,9 @@ class TestView:
         words = [f"word{at}" for at in range(60)]
         reader.tell(Answer(outcome=AskOutcome.DONE, line=" ".join(words)), Deed.WAITS)
         view.take()
-        assert {*words} <= {*" ".join(view.draw(SIZE)).split()}
+        rows = view.draw(replace(SIZE, has_colours=False, has_styles=False))
+        assert {*words} <= {*" ".join(rows).split()}
+        assert not any(row.startswith(" ") for row in rows)
 
     def test_a_job_that_is_not_there_ends_the_view(self) -> None:
         reader = _Reader()

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 
 from muster._shared.job_view import RankStatus, SlowRank
-from muster._shared.records import record
+from muster._shared.records import record, replace
 
 LOOKS = 32
 """Of which the last ones count."""
@@ -193,7 +193,11 @@ class JobSlowRanks:
             before = found.get(each.global_rank)
             if before is None or not before.is_chronic or before.late_s < each.late_s:
                 found[each.global_rank] = each
-        self._found = tuple(sorted(found.values(), key=lambda each: (not each.is_chronic, -each.late_s)))
+        parts = {each.global_rank: each.late_fraction for each in self._found}  # ranks that end have no rate any more
+        known = [
+            replace(each, late_fraction=each.late_fraction or parts.get(rank, 0.0)) for rank, each in found.items()
+        ]
+        self._found = tuple(sorted(known, key=lambda each: (not each.is_chronic, -each.late_s)))
         return self._found
 
     def repeat(self) -> tuple[SlowRank, ...]:

@@ -466,6 +466,8 @@ def test_a_rank_of_another_node_that_is_slower_without_collectives_is_named(tmp_
         nodes[0].loop.run(1.0)
     status = nodes[0].look()
     assert [(each.global_rank, each.host, each.late_s) for each in status.slow_ranks] == [(3, "host-1", 0.1)]
+    nodes[1].pids = nodes[0].pids = {}
+    assert nodes[0].look(5.0).slow_ranks[0].late_fraction > 0.3, "ranks that have ended have no rate"
 
 
 def test_equal_ranks_are_not_named(tmp_path: Path) -> None:

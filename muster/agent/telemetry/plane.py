@@ -116,6 +116,8 @@ class Telemetry:
         self._number = 0
         self._is_reading = False
         self._usage_due_s = self._send_due_s = self._written_s = 0.0
+        self._exits = 0
+        """Workers of the round that have ended."""
         self._unformed_s: float | None = None
         """Since when there is no round."""
         self._event_log: EventLog | None = None
@@ -149,12 +151,15 @@ class Telemetry:
             if record.what == "workers_stopped":
                 self._unformed_s = record.monotonic_s
             elif record.what == "round_formed":
-                self._unformed_s = None
+                self._unformed_s, self._exits = None, 0
             elif record.what == "agent_ended":
                 self._look_at_job(is_last=True)
-            if record.what in ("workers_stopped", "worker_exited"):
+            elif record.what == "worker_exited":
+                self._exits += 1
+            if record.what == "workers_stopped" or (record.what == "worker_exited" and self._exits == self._nproc):
                 self._tell_end()
-            self._read_members()
+            if record.what in ("round_broken", "job_ended"):
+                self._read_members()
         except Exception as error:  # noqa: BLE001  # as in `_look`
             self._give_up(error)
 

@@ -298,8 +298,8 @@ def _list_costs(status: JobStatus) -> Iterator[Text]:
         last = status.recoveries[-1] if status.recoveries else None
         count = f"{status.recovery_count} recover{'y' if status.recovery_count == 1 else 'ies'}"
         cost = "" if last is None or last.cost_s is None else f", cost {format_duration(last.cost_s)}"
-        is_said = last is None or last.cause == status.reason
-        parts.append(f"{count}{cost}" if is_said else f"{count}, the last: {last.cause}{cost}")
+        cause = "" if last is None or last.cause == status.reason else f", the last: {last.cause}"
+        parts.append(f"{count}{cause}{cost}")
     yield from (Text(show_controls(each), style="dim") for each in parts)
 
 

@@ -304,7 +304,8 @@ def test_nodes_that_leave_after_the_end_are_not_lost(is_late: bool, tmp_path: Pa
     assert (found.nodes_running, found.nodes_lost) == (2, 1)
 
 
-def test_a_node_whose_workers_have_ended_says_so_at_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_a_node_whose_workers_have_ended_says_so_at_once(is_stopped: bool, tmp_path: Path) -> None:
     """Else the failed rank of another node ran for ever, and a job that has succeeded was short of its last steps."""
     nodes = make_nodes(tmp_path, 2)
     for node in nodes:
@@ -313,9 +314,9 @@ def test_a_node_whose_workers_have_ended_says_so_at_once(tmp_path: Path) -> None
     other = nodes[1]
     other.step(9, 8)
     other.states, other.lines = {0: RankState.ENDED, 1: RankState.FAILED}, {1: b"ValueError: no data"}
-    other.log.write("worker_exited", code=1)
+    other.log.write("worker_exited", code=0)
     other.pids = {}
-    other.log.write("workers_stopped")
+    other.log.write("workers_stopped" if is_stopped else "worker_exited", code=1)
     nodes[0].log.write("job_ended", succeeded=False, reason="rank 3 on node 1 exited with code 1")
     nodes[0].log.write("agent_ended", exit_code=1)
     found = nodes[0].read()

@@ -83,8 +83,11 @@ def _get_order(entry: DatedFailure) -> tuple[bool, bool, float, int]:
 
 
 def is_symptom(failure: Failure) -> bool:
-    """Whether the rank says only that a peer is gone: where another failure comes to be known, that is the cause."""
-    return any(text in (failure.exception or "") for text in _SYMPTOMS)
+    """Whether the rank says only that a peer is gone: where another failure comes to be known, that is the cause.
+
+    Not where the agent knows better, such as that the store was lost.
+    """
+    return not failure.reason and any(text in (failure.exception or "") for text in _SYMPTOMS)
 
 
 def add_early_exits(failure: Failure, ranks: Iterable[int]) -> Failure:
@@ -127,7 +130,7 @@ def _is_same(root: DatedFailure, other: DatedFailure) -> bool:
     first, failure = root.failure, other.failure
     if other is root or first.stopped_by_us:
         return not first.stopped_by_us
-    if first.exception:
+    if first.exception and not first.reason:
         return find_kind(failure) == find_kind(first)
     if failure.exception or failure.stopped_by_us:
         return False

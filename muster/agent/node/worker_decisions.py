@@ -169,13 +169,13 @@ def on_store_lost(state: NodeState, event: StoreLost) -> Decision:
     if isinstance(state.phase, Delaying):
         return replace(state, phase=replace(state.phase, store_problem=failure)), ()
     phase = state.running_or_stopping
-    if isinstance(phase, Running):
-        return fail_round(state, phase, failure)
-    if phase.failures == NO_FAILURES:
+    if isinstance(phase, Stopping) and phase.failures == NO_FAILURES:
         return state, ()
     others = tuple(each for each in phase.failures.unreported if each.local_rank != 0)
-    book = _add_failure(replace(phase.failures, unreported=others), failure)
-    return replace(state, phase=replace(phase, failures=book)), ()
+    phase = replace(phase, failures=replace(phase.failures, unreported=others))
+    if isinstance(phase, Running):
+        return fail_round(state, phase, failure)
+    return replace(state, phase=replace(phase, failures=_add_failure(phase.failures, failure))), ()
 
 
 def fail_round(state: NodeState, phase: Running, failure: LocalFailure) -> Decision:

@@ -103,6 +103,16 @@ def test_the_complaint_about_a_lost_peer_is_no_root_cause() -> None:
     assert made.reason.startswith("rank 1 on node 0 (h) was ended by SIGSEGV; ")
 
 
+def test_what_the_agent_knows_of_a_rank_is_no_complaint_about_a_lost_peer() -> None:
+    """Rank 0 stands for the store, and complains as all ranks do once the store is gone."""
+    lost = "torch.distributed.DistNetworkError: Failed to recv, got 0 bytes"
+    made = build(
+        see(10.0, 2, exit_code=1, exception=lost),
+        see(10.1, 0, exit_code=1, exception=lost, reason="lost its store: the store's process was ended by SIGKILL"),
+    )
+    assert made.reason.startswith("rank 0 on node 0 (h) lost its store: the store's process was ended by SIGKILL")
+
+
 def test_ranks_that_had_exited_are_named_beside_the_complaint_about_a_lost_peer() -> None:
     lost = see(10.0, 0, exit_code=1, exception="RuntimeError: Connection closed by peer [127.0.0.1]:2466").failure
     made = build(DatedFailure(when_s=10.0, failure=add_early_exits(lost, (1, 3))))

@@ -754,6 +754,7 @@ LOST = LocalFailure(local_rank=0, reason="lost its store")
         pytest.param(
             (formed(is_held=True), lost(), expired(TimerPurpose.START), settled(0)), [LOST], [], id="held back"
         ),
+        pytest.param((*RUNNING, exited(0, 1), lost(), settled(0)), [LOST], [], id="together with rank 0"),
         pytest.param((*RUNNING, lost(0), settled(0)), [], [], id="of an older round"),
         pytest.param((*RUNNING, exited(0), exited(1), lost(), settled(0)), [], [], id="after the success"),
         pytest.param((*RUNNING, broken(), lost(), exited(0), exited(1), gone()), [], [], id="during a stop"),

@@ -127,7 +127,8 @@ class JobHistory:
         what, detail, now_s = record.what, record.detail, record.monotonic_s
         if what in ("round_broken", "job_ended"):
             self._look(record.round)
-        lost_before = self._ledger.read_lost_before(now_s) if what in ("round_broken", "fenced") else {}
+        ends = what in ("round_broken", "fenced", "job_ended")
+        lost_before = self._ledger.read_lost_before(now_s) if ends else {}
         self._ledger.follow(what, detail, now_s)
         if what == "agent_started":
             self.started_s = record.time_s
@@ -158,7 +159,7 @@ class JobHistory:
         elif what == "checkpoint_completed":
             self._add_event(record.time_s, f"all ranks have saved step {detail.get('step')}")
         elif what in ("job_ended", "rendezvous_lost"):
-            self._end_job(record)
+            self._end_job(record, lost_before)
         elif what == "agent_ended":
             code = detail.get("exit_code")
             self.exit_code = code if isinstance(code, int) else self.exit_code
@@ -239,12 +240,15 @@ class JobHistory:
             self._enter(JobState.RUNNING, record)
             self._add_event(record.time_s, _read_text(detail, "reason"))
 
-    def _end_job(self, record: HistoryRecord) -> None:
+    def _end_job(self, record: HistoryRecord, lost_before: Mapping[str, float]) -> None:
+        """`lost_before`: as for the end of a round. A job that has succeeded is as far as it ever was."""
         detail = record.detail
         is_success = detail.get("succeeded") is True
         reason = "" if is_success and not detail.get("drained") else _read_text(detail, "reason")
         if detail.get("drained") is True:
             reason = reason or "all ranks have stopped at one step, before the work was done"
+        if is_success and not detail.get("drained"):
+            self._end_recovery(lost_before)
         self._enter(JobState.ENDED, record, reason)
         self.has_ended_at_one_step = is_success or detail.get("drained") is True
         self.exit_code = 0 if is_success and not detail.get("drained") else self.exit_code

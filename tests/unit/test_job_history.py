@@ -103,6 +103,17 @@ def test_a_recovery_ends_when_the_job_is_as_far_as_before(job: Job) -> None:
     assert job.history.time_to_start_s == 2.0
 
 
+def test_a_recovery_is_over_when_the_job_has_succeeded_at_the_step_of_the_failure(job: Job) -> None:
+    job.step(1, 2, 3, 4).fail().start().step(3, 4).write("job_ended", 7.0, succeeded=True)
+    (recovery,) = job.history.recoveries
+    assert recovery.cost_s == 0.5 + 0.25 + 1.0 + 2.0, "without what came after the last step"
+
+
+def test_a_recovery_is_not_over_when_the_job_has_failed(job: Job) -> None:
+    job.step(1, 2, 3, 4).fail().start().step(3, 4).write("job_ended", 7.0, succeeded=False)
+    assert job.history.recoveries[0].cost_s is None
+
+
 def test_a_recovery_from_a_hang_that_was_named_costs_the_hang_too(job: Job) -> None:
     job.step(1, 2, 3, 4).write("hang_named", 30.0, text="rank 1 did not enter barrier")
     job.write("round_broken", 5.0, kind="failure", hang=True, reason="the job hung").write("workers_stopped", 1.0)

@@ -43,6 +43,8 @@ _STEPS_S = 60.0
 """Between two records of steps of a job that has run for an hour; at first one a second."""
 _CLOCK_S = 0.002
 """A change of the difference of two clocks that is not worth a record, beside its uncertainty."""
+_WITHOUT_STEPS = (JobState.RESTARTING, JobState.WAITING, JobState.ENDED)
+"""No worker runs, and what other nodes have told is of before: the last steps were recorded when the round ended."""
 _SHARE = 0.01
 _STUCK_S = 10.0
 """A read that takes so long has hung, as a GPU's driver may: what was read last is not shown any more."""
@@ -303,7 +305,7 @@ class Telemetry:
 
     def _record_steps_of(self, merged: MergedNodes, number: int, now_s: float, *, is_last: bool = False) -> None:
         steps = find_steps(merged, now_s)
-        if steps is None or self._history.state is JobState.ENDED:
+        if steps is None or self._history.state in _WITHOUT_STEPS:
             return
         is_first, self._first_round = number != self._first_round, number
         if is_first and steps.first is not None:

@@ -681,6 +681,21 @@ def test_a_node_that_has_told_nothing_yet_has_done_no_step(tmp_path: Path) -> No
     assert nodes[0].look(2.0).time_to_start_s == 2.3
 
 
+def test_what_others_have_told_before_the_round_ended_is_not_how_far_the_job_was(tmp_path: Path) -> None:
+    nodes = make_nodes(tmp_path, 2)
+    for node in nodes:
+        node.step(5, 5)
+    nodes[0].look(2.0)
+    for node in nodes:
+        node.step(8, 8)
+    nodes[0].log.write("round_broken", kind="membership", reason="node 1 (host-1) left: received SIGTERM")
+    nodes[0].log.write("workers_stopped")
+    nodes[0].log.write("agent_ended", exit_code=143)
+    assert [done for _, _, done in list_steps(nodes[0])][-1] == 9
+    for node in nodes:
+        node.page.close()
+
+
 def test_what_a_page_says_of_its_first_step_may_be_anything(node: Node) -> None:
     node.step(3, 3)
     for first, first_ns in ((-1, 5), (2**63 - 1, 5), (1, -(2**63)), (5, 2**63 - 1)):

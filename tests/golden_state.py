@@ -17,6 +17,8 @@ import yaml
 
 GOLDEN = Path(__file__).with_name("golden")
 DATA = GOLDEN / "19df633"
+LATER = GOLDEN / "502c44e"
+"""Of the first version with `slurm` and `ssh`."""
 ROOT = GOLDEN.parents[1]
 
 
@@ -39,23 +41,26 @@ def fill(text: str, marks: dict[str, str]) -> str:
     return text
 
 
-def restore(section: str, state: Path, work: Path, *, apps: Collection[str] = (), **marks: str) -> None:
+def restore(
+    section: str, state: Path, work: Path, *, apps: Collection[str] = (), data: Path = DATA, **marks: str
+) -> None:
     """Write a state folder again.
 
     Args:
-        section: "local_cwd" or "docker".
+        section: "local_cwd" or "docker"; "slurm" or "ssh" of `LATER`.
         state: becomes XDG_STATE_HOME.
         work: the folder in which the jobs were submitted.
         apps: only these; empty: all.
+        data: of which version.
         marks: HOST="elsewhere" and the like, instead of this machine's.
     """
     values = list_marks(state, work) | {f"@{name}@": value for name, value in marks.items()}
-    for line in (DATA / section / "manifest.txt").read_text().splitlines():
+    for line in (data / section / "manifest.txt").read_text().splitlines():
         mode, kind, rest = line.split(" ", 2)
         name, _, target = rest.partition(" -> ")
         owner = next((part for part in Path(name).parts if part.endswith("-golden")), None)
         if not apps or owner is None or owner in apps:
-            _make(kind, state / name, int(mode, 8), DATA / section / "files" / name, fill(target, values), values)
+            _make(kind, state / name, int(mode, 8), data / section / "files" / name, fill(target, values), values)
 
 
 def _make(kind: str, path: Path, mode: int, source: Path, target: str, marks: dict[str, str]) -> None:

@@ -1,0 +1,13 @@
+#!/bin/sh
+#SBATCH --job-name=waiting-golden
+#SBATCH --nodes=2
+#SBATCH --ntasks=2
+#SBATCH --ntasks-per-node=1
+#SBATCH --output=@STATE@/muster/logs/torchx/waiting-golden/.muster/slurm.log
+#SBATCH --open-mode=append
+#SBATCH --chdir=@WORK@
+#SBATCH --requeue
+#SBATCH --cpus-per-task=1
+#SBATCH --mem=128M
+#SBATCH --begin=now+10hours
+exec srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --kill-on-bad-exit=0 --wait=0 --cpus-per-task=1 @PYTHON@ @STATE@/muster/logs/torchx/waiting-golden/.muster/node.zip @STATE@/muster/logs/torchx/waiting-golden

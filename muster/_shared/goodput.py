@@ -69,6 +69,8 @@ class GoodputLedger:
         self._began_s: float | None = None
         self._accounted_s = 0.0
         """Up to when all time belongs to a bucket."""
+        self._last_s = 0.0
+        """When the last record came."""
         self._has_begun = False
         """A round was formed."""
         self._done: int | None = None
@@ -99,8 +101,9 @@ class GoodputLedger:
 
     def follow(self, what: str, detail: Mapping[str, object], now_s: float) -> None:  # noqa: C901  # a case a record
         """Receive one of the agent's records, in their order; `now_s` by one monotonic clock."""
+        last_s, self._last_s = self._last_s, now_s
         if what == "agent_started":
-            self._start(now_s)
+            self._start(last_s, now_s)
         elif self._began_s is None:
             return
         elif what == "round_formed":
@@ -128,13 +131,16 @@ class GoodputLedger:
         elif what in ("job_ended", "rendezvous_lost"):
             self._change(_AFTER, now_s, settles="end")
 
-    def _start(self, now_s: float) -> None:
+    def _start(self, last_s: float, now_s: float) -> None:
         if self._began_s is None:
             self._began_s = self._accounted_s = now_s
             return
-        # The next incarnation of the same job: in between it waited for its nodes.
+        # The next incarnation of the same job: since the last record it waited for its nodes.
         self.is_stopped = False
         self._settle_first()
+        if self._cause in CAUSES and last_s > self._accounted_s:
+            self._add(self._cause, last_s - self._accounted_s)
+            self._accounted_s = last_s
         self._redo_until = max(self._redo_until, self._done or 0)
         self._held_step, self._done = None, None
         self._add("waiting", max(0.0, now_s - self._accounted_s))

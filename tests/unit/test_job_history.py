@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from muster._shared.goodput import CAUSES
@@ -149,12 +149,18 @@ RECORDS = (
         max_size=60,
     )
 )
+@example(
+    [(after_s, (what, {})) for what, after_s in (("fenced", 0), ("workers_started", 2), ("fenced", 0))]
+    + [(0, ("agent_started", {})), (0, ("workers_started", {}))]
+)
 def test_the_parts_of_a_recovery_sum_up_to_its_cost_and_all_to_no_more_than_was_lost(history: list) -> None:
-    job = Job().write("agent_started").start()
+    job, has_workers = Job().write("agent_started").start(), True
     for after_s, entry in history:
         if len(entry) == 2:
             job.write(entry[0], after_s, **entry[1])
-        else:
+            if entry[0] in ("agent_started", "workers_started"):
+                has_workers = entry[0] == "workers_started"
+        elif has_workers:
             job.at_s += after_s
             done, ago_s, is_counted, phase = entry
             job.history.record_steps(done, job.at_s - ago_s, is_counted=is_counted, phase=phase)

@@ -3,9 +3,10 @@
     RUNNING: attempt 1, 2 restarts left; 2 of 2 nodes run; step 812 of 1000, 7.9 a second; ETA 24 s; since 14:02
     FAILED: rank 3 on node 1 (vm) exited with code 1 (ValueError: boom); since 14:05
 
-State and reason first, then the attempt and the restarts that are left, the nodes, how far the job is and how fast,
-when it is done, and since when it is in its state. What is not known is left out. TorchX prints the state itself: its
-message is the line without it, and of an app that has ended the reason alone.
+State and reason first, then the attempt and the restarts that are left, the nodes, how far the job is and how fast (of
+a paused job before all else: at which step, and since when), when it is done, and since when it is in its state. What
+is not known is left out. TorchX prints the state itself: its message is the line without it, and of an app that has
+ended the reason alone.
 """
 
 from collections import Counter
@@ -122,14 +123,17 @@ def _list_clauses(facts: AppFacts) -> list[str]:
     """All that is known. What the message of an adapter that builds none of its facts says already is not repeated."""
     reasons = list(_list_reasons(facts))
     jobs = _list_live_jobs(facts)
-    clauses = [*_list_attempts(jobs), *_list_nodes(facts), *_list_progress(jobs)]
+    progress = list(_list_progress(jobs))
+    is_paused = any(job.status is not None and job.status.state.value == "paused" for job in jobs.values())
+    before, after = (progress, []) if is_paused else ([], progress)  # that a job waits for somebody comes first
+    clauses = [*_list_attempts(jobs), *_list_nodes(facts), *after]
     since_s = find_since_s(facts)
     if since_s is not None:
         took = is_terminal(facts.state) and facts.submitted_s is not None
-        after = f", after {format_duration(since_s - (facts.submitted_s or 0.0))}" if took else ""
-        clauses.append(f"since {format_clock(since_s)}{after}")
+        duration = f", after {format_duration(since_s - (facts.submitted_s or 0.0))}" if took else ""
+        clauses.append(f"since {format_clock(since_s)}{duration}")
     told = "; ".join(reasons).split("; ")
-    return [*reasons, *(each for each in clauses if each not in told)]
+    return [*before, *reasons, *(each for each in clauses if each not in told)]
 
 
 def _list_reasons(facts: AppFacts) -> list[str]:

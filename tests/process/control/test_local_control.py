@@ -31,7 +31,9 @@ def test_what_is_asked_is_done_at_one_step(tmp_path, capsys):
         assert re.fullmatch(text, paused.stdout), job.explain(paused)
         [step] = re.findall(r"wait at step (\d+)", paused.stdout)
         told = f"paused at step {step} since "
-        wait_until(lambda: told in job.scheduler.describe(job.app_id).msg, timeout_s=60, what=job.explain(paused))
+        wait_until(
+            lambda: job.scheduler.describe(job.app_id).msg.startswith(told), timeout_s=60, what=job.explain(paused)
+        )
         shown = muster("status", job.handle)
         assert (shown.code, told in shown.stdout) == (10, True), job.explain(shown)
         assert job.describe() == "RUNNING", job.explain(paused)

@@ -74,6 +74,7 @@ def test_a_large_workspace_is_streamed(tmp_path):
     workspaces = PackedWorkspaces()
     tracemalloc.start()
     key = workspaces.pack(str(source), tmp_path)
+    assert workspaces.files[key].stat().st_size > 64 << 20, "not compressed: to a local engine that is lost time"
     sent_bytes = sum(len(piece) for piece in stream_with_owner(workspaces.files[key], 0, 0))
     peak_bytes = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()

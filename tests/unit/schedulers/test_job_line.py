@@ -107,7 +107,7 @@ def test_an_app_that_has_ended_says_how_long_it_ran():
 def test_a_job_that_runs_says_what_it_does():
     status = JobStatus(state=JobState.PAUSED, paused_since_s=NOW_S, step=7)
     line = format_line(build_facts(jobs={"t": JobFacts(status=status, trouble="rank 1 sleeps")}))
-    assert line == f"RUNNING (paused): rank 1 sleeps; 2 of 2 nodes run; paused at step 7 since {CLOCK}"
+    assert line == f"RUNNING (paused): paused at step 7 since {CLOCK}; rank 1 sleeps; 2 of 2 nodes run"
 
 
 def test_of_several_roles_each_is_named():

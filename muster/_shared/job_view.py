@@ -211,9 +211,9 @@ class Recovery:
     """What of it was lost to what, as in `Goodput.lost_s`: the parts sum up to the cost."""
     cause_class: _Name = ""
     """Of a failure: its class, one of `causes.CLASSES`."""
-    snapshot_step: Annotated[Step | None, SPARSE] = None
+    snapshot_step: _Step = None
     """The step at which all ranks continued from memory; None: they did not."""
-    repeated_steps: Annotated[Count | None, SPARSE] = None
+    repeated_steps: _Number_ = None
     """How many steps were done again then; None: not known."""
 
 
@@ -271,7 +271,7 @@ class JobStatus:
     values: ShownValues = ()
     time_s: Seconds = 0.0
     """When it was written."""
-    most_steps_done: Annotated[Step | None, SPARSE] = None
+    most_steps_done: _Step = None
     """Of a job that has ended: in an earlier round, where that is more than in the last one."""
     # Since schema 2:
     run_id: _Name = ""
@@ -312,9 +312,9 @@ class JobStatus:
     """The last ones, oldest first."""
     slow_ranks: Annotated[tuple[SlowRank, ...], Limit(most=MOST_SLOW_RANKS), SPARSE] = ()
     """The slowest first; empty: none is slower than noise explains."""
-    snapshot_step: Annotated[Step | None, SPARSE] = None
+    snapshot_step: _Step = None
     """Of the newest snapshot in memory that all ranks are known to have; None: there is none."""
-    snapshot_s: Annotated[Seconds | None, SPARSE] = None
+    snapshot_s: _Seconds = None
     """Since when that is known, by the wall clock."""
     peak_memory_bytes: _Number_ = None
     """The most that one rank had."""

@@ -55,7 +55,7 @@ def list_names() -> list[str]:
 
 
 def create_others(session: str) -> Iterator[tuple[str, PluginScheduler]]:
-    """Create the schedulers that other packages have made with `muster.schedulers.adapter`. The caller closes them.
+    """Create Slurm's and what other packages have made with `muster.schedulers.adapter`. The caller closes them.
 
     One that cannot be created is named in a line; one that cannot be asked here is none of ours to tell of.
 
@@ -63,7 +63,7 @@ def create_others(session: str) -> Iterator[tuple[str, PluginScheduler]]:
         Its name, and the scheduler.
     """
     for name, point in _list_entry_points().items():
-        if point.module == _OURS:
+        if point.module == _OURS and name != "slurm":  # our others leave what `leftovers` finds without them
             continue
         try:
             scheduler = create_scheduler(name, session)

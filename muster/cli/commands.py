@@ -378,7 +378,7 @@ def _add_command(
 
 
 def _add_prune(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    text = "remove the logs, containers and volumes of jobs on this machine and its Docker engine that have ended"
+    text = "remove what jobs that have ended left behind (this machine, its Docker engine, ssh, Slurm)"
     command = commands.add_parser("prune", help=text, description=f"{text}. Jobs that run are never touched.")
     command.add_argument(
         "--older-than",

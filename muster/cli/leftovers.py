@@ -1,4 +1,4 @@
-"""Finds what jobs that have ended left on this machine and on its Docker engine.
+"""Finds what jobs that have ended left on this machine, on its Docker engine, and of Slurm's.
 
 That is logs, also of agents that were started by hand, state, containers, volumes and unpacked agents, and what the
 schedulers of other packages find.
@@ -27,7 +27,8 @@ from muster.schedulers.supervision import client
 from muster.schedulers.supervision.app_folder import AppFolder, StateError
 from muster.schedulers.supervision.registry import AppRegistry, find_state_dir
 
-_LOCAL: Final = ("local_cwd", "detached")
+_PROCESSES: Final = ("local_cwd", "detached", "ssh")
+"""Registries of apps whose supervisor, logs and state are on this machine."""
 _DOCKER: Final = "docker"
 """The registry of both Docker schedulers."""
 
@@ -49,7 +50,7 @@ def find_leftovers(env: Mapping[str, str], *, ended_before_s: float, opened: Exi
         opened: closes the schedulers of other packages, with which what was found is removed.
     """
     state_dir = find_state_dir(env)
-    found = [each for name in _LOCAL for each in _find_apps(state_dir, name, _remove_app)]
+    found = [each for name in _PROCESSES for each in _find_apps(state_dir, name, _remove_app)]
     found += _find_apps(state_dir, _DOCKER, _remove_docker_app)
     found += _find_packed(state_dir)
     found += _find_killed_submissions(state_dir)

@@ -18,9 +18,10 @@ from sshd_world import SshWorld, find_reason
 from torchx.specs import AppState
 
 from muster._shared import processes
+from muster.cli import leftovers
 from muster.cli.commands import main
 from muster.schedulers.adapter import EngineError, ReplicaId, SchedulerError
-from muster.schedulers.ssh import create_scheduler
+from muster.schedulers.ssh import create_scheduler, node
 from muster.testing.contract_apps import COUNTS, ROLE, build_agents, build_shell
 
 PROGRAM = Path(__file__).parents[1] / "programs" / "ssh_steps.py"
@@ -89,6 +90,40 @@ def test_an_agent_is_asked_whose_host_is_reached(world, scheduler, cfg, runs, tm
     assert (tmp_path / "cut.seen").exists()
     assert stopped.step is not None, stopped.line
     wait_state(scheduler, app_id, AppState.CANCELLED)
+    wait_gone(runs)
+
+
+def test_an_answer_that_is_cut_is_none(world, scheduler, cfg, runs, tmp_path):
+    cut, ssh = tmp_path / "cut", tmp_path / "ssh"
+    some = len(node.MAGIC) + 5
+    ssh.write_text(
+        f"#!/bin/sh\nif rm '{cut}' 2>/dev/null; then {world.ssh} \"$@\" | head -c {some}; exit; fi\n"
+        f'exec {world.ssh} "$@"\n'
+    )
+    ssh.chmod(0o755)
+    app_id = scheduler.submit(build_agents(COUNTS), {**cfg, "ssh": str(ssh)})
+    for index in range(2):
+        wait_text(scheduler, app_id, "counts", index)
+    cut.touch()
+    stopped = scheduler.stop_app(app_id, 60.0)
+    assert not cut.exists()
+    assert stopped.line.startswith("w/0 cannot be asked: a: ")
+    wait_state(scheduler, app_id, AppState.CANCELLED)
+    wait_gone(runs)
+
+
+def test_prune_removes_what_a_job_has_left_here(scheduler, cfg, runs, monkeypatch):
+    monkeypatch.setattr(leftovers, "_find_lost_containers", lambda _: ())  # this machine may have no engine
+    app_id = scheduler.submit(build_shell("echo done"), cfg)
+    wait_state(scheduler, app_id, AppState.SUCCEEDED)
+    folder = scheduler.find_folder(app_id).path
+    with contextlib.ExitStack() as opened:
+        found = leftovers.find_leftovers(os.environ, ended_before_s=time.time() + 60, opened=opened)
+        [left] = [each for each in found if each.name == f"ssh://{app_id}"]
+        assert left.what == "succeeded: logs"
+        left.remove()
+    assert not folder.exists()
+    assert scheduler.describe(app_id) is None
     wait_gone(runs)
 
 

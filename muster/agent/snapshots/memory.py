@@ -134,16 +134,16 @@ class SnapshotMemory:
     def find_part(self, key: tuple[int, int]) -> Part | None:
         """What the ranks of this node have saved of a generation, and where it lies; None: not all have it."""
         owner, extents, found = self._owners.get(key[0]), [], []
+        if owner is None:
+            return None
         serials = self._read_serials()
         for local_rank in range(self.nproc):
             number = self.control.find_slot(local_rank, key)
-            if number is None or owner is None:
+            if number is None:
                 return None
             slot = self.control.read_slots(local_rank)[number]
             found.append(slot)
             extents.append(Extent(self.get_fd(local_rank), number * SLOT_SPACE, slot.bytes))
-        if owner is None:
-            return None
         generation = Generation(lineage=key[0], step=key[1], size=owner[1], is_replicated=found[0].is_replicated)
         holding = Holding(generation=generation, group_rank=owner[0], first_rank=found[0].global_rank, nproc=self.nproc)
         slots = [extent.offset // SLOT_SPACE for extent in extents]
@@ -194,8 +194,7 @@ class SnapshotMemory:
 
         Returns:
             Its step, how many steps the ranks have gone on since the last look, whether it is replicated, and whether
-            the ranks keep different ones; None:
-            there is nothing new.
+            the ranks keep different ones; None: there is nothing new.
         """
         formed, words = self._round, self.control.words
         if formed is None or not formed.lineage or not self.is_used:

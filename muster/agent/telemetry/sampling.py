@@ -31,8 +31,6 @@ from muster.agent.workers.status_page import SlotStatus, StatusPage
 if TYPE_CHECKING:  # only with devices
     from muster.agent.telemetry.devices import DeviceUse
 
-_WINDOW_S = WINDOW_S
-"""The rate is that of the steps in so much time, and of two steps at least."""
 _LINE_BYTES = 160
 _MOST_RATE = 1e9
 
@@ -82,7 +80,7 @@ class Observed:
 
 
 class _Pace:
-    """How fast one rank is, from the moments of its steps."""
+    """How fast one rank is, from the moments of its steps in `WINDOW_S`, and of two steps at least."""
 
     def __init__(self) -> None:
         self._seen: deque[tuple[float, int]] = deque()
@@ -94,7 +92,7 @@ class _Pace:
             self._seen.clear()
         if not self._seen or done > self._seen[-1][1]:
             self._seen.append((at_s, done))
-            while len(self._seen) > 2 and at_s - self._seen[1][0] >= _WINDOW_S:
+            while len(self._seen) > 2 and at_s - self._seen[1][0] >= WINDOW_S:
                 self._seen.popleft()
 
     def find_rate(self, now_s: float) -> float | None:

@@ -9,7 +9,7 @@
     logs        logs and files of nodes that share no folder with this machine
     scheduler   what TorchX and the command `muster` call
 
-    hosts       node lists; it travels in the zip
+    hosts       node lists and times; it travels in the zip
     node        what runs on a node, from the zip, standard library only: a `supervision.supervisor.Supervisor` of one
                 replica, with the driver of processes
 

@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Final
 
 from muster.schedulers.errors import EngineError, OptionError, SchedulerError
-from muster.schedulers.slurm.hosts import expand_hosts
+from muster.schedulers.slurm.hosts import expand_hosts, parse_time
 
 LIMIT_S: Final = 60.0
 WAIT_FOR_CHILDREN: Final = "--wait-for-children"
@@ -201,14 +201,6 @@ def _read_control(job_id: str) -> QueueEntry:
     words = run(["scontrol", "-o", "show", "job", job_id], waits=False).split()
     fields = dict(word.partition("=")[::2] for word in words)
     return QueueEntry(job_id=job_id, state=fields["JobState"], end_s=parse_time(fields["EndTime"]))
-
-
-def parse_time(text: str) -> float | None:
-    """Slurm's local time in wall-clock seconds; None: N/A."""
-    try:
-        return time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S"))
-    except ValueError:
-        return None
 
 
 def forbid_requeue(job_id: str) -> None:

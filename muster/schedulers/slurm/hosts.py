@@ -1,6 +1,7 @@
-"""Node lists as Slurm writes them: `gpu[01-03,7],login`. Standard library only."""
+"""Node lists and times as Slurm writes them: `gpu[01-03,7],login`. Standard library only."""
 
 import re
+import time
 from collections.abc import Iterator
 
 _PART = re.compile(r"(?:[^,\[\]]|\[[^\]]*\])+")
@@ -14,6 +15,14 @@ def expand_hosts(text: str) -> list[str]:
         ValueError: it is no node list.
     """
     return [name for part in _PART.findall(text) for name in _expand(part)]
+
+
+def parse_time(text: str) -> float | None:
+    """Slurm's local time in wall-clock seconds; None: it is no time, such as `N/A`."""
+    try:
+        return time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S"))
+    except ValueError:
+        return None
 
 
 def _expand(part: str) -> Iterator[str]:

@@ -7,7 +7,6 @@ task that failed. Without a shared folder only Slurm is asked.
 import contextlib
 import re
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -35,6 +34,7 @@ _CLOCKS_S: Final = 2.0
 """By so much the clocks of nodes and controller may differ; a job waits longer before it runs again."""
 _START_S: Final = 30.0
 """By then a task has started, where no record says it."""
+_SUBMISSION_S: Final = 86400.0
 _LOG_LIMIT_BYTES: Final = 2000
 _SAYS_LITTLE: Final = re.compile(r"srun: (error: .*task [0-9,-]+: |Job step aborted|got SIG|forcing job)|Try \"srun ")
 _STATES: Final = {
@@ -140,21 +140,15 @@ class App:
         }
 
 
-def read_app(folder: AppFolder, jobs: Sequence[QueueEntry] | None = None) -> App:
+def read_app(folder: AppFolder) -> App:
     """Read an app; looking changes nothing.
-
-    Args:
-        folder: of the app.
-        jobs: its jobs, if they were read for many apps at once; None: Slurm is asked.
 
     Raises:
         FileNotFoundError: no app here (any more).
         EngineError: Slurm does not answer.
     """
     spec = folder.read_spec()
-    known = read_jobs(folder)
-    if jobs is None:
-        jobs = client.list_jobs(spec.app_id, known)
+    jobs = client.list_jobs(spec.app_id, read_jobs(folder))
     runs = list_runs(folder)
     nodes = {} if not runs or not spec.details else _read_nodes(folder, spec, runs[-1])
     entry = jobs[-1] if jobs else None
@@ -168,6 +162,24 @@ def read_app(folder: AppFolder, jobs: Sequence[QueueEntry] | None = None) -> App
         nodes=nodes,
         is_cancelled=folder.request_file.exists(),
     )
+
+
+def find_end_s(app: App, added_s: float) -> float | None:
+    """Find when an app ended, in wall-clock seconds; None: it runs, or nobody here can tell that it does not.
+
+    A job that Slurm does not know may be one of another cluster that has the same home folder.
+
+    Args:
+        app: see `read_app`.
+        added_s: when its submission began. One that has no job a day later was killed.
+    """
+    if app.entry is not None:
+        has_ended = is_terminal(words.STATES.get(app.entry.state, AppState.UNKNOWN))
+        return (app.entry.end_s or added_s) if has_ended else None
+    if not app.nodes and not read_jobs(app.folder):
+        return added_s + _SUBMISSION_S
+    ended = [known.record.ended_s for known in app.nodes.values()]
+    return max((each for each in ended if each is not None), default=None) if None not in ended else None
 
 
 def read_jobs(folder: AppFolder) -> list[str]:

@@ -27,7 +27,7 @@ from muster._shared import processes
 from muster._shared.contract import NEVER_RETRY, Env, ExitCode, LogNames
 from muster.schedulers.processes.driver import ProcessDriver
 from muster.schedulers.processes.launch import Launch
-from muster.schedulers.slurm.hosts import expand_hosts
+from muster.schedulers.slurm.hosts import expand_hosts, parse_time
 from muster.schedulers.supervision import events
 from muster.schedulers.supervision.app_folder import AppFolder, AppRecord, AppSpec, StateError, build_role_dir_name
 from muster.schedulers.supervision.driver import EventQueue
@@ -41,6 +41,8 @@ NODE_NAME: Final = "node"
 """In a replica's folder of a run: the node's name."""
 HOSTS_NAME: Final = "hosts"
 """In a run's folder: the names of its nodes, in the order of the tasks. Slurm forgets those that it has lost."""
+SCRIPT_NAME: Final = "job.sh"
+"""In the app's state folder: the script of its job."""
 SIZES_NAME: Final = "sizes"
 """In the app's state folder: `ROLE NODES` per line, of roles that have fewer nodes than submitted."""
 FILES_DIR: Final = "files/"
@@ -349,11 +351,8 @@ def _end_run(
 
 
 def _read_end_s(allocation: Allocation) -> float | None:
-    text = _run("squeue", "-h", "-j", allocation.job_id, "-o", "%e").strip()
-    try:
-        return time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S"))
-    except ValueError:
-        return None  # no limit, or no answer
+    """None: no limit, or no answer."""
+    return parse_time(_run("squeue", "-h", "-j", allocation.job_id, "-o", "%e").strip())
 
 
 def _read_state(allocation: Allocation) -> str:
@@ -434,7 +433,7 @@ def _continue_job(folder: AppFolder, spec: AppSpec, allocation: Allocation) -> N
 def _submit_follow_up(folder: AppFolder, spec: AppSpec, allocation: Allocation) -> None:
     excluded = _choose_excluded(folder, spec, allocation)
     words = [f"--exclude={','.join(excluded)}"] if excluded else []
-    script = str(folder.state_dir / "job.sh")
+    script = str(folder.state_dir / SCRIPT_NAME)
     for number in range(_STATE_TRIES):  # a controller that is just restarted is asked again
         time.sleep(number and _STATE_PAUSE_S)
         job_id = _run("sbatch", "--parsable", *words, f"--dependency=afterany:{allocation.job_id}", script)
@@ -455,7 +454,7 @@ def _choose_excluded(folder: AppFolder, spec: AppSpec, allocation: Allocation) -
     if not names:
         return []
     excluded = [*before, *names]
-    if _call("sbatch", "--test-only", f"--exclude={','.join(excluded)}", str(folder.state_dir / "job.sh")) is None:
+    if _call("sbatch", "--test-only", f"--exclude={','.join(excluded)}", str(folder.state_dir / SCRIPT_NAME)) is None:
         return []
     print(f"muster: {', '.join(names)} is suspected: the job's next run leaves it out", flush=True)
     return excluded

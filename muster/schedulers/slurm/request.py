@@ -31,7 +31,6 @@ from muster.schedulers.slurm.options import SlurmOptions
 
 WORKSPACE_KEY: Final = "muster.slurm_workspace"
 """In `Role.metadata`: absolute path of the folder that travels with the app."""
-SCRIPT_NAME: Final = "job.sh"
 LOG_NAME: Final = "slurm.log"
 """What the script and `srun` say, in the app's state folder."""
 WORK_DIR: Final = "workspace"

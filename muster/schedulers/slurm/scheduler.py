@@ -65,11 +65,10 @@ from muster.schedulers.adapter import (
     share_workspace,
 )
 from muster.schedulers.slurm import client, live, payload, words
-from muster.schedulers.slurm.node import SIZES_NAME, read_sizes
+from muster.schedulers.slurm.node import SCRIPT_NAME, SIZES_NAME, read_sizes
 from muster.schedulers.slurm.options import SlurmOptions
 from muster.schedulers.slurm.request import (
     PAYLOAD_MARK,
-    SCRIPT_NAME,
     SRUN,
     WORK_DIR,
     WORKSPACE_KEY,
@@ -222,17 +221,18 @@ class SlurmScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mis
 
     def find_leftovers(self) -> Iterable[Leftover]:
         """See `PluginScheduler`."""
-        for each in self.list_apps({}):
-            if is_terminal(each.state) or each.state is AppState.UNKNOWN:
-                folder = self._find_registry().open(each.app_id)
-                if folder is not None:
-                    yield Leftover(
-                        name=f"{BACKEND}://{each.app_id}",
-                        what=f"{each.state.name.lower()}: its logs and state",
-                        size_bytes=sum(path.lstat().st_size for path in folder.path.rglob("*")),
-                        ended_s=None,
-                        remove=lambda app_id=each.app_id: self.delete_app(app_id),  # type: ignore[misc]
-                    )
+        registry = self._find_registry()
+        for app_id in registry:
+            app, added_s = self._find_app(app_id), registry.find_added_s(app_id)
+            ended_s = None if app is None or added_s is None else live.find_end_s(app, added_s)
+            if app is not None and ended_s is not None:
+                yield Leftover(
+                    name=f"{BACKEND}://{app_id}",
+                    what=f"{app.state.name.lower()}: its logs and state",
+                    size_bytes=sum(path.lstat().st_size for path in app.folder.path.rglob("*")),
+                    ended_s=ended_s,
+                    remove=lambda app_id=app_id: self.delete_app(app_id),  # type: ignore[misc]
+                )
 
     def read_log(self, app_id: str, request: LogRequest) -> Iterator[str]:
         """See `PluginScheduler`. All runs of the job are in one log."""

@@ -204,7 +204,7 @@ class Checked:
     ports: Sequence[int]
     """Free ones, when it was asked for some."""
     clock_s: float
-    """How much its clock is ahead of this machine's."""
+    """How many seconds its clock is ahead of this machine's, at least; less than 0: behind."""
     connection: Probe = field(repr=False)
 
 
@@ -239,7 +239,8 @@ def _check(host: Host, needs: Needs) -> Checked:
         asked_s = time.time()
         told = probe.ask({"folder": needs.folder, "ports": needs.ports})
         _judge(told, needs)
-        clock_s = told["time_s"] - (asked_s + time.time()) / 2
+        # The login may have taken seconds of these: only what lies outside of them is its clock's.
+        clock_s = told["time_s"] - min(max(told["time_s"], asked_s), time.time())
     except BaseException:
         probe.close()
         raise

@@ -22,6 +22,7 @@ from muster.schedulers.supervision.events import ResizeRequested
 from muster.schedulers.supervision.state import AppPhase, ReplicaId
 
 RUN: Final = "{run}"
+"""In commands and variables of `request`: the run folder of this start of the replica."""
 _KILL_LIMIT_S: Final = 15.0
 _PROGRAM: Final = (
     "import sys; sys.path[:] = [*(path for path in sys.path if path), sys.argv[1]]\n"

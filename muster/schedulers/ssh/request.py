@@ -22,14 +22,13 @@ from muster.schedulers.adapter import (
     plan_replica,
 )
 from muster.schedulers.agent_command import find_agent_flag
+from muster.schedulers.ssh.driver import RUN
 from muster.schedulers.ssh.hosts import Host
 from muster.schedulers.ssh.options import SshOptions
 
 DRIVER: Final = "muster.schedulers.ssh.driver:SshDriver"
 WORKSPACE: Final = "ssh.workspace"
 """In `Role.metadata`: absolute path of the folder that travels to the hosts of the role."""
-RUN: Final = "{run}"
-"""In commands and variables: the run folder of this start of the replica."""
 
 
 @dataclass(frozen=True, kw_only=True)

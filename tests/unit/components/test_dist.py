@@ -4,6 +4,7 @@ import copy
 import inspect
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -158,6 +159,42 @@ def test_every_argument_can_be_given_on_the_command_line() -> None:
         "--hang-timeout": "1.5",
     }
     assert {name: flag(app, name) for name in expected} == expected
+
+
+@pytest.mark.parametrize("component", [dist.torchrun, dist.spmd])
+def test_the_same_arguments_are_the_same_job(component: Callable[..., Any], tmp_path: Path) -> None:
+    """Each of the three passes its parameters on one by one."""
+    (tmp_path / "env").write_text("B=2\n")
+    values: dict[str, Any] = {
+        "script": "main.py",
+        "image": "i",
+        "name": "e/r",
+        "j": "1:2x4",
+        "metadata": {"K": "v"},
+        "max_retries": 2,
+        "env": {"A": "1"},
+        "env_file": str(tmp_path / "env"),
+        "mounts": ["type=bind", "src=/a", "dst=/b"],
+        "debug": True,
+        "start": "cold",
+        "preload": "a,b",
+        "hang_timeout": "1.5",
+        "hang_action": "stop",
+        "collapse_lines": "on",
+        "notify": "tell",
+        "metrics_port": "1",
+        "tracker_run": True,
+        "preflight": "full",
+        "snapshot_memory": "64G",
+        "snapshot_copies": 0,
+        "rank_order": "segment",
+        "on": "oom: stop",
+        **({"h": GPU_HOST} if component is dist.spmd else {"cpu": 3, "gpu": 4, "memMB": 77, "tee": 0}),
+        **({} if component is dist.spmd else {"rdzv_port": 1, "rdzv_backend": "etcd", "rdzv_conf": "join_timeout=1"}),
+    }
+    names = {name for name, each in inspect.signature(component).parameters.items() if each.kind != each.VAR_POSITIONAL}
+    assert names - {"m", "h"} == set(values) - {"h"}
+    assert component("--lr", "1", **values) == dist.ddp("--lr", "1", **values)
 
 
 @pytest.mark.parametrize("component", OURS)

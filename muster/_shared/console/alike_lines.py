@@ -170,7 +170,7 @@ class AlikeLines(Generic[_S]):
             self._hold_nothing()
             self._launch, self._launch_until_s = speaker.launch, now_s + LAUNCH_S
             self._printed.clear()
-        if not self._merges_lines and speaker not in self._blocks and b"Warning: " not in lines:
+        if not self._merges_lines and not self.holds_rows(speaker) and b"Warning: " not in lines:
             self._out.append(Said(Unit(ALONE, b"", lines, now_s), speaker, now_s))
             return self._take_out()
         units = self._units.get(speaker)
@@ -191,6 +191,10 @@ class AlikeLines(Generic[_S]):
         if self._head is not None:
             times.append(self._head.due_s)
         return min(times) if times else None
+
+    def holds_rows(self, speaker: _S) -> bool:
+        """Whether its last rows may be the beginning of a warning or a traceback."""
+        return speaker in self._blocks
 
     def take_due(self, now_s: float) -> list[Said[_S]]:
         """What has been held long enough."""

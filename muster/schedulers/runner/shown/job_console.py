@@ -90,6 +90,63 @@ def _join_prefixes(speakers: "list[_Speaker]") -> tuple[str, str]:
     return format_ranks({each.index for each in speakers}), name
 
 
+def _find_prefix(line: str, role: str) -> "re.Match[str] | None":
+    """Find the prefix of a whole line that a worker of the role has written."""
+    return PREFIX.match(line) if line.startswith(f"[{role}") and line.endswith("\n") else None
+
+
+def _read_text(line: str, found: "re.Match[str]") -> bytes:
+    return line[found.end() :].encode("utf-8", "surrogatepass")
+
+
+def _list_rows(said: "Said[_Speaker]", prefix: str) -> list[str]:
+    return [f"{prefix}{row}\n" for row in said.text.decode("utf-8", "surrogatepass")[:-1].split("\n")]
+
+
+class PlainLines:
+    """The lines of all replicas for a pipe or a file. A warning that nodes write alike at the start is there once.
+
+    Any thread may use it. A warning without a line of source waits for its rank's next line.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._alike: dict[str, AlikeLines[_Speaker]] = {}
+        """By role."""
+
+    def read(self, lines: Iterable[str], role: str, index: int) -> Iterator[str]:
+        """Yield the lines of one replica, bars as plain ones.
+
+        Args:
+            lines: with their newlines, until the replica has ended.
+            role: the replica's role.
+            index: its number.
+        """
+        with self._lock:
+            alike = self._alike.setdefault(role, AlikeLines(merges_lines=False))
+        speakers: dict[str, _Speaker] = {}
+        for line in unmark_bars(lines):
+            found = _find_prefix(line, role)
+            if found is None:
+                yield line
+                continue
+            if found[0] not in speakers:
+                speakers[found[0]] = _Speaker(role=role, index=index, found=found, peers=0)
+            speaker = speakers[found[0]]
+            if "Warning: " not in line and not alike.holds_rows(speaker):
+                yield line
+                continue
+            with self._lock:
+                shown = alike.push(speaker, _read_text(line, found), time.monotonic())
+            for said in shown:
+                yield from _list_rows(said, found[0])
+        for prefix, speaker in speakers.items():
+            with self._lock:
+                shown = alike.end(speaker, time.monotonic())
+            for said in shown:
+                yield from _list_rows(said, prefix)
+
+
 class JobConsole:
     """The lines of all replicas that one process prints to a terminal, and the live rows below. Any thread may use it.
 
@@ -138,14 +195,14 @@ class JobConsole:
                 if bar is not None:
                     self._set_row((role, index, *bar[0]), f"{role}/{index} {line[1:-1]}" if bar[1] else "")
                     continue
-                found = PREFIX.match(line) if line.startswith(f"[{role}") and line.endswith("\n") else None
+                found = _find_prefix(line, role)
                 if found is not None and found[0] not in speakers:
                     speakers[found[0]] = _Speaker(role=role, index=index, found=found, peers=merged_ranks)
                 with self._changed:
                     if found is None:
                         shown = [*map(self._format, alike.take_all()), self._format_line(role, str(index), line)]
                     else:
-                        text = line[found.end() :].encode("utf-8", "surrogatepass")
+                        text = _read_text(line, found)
                         shown = [*map(self._format, alike.push(speakers[found[0]], text, time.monotonic()))]
                     self._print("".join(shown))
                     self._watch(alike)
@@ -205,8 +262,7 @@ class JobConsole:
     def _format(self, said: "Said[_Speaker]") -> str:
         first = said.speakers[0]
         indices, prefix = (str(first.index), first.prefix) if len(said.speakers) == 1 else _join_prefixes(said.speakers)
-        rows = said.text.decode("utf-8", "surrogatepass")[:-1].split("\n")
-        return "".join(self._format_line(first.stream, indices, f"{prefix}{row}\n") for row in rows)
+        return "".join(self._format_line(first.stream, indices, row) for row in _list_rows(said, prefix))
 
     def _format_line(self, role: str, indices: str, line: str) -> str:
         if not self._has_colours:

@@ -31,6 +31,8 @@ _PYTHON = re.compile(r"python(3(\.\d+)?)?")
 _COMMAND_LENGTH = 2  # -m muster.agent
 _RUN_ID = "rdzv-id"
 _RUN_ID_VARIABLE = "PET_RDZV_ID"
+_TEE = "t"
+"""torchrun's abbreviation of --tee, which a switch of ours must not take."""
 
 _IMAGE_PROGRAM: Final = (
     "import sys; sys.path[:] = filter(None, sys.path); from muster.agent.__main__ import main; sys.exit(main())"
@@ -200,7 +202,7 @@ def _split_flag(word: str) -> tuple[str, str | None]:
     spelling = name.replace("_", "-")
     if equals:
         return spelling, value
-    is_switch = any(switch.startswith(spelling) for switch in AGENT_SWITCHES)
+    is_switch = spelling != _TEE and any(switch.startswith(spelling) for switch in AGENT_SWITCHES)
     return spelling, "" if is_switch else None
 
 

@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from muster._shared.contract import AGENT_SHORT_SWITCHES, AGENT_SWITCHES
-from muster.agent.cli.command_line import parse_command_line
+from muster.agent.cli.command_line import find_flag, parse_command_line
 from muster.agent.cli.flag_table import FLAGS
 from muster.agent.errors import UsageError
 from muster.schedulers.agent_command import assign_run_ids, find_agent_flag, find_program, list_agent_flags
@@ -44,6 +44,7 @@ LINES = st.lists(WORDS, max_size=8).map(lambda parts: [word for part in parts fo
 @given(LINES)
 @example(["--standalone", "--shutdown-timeout", "5", "main.py", "--shutdown-timeout", "600"])
 @example(["--rdzv-id", "a", "--", "main.py", "--", "--rdzv-id", "b"])
+@example(["--t", "5", "--rdzv-id", "5"])
 @example(["-mr", "3", "--shutdown_t=7", "pkg.main", "--shutdown-timeout=9"])
 def test_adapters_read_the_line_as_the_agent_does(words: list[str]) -> None:
     try:
@@ -59,6 +60,17 @@ def test_adapters_read_the_line_as_the_agent_does(words: list[str]) -> None:
     if program[1:2] == ["--"]:
         del program[1]
     assert program == ([] if line.script is None else [line.script, *line.script_args])
+
+
+@pytest.mark.parametrize("name", [flag.name for flag in FLAGS])
+def test_adapters_know_from_each_beginning_of_a_flag_whether_a_value_follows(name: str) -> None:
+    for length in range(1, len(name) + 1):
+        try:
+            flag = find_flag(f"--{name[:length]}")
+        except UsageError:  # it is ambiguous
+            continue
+        flags = list_agent_flags([*COMMAND, f"--{name[:length]}", "value"])
+        assert [each.value for each in flags] == ["" if flag.is_switch else "value"], name[:length]
 
 
 def test_the_contract_names_the_agents_switches() -> None:

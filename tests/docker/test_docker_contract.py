@@ -25,7 +25,7 @@ class TestDocker(SchedulerContract):
 
     def lose_replica(self, scheduler, app_id, index):
         labels = [f"io.muster.app={app_id}", f"io.muster.replica={index}"]
-        (container,) = self.client.containers.list(filters={"label": labels})
+        (container,) = self.client.containers.list(filters={"label": labels}, ignore_removed=True)
         container.kill()  # removed, it would take its log with it
 
     def list_left(self, app_id):

@@ -32,13 +32,19 @@ def submit_as(apps, app, app_id, **cfg):
     return apps.scheduler.schedule(info)
 
 
+def list_containers(apps, prefix):
+    """Without looking at each: those of other tests may go meanwhile."""
+    names = [name.lstrip("/") for each in apps.client.api.containers(all=True) for name in each["Names"]]
+    return [name for name in names if name.startswith(prefix)]
+
+
 def test_missing_command_is_one_line_and_not_retried(apps, app_of):
     message = "could not be started: image 'muster-test:torch' has no 'no-such-command'"
     try:
         app_id = apps.run(app_of("", entrypoint="no-such-command", replicas=2, max_retries=3, name="gone"))
     except EngineError as error:  # it was fast: the submission was taken back
         assert message in str(error)  # noqa: PT017  # both outcomes are right, which one comes is a race
-        assert not [c for c in apps.client.containers.list(all=True) if c.name.startswith("gone-")]
+        assert not list_containers(apps, "gone-")
         assert not [n for n in apps.client.networks.list() if n.name.startswith("gone-")]
         return
     status = apps.wait(app_id)
@@ -51,7 +57,7 @@ def test_missing_bind_mount_is_one_line_and_leaves_nothing(apps, app_of):
     mounts = [BindMount(src_path="/no/such/folder", dst_path="/data")]
     with pytest.raises(EngineError, match="/no/such/folder"):
         apps.run(app_of("true", replicas=2, mounts=mounts, name="bound"))
-    assert not [c for c in apps.client.containers.list(all=True) if c.name.startswith("bound-")]
+    assert not list_containers(apps, "bound-")
 
 
 def test_second_app_of_a_name_is_refused_and_the_first_not_touched(apps, app_of):

@@ -141,8 +141,8 @@ def has_started_over(result: Result, first_save: int | None) -> bool:
 
 def _could_resume(result: Result, done: int) -> bool:
     """Something had been saved; of a script whose ranks all report it, the agents knew it when the fault happened."""
-    if 0 < len(result.saving_ranks) == result.ranks and result.story is not None and result.caused_s is not None:
-        return any(mark.kind == "checkpoint" and mark.at_s < result.caused_s for mark in result.story.marks)
+    if 0 < len(result.saving_ranks) == result.ranks:
+        return result.agents_knew
     return any(0 < each <= done for each in result.saved_at)
 
 

@@ -83,6 +83,8 @@ class Result:
     """Steps that the slowest rank had done when the fault happened."""
     caused_s: float | None = None
     """When, in seconds since the epoch."""
+    agents_knew: bool = False
+    """When the fault happened, the agents knew of a checkpoint that all ranks had reported."""
     starts: list[int] = field(default_factory=list)
     """The first step of each round that did one."""
     done: int = 0
@@ -283,7 +285,7 @@ class Trial:
             result.is_counted = self._counts
             if not self._has_begun:
                 self._has_begun = True
-                start = min(told) - 1
+                start = min(slots[rank].start for rank in by_rank)
                 if result.starts and result.is_counted:
                     result.repeated += max(0, result.done - start)
                 self._is_behind = result.fault_done is not None
@@ -320,6 +322,7 @@ class Trial:
             return
         if result.fault_done is None:
             result.fault_done, result.caused_s = result.done, time.time()
+            result.agents_knew = self._watch.has_checkpoint
             self._most_s = time.monotonic() if self._most == 0 else self._most_s
             if self._case.moment is Moment.CHECKPOINT:
                 self.rank = next(self._find_saving(), self.rank)

@@ -49,6 +49,8 @@ class Slot:
 
     done: int = 0
     """Steps; of a script that reports none, those of its optimizer in this attempt."""
+    start: int = 0
+    """Steps that were done when this attempt did its first one: it may have done several when it is seen first."""
     is_counted: bool = False
     """The script counts them, across attempts."""
     is_saving: bool = False
@@ -199,8 +201,10 @@ def _read_slot(page: mmap.mmap, local_rank: int) -> Slot:
     first = (local_rank + 1) * Layout.WORDS
     step = limit_steps(_read_word(page, first + Layout.STEP), _read_word(page, first + Layout.TOTAL))
     phase = _read_phase(page, first, _read_word(page, first + Layout.PHASE))
+    done = step or _read_word(page, first + Layout.OPTIMIZER_STEPS)
     return Slot(
-        done=step or _read_word(page, first + Layout.OPTIMIZER_STEPS),
+        done=done,
+        start=max(0, min(_read_word(page, first + Layout.FIRST), done) - 1),
         is_counted=step > 0,
         is_saving=phase in CHECKPOINT_PHASES,
         has_saved=_read_word(page, first + Layout.SAVED) > 0,

@@ -93,8 +93,14 @@ def test_ice_learns_progress_is_that_of_the_job(app_id):
     assert status["total"] == 1_000_000
     assert [rank.get("step") is None for rank in status["ranks"]] == [False, True]
     torchx = [str(MUSTER.with_name("torchx")), "status", f"detached://torchx/{app_id}"]
-    done = subprocess.run(torchx, capture_output=True, text=True, timeout=120, check=False)
-    assert re.search(r"step \d+ of 1000000, \d+ a second; ETA ", done.stdout), done
+    wait_until(
+        lambda: re.search(
+            r"step \d+ of 1000000, [\d.]+ a second; ETA ",  # a first status has no rate yet
+            subprocess.run(torchx, capture_output=True, text=True, timeout=120, check=False).stdout,
+        ),
+        timeout_s=120,
+        what="a rate",
+    )
 
 
 def test_a_job_that_is_not_there():

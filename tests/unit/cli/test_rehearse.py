@@ -194,8 +194,8 @@ def test_verdicts(result: Result, verdict: Verdict, advice: tuple[str, ...], com
         ({"starts": [30, 5]}, 20, True),  # a busy machine: what was done before was seen late
         ({"starts": [30, 20]}, 25, False),  # so was the first save
         ({"starts": [0, 19], "fault_done": 20}, None, False),  # it continues from memory
-        ({"starts": [0, 0], "saving_ranks": frozenset(range(4)), "caused_s": 11.5}, 20, True),
-        ({"starts": [0, 0], "saving_ranks": frozenset(range(4)), "caused_s": 10.5}, 20, False),  # no agent knew it yet
+        ({"starts": [0, 0], "saving_ranks": frozenset(range(4)), "agents_knew": True}, 20, True),
+        ({"starts": [0, 0], "saving_ranks": frozenset(range(4)), "agents_knew": False}, 20, False),
     ],
 )
 def test_only_a_script_that_could_have_resumed_has_started_over(
@@ -415,7 +415,7 @@ def run_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rounds: list[list
         clock[0] += 9
         for step in steps:
             clock[0] += 1
-            pages[0] = Slot(done=step, is_counted=True)
+            pages[0] = Slot(done=step, start=steps[0] - 1, is_counted=True)
             run._look()
         run._result.fault_done = run._result.done
     run._end_recovery()
@@ -430,6 +430,20 @@ def test_a_recovery_ends_with_a_step_beyond_those_of_before_or_with_the_last_one
     again = run_steps(tmp_path, monkeypatch, [[1, 2, 3, 4], [3, 4]])
     assert (again.recovery_s, again.repeated, again.done) == (11, 2, 4)
     assert run_steps(tmp_path, monkeypatch, [[1, 2, 3, 4], [3]]).recovery_s is None
+
+
+def test_a_start_that_is_seen_late_began_where_the_rank_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, _ = build_run(tmp_path, monkeypatch, Limits())
+    pages: dict[int, Slot] = {}
+    run._watch = cast("Any", SimpleNamespace(look=lambda: pages, read_values=dict, has_ended=lambda _: True))
+    run._saves = cast("Any", SimpleNamespace(look=lambda: False))
+    pages[0] = Slot(done=20, is_counted=True)
+    run._look()
+    pages.clear()
+    run._look()
+    pages[0] = Slot(done=7, is_counted=True)
+    run._look()
+    assert (run._result.starts, run._result.repeated) == ([0, 0], 20)
 
 
 @pytest.mark.parametrize(("step", "done"), [(0, 1), (119, 120), (120, 120)])

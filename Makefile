@@ -16,9 +16,11 @@ NIGHTLY := .venv-nightly/bin
 PYTEST := $(STABLE)/python -m pytest
 # what runs against both TorchX lines; the other files may import torch, which .venv-nightly has not
 BOTH_LINES = $(shell grep -rlE 'mark\.torchx' tests --include='test_*.py')
-# what is asked of a running job, pods and queues hardly meet TorchX, and other adapters' contract tests run on both lines:
-# on the nightly line in `make soak` only
+# what is asked of a running job, what containers are limited to, pods and queues hardly meet TorchX, and other adapters'
+# contract tests run on both lines: on the nightly line in `make soak` only
 CONTROL := tests/docker/test_docker_control.py tests/docker/test_docker_contract.py \
+	tests/docker/test_docker_container_restart.py tests/docker/test_docker_limits.py \
+	tests/docker/test_docker_host_network.py tests/docker/test_docker_afterwards.py \
 	tests/process/control/test_local_control.py tests/process/control/test_resize.py \
 	tests/process/kubernetes/test_control.py tests/process/kubernetes/test_pod.py tests/process/kubernetes/test_queue.py
 # minutes for each script: in `make nightly` only

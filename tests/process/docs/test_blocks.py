@@ -56,6 +56,7 @@ def environment(tmp_path):
     return {**kept, **home, "PATH": f"{programs}:{BIN}:/usr/bin:/bin:/usr/sbin:/sbin"}
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)  # a page may have several jobs, and the machine may be busy
 @pytest.mark.parametrize("page", doc_pages.list_pages())
 def test_blocks_run_or_are_marked(page, folder, environment):

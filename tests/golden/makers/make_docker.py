@@ -65,7 +65,8 @@ def read_engine(client: Any, apps: dict[str, str]) -> dict[str, Any]:
     found: dict[str, Any] = {"containers": [], "networks": [], "volumes": []}
     for app_id in apps.values():
         label = {"label": f"io.muster.app={app_id}"}
-        containers = [client.api.inspect_container(each.id) for each in client.containers.list(all=True, filters=label, ignore_removed=True)]
+        found = client.containers.list(all=True, filters=label, ignore_removed=True)
+        containers = [client.api.inspect_container(each.id) for each in found]
         found["containers"] += [reduce_container(data) for data in sorted(containers, key=lambda data: data["Name"])]
         networks = [client.api.inspect_network(network.id) for network in client.networks.list(filters=label)]
         found["networks"] += [{key: data[key] for key in ("Name", "Driver", "Labels")} for data in networks]

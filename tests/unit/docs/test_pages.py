@@ -110,9 +110,15 @@ def test_options_and_variables_exist():
 
 def test_pages_invent_no_address():
     known = ("github.com/meta-pytorch/torchx", "docs.pytorch.org", "meta-pytorch.org", "kubernetes.io", "kubeflow.org")
+    threads = (
+        "github.com/pytorch/pytorch/issues/",
+        "github.com/pytorch/pytorch/pull/",
+        "github.com/ray-project/ray/pull/",
+    )
+    threads += ("github.com/skypilot-org/skypilot/pull/", "github.com/kubeflow/trainer/issues/")
     for page in PAGES:
         for url in re.findall(r"https?://[^\s)>\"`]+", read_text(page)):
-            assert any(part in url for part in known), f"{page}: {url}"
+            assert any(part in url for part in known + threads), f"{page}: {url}"
 
 
 def test_the_workflow_runs_targets_that_exist():

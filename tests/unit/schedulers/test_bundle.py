@@ -19,27 +19,46 @@ from muster.schedulers.agent_command import is_agent_command, is_agent_role, rew
 pytestmark = pytest.mark.torchx
 
 
+TYPE_MODULES = ("typing", "collections.abc")
+
+
 class Reduced(ast.NodeTransformer):
-    """A program without what a bundle leaves out."""
+    """A program without what a bundle leaves out. Names of types are imported or not: see `find_missing`."""
 
     def __init__(self) -> None:
-        self.is_in_function = False
+        self.places = ["module"]
 
-    def visit_Expr(self, node):
-        return ast.Expr(ast.Constant(0)) if isinstance(node.value, ast.Constant) else self.generic_visit(node)
+    def visit_Module(self, node):
+        return self.visit_body(node)
 
     def visit_FunctionDef(self, node):
         node.returns = None
-        return self.visit_inside(node, is_in_function=True)
+        return self.visit_inside(node, "function")
 
     def visit_ClassDef(self, node):
-        return self.visit_inside(node, is_in_function=False)
+        return self.visit_inside(node, "class")
 
-    def visit_inside(self, node, *, is_in_function):
-        before, self.is_in_function = self.is_in_function, is_in_function
-        self.generic_visit(node)
-        self.is_in_function = before
+    def visit_inside(self, node, place):
+        self.places.append(place)
+        self.visit_body(node)
+        self.places.pop()
         return node
+
+    def visit_body(self, node):
+        self.generic_visit(node)
+        rest = [
+            each for each in node.body if not isinstance(each, ast.Expr) or not isinstance(each.value, ast.Constant)
+        ]
+        node.body = rest or [ast.Expr(ast.Constant(0))]
+        return node
+
+    def visit_If(self, node):
+        self.generic_visit(node)
+        is_for_types = isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+        return None if is_for_types and self.places == ["module"] and not node.orelse else node
+
+    def visit_ImportFrom(self, node):
+        return None if node.module in TYPE_MODULES and self.places == ["module"] else node
 
     def visit_arg(self, node):
         node.annotation = None
@@ -47,13 +66,29 @@ class Reduced(ast.NodeTransformer):
 
     def visit_AnnAssign(self, node):
         self.generic_visit(node)
-        if not self.is_in_function or node.value is None:
+        if self.places[-1] == "class" or node.value is None:
             return node
         return ast.copy_location(ast.Assign(targets=[node.target], value=node.value), node)
 
 
 def dump_reduced(source):
     return ast.dump(Reduced().visit(ast.parse(source)))
+
+
+def find_missing(source, stripped):
+    """Names of types that the source imports, and the stripped one uses but does not import."""
+    imported, left = (
+        {name.asname or name.name for node in ast.walk(ast.parse(text)) if is_types(node) for name in node.names}
+        for text in (source, stripped)
+    )
+    used = {node.id for node in ast.walk(ast.parse(stripped)) if isinstance(node, ast.Name)}
+    texts = [node.value for node in ast.walk(ast.parse(stripped)) if isinstance(node, ast.Constant)]
+    used |= {word for text in texts if isinstance(text, str) for word in re.findall(r"\w+", text)}
+    return (imported - left) & used
+
+
+def is_types(node):
+    return isinstance(node, ast.ImportFrom) and node.module in TYPE_MODULES
 
 
 class TestAgentBundle:
@@ -66,25 +101,31 @@ class TestAgentBundle:
 
     def test_stripped_source_is_the_same_program_on_the_same_lines(self):
         package = pathlib.Path(bundle.__file__).parents[1]
-        for path in [*package.glob("*.py"), *(package / "agent").rglob("*.py")]:
+        rooms = [package / name for name in ("agent", "_shared", "snapshots")]
+        for path in [*package.glob("*.py"), *(path for room in rooms for path in room.rglob("*.py"))]:
             source = path.read_text()
             stripped = bundle.strip_source(source)
             assert len(stripped.splitlines()) == len(source.splitlines()), path
             assert dump_reduced(stripped) == dump_reduced(source), path
+            assert not find_missing(source, stripped), path
 
     @pytest.mark.parametrize(
         ("source", "expected"),
         [
-            ('"""doc"""\nx = 1  # why\n', "0\nx = 1  # why\n"),
+            ('"""doc"""\nx = 1  # why\n', "\nx = 1\n"),
             ('def f():\n    """one\n    two"""\n', "def f():\n 0\n\n"),
+            ('def f():\n    """one\n    two"""  # why\n    a()\n', "def f():\n\n\n a()\n"),
             ('class C:\n    a: int\n    """one\n\n    ü"""; b = 2\n', "class C:\n a: int\n 0; b = 2\n\n\n"),
             ("# why\nif a:\n    # how\n    b()\n", "\nif a:\n\n b()\n"),
-            ('x = """\n# none\n"""\n', 'x = """\n# none\n"""\n'),
+            ('x = """\n# none\n    ü"""  # why\n', 'x = """\n# none\n    ü"""\n'),
+            ("x = '''\n# \"\"\" none\n'''\n", "x = '''\n# \"\"\" none\n'''\n"),
             ('x = "\\\n# none"\n', 'x = "\\\n# none"\n'),
+            ('x = (\n    "# \\""  # "one"\n    # two\n    \'"#\'\n)\n', 'x = (\n "# \\""\n\n \'"#\'\n)\n'),
+            ('x = f"#{a[\'#\']}" + rb"\\"#" + 1  # why\n', 'x = f"#{a[\'#\']}" + rb"\\"#" + 1\n'),
             ('def f(): "ü"; return 1\n', "def f(): 0; return 1\n"),
             ("def f(a: int, *b: str, ü: 'C' = 1, **d: D) -> E: return 1\n", "def f(a, *b, ü = 1, **d) : return 1\n"),
             (
-                "def f(\n    a: (\n        int\n    ),\n) -> dict[\n    str, int\n]:\n    b()\n",
+                "def f(\n    a: (\n        int  # why\n    ),\n) -> dict[\n    str, int\n]:\n    b()\n",
                 "def f(\n a,\n\n\n) :\n\n\n b()\n",
             ),
             ("def f():\n    a: int = 1\n    b: str\n    c.d: E = {}\n", "def f():\n a = 1\n b: str\n c.d = {}\n"),
@@ -93,6 +134,19 @@ class TestAgentBundle:
                 "class C:\n a: int = 1\n def b(self) : d = 1\n",
             ),
             ("def f():\n    class C:\n        a: int = 1\n", "def f():\n class C:\n  a: int = 1\n"),
+            (
+                "def f():\n    try:\n        g()\n    except E:\n        def h() -> C: a()\n",
+                "def f():\n try:\n  g()\n except E:\n  def h() : a()\n",
+            ),
+            (
+                "from typing import TYPE_CHECKING, Final\nif TYPE_CHECKING:  # why\n    import a\nB: Final = 1\n",
+                "\n\n\nB = 1\n",
+            ),
+            (
+                "from collections.abc import (\n    Mapping,\n    Set,\n)\nclass C:\n    a: 'Mapping[int, str]'\n",
+                "from collections.abc import Mapping\n\n\n\nclass C:\n a: 'Mapping[int, str]'\n",
+            ),
+            ("if TYPE_CHECKING:\n    import a\nelse:\n    b()\n", "if TYPE_CHECKING:\n import a\nelse:\n b()\n"),
         ],
     )
     def test_what_is_stripped(self, source, expected):

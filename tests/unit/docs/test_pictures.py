@@ -1,4 +1,4 @@
-"""The pictures of the pages: those of a terminal are made by `docs/pictures.py`, from jobs that it runs."""
+"""The pictures of the pages: of a terminal, from jobs that `docs/pictures.py` runs; those that `docs/drawings.py` draws."""
 
 import re
 import sys
@@ -8,6 +8,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
+SVG = "{http://www.w3.org/2000/svg}"
 SAYS = {
     "hang": ["JOB FAILED", "rank 1 did not enter all_reduce #101", "File \"./train.py\""],
     "top": ["RUNNING", "of 500", "1 recovery", "loss is not finite at step 80", "LAST LINE"],
@@ -21,8 +22,15 @@ def pictures(monkeypatch):
     sys.modules.pop("pictures", None)
 
 
+@pytest.fixture
+def drawings(monkeypatch):
+    monkeypatch.syspath_prepend(str(DOCS))
+    yield __import__("drawings")
+    sys.modules.pop("drawings", None)
+
+
 def read_words(svg):
-    words = " ".join(text.text or "" for text in ET.fromstring(svg).iter("{http://www.w3.org/2000/svg}text"))
+    words = " ".join(text.text or "" for text in ET.fromstring(svg).iter(f"{SVG}text"))
     return re.sub(r"\s+", " ", words)
 
 
@@ -42,6 +50,45 @@ def test_a_picture_says_what_its_page_says_and_names_no_place_of_a_machine(name)
     words = read_words(svg)
     assert [each for each in SAYS[name] if each not in words] == []
     assert not re.search(r"/(root|work|tmp|home)/", words)
+
+
+def test_the_drawings_are_those_of_the_script_and_each_is_on_a_page(drawings):
+    pages = "".join(path.read_text() for path in DOCS.glob("*.md"))
+    for name, svg in drawings.draw_all().items():
+        assert (DOCS / "static" / name).read_text() == svg, "run `python docs/drawings.py`"
+        assert f"](static/{name})" in pages
+
+
+def test_drawings_have_text_alternatives_and_colours_for_both_pages(drawings):
+    for name, svg in drawings.draw_all().items():
+        root = ET.fromstring(svg)
+        title, description = (root.find(f"{SVG}{part}").text for part in ("title", "desc"))
+        assert title, name
+        assert len(description) > 80, name
+        before, _, dark = svg.partition("@media (prefers-color-scheme: dark)")
+        assert re.search(r"\.ink \{ fill: (#\w{6})", before)[1] != re.search(r"\.ink \{ fill: (#\w{6})", dark)[1]
+        width, height = (float(number) for number in root.get("viewBox").split()[2:])
+        for text in root.iter(f"{SVG}text"):
+            length = len(text.text) * drawings.CHARACTER
+            begin = float(text.get("x")) - {"start": 0, "middle": 0.5, "end": 1}[text.get("text-anchor")] * length
+            assert -4 < begin < begin + length < width + 4, f"{name}: {text.text}"
+            assert float(text.get("y")) < height, f"{name}: {text.text}"
+
+
+def test_plots_show_what_the_page_of_figures_says(drawings):
+    text = """
+| | muster | torchrun |
+|---|---|---|
+| a worker crashes, until the next all-reduce | 0.05 s (0.04..0.06, 9) | 2 s (1..4, 2); the other 7 did not |
+"""
+    svg = drawings.draw_plot("t", [("a worker crashes", "a crash")], drawings.read_figures(text))
+    said = ET.fromstring(svg).find(f"{SVG}desc").text
+    assert "a crash, muster: 0.05 s (0.04 to 0.06, 9 samples)" in said
+    assert "a crash, torchrun: 2 s (1 to 4, 2 samples); the other 7 did not" in said
+    (ours, theirs) = (float(circle.get("cx")) for circle in ET.fromstring(svg).iter(f"{SVG}circle"))
+    assert ours < theirs
+    with pytest.raises(ValueError, match="not enough values"):
+        drawings.draw_plot("t", [("a row that is gone", "x")], drawings.read_figures(text))
 
 
 @pytest.mark.long

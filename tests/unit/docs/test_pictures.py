@@ -1,4 +1,4 @@
-"""The pictures of the pages: of a terminal, from jobs that `docs/pictures.py` runs; those that `docs/drawings.py` draws."""
+"""The pictures of the pages: `docs/pictures.py` makes those of a terminal, `docs/drawings.py` draws the others."""
 
 import re
 import sys

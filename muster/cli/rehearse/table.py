@@ -75,7 +75,7 @@ def list_cells(row: Row) -> tuple[str, ...]:
 
 
 def build_json(report: Report) -> dict[str, Any]:
-    """What docs/rehearse.md promises of `--json`."""
+    """What docs/rehearse-reference.md promises of `--json`."""
     rows = []
     for row in report.rows:
         data = asdict(row) | {"verdict": row.verdict.value, "advice": list(row.advice)}

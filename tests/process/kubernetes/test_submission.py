@@ -199,7 +199,7 @@ def test_a_failed_cleanup_does_not_hide_the_first_error(cluster, scheduler, doub
     assert set(command.split()) == left, "exactly what is left, not what matches a label"
 
 
-RIGHTS = Path(__file__).resolve().parents[3] / "docs" / "secrets-and-namespaces.md"
+RIGHTS = Path(__file__).resolve().parents[3] / "docs" / "kubernetes-rights.md"
 
 
 def read_rights(*needed):

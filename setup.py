@@ -1,8 +1,11 @@
 """What pyproject.toml cannot say.
 
-Setuptools sorts entry points by name, but TorchX takes the first as its default. And it takes the license there in one
-form before version 77, and in another from then on.
+Setuptools sorts entry points by name, but TorchX takes the first as its default. It takes the license there in one form
+before version 77, and in another from then on. And README's links are relative, which a package index cannot follow.
 """
+
+import re
+from pathlib import Path
 
 from setuptools import setup
 from setuptools.command.egg_info import egg_info
@@ -20,6 +23,15 @@ def put_default_first(text: str) -> str:
     return "".join(lines)
 
 
+def make_links_absolute(text: str, project: str) -> str:
+    """Make the links of README absolute, if `project`, the text of pyproject.toml, has the repository's address."""
+    found = re.search(r'^Repository = "(https://[^"]+?)/?"$', project, re.MULTILINE)
+    if found is None:
+        return text
+    text = re.sub(r"!\[([^\]]*)\]\((?!https?:)([^)#]+)\)", rf"![\1]({found[1]}/raw/main/\2)", text)
+    return re.sub(r"(?<!\!)(\[[^\]]+\])\((?!https?:|#)([^)]+)\)", rf"\1({found[1]}/blob/main/\2)", text)
+
+
 class OrderedEggInfo(egg_info):
     """Writes entry points in the order that TorchX needs."""
 
@@ -28,4 +40,12 @@ class OrderedEggInfo(egg_info):
         super().write_file(what, filename, put_default_first(data) if filename.endswith("entry_points.txt") else data)
 
 
-setup(license="BSD-3-Clause", license_files=["LICENSE"], cmdclass={"egg_info": OrderedEggInfo})
+if __name__ == "__main__":
+    HERE = Path(__file__).parent
+    setup(
+        license="BSD-3-Clause",
+        license_files=["LICENSE"],
+        long_description=make_links_absolute((HERE / "README.md").read_text(), (HERE / "pyproject.toml").read_text()),
+        long_description_content_type="text/markdown",
+        cmdclass={"egg_info": OrderedEggInfo},
+    )

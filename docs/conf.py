@@ -1,7 +1,10 @@
 """How Sphinx builds the site: `make docs`. MyST reads the pages, `reference_pages` writes those of the reference."""
 
+import re
 import sys
+from html import escape, unescape
 from pathlib import Path
+from typing import Any
 
 DOCS = Path(__file__).parent
 sys.path.insert(0, str(DOCS))
@@ -18,8 +21,19 @@ html_theme = "furo"
 html_title = f"muster {__version__}"
 html_static_path = ["static"]
 html_css_files = ["blocks.css"]
+html_js_files = ["copy.js"]
 smartquotes = False  # it makes a dash of the two hyphens of a flag
 exclude_patterns = ["_build"]
+
+PROJECT = (DOCS.parent / "pyproject.toml").read_text()
+ADDRESSES = dict(re.findall(r'^(Repository|Documentation) = "(https://[^"]+?)/?"$', PROJECT, re.MULTILINE))
+"""Of `[project.urls]`: set them there. Edit links and the social card follow."""
+if "Repository" in ADDRESSES:
+    html_theme_options = {
+        "source_repository": f"{ADDRESSES['Repository']}/", "source_branch": "main", "source_directory": "docs/",
+    }  # fmt: skip
+if "Documentation" in ADDRESSES:
+    html_baseurl = f"{ADDRESSES['Documentation']}/"
 
 nitpicky = False  # signatures name torch's and TorchX's classes, whose documentation is not reachable from here
 myst_heading_anchors = 4
@@ -31,3 +45,25 @@ autodoc_typehints_format = "short"
 autodoc_inherit_docstrings = False
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
+
+
+def setup(app: Any) -> None:
+    """What Sphinx calls."""
+    app.connect("html-page-context", lambda _app, page, _template, context, _tree: add_card(page, context))
+
+
+def add_card(page: str, context: dict[str, Any], addresses: dict[str, str] = ADDRESSES) -> None:
+    """Say what others show of a link to this page; they show a picture only by its whole address."""
+    title = unescape(re.sub(r"<[^>]*>", "", context.get("title") or project))
+    words = {"og:type": "article", "og:site_name": project, "og:title": title, "twitter:card": "summary_large_image"}
+    text = re.sub(r"<[^>]*>", "", " ".join(re.findall(r"<p>(.*?)</p>", context.get("body") or "", re.DOTALL)[:1]))
+    if text:
+        words["og:description"] = words["description"] = " ".join(unescape(text).split())[:200]
+    if "Documentation" in addresses:
+        words["og:url"] = f"{addresses['Documentation']}/{page}.html"
+        words["og:image"] = f"{addresses['Documentation']}/_static/timeline-light.png"
+    tags = (
+        f'<meta {"name" if name == "description" else "property"}="{name}" content="{escape(value)}" />'
+        for name, value in words.items()
+    )
+    context["metatags"] = context.get("metatags", "") + "\n".join(tags)

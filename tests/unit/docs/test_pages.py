@@ -17,6 +17,21 @@ from muster.schedulers.slurm.options import SlurmOptions
 from muster.schedulers.ssh.options import SshOptions
 
 PAGES = doc_pages.list_pages()
+LONG = {
+    "write-an-adapter": "a tutorial with all of its code, which a test compares with the example",
+    "hang-detection": "the reference of hangs",
+    "metrics": "has a table of every metric, which a test compares with the code",
+    "python-api-torch": "has a table of every name of torch's",
+    "rehearse-reference": "has a table of every fault, which a test compares with the code",
+}
+"""Pages that have more than 1,000 words for a reason. Those of 900 to 1,000 are as long as they are."""
+TABLES_OF_TEXT = {
+    "adapter-drivers", "coming-from-torchrun", "figures", "guarantees", "hang-comparison", "hang-detection",
+    "job-status", "metrics", "python-api", "python-api-torch", "testing", "worker-api",
+    "write-an-adapter",
+}  # fmt: skip
+"""Pages whose tables quote output, or say all that is to be said of a name."""
+CELL_LIMIT = 17  # words; the aim is 15
 FOR_TESTS = {"MUSTER_REQUIRE", "MUSTER_TEST_IMAGE"}
 _LINK = re.compile(r"\[[^\]\n]*(?:\n[^\]\n]*)?\]\(([^)\s]+)\)")
 _FENCED = re.compile(r"^(`{3,}).*?^\1\s*$", re.MULTILINE | re.DOTALL)
@@ -67,6 +82,39 @@ def test_drawings_are_no_wider_than_the_site_shows():
     for block in (block for page in PAGES for block in doc_pages.read_blocks(page)):
         if block.language in doc_pages.DRAWINGS:
             assert max(map(len, block.text.splitlines())) <= 107, block.where
+
+
+def list_guides():
+    """The pages of the index, but for those of its last part, the reference."""
+    text = (doc_pages.ROOT / "docs/index.md").read_text()
+    parts = dict(re.findall(r":caption: (.+)\n:maxdepth: 1\n\n((?:.+\n)+?)```", text))
+    assert list(parts) == ["Start", "Run", "Watch", "When it breaks", "Survive", "Build on it", "Reference"]
+    return [name for part, names in parts.items() if part != "Reference" for name in names.split()]
+
+
+def test_the_index_names_every_page_once():
+    text = (doc_pages.ROOT / "docs/index.md").read_text()
+    named = [line for names in re.findall(r":maxdepth: 1\n\n((?:.+\n)+?)```", text) for line in names.split()]
+    written = {path.stem for path in (doc_pages.ROOT / "docs").glob("*.md")} - {"index"}
+    assert sorted(name for name in named if "/" not in name) == sorted(written)
+
+
+@pytest.mark.parametrize("name", list_guides())
+def test_a_guide_begins_with_a_line_to_run_and_ends_with_the_next_page(name):
+    page = f"docs/{name}.md"
+    first = next(block for block in doc_pages.read_blocks(page) if block.language in doc_pages.RUNNABLE)
+    assert first.line <= 25, first.where
+    assert re.match(r"Next: .*\]\([\w-]+\.md", (doc_pages.ROOT / page).read_text().rstrip().split("\n\n")[-1])
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.startswith("docs/")])
+def test_pages_and_the_cells_of_their_tables_are_short(page):
+    name = page.removeprefix("docs/").removesuffix(".md")
+    text = (doc_pages.ROOT / page).read_text()
+    assert len(text.split()) <= 1050 or name in LONG
+    rows = [line for line in _FENCED.sub("", text).splitlines() if line.startswith("| ")]
+    cells = [re.sub(r"\]\([^)]*\)", "]", cell) for row in rows for cell in row.strip("|").split(" | ")]
+    assert name in TABLES_OF_TEXT or [cell for cell in cells if len(cell.split()) > CELL_LIMIT] == []
 
 
 def test_only_what_needs_more_than_this_machine_is_marked():

@@ -131,6 +131,10 @@ class TerminalProgram:
         """Signal the program."""
         self._process.send_signal(signum)
 
+    def resize(self, lines: int, columns: int) -> None:
+        """Change the size of the terminal: the program gets SIGWINCH if it is its controlling terminal."""
+        fcntl.ioctl(self._main_fd, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+
     def type(self, text: str) -> None:
         """Type a text."""
         os.write(self._main_fd, text.encode())

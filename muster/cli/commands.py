@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 
 from muster import __version__
-from muster._shared.control import ControlError
+from muster._shared.control import ControlError, ExitCode
 from muster._shared.reports import Answer
 
 _AGE = re.compile(r"(\d+(?:\.\d+)?)([smhdw])", re.ASCII)
@@ -43,6 +43,16 @@ exit code: 0 everything that was tried was survived; 1 something was not, or the
 """
 _LOG_EPILOG = """\
 exit code: 0 done; 1 there is nothing to read; 2 wrong usage; 3 no such app; 6 its scheduler is not reachable
+"""
+_EXEC_EPILOG = """\
+Options stand before CMD. The command has the variables of the workers of its node, and runs where they run; what it
+has left behind is ended with it.
+exit code: that of the command, 128 + n after signal n, of several the first that is not 0; 2 wrong usage; 255 it was
+not run, or its node was lost: the line says why
+"""
+_SHELL_EPILOG = """\
+The shell is the node's $SHELL, else bash or sh. It has the variables of the workers, and ends with this command.
+exit code: that of the shell; 2 wrong usage; 255 none was started, or its node was lost: the line says why
 """
 _STATES = """\
 exit code: 0 succeeded; 1 failed; 7 cancelled; 8 how it ended, or whether it runs, is not known; 10 it runs; 11 it waits
@@ -78,6 +88,8 @@ def _run(argv: Sequence[str] | None) -> int:
         return _run_job(args, parser)
     if args.command in ("status", "list", "log", "top", "events", "timeline"):
         return _show(args)
+    if args.command in ("exec", "shell"):
+        return _go_inside(args, parser)
     if args.command == "doctor":
         from muster.cli.doctor.command import diagnose
 
@@ -91,12 +103,53 @@ def _run(argv: Sequence[str] | None) -> int:
 
 def _parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
     """As `parse_args`, but what a command does not know is refused with the usage of that command."""
-    args, unknown = parser.parse_known_args(argv)
+    args, unknown = parser.parse_known_args(order_exec_words(sys.argv[1:] if argv is None else argv))
     if unknown:
         from muster.cli.completion import list_commands
 
         list_commands(parser)[args.command].error(f"unrecognized arguments: {' '.join(unknown)}")
     return args
+
+
+def order_exec_words(argv: Sequence[str]) -> list[str]:
+    """Put the options of `exec` before its APP_HANDLE: argparse gives all that follows it to the command."""
+    words = list(argv)
+    if words[:1] != ["exec"]:
+        return words
+    options: list[str] = []
+    rest = words[1:]
+    handle: list[str] = []
+    while rest and (rest[0].startswith("-") or not handle):
+        if rest[0] == "--":
+            break
+        if not rest[0].startswith("-"):
+            handle = [rest.pop(0)]
+            continue
+        has_value = rest[0] in ("--node", "--role")
+        options += rest[: 1 + has_value]
+        del rest[: 1 + has_value]
+    return ["exec", *options, *handle, *rest]
+
+
+def _go_inside(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    from muster.cli import answers
+    from muster.cli.completion import list_commands
+    from muster.cli.inside.targets import FAILED
+
+    try:
+        if args.command == "shell":
+            from muster.cli.inside import shell_command
+
+            return shell_command.run(args.handle, role=args.role, node=args.node)
+        from muster.cli.inside import exec_command
+
+        words = args.words[1:] if args.words[:1] == ["--"] else args.words
+        if not words:
+            list_commands(parser)["exec"].error("CMD is missing")
+        return exec_command.run(args.handle, words, role=args.role, node=args.node, takes_all=args.all)
+    except ControlError as error:
+        code = answers.print_error(error, as_json=False)
+        return code if error.exit_code is ExitCode.USAGE else FAILED
 
 
 def _run_job(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
@@ -205,6 +258,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_command(commands, "recover", text).set_defaults(limit=None)
     command = _add_command(commands, "delete", "stop the job if it runs, and remove it with its logs")
     command.set_defaults(limit=None)
+    _add_inside(commands)
     _add_prune(commands)
     _add_doctor(commands)
     command = commands.add_parser("completion", help="print the shell's completion of this command")
@@ -375,6 +429,20 @@ def _add_command(
     if has_json:
         command.add_argument("--json", action="store_true", help="print the answer as one line of JSON")
     return command
+
+
+def _add_inside(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    text = "run a command on a node of a job that runs, or on all of them"
+    command = _add_command(commands, "exec", text, epilog=_EXEC_EPILOG, has_json=False)
+    which = command.add_mutually_exclusive_group()
+    which.add_argument("--all", action="store_true", help="on all nodes; each line begins with the name of its node")
+    which.add_argument("--node", type=_parse_index, metavar="N", help="on this node of a role, from 0 (0)")
+    command.add_argument("--role", help="which role, if several run agents")
+    command.add_argument("words", nargs=argparse.REMAINDER, metavar="CMD ...", help="a program and its arguments")
+    text = "open a terminal on a node of a job that runs"
+    command = _add_command(commands, "shell", text, epilog=_SHELL_EPILOG, has_json=False)
+    command.add_argument("node", type=_parse_index, nargs="?", metavar="NODE", help="of a role, from 0 (0)")
+    command.add_argument("--role", help="which role, if several run agents")
 
 
 def _add_prune(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:

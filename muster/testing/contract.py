@@ -18,11 +18,22 @@ from muster.schedulers.adapter import (
     AskOutcome,
     ControlError,
     EngineError,
+    ExitCode,
     PluginScheduler,
     SchedulerError,
     dump_app,
 )
-from muster.testing.contract_apps import COUNTS, FAILS_TWICE, FAULTS, ROLE, RULES, WAITS, build_agents, build_shell
+from muster.testing.contract_apps import (
+    COUNTS,
+    FAILS_TWICE,
+    FAULTS,
+    FIND,
+    ROLE,
+    RULES,
+    WAITS,
+    build_agents,
+    build_shell,
+)
 
 T = TypeVar("T")
 _POLL_S: Final = 0.05
@@ -279,10 +290,14 @@ class SchedulerContract:
         assert [attempt for attempt in range(7) if f"0 of 2 attempt {attempt}" in console] == [0, 1, 2, 3, 4, 5]
 
     def test_a_running_job_is_asked(self, scheduler: PluginScheduler) -> None:
-        """Checkpoint, pause, resume, stacks and stop, by way of any node; all ranks do it at one step."""
+        """Checkpoint, pause, resume, stacks and stop, by way of any node; all ranks do it at one step.
+
+        And a command runs beside the workers of one node, with their variables, or is refused in one line.
+        """
         app_id = self.submit(scheduler, build_agents(COUNTS, image=self.image))
         for index in range(2):
             self.wait_line(scheduler, app_id, "counts", index)
+        self._run_beside(scheduler, app_id)
         self._ask(scheduler, app_id, AskKind.CHECKPOINT)
         for index in range(2):
             self.wait_line(scheduler, app_id, "saves at", index)
@@ -296,6 +311,25 @@ class SchedulerContract:
         assert steps == [str(stopped.step)] * 2
         with pytest.raises(ControlError):
             scheduler.ask_app(app_id, AskKind.PAUSE, 5.0)
+
+    @pytest.mark.long
+    def test_nothing_is_left_of_a_command_that_was_given_up(self, scheduler: PluginScheduler) -> None:
+        """As when `muster exec` is killed: what it has started ends, also what does not heed SIGTERM."""
+        app_id = self.submit(scheduler, build_agents(COUNTS, image=self.image))
+        self.wait_line(scheduler, app_id, "counts", 0)
+        command = ["sh", "-c", "trap '' TERM; sleep 600 & sleep 600; true", "given-up"]
+        if type(scheduler).open_in_node is PluginScheduler.open_in_node:
+            return  # it refuses, see `test_a_running_job_is_asked`
+        with pytest.raises(ControlError, match="did not end in 5 s"):
+            PluginScheduler.run_in_node(scheduler, app_id, ROLE, 0, command, 5.0)
+
+        def find_left() -> str:
+            find = ["python3", "-c", FIND, app_id, "given", "up"]
+            code, left, errors = PluginScheduler.run_in_node(scheduler, app_id, ROLE, 0, find, self.limit_s)
+            assert code == 0, errors
+            return left
+
+        self.wait(lambda: find_left() == "[]\n", "the end of the command")
 
     def test_an_elastic_job_gets_another_size(self, scheduler: PluginScheduler) -> None:
         """Fewer nodes, more nodes, and no number outside of its bounds."""
@@ -319,6 +353,19 @@ class SchedulerContract:
             return answer.outcome is AskOutcome.DONE
 
         self.wait(ask, f"the answer to {kind.value}")
+
+    def _run_beside(self, scheduler: PluginScheduler, app_id: str) -> None:
+        """What `muster exec` does, on the node whose rank is 1."""
+        script = 'echo "$RANK of $WORLD_SIZE$MUSTER_TOKEN"; cat; echo err >&2; exit 3'
+        if type(scheduler).open_in_node is PluginScheduler.open_in_node:
+            with pytest.raises(ControlError, match="no command can be run in the nodes of") as error:
+                scheduler.open_in_node(app_id, ROLE, 1, [])
+            assert error.value.exit_code is ExitCode.REFUSED
+            return
+        done = PluginScheduler.run_in_node(scheduler, app_id, ROLE, 1, ["sh", "-c", script], self.limit_s)
+        assert done == (3, "1 of 2\n", "err\n"), done
+        with pytest.raises(ControlError):
+            PluginScheduler.run_in_node(scheduler, app_id, ROLE, 7, ["true"], self.limit_s)
 
     def _is_paused(self, scheduler: PluginScheduler, app_id: str) -> bool:
         facts = scheduler.read_facts(app_id)

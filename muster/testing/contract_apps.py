@@ -27,6 +27,21 @@ print("rank", os.environ["RANK"], "stops at", step, flush=True)
 """
 """Counts steps until it is to stop; saves and pauses when it is asked to."""
 
+FIND: Final = """\
+import glob, os, sys
+
+found = []
+for path in glob.glob("/proc/[0-9]*"):
+    try:
+        words = open(path + "/cmdline", "rb").read()
+        if "-".join(sys.argv[2:]).encode() in words and sys.argv[1].encode() in open(path + "/environ", "rb").read():
+            found.append(words)
+    except OSError:
+        continue
+print(found)
+"""
+"""Prints the processes of an app that have a word: it gets the app's id and the parts of the word."""
+
 FAILS_TWICE: Final = """\
 import os, sys, time
 

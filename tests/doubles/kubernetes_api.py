@@ -90,6 +90,7 @@ class Cluster:
             b"",
             b"",
         )  # -> exit code, stdout, stderr; None: the connection breaks
+        self.start_command = None  # or a function of pod and command -> a `Popen` with pipes: a command with an input
         self.streams_open = 0
         self.streams_most = 0
         self.page_limit = 500
@@ -497,19 +498,71 @@ class Handler(BaseHTTPRequestHandler):
         )
         self.end_headers()
         self.close_connection = True
+        if ("stdin", "true") in query:
+            return self.attach(self.cluster.start_command(pod, command))
         done = self.cluster.run_command(pod, command)
         if done is None:
             self.connection.shutdown(2)
-            return
+            return None
         code, output, errors = done
+        half = len(output) // 2  # a pipe is read in pieces
+        for channel, data in ((1, output[:half]), (2, errors), (1, output[half:])):
+            self.send_frame(2, bytes([channel]) + data)
+        self.send_exit(code)
+
+    def send_exit(self, code):
         status = {"status": "Success"}
         if code:
             causes = [{"reason": "ExitCode", "message": str(code)}]
             status = {"status": "Failure", "reason": "NonZeroExitCode", "details": {"causes": causes}}
-        half = len(output) // 2  # a pipe is read in pieces
-        for channel, data in ((1, output[:half]), (2, errors), (1, output[half:]), (3, json.dumps(status).encode())):
-            self.send_frame(2, bytes([channel]) + data)
+        self.send_frame(2, b"\3" + json.dumps(status).encode())
         self.send_frame(8, (1000).to_bytes(2, "big"))
+
+    def attach(self, process):
+        """Pass bytes between a process and the websocket. The end of the connection is the end of the input."""
+        lock = threading.Lock()
+
+        def pump(stream, channel):
+            while data := stream.read1(1 << 16):
+                with lock, suppress(OSError):
+                    self.send_frame(2, bytes([channel]) + data)
+
+        def feed():
+            with suppress(OSError, ValueError):
+                while (frame := self.read_frame()) is not None:
+                    if frame[:1] == b"\0":
+                        process.stdin.write(frame[1:])
+                        process.stdin.flush()
+            with suppress(OSError):
+                process.stdin.close()
+
+        pumps = [threading.Thread(target=pump, args=(process.stdout, 1), daemon=True)]
+        pumps += [threading.Thread(target=pump, args=(process.stderr, 2), daemon=True)]
+        for thread in (*pumps, threading.Thread(target=feed, daemon=True)):
+            thread.start()
+        for thread in pumps:
+            thread.join()
+        code = process.wait()
+        process.stdout.close()
+        process.stderr.close()
+        with lock, suppress(OSError):
+            self.send_exit(code)
+            self.connection.shutdown(2)
+
+    def read_frame(self):
+        """The content of the next message of the client, which is masked; None: there is no more."""
+        head = self.rfile.read(2)
+        if len(head) < 2 or head[0] & 0xF == 8:
+            return None
+        size = head[1] & 0x7F
+        if size >= 126:
+            size = int.from_bytes(self.rfile.read(2 if size == 126 else 8), "big")
+        mask = self.rfile.read(4)
+        data = self.rfile.read(size)
+        if len(data) < size:
+            return None
+        whole = int.from_bytes(data, "big") ^ int.from_bytes((mask * (size // 4 + 1))[:size], "big")
+        return whole.to_bytes(size, "big")
 
     def send_frame(self, opcode, data):
         size = len(data)

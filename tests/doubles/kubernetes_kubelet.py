@@ -31,6 +31,7 @@ class Kubelet:
         self.ports = {}
         cluster.grace = self.stop
         cluster.run_command = self.execute
+        cluster.start_command = self.begin
 
     def watch(self) -> None:
         """Start pods that are pending, and stop those that are gone, until the server closes."""
@@ -118,13 +119,19 @@ class Kubelet:
 
     def execute(self, pod, command):
         """`pods/exec`."""
+        process = self.begin(pod, command)
+        output, errors = process.communicate(timeout=60)
+        return process.returncode, output, errors
+
+    def begin(self, pod, command):
+        """`pods/exec` with an input."""
         container = pod["spec"]["containers"][0]
         home = self.folder / pod["metadata"]["name"]
         words = [self.place(word, home) for word in command]
         env = self.build_env(pod, container, home)
         program = sys.executable if words[0] == "python3" else words[0]
-        done = subprocess.run([program, *words[1:]], env=env, capture_output=True, stdin=subprocess.DEVNULL, timeout=60)
-        return done.returncode, done.stdout, done.stderr
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        return subprocess.Popen([program, *words[1:]], env=env, **pipes)
 
     def find(self, pod, plural, name):
         with self.cluster.lock:

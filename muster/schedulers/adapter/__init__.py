@@ -2,8 +2,8 @@
 
 A package registers its factory as an entry point of the group `torchx.schedulers`. If what that makes is a
 `PluginScheduler`, the command `muster` finds it by the scheduler's name in an app handle, and its methods carry `run`,
-`status`, `list`, `stop`, `checkpoint`, `pause`, `resume`, `stacks`, `resize`, `recover`, `delete` and `prune`. The page
-*Write an adapter* builds one; `muster.testing` has the tests that each must pass.
+`status`, `list`, `stop`, `checkpoint`, `pause`, `resume`, `stacks`, `exec`, `shell`, `resize`, `recover`, `delete` and
+`prune`. The page *Write an adapter* builds one; `muster.testing` has the tests that each must pass.
 
 An adapter derives from one of three classes. Each does more than the one before:
 
@@ -76,6 +76,7 @@ _NAMES: Final = {
     # what `muster` asks
     "_shared.control": "ControlError ExitCode NOT_REACHED RoleNodes ask_roles call_limited close_stop count_nodes",
     "_shared.reports": "Answer",
+    "schedulers.inside.pipe": "NodePipe start_pipe pump_pipe",
     # GPUs
     "schedulers.gpus": "DeviceRequest GpuError VISIBLE list_gpus "
     "list_devices needs_sharing share_devices assign_devices",

@@ -68,6 +68,9 @@ from muster.schedulers.gpus import list_gpus as list_gpus
 from muster.schedulers.gpus import needs_sharing as needs_sharing
 from muster.schedulers.gpus import share_devices as share_devices
 from muster.schedulers.grace import decide_app_grace_s as decide_app_grace_s
+from muster.schedulers.inside.pipe import NodePipe as NodePipe
+from muster.schedulers.inside.pipe import pump_pipe as pump_pipe
+from muster.schedulers.inside.pipe import start_pipe as start_pipe
 from muster.schedulers.lines import ByteSource as ByteSource
 from muster.schedulers.lines import LineSplitter as LineSplitter
 from muster.schedulers.lines import read_lines as read_lines

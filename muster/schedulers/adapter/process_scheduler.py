@@ -11,9 +11,10 @@ import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from muster._shared.contract import Env, LogNames
+from muster._shared.control import ControlError, ExitCode
 from muster._shared.foreign_files import link_latest, unlink_latest
 from muster.schedulers.adapter.scheduler import LogRequest
 from muster.schedulers.adapter.supervised import AgentWords, SupervisedScheduler
@@ -23,6 +24,7 @@ from muster.schedulers.supervision.app_folder import AppFolder, AppSpec
 from muster.schedulers.supervision.state import ReplicaId
 
 if TYPE_CHECKING:
+    from muster.schedulers.inside.pipe import NodePipe
     from muster.schedulers.supervision import asking
 
 ERROR_FILE = LogNames.ERROR
@@ -33,7 +35,7 @@ class ProcessScheduler(SupervisedScheduler, abc.ABC):
     """A `SupervisedScheduler` whose replicas are processes that a `ProcessDriver` starts.
 
     Subclasses define `add_options`, `_submit_dryrun` and `schedule`, which calls `start_app`. They change `ask_command`
-    if a command must run in another place than this process.
+    and `open_beside` if a command must run in another place than this process.
     """
 
     def start_app(
@@ -140,17 +142,35 @@ class ProcessScheduler(SupervisedScheduler, abc.ABC):
         )
         return done.returncode, done.stdout, done.stderr
 
-    def run_in_node(
-        self, app_id: str, role: str, index: int, command: Sequence[str], limit_s: float
-    ) -> tuple[int, str, str]:
+    def open_in_node(self, app_id: str, role: str, index: int, words: Sequence[str]) -> "NodePipe":
         """See `PluginScheduler`."""
+        from muster.schedulers.supervision import asking
+
         with self._open_app(app_id) as folder:
-            spec = folder.read_spec()
-            try:
-                env = spec.details.get("base_env", {})
-                return self.ask_command(spec, ReplicaId(role, index), command, env, limit_s)
-            except (OSError, subprocess.TimeoutExpired) as error:
-                return 1, "", str(error)
+            spec, record = asking.read_running(folder)
+            replica = ReplicaId(role, index)
+            if replica not in record.app.running() or replica not in record.handles:
+                raise ControlError(f"{replica} of {app_id} does not run", ExitCode.ENDED)
+            return self.open_beside(spec, replica, record.handles[replica], words)
+
+    def open_beside(
+        self, spec: AppSpec, replica: ReplicaId, handle: Mapping[str, Any], words: Sequence[str]
+    ) -> "NodePipe":
+        """Start a Python where a replica runs. Here: a process of this machine.
+
+        Args:
+            spec: of the app.
+            replica: of a role that runs agents.
+            handle: what the driver's `start` has returned.
+            words: the arguments of the Python.
+
+        Raises:
+            ControlError: it cannot be started.
+        """
+        from muster.schedulers.inside.pipe import start_pipe
+
+        python = spec.details["replicas"][replica.role][replica.index]["command"][0]
+        return start_pipe([python, *words], os.environ, root=handle["pid"])
 
 
 def read_agent_words(folder: AppFolder, spec: AppSpec) -> AgentWords:

@@ -42,6 +42,7 @@ from muster.schedulers.runner.shown.live_lines import LiveLines, repeat_failure
 
 if TYPE_CHECKING:
     from muster.schedulers.adapter.facts import AppFacts
+    from muster.schedulers.inside.pipe import NodePipe
 
 _LOOK_S: Final = 1.0
 """How often the state of an app is looked at whose adapter cannot wait for its end."""
@@ -225,10 +226,28 @@ class PluginScheduler(Scheduler, abc.ABC):  # type: ignore[misc]
         del app_id, nodes, role
         raise ControlError(f"{self.backend} jobs cannot be resized", ExitCode.REFUSED)
 
+    def open_in_node(self, app_id: str, role: str, index: int, words: Sequence[str]) -> "NodePipe":
+        """Start a Python where a node of a running app runs, for `muster exec` and `muster shell`.
+
+        Its standard input and output are here, see `start_pipe` and `pump_pipe`. What runs there ends by itself when
+        its standard input ends, and with it all that it has started.
+
+        Args:
+            app_id: of the app.
+            role: runs agents.
+            index: of the node.
+            words: the arguments of the node's Python.
+
+        Raises:
+            ControlError: nothing can be run there, or the node does not run.
+        """
+        del app_id, role, index, words
+        raise ControlError(f"no command can be run in the nodes of {self.backend} jobs", ExitCode.REFUSED)
+
     def run_in_node(
         self, app_id: str, role: str, index: int, command: Sequence[str], limit_s: float
     ) -> tuple[int, str, str]:
-        """Run a command where a node of a running app runs, with this user's rights.
+        """Run a command where a node of a running app runs, with this user's rights, and wait for its end.
 
         Args:
             app_id: of the app.
@@ -243,8 +262,11 @@ class PluginScheduler(Scheduler, abc.ABC):  # type: ignore[misc]
         Raises:
             ControlError: it cannot be run there, or the node does not run.
         """
-        del app_id, role, index, command, limit_s
-        raise ControlError(f"no command can be run in the nodes of {self.backend} jobs", ExitCode.REFUSED)
+        from muster.schedulers.inside import session
+
+        pipe = self.open_in_node(app_id, role, index, session.build_words())
+        order = session.Order(app=session.find_name(app_id), index=index, command=command)
+        return session.run_captured(pipe, order, limit_s)
 
     def end_node(self, app_id: str, role: str, index: int) -> bool:
         """Take a node away as its scheduler does: stop its container, delete its pod. False: only signals can.

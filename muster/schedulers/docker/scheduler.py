@@ -40,6 +40,7 @@ from muster.schedulers.errors import EngineError, SchedulerError, UnsafeFolderEr
 from muster.schedulers.failure_report import read_error_file
 from muster.schedulers.gpus import GpuError, list_gpus
 from muster.schedulers.grace import DEFAULT_SHUTDOWN_TIMEOUT_S, GRACE_MARGIN_S
+from muster.schedulers.inside.pipe import NodePipe
 from muster.schedulers.interrupts import raise_dropped_interrupts
 from muster.schedulers.runner.app_codec import dump_app
 from muster.schedulers.runner.option_parsing import StrictOpts
@@ -409,6 +410,12 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
         with self._open_app(app_id) as folder:
             asker = NodeAsker(self._open_engine(folder))
             return asker.run(folder.read_spec(), ReplicaId(role, index), command, limit_s)
+
+    def open_in_node(self, app_id: str, role: str, index: int, words: Sequence[str]) -> NodePipe:
+        """See `PluginScheduler`: `docker exec`."""
+        with self._open_app(app_id) as folder:
+            spec, _ = asking.read_running(folder)
+            return NodeAsker(self._open_engine(folder)).open(spec, ReplicaId(role, index), words)
 
     def end_node(self, app_id: str, role: str, index: int) -> bool:
         """See `PluginScheduler`. It stops the container, with the app's grace."""

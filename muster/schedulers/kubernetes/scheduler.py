@@ -30,6 +30,7 @@ from muster.schedulers.supervision.registry import find_state_dir, record_last_r
 from muster.schedulers.workspace.packing import DOCKERFILE, BundleError, describe_left_out
 
 if TYPE_CHECKING:
+    from muster.schedulers.inside.pipe import NodePipe
     from muster.schedulers.kubernetes.api.client import Clock
     from muster.schedulers.kubernetes.live.logs import ConnectionLimits
     from muster.schedulers.kubernetes.live.session import Session
@@ -187,6 +188,10 @@ class KubernetesScheduler(PluginScheduler, WorkspaceMixin):  # type: ignore[misc
     ) -> tuple[int, str, str]:
         """See `PluginScheduler`. Needs the right to `pods/exec`."""
         return self._session.run_in_node(app_id, role, index, command, limit_s)
+
+    def open_in_node(self, app_id: str, role: str, index: int, words: Sequence[str]) -> "NodePipe":
+        """See `PluginScheduler`: `kubectl exec`. It needs the right to `pods/exec`."""
+        return self._session.open_in_node(app_id, role, index, words)
 
     def end_node(self, app_id: str, role: str, index: int) -> bool:
         """See `PluginScheduler`. Needs the right to delete pods."""

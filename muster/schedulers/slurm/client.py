@@ -254,8 +254,7 @@ def run_on_node(
 
     The exit code is `TIMED_OUT` where it did not end, and any where `srun` could not start it.
     """
-    words = ["srun", "--overlap", f"--jobid={job_id}", f"--nodelist={node}", "--nodes=1", "--ntasks=1", "--quiet"]
-    words += ["--cpus-per-task=1", "--mem=0", "--input=none", "--chdir=/", *command]
+    words = build_step(job_id, node, ["--input=none"], command)
     try:
         done = subprocess.run(
             words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=limit_s, check=False, env=dict(env)
@@ -265,3 +264,9 @@ def run_on_node(
     except subprocess.TimeoutExpired:
         return TIMED_OUT, "", f"srun on {node} did not end in {limit_s:g} s"
     return done.returncode, done.stdout, done.stderr
+
+
+def build_step(job_id: str, node: str, options: Sequence[str], command: Sequence[str]) -> list[str]:
+    """Build the `srun` of a command on a node of a job that runs."""
+    words = ["srun", "--overlap", f"--jobid={job_id}", f"--nodelist={node}", "--nodes=1", "--ntasks=1", "--quiet"]
+    return [*words, "--cpus-per-task=1", "--mem=0", *options, "--chdir=/", *command]

@@ -34,6 +34,7 @@ from muster.schedulers.adapter import (
     Leftover,
     ListedApp,
     LogRequest,
+    NodePipe,
     PluginScheduler,
     ReplicaId,
     RoleNodes,
@@ -63,6 +64,7 @@ from muster.schedulers.adapter import (
     read_agent_words,
     read_lines,
     share_workspace,
+    start_pipe,
 )
 from muster.schedulers.slurm import client, live, payload, words
 from muster.schedulers.slurm.node import SCRIPT_NAME, SIZES_NAME, read_sizes
@@ -298,10 +300,20 @@ class SlurmScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mis
     ) -> tuple[int, str, str]:
         """See `PluginScheduler`. The command runs by `srun --overlap`."""
         app = self._open_app(app_id)
-        node = app.find_running(role).get(ReplicaId(role, index))
-        if node is None:
-            raise ControlError(f"node {index} of {role} does not run", ExitCode.ENDED)
-        return _run_there(app, node, command, {}, limit_s)
+        return _run_there(app, _need_node(app, role, index), command, {}, limit_s)
+
+    def open_in_node(self, app_id: str, role: str, index: int, words: Sequence[str]) -> NodePipe:
+        """See `PluginScheduler`. It is a step of the job, by `srun --overlap`."""
+        app = self._open_app(app_id)
+        node, replica = _need_node(app, role, index), ReplicaId(role, index)
+        assert app.entry is not None  # noqa: S101  # it runs
+        python = app.spec.details["replicas"][role][index]["command"][0]
+        supervisor = app.nodes[replica].record.supervisor if replica in app.nodes else None
+        return start_pipe(
+            client.build_step(app.entry.job_id, node, [], [python, *words]),
+            _build_env(),
+            root=0 if supervisor is None else supervisor.pid,
+        )
 
     def stop_app(self, app_id: str, limit_s: float) -> Answer:
         """See `PluginScheduler`."""
@@ -449,6 +461,13 @@ def _cancel_jobs(app: live.App) -> None:
     for entry in client.list_jobs(app.spec.app_id, live.read_jobs(app.folder)):
         if not is_terminal(words.STATES.get(entry.state, AppState.UNKNOWN)):
             client.cancel(entry.job_id)
+
+
+def _need_node(app: live.App, role: str, index: int) -> str:
+    node = app.find_running(role).get(ReplicaId(role, index))
+    if node is None:
+        raise ControlError(f"node {index} of {role} does not run", ExitCode.ENDED)
+    return node
 
 
 def _ask(app: live.App, kind: AskKind, limit_s: float) -> Answer:

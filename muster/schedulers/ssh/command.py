@@ -26,8 +26,13 @@ def build_ssh(ssh: Sequence[str], host: str, python: str, program: bytes) -> lis
         python: the interpreter there.
         program: its source.
     """
+    return build_remote(ssh, host, python, ["-c", _BOOT, str(len(program))])
+
+
+def build_remote(ssh: Sequence[str], host: str, python: str, words: Sequence[str]) -> list[str]:
+    """Build the command that runs Python with arguments on a host; see `build_ssh`."""
     options = ["BatchMode=yes", f"ConnectTimeout={CONNECT_LIMIT_S}", "ClearAllForwardings=yes", "RemoteCommand=none"]
-    there = f"exec {shlex.quote(python)} -c {shlex.quote(_BOOT)} {len(program)}"
+    there = f"exec {shlex.join([python, *words])}"
     return [*ssh, "-T", *(word for each in options for word in ("-o", each)), "--", host, there]
 
 

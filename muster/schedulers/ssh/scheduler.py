@@ -26,6 +26,7 @@ from muster._shared.contract import AGENT_BUNDLE_NAME
 from muster.schedulers.adapter import (
     BundleError,
     EngineError,
+    NodePipe,
     ProcessScheduler,
     ReplicaId,
     SchedulerError,
@@ -39,11 +40,12 @@ from muster.schedulers.adapter import (
     make_suffix,
     note_workspace,
     parse_options,
+    start_pipe,
     write_workspace_bundle,
 )
 from muster.schedulers.ssh import checks, node
 from muster.schedulers.ssh.checks import Checked
-from muster.schedulers.ssh.command import build_ssh, explain_failure, read_program
+from muster.schedulers.ssh.command import build_remote, build_ssh, explain_failure, read_program
 from muster.schedulers.ssh.driver import RUN, find_run, find_workspace_name
 from muster.schedulers.ssh.options import SshOptions, find_hosts
 from muster.schedulers.ssh.request import WORKSPACE, Places, SshRequest, build_request, count_replicas, place_request
@@ -183,6 +185,19 @@ class SshScheduler(ProcessScheduler, WorkspaceMixin[None]):  # type: ignore[misc
             return 1 if is_reached else _NOT_REACHED, "", f"{handle['host']}: {why}"
         code, output, errors = json.loads(answer)
         return code, output, errors
+
+    def open_beside(
+        self, spec: AppSpec, replica: ReplicaId, handle: Mapping[str, Any], words: Sequence[str]
+    ) -> NodePipe:
+        """See `ProcessScheduler`."""
+        del replica
+        ssh = spec.details["ssh"]
+        command = build_remote(ssh["ssh"], handle["host"], ssh["python"], words)
+
+        def explain(errors: bytes, code: int | None) -> str:
+            return f"{handle['host']}: {explain_failure(errors, code, ssh['python'])}" if code else ""
+
+        return start_pipe(command, spec.details["environment"], explain=explain)
 
 
 class _Packed:

@@ -106,8 +106,9 @@ def test_a_worker_that_does_not_get_its_descriptors_has_failed(
 
 def test_a_worker_with_its_descriptors_is_released(pair: tuple[socket.socket, socket.socket]) -> None:
     agent, parked = pair
-    assert release_worker(agent, SPEC)
+    spec_fd = release_worker(agent, SPEC)
+    assert spec_fd is not None
     spec = wait_for_release(parked, lambda _words: None)
     assert spec.program.target == "main.py"
-    for fd in (spec.stdout_fd, spec.stderr_fd):
+    for fd in (spec_fd, spec.stdout_fd, spec.stderr_fd):
         os.close(fd)

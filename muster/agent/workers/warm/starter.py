@@ -9,6 +9,7 @@ it does when the template stands still while it owes an answer (`stall_watch`): 
 Over 400 lines: one class follows the template, the parked workers and the store from start to end.
 """
 
+import os
 import signal
 import socket
 from collections import deque
@@ -135,6 +136,8 @@ class TemplateStarter:
         self._late: Timer | None = None
         self._watch: StallWatch | None = None
         self._importing = ""
+        self._spec_fd: int | None = None
+        """The file with which local rank 0 was released: `muster exec` reads its variables there."""
         self.cold_reason: str | None = None
         """Why workers start cold from now on; None while they start warm."""
 
@@ -247,6 +250,9 @@ class TemplateStarter:
         self._close_parked()
         processes.send_signal(pids, signal.SIGKILL)
         self._cold.close()
+        if self._spec_fd is not None:
+            os.close(self._spec_fd)
+            self._spec_fd = None
 
     # -- the template -----------------------------------------------------------------------------------------------
 
@@ -405,12 +411,17 @@ class TemplateStarter:
         while self._waiting and self._parked:
             start, parked = self._waiting.popleft(), self._parked.popleft()
             try:
-                if not release_worker(parked.socket, start.spec):
+                spec_fd = release_worker(parked.socket, start.spec)
+                if spec_fd is None:
                     self._waiting.appendleft(start)  # it ended while it was parked
                     continue
             except SpawnError as error:
                 self._start_cold([start.spec], start.on_started, start.on_failed, str(error))
                 continue
+            if start.spec.local_rank == 0:
+                spec_fd, self._spec_fd = self._spec_fd, spec_fd
+            if spec_fd is not None:
+                os.close(spec_fd)
             self._released.add(parked.pid)
             self._on_record("worker_released", how="warm", local_rank=start.spec.local_rank, pid=parked.pid)
             start.on_started(start.spec.local_rank, parked.pid)

@@ -179,10 +179,13 @@ def _make_pairs(count: int) -> list[tuple[socket.socket, socket.socket]]:
     return pairs
 
 
-def release_worker(parked: socket.socket, spec: WorkerSpec) -> bool:
-    """Send a parked worker its spec; False when it has ended. Closes the socket.
+def release_worker(parked: socket.socket, spec: WorkerSpec) -> int | None:
+    """Send a parked worker its spec; None when it has ended. Closes the socket.
 
     The spec goes in a memory file: an environment may be larger than a socket accepts without blocking.
+
+    Returns:
+        That file's descriptor, which the caller closes.
 
     Raises:
         SpawnError: that file cannot be made (no descriptor is left, or RLIMIT_FSIZE is too small) or sent.
@@ -194,14 +197,14 @@ def release_worker(parked: socket.socket, spec: WorkerSpec) -> bool:
         raise SpawnError(f"cannot send a parked worker its spec: {error.strerror}", error.errno) from error
     try:
         socket.send_fds(parked, [b"!"], [memory_fd, spec.stdout_fd, spec.stderr_fd])
-    except ConnectionError:
-        return False
     except OSError as error:
+        os.close(memory_fd)
+        if isinstance(error, ConnectionError):
+            return None
         raise SpawnError(f"cannot send a parked worker its spec: {error.strerror}", error.errno) from error
     finally:
-        os.close(memory_fd)
         parked.close()
-    return True
+    return memory_fd
 
 
 def _make_memory_file(data: bytes) -> int:

@@ -12,6 +12,7 @@ from muster.schedulers.docker.container_body import EngineFacts, ImageFacts
 from muster.schedulers.docker.engine.build_layers import BuildLayers
 from muster.schedulers.docker.engine.container_state import ContainerFacts, parse_container
 from muster.schedulers.docker.engine.errors import Conflict, DockerError, NotFound, one_line
+from muster.schedulers.docker.engine.inside_stream import InsideStream
 from muster.schedulers.docker.engine.sdk import (
     DEFAULT_HOST,
     accepts_connections,
@@ -333,6 +334,12 @@ class Engine:
             output, errors = self._api.exec_start(started, demux=True)
             code = self._api.exec_inspect(started)["ExitCode"]
         return code, (output or b"").decode(errors="replace"), (errors or b"").decode(errors="replace")
+
+    def open_inside(self, container: str, command: Sequence[str]) -> InsideStream:
+        """Start a command in a running container, whose standard input and output are here."""
+        with self._translate_errors(f"run a command in container {container[:12]!r}"):
+            started = self._api.exec_create(container, list(command), stdin=True)["Id"]
+            return InsideStream(self._api.exec_start(started, socket=True))
 
     def copy_in(self, container: str, folder: str, archive: bytes | Iterator[bytes]) -> None:
         """Unpack a tar (compressed or not, whole or in pieces) into a folder of a container, which must exist there."""

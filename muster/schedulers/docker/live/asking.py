@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 
-from muster._shared.control import NO_AGENT, call_limited
+from muster._shared.control import NO_AGENT, ControlError, ExitCode, call_limited
 from muster.schedulers.agent_command import build_ask_command
 from muster.schedulers.docker.engine.client import Engine
 from muster.schedulers.docker.engine.errors import Conflict, NotFound
 from muster.schedulers.docker.spec import AppRequest, Label
+from muster.schedulers.inside.pipe import NodePipe, pump_pipe
 from muster.schedulers.supervision.app_folder import AppSpec
 from muster.schedulers.supervision.state import ReplicaId
 
@@ -32,6 +33,25 @@ class NodeAsker:
         request = AppRequest.from_json(spec.details["request"])
         labels = {**request.labels, Label.ROLE: replica.role, Label.REPLICA: str(replica.index)}
         return next(iter(self._engine.list_container_ids(labels, running_only=True)), None)
+
+    def open(self, spec: AppSpec, replica: ReplicaId, words: Sequence[str]) -> NodePipe:
+        """Start a Python in the replica's container.
+
+        Raises:
+            ControlError: it does not run, or has ended meanwhile.
+        """
+        request = AppRequest.from_json(spec.details["request"])
+        command = next((each.command for each in request.containers if each.key == (replica.role, replica.index)), None)
+        running = self.find_container(spec, replica) if command is not None else None
+        if command is None or running is None:
+            raise ControlError(f"the container of {replica} does not run", ExitCode.ENDED)
+        try:
+            inside = self._engine.open_inside(running, [command[0], *words])
+        except (NotFound, Conflict) as error:
+            raise ControlError(str(error), ExitCode.ENDED) from error
+        return pump_pipe(
+            inside.connection, receive=inside.receive, send=inside.send, close=inside.close, explain=inside.explain
+        )
 
     def run(self, spec: AppSpec, replica: ReplicaId, command: Sequence[str], limit_s: float) -> tuple[int, str, str]:
         """Run a command in the replica's container: its exit code, standard output and standard error."""

@@ -13,13 +13,16 @@ from urllib.parse import urlencode
 
 from muster._shared.control import call_limited
 from muster.schedulers.errors import RightError
+from muster.schedulers.inside.pipe import NodePipe, find_last_line, pump_pipe
 from muster.schedulers.kubernetes.api.connection import Connection
 from muster.schedulers.kubernetes.api.errors import Refusal, Unreachable, explain
 from muster.schedulers.kubernetes.kinds import POD
 
+_STDIN: Final = 0
 _STDOUT: Final = 1
 _STDERR: Final = 2
 _STATUS: Final = 3
+_ERRORS_BYTES: Final = 4000
 
 HANDSHAKE_LIMIT_S: Final = 30.0
 _WHY_LIMIT_S: Final = 5.0
@@ -47,16 +50,89 @@ def run_in_pod(
         EngineError: the server does not accept the account. RightError: it lacks the right, which the line names.
         Unreachable: the container does not run, or there was no response within the limit.
     """
+    what = f"pod/{pod}"
+    socket = _connect(connection, namespace, pod, container, command, limit_s=limit_s)
+    try:
+        return _read(socket, what, limit_s)
+    finally:
+        socket.shutdown()  # `close` does nothing once the server has closed
+
+
+def open_in_pod(connection: Connection, namespace: str, pod: str, container: str, command: Sequence[str]) -> NodePipe:
+    """Start a command in a running container, whose standard input and output are here.
+
+    Arguments and errors as of `run_in_pod`.
+    """
+    socket = _connect(connection, namespace, pod, container, command, limit_s=HANDSHAKE_LIMIT_S, takes_input=True)
+    stream = _PodStream(socket, f"pod/{pod}")
+    return pump_pipe(
+        socket.sock, receive=stream.receive, send=stream.send, close=socket.shutdown, explain=stream.explain
+    )
+
+
+class _PodStream:
+    """The messages of a command that runs."""
+
+    def __init__(self, socket: Any, what: str) -> None:
+        self._socket = socket
+        self._what = what
+        self._errors = b""
+        self._status = b""
+        socket.settimeout(None)
+
+    def receive(self) -> bytes | None:
+        """Read some of the standard output; None: it has ended."""
+        from websocket import ABNF
+
+        code, frame = self._socket.recv_data_frame(True)
+        if code == ABNF.OPCODE_CLOSE:
+            return None
+        if code not in (ABNF.OPCODE_BINARY, ABNF.OPCODE_TEXT) or not frame.data:
+            return b""
+        channel, data = frame.data[0], bytes(frame.data[1:])
+        if channel == _STDERR:
+            self._errors = (self._errors + data)[-_ERRORS_BYTES:]
+        elif channel == _STATUS:
+            self._status += data
+        return data if channel == _STDOUT else b""
+
+    def send(self, data: bytes) -> None:
+        """Write to the standard input."""
+        self._socket.send_binary(bytes([_STDIN]) + data)
+
+    def explain(self) -> str:
+        """Say why it has ended, in one line."""
+        line = find_last_line(self._errors)
+        if not line and self._status:
+            try:
+                _parse_exit_code(self._status, self._what)
+            except Unreachable as error:
+                line = str(error)
+        return line
+
+
+def _connect(
+    connection: Connection,
+    namespace: str,
+    pod: str,
+    container: str,
+    command: Sequence[str],
+    *,
+    limit_s: float,
+    takes_input: bool = False,
+) -> Any:
+    """Open the websocket of a command. Raises as `run_in_pod`."""
     from kubernetes.stream.ws_client import create_websocket
     from websocket import WebSocketBadStatusException, WebSocketException
 
     what = f"pod/{pod}"
     path = f"{POD.build_path(namespace, pod)}/exec"
-    query = [("container", container), ("stdout", "true"), ("stderr", "true"), *(("command", word) for word in command)]
+    streams = ["stdin", "stdout", "stderr"] if takes_input else ["stdout", "stderr"]
+    query = [("container", container), *((name, "true") for name in streams), *(("command", word) for word in command)]
     url = f"ws{connection.host.removeprefix('http')}{path}?{urlencode(query)}"
     headers = {name.lower(): value for name, value in connection.build_auth_headers().items()}
     try:
-        socket = call_limited(
+        return call_limited(
             lambda: create_websocket(connection.configuration, url, headers), min(limit_s, HANDSHAKE_LIMIT_S)
         )
     except WebSocketBadStatusException as error:
@@ -72,10 +148,6 @@ def run_in_pod(
         raise explained from error
     except (WebSocketException, OSError) as error:
         raise Unreachable(f"cannot run a command in {what}: {type(error).__name__}: {error}") from error
-    try:
-        return _read(socket, what, limit_s)
-    finally:
-        socket.shutdown()  # `close` does nothing once the server has closed
 
 
 def _ask_why(connection: Connection, url: str, headers: Mapping[str, str]) -> Refusal | None:

@@ -14,9 +14,10 @@ from muster._shared.reports import Answer
 from muster.schedulers.adapter.records import JobFacts, RecordReader
 from muster.schedulers.agent_command import build_ask_command, find_run_file, is_agent_role
 from muster.schedulers.errors import EngineError, RightError
+from muster.schedulers.inside.pipe import NodePipe
 from muster.schedulers.kubernetes.api.client import Clock
 from muster.schedulers.kubernetes.api.errors import Unreachable
-from muster.schedulers.kubernetes.api.execution import run_in_pod
+from muster.schedulers.kubernetes.api.execution import open_in_pod, run_in_pod
 from muster.schedulers.kubernetes.api.objects import Objects
 from muster.schedulers.kubernetes.app_id import AppRef
 from muster.schedulers.kubernetes.kinds import JOB, POD, parse_kind
@@ -192,6 +193,13 @@ def run_in_node(
     """
     pod = _need_pod(resources, ref, role, index)
     return _PodAsker(resources, ref, [pod], limit_s).execute(pod.name, command)
+
+
+def open_in_node(resources: Objects, ref: AppRef, role: str, index: int, words: Sequence[str]) -> NodePipe:
+    """Start a Python in the pod of a node. Raises as `run_in_node`."""
+    pod = _need_pod(resources, ref, role, index)
+    command = [pod.command[0] if pod.command else "python3", *words]
+    return open_in_pod(resources.client.connection, ref.namespace, pod.name, CONTAINER, command)
 
 
 def end_node(resources: Objects, ref: AppRef, role: str, index: int) -> None:

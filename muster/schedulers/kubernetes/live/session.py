@@ -15,6 +15,7 @@ from muster.schedulers.adapter.facts import AppFacts
 from muster.schedulers.adapter.scheduler import ListedApp
 from muster.schedulers.adapter.status import build_status, check_replica
 from muster.schedulers.errors import EngineError, SchedulerError
+from muster.schedulers.inside.pipe import NodePipe
 from muster.schedulers.kubernetes.api.client import Client, Clock, SystemClock
 from muster.schedulers.kubernetes.api.connection import Access
 from muster.schedulers.kubernetes.api.errors import ApiError, read_if_allowed
@@ -137,6 +138,11 @@ class Session:
         """See `asking.run_in_node`."""
         ref, resources = self._find(app_id)
         return asking.run_in_node(resources, ref, role, index, command, limit_s)
+
+    def open_in_node(self, app_id: str, role: str, index: int, words: Sequence[str]) -> NodePipe:
+        """See `asking.open_in_node`."""
+        ref, resources = self._find(app_id)
+        return asking.open_in_node(resources, ref, role, index, words)
 
     def end_node(self, app_id: str, role: str, index: int) -> None:
         """See `asking.end_node`."""

@@ -1,0 +1,277 @@
+"""`muster exec`: runs a command on one node, or on all nodes, of a running job.
+
+One loop moves the bytes. A signal to this process becomes one to the command, and whatever ends this process ends the
+command: see `muster.schedulers.inside.program`.
+"""
+
+import contextlib
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from types import FrameType
+from typing import Any, Final
+
+from muster._shared.contract import describe_exit_code, show_controls
+from muster._shared.control import ControlError, ExitCode, count_nodes
+from muster.cli import operations
+from muster.cli.inside.targets import FAILED, Target, find_targets
+from muster.schedulers.adapter.scheduler import PluginScheduler
+from muster.schedulers.errors import EngineError, SchedulerError
+from muster.schedulers.inside.session import ALIVE_S, Order, Session, build_words, find_name
+
+_OPENED_AT_ONCE: Final = 16
+_END_LIMIT_S: Final = 10.0
+"""After SIGINT or SIGTERM: what the command has started is killed then."""
+_CHUNK_BYTES: Final = 1 << 16
+_PASSED_ON: Final = {signal.SIGINT: "INT", signal.SIGTERM: "TERM", signal.SIGHUP: "HUP", signal.SIGQUIT: "QUIT"}
+
+
+def run(handle: str, command: Sequence[str], *, role: str | None, node: int | None, takes_all: bool) -> int:
+    """Run a command on nodes; its exit code, of several the first that is not 0.
+
+    Raises:
+        ControlError: it was not run on any node.
+        BrokenPipeError: the reader of what it prints has gone.
+    """
+    code = None
+    with operations.open_scheduler(handle) as (scheduler, app_id):
+        targets = find_targets(scheduler, app_id, role=role, node=node, takes_all=takes_all)
+        order = partial(Order, app=find_name(app_id), command=list(command))
+        runs = open_all(scheduler, app_id, targets, lambda each: order(index=each.index))
+        try:
+            if not takes_all and runs[0].failure:
+                raise ControlError(f"{targets[0]}: {runs[0].failure}", ExitCode.LOST)
+            with contextlib.suppress(BrokenPipeError):  # it is no error of the scheduler's
+                code = Relay(runs, has_prefix=takes_all).move()
+        finally:
+            for each in runs:
+                each.close()
+    if code is None:
+        raise BrokenPipeError
+    if takes_all:
+        return _report(runs)
+    if runs[0].failure:
+        print(f"muster: {runs[0].target}: {show_controls(runs[0].failure)}", file=sys.stderr)
+    return code
+
+
+class NodeRun:
+    """The command on one node."""
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+        self.session: Session | None = None
+        self._failure = ""
+
+    def open(self, scheduler: PluginScheduler, app_id: str, order: Order) -> None:
+        """Start it; what is in the way is in `failure`."""
+        if not self.target.runs:
+            self._failure = "it does not run"
+            return
+        try:
+            pipe = scheduler.open_in_node(app_id, self.target.role, self.target.index, build_words())
+            self.session = Session(pipe, order)
+        except (ControlError, EngineError, SchedulerError, OSError) as error:
+            self._failure = str(error)
+
+    @property
+    def failure(self) -> str:
+        """Why it does not run, or not any more; "": it runs, or has ended by itself."""
+        return self._failure if self.session is None else self.session.failure
+
+    @property
+    def code(self) -> int:
+        """The exit code, once it has ended."""
+        return FAILED if self.session is None or self.session.code is None else self.session.code
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more comes."""
+        return self.session is None or self.session.is_over
+
+    def close(self) -> None:
+        """End it if it runs."""
+        if self.session is not None:
+            self.session.close()
+
+
+def open_all(
+    scheduler: PluginScheduler, app_id: str, targets: Sequence[Target], order: Callable[[Target], Order]
+) -> list[NodeRun]:
+    """Start a command on nodes, on several at a time."""
+    runs = [NodeRun(target) for target in targets]
+    with ThreadPoolExecutor(max_workers=min(_OPENED_AT_ONCE, len(runs))) as pool:
+        list(pool.map(lambda each: each.open(scheduler, app_id, order(each.target)), runs))
+    return runs
+
+
+class Relay:
+    """Moves input, output and signals between this process and the nodes; for one use.
+
+    Args:
+        runs: of the nodes.
+        has_prefix: each line begins with the name of its node.
+    """
+
+    def __init__(self, runs: Sequence[NodeRun], *, has_prefix: bool) -> None:
+        self._runs = runs
+        self._has_prefix = has_prefix
+        self._lines: dict[tuple[NodeRun, int], bytes] = {}
+        self._signals: list[int] = []
+        self._kill_s: float | None = None
+        self._reads = True
+        self._stop = threading.Event()
+
+    def move(self) -> int:
+        """Return the exit code of the first node that has failed once all have ended."""
+        sys.stdout.flush()
+        alive = threading.Thread(target=self._say_alive, daemon=True)  # also while a reader of ours makes us wait
+        alive.start()
+        try:
+            with watch_signals([*_PASSED_ON, signal.SIGTSTP], self._signals.append) as wake:
+                while not all(each.is_over for each in self._runs):
+                    self._step(wake)
+                for key in list(self._lines):
+                    self._write_line(*key, self._lines.pop(key) + b"\n")
+        finally:
+            self._stop.set()
+        return next((each.code for each in self._runs if each.code), 0)
+
+    def _step(self, wake: int) -> None:
+        poller = select.poll()
+        poller.register(wake, select.POLLIN)
+        poller.register(1, 0)  # a pipe whose reader has gone says so
+        live = {each.session.fd: each for each in self._runs if each.session is not None and not each.is_over}
+        for fd in live:
+            poller.register(fd, select.POLLIN)
+        room = min((each.session.room_bytes for each in live.values() if each.session is not None), default=0)
+        if self._reads and room > 0 and _may_read():
+            poller.register(0, select.POLLIN)
+        for fd, events in poller.poll(1000):
+            if fd == wake:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(wake, 4096)
+            elif fd == 1 and events & (select.POLLERR | select.POLLHUP) and not os.isatty(1):
+                raise BrokenPipeError
+            elif fd == 0:
+                self._read_input(min(room, _CHUNK_BYTES))
+            elif fd in live:
+                self._read_output(live[fd])
+        while self._signals:
+            self._pass_on(self._signals.pop(0))
+        for each in live.values():
+            if each.session is not None:
+                each.session.check()
+        if self._kill_s is not None and time.monotonic() > self._kill_s:
+            self._kill_s = None
+            self._tell("KILL")
+
+    def _read_input(self, limit: int) -> None:
+        try:
+            data = os.read(0, limit)
+        except OSError:
+            data = b""
+        self._reads = bool(data)
+        for each in self._runs:
+            if each.session is not None and not each.is_over:
+                each.session.send_input(data)
+
+    def _read_output(self, run: NodeRun) -> None:
+        assert run.session is not None  # noqa: S101  # it is polled
+        for stream, data in run.session.receive():
+            if not self._has_prefix:
+                write_all(stream, data)
+                continue
+            text = self._lines.pop((run, stream), b"") + data
+            *whole, rest = text.splitlines(keepends=True) if text else [b""]
+            if rest.endswith((b"\n", b"\r")) or len(rest) > _CHUNK_BYTES:
+                whole, rest = [*whole, rest], b""
+            self._write_line(run, stream, *whole)
+            if rest:
+                self._lines[run, stream] = rest
+
+    def _write_line(self, run: NodeRun, stream: int, *lines: bytes) -> None:
+        prefix = f"{run.target} ".encode()
+        write_all(stream, b"".join(prefix + line for line in lines))
+
+    def _pass_on(self, signum: int) -> None:
+        if signum == signal.SIGTSTP:
+            self._tell("STOP")
+            os.kill(os.getpid(), signal.SIGSTOP)
+            self._tell("CONT")
+            return
+        again = self._kill_s is not None
+        self._tell("KILL" if again else _PASSED_ON[signal.Signals(signum)])
+        if signum != signal.SIGQUIT:
+            self._kill_s = time.monotonic() + _END_LIMIT_S
+
+    def _tell(self, name: str) -> None:
+        for each in self._runs:
+            if each.session is not None and not each.is_over:
+                each.session.send_signal(name)
+
+    def _say_alive(self) -> None:
+        while not self._stop.wait(ALIVE_S):
+            for each in self._runs:
+                if each.session is not None and not each.is_over:
+                    each.session.send_alive()
+
+
+def _may_read() -> bool:
+    """Whether this process may read its standard input: in the background, reading a terminal would suspend it."""
+    try:
+        return not os.isatty(0) or os.tcgetpgrp(0) == os.getpgrp()
+    except OSError:
+        return False
+
+
+def write_all(fd: int, data: bytes) -> None:
+    """Write to standard output or error, also where another process has made it non-blocking.
+
+    Raises:
+        BrokenPipeError: its reader has gone.
+    """
+    while data:
+        select.select([], [fd], [])
+        data = data[os.write(fd, data) :]
+
+
+@contextlib.contextmanager
+def watch_signals(signums: Sequence[signal.Signals], note: Callable[[int], None]) -> Iterator[int]:
+    """Note signals instead of obeying them; those that are ignored stay so. Yields what is readable after one."""
+    wake, wake_end = os.pipe()
+    for fd in (wake, wake_end):
+        os.set_blocking(fd, False)
+
+    def handle(signum: int, _frame: FrameType | None) -> None:
+        note(signum)
+
+    before: dict[signal.Signals, Any] = {}
+    old_fd = signal.set_wakeup_fd(wake_end, warn_on_full_buffer=False)
+    try:
+        for signum in signums:
+            if signal.getsignal(signum) is not signal.SIG_IGN:
+                before[signum] = signal.signal(signum, handle)
+        yield wake
+    finally:
+        for signum, action in before.items():
+            signal.signal(signum, action)
+        signal.set_wakeup_fd(old_fd)
+        os.close(wake)
+        os.close(wake_end)
+
+
+def _report(runs: Sequence[NodeRun]) -> int:
+    """Say which nodes have failed; the exit code of the first."""
+    failed = [each for each in runs if each.code]
+    if failed:
+        how = [f"{each.target} ({each.failure or describe_exit_code(each.code)})" for each in failed]
+        line = f"{len(failed)} of {count_nodes(len(runs))} failed: {', '.join(how)}"
+        print(f"muster: {show_controls(line)}", file=sys.stderr)
+    return failed[0].code if failed else 0

@@ -1,0 +1,65 @@
+"""The connection to a command in a container.
+
+Source: Docker's Engine API, "Start an exec instance", stream format.
+"""
+
+import contextlib
+import struct
+from typing import Any, Final
+
+_HEADER: Final = struct.Struct(">BxxxL")
+"""Number of the stream, three bytes of padding, length of what follows."""
+_ERRORS: Final = 2
+_ERRORS_BYTES: Final = 4000
+_CHUNK_BYTES: Final = 1 << 16
+
+
+class InsideStream:
+    """The input and output of a command.
+
+    Args:
+        opened: what the SDK's `exec_start(..., socket=True)` has returned.
+    """
+
+    def __init__(self, opened: Any) -> None:
+        self._opened = opened
+        self.connection: Any = getattr(opened, "_sock", opened)
+        self.connection.settimeout(None)
+        self._rest = b""
+        self._errors = b""
+
+    def receive(self) -> bytes | None:
+        """Read some of the standard output; None: it has ended."""
+        data = self.connection.recv(_CHUNK_BYTES)
+        if not data:
+            return None
+        self._rest += data
+        output = b""
+        while len(self._rest) >= _HEADER.size:
+            number, length = _HEADER.unpack_from(self._rest)
+            end = _HEADER.size + length
+            if len(self._rest) < end:
+                break
+            content, self._rest = self._rest[_HEADER.size : end], self._rest[end:]
+            if number == _ERRORS:
+                self._errors = (self._errors + content)[-_ERRORS_BYTES:]
+            else:
+                output += content
+        return output
+
+    def send(self, data: bytes) -> None:
+        """Write to its standard input."""
+        self.connection.sendall(data)
+
+    def close(self) -> None:
+        """Close the connection: the standard input ends."""
+        response = getattr(self._opened, "_response", None)
+        for each in (self._opened, self.connection, response):  # the descriptor is closed with the last of them
+            with contextlib.suppress(OSError):
+                if each is not None:
+                    each.close()
+
+    def explain(self) -> str:
+        """Return the last line of the standard error."""
+        lines = [line.strip() for line in self._errors.decode(errors="replace").splitlines()]
+        return ([line for line in lines if line] or [""])[-1]

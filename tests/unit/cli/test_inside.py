@@ -1,0 +1,190 @@
+"""`muster exec` and `muster shell`: their words, which nodes are meant, and what is found on a node."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from other_user import OTHER, needs_two_users
+from torchx.specs import AppDef, AppState, Role
+from torchx.specs.api import ReplicaStatus
+
+from muster._shared.control import ControlError, ExitCode
+from muster.cli.commands import build_parser, order_exec_words
+from muster.cli.inside.targets import find_targets
+from muster.schedulers.adapter.facts import AppFacts
+from muster.schedulers.docker.engine.inside_stream import InsideStream
+from muster.schedulers.inside import program
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ("exec app --node 1 ls -l", ("app", 1, False, None, ["ls", "-l"])),
+        ("exec --node=1 app ls --node 2", ("app", 1, False, None, ["ls", "--node", "2"])),
+        ("exec app --all --role r sh -c x", ("app", None, True, "r", ["sh", "-c", "x"])),
+        ("exec app -- --all", ("app", None, False, None, ["--all"])),
+        ("exec app", ("app", None, False, None, [])),
+    ],
+)
+def test_options_stand_before_the_command(words: str, found: tuple[object, ...]) -> None:
+    args = build_parser().parse_args(order_exec_words(words.split()))
+    told = [word for word in args.words if word != "--"]  # which Python leaves there differs by its version
+    assert (args.handle, args.node, args.all, args.role, told) == (
+        *found[:4],
+        [each for each in found[4] if each != "--"],
+    )  # type: ignore[attr-defined]
+
+
+def test_other_commands_keep_their_words() -> None:
+    assert order_exec_words(["stop", "app", "--json"]) == ["stop", "app", "--json"]
+    assert order_exec_words([]) == []
+
+
+@pytest.mark.parametrize("words", ["exec app --all --node 1 ls", "exec app --node x ls", "shell app x", "exec --nod"])
+def test_wrong_words_are_refused(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as error:
+        build_parser().parse_args(order_exec_words(words.split()))
+    assert error.value.code == 2
+    assert capsys.readouterr().err
+
+
+def build_facts(
+    states: Sequence[AppState], *, state: AppState = AppState.RUNNING, names: Sequence[str] = ("r",)
+) -> Any:
+    args = ["-m", "muster.agent", "--nnodes", "2", "main.py"]
+    roles = [Role(name=name, image="", entrypoint="python3", args=args) for name in names]
+    replicas = [
+        ReplicaStatus(id=index, role=name, state=each, hostname="")
+        for name in names
+        for index, each in enumerate(states)
+    ]
+    facts = AppFacts(app_id="app", app=AppDef("app", roles=roles), state=state, replicas=replicas, messages=("", "why"))
+    return SimpleNamespace(backend="b", read_facts=lambda app_id: facts)
+
+
+def find(scheduler: Any, **more: Any) -> list[str]:
+    return [
+        str(each) for each in find_targets(scheduler, "app", **{"role": None, "node": None, "takes_all": False, **more})
+    ]
+
+
+def test_which_nodes_are_meant() -> None:
+    facts = build_facts([AppState.RUNNING, AppState.FAILED, AppState.RUNNING, AppState.CANCELLED])
+    assert find(facts) == ["r/0"]
+    assert find(facts, node=2) == ["r/2"]
+    assert find(facts, takes_all=True) == ["r/0", "r/1", "r/2"], "an elastic job has three now"
+    two = build_facts([AppState.RUNNING], names=("a", "b"))
+    assert find(two, takes_all=True) == ["a/0", "b/0"]
+    assert find(two, role="b") == ["b/0"]
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "more", "line", "code"),
+    [
+        (build_facts([AppState.RUNNING]), {"node": 1}, "app has no node 1: it has 1 node", ExitCode.REFUSED),
+        (build_facts([AppState.FAILED]), {}, "r/0 of app does not run", ExitCode.ENDED),
+        (build_facts([], state=AppState.FAILED), {}, "app has ended already (FAILED)", ExitCode.ENDED),
+        (build_facts([], state=AppState.PENDING), {}, "app is PENDING: why", ExitCode.REFUSED),
+        (
+            build_facts([AppState.RUNNING], names=("a", "b")),
+            {},
+            "app has several roles: name one with --role: a, b",
+            ExitCode.USAGE,
+        ),
+        (
+            build_facts([AppState.RUNNING]),
+            {"role": "x"},
+            "app has no role 'x' that runs agents; there is: r",
+            ExitCode.USAGE,
+        ),
+        (
+            build_facts([AppState.RUNNING], names=()),
+            {},
+            "app runs no agents of muster: no node of it has workers",
+            ExitCode.REFUSED,
+        ),
+        (SimpleNamespace(backend="b", read_facts=lambda app_id: None), {}, "b knows no app 'app'", ExitCode.UNKNOWN),
+    ],
+)
+def test_nodes_that_cannot_be_meant(scheduler: Any, more: dict[str, Any], line: str, code: ExitCode) -> None:
+    with pytest.raises(ControlError) as error:
+        find(scheduler, **more)
+    assert (str(error.value), error.value.exit_code) == (line, code)
+
+
+# -- on the node -------------------------------------------------------------------------------------------------------
+
+
+def start_agent(user: int | None = None, **env: str) -> "subprocess.Popen[bytes]":
+    """A process that looks like the agent of node 1."""
+    return subprocess.Popen(
+        ["/bin/sh", "-c", "read line; exit 0", "sh", "--node-rank", "1"], env=env, user=user, stdin=subprocess.PIPE
+    )
+
+
+@pytest.fixture
+def agent() -> Iterator[Any]:
+    started = []
+
+    def start(user: int | None = None, **env: str) -> Any:
+        started.append(start_agent(user, **env))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.communicate()
+
+
+VARIABLES = {"MUSTER_APP_ID": f"app-{os.getpid()}", "MUSTER_TOKEN": "secret", "MINE": "1", "MUSTER_WATCHED": "1"}
+APP = VARIABLES["MUSTER_APP_ID"]
+
+
+def test_an_agent_is_found_by_its_app_and_its_node(agent: Any) -> None:
+    process = agent(**VARIABLES)
+    assert program.find_agent(APP, 1, 0) == process.pid
+    assert program.find_agent(APP, 1, process.pid) == process.pid
+    assert program.build_environment(process.pid).items() >= {"MUSTER_APP_ID": APP, "MINE": "1"}.items()
+    assert not program.build_environment(process.pid).keys() & {"MUSTER_TOKEN", "MUSTER_WATCHED"}
+    other = agent()
+    for app, index, root in ((APP, 0, 0), ("other", 1, 0), (APP, 1, other.pid)):
+        with pytest.raises(program.NoNodeError, match="no agent of it runs"):
+            program.find_agent(app, index, root)
+
+
+@needs_two_users
+def test_an_agent_of_another_user_is_refused(agent: Any) -> None:
+    process = agent(user=OTHER, **VARIABLES)
+    with pytest.raises(program.NoNodeError, match=f"the job belongs to uid {OTHER}, and this is uid 0"):
+        program.find_agent(APP, 1, process.pid)
+    with pytest.raises(program.NoNodeError, match="no agent of it runs"):
+        program.find_agent(APP, 1, 0)
+
+
+def test_the_shell_is_the_users_if_it_is_there() -> None:
+    assert program.choose_shell({"SHELL": "/bin/sh", "PATH": "/bin"}) == "/bin/sh"
+    assert program.choose_shell({"SHELL": "/no/such", "PATH": "/bin"}) == "/bin/bash"
+    assert program.choose_shell({"PATH": "/no/such"}) == "/bin/sh"
+
+
+def test_the_program_is_one_file_of_the_standard_library() -> None:
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", program.__file__], stdin=subprocess.DEVNULL, capture_output=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_frames_of_docker_are_cut_wherever_they_break() -> None:
+    frames = b"\1\0\0\0\0\0\0\4out1" + b"\2\0\0\0\0\0\0\4err\n" + b"\1\0\0\0\0\0\0\4out2"
+    for size in (1, 5, 13, 100):
+        pieces = [frames[at : at + size] for at in range(0, len(frames), size)]
+        left = iter([*pieces, b""])
+        connection = SimpleNamespace(recv=lambda count, left=left: next(left), settimeout=lambda limit_s: None)
+        stream = InsideStream(connection)
+        output = b""
+        while (data := stream.receive()) is not None:
+            output += data
+        assert (output, stream.explain()) == (b"out1out2", "err")

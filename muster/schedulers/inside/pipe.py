@@ -122,6 +122,7 @@ def pump_pipe(
         explain: says why it has ended, in one line.
         root: see `NodePipe`.
     """
+    failures: list[str] = []
     ours, theirs = socket.socketpair()
     theirs.setblocking(False)
     stdin = ours.detach()
@@ -151,8 +152,8 @@ def pump_pipe(
     def run() -> None:
         try:
             move()
-        except Exception:  # noqa: BLE001, S110  # the client libraries' own; the connection has ended
-            pass
+        except Exception as error:  # noqa: BLE001  # the client libraries' own; the connection has ended
+            failures.append(f"{type(error).__name__}: {error}")
         finally:
             with contextlib.suppress(Exception):
                 close()
@@ -166,6 +167,6 @@ def pump_pipe(
             left.shutdown(socket.SHUT_RDWR)
         os.close(stdout)
         thread.join(_END_LIMIT_S)
-        return explain()
+        return explain() or ", ".join(failures)
 
     return NodePipe(stdin=stdin, stdout=stdout, end=end, root=root)

@@ -34,7 +34,7 @@ COMMANDS = [
         "recover",
         "delete",
     ),
-    *("prune", "completion", "top", "events", "timeline", "doctor"),
+    *("prune", "completion", "top", "events", "timeline", "doctor", "exec", "shell"),
 ]
 
 

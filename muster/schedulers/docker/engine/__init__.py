@@ -2,5 +2,6 @@
 
 `client` has one method per request, `build_layers` reads the output of a build, `errors` holds the errors,
 `container_state` the state of a container, `probe` runs a command in a temporary container, `shutdown` detects that the
-engine is about to stop, `outside_stops` that a person stops containers or restarts them.
+engine is about to stop, `outside_stops` that a person stops containers or restarts them. `inside_stream` is the
+connection to a command in a container.
 """

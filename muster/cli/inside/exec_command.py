@@ -40,11 +40,12 @@ def run(handle: str, command: Sequence[str], *, role: str | None, node: int | No
         BrokenPipeError: the reader of what it prints has gone.
     """
     code = None
-    with operations.open_scheduler(handle) as (scheduler, app_id):
+    with operations.open_scheduler(handle) as (scheduler, app_id), watch_signals(list(_PASSED_ON), _exit):
         targets = find_targets(scheduler, app_id, role=role, node=node, takes_all=takes_all)
         order = partial(Order, app=find_name(app_id), command=list(command))
-        runs = open_all(scheduler, app_id, targets, lambda each: order(index=each.index))
+        runs = [NodeRun(target) for target in targets]
         try:
+            open_all(scheduler, app_id, runs, lambda each: order(index=each.index))
             if not takes_all and runs[0].failure:
                 raise ControlError(f"{targets[0]}: {runs[0].failure}", ExitCode.LOST)
             with contextlib.suppress(BrokenPipeError):  # it is no error of the scheduler's
@@ -59,6 +60,11 @@ def run(handle: str, command: Sequence[str], *, role: str | None, node: int | No
     if runs[0].failure:
         print(f"muster: {runs[0].target}: {show_controls(runs[0].failure)}", file=sys.stderr)
     return code
+
+
+def _exit(signum: int) -> None:
+    """End this process, before or after signals are for the commands."""
+    raise SystemExit(128 + signum)
 
 
 class NodeRun:
@@ -102,13 +108,14 @@ class NodeRun:
 
 
 def open_all(
-    scheduler: PluginScheduler, app_id: str, targets: Sequence[Target], order: Callable[[Target], Order]
-) -> list[NodeRun]:
+    scheduler: PluginScheduler, app_id: str, runs: Sequence[NodeRun], order: Callable[[Target], Order]
+) -> None:
     """Start a command on nodes, on several at a time."""
-    runs = [NodeRun(target) for target in targets]
-    with ThreadPoolExecutor(max_workers=min(_OPENED_AT_ONCE, len(runs))) as pool:
+    pool = ThreadPoolExecutor(max_workers=min(_OPENED_AT_ONCE, max(1, len(runs))))
+    try:
         list(pool.map(lambda each: each.open(scheduler, app_id, order(each.target)), runs))
-    return runs
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 class Relay:

@@ -53,6 +53,8 @@ def find_targets(
         raise ControlError(f"{app_id} is {facts.state.name}" + (f": {why}" if why else ""), ExitCode.REFUSED)
     roles = _choose_roles(app_id, facts, role, takes_all=takes_all)
     nodes = [each for name in roles for each in _list_nodes(facts, name)]
+    if not nodes:
+        raise ControlError(f"no node of {app_id} runs", ExitCode.ENDED)
     if takes_all:
         return nodes
     index = node or 0

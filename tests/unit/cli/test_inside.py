@@ -86,6 +86,7 @@ def test_which_nodes_are_meant() -> None:
     ("scheduler", "more", "line", "code"),
     [
         (build_facts([AppState.RUNNING]), {"node": 1}, "app has no node 1: it has 1 node", ExitCode.REFUSED),
+        (build_facts([]), {"takes_all": True}, "no node of app runs", ExitCode.ENDED),
         (build_facts([AppState.FAILED]), {}, "r/0 of app does not run", ExitCode.ENDED),
         (build_facts([], state=AppState.FAILED), {}, "app has ended already (FAILED)", ExitCode.ENDED),
         (build_facts([], state=AppState.PENDING), {}, "app is PENDING: why", ExitCode.REFUSED),

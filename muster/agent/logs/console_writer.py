@@ -5,13 +5,12 @@ A thread, because a non-blocking descriptor would be non-blocking for every proc
 
 import contextlib
 import os
-import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from muster.agent.logs.lines import AgentLine, End, Gap, Hold, Piece, Source, Span, prefix_lines
-from muster.agent.runtime.loop import Clock
+from muster.agent.runtime.loop import Clock, SideThread
 
 if TYPE_CHECKING:  # needed on a terminal only, or when workers write
     from muster._shared.console.alike_lines import AlikeLines, Said
@@ -54,7 +53,8 @@ class ConsoleWriter:
             marks_bars: see `Env.LIVE_BARS`.
             merges_lines: print once what several ranks say alike.
         """
-        self.changed = threading.Condition()
+        self._thread = SideThread(self._run, "muster-console")
+        self.changed = self._thread.changed
         self.is_open = True
         """False once the device has no reader any more: everything is ignored then."""
         self.is_held = False
@@ -74,12 +74,10 @@ class ConsoleWriter:
         self._queue: deque[tuple[Source, Piece]] = deque()
         self._queued_bytes = 0
         self._busy = False
-        self._stopping = False
         self._written_bytes = 0
         self._passed_on = 0.0
         """Of these, what a reader with a buffer may not have written down at `_passed_on_s`, in bytes."""
         self._passed_on_s = 0.0
-        self._thread: threading.Thread | None = None
         self._broken_fds: set[int] = set()
         self._bars_due_s: dict[Source, float] = {}
         self._rows: dict[Source, bytes] = {}
@@ -99,7 +97,7 @@ class ConsoleWriter:
     @property
     def started(self) -> bool:
         """Whether anything was ever queued."""
-        return self._thread is not None or bool(self._queue)
+        return self._thread.is_started or bool(self._queue)
 
     def put(self, source: Source, piece: Piece) -> None:
         """Queue a piece; the caller holds `changed`."""
@@ -108,33 +106,20 @@ class ConsoleWriter:
         if isinstance(piece, bytes):
             self._queued_bytes += len(piece)
         self._queue.append((source, piece))
-        if self._thread is None and not self._start_thread():
-            return
-        self.changed.notify_all()
+        self._thread.wake()
 
     def show_status(self, row: bytes) -> None:
         """Draw another last row at the bottom of the terminal, b"" for none; the caller holds `changed`."""
         if self._screen is None or not self.is_open or row == self._status:
             return
         self._status, self._has_new_status = row, True
-        if self._thread is not None or self._start_thread():
-            self.changed.notify_all()
+        self._thread.wake()
 
     def release(self) -> None:
         """Print again what is queued; the caller holds `changed`."""
         self._is_holding = self.is_held = False
         self._queue = deque(queued for queued in self._queue if not isinstance(queued[1], Hold))
         self.changed.notify_all()
-
-    def _start_thread(self) -> bool:
-        """False when the system has no threads left; the next `put` tries again."""
-        thread = threading.Thread(target=self._run, name="muster-console", daemon=True)
-        try:
-            thread.start()
-        except RuntimeError:  # how `threading` reports EAGAIN
-            return False
-        self._thread = thread
-        return True
 
     def flush(self, limit_s: float, cap_s: float) -> int:
         """Wait until all is written; returns how many bytes were discarded because the console accepts no more.
@@ -143,8 +128,8 @@ class ConsoleWriter:
             limit_s: how long it may accept nothing.
             cap_s: how long this may take in all.
         """
-        if self._queue and self._thread is None and not self._start_thread():
-            self._stopping = True
+        if self._queue and not self._thread.is_started and not self._thread.wake():
+            self._thread.is_closing = True
             self._run()  # still no thread: a stuck console would block us here, but lost output is worse
         return 0 if self.wait_written(limit_s, cap_s) else self._discard_queue()
 
@@ -156,10 +141,7 @@ class ConsoleWriter:
         """End the thread if it is not stuck in a write; ignore what comes from now on."""
         with self.changed:
             self.is_open = False
-            self._stopping = True
-            self.changed.notify_all()
-        if self._thread is not None:
-            self._thread.join(0.1)
+        self._thread.close(0.1)
 
     def wait_written(self, limit_s: float, cap_s: float) -> bool:
         """Wait until all is written; whether it is. See `flush` for the limits."""
@@ -223,12 +205,12 @@ class ConsoleWriter:
                 self._clear_queue()
             self._busy = False
             self.changed.notify_all()
-            while not self._queue and not (self._stopping or (self._is_draining and self._holds_lines)):
+            while not self._queue and not (self._thread.is_closing or (self._is_draining and self._holds_lines)):
                 wait_s = self._find_wait_s()
                 if self._has_new_status or (wait_s is not None and wait_s <= 0):
                     break
                 self.changed.wait(wait_s)
-            if self._stopping and not self._queue and not (self._holds_lines and self.is_open):
+            if self._thread.is_closing and not self._queue and not (self._holds_lines and self.is_open):
                 return None
             self._busy = True
             return self._dequeue_batch()
@@ -238,7 +220,7 @@ class ConsoleWriter:
             self._write(self._size_fd, self._screen.erase())  # drawn again below what the debugger has printed
         with self.changed:
             self.is_held = self._is_holding
-            while self._is_holding and self.is_open and not self._stopping:
+            while self._is_holding and self.is_open and not self._thread.is_closing:
                 self.changed.wait()
             self._is_holding = self.is_held = False
 
@@ -337,7 +319,7 @@ class ConsoleWriter:
         """What has been held long enough; all, if a caller waits for it and nothing else is queued."""
         if self._alike is None:
             return
-        if (self._is_draining or self._stopping) and not self._queue:
+        if (self._is_draining or self._thread.is_closing) and not self._queue:
             yield from self._print_all_held()
         else:
             yield from self._build_prefixed(self._alike.take_due(now_s))

@@ -7,12 +7,12 @@ right to it is told so in one line, once. `http.client` and `ssl` are imported w
 
 import json
 import os
-import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from muster._shared.contract import Env, show_controls
+from muster.agent.runtime.loop import SideThread
 
 if TYPE_CHECKING:
     import http.client
@@ -66,7 +66,7 @@ class JobObject:
         self._node_index = node_index
         self._print_line = print_line
         self._story = _Story()
-        self._changed = threading.Condition()
+        self._thread = SideThread(self._run, "muster-job-object")
         self._events: list[dict[str, str]] = []
         self._annotations: dict[str, str] = {}
         self._owner: dict[str, object] = {}
@@ -74,10 +74,8 @@ class JobObject:
         self._count = 0
         self._progress = ""
         self._progress_s: float | None = None
-        self._is_closing = False
         self._has_given_up = False
         self._has_complained = False
-        self._thread: threading.Thread | None = None
 
     # -- on the loop --------------------------------------------------------------------------------------------------
 
@@ -88,9 +86,9 @@ class JobObject:
         if told is None or not is_teller:
             return
         reason, kind, text = told
-        with self._changed:
+        with self._thread.changed:
             self._add(record.time_s, reason, kind, text)
-        self._wake()
+            self._thread.wake()
 
     def _add(self, time_s: float, reason: str, kind: str, text: str) -> None:
         """Add an Event, and the annotation of the same name."""
@@ -122,18 +120,12 @@ class JobObject:
         if self._progress_s is None or now_s - self._progress_s >= _PROGRESS_S:
             self._progress_s = now_s
             self._add_progress()
-            self._wake()
 
     def close(self) -> None:
         """See `EventSink`. What waits is sent, within a limit."""
         if self._progress:
             self._add_progress()
-            self._wake()
-        with self._changed:
-            self._is_closing = True
-            self._changed.notify()
-        if self._thread is not None:
-            self._thread.join(_CLOSE_S)
+        self._thread.close(_CLOSE_S)
 
     def _clean(self, text: str) -> str:
         for secret in self._secrets:
@@ -143,30 +135,21 @@ class JobObject:
 
     def _add_progress(self) -> None:
         """The step and when it was seen."""
-        with self._changed:
+        with self._thread.changed:
             self._annotations[self._annotation + "progress"] = f"{_format_time(time.time())} {self._progress}"
+            self._thread.wake()
         self._progress = ""
-
-    def _wake(self) -> None:
-        with self._changed:
-            if self._thread is None:
-                thread = threading.Thread(target=self._run, daemon=True, name="muster-job-object")
-                try:
-                    thread.start()
-                except RuntimeError:  # there is no thread left: the next time
-                    return
-                self._thread = thread
-            self._changed.notify()
 
     # -- in the thread ------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        thread = self._thread
         while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._is_closing or self._events or self._annotations)
+            with thread.changed:
+                thread.changed.wait_for(lambda: thread.is_closing or self._events or self._annotations)
                 if not self._events and not self._annotations:
                     return
-                self._changed.wait_for(lambda: self._is_closing, _COLLECT_S)
+                thread.wait_closing(_COLLECT_S)
                 events, self._events = self._events, []
                 annotations, self._annotations = self._annotations, {}
             problem = self._send(events, annotations)
@@ -175,10 +158,10 @@ class JobObject:
             self._complain(problem)
             if self._has_given_up:
                 return
-            with self._changed:
+            with thread.changed:
                 self._events = [*events, *self._events][-_KEPT:]
                 self._annotations = {**annotations, **self._annotations}
-                self._changed.wait_for(lambda: self._is_closing, _AGAIN_S)
+                thread.wait_closing(_AGAIN_S)
             time.sleep(_COLLECT_S)  # also when closing
 
     def _send(self, events: list[dict[str, str]], annotations: dict[str, str]) -> str:

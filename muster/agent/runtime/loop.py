@@ -5,7 +5,18 @@ must decide. The owner decides them in order between two turns. Byte pumps (logs
 a bounded amount per call, so that a flood of output cannot delay a heartbeat.
 
 What may block runs in threads of its own: log files on a network file system can hang for any time. While they do,
-workers wait for their pipes, as they would for their files, but heartbeats and the fencing lease do not.
+workers wait for their pipes, as they would for their files, but heartbeats and the fencing lease do not. The agent
+starts threads in four ways, all of them here:
+
+- `Loop.call_in_thread` does one thing that may take long; the loop gets the result.
+- `SideThread` prints or sends what waits, by blocking calls: the console, a Job's Events, a TrainJob, OpenTelemetry.
+  No loop could do that: a descriptor that others share must not become non-blocking, and `http.client` blocks.
+- `LoopThread` has a loop for many descriptors: log files, the output of workers, metrics, torchrun's plug-in.
+- `run_limited` has its caller wait so long: in a thread already, or at the agent's end, when no loop turns.
+
+Two more must stay apart. `snapshots.ranges` sends gigabytes to workers over blocking sockets, each in a thread by
+`start_thread`; no loop has a part in it. `rendezvous.torch_handlers.thread` owns an object of torch that only one
+thread may use, that blocks for minutes, and that a program may own that has no loop.
 
 `selectors` rather than asyncio: importing asyncio costs about 50 ms and 8 MB, half of what the agent may take before
 its first worker starts.
@@ -167,8 +178,8 @@ class Loop:
             then(results[0])
 
         try:
-            threading.Thread(target=read_and_reply, name="muster-read", daemon=True).start()
-        except RuntimeError as error:  # how `threading` reports EAGAIN
+            start_thread(read_and_reply, "muster-read")
+        except RuntimeError as error:
             if without is None:
                 read_and_reply()
             else:
@@ -315,9 +326,8 @@ class LoopThread:
         self._on_failure = on_failure
         self._stopping = False
         self._pending: threading.Event | None = None
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         try:
-            self._thread.start()
+            self._thread = start_thread(self._run, name)
         except RuntimeError:
             self.loop.close()
             raise
@@ -370,16 +380,76 @@ class LoopThread:
                 self.reply(self._on_failure)
 
 
+class SideThread:
+    """A thread that works off what waits for it, by blocking calls; it starts with the first of it.
+
+    No caller waits for it but the agent's end, and that for a limited time.
+    """
+
+    def __init__(self, run: Callback, name: str) -> None:
+        """Start nothing yet.
+
+        Args:
+            run: what the thread does; it returns soon after `is_closing`, if no call of it hangs.
+            name: of the thread.
+        """
+        self.changed = threading.Condition()
+        """For what the thread and its callers share; notified when it changes."""
+        self.is_closing = False
+        """No more will come."""
+        self._run = run
+        self._name = name
+        self._thread: threading.Thread | None = None
+
+    @property
+    def is_started(self) -> bool:
+        """Whether the thread has ever run."""
+        return self._thread is not None
+
+    def wake(self) -> bool:
+        """Say that there is something to do. False: no thread is left, try again with the next."""
+        with self.changed:
+            if self._thread is None:
+                try:
+                    self._thread = start_thread(self._run, self._name)
+                except RuntimeError:
+                    return False
+            self.changed.notify_all()
+            return True
+
+    def wait_closing(self, limit_s: float) -> None:
+        """Wait, in the thread, until it has to end, at most for so long."""
+        with self.changed:
+            self.changed.wait_for(lambda: self.is_closing, limit_s)
+
+    def close(self, limit_s: float) -> None:
+        """Have it do what waits, and end; wait so long for that, 0: not at all. Idempotent."""
+        with self.changed:
+            self.is_closing = True
+            self.changed.notify_all()
+        if self._thread is not None and limit_s > 0:
+            self._thread.join(limit_s)
+
+
 def run_limited(commands: Iterable[Callback], limit_s: float) -> bool:
     """Run each in a thread of its own and wait for all; False when one took longer than `limit_s`.
 
     Raises:
         RuntimeError: no thread is left. Those that have started run on.
     """
-    threads = [threading.Thread(target=command, name="muster-limited", daemon=True) for command in commands]
-    for thread in threads:
-        thread.start()
+    threads = [start_thread(command, "muster-limited") for command in commands]
     until_s = time.monotonic() + limit_s
     for thread in threads:
         thread.join(max(0.0, until_s - time.monotonic()))
     return not any(thread.is_alive() for thread in threads)
+
+
+def start_thread(run: Callback, name: str) -> threading.Thread:
+    """One that does not keep the process alive.
+
+    Raises:
+        RuntimeError: no thread is left; how `threading` reports EAGAIN.
+    """
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    thread.start()
+    return thread

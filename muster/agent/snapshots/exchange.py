@@ -6,6 +6,7 @@ round, which no worker writes to; where a slot was written to all the same, the 
 
 import contextlib
 import os
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
@@ -305,26 +306,27 @@ class Exchange:
         self._open_stream(place, run, on_end)
 
     def _in_thread(self, act: Callable[[], None], on_end: OnEnd, stream: Stream | None = None) -> None:
-        def run() -> None:
-            problem: str | None = "an error of muster, printed above"
+        def run() -> str | None:
             try:
                 act()
-                problem = None
-            except TransferError as error:
-                problem = str(error)
-            except (OSError, ProtocolError, ValueError, MemoryError) as error:
-                problem = str(error) or type(error).__name__
+            except (OSError, ProtocolError, TransferError, ValueError, MemoryError) as error:
+                return str(error) or type(error).__name__
+            except BaseException as error:  # noqa: BLE001  # whatever it is, the next round waits for the end
+                sys.excepthook(type(error), error, error.__traceback__)
+                return "an error of muster, printed above"
             finally:
-                if stream is not None:
-                    stream.close()
-                self._loop.call_from_thread(lambda: on_end(problem))  # whatever happened: the next round waits for it
+                close()
+            return None
 
-        try:
-            threading.Thread(target=run, name="muster-snapshots", daemon=True).start()
-        except RuntimeError as error:  # no thread is left
+        def close() -> None:
             if stream is not None:
                 stream.close()
-            on_end(str(error))
+
+        def give_up(error: RuntimeError) -> str:
+            close()
+            return str(error)
+
+        self._loop.call_in_thread(run, on_end, give_up)
 
     def close(self) -> None:
         """Give up all copies. Idempotent."""

@@ -149,7 +149,7 @@ class NodeSnapshots:
 
             try:
                 self._ranges = RangeServer(self.memory, self._load_exchange().read_range)
-            except OSError as error:
+            except (OSError, RuntimeError) as error:
                 self._print_line(f"workers cannot read other ranks' snapshots: {error}")
 
     def _seek(self, rank: int, give: Callable[[Source | None], None]) -> None:

@@ -5,6 +5,7 @@ name in the file system, and one that only those know who can open the control f
 """
 
 import contextlib
+import functools
 import os
 import socket
 import struct
@@ -13,6 +14,7 @@ from collections.abc import Callable
 
 from muster._shared.snapshot_file import ANSWER, NOT_KEPT, NOT_REACHED, REQUEST, build_address
 from muster.agent.rendezvous.protocol.framing import ProtocolError
+from muster.agent.runtime.loop import start_thread
 from muster.agent.snapshots.memory import Key, SnapshotMemory
 from muster.agent.snapshots.transfer import NotKept, TransferError
 
@@ -30,6 +32,7 @@ class RangeServer:
 
         Raises:
             OSError: no descriptor is left.
+            RuntimeError: no thread is left.
         """
         self._read_range = read_range
         self._closed = threading.Event()
@@ -38,10 +41,10 @@ class RangeServer:
         try:
             self._listener.bind(build_address(memory.control) or b"")
             self._listener.listen(64)
+            start_thread(self._accept, "muster-ranges")
         except BaseException:  # whatever it is, it is raised again
             self._listener.close()
             raise
-        threading.Thread(target=self._accept, name="muster-ranges", daemon=True).start()
 
     def _accept(self) -> None:
         while True:
@@ -52,10 +55,13 @@ class RangeServer:
                     return
                 continue
             _, uid, _ = _PEER.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
-            if uid not in (os.getuid(), 0):
-                connection.close()
-                continue
-            threading.Thread(target=self._serve, args=(connection,), name="muster-range", daemon=True).start()
+            try:
+                if uid in (os.getuid(), 0):
+                    start_thread(functools.partial(self._serve, connection), "muster-range")
+                    continue
+            except RuntimeError:  # no thread is left: the worker sees that the connection ends
+                pass
+            connection.close()
 
     def _serve(self, connection: socket.socket) -> None:
         with connection:

@@ -8,13 +8,13 @@ Source: pkg/statusserver of kubeflow/trainer; `update_trainjob_status` of the ku
 """
 
 import json
-import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from muster._shared.contract import KubeflowEnv, show_controls
 from muster._shared.job_view import JobState, JobStatus
+from muster.agent.runtime.loop import SideThread
 
 if TYPE_CHECKING:
     import http.client
@@ -52,45 +52,33 @@ class TrainJob:
         self._token_path = environ[KubeflowEnv.TOKEN]
         self._ca_path = environ.get(KubeflowEnv.CA) or None
         self._print_line = print_line
-        self._changed = threading.Condition()
+        self._thread = SideThread(self._run, "muster-train-job")
         self._waiting: dict[str, object] | None = None
         """The newest that is not sent."""
-        self._is_closing = False
         self._has_given_up = False
         self._has_complained = False
-        self._thread: threading.Thread | None = None
 
     def write_status(self, status: JobStatus) -> None:
         """Tell it soon, at most once in `_EVERY_S`. `status` is what `StatusFile` writes."""
         content = build_progress(status, time.time())
         if content is None or self._has_given_up:
             return
-        with self._changed:
+        with self._thread.changed:
             self._waiting = content
-            if self._thread is None:
-                thread = threading.Thread(target=self._run, daemon=True, name="muster-train-job")
-                try:
-                    thread.start()
-                except RuntimeError:  # there is no thread left: the next time
-                    return
-                self._thread = thread
-            self._changed.notify()
+            self._thread.wake()
 
     def write(self, record: "EventRecord") -> None:
         """See `EventSink`: records tell nothing of it."""
 
     def close(self) -> None:
         """See `EventSink`. What waits is sent, within a limit."""
-        with self._changed:
-            self._is_closing = True
-            self._changed.notify()
-        if self._thread is not None:
-            self._thread.join(_CLOSE_S)
+        self._thread.close(_CLOSE_S)
 
     def _run(self) -> None:
+        thread = self._thread
         while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._is_closing or self._waiting is not None)
+            with thread.changed:
+                thread.changed.wait_for(lambda: thread.is_closing or self._waiting is not None)
                 content, self._waiting = self._waiting, None
             if content is None:
                 return
@@ -100,10 +88,10 @@ class TrainJob:
                 self._print_line(f"the TrainJob is not told how far the job is: {show_controls(problem)}")
             if self._has_given_up:
                 return
-            with self._changed:
-                if problem and self._waiting is None and not self._is_closing:
+            with thread.changed:
+                if problem and self._waiting is None and not thread.is_closing:
                     self._waiting = content
-                self._changed.wait_for(lambda: self._is_closing, _EVERY_S)
+            thread.wait_closing(_EVERY_S)
 
     def _send(self, content: Mapping[str, object]) -> str:
         """Why it was not taken; "": it was."""

@@ -9,6 +9,7 @@ import pytest
 
 from muster.agent.diagnosis.hangs import sessions
 from muster.agent.diagnosis.hangs.sessions import FileSizes, read_sessions
+from muster.agent.runtime import loop
 
 OWN_SESSION = os.getsid(0)
 
@@ -49,9 +50,22 @@ def test_a_disk_that_answers_again_is_asked_again(disk: Disk) -> None:
     sizes = FileSizes(limit_s=0.0)
     assert sizes.read(["a"]) is None
     disk.answers.set()
-    assert sizes._thread is not None
-    sizes._thread.join()
+    (thread,) = [each for each in threading.enumerate() if each.name == "muster-limited"]
+    thread.join()
     sizes._limit_s = 60.0
+    assert sizes.read(["b"]) == {"b": 7}
+
+
+def test_a_look_without_a_thread_is_repeated(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_run: object, _name: str) -> None:
+        raise RuntimeError("can't start new thread")
+
+    disk.answers.set()
+    sizes = FileSizes(limit_s=60.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "start_thread", fail)
+        with pytest.raises(RuntimeError, match="new thread"):
+            sizes.read(["a"])
     assert sizes.read(["b"]) == {"b": 7}
 
 

@@ -7,14 +7,14 @@ import pytest
 
 from muster.agent.logs.console_writer import ConsoleWriter
 from muster.agent.logs.lines import AgentLine, Hold
-from muster.agent.runtime.loop import SystemClock
+from muster.agent.runtime.loop import SideThread, SystemClock
 
 
 @pytest.fixture
 def console(monkeypatch):
     """A console whose thread's part the test calls itself, and the descriptor that it prints to."""
     read_fd, write_fd = os.pipe()
-    monkeypatch.setattr(ConsoleWriter, "_start_thread", lambda _self: False)
+    monkeypatch.setattr(SideThread, "wake", lambda _self: False)
     writer = ConsoleWriter(
         is_terminal=False, size_fd=write_fd, backlog_bytes=1000, bar_interval_s=1.0, clock=SystemClock()
     )

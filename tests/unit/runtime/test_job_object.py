@@ -14,7 +14,7 @@ PATH = "/apis/batch/v1/namespaces/team/jobs/app-x1-main"
 class Collected(JobObject):
     """Sends nothing."""
 
-    def _wake(self) -> None:
+    def _run(self) -> None:
         pass
 
     @property

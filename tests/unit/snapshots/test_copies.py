@@ -14,7 +14,8 @@ from muster.agent.rendezvous.protocol.framing import ProtocolError
 from muster.agent.rendezvous.protocol.handshake import Codec
 from muster.agent.rendezvous.transport.stream import TcpStream
 from muster.agent.round import Generation, Round, Source, find_lineage
-from muster.agent.snapshots import exchange, fetching, transfer
+from muster.agent.runtime.loop import Loop, start_thread
+from muster.agent.snapshots import exchange, fetching, ranges, transfer
 from muster.agent.snapshots.exchange import Exchange
 from muster.agent.snapshots.memory import SnapshotMemory
 from muster.agent.snapshots.ranges import RangeServer
@@ -49,6 +50,8 @@ def open_streams():
 
 class NowLoop:
     """Calls at once: the tests wait for the threads."""
+
+    call_in_thread = Loop.call_in_thread
 
     def __init__(self):
         self.calls = []
@@ -432,6 +435,31 @@ def test_ranges_are_served_again_after_descriptors_ran_out(nodes, monkeypatch):
     assert reader.find_bytes(0) == 100
     assert not failures
     reader.close()
+    server.close()
+
+
+def test_a_worker_for_which_no_thread_is_left_is_told_and_the_next_is_served(nodes, monkeypatch):
+    one, _ = nodes
+    failures = [RuntimeError("can't start new thread")]
+
+    def start(run, name):
+        if failures and name == "muster-range":
+            raise failures.pop()
+        return start_thread(run, name)
+
+    one.save(7, make_states(1, 100, 10))
+    one.begin_round(Generation(lineage=LINEAGE, step=7, size=2), number=2)
+    monkeypatch.setattr(ranges, "start_thread", start)
+    server = RangeServer(one.memory, one.exchange.read_range)
+    reader = RemoteReader(one.memory.control)
+    reader._socket.settimeout(30)
+    with pytest.raises(OSError, match=r"no node that can be reached|reset|pipe"):
+        reader.find_bytes(0)
+    reader.close()
+    again = RemoteReader(one.memory.control)
+    again._socket.settimeout(30)
+    assert again.find_bytes(0) == 100
+    again.close()
     server.close()
 
 

@@ -396,7 +396,7 @@ def make_exporter(
         on_loop=lambda call: call(),
         print_line=lambda _line: None,
     )
-    made._thread = threading.current_thread()
+    made._thread._thread = threading.current_thread()
     return made, source, sizes
 
 
@@ -459,7 +459,7 @@ def test_the_end_waits_for_no_collector_that_is_silent_or_slow(
 ) -> None:
     made, _, _ = make_exporter(monkeypatch)
     waited: list[float] = []
-    made._thread = type("Thread", (), {"join": lambda _, limit_s: waited.append(limit_s)})()
+    made._thread._thread = type("Thread", (), {"join": lambda _, limit_s: waited.append(limit_s)})()
     made._is_silent = is_silent
     monkeypatch.setattr(exporter.time, "monotonic", lambda: 100.0)
     made._asked_s = None if asked_ago_s is None else 100.0 - asked_ago_s

@@ -150,7 +150,7 @@ def test_a_server_that_refuses_is_asked_no_more(server: Server, environ: dict[st
     job = TrainJob(environ, lines.append)
     job.write_status(STATUS)
     assert server.arrived.acquire(timeout=30)
-    job._thread.join(30)
+    job._thread._thread.join(30)
     job.write_status(replace(STATUS, step=600))
     job.close()
     assert len(server.got) == len(lines) == 1

@@ -2,12 +2,12 @@
 
 import contextlib
 import os
-import threading
 from collections.abc import Collection, Mapping
 from typing import TypeAlias
 
 from muster._shared import processes
 from muster._shared.records import record
+from muster.agent.runtime.loop import run_limited
 
 ProcessKey: TypeAlias = tuple[int, int]
 """A process id and the start time of the process (clock ticks since boot), because ids are reused."""
@@ -84,7 +84,7 @@ class FileSizes:
 
     def __init__(self, limit_s: float = SIZES_LIMIT_S) -> None:
         self._limit_s = limit_s
-        self._thread: threading.Thread | None = None
+        self._is_reading = False
 
     def read(self, paths: Collection[str]) -> Mapping[str, int] | None:
         """The sizes, 0 of files that do not exist; None while the disk does not answer.
@@ -92,18 +92,21 @@ class FileSizes:
         Raises:
             RuntimeError: no thread is left.
         """
-        if self._thread is not None and self._thread.is_alive():
+        if self._is_reading:
             return None
         found: dict[str, int] = {}
 
         def read_all() -> None:
             for path in paths:
                 found[path] = _size_bytes(path)
+            self._is_reading = False
 
-        thread = self._thread = threading.Thread(target=read_all, name="muster-sizes", daemon=True)
-        thread.start()
-        thread.join(self._limit_s)
-        return None if thread.is_alive() else found
+        self._is_reading = True
+        try:
+            return found if run_limited([read_all], self._limit_s) else None
+        except RuntimeError:
+            self._is_reading = False
+            raise
 
 
 def read_sessions(

@@ -10,13 +10,13 @@ Hand-written, because `http.client` imports `ssl` and `email`, together 6 MB, wh
 
 import contextlib
 import socket
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
 from muster._shared.contract import show_controls
+from muster.agent.runtime.loop import SideThread
 from muster.agent.telemetry.traces.encoding import write_metrics, write_spans
 from muster.agent.telemetry.traces.spans import Span, SpanMaker
 
@@ -78,15 +78,13 @@ class Exporter:
         self._on_loop = on_loop
         self._print_line = print_line
         self._began_s = time.time()
-        self._changed = threading.Condition()
+        self._thread = SideThread(self._run, "muster-otlp")
         self._spans: deque[Span] = deque()
-        self._is_closing = False
         self._is_silent = False
         """The last request had no answer."""
         self._asked_s: float | None = None
         """When the request was made that has no answer yet."""
         self._has_complained = False
-        self._thread: threading.Thread | None = None
 
     # -- on the loop --------------------------------------------------------------------------------------------------
 
@@ -95,29 +93,22 @@ class Exporter:
         spans = [] if self._maker is None else self._maker.read(record)
         if spans:
             lost = 0
-            with self._changed:
+            with self._thread.changed:
                 self._spans.extend(spans)
                 while len(self._spans) > KEPT_SPANS:
                     self._spans.popleft()
                     lost += 1
-                self._changed.notify()
+                self._thread.wake()
             if lost:
                 self._source.count_exported("spans", lost=lost)
-        if self._thread is None:
-            thread = threading.Thread(target=self._run, daemon=True, name="muster-otlp")
-            with contextlib.suppress(RuntimeError):  # there is no thread left: with the next record
-                thread.start()
-                self._thread = thread
+        if not self._thread.is_started:
+            self._thread.wake()
 
     def close(self) -> None:
         """See `EventSink`. What waits is sent to a collector that answers, within a limit."""
-        with self._changed:
-            self._is_closing = True
-            self._changed.notify()
         asked_s = self._asked_s
         is_slow = asked_s is not None and time.monotonic() - asked_s > _SLOW_S
-        if self._thread is not None and not (self._is_silent or is_slow):
-            self._thread.join(_CLOSE_S)
+        self._thread.close(0.0 if self._is_silent or is_slow else _CLOSE_S)
 
     # -- in the thread ------------------------------------------------------------------------------------------------
 
@@ -125,12 +116,12 @@ class Exporter:
         metrics_due_s = time.monotonic() + self._settings.metrics_every_s
         spans_due_s, again_s = 0.0, _AGAIN_S
         while True:
-            with self._changed:
-                if not self._is_closing:
+            with self._thread.changed:
+                if not self._thread.is_closing:
                     now_s = time.monotonic()
                     due_s = min(metrics_due_s, spans_due_s if self._spans else metrics_due_s)
-                    self._changed.wait(max(0.0, due_s - now_s))
-                is_closing = self._is_closing
+                    self._thread.changed.wait(max(0.0, due_s - now_s))
+                is_closing = self._thread.is_closing
             if not is_closing and self._spans:
                 time.sleep(_GATHER_S)
             is_well = True
@@ -150,12 +141,12 @@ class Exporter:
     def _send_spans(self) -> float | None:
         """Send all that wait; None, or how long the collector wants to be left alone."""
         while self._spans:
-            with self._changed:
+            with self._thread.changed:
                 batch = [self._spans.popleft() for _ in range(min(BATCH_SPANS, len(self._spans)))]
             body = write_spans(batch, self._trace_id, self._resource)
             wait_s = self._post("traces", body, len(batch), "spans")
             if wait_s is not None:
-                with self._changed:
+                with self._thread.changed:
                     room = max(0, KEPT_SPANS - len(self._spans))
                     self._spans.extendleft(reversed(batch[len(batch) - room :] if room < len(batch) else batch))
                 self._count("spans", lost=max(0, len(batch) - room))

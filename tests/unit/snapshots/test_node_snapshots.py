@@ -8,6 +8,7 @@ import pytest
 from muster._shared.snapshot_file import COMPLETE, Header, Slot
 from muster.agent.rendezvous.interface import CopySnapshot, SnapshotConfirmed, SnapshotKept
 from muster.agent.round import Generation, Round, Source, find_lineage
+from muster.agent.snapshots import ranges
 from muster.agent.snapshots.memory import LOOK_S
 from muster.agent.snapshots.node import NodeSnapshots
 from muster.agent.workers.status_page import SnapshotFiles
@@ -168,3 +169,15 @@ def test_the_next_round_begins_when_the_fetch_of_the_last_one_has_ended(node):
     assert node.calls == []
     node.exchange.end_fetch("its round is over")
     assert node.calls == ["ready 3"]
+
+
+@pytest.mark.parametrize("error", [RuntimeError("can't start new thread"), OSError("no descriptors")])
+def test_a_round_begins_also_where_workers_cannot_read_other_ranks(node, monkeypatch, error):
+    def fail(*_):
+        raise error
+
+    node.snapshots._ranges = node.exchange.read_range = None
+    monkeypatch.setattr(ranges, "RangeServer", fail)
+    begin(node, number=2, snapshot=BASE)
+    assert node.calls == ["ready 2"]
+    assert node.lines == [f"workers cannot read other ranks' snapshots: {error}"]

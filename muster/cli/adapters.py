@@ -16,6 +16,9 @@ _OURS = "muster_entry"
 MADE_HERE: Final = ("local_cwd", "detached", "local_docker", "docker", "kubernetes", "slurm", "ssh")
 """The schedulers of this package; its other entry points register TorchX's own again."""
 
+_WITHOUT_LEFTOVERS: Final = ("local_docker", "kubernetes")
+"""Of those: `docker` has the apps of the one, the cluster those of the other."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -54,16 +57,16 @@ def list_names() -> list[str]:
     return [name for name, point in _list_entry_points().items() if point.module != _OURS or name in MADE_HERE]
 
 
-def create_others(session: str) -> Iterator[tuple[str, PluginScheduler]]:
-    """Create Slurm's and what other packages have made with `muster.schedulers.adapter`. The caller closes them.
+def create_keepers(session: str) -> Iterator[tuple[str, PluginScheduler]]:
+    """Create the schedulers whose apps may leave something: ours, and those of other packages. The caller closes them.
 
     One that cannot be created is named in a line; one that cannot be asked here is none of ours to tell of.
 
     Yields:
         Its name, and the scheduler.
     """
-    for name, point in _list_entry_points().items():
-        if point.module == _OURS and name != "slurm":  # our others leave what `leftovers` finds without them
+    for name in list_names():
+        if name in _WITHOUT_LEFTOVERS:
             continue
         try:
             scheduler = create_scheduler(name, session)

@@ -1,7 +1,7 @@
 """Finds what jobs that have ended left on this machine, on its Docker engine, and of Slurm's.
 
-That is logs, also of agents that were started by hand, state, containers, volumes and unpacked agents, and what the
-schedulers of other packages find.
+Each scheduler finds what its apps have left (`PluginScheduler.find_leftovers`), also those of other packages. What no
+app has any more is found here: packed workspaces, containers, volumes, unpacked agents, logs of agents started by hand.
 
 TorchX 0.7 has no command that removes them, and the nightly's removes one job at a time. Jobs that run, and jobs of
 other users and other homes, are never listed here.
@@ -13,22 +13,16 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final
 
-from muster._shared.foreign_files import unlink_latest
-from muster.cli.adapters import close_quietly, create_others, describe_error
+from muster.cli.adapters import close_quietly, create_keepers, describe_error
 from muster.schedulers import bundle_start
-from muster.schedulers.adapter.scheduler import Leftover
-from muster.schedulers.errors import UnsafeFolderError
-from muster.schedulers.supervision import client
-from muster.schedulers.supervision.app_folder import AppFolder, StateError
+from muster.schedulers.adapter.scheduler import Leftover, measure_folder
 from muster.schedulers.supervision.registry import AppRegistry, find_state_dir
 
-_PROCESSES: Final = ("local_cwd", "detached", "ssh")
-"""Registries of apps whose supervisor, logs and state are on this machine."""
 _DOCKER: Final = "docker"
 """The registry of both Docker schedulers."""
 
@@ -47,71 +41,25 @@ def find_leftovers(env: Mapping[str, str], *, ended_before_s: float, opened: Exi
     Args:
         env: the environment, for the state folder and the engine's address.
         ended_before_s: wall-clock seconds; jobs that ended later are left alone.
-        opened: closes the schedulers of other packages, with which what was found is removed.
+        opened: closes the schedulers with which what was found is removed.
     """
     state_dir = find_state_dir(env)
-    found = [each for name in _PROCESSES for each in _find_apps(state_dir, name, _remove_app)]
-    found += _find_apps(state_dir, _DOCKER, _remove_docker_app)
-    found += _find_packed(state_dir)
+    found = [*_find_of_schedulers(opened), *_find_packed(state_dir)]
     found += _find_killed_submissions(state_dir)
     found += _find_unpacked_agents()
     found += _find_logs_of_agents(Path(env.get("TMPDIR") or tempfile.gettempdir()))
     found += _find_lost_containers(state_dir)
-    found += _find_of_others(opened)
     old = [each for each in found if each.ended_s is None or each.ended_s <= ended_before_s]
     return sorted(old, key=lambda each: (each.ended_s or 0.0, each.name))
 
 
-def _find_of_others(opened: ExitStack) -> Iterator[Leftover]:
-    for name, scheduler in create_others("prune"):
+def _find_of_schedulers(opened: ExitStack) -> Iterator[Leftover]:
+    for name, scheduler in create_keepers("prune"):
         opened.callback(close_quietly, name, scheduler)
         try:
             yield from scheduler.find_leftovers()
-        except Exception as error:  # noqa: BLE001  # another package's: ours are removed all the same
+        except Exception as error:  # noqa: BLE001  # others are removed all the same
             logger.warning("%s: %s", name, describe_error(error))
-
-
-def _find_apps(
-    state_dir: Path, scheduler: str, remove: Callable[[AppRegistry, str, AppFolder], None]
-) -> Iterator[Leftover]:
-    registry = AppRegistry(state_dir, scheduler)
-    for app_id in registry:
-        try:
-            path = registry.find(app_id)
-            if path is None:
-                continue
-            folder = AppFolder(path)
-            record = folder.read_record()
-        except (OSError, StateError, UnsafeFolderError) as error:
-            logger.warning("%s: %s", app_id, error)
-            continue
-        if record is None or not client.has_ended(record):
-            continue
-        outcome = record.app.outcome.value.lower() if record.app.outcome is not None else "ended"
-        more = " and containers" if scheduler == _DOCKER else ""
-        yield Leftover(
-            name=f"{scheduler}://{app_id}",
-            what=f"{outcome}: logs{more}",
-            size_bytes=_measure(path),
-            ended_s=record.ended_s,
-            remove=lambda app_id=app_id, folder=folder: remove(registry, app_id, folder),  # type: ignore[misc]
-        )
-
-
-def _remove_app(registry: AppRegistry, app_id: str, folder: AppFolder) -> None:
-    client.delete(folder, registry, app_id)
-    unlink_latest(*os.path.split(folder.path))
-
-
-def _remove_docker_app(registry: AppRegistry, app_id: str, folder: AppFolder) -> None:
-    del registry, folder
-    from muster.schedulers.docker import create_scheduler
-
-    scheduler = create_scheduler("prune")
-    try:
-        scheduler.delete_app(app_id)
-    finally:
-        scheduler.close()
 
 
 def _find_packed(state_dir: Path) -> Iterator[Leftover]:
@@ -128,7 +76,7 @@ def _find_packed(state_dir: Path) -> Iterator[Leftover]:
         yield Leftover(
             name=f"{folder.name}",
             what="a workspace that a killed command had packed",
-            size_bytes=_measure(folder),
+            size_bytes=measure_folder(folder),
             ended_s=changed_s + (0.0 if folder in killed else _PACKED_AGE_S),
             remove=lambda folder=folder: shutil.rmtree(folder),  # type: ignore[misc]
         )
@@ -142,7 +90,7 @@ def _find_killed_submissions(state_dir: Path) -> Iterator[Leftover]:
         yield Leftover(
             name=f"{_DOCKER}://{mark.app_id}",
             what="its submission was killed: containers, network, reservations",
-            size_bytes=_measure(state_dir / submissions.APPS / mark.app_id),
+            size_bytes=measure_folder(state_dir / submissions.APPS / mark.app_id),
             ended_s=mark.made_s,
             remove=lambda mark=mark: submissions.remove_killed(state_dir, mark),  # type: ignore[misc]
         )
@@ -160,7 +108,7 @@ def _find_unpacked_agents() -> Iterator[Leftover]:
             yield Leftover(
                 name=folder,
                 what="an unpacked agent that no job uses",
-                size_bytes=_measure(Path(folder)),
+                size_bytes=measure_folder(Path(folder)),
                 ended_s=used_s,
                 remove=lambda folder=folder: bundle_start.remove_unused(folder),  # type: ignore[misc]
             )
@@ -182,7 +130,7 @@ def _find_logs_of_agents(folder: Path) -> Iterator[Leftover]:
         yield Leftover(
             name=str(path),
             what=f"{'failed: ' if has_failed else ''}logs of a job started by hand",
-            size_bytes=_measure(path),
+            size_bytes=measure_folder(path),
             ended_s=ended_s,
             remove=lambda path=path: _remove_ended(path),  # type: ignore[misc]
         )
@@ -256,15 +204,3 @@ def _find_lost_containers(state_dir: Path) -> Iterator[Leftover]:
             ended_s=created_s,
             remove=lambda volume=volume: engine.remove_volume(volume),  # type: ignore[misc]
         )
-
-
-def _measure(folder: Path) -> int:
-    files = (os.path.join(path, name) for path, _, names in os.walk(folder) for name in names)
-    return sum(map(_get_size, files))
-
-
-def _get_size(path: str) -> int:
-    try:
-        return os.lstat(path).st_size
-    except OSError:
-        return 0

@@ -180,6 +180,25 @@ class SchedulerContract:
         with pytest.raises((SchedulerError, EngineError)):
             self.read(scheduler, app_id)
 
+    def test_what_an_app_has_left_is_found_once_it_has_ended(self, scheduler: PluginScheduler) -> None:
+        """`muster prune` removes it, and nothing of an app that runs."""
+        if type(scheduler).find_leftovers is PluginScheduler.find_leftovers:
+            pytest.skip("apps leave nothing that this machine could find")
+        ended = self.submit(scheduler, build_shell("true", image=self.image))
+        running = self.submit(scheduler, build_shell("echo started; exec sleep 600", image=self.image))
+        self.wait_for(scheduler, ended, AppState.SUCCEEDED)
+        self.wait_line(scheduler, running, "started")
+        left = {each.name: each for each in scheduler.find_leftovers()}
+        assert f"{scheduler.backend}://{running}" not in left
+        found = left[f"{scheduler.backend}://{ended}"]
+        assert found.ended_s is not None
+        assert found.size_bytes > 0
+        assert "succeeded" in found.what
+        found.remove()
+        assert scheduler.describe(ended) is None
+        self.wait(lambda: not self.list_left(ended), f"nothing is left of {ended}")
+        assert f"{scheduler.backend}://{ended}" not in {each.name for each in scheduler.find_leftovers()}
+
     def test_another_shell_sees_and_ends_it(self, scheduler: PluginScheduler) -> None:
         """All that is known of an app is known to other processes; its log is read while it is written."""
         app_id = self.submit(scheduler, build_shell(WAITS, image=self.image))

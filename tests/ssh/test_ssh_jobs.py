@@ -385,6 +385,7 @@ def test_ctrl_c_reaches_all_hosts(scheduler, cfg, runs):
     assert [each.hostname for each in scheduler.describe(app_id).roles_statuses[0].replicas] == ["a", "b"]
     assert scheduler.find_folder(app_id).send_request("interrupt")
     wait_state(scheduler, app_id, AppState.CANCELLED)
+    assert [each.hostname for each in scheduler.describe(app_id).roles_statuses[0].replicas] == ["a", "b"]
     for index in range(2):
         text = "".join(read(scheduler, app_id, index))
         assert "KeyboardInterrupt" in text or "Ctrl-C" in text, "by the signal, not by the kill after the grace period"

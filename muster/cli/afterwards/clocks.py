@@ -12,6 +12,7 @@ job, which no agent outlives, are placed by the wall clock of the leader of each
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from statistics import median
 from typing import Final
 
@@ -178,3 +179,11 @@ def _keep_better(offsets: dict[str, _Offset], name: str, ahead_s: float, uncerta
     before = offsets.get(name)
     if before is None or uncertainty_s < (before.uncertainty_s or 0.0):
         offsets[name] = _Offset(ahead_s=ahead_s, uncertainty_s=uncertainty_s)
+
+
+def show_clock(at_s: float) -> str:
+    """Date and time, UTC; records with a wrong offset of a clock may say a time that no calendar has."""
+    try:
+        return datetime.fromtimestamp(at_s, timezone.utc).strftime("%Y-%m-%d %H:%M:%S")
+    except (ValueError, OverflowError, OSError):
+        return f"second {at_s:.0f}"

@@ -10,14 +10,13 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Final
 
 from muster._shared.codec import to_data
 from muster._shared.contract import show_controls
 from muster._shared.control import ControlError, ExitCode
 from muster.cli.afterwards import sources
-from muster.cli.afterwards.clocks import Placed, place
+from muster.cli.afterwards.clocks import Placed, place, show_clock
 
 if TYPE_CHECKING:
     from muster.cli.afterwards.story import Story
@@ -42,7 +41,7 @@ def print_events(word: str, *, role: str | None = None, as_json: bool = False) -
     _print_missing(records)
     start_s = placed[0].at_s
     if not as_json:
-        print(f"0 s is {_show_clock(start_s)} by the leader's clock")
+        print(f"0 s is {show_clock(start_s)} UTC by the leader's clock")
     for each in placed:
         print(_to_json(each, start_s) if as_json else _describe(each, start_s))
     return ExitCode.DONE
@@ -63,10 +62,6 @@ def _without_collector() -> Iterator[None]:
 def _print_missing(records: sources.JobRecords) -> None:
     if records.missing:
         print(records.missing, file=sys.stderr)
-
-
-def _show_clock(at_s: float) -> str:
-    return datetime.fromtimestamp(at_s, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def _to_json(placed: Placed, start_s: float) -> str:

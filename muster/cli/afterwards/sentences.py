@@ -1,12 +1,12 @@
 """Says in three sentences what happened to a job, what interrupted it, and where the time went. Pure."""
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timezone
 from typing import Final
 
 from muster._shared.console.summary import CAUSES
 from muster._shared.job_view import describe_steps
 from muster._shared.reports import format_duration
+from muster.cli.afterwards.clocks import show_clock
 from muster.cli.afterwards.story import Story
 
 HOW_TO_REPORT: Final = "call muster.worker.step(i) once per step in the script"
@@ -41,7 +41,7 @@ def _tell_course(story: Story) -> str:
             _name_range([each[1] for each in sizes], "rank"),
         )
         where = f"on {nodes} with {ranks}"
-    began, ended = (_show_clock(each) for each in (story.start_s, story.end_s))
+    began, ended = (show_clock(each) for each in (story.start_s, story.end_s))
     times = f"from {began} to {ended} UTC"
     done, most = story.steps_done
     steps = f", {describe_steps(done, most, story.total, ' done')}" if most else ""
@@ -58,10 +58,6 @@ def _name_range(counts: Sequence[int], noun: str) -> str:
     least, most = min(counts), max(counts)
     number = f"{least}" if least == most else f"{least} to {most}"
     return f"{number} {noun}{'' if most == 1 else 's'}"
-
-
-def _show_clock(at_s: float) -> str:
-    return datetime.fromtimestamp(at_s, timezone.utc).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def _tell_interruptions(story: Story) -> str:

@@ -28,7 +28,7 @@ from typing import Any, Final
 
 _NAMES: Final = {
     # the base classes
-    "schedulers.adapter.scheduler": "PluginScheduler LogRequest Leftover ListedApp",
+    "schedulers.adapter.scheduler": "PluginScheduler LogRequest Leftover ListedApp measure_folder",
     "schedulers.adapter.supervised": "SupervisedScheduler AgentWords combine_facts",
     "schedulers.adapter.process_scheduler": "ProcessScheduler ERROR_FILE read_agent_words",
     # options of `-cfg`

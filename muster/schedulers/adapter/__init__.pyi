@@ -39,6 +39,7 @@ from muster.schedulers.adapter.scheduler import Leftover as Leftover
 from muster.schedulers.adapter.scheduler import ListedApp as ListedApp
 from muster.schedulers.adapter.scheduler import LogRequest as LogRequest
 from muster.schedulers.adapter.scheduler import PluginScheduler as PluginScheduler
+from muster.schedulers.adapter.scheduler import measure_folder as measure_folder
 from muster.schedulers.adapter.status import build_status as build_status
 from muster.schedulers.adapter.status import check_replica as check_replica
 from muster.schedulers.adapter.supervised import AgentWords as AgentWords

@@ -17,6 +17,7 @@ import abc
 import contextlib
 import dataclasses
 import json
+import os
 import re
 import threading
 import time
@@ -447,6 +448,16 @@ class PluginScheduler(Scheduler, abc.ABC):  # type: ignore[misc]
 
     def _delete_existing(self, app_id: str) -> None:
         self.delete_app(app_id)
+
+
+def measure_folder(folder: Path) -> int:
+    """Return the bytes of the files in a folder that may be written to, or removed, meanwhile."""
+    total = 0
+    for base, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):
+                total += os.lstat(os.path.join(base, name)).st_size
+    return total
 
 
 def remove_traceback(error: str) -> str:

@@ -7,6 +7,7 @@ and through a command where a replica runs. So any shell can do it.
 
 import abc
 import contextlib
+import functools
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +22,7 @@ from torchx.specs.api import ReplicaStatus
 
 from muster._shared.contract import AskKind
 from muster._shared.reports import Answer
-from muster.schedulers.adapter.scheduler import ListedApp, LogRequest, PluginScheduler
+from muster.schedulers.adapter.scheduler import Leftover, ListedApp, LogRequest, PluginScheduler, measure_folder
 from muster.schedulers.errors import EngineError, UnsafeFolderError, describe_os_error
 from muster.schedulers.lines import Readers
 from muster.schedulers.supervision import client
@@ -64,15 +65,18 @@ class AgentWords:
 class SupervisedScheduler(PluginScheduler, abc.ABC):
     """A `PluginScheduler` whose apps each have a supervisor on this machine.
 
-    Besides what `PluginScheduler` wants, subclasses define `build_asker`, `read_words` and `read_log`, and `FLUSH_S`
-    where an end takes longer. Their `schedule` calls `start_app`. What is here asks, stops, resizes,
-    recovers, describes, lists and deletes.
+    Besides what `PluginScheduler` wants, subclasses define `build_asker`, `read_words` and `read_log`, `FLUSH_S` where
+    an end takes longer, and `LEAVES` where an app leaves more than its folder. Their `schedule` calls `start_app`. What
+    is here asks, stops, resizes, recovers, describes, lists, deletes, and finds what apps have left.
     """
 
     TELLS_STATUS = True
 
     FLUSH_S: float = 15.0
     """The longest time, in seconds, that ending an app takes beyond its grace period."""
+
+    LEAVES: str = "logs"
+    """What `delete_app` removes of an app that has ended, for people."""
 
     def __init__(self, backend: str, session_name: str) -> None:
         super().__init__(backend, session_name)
@@ -302,6 +306,27 @@ class SupervisedScheduler(PluginScheduler, abc.ABC):
             client.delete(folder, self.find_registry(), app_id)
         self._attached.pop(app_id, None)
 
+    def find_leftovers(self) -> Iterator[Leftover]:
+        """See `PluginScheduler`."""
+        registry = self.find_registry()
+        for app_id in registry:
+            try:
+                folder = registry.open(app_id)
+                record = None if folder is None else folder.read_record()
+            except (OSError, StateError, UnsafeFolderError) as error:
+                logger.warning("%s: %s", app_id, error)
+                continue
+            if folder is None or record is None or not client.has_ended(record):
+                continue
+            outcome = record.app.outcome.value.lower() if record.app.outcome is not None else "ended"
+            yield Leftover(
+                name=f"{self.backend}://{app_id}",
+                what=f"{outcome}: {self.LEAVES}",
+                size_bytes=measure_folder(folder.path),
+                ended_s=record.ended_s,
+                remove=functools.partial(self.delete_app, app_id),
+            )
+
     def _cancel_existing(self, app_id: str) -> None:
         folder = self.find_folder(app_id)
         with self.translate_errors():
@@ -431,7 +456,7 @@ def _list_replicas(record: AppRecord, *, is_lost: bool) -> list[ReplicaStatus]:
     def find_state(known: ReplicaState) -> AppState:
         return AppState.UNKNOWN if is_lost and known.status is Status.RUNNING else _REPLICA_STATES[known.status]
 
-    hosts = {each: handle.get("host", record.machine.host) for each, handle in record.handles.items()}
+    hosts = record.find_hosts()
     return [
         ReplicaStatus(
             id=each.index, state=find_state(known), role=each.role, hostname=hosts.get(each, record.machine.host)

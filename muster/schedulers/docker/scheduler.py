@@ -90,6 +90,7 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
     """
 
     FLUSH_S = 30.0
+    LEAVES = "logs and containers"
     """The engine removes the app's objects."""
 
     def __init__(self, name: str, session_name: str, *, detached: bool) -> None:

@@ -59,6 +59,7 @@ from muster.schedulers.adapter import (
     find_state_dir,
     make_secret,
     make_suffix,
+    measure_folder,
     note_workspace,
     parse_options,
     read_agent_words,
@@ -231,7 +232,7 @@ class SlurmScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mis
                 yield Leftover(
                     name=f"{BACKEND}://{app_id}",
                     what=f"{app.state.name.lower()}: its logs and state",
-                    size_bytes=sum(path.lstat().st_size for path in app.folder.path.rglob("*")),
+                    size_bytes=measure_folder(app.folder.path),
                     ended_s=ended_s,
                     remove=lambda app_id=app_id: self.delete_app(app_id),  # type: ignore[misc]
                 )

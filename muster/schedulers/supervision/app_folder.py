@@ -131,9 +131,16 @@ class AppRecord:
     """The last supervisor, dead or alive; None before the first."""
     handles: Mapping[ReplicaId, Mapping[str, Any]] = field(default_factory=dict)
     """How the driver finds running replicas."""
+    hosts: Mapping[ReplicaId, str] = field(default_factory=dict)
+    """Other machines on which replicas ran that have no handle any more."""
     submitted_s: float = 0.0
     """Wall-clock seconds, for people."""
     ended_s: float | None = None
+
+    def find_hosts(self) -> dict[ReplicaId, str]:
+        """Return the machine of each replica that runs, or ran, on another one than its supervisor."""
+        before = {each: host for each, host in self.hosts.items() if each not in self.handles}
+        return before | {each: handle["host"] for each, handle in self.handles.items() if "host" in handle}
 
 
 class AppFolder:
@@ -217,6 +224,7 @@ class AppFolder:
                 {"role": each.role, "index": each.index, **asdict(known), "handle": record.handles.get(each)}
                 for each, known in app.replicas.items()
             ],
+            "hosts": [{**asdict(each), "host": host} for each, host in record.hosts.items()],
             "machine": asdict(record.machine),
             "supervisor": None if record.supervisor is None else asdict(record.supervisor),
             "submitted_s": record.submitted_s,
@@ -356,6 +364,7 @@ def _parse_record(content: dict[str, Any]) -> AppRecord:
         machine=Machine(**content["machine"]),
         supervisor=None if supervisor is None else ProcessId(**supervisor),
         handles=handles,
+        hosts={ReplicaId(row["role"], row["index"]): row["host"] for row in content.get("hosts", ())},
         submitted_s=content["submitted_s"],
         ended_s=content["ended_s"],
     )

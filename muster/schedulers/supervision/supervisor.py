@@ -57,7 +57,8 @@ class Supervisor:
         else:
             # After a reboot an old pid may belong to any process.
             handles = earlier.handles if here.shows_pids_of(earlier.machine) else {}
-            self._record = replace(earlier, machine=here, supervisor=own_id, handles=handles)
+            hosts = earlier.find_hosts()
+            self._record = replace(earlier, machine=here, supervisor=own_id, handles=handles, hosts=hosts)
 
     @property
     def ended(self) -> bool:
@@ -111,7 +112,7 @@ class Supervisor:
         self._driver.close(succeeded=self._record.app.outcome is Outcome.SUCCEEDED)
         sweep(time.monotonic() + SWEEP_LIMIT_S)
         self._folder.remove_secrets()
-        self._record = replace(self._record, ended_s=time.time(), handles={})
+        self._record = replace(self._record, ended_s=time.time(), handles={}, hosts=self._record.find_hosts())
         deadline_s = time.monotonic() + SAVE_LIMIT_S
         while not self._save() and time.monotonic() < deadline_s:
             time.sleep(0.5)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from muster._shared.control import ControlError, ExitCode
 from muster.cli import commands
 from muster.cli.afterwards import sources
-from muster.cli.afterwards.clocks import place
+from muster.cli.afterwards.clocks import place, show_clock
 from muster.cli.afterwards.page import BUCKETS, build_data, build_page
 from muster.cli.afterwards.perfetto import build_trace
 from muster.cli.afterwards.sentences import tell_story
@@ -385,6 +385,11 @@ def test_whatever_stands_in_the_details_is_told_without_an_error(data: st.DataOb
     build_page(story)
     build_trace(story)
     assert all(tell_story(story))
+
+
+@pytest.mark.parametrize(("at_s", "words"), [(0.0, "1970-01-01 00:00:00"), (-2.2e11, "second -220000000000")])
+def test_a_time_that_no_calendar_has_is_told(at_s: float, words: str) -> None:
+    assert show_clock(at_s) == words
 
 
 # -- the page ----------------------------------------------------------------------------------------------------------

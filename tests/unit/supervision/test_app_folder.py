@@ -85,6 +85,7 @@ def test_a_record_survives_the_disk(spec):
         machine=Machine.here(),
         supervisor=ProcessId.of(os.getpid()),
         handles={second: {"pid": 7}},
+        hosts={first: "b"},
         submitted_s=1.5,
         ended_s=2.5,
     )

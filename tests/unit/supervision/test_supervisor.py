@@ -6,10 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from muster.schedulers.adapter.supervised import _list_replicas
 from muster.schedulers.supervision import events
 from muster.schedulers.supervision.app_folder import AppFolder, AppSpec, ProcessId
 from muster.schedulers.supervision.driver import EventQueue, StartError
 from muster.schedulers.supervision.events import ReplicaEnded
+from muster.schedulers.supervision.machine import Machine
 from muster.schedulers.supervision.state import ReplicaId, SupervisedRole
 from muster.schedulers.supervision.supervisor import Supervisor, watch_requests
 
@@ -26,6 +28,8 @@ class FakeDriver:
         self.done = []
         self.refused = {}
         self.adoptable = set()
+        self.hosts = []
+        """Where the next replicas start; none: on this machine."""
         self.recorded_at_start = []
 
     def start(self, replica, start_number):
@@ -33,7 +37,7 @@ class FakeDriver:
         if replica in self.refused:
             raise self.refused[replica]
         self.done.append(f"start {replica} {start_number}")
-        return {"number": start_number}
+        return {"number": start_number, **({"host": self.hosts.pop(0)} if self.hosts else {})}
 
     def adopt(self, replica, handle):
         self.done.append(f"adopt {replica} {handle['number']}")
@@ -130,6 +134,28 @@ def test_the_end_is_on_disk_only_after_the_driver_has_closed(bench):
     assert bench.record().app.app_state == "SUCCEEDED"
     assert bench.record().ended_s is not None
     assert bench.folder.read_spec().details == {}
+
+
+def test_the_hosts_of_replicas_stay_known_after_the_end(bench):
+    bench.driver.hosts = ["a", "b", "c"]
+    bench.begin().end(SECOND, 137)
+    assert bench.record().find_hosts() == {FIRST: "a", SECOND: "c"}
+    bench.end(FIRST, 0)
+    bench.end(SECOND, 0)
+    bench.supervisor.close()
+    record = bench.record()
+    assert record.find_hosts() == record.hosts == {FIRST: "a", SECOND: "c"}
+    assert [each.hostname for each in _list_replicas(record, is_lost=False)] == ["a", "c"]
+
+
+def test_the_hosts_of_replicas_stay_known_after_a_reboot(bench, monkeypatch):
+    bench.driver.hosts = ["a", "b"]
+    bench.begin()
+    monkeypatch.setattr(Machine, "shows_pids_of", lambda *_: False)
+    bench.boot().driver.hosts = ["c"]
+    assert bench.supervisor._record.find_hosts() == {FIRST: "a", SECOND: "b"}
+    bench.begin()
+    assert bench.record().find_hosts() == {FIRST: "c", SECOND: "b"}, "one retry: the other one ended there"
 
 
 def test_what_cannot_be_started_ends_the_app(bench):

@@ -335,6 +335,12 @@ def format_duration(seconds: float) -> str:
     return f"{hours} h {rest_min} min" if hours else f"{minutes} min {rest_s} s"
 
 
+def remove_thread_ids(text: str) -> str:
+    """Remove thread ids from stacks: all processes differ in them."""
+    heads = (line.partition("hread 0x") for line in text.splitlines())
+    return "\n".join(f"{head}hread" if sign else head for head, sign, _ in heads)
+
+
 def name_ranks(ranks: Iterable[int]) -> str:
     """`rank 3`, or `ranks 0-3, 8`."""
     spans: list[list[int]] = []

@@ -9,7 +9,7 @@ from muster._shared.codec import to_data
 from muster._shared.contract import show_controls
 from muster._shared.control import ControlError, get_exit_code
 from muster._shared.fields import LateRank
-from muster._shared.reports import Answer, RankProgress, Stack, name_ranks
+from muster._shared.reports import Answer, RankProgress, Stack, name_ranks, remove_thread_ids
 
 
 def print_answer(answer: Answer, *, as_json: bool) -> int:
@@ -65,12 +65,7 @@ def format_stacks(stacks: tuple[Stack, ...]) -> Iterator[str]:
     """Stacks by role and rank, equal ones once. Thread ids, in which all processes differ, do not count."""
     groups: dict[tuple[str, str], list[Stack]] = {}
     for stack in stacks:
-        groups.setdefault((stack.role, _remove_thread_ids(stack.text)), []).append(stack)
+        groups.setdefault((stack.role, remove_thread_ids(stack.text)), []).append(stack)
     for (role, _), group in groups.items():
         yield f"stacks of {f'{role}, ' if role else ''}{name_ranks(stack.global_rank for stack in group)}:"
         yield from (f"  {line}" for line in group[0].text.splitlines())
-
-
-def _remove_thread_ids(text: str) -> str:
-    heads = (line.partition("hread 0x") for line in text.splitlines())
-    return "\n".join(head if sign else line for line, (head, sign, _) in zip(text.splitlines(), heads, strict=True))

@@ -196,8 +196,9 @@ class SchedulerContract:
         assert "succeeded" in found.what
         found.remove()
         assert scheduler.describe(ended) is None
-        self.wait(lambda: not self.list_left(ended), f"nothing is left of {ended}")
         assert f"{scheduler.backend}://{ended}" not in {each.name for each in scheduler.find_leftovers()}
+        scheduler.delete(running)
+        assert self.list_left(ended) == []
 
     def test_another_shell_sees_and_ends_it(self, scheduler: PluginScheduler) -> None:
         """All that is known of an app is known to other processes; its log is read while it is written."""

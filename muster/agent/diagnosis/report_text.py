@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 
 from muster._shared.contract import show_controls
+from muster._shared.job_view import format_rate
 from muster._shared.reports import Failure, OomEvidence, RankProgress, Report, format_size, name_ranks
 from muster._shared.verdicts.causes import UNKNOWN, name_class
 from muster.agent.diagnosis.root_cause import find_kind, find_root
@@ -244,13 +245,8 @@ def describe_progress(progress: RankProgress) -> str | None:
     step = describe_step(progress.step, progress.total, progress.optimizer_steps)
     if step is None:
         return None
-    rate = (format_rate(progress.rate),) if progress.rate else ()
+    rate = (f"{format_rate(progress.rate)} a second",) if progress.rate else ()
     return ", ".join((step, *rate, *format_values(progress.values)))
-
-
-def format_rate(rate: float) -> str:
-    """`7.9 a second`, `120 a second`."""
-    return f"{rate:.1f} a second" if rate < 20 else f"{rate:.0f} a second"
 
 
 def format_values(values: Iterable[tuple[str, str]]) -> list[str]:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from muster._shared import processes
 from muster._shared.foreign_files import read_regular
 from muster._shared.records import record
+from muster._shared.reports import remove_thread_ids
 from muster.agent.diagnosis.tracebacks import clean_stacks
 from muster.agent.runtime.loop import Loop
 from muster.agent.workers.program import get_stack_signal
@@ -176,17 +177,7 @@ def group_stacks(texts: Mapping[int, str]) -> list[tuple[tuple[int, ...], str]]:
     groups: dict[str, list[int]] = {}
     first: dict[str, str] = {}
     for rank in sorted(texts):
-        key = _remove_thread_ids(texts[rank])
+        key = remove_thread_ids(texts[rank])
         groups.setdefault(key, []).append(rank)
         first.setdefault(key, texts[rank])
     return [(tuple(ranks), first[key]) for key, ranks in groups.items()]
-
-
-def _remove_thread_ids(text: str) -> str:
-    """Remove thread ids, which differ between processes with equal stacks."""
-    return "\n".join(_remove_thread_id(line) for line in text.splitlines())
-
-
-def _remove_thread_id(line: str) -> str:
-    head, sign, _ = line.partition("hread 0x")
-    return f"{head}hread" if sign else line

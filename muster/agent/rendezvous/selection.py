@@ -40,22 +40,10 @@ def create_rendezvous(
         from muster.agent.rendezvous.static import StaticRendezvous
 
         return StaticRendezvous(config, nproc=nproc, loop=loop, post=post, node_name=node_name)
-    if config.backend in OWN_NAMES or config.backend == "static":
-        return _create_own(config, nproc, role, loop, lease, node_name, post)
-    from muster.agent.rendezvous.torch_handlers.rendezvous import create_torch_rendezvous
+    if config.backend not in OWN_NAMES and config.backend != "static":
+        from muster.agent.rendezvous.torch_handlers.rendezvous import create_torch_rendezvous
 
-    return create_torch_rendezvous(config, nproc, role, loop, post)
-
-
-def _create_own(
-    config: RendezvousConfig,
-    nproc: int,
-    role: str,
-    loop: Loop,
-    lease: Lease | None,
-    node_name: str,
-    post: PostEvent,
-) -> Rendezvous:
+        return create_torch_rendezvous(config, nproc, role, loop, post)
     from muster.agent.rendezvous.member.member import Member
     from muster.agent.rendezvous.transport.addresses import FixedPort
     from muster.agent.rendezvous.transport.tcp_network import TcpNetwork

@@ -7,11 +7,11 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
+from muster._shared.job_view import format_rate
 from muster._shared.records import record, replace
 from muster._shared.reports import Group, Launches, RankProgress, RankView, print_values
 from muster.agent.diagnosis.hangs import servers, sessions
 from muster.agent.diagnosis.hangs.sessions import ProcessKey, Reading
-from muster.agent.diagnosis.report_text import format_rate
 from muster.agent.round import Round
 from muster.agent.workers.status_page import SlotStatus
 
@@ -149,7 +149,7 @@ def _describe_moved(before: RankView, now: RankView, took_s: float) -> str | Non
         return ""
     last = group.entries[-1]
     name = group.description or f"group {group.name}"
-    return f"{last.operation} #{last.number} of {name}, {format_rate(most / max(0.001, took_s))}"
+    return f"{last.operation} #{last.number} of {name}, {format_rate(most / max(0.001, took_s))} a second"
 
 
 def _stands_still(launches: Iterable[tuple[Launches, ...]]) -> bool:

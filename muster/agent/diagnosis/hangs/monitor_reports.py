@@ -11,9 +11,9 @@ Source: NCCL 2.24.3, 2.27.7, 2.28.9, 2.29.3 and 2.30.7, src/ras/client_support.c
 import re
 from collections.abc import Iterator, Mapping
 
-from muster._shared.fields import MOST
 from muster._shared.foreign_files import parse_json
-from muster._shared.records import NO_ITEMS, record
+from muster._shared.records import record
+from muster.agent.diagnosis.hangs.reading import to_dict, to_int, to_list
 
 RUNNING = ""
 """The state of a rank of which nothing special is known."""
@@ -103,56 +103,52 @@ def read_report(text: bytes) -> MonitorReport | None:
 
 def _read_json(text: bytes) -> MonitorReport | None:
     try:
-        data = _to_dict(parse_json(_MISSING_COMMA.sub(rb"\1,\2", text)))
+        data = to_dict(parse_json(_MISSING_COMMA.sub(rb"\1,\2", text)))
     except ValueError:
         return None
     if "communicators" not in data:
         return None
-    members = [member for each in _to_list(data["communicators"]) for member in _read_communicator(_to_dict(each))]
+    members = [member for each in to_list(data["communicators"]) for member in _read_communicator(to_dict(each))]
     return MonitorReport(version=str(data.get("nccl_version"))[:40], members=tuple(members))
 
 
 def _read_communicator(data: Mapping[str, object]) -> Iterator[Member]:
     name = f"{str(data.get('hash')).removeprefix('0x')[:40]}"
-    size = _to_int(data.get("size"))
-    ranks = [_to_dict(each) for each in _to_list(data.get("ranks"))[:_MOST_RANKS]]
+    size = to_int(data.get("size"))
+    ranks = [to_dict(each) for each in to_list(data.get("ranks"))[:_MOST_RANKS]]
     counts = [
-        {str(operation)[:40]: _to_int(count) for operation, count in _to_dict(each.get("collective_counts")).items()}
+        {str(operation)[:40]: to_int(count) for operation, count in to_dict(each.get("collective_counts")).items()}
         for each in ranks
     ]
     operations = list(dict.fromkeys(operation for each in counts for operation in each))[:16]
     least = {each: min(own.get(each, 0) for own in counts) for each in operations}
     most = {each: max(own.get(each, 0) for own in counts) for each in operations}
-    for each, own in zip(ranks, counts, strict=True):
-        yield Member(
+
+    def build(each: Mapping[str, object], state: str, counts: tuple[Launched, ...] = ()) -> Member:
+        return Member(
             communicator=name,
             size=size,
-            rank=_to_int(each.get("rank")),
+            rank=to_int(each.get("rank")),
             host=str(each.get("host")),
-            pid=_to_int(each.get("pid")),
-            state=_read_state(_to_dict(each.get("status"))),
-            counts=tuple(
-                Launched(operation=name, own=own.get(name, 0), least=least[name], most=most[name])
-                for name in operations
-            ),
-        )
-    for each in map(_to_dict, _to_list(data.get("missing_ranks"))[:_MOST_RANKS]):
-        status = _to_dict(each.get("status"))
-        state = DEAD if status.get("considered_dead") else SILENT if status.get("unresponsive") else LEFT
-        yield Member(
-            communicator=name,
-            size=size,
-            rank=_to_int(each.get("rank")),
-            host=str(each.get("host")),
-            pid=_to_int(each.get("pid")),
+            pid=to_int(each.get("pid")),
             state=state,
+            counts=counts,
         )
+
+    for each, own in zip(ranks, counts, strict=True):
+        launched = (
+            Launched(operation=name, own=own.get(name, 0), least=least[name], most=most[name]) for name in operations
+        )
+        yield build(each, _read_state(to_dict(each.get("status"))), tuple(launched))
+    for each in map(to_dict, to_list(data.get("missing_ranks"))[:_MOST_RANKS]):
+        status = to_dict(each.get("status"))
+        yield build(each, DEAD if status.get("considered_dead") else SILENT if status.get("unresponsive") else LEFT)
 
 
 def _read_state(status: Mapping[str, object]) -> str:
     if status.get("abort_flag") or status.get("finalize_called") or status.get("destroy_flag"):
         return ENDING
-    for code in (_to_int(status.get("init_state")), _to_int(status.get("async_error"))):
+    for code in (to_int(status.get("init_state")), to_int(status.get("async_error"))):
         if code not in (0, _IN_PROGRESS):
             return _ERRORS.get(code, "Unexpected error")
     return INITIALISING if status.get("init_state") == _IN_PROGRESS else RUNNING
@@ -236,32 +232,30 @@ class _TextReader:
             self._read_rank(found)
         elif (found := _PROCESS.match(line)) is not None:
             state = DEAD if self._kind == "DEAD" else SILENT
-            self._lost.append(
-                Member(communicator="", size=0, rank=0, host=found[2], pid=_to_int(found[1]), state=state)
-            )
+            self._lost.append(Member(communicator="", size=0, rank=0, host=found[2], pid=to_int(found[1]), state=state))
         elif (found := _TABLE.match(line)) is not None:
             group, size, status, errors = found.groups()
-            self._sizes[group] = _to_int(size)
+            self._sizes[group] = to_int(size)
             if (status, errors) == ("RUNNING", "OK"):
-                self._agreed = max(self._agreed, _to_int(size))
+                self._agreed = max(self._agreed, to_int(size))
 
     def _begin_set(self, found: "re.Match[str]") -> None:
         count, launches, none, state, error = found.groups()
         if launches or none:
-            self._value = _to_int(launches)
+            self._value = to_int(launches)
             sets = self._sets.setdefault((self._communicator, self._operation or ""), [])
-            sets.append([_to_int(count), self._value, 0])
+            sets.append([to_int(count), self._value, 0])
         else:
             self._value = error or _STATES.get(state, RUNNING)
 
     def _read_rank(self, found: "re.Match[str]") -> None:
         rank, launches, none, state, error, pid, host = found.groups()
-        key = self._communicator, _to_int(rank)
+        key = self._communicator, to_int(rank)
         if pid is not None:
-            self._places[key] = _to_int(pid), host
+            self._places[key] = to_int(pid), host
         value = self._value
         if launches or none:
-            value = _to_int(launches)
+            value = to_int(launches)
             self._sets.setdefault((self._communicator, self._operation or ""), []).append([1, value, 1])
         elif state or error:
             value = error or _STATES.get(state, RUNNING)
@@ -296,18 +290,3 @@ class _TextReader:
             state=DEAD if state == SILENT and (pid, host) in dead else state,
             counts=() if state in (SILENT, LEFT) else tuple(counts),
         )
-
-
-def _to_dict(value: object) -> Mapping[str, object]:
-    return value if isinstance(value, dict) else NO_ITEMS
-
-
-def _to_list(value: object) -> list[object]:
-    return value if isinstance(value, list) else []
-
-
-def _to_int(value: object) -> int:
-    try:
-        return min(max(0, int(value)), MOST)  # type: ignore[call-overload, no-any-return]  # a JSON value of any kind
-    except (TypeError, ValueError, OverflowError):
-        return 0

@@ -36,8 +36,8 @@ def read_groups(text: bytes) -> KnownGroups:
         data = _load(line)
         if "group" in data:
             is_initialising = False
-            groups[str(data["group"])] = tuple(_to_int(rank) for rank in _to_list(data.get("ranks")))
-            timeouts.add(_to_int(data.get("device_timeout_s")))
+            groups[str(data["group"])] = tuple(to_int(rank) for rank in to_list(data.get("ranks")))
+            timeouts.add(to_int(data.get("device_timeout_s")))
         elif "init" in data:
             is_initialising, groups, timeouts = True, {}, set()
     return KnownGroups(is_initialising=is_initialising, ranks=groups, device_timeout_s=min(timeouts - {0}, default=0))
@@ -45,7 +45,7 @@ def read_groups(text: bytes) -> KnownGroups:
 
 def _load(text: bytes) -> Mapping[str, object]:
     try:
-        return _to_dict(parse_json(text))
+        return to_dict(parse_json(text))
     except ValueError:  # it is being written
         return {}
 
@@ -62,10 +62,10 @@ def read_recorder(text: bytes, now_ns: int, members: Mapping[str, tuple[int, ...
         The groups in which the worker has entered anything, and those that it is known to be in.
     """
     data = _load(text)
-    status = _to_dict(data.get("pg_status"))
+    status = to_dict(data.get("pg_status"))
     by_group: dict[str, list[Mapping[str, object]]] = {}
-    for entry in map(_to_dict, _to_list(data.get("entries"))):
-        if names := _to_list(entry.get("process_group")):
+    for entry in map(to_dict, to_list(data.get("entries"))):
+        if names := to_list(entry.get("process_group")):
             by_group.setdefault(str(names[0]), []).append(entry)
     found = [_read_group(name, own, status, now_ns, members.get(name, ())) for name, own in by_group.items()]
     rest = [
@@ -81,7 +81,7 @@ def _read_group(
 ) -> Group:
     read = [_read_entry(entry, now_ns) for entry in entries]
     counted = [entry for entry in read if not entry.is_p2p]
-    own = _to_dict(status.get(str(entries[-1].get("pg_id"))))
+    own = to_dict(status.get(str(entries[-1].get("pg_id"))))
     # Many may be open at once: the first of them is what the rank waits in.
     first = [place for place, entry in enumerate(read) if not entry.is_done][: ENTRY_LIMIT // 2]
     last = range(max(0, len(read) - ENTRY_LIMIT + len(first)), len(read))
@@ -89,9 +89,9 @@ def _read_group(
     return Group(
         name=name,
         description=_find_description(entries[-1]),
-        entered=max([_to_int(own.get("last_enqueued_collective")), *(entry.number for entry in counted)], default=0),
+        entered=max([to_int(own.get("last_enqueued_collective")), *(entry.number for entry in counted)], default=0),
         completed=max(
-            [_to_int(own.get("last_completed_collective")), *(entry.number for entry in counted if entry.is_done)],
+            [to_int(own.get("last_completed_collective")), *(entry.number for entry in counted if entry.is_done)],
             default=0,
         ),
         ranks=ranks,
@@ -100,7 +100,7 @@ def _read_group(
 
 
 def _find_description(entry: Mapping[str, object]) -> str:
-    names = _to_list(entry.get("process_group"))
+    names = to_list(entry.get("process_group"))
     return str(names[1])[:80] if len(names) > 1 and names[1] not in (None, "undefined") else ""
 
 
@@ -108,36 +108,39 @@ def _read_entry(entry: Mapping[str, object], now_ns: int) -> Collective:
     is_p2p = bool(entry.get("is_p2p"))
     created_ns = entry.get("time_created_ns")  # since 1970: more than a message may hold
     return Collective(
-        number=_to_int(entry.get("p2p_seq_id" if is_p2p else "collective_seq_id")),
+        number=to_int(entry.get("p2p_seq_id" if is_p2p else "collective_seq_id")),
         operation=str(entry.get("profiling_name", "?")).rpartition(":")[2][:80],
         sizes=_describe_sizes(entry.get("input_sizes"), entry.get("input_dtypes")),
         age_s=round(max(0, now_ns - created_ns) / 1e9, 3) if isinstance(created_ns, int) and created_ns > 0 else 0.0,
         is_done=bool(entry.get("retired")) or entry.get("state") == "completed",
         is_p2p=is_p2p,
-        timeout_s=_to_int(entry.get("timeout_ms")) / 1000,
+        timeout_s=to_int(entry.get("timeout_ms")) / 1000,
     )
 
 
 def _describe_sizes(sizes: object, dtypes: object) -> str:
     """`4 x float32`, `2x3 x float32 and 1 more`; "" when there is nothing to say."""
-    all_sizes, kinds = _to_list(sizes), _to_list(dtypes)
+    all_sizes, kinds = to_list(sizes), to_list(dtypes)
     if not all_sizes or not isinstance(all_sizes[0], list):
         return ""
     kind = str(kinds[0]) if kinds else ""
-    shape = "x".join(str(_to_int(size)) for size in all_sizes[0]) or "1"
+    shape = "x".join(str(to_int(size)) for size in all_sizes[0]) or "1"
     text = f"{shape} x {_DTYPES.get(kind, kind.lower())}" if kind else shape
     return f"{text} and {len(all_sizes) - 1} more" if len(all_sizes) > 1 else text
 
 
-def _to_dict(value: object) -> Mapping[str, object]:
+def to_dict(value: object) -> Mapping[str, object]:
+    """Return a JSON value that another program has written, where it is an object; else an empty one."""
     return value if isinstance(value, dict) else {}
 
 
-def _to_list(value: object) -> Sequence[object]:
+def to_list(value: object) -> Sequence[object]:
+    """As `to_dict`, of an array."""
     return value if isinstance(value, list) else ()
 
 
-def _to_int(value: object) -> int:
+def to_int(value: object) -> int:
+    """As `to_dict`, of a count within our limits."""
     try:
         return min(max(0, int(value)), MOST)  # type: ignore[call-overload, no-any-return]  # a JSON value of any kind
     except (TypeError, ValueError, OverflowError):

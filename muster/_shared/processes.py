@@ -181,9 +181,9 @@ def send_signal(pids: Iterable[int], signum: int) -> None:
             os.kill(pid, signum)
 
 
-def kill_descendants(root: int, *, keep: Container[int] = ()) -> list[int]:
+def kill_descendants(root: int) -> list[int]:
     """SIGKILL all live descendants of `root`, once; returns them."""
-    pids = list_descendants(root, keep=keep)
+    pids = list_descendants(root)
     send_signal(pids, signal.SIGKILL)
     return pids
 

@@ -147,14 +147,12 @@ def _find_newest(engine: Engine, app: AppRequest, request: ContainerRequest) -> 
     return next(iter(_sort_newest_first(found)), None)
 
 
-def _read_file(
-    engine: Engine, request: ContainerRequest, container: str, name: str, limit_bytes: int = RECORDS_LIMIT_BYTES
-) -> bytes | None:
+def _read_file(engine: Engine, request: ContainerRequest, container: str, name: str) -> bytes | None:
     path = request.find_run_file(name)
     if path is None:
         return None
     try:
-        return engine.copy_out(container, path, limit_bytes)
+        return engine.copy_out(container, path, RECORDS_LIMIT_BYTES)
     except DockerError:
         return None
 

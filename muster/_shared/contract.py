@@ -29,6 +29,38 @@ ADOPTED_FLAG: Final = "--muster-adopted"
 DRIVEN_FLAG: Final = "--muster-driven"
 """First argument of an agent that a Python program starts and drives, see `agent.driven`."""
 
+HOLD_FLAG: Final = "--muster-hold"
+"""First argument of a replica of a hold: the node's index, the idle limit in seconds and the agent's flags follow."""
+
+WAITING_FLAG: Final = "--muster-waiting"
+"""First argument of a guard that waits with its agent on a hold, see `agent.hold.waiting`."""
+
+HOLD_STATE_NAME: Final = "hold.json"
+"""In the folder of a held node: `HoldKey`."""
+
+
+class HoldKey:
+    """What a holder tells of itself."""
+
+    STATE: Final = "state"
+    """starting, ready, busy, cold (no agent can wait) or ended."""
+    RUN: Final = "run"
+    """The name of the run that is on the node; ""."""
+    IDLE_SINCE_S: Final = "idle_since_s"
+    """Wall-clock seconds; None: it runs something."""
+    IDLE_LIMIT_S: Final = "idle_limit_s"
+    PID: Final = "pid"
+    NPROC: Final = "nproc"
+    MODULES: Final = "modules"
+    """What is imported."""
+    IMPORT_S: Final = "import_s"
+
+
+def find_hold_dir(log_dir: str, index: int) -> str:
+    """Return the folder of a held node: its socket, which only this user can reach, and its state."""
+    return f"{log_dir}/hold-{index}"
+
+
 AGENT_BUNDLE_NAME: Final = "muster-agent.zip"
 """The agent as one runnable file; built by `schedulers/bundle.py`, copied into containers and pods."""
 

@@ -36,7 +36,7 @@ def main(argv: list[str] | None = None) -> int:
 
         return ask.main(args[1:])
     from muster._shared import guard
-    from muster._shared.contract import ADOPTED_FLAG, DRIVEN_FLAG
+    from muster._shared.contract import ADOPTED_FLAG, DRIVEN_FLAG, HOLD_FLAG, WAITING_FLAG
 
     if args[:1] == [DRIVEN_FLAG]:
         from muster.agent import driven
@@ -46,7 +46,19 @@ def main(argv: list[str] | None = None) -> int:
         from muster.agent import adopted
 
         return adopted.main(args[1:])
+    if args[:1] == [WAITING_FLAG]:
+        from muster.agent.hold import waiting
+
+        return waiting.main(args[1:])
+    if args[:1] == [HOLD_FLAG]:
+        return guard.run_guarded(lambda _lease: _hold(args[1:]), reported_as="the holder of this node")
     return guard.run_guarded(lambda lease: _run_agent(args, lease), reported_as="the agent of this node")
+
+
+def _hold(args: list[str]) -> int:
+    from muster.agent.hold import holder
+
+    return holder.hold(args)
 
 
 def _run_agent(args: list[str], lease: "GuardLease") -> int:

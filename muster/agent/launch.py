@@ -24,6 +24,7 @@ from muster.agent.workers.warm.template_handle import TemplateHandle, TemplateOp
 
 if TYPE_CHECKING:
     from muster._shared.job_view import JobStatus
+    from muster.agent.hold.start import HeldStart
     from muster.agent.logs import LogRouter
     from muster.agent.node.events import LocalChecked
     from muster.agent.placement.affinity import WorkerPlacement
@@ -34,17 +35,20 @@ _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
 """The machine has run out of descriptors, memory or processes: not a bug in muster."""
 
 
-def run_agent(args: Sequence[str], environ: Mapping[str, str], lease: GuardLease) -> int:
+def run_agent(
+    args: Sequence[str], environ: Mapping[str, str], lease: GuardLease, held: "HeldStart | None" = None
+) -> int:
     """Run one agent to its end; its exit code. The one place that turns errors into lines and codes.
 
     Args:
         args: the command line without the program's name.
         environ: the agent's environment.
         lease: the guard's.
+        held: what a hold has prepared for this run.
     """
     control_fd = environ.get(Env.CONTROL_FD)
     try:
-        return _run(args, environ, lease)
+        return _run(args, environ, lease, held)
     except InternalError as error:
         return _report_error(f"{error}: this is a bug in muster; please report it", ExitCode.WORKERS_FAILED)
     except MusterError as error:
@@ -78,7 +82,7 @@ def _report_error(line: str, code: int) -> int:
     return int(code)
 
 
-def _run(args: Sequence[str], environ: Mapping[str, str], lease: GuardLease) -> int:
+def _run(args: Sequence[str], environ: Mapping[str, str], lease: GuardLease, held: "HeldStart | None") -> int:
     _unpack_workspace(environ)
     config = parse_args(args, environ)
     _check_program(config)
@@ -86,16 +90,25 @@ def _run(args: Sequence[str], environ: Mapping[str, str], lease: GuardLease) -> 
     with ExitStack() as stack:
         if find_nvml(environ) is not None and MONITOR_ADDRESS not in config.base_env:
             config = _add_monitor_address(config, stack)
-        loop = Loop(JobClock(lease.suspended))
+        loop = Loop(JobClock(lease.suspended)) if held is None else held.loop
         stack.callback(loop.close)
         image = environ.get(Env.IMAGE)
         warm = None if _starts_cold(config) and not image else _build_template_options(config, placements)
-        template = _adopt_template(loop, image) if image else _start_template(loop, warm)
+        template = _adopt_template(loop, image) if image else None if held is None else held.take(warm)
+        template = template or _start_template(loop, warm)
         if template is not None:
             stack.callback(template.close)
         checks = None if config.preflight == "off" else _start_checks(loop, config, environ)
         return _run_supervisor(
-            config, environ, loop=loop, lease=lease, placements=placements, warm=warm, template=template, checks=checks
+            config,
+            environ,
+            loop=loop,
+            lease=lease,
+            placements=placements,
+            warm=warm,
+            template=template,
+            refused="" if held is None else held.refused,
+            checks=checks,
         )
 
 
@@ -108,6 +121,7 @@ def _run_supervisor(
     placements: "tuple[WorkerPlacement, ...]",
     warm: TemplateOptions | None,
     template: TemplateHandle | None,
+    refused: str,
     checks: "Awaited[LocalChecked] | None",
 ) -> int:
     """Put the parts of the agent together and run it; its exit code.
@@ -120,6 +134,7 @@ def _run_supervisor(
         placements: length nproc, indexed by local rank; empty: workers run where the agent may.
         warm: how its templates are started; None: workers start cold.
         template: the first template, if it was started already.
+        refused: see `TemplateStarter`.
         checks: the look at this machine; None: --preflight off.
 
     Raises:
@@ -152,7 +167,7 @@ def _run_supervisor(
         logs=logs,
         event_log=event_log,
         children=children,
-        starter=_build_starter(loop, children, logs, event_log, warm, template),
+        starter=_build_starter(loop, children, logs, event_log, warm, template, refused),
         placements=placements,
         checks=checks,
         connect=lambda post: create_rendezvous(
@@ -222,6 +237,7 @@ def _build_starter(
     event_log: "EventLog",
     warm: TemplateOptions | None,
     template: TemplateHandle | None,
+    refused: str,
 ) -> WorkerStarter:
     from muster.agent.workers.cold import CommandStarter
     from muster.agent.workers.warm.starter import TemplateStarter
@@ -241,6 +257,7 @@ def _build_starter(
         on_notice=logs.print_notice,
         on_record=event_log.write,
         early=template,
+        refused=refused,
     )
 
 

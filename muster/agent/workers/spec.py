@@ -24,6 +24,10 @@ class ProgramKind(str, Enum):
     """`--no-python`: any executable."""
 
 
+HELD = "held"
+"""In place of a program's kind: the template waits for one, see `warm.held`."""
+
+
 @record
 class Program:
     """The user's program and its arguments, `${local_rank}` not yet substituted."""

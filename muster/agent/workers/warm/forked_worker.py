@@ -6,7 +6,8 @@ import io
 import os
 import sys
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from typing import Any
 
 from muster.agent.workers.spec import WorkerSpec
 
@@ -93,6 +94,26 @@ def _find_coerced_locale() -> str | None:
     with open("/proc/self/environ", "rb") as file:
         given = b"\0LC_CTYPE=" in b"\0" + file.read()
     return None if given else value
+
+
+def apply_settings(settings: Mapping[str, Any]) -> None:
+    """Set what a process of a run on a hold would have inherited: folder, umask, limits, priority, affinity.
+
+    Args:
+        settings: see `hold.client`.
+    """
+    import resource
+
+    for name, limits in settings["limits"].items():
+        number = getattr(resource, name, None)
+        if number is not None and tuple(limits) != resource.getrlimit(number):
+            resource.setrlimit(number, tuple(limits))
+    os.umask(settings["umask"])
+    if settings["nice"] != os.getpriority(os.PRIO_PROCESS, 0):
+        os.setpriority(os.PRIO_PROCESS, 0, settings["nice"])
+    if set(settings["cpus"]) != os.sched_getaffinity(0):
+        bind_to_cpus(settings["cpus"])
+    os.chdir(settings["cwd"])
 
 
 def bind_to_cpus(cpus: Collection[int]) -> None:

@@ -86,7 +86,21 @@ class Unsafe(TypedDict):
     unsafe: str
 
 
-TemplateMessage = BringsTorch | Importing | Ready | Forked | TemplateNotice | Unsafe
+@final
+class WaitsHeld(TypedDict):
+    """What it has imported; it waits for its program."""
+
+    held: list[str]
+
+
+@final
+class Refused(TypedDict):
+    """Why it is not the program's template; it ends, and another one may be."""
+
+    refused: str
+
+
+TemplateMessage = WaitsHeld | Refused | BringsTorch | Importing | Ready | Forked | TemplateNotice | Unsafe
 """What a template sends to the agent."""
 
 

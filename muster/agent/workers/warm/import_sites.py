@@ -228,7 +228,7 @@ def _read_value(node: ast.expr) -> str | int | type[Warning] | None:
 
 def import_at_site(name: str, site: ImportSite) -> None:
     """Import a module with the warnings of the program's own import; raises what the import raises."""
-    with _hide_warnings() if site.filters is None else _apply_filters(site.filters):
+    with _hide_warnings() if site.filters is None else apply_filters(site.filters):
         statement = ast.Import(names=[ast.alias(name=name)])
         tree = ast.fix_missing_locations(ast.Module(body=[statement], type_ignores=[]))
         ast.increment_lineno(tree, max(site.lineno - 1, 0))
@@ -237,7 +237,7 @@ def import_at_site(name: str, site: ImportSite) -> None:
 
 
 @contextmanager
-def _apply_filters(filters: tuple[FilterCall, ...]) -> Iterator[None]:
+def apply_filters(filters: tuple[FilterCall, ...]) -> Iterator[None]:
     """Set filters for the import; then remove them, and keep those that the import has set."""
     import warnings
 

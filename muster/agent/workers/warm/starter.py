@@ -103,6 +103,7 @@ class TemplateStarter:
         on_notice: Callable[[str], None],
         on_record: Callable[..., None],
         early: TemplateHandle | None = None,
+        refused: str = "",
     ) -> None:
         """Nothing is started before `prepare`.
 
@@ -114,6 +115,7 @@ class TemplateStarter:
             on_notice: called with a line for the console, with each different line once.
             on_record: `EventLog.write`, or a function with its arguments.
             early: a template that was started already, closed by `close`; None: `prepare` starts one.
+            refused: why the hold's template is not used; "": it is, or there is no hold.
         """
         self._loop = loop
         self._children = children
@@ -138,6 +140,7 @@ class TemplateStarter:
         self._importing = ""
         self._spec_fd: int | None = None
         """The file with which local rank 0 was released: `muster exec` reads its variables there."""
+        self._refused = refused
         self.cold_reason: str | None = None
         """Why workers start cold from now on; None while they start warm."""
 
@@ -284,6 +287,12 @@ class TemplateStarter:
             self._notify_once(message["notice"])
         elif "unsafe" in message:
             self._switch_to_cold(message["unsafe"])
+        elif "refused" in message:
+            self._refused = message["refused"]
+            self._close_template()
+            self._start_template()
+        elif "held" in message:  # read before there was a starter
+            return
         else:
             assert_never(message)
 
@@ -292,6 +301,8 @@ class TemplateStarter:
         self._expect_no_answer()
         import_s = round(self._loop.clock.now_s() - started_s, 4)
         self._on_record("template_ready", modules=about["modules"], import_s=import_s, **about["memory"])
+        if self._refused:
+            self._notify_once(f"the hold's template is not used: {self._refused}; another one took {import_s:.1f} s")
         if self._waiting:
             self._release_waiting()
         elif self._template_ends == 0:
@@ -305,6 +316,8 @@ class TemplateStarter:
         if template is not self._template:
             return
         template.receive()  # its last messages may still be in the socket
+        if template is not self._template:
+            return  # it has refused the program
         last_line = template.read_last_line()
         self._close_template()
         if self._phase is TemplatePhase.GONE:

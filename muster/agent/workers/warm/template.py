@@ -21,7 +21,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Final
 
 from muster._shared.records import record
-from muster.agent.workers.spec import Program, ProgramKind, WorkerSpec
+from muster.agent.workers.spec import HELD, Program, ProgramKind, WorkerSpec
 from muster.agent.workers.warm import fork_safety, forked_worker
 from muster.agent.workers.warm.early_end import EarlyEnd
 from muster.agent.workers.warm.forking import (
@@ -33,6 +33,7 @@ from muster.agent.workers.warm.forking import (
 )
 
 if TYPE_CHECKING:
+    from muster.agent.workers.warm.held import Held
     from muster.agent.workers.warm.import_sites import ImportSite
 
 _LINE_CHARACTERS: Final = 500
@@ -49,7 +50,8 @@ def serve(
     """Import, then fork on demand; returns only in a worker that has been released and set up.
 
     Args:
-        argv: control descriptor, the agent's pid, --preload, and the program's kind, target and arguments.
+        argv: control descriptor, the agent's pid, --preload, and the program's kind, target and arguments; the kind
+            `HELD` without target: it comes later, see `held`.
         prepare_main: as in `workers.program`, which imports this module.
         rename_process: likewise.
 
@@ -57,16 +59,22 @@ def serve(
         What this process is launched as, and what ends it when the program has ended.
     """
     early_end = EarlyEnd()
-    control_fd, agent_pid, requested, kind, target, *args = argv
-    program = Program(kind=ProgramKind(kind), target=target, args=tuple(args))
+    control_fd, agent_pid, requested, kind, *words = argv
     control = socket.socket(fileno=int(control_fd))
     control.set_inheritable(False)
     exit_with_agent(int(agent_pid))
-    rename_process(["muster-template", target])
+    known = fork_safety.list_descriptors()
+    held = None
+    if kind == HELD:
+        rename_process(["muster-template"])
+        held, requested, program = _hold(control, requested)
+    else:
+        program = Program(kind=ProgramKind(kind), target=words[0], args=tuple(words[1:]))
+    rename_process(["muster-template", program.target])
     path_before = len(sys.path)
     prepare_main(program)
     first_folder = sys.path[0] if len(sys.path) > path_before else None
-    modules = _import_all(control, requested, program)
+    modules = _import_all(control, requested, program, _Before(known=known, held=held, folder=first_folder))
     early_end.record_template()
     # Listed here: a worker that looks at the names of all modules copies their pages.
     own_modules = [name for name in sys.modules if name == "muster" or name.startswith("muster.")]
@@ -88,18 +96,47 @@ def serve(
 # -- imports ----------------------------------------------------------------------------------------------------------
 
 
-def _import_all(control: socket.socket, requested: str, program: Program) -> list[str]:
+@record
+class _Before:
+    """What was before the program's own imports."""
+
+    known: frozenset[int]
+    """Our descriptors."""
+    held: "Held | None"
+    folder: str | None
+    """That the program's start has put first in `sys.path`."""
+
+
+def _hold(control: socket.socket, requested: str) -> "tuple[Held, str, Program]":
+    """Import without a program, then wait for one."""
+    from muster.agent.workers.warm import held as waiting
+
+    thresholds = _pause_collections()
+    held = waiting.import_without_program(requested)
+    _resume_collections(thresholds)
+    send(control, {"held": list(held.modules)})
+    return held, *waiting.receive_program(control)
+
+
+def _import_all(control: socket.socket, requested: str, program: Program, before: _Before) -> list[str]:
     """Import the requested modules and prepare memory for forking; exits when forking cannot be safe."""
     # A program that is the template of its own workers needs neither.
     from muster.agent.workers.warm.import_sites import ImportSites
     from muster.agent.workers.warm.preload import brings_torch, choose_modules
 
-    known = fork_safety.list_descriptors()
     thresholds = _pause_collections()
     preload = choose_modules(requested, kind=program.kind, target=program.target)
     if preload.notice:
         send(control, {"notice": preload.notice})
     sites = ImportSites(program.kind, program.target)
+    if before.held is not None:
+        from muster.agent.workers.warm import held
+
+        obstacle = held.find_obstacle(before.held, preload.modules, before.folder)
+        if obstacle is not None:
+            send(control, {"refused": obstacle})
+            os._exit(0)
+        held.show_warnings(before.held, sites)
     hidden = sites.find_hidden()  # before anything of the program's is imported
     if hidden is not None:
         exit_unsafe(control, f"the program imports {hidden}, and another module of that name is loaded already")
@@ -118,7 +155,7 @@ def _import_all(control: socket.socket, requested: str, program: Program) -> lis
     shadowed = _find_inserted(preload.files)
     if shadowed is not None:
         exit_unsafe(control, f"the program inserts the folder of {shadowed} into sys.path, and another is imported")
-    reason = fork_safety.find_hazard(known)
+    reason = fork_safety.find_hazard(before.known)
     if reason is not None:
         exit_unsafe(control, reason)
     for stream in (sys.stdout, sys.stderr):

@@ -4,16 +4,17 @@ import json
 import os
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from muster._shared.records import record
 from muster.agent.errors import SpawnError
 from muster.agent.runtime.loop import Loop
 from muster.agent.workers import program
 from muster.agent.workers.cold import spawn
-from muster.agent.workers.spec import Program, ProgramKind, WorkerSpec
+from muster.agent.workers.spec import HELD, Program, ProgramKind, WorkerSpec
+from muster.agent.workers.warm.fork_safety import find_early_difference
 
 if TYPE_CHECKING:
     from muster.agent.workers.warm.forking import TemplateMessage
@@ -54,12 +55,13 @@ class TemplateHandle:
     is_image = False
     """True for the program's own image, see `workers.image`."""
 
-    def __init__(self, loop: Loop, options: TemplateOptions) -> None:
+    def __init__(self, loop: Loop, options: TemplateOptions, *, waits: bool = False) -> None:
         """Start the process.
 
         Args:
             loop: calls back with messages.
             options: what to start it with.
+            waits: it gets its program later, see `held`.
 
         Raises:
             SpawnError: it cannot be started.
@@ -86,7 +88,7 @@ class TemplateHandle:
                 raise SpawnError(f"cannot start the template: {error.strerror}", error.errno) from error
             self._control.setblocking(False)
             known = (program.TEMPLATE, str(theirs.fileno()), str(os.getpid()), options.preload)
-            prog = (options.program.kind.value, options.program.target, *options.program.args)
+            prog = (HELD,) if waits else _list_words(options.program)
             spec = options.build_spec(*known, *prog, stdout_fd=out_fd, stderr_fd=self._stderr_fd)
             # Started like a cold worker, so that warm workers inherit the same. (Not by posix_spawn: glibc's leaves its
             # two internal signals ignored.)
@@ -165,6 +167,77 @@ class TemplateHandle:
         if self._stderr_fd >= 0:
             os.close(self._stderr_fd)
             self._stderr_fd = -1
+
+
+def _list_words(program: Program) -> tuple[str, ...]:
+    return program.kind.value, program.target, *program.args
+
+
+class HeldTemplate(TemplateHandle):
+    """A template that has no program yet."""
+
+    def __init__(self, loop: Loop, options: TemplateOptions) -> None:
+        super().__init__(loop, options, waits=True)
+        self._env = options.env
+
+    @property
+    def fd(self) -> int:
+        """Readable when it has something to say, or has ended."""
+        return -1 if self._control is None else self._control.fileno()
+
+    def receive_held(self) -> list[str] | None:
+        """What it has imported, without a program; None: it has ended."""
+        assert self._control is not None  # noqa: S101  # called before `close`
+        self._control.setblocking(True)
+        try:
+            data = self._control.recv(_MESSAGE_BYTES)
+        except ConnectionError:
+            return None
+        finally:
+            self._control.setblocking(False)
+        message = json.loads(data) if data else {}
+        found: list[str] | None = message.get("held")
+        return found
+
+    def find_obstacle(self, options: TemplateOptions, cwd: str) -> str | None:
+        """Why it cannot become a program's template, as far as this process knows; None: it may.
+
+        Args:
+            options: what that program's template would be started with.
+            cwd: where this one was started.
+        """
+        variable = find_early_difference(self._env, options.env)
+        if variable is not None:
+            return f"{variable} differs, and is read only at start"
+        if options.cpus is not None:
+            return "workers are bound to CPUs, which libraries count at import"
+        paths = options.env.get("PYTHONPATH", "").split(os.pathsep)
+        if cwd != os.getcwd() and any(path and not os.path.isabs(path) for path in paths):
+            return "PYTHONPATH has a relative folder"
+        return None
+
+    def send_program(self, options: TemplateOptions, settings: Mapping[str, Any]) -> None:
+        """Give it its program, and what its workers inherit.
+
+        Raises:
+            SpawnError: it has ended, or no descriptor is left.
+        """
+        assert self._control is not None  # noqa: S101  # called before `close`
+        order = {
+            "env": options.env,
+            "preload": options.preload,
+            "program": _list_words(options.program),
+            "settings": settings,
+        }
+        try:
+            memory_fd = _make_memory_file(json.dumps(order).encode())
+            try:
+                socket.send_fds(self._control, [b"!"], [memory_fd, 0])
+            finally:
+                os.close(memory_fd)
+        except OSError as error:
+            raise SpawnError(f"cannot reach the template: {error.strerror}", error.errno) from error
+        self.started_s = self._loop.clock.now_s()
 
 
 def _make_pairs(count: int) -> list[tuple[socket.socket, socket.socket]]:

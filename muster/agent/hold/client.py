@@ -1,0 +1,204 @@
+"""Stands for one node of a run on a hold: gives the node's holder what this process was started with.
+
+    python -I -S client.py FOLDER NAME WORDS COMMAND ...
+
+FOLDER is the holder's, NAME the run's, and COMMAND the agent's whole command, whose first WORDS words are not its
+flags. Arguments, environment, folder, limits and descriptors go to an agent that waits there; signals are passed on,
+and its exit code becomes this process's. Where the hold cannot run it as this process would, one line says why, and
+this process becomes the agent: it starts cold. When this process ends, the holder ends the run.
+
+It is started for every run, so it imports next to nothing, and nothing of muster.
+"""
+
+import json
+import os
+import resource
+import select
+import signal
+import socket
+import struct
+import sys
+
+SOCKET = "socket"
+"""In the holder's folder."""
+LISTENER = "MUSTER_RDZV_FD"
+"""`Env.RDZV_FD`."""
+_USAGE = 2
+"""`ExitCode.USAGE`: what this process says in its last line is the reason, and no retry would help."""
+_FORWARDED = (
+    *(signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2),
+    *(signal.SIGTSTP, signal.SIGCONT),
+)
+_STATUS_ROWS = {
+    "Uid": "the user",
+    "Gid": "the group",
+    "Groups": "the list of groups",
+    "NoNewPrivs": "no_new_privs",
+    "Seccomp": "the seccomp mode",
+    "SigIgn": "the set of ignored signals",
+    "SigBlk": "the set of blocked signals",
+    "CapInh": "the set of inheritable capabilities",
+    "CapPrm": "the set of permitted capabilities",
+    "CapEff": "the set of effective capabilities",
+    "CapBnd": "the bounding set of capabilities",
+    "CapAmb": "the set of ambient capabilities",
+}
+_MESSAGE_BYTES = 65536
+
+
+def connect(folder: str) -> socket.socket:
+    """Connect to the holder of a folder, by a path of any length.
+
+    Raises:
+        OSError: there is none (any more); PermissionError: another user's process answers, and it gets no secrets.
+    """
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        made.connect(f"/proc/self/fd/{fd}/{SOCKET}")
+    finally:
+        os.close(fd)
+    if read_peer(made) != os.geteuid():
+        raise PermissionError(1, "another user's process answers")
+    return made
+
+
+def read_peer(connection: socket.socket) -> int:
+    """Return the user id of the process at the other end."""
+    _pid, uid, _gid = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return int(uid)
+
+
+def read_facts() -> "dict[str, str]":
+    """Return what a process inherits and what no run can set for itself, by its name in messages."""
+    with open("/proc/self/status", encoding="ascii", errors="replace") as file:
+        rows = dict(line.rstrip("\n").split(":\t", 1) for line in file if ":\t" in line)
+    facts = {words: rows.get(name, "") for name, words in _STATUS_ROWS.items()}
+    for name in sorted(os.listdir("/proc/self/ns")):
+        if not name.endswith("_for_children"):
+            facts[f"the {name} namespace"] = os.readlink(f"/proc/self/ns/{name}")
+    for name in ("oom_score_adj", "cgroup"):
+        with open(f"/proc/self/{name}", encoding="utf-8", errors="surrogateescape") as file:
+            facts[name] = file.read()
+    # The C library sizes the stacks of threads by it when a process starts.
+    facts["the limit of the stack"] = str(resource.getrlimit(resource.RLIMIT_STACK))
+    facts["umask"] = rows.get("Umask", "0022")
+    return facts
+
+
+def read_limits() -> "dict[str, tuple[int, int]]":
+    """Return all limits, soft and hard, by their names in `resource`."""
+    names = [name for name in dir(resource) if name.startswith("RLIMIT_")]
+    return {name: resource.getrlimit(getattr(resource, name)) for name in names}
+
+
+def _build_order(words: int, command: "list[str]") -> "tuple[bytes, list[int]]":
+    """Build what the holder gets: JSON, and the descriptors beside it."""
+    with open("/proc/self/environ", "rb") as file:  # the interpreter may have added a variable to its own
+        pairs = [each.partition(b"=") for each in file.read().split(b"\0") if b"=" in each]
+    env = {os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs}
+    facts = read_facts()
+    order = {
+        "command": command[:words],
+        "args": command[words:],
+        "env": env,
+        "facts": facts,
+        "cwd": os.getcwd(),
+        "umask": int(facts.pop("umask"), 8),
+        "limits": read_limits(),
+        "nice": os.getpriority(os.PRIO_PROCESS, 0),
+        "cpus": sorted(os.sched_getaffinity(0)),
+    }
+    fds = [0, 1, 2]
+    if LISTENER in env:
+        fds.append(int(env[LISTENER]))
+    return json.dumps(order).encode(), fds
+
+
+def main(argv: "list[str]") -> int:
+    """Run; the exit code."""
+    folder, name, words, *command = argv
+    parent = os.getppid()
+    wake_fd = _watch_signals()
+    try:
+        holder = _send_order(folder, name, int(words), command)
+    except OSError as error:
+        return _fail(f"the hold has ended ({error.strerror})")
+    poller = select.poll()
+    poller.register(holder, select.POLLIN)
+    poller.register(wake_fd, select.POLLIN)
+    while True:
+        ready = [each for each, _ in poller.poll()]
+        if wake_fd in ready:
+            if os.getppid() != parent:
+                return 128 + signal.SIGTERM  # its supervisor has died: the holder ends the run at once
+            _pass_on(holder, os.read(wake_fd, 4096))
+        if holder.fileno() in ready:
+            answer = _read_answer(holder)
+            if "exit" in answer:
+                return int(answer["exit"])
+            if "refused" in answer:
+                return _fail(answer["refused"])
+            _become_agent(answer["cold"], command, holder)
+
+
+def _watch_signals() -> int:
+    """Have each signal that is passed on written to a pipe; the end to read. What is ignored stays so."""
+    wake_read, wake_write = os.pipe()
+    os.set_blocking(wake_write, False)
+    for signum in _FORWARDED:
+        if signal.getsignal(signum) is not signal.SIG_IGN:
+            signal.signal(signum, lambda _signum, _frame: None)
+    signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+    return wake_read
+
+
+def _send_order(folder: str, name: str, words: int, command: "list[str]") -> socket.socket:
+    data, fds = _build_order(words, command)
+    holder = connect(folder)
+    fd = os.memfd_create("order")
+    os.write(fd, data)
+    socket.send_fds(holder, [json.dumps({"run": name}).encode()], [fd, *fds])
+    os.close(fd)
+    return holder
+
+
+def _pass_on(holder: socket.socket, signums: bytes) -> None:
+    try:
+        for number in dict.fromkeys(signums):
+            holder.send(json.dumps({"signal": number}).encode())
+    except OSError:
+        return  # it has ended: the next read says so
+
+
+def _read_answer(holder: socket.socket) -> "dict[str, str]":
+    try:
+        message = holder.recv(_MESSAGE_BYTES)
+    except OSError:
+        message = b""
+    answer: dict[str, str] = json.loads(message or b'{"refused": "the hold has ended while this run was on it"}')
+    return answer
+
+
+def _fail(line: str) -> int:
+    os.write(2, f"muster: {line}\n".encode(errors="backslashreplace"))
+    return _USAGE
+
+
+def _become_agent(reason: str, command: "list[str]", holder: socket.socket) -> None:
+    """Run the agent in this process. Its guard inherits the connection: the hold is in use until it ends."""
+    os.write(2, f"muster: this node starts cold, not from the hold: {reason}\n".encode(errors="backslashreplace"))
+    os.set_inheritable(holder.fileno(), True)
+    signal.set_wakeup_fd(-1)
+    with open("/proc/self/environ", "rb") as file:
+        pairs = [each.partition(b"=") for each in file.read().split(b"\0") if b"=" in each]
+    for signum in _FORWARDED:
+        if signal.getsignal(signum) is not signal.SIG_IGN:
+            signal.signal(signum, signal.SIG_DFL)
+    for signum in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(signum, signal.SIG_DFL)
+    os.execve(command[0], command, {name: value for name, _, value in pairs})  # noqa: S606  # no shell, on purpose
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,420 @@
+"""Holds one node: keeps an agent that waits with its template, and gives it to the next run.
+
+    guard -> holder -> waiting guard -> agent -> template         between runs
+    guard -> holder -> the run's guard -> agent -> workers        the same processes, once a run has come
+
+Another agent waits after the end of each run. Runs come over a socket in a folder that only this user can enter; each
+connection is one `client`, which sends one message with a memory file and its descriptors, and then signals; it gets
+one answer, and the exit code in the end. When it ends, its run ends. One run at a time: a second one is refused with
+the name of the first, unless that is ending, or has no agent yet.
+
+Node 0 decides that the hold is idle; the others end with it, by a connection that they keep.
+"""
+
+import contextlib
+import errno
+import json
+import os
+import resource
+import selectors
+import signal
+import socket
+import sys
+import time
+from collections import deque
+from collections.abc import Mapping
+from typing import Any, Final
+
+from muster._shared import processes
+from muster._shared.contract import HOLD_STATE_NAME, WAITING_FLAG, Env, ExitCode, HoldKey, find_hold_dir
+from muster._shared.guard import STOP_LIMIT_VARIABLE
+from muster.agent.hold import client
+
+_MESSAGE_BYTES: Final = 65536
+_MOST_FDS: Final = 8
+_FAILED_STARTS: Final = 3
+"""After so many agents that have ended before they were ready, runs start cold."""
+_JOIN_S: Final = 60.0
+_LOOK_S: Final = 0.5
+_GUARD_VARIABLES: Final = (STOP_LIMIT_VARIABLE, Env.STOPS_TOGETHER)
+"""What a guard reads when it starts."""
+_CGROUP_LIMITS: Final = ("memory.max", "memory.high", "cpu.max", "cpuset.cpus", "pids.max")
+
+
+class _Waiting:
+    """A guard with its agent, before or during its run."""
+
+    def __init__(self, pid: int, control: socket.socket) -> None:
+        self.pid = pid
+        self.pidfd = os.pidfd_open(pid)
+        self.control = control
+        self.is_ready = False
+
+    def end(self) -> None:
+        """The guard sees the end of the connection, and kills all below it."""
+        self.control.close()
+
+
+class Holder:
+    """One node of a hold. For one use."""
+
+    def __init__(self, index: int, idle_s: float, flags: list[str]) -> None:
+        """Make the folder and listen.
+
+        Args:
+            index: of the node.
+            idle_s: node 0 ends the hold after so long without a run.
+            flags: the agent's, without a program.
+
+        Raises:
+            OSError: the folder cannot be made, or is another user's.
+        """
+        self._index = index
+        self._idle_s = idle_s
+        self._flags = flags
+        self._facts = client.read_facts()
+        words = len(sys.argv) - 1
+        self._prefix = [sys.executable, *sys.orig_argv[1 : len(sys.orig_argv) - words]]
+        self._folder = _make_folder(index)
+        self._selector = selectors.DefaultSelector()
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._bind()
+        self._waiting: _Waiting | None = None
+        self._failed = 0
+        self._about: dict[str, Any] = {}
+        """What the waiting agent has told."""
+        self._connection: socket.socket | None = None
+        """Of the run that is on this node; also while it ends, then None with `_run` set."""
+        self._run = ""
+        self._is_cold = False
+        self._queue: deque[tuple[socket.socket, str, list[int]]] = deque()
+        self._members: list[socket.socket] = []
+        self._since_s = time.monotonic()
+        self._code: int | None = None
+
+    def _bind(self) -> None:
+        fd = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(client.SOCKET, dir_fd=fd)
+            self._listener.bind(f"/proc/self/fd/{fd}/{client.SOCKET}")
+        finally:
+            os.close(fd)
+        self._listener.listen(64)
+        self._listener.setblocking(False)
+        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+
+    def run(self) -> int:
+        """Hold the node until it is released or idle; the exit code."""
+        wake_read, wake_write = os.pipe()
+        for fd in (wake_read, wake_write):
+            os.set_blocking(fd, False)
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(signum, lambda _signum, _frame: None)
+        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        self._selector.register(wake_read, selectors.EVENT_READ, lambda: self._stop(os.read(wake_read, 64)))
+        if self._index:
+            self._join()
+        self._start_waiting()
+        while self._code is None:
+            for key, _ in self._selector.select(_LOOK_S if self._index == 0 else None):
+                if key.fd in self._selector.get_map():  # an earlier one may have closed it
+                    key.data()
+            if self._index == 0 and not self._run and time.monotonic() - self._since_s >= self._idle_s:
+                processes.write_stderr(f"muster: this hold was idle for {self._idle_s / 60:g} min and ends\n")
+                self._code = int(ExitCode.SUCCEEDED)
+        self._write_state("ended")
+        os.unlink(os.path.join(self._folder, client.SOCKET))
+        if self._waiting is not None:
+            self._waiting.end()
+            os.waitpid(self._waiting.pid, 0)
+        return self._code
+
+    def _stop(self, signums: bytes) -> None:
+        """Released: a run on it is stopped as any job, and has the grace that the hold's supervisor gives."""
+        if self._run and self._waiting is not None and not self._is_cold:
+            for signum in signums:
+                processes.send_signal([self._waiting.pid], signum)
+            self._idle_s = 0.0  # ends after it
+            self._failed = _FAILED_STARTS
+            return
+        self._code = ExitCode.of_signal(signums[0])
+
+    def _join(self) -> None:
+        """Node 0 may start later; its end is the hold's."""
+        folder = find_hold_dir(os.environ[Env.LOG_DIR], 0)
+        deadline_s = time.monotonic() + _JOIN_S
+        while True:
+            try:
+                first = client.connect(folder)
+                break
+            except OSError:
+                if time.monotonic() > deadline_s:
+                    raise
+                time.sleep(0.05)
+        first.send(b'{"member": true}')
+        self._members.append(first)
+
+        def end() -> None:
+            self._selector.unregister(first)
+            self._code = int(ExitCode.SUCCEEDED)
+
+        self._selector.register(first, selectors.EVENT_READ, end)
+
+    # -- the agent that waits ---------------------------------------------------------------------------------------
+
+    def _start_waiting(self) -> None:
+        if self._failed >= _FAILED_STARTS:
+            self._write_state("cold")
+            self._serve_next()
+            return
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        command = [*self._prefix, WAITING_FLAG, str(theirs.fileno()), *self._flags]
+        holder = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                os.setsid()
+                signal.set_wakeup_fd(-1)
+                processes.set_death_signal(signal.SIGTERM)
+                if os.getppid() == holder:
+                    os.set_inheritable(theirs.fileno(), True)
+                    os.execv(command[0], command)  # noqa: S606  # no shell, on purpose
+            finally:
+                os._exit(127)
+        theirs.close()
+        made = self._waiting = _Waiting(pid, ours)
+        self._selector.register(made.pidfd, selectors.EVENT_READ, self._handle_end)
+        self._selector.register(ours, selectors.EVENT_READ, self._hear_waiting)
+        self._write_state("starting")
+
+    def _hear_waiting(self) -> None:
+        made = self._waiting
+        assert made is not None  # noqa: S101  # its socket is watched
+        try:
+            message = made.control.recv(_MESSAGE_BYTES)
+        except OSError:
+            message = b""
+        if not message:
+            self._selector.unregister(made.control)  # its end follows
+            return
+        self._about = json.loads(message)
+        made.is_ready = True
+        self._failed = 0
+        self._write_state("ready")
+        self._serve_next()
+
+    def _handle_end(self) -> None:
+        """Tell the run its exit code, and let another agent wait."""
+        made, self._waiting = self._waiting, None
+        assert made is not None  # noqa: S101  # its pidfd is watched
+        self._selector.unregister(made.pidfd)
+        os.close(made.pidfd)
+        if made.control.fileno() >= 0 and made.control in self._selector.get_map():
+            self._selector.unregister(made.control)
+        made.control.close()
+        code = os.waitstatus_to_exitcode(os.waitpid(made.pid, 0)[1])
+        if self._run and not self._is_cold:
+            self._send(self._connection, {"exit": code if code >= 0 else 128 - code})
+            self._free()
+        elif not made.is_ready:
+            self._failed += 1
+        if self._code is None and not (self._idle_s == 0.0 and not self._run):
+            self._start_waiting()
+
+    # -- runs -------------------------------------------------------------------------------------------------------
+
+    def _accept(self) -> None:
+        try:
+            connection, _ = self._listener.accept()
+        except OSError:  # it has gone again, or no descriptors are left
+            return
+        if client.read_peer(connection) != os.geteuid():
+            connection.close()
+            return
+        self._selector.register(connection, selectors.EVENT_READ, lambda: self._hear_client(connection))
+
+    def _hear_client(self, connection: socket.socket) -> None:
+        try:
+            data, fds, _flags, _address = socket.recv_fds(connection, _MESSAGE_BYTES, _MOST_FDS)
+            message = json.loads(data) if data else {}
+        except (OSError, ValueError):
+            message, fds = {}, []
+        if "run" in message and fds and connection is not self._connection:
+            self._receive_run(connection, str(message["run"]), fds)
+            return
+        for fd in fds:
+            os.close(fd)
+        if "member" in message:
+            self._members.append(connection)
+        elif "signal" in message and connection is self._connection and self._waiting is not None:
+            if not self._is_cold:
+                processes.send_signal([self._waiting.pid], int(message["signal"]))
+        elif not message:
+            self._lose_client(connection)
+
+    def _lose_client(self, connection: socket.socket) -> None:
+        """The client has ended: its run does, too."""
+        self._selector.unregister(connection)
+        connection.close()
+        for each in [each for each in self._queue if each[0] is connection]:
+            self._queue.remove(each)
+            for fd in each[2]:
+                os.close(fd)
+        if connection in self._members:
+            self._members.remove(connection)
+        if connection is not self._connection:
+            return
+        self._connection = None
+        if self._is_cold or self._waiting is None:
+            self._free()
+            self._serve_next()
+        else:
+            self._selector.unregister(self._waiting.control)
+            self._waiting.end()
+
+    def _receive_run(self, connection: socket.socket, name: str, fds: list[int]) -> None:
+        if self._connection is not None or self._queue:
+            other = self._run or self._queue[0][1]
+            self._send(connection, {"refused": f"this hold runs {other} now; with -cfg wait=true a run waits for it"})
+            for fd in fds:
+                os.close(fd)
+            return
+        self._queue.append((connection, name, fds))
+        self._serve_next()
+
+    def _serve_next(self) -> None:
+        """Give the waiting agent to the next run, when both are there."""
+        is_free = not self._run and (self._failed >= _FAILED_STARTS or (self._waiting and self._waiting.is_ready))
+        if not (self._queue and is_free):
+            return
+        connection, self._run, fds = self._queue.popleft()
+        self._connection = connection
+        with os.fdopen(os.dup(fds[0]), "rb") as file:
+            file.seek(0)
+            order = json.loads(file.read())
+        reason = "no agent can wait here" if self._failed >= _FAILED_STARTS else self._find_difference(order)
+        self._is_cold = bool(reason)
+        if reason:
+            self._send(connection, {"cold": reason})
+        elif self._waiting is not None:
+            socket.send_fds(self._waiting.control, [b"!"], fds)
+        for fd in fds:
+            os.close(fd)
+        self._write_state("busy")
+
+    def _free(self) -> None:
+        self._run, self._connection, self._is_cold = "", None, False
+        self._since_s = time.monotonic()
+        self._write_state("ready" if self._waiting and self._waiting.is_ready else "starting")
+
+    def _find_difference(self, order: Mapping[str, Any]) -> str:
+        """Why a process here cannot become what the client's would be; "": it can."""
+        theirs, facts = order["facts"], self._facts
+        for name in sorted(theirs.keys() | facts.keys() - {"umask", "cgroup"}):
+            if name != "cgroup" and theirs.get(name) != facts.get(name):
+                return f"{name} is another one here"
+        if _read_cgroup_limits(theirs["cgroup"]) != _read_cgroup_limits(facts["cgroup"]):
+            return "it is in a cgroup with other limits"
+        command = order["command"]
+        if not _is_same_python(command[0], self._prefix[0]):
+            return f"its Python is {command[0]}, the hold's {self._prefix[0]}"
+        if len(command) != len(self._prefix) or not _is_same_file(command[1], self._prefix[1]):
+            return "it has another version of muster's agent"
+        for name, (_, hard) in order["limits"].items():
+            own = resource.getrlimit(getattr(resource, name))[1]
+            is_higher = own != resource.RLIM_INFINITY and (hard == resource.RLIM_INFINITY or hard > own)
+            if is_higher and os.geteuid() != 0:
+                return f"its hard limit {name} is higher than the hold's"
+        if order["nice"] < os.getpriority(os.PRIO_PROCESS, 0) and os.geteuid() != 0:
+            return "its priority is higher than the hold's"
+        env = order["env"]
+        for name in _GUARD_VARIABLES:
+            if env.get(name) != os.environ.get(name):
+                return f"{name} differs from the hold's"
+        return ""
+
+    # -- telling ----------------------------------------------------------------------------------------------------
+
+    def _send(self, connection: socket.socket | None, message: Mapping[str, Any]) -> None:
+        if connection is not None:
+            with contextlib.suppress(OSError):  # it has ended
+                connection.send(json.dumps(message).encode())
+
+    def _write_state(self, state: str) -> None:
+        """Tell people and schedulers; a full disk loses it."""
+        content = {
+            HoldKey.STATE: state,
+            HoldKey.RUN: self._run,
+            HoldKey.IDLE_SINCE_S: None if self._run else time.time() - (time.monotonic() - self._since_s),
+            HoldKey.IDLE_LIMIT_S: self._idle_s,
+            HoldKey.PID: os.getpid(),
+            **self._about,
+        }
+        path = os.path.join(self._folder, HOLD_STATE_NAME)
+        with contextlib.suppress(OSError):
+            with open(f"{path}.new", "w", encoding="utf-8") as file:
+                json.dump(content, file)
+            os.replace(f"{path}.new", path)
+
+
+def hold(args: list[str]) -> int:
+    """Hold this node; the exit code.
+
+    Args:
+        args: the node's index, the idle limit in seconds, and the agent's flags without a program.
+    """
+    index, idle_s, *flags = args
+    listener = os.environ.pop(Env.RDZV_FD, None)
+    if listener is not None:
+        os.close(int(listener))  # no agent of the hold itself ever leads
+    try:
+        return Holder(int(index), float(idle_s), flags).run()
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        processes.write_stderr(f"muster: cannot hold this node: {where}{error.strerror}\n")
+        return int(ExitCode.WORKERS_FAILED)
+
+
+def _make_folder(index: int) -> str:
+    """Make the folder of the socket, for this user alone."""
+    folder = find_hold_dir(os.environ[Env.LOG_DIR], index)
+    os.makedirs(os.path.dirname(folder), exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(folder, 0o700)
+    status = os.lstat(folder)
+    if status.st_uid != os.geteuid() or status.st_mode & 0o170077 != 0o040000:
+        raise PermissionError(errno.EPERM, "it must be a folder of this user alone", folder)
+    return folder
+
+
+def _is_same_python(one: str, other: str) -> bool:
+    """The same file as well as the same folder: the Pythons of all virtual environments link to one file."""
+    return os.path.dirname(one) == os.path.dirname(other) and os.path.realpath(one) == os.path.realpath(other)
+
+
+def _is_same_file(one: str, other: str) -> bool:
+    """The same, or a copy: each app has a bundle of its own."""
+    if one == other:
+        return True
+    try:
+        with open(one, "rb") as first, open(other, "rb") as second:
+            return first.read() == second.read()
+    except OSError:
+        return False
+
+
+def _read_cgroup_limits(text: str) -> list[str]:
+    """What limits the processes of a cgroup, from /proc/PID/cgroup; the text itself where version 1 is in use."""
+    path = text.strip().partition("0::")[2] if text.startswith("0::") else ""
+    if not path:
+        return [text]
+    found = []
+    while path not in ("", "/"):
+        for name in _CGROUP_LIMITS:
+            with contextlib.suppress(OSError), open(f"/sys/fs/cgroup{path}/{name}", encoding="ascii") as file:
+                value = file.read().strip()
+                if value and not value.startswith("max"):
+                    found.append(f"{path}/{name} {value}")
+        path = path.rpartition("/")[0]
+    return found

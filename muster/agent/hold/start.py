@@ -1,0 +1,83 @@
+"""What an agent on a hold has before its run: its loop, and a template that has imported torch without a program."""
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from muster._shared.guard import GuardLease
+from muster.agent.cli.arguments import parse_args
+from muster.agent.errors import SpawnError
+from muster.agent.runtime.loop import JobClock, Loop
+from muster.agent.workers.environment import build_common_env
+from muster.agent.workers.warm.template_handle import HeldTemplate, TemplateHandle, TemplateOptions
+
+_PROGRAM: Final = ("-m", "muster.hold")
+"""Flags are parsed with a program, and there is none yet."""
+
+
+class HeldStart:
+    """For one run."""
+
+    def __init__(self, flags: Sequence[str], environ: Mapping[str, str], lease: GuardLease) -> None:
+        """Start the template.
+
+        Args:
+            flags: the hold's, without a program.
+            environ: the hold's.
+            lease: the guard's.
+
+        Raises:
+            MusterError: a flag is wrong, or the template cannot be started.
+        """
+        config = parse_args([*flags, *_PROGRAM], environ)
+        self.loop = Loop(JobClock(lease.suspended))
+        self.refused = ""
+        """Why the template is not the run's; "": it is, or the run starts cold anyway."""
+        self._cwd = os.getcwd()
+        self._nproc = config.nproc
+        self._settings: Mapping[str, Any] = {}
+        self._began_s = time.monotonic()
+        options = TemplateOptions(
+            program=config.program, nproc=config.nproc, env=build_common_env(config), preload=config.preload
+        )
+        self._template = HeldTemplate(self.loop, options)
+
+    @property
+    def template_fd(self) -> int:
+        """Readable when the template has ended."""
+        return self._template.fd
+
+    def read_ready(self) -> dict[str, object] | None:
+        """Wait until the template has imported; what people are told of it. None: it has ended."""
+        modules = self._template.receive_held()
+        if modules is None:
+            return None
+        return {"nproc": self._nproc, "modules": modules, "import_s": round(time.monotonic() - self._began_s, 3)}
+
+    def become_run(self, env: Mapping[str, str], settings: Mapping[str, Any]) -> None:
+        """Give this process what the run's own would have inherited; see `client`."""
+        from muster.agent.workers.warm.forked_worker import apply_settings, replace_environment
+
+        self._settings = settings
+        replace_environment(dict(env))
+        apply_settings(settings)
+
+    def take(self, warm: TemplateOptions | None) -> TemplateHandle | None:
+        """Make it the run's template; None: it cannot be, and is closed.
+
+        Args:
+            warm: what the run's template would be started with; None: its workers start cold.
+        """
+        template = self._template
+        obstacle = None if warm is None else template.find_obstacle(warm, self._cwd)
+        if warm is not None and obstacle is None:
+            try:
+                template.send_program(warm, self._settings)
+            except SpawnError as error:
+                obstacle = str(error)
+            else:
+                return template
+        self.refused = obstacle or ""
+        template.close()
+        return None

@@ -1,0 +1,106 @@
+"""Guard and agent that wait for their run, on a node that is held: the agent's template imports torch meanwhile.
+
+The run comes as one message with descriptors: the order of `client` in a memory file, its standard streams, and the
+leader's listening socket, if it has one. The guard takes the streams and guards from then on; the agent takes all of it
+and goes on as if it had been started so. Both end when the holder closes the connection.
+"""
+
+import json
+import os
+import select
+import signal
+import socket
+from collections.abc import Sequence
+from typing import Any, Final
+
+from muster._shared import guard, processes
+from muster._shared.contract import Env
+
+_FDS: Final = 8
+
+
+def main(args: list[str]) -> int:
+    """Be the guard: wait for the run, then guard its agent; the exit code.
+
+    Args:
+        args: the descriptor of the connection to the holder, and the agent's flags.
+    """
+    control = socket.socket(fileno=int(args[0]))
+    control.set_inheritable(False)
+    processes.become_subreaper()
+    lease = guard.GuardLease()
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    own_pid = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        ours.close()
+        guard.run_guarded_process(own_pid, mask, lambda: _wait_as_agent(args[1:], control, theirs, lease))
+    theirs.close()
+    pidfd = os.pidfd_open(pid)
+    poller = select.poll()
+    poller.register(control, select.POLLIN)
+    poller.register(pidfd, select.POLLIN)
+    poller.poll()
+    os.close(pidfd)
+    message, fds = _receive(control)
+    if not message:  # released, or the agent has ended
+        processes.kill_descendants(own_pid)
+        return 1
+    socket.send_fds(ours, [message], fds)
+    ours.close()
+    order = _read_order(fds[0])
+    os.environ.clear()
+    os.environ.update(order["env"])
+    _take_streams(fds[1:4])
+    for fd in fds:
+        os.close(fd)
+    return guard.Guard(lease, control.fileno(), "the agent of this node").adopt(pid)
+
+
+def _receive(connection: socket.socket) -> tuple[bytes, list[int]]:
+    try:
+        message, fds, _flags, _address = socket.recv_fds(connection, 4, _FDS, socket.MSG_DONTWAIT)
+    except OSError:
+        return b"", []
+    return message, list(fds)
+
+
+def _read_order(fd: int) -> dict[str, Any]:
+    order: dict[str, Any] = json.loads(os.pread(fd, os.fstat(fd).st_size, 0))
+    return order
+
+
+def _take_streams(fds: Sequence[int]) -> None:
+    for number, fd in enumerate(fds):
+        os.dup2(fd, number)
+
+
+def _wait_as_agent(flags: list[str], control: socket.socket, release: socket.socket, lease: guard.GuardLease) -> int:
+    from muster.agent import launch
+    from muster.agent.hold.start import HeldStart
+
+    held = HeldStart(flags, os.environ, lease)
+    about = held.read_ready()
+    if about is None:
+        return 1
+    control.send(json.dumps(about).encode())
+    control.close()
+    poller = select.poll()
+    poller.register(release, select.POLLIN)
+    if held.template_fd >= 0:
+        poller.register(held.template_fd, select.POLLIN)  # it has ended
+    poller.poll()
+    message, fds = _receive(release)
+    release.close()
+    if not message:
+        return 1
+    order = _read_order(fds[0])
+    env = dict(order["env"])
+    if len(fds) > 4:
+        env[Env.RDZV_FD] = str(fds[4])
+    _take_streams(fds[1:4])
+    for fd in fds[:4]:
+        os.close(fd)
+    held.become_run(env, {name: order[name] for name in ("cwd", "umask", "limits", "nice", "cpus")})
+    return launch.run_agent(order["args"], os.environ, lease, held)

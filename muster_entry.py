@@ -21,6 +21,8 @@ SCHEDULERS = {
     "kubernetes": "muster.schedulers.kubernetes:create_scheduler",
     "ssh": "muster.schedulers.ssh:create_scheduler",
     "slurm": "muster.schedulers.slurm:create_scheduler",
+    "held": "muster.schedulers.held:create_scheduler",
+    "local_held": "muster.schedulers.held:create_attached_scheduler",
     "slurm_torchx": "muster.schedulers.runner.builtins:create_slurm",
     "kubernetes_mcad": "muster.schedulers.runner.builtins:create_kubernetes_mcad",
     "aws_batch": "muster.schedulers.runner.builtins:create_aws_batch",

@@ -30,13 +30,18 @@ DRIVEN_FLAG: Final = "--muster-driven"
 """First argument of an agent that a Python program starts and drives, see `agent.driven`."""
 
 HOLD_FLAG: Final = "--muster-hold"
-"""First argument of a replica of a hold: the node's index, the idle limit in seconds and the agent's flags follow."""
+"""First argument of a replica of a hold: the node's index and the idle limit, `INDEX:SECONDS`, and the agent's flags
+without a program follow."""
 
 WAITING_FLAG: Final = "--muster-waiting"
 """First argument of a guard that waits with its agent on a hold, see `agent.hold.waiting`."""
 
 HOLD_STATE_NAME: Final = "hold.json"
 """In the folder of a held node: `HoldKey`."""
+
+
+HOLD_METADATA: Final = "muster.hold"
+"""In an AppDef's metadata: it is a hold."""
 
 
 class HoldKey:

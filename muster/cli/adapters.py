@@ -13,7 +13,17 @@ from muster_entry import SCHEDULERS
 _GROUP = "torchx.schedulers"
 _OURS = "muster_entry"
 """The module of the entry points of this package, see there."""
-MADE_HERE: Final = ("local_cwd", "detached", "local_docker", "docker", "kubernetes", "slurm", "ssh")
+MADE_HERE: Final = (
+    "local_cwd",
+    "detached",
+    "local_docker",
+    "docker",
+    "kubernetes",
+    "slurm",
+    "ssh",
+    "held",
+    "local_held",
+)
 """The schedulers of this package; its other entry points register TorchX's own again."""
 
 _WITHOUT_LEFTOVERS: Final = ("local_docker", "kubernetes")

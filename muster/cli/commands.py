@@ -15,6 +15,7 @@ from muster._shared.reports import Answer
 _AGE = re.compile(r"(\d+(?:\.\d+)?)([smhdw])", re.ASCII)
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _MOST_LIMIT_S = 86400.0
+_MOST_MINUTES = 10080.0
 
 REQUESTS: Mapping[str, str] = {
     "stop": "let all ranks save and stop at one step, and end the job",
@@ -35,6 +36,10 @@ _RUN_EPILOG = """\
 .torchxconfig counts as for `torchx run`. Ctrl-C stops the job politely, a second one kills it.
 exit code: 0 the job has succeeded, or was submitted; 1 it has not; 2 wrong usage; 130 Ctrl-C
 `python -m muster.run` is another thing: torchrun's module API.
+"""
+_HOLD_EPILOG = """\
+exit code: 0 agents wait on all nodes; 1 the hold has ended, or could not be submitted; 2 wrong usage; 130 Ctrl-C, the
+hold is released
 """
 _REHEARSE_EPILOG = """\
 {folder} in an argument is the folder of the run.
@@ -84,12 +89,14 @@ def _run(argv: Sequence[str] | None) -> int:
         from muster.cli.prune import prune
 
         return prune(older_than_s=args.older_than, dry_run=args.dry_run, yes=args.yes)
-    if args.command in ("run", "rehearse"):
+    if args.command in ("run", "rehearse", "hold"):
         return _run_job(args, parser)
     if args.command in ("status", "list", "log", "top", "events", "timeline"):
         return _show(args)
     if args.command in ("exec", "shell"):
         return _go_inside(args, parser)
+    if args.command == "release":
+        return _release(args)
     if args.command == "doctor":
         from muster.cli.doctor.command import diagnose
 
@@ -152,12 +159,25 @@ def _go_inside(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int
         return code if error.exit_code is ExitCode.USAGE else FAILED
 
 
+def _release(args: argparse.Namespace) -> int:
+    from muster.cli import answers, hold_command
+
+    try:
+        return answers.print_answer(hold_command.release(args.handle, now=args.now), as_json=args.json)
+    except ControlError as error:
+        return answers.print_error(error, as_json=args.json)
+
+
 def _run_job(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     from muster.cli import answers, run_command
 
     try:
         if args.command == "run":
             return run_command.run(args, parser)
+        if args.command == "hold":
+            from muster.cli import hold_command
+
+            return hold_command.hold(args, parser)
         from muster.cli.rehearse.command import rehearse
 
         return rehearse(args, parser)
@@ -244,6 +264,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"muster {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
     _add_run(commands)
+    _add_hold(commands)
     _add_rehearse(commands)
     _add_overview(commands)
     for name, text in REQUESTS.items():
@@ -307,6 +328,39 @@ def _add_run(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
         metavar="COMPONENT ...",
         help="a component such as dist.ddp or FILE.py:FUNCTION, and its arguments",
     )
+
+
+def _add_hold(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    text = "hold this machine: keep agents that have imported torch, for runs with -s held"
+    command = commands.add_parser(
+        "hold",
+        help=text,
+        description=f"{text[0].upper()}{text[1:]}. Prints the hold's handle, and when it is ready.",
+        epilog=_HOLD_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    command.add_argument("-s", "--scheduler", action=_Once, help="the scheduler (local_cwd, the only one so far)")
+    command.add_argument("-cfg", "--scheduler_args", action=_Once, help="its options: KEY=VALUE,KEY=VALUE")
+    command.add_argument(
+        "--idle-minutes",
+        type=_parse_minutes,
+        default=30.0,
+        metavar="MINUTES",
+        help="the hold ends after so long without a run (30)",
+    )
+    command.add_argument("--json", action="store_true", help="print what is held as one line of JSON, when it is ready")
+    command.add_argument(
+        "component",
+        nargs=argparse.REMAINDER,
+        metavar="COMPONENT ...",
+        help="a component without its program, as dist.ddp -j 2x4 (one node with a process for each GPU, else core)",
+    )
+    text = "end a hold"
+    command = commands.add_parser("release", help=text, description=f"{text}.", epilog=_EPILOG)
+    command.formatter_class = argparse.RawDescriptionHelpFormatter
+    command.add_argument("handle", metavar="APP_HANDLE", nargs="?", help="as `muster hold` prints it (the only hold)")
+    command.add_argument("--now", action="store_true", help="also if a run is on it, which is stopped")
+    command.add_argument("--json", action="store_true", help="print the answer as one line of JSON")
 
 
 def _add_rehearse(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -501,6 +555,16 @@ def _parse_regex(text: str) -> "re.Pattern[str]":
         return re.compile(text)
     except re.error as error:
         raise argparse.ArgumentTypeError(f"{text!r} is not a regular expression: {error}") from error
+
+
+def _parse_minutes(text: str) -> float:
+    try:
+        minutes = float(text)
+    except ValueError:
+        minutes = -1.0
+    if not 0.01 <= minutes <= _MOST_MINUTES:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of minutes from 0.01 to {_MOST_MINUTES:g}")
+    return minutes
 
 
 def _parse_limit(text: str) -> float:

@@ -18,7 +18,7 @@ from muster.schedulers.supervision.registry import AppRegistry, find_last_remote
 
 LAST: Final = "last"
 _HANDLE = re.compile(r"(?:(?P<scheduler>[\w-]+)://)?(?:(?P<session>[^/]*)/)?(?P<app_id>[^/]+)", re.ASCII)
-SAME_APPS: Final[Mapping[str, str]] = {"local_docker": "docker"}
+SAME_APPS: Final[Mapping[str, str]] = {"local_docker": "docker", "local_held": "held"}
 """A scheduler that has the same apps as another one."""
 _KUBERNETES: Final = "kubernetes"
 

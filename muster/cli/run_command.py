@@ -32,6 +32,7 @@ from muster.schedulers.adapter.job_line import format_line
 from muster.schedulers.adapter.scheduler import LogRequest, PluginScheduler
 from muster.schedulers.adapter.status import parse_status
 from muster.schedulers.errors import EngineError, SchedulerError
+from muster.schedulers.runner.option_parsing import FALSE_WORDS
 
 _SESSION: Final = "torchx"
 _WAIT_S: Final = 60.0
@@ -57,6 +58,8 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         with Runner(_SESSION, {name: lambda *_args, **_more: scheduler}) as runner:
             cfg = scheduler.run_opts().cfg_from_str(args.scheduler_args)
             config.apply(scheduler=name, cfg=cfg)
+            for option, value in scheduler.RUN_DEFAULTS.items():
+                cfg.setdefault(option, value)
             info = runner.dryrun(
                 build_app(component, words),
                 name,
@@ -70,7 +73,7 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
             handle = runner.schedule(info)
             print(handle, flush=True)
             app_id = specs.parse_app_handle(handle)[2]
-            is_attached = name.startswith("local")
+            is_attached = name.startswith("local") or str(cfg.get("detach")).lower() in FALSE_WORDS
             if not (is_attached or args.wait or args.log):
                 _print_state(scheduler, app_id)
                 return 0

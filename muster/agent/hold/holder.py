@@ -362,9 +362,11 @@ def hold(args: list[str]) -> int:
     """Hold this node; the exit code.
 
     Args:
-        args: the node's index, the idle limit in seconds, and the agent's flags without a program.
+        args: the node's index and the idle limit in seconds as `INDEX:SECONDS`, and the agent's flags without a
+            program.
     """
-    index, idle_s, *flags = args
+    index, _, idle_s = args[0].partition(":")
+    flags = args[1:]
     listener = os.environ.pop(Env.RDZV_FD, None)
     if listener is not None:
         os.close(int(listener))  # no agent of the hold itself ever leads

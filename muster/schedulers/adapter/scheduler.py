@@ -118,6 +118,9 @@ class PluginScheduler(Scheduler, abc.ABC):  # type: ignore[misc]
     TELLS_STATUS: bool = False
     """Whether `read_facts` costs so little that a terminal may ask every second or so how far a job is."""
 
+    RUN_DEFAULTS: Mapping[str, str] = {}
+    """Options of `-cfg` that `muster run` gives unless its caller does. With `detach=false` among them it waits."""
+
     def __init__(self, backend: str, session_name: str) -> None:
         super().__init__(backend, session_name)
         self._submitted: set[str] = set()

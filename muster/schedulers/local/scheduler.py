@@ -4,10 +4,12 @@ Other shells need nothing from this process: an app's state is in its folder, an
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from torchx.specs import AppDef, AppDryRunInfo
+from torchx.specs import AppDef, AppDryRunInfo, AppState
 
+from muster._shared.contract import HOLD_METADATA
 from muster.schedulers.adapter.process_scheduler import ProcessScheduler
 from muster.schedulers.local.options import LocalOptions
 from muster.schedulers.naming import build_app_name, make_suffix
@@ -15,6 +17,7 @@ from muster.schedulers.runner.option_parsing import StrictOpts
 from muster.schedulers.runner.option_records import declare_options, parse_options
 
 if TYPE_CHECKING:
+    from muster.schedulers.adapter.facts import AppFacts
     from muster.schedulers.local.request import LocalRequest
 
 
@@ -25,6 +28,20 @@ class LocalScheduler(ProcessScheduler):
         name: `local_cwd`, whose apps end with the command that started them, or `detached`, whose apps keep running.
         session_name: TorchX's; part of the default path of logs.
     """
+
+    def read_facts(self, app_id: str) -> "AppFacts | None":
+        """See `PluginScheduler`. Of a hold the line says what it runs, or since when it is idle."""
+        facts = super().read_facts(app_id)
+        if facts is None or HOLD_METADATA not in facts.app.metadata or facts.state is not AppState.RUNNING:
+            return facts
+        folder = self.find_folder(app_id)
+        if folder is None:
+            return facts
+        from muster.schedulers.local.holds import build_hold, describe_hold
+
+        with self.translate_errors():
+            told = describe_hold(build_hold(folder, folder.read_spec()))
+        return replace(facts, messages=(told, *facts.messages))
 
     # -- submitting -------------------------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from torchx.specs.api import runopts
 from muster.schedulers.errors import OptionError
 
 _TRUE: Final = ("true", "1", "yes", "on")
-_FALSE: Final = ("false", "0", "no", "off")
+FALSE_WORDS: Final = ("false", "0", "no", "off")
 # TorchX 0.7 compares types with typing's; `list[str]` is another object for it.
 _TYPES: Final[Mapping[Any, Any]] = {list[str]: typing.List[str], dict[str, str]: typing.Dict[str, str]}  # noqa: UP006
 
@@ -159,7 +159,7 @@ def _is_of(value: Any, kind: Any) -> bool:
 
 def _parse_bool(word: str) -> bool:
     lowered = word.strip().lower()
-    if lowered not in _TRUE + _FALSE:
+    if lowered not in _TRUE + FALSE_WORDS:
         raise ValueError(word)
     return lowered in _TRUE
 

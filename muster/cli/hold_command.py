@@ -1,0 +1,183 @@
+"""`muster hold` and `muster release`: nodes that keep agents with torch imported, for runs of `-s held`.
+
+A hold is an app whose roles run the holder in place of the agent, with the agent's flags and without a program. It is
+one on this machine: its scheduler is `local_cwd`, and it goes on when this command ends.
+"""
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from torchx import specs
+from torchx.runner import Runner, config
+from torchx.specs import AppDef, macros
+
+from muster._shared.contract import HOLD_FLAG, HOLD_METADATA, AskOutcome, HoldKey
+from muster._shared.control import ControlError, ExitCode
+from muster._shared.processes import count_usable_cores
+from muster._shared.reports import Answer
+from muster.cli import operations, run_command
+from muster.cli.adapters import create_scheduler
+from muster.schedulers.agent_command import is_agent_role, list_agent_flags
+from muster.schedulers.errors import EngineError, SchedulerError
+from muster.schedulers.gpus import list_devices
+from muster.schedulers.local.holds import Hold, add_hold, build_hold, choose_hold, forget_hold
+from muster.schedulers.supervision import client
+from muster.schedulers.supervision.registry import AppRegistry, find_state_dir
+
+_SESSION: Final = "torchx"
+_SCHEDULER: Final = "local_cwd"
+_MODULE: Final = "muster.hold"
+"""Stands for the program that a component wants."""
+_AGENT_WORDS: Final = 2
+"""`-m muster.agent`."""
+_POLL_S: Final = 0.05
+_RELEASE_S: Final = 60.0
+
+
+def hold(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    """Submit a hold, and wait until agents wait on all its nodes; the exit code.
+
+    Raises:
+        ControlError: it cannot be submitted, or it has ended before it was ready.
+    """
+    name = args.scheduler or _SCHEDULER
+    if name != _SCHEDULER:
+        raise ControlError(f"holds are on this machine for now: -s {_SCHEDULER}, not {name}", ExitCode.USAGE)
+    app = build_hold_app(_build_app(args.component, parser), idle_s=args.idle_minutes * 60)
+    state_dir = find_state_dir(os.environ)
+    try:
+        scheduler = create_scheduler(name, _SESSION)
+        with Runner(_SESSION, {name: lambda *_args, **_more: scheduler}) as runner:
+            cfg = scheduler.run_opts().cfg_from_str(args.scheduler_args)
+            config.apply(scheduler=name, cfg=cfg)
+            if str(cfg.setdefault("detach", "true")).lower() != "true":
+                raise ControlError("a hold goes on when its command ends: detach=true", ExitCode.USAGE)
+            info = runner.dryrun(app, name, cfg=cfg, workspace=None)
+            handle = runner.schedule(info)
+            app_id = specs.parse_app_handle(handle)[2]
+            add_hold(state_dir, name, app_id)
+            if not args.json:
+                print(handle, flush=True)
+            try:
+                made = _wait_ready(app_id)
+            except BaseException:
+                runner.cancel(handle)
+                forget_hold(state_dir, app_id)
+                raise
+    except (EngineError, SchedulerError) as error:
+        raise ControlError(str(error), ExitCode.REFUSED) from error
+    except specs.InvalidRunConfigException as error:
+        raise ControlError(" ".join(f"-cfg {error.cfg_key}: {error}".split()), ExitCode.REFUSED) from error
+    _print_ready(handle, made, as_json=args.json)
+    return 0
+
+
+def _build_app(words: Sequence[str], parser: argparse.ArgumentParser) -> AppDef:
+    """The component's app; without one this machine's devices, or its cores."""
+    component, rest = run_command.split_component(words or ["dist.ddp"], None, parser)
+    if not any(word.partition("=")[0] in ("-j", "--j") for word in rest):
+        count = len(list_devices(os.environ)) or count_usable_cores()
+        rest = ["-j", f"1x{count}", *rest]
+    if any(word.partition("=")[0] in ("-m", "--m", "--script") for word in rest) or "--" in rest:
+        raise ControlError("a hold has no program of its own: leave --script, -m and arguments out", ExitCode.USAGE)
+    return run_command.build_app(component, [*rest, "-m", _MODULE])
+
+
+def build_hold_app(app: AppDef, *, idle_s: float) -> AppDef:
+    """Make a hold of a component's app: its role runs the holder, with the agent's flags and no program.
+
+    Raises:
+        ControlError: the app has other roles than one that runs the agent.
+    """
+    if len(app.roles) != 1 or not is_agent_role(app.roles[0]):
+        raise ControlError("a hold has one role, which runs muster's agent", ExitCode.REFUSED)
+    role = app.roles[0]
+    flags = list_agent_flags(role.args)
+    end = next((flag.begin for flag in flags if role.args[flag.begin] == "-m"), flags[-1].end)
+    role.args = [*role.args[:_AGENT_WORDS], HOLD_FLAG, f"{macros.replica_id}:{idle_s:g}", *role.args[_AGENT_WORDS:end]]
+    app.metadata = {**app.metadata, HOLD_METADATA: "1"}
+    return app
+
+
+def _wait_ready(app_id: str) -> Hold:
+    """Wait until agents wait on all nodes.
+
+    Raises:
+        ControlError: the hold has ended.
+    """
+    registry = AppRegistry(find_state_dir(os.environ), _SCHEDULER)
+    while True:
+        folder = registry.open(app_id)
+        spec, record = (None, None) if folder is None else client.read_app(folder)
+        if folder is None or spec is None or client.has_ended(record):
+            reason = record.app.reason if record is not None else "it was deleted"
+            raise ControlError(f"{app_id} has ended: {reason}; `muster log {app_id}` prints why", ExitCode.REFUSED)
+        made = build_hold(folder, spec)
+        states = {str(state.get(HoldKey.STATE, "")) for state in made.read_states()}
+        if states <= {"ready", "busy"}:
+            return made
+        if "cold" in states:
+            raise ControlError(f"no agent can wait; `muster log {app_id}` prints why", ExitCode.REFUSED)
+        time.sleep(_POLL_S)
+
+
+def _print_ready(handle: str, made: Hold, *, as_json: bool) -> None:
+    states = made.read_states()
+    processes = int(states[0].get(HoldKey.NPROC, 0))
+    limit_s = float(states[0].get(HoldKey.IDLE_LIMIT_S, 0.0))
+    import_s = max(float(state.get(HoldKey.IMPORT_S, 0.0)) for state in states)
+    modules = ", ".join(map(str, states[0].get(HoldKey.MODULES, ()))) or "nothing"
+    if as_json:
+        facts: Mapping[str, Any] = {
+            "handle": handle,
+            "nodes": made.nodes,
+            "processes": processes,
+            "modules": list(states[0].get(HoldKey.MODULES, ())),
+            "import_s": import_s,
+            "idle_limit_s": limit_s,
+            "exit_code": 0,
+        }
+        print(json.dumps(facts))
+        return
+    nodes = "1 node" if made.nodes == 1 else f"{made.nodes} nodes"
+    print(
+        f"ready: {nodes} with up to {processes} processes each; {modules} imported in {import_s:.1f} s; ends after "
+        f"{limit_s / 60:g} min without a run. `muster run -s held dist.ddp -j {made.nodes}x{processes} --script "
+        f"main.py` runs on it, `muster release` ends it",
+        file=sys.stderr,
+    )
+
+
+def release(name: str | None, *, now: bool) -> Answer:
+    """End a hold.
+
+    Args:
+        name: which; None: the only one.
+        now: also if a run is on it, which is stopped.
+
+    Raises:
+        ControlError: there is no such hold, or a run is on it.
+    """
+    try:
+        state_dir = find_state_dir(os.environ)
+        found = choose_hold(state_dir, name)
+    except SchedulerError as error:
+        raise ControlError(str(error), ExitCode.UNKNOWN) from error
+    run = found.find_run()
+    if run and not now:
+        hint = f"`muster stop held://{run}` stops it, `muster release --now {found.app_id}` ends both"
+        raise ControlError(f"{found.handle} runs {run}: {hint}", ExitCode.REFUSED)
+    if run:
+        with operations.open_scheduler(f"held://{run}") as (scheduler, app_id):
+            scheduler.cancel(app_id)
+            scheduler.wait_ended(app_id, _RELEASE_S)
+    with operations.open_scheduler(found.handle) as (scheduler, app_id):
+        scheduler.cancel(app_id)
+        scheduler.wait_ended(app_id, _RELEASE_S)
+    forget_hold(state_dir, found.app_id)
+    return Answer(outcome=AskOutcome.DONE, line=f"{found.handle} is released")

@@ -1,0 +1,38 @@
+"""`held` and `local_held`: runs on nodes that `muster hold` keeps. `local_held` apps end with their command.
+
+A run is an app of its own, with a supervisor as any app of `local_cwd`. Where that starts an agent, this one starts
+`muster/agent/hold/client.py`, which gives what it was started with to an agent that waits on the node. `options` holds
+the `-cfg` options, `scheduler` what TorchX calls, `driver` what the supervisor loads; which holds there are is in
+`muster.schedulers.local.holds`.
+"""
+
+from typing import Any
+
+
+def create_scheduler(session_name: str, **kwargs: Any) -> Any:
+    """TorchX's factory for `held`. It ignores the other arguments, which TorchX passes to all factories.
+
+    Raises:
+        PlatformError: this system is not Linux.
+    """
+    del kwargs
+    return _create("held", session_name)
+
+
+def create_attached_scheduler(session_name: str, **kwargs: Any) -> Any:
+    """Return the same scheduler as `local_held`: TorchX waits for every scheduler whose name begins with `local`.
+
+    Raises:
+        PlatformError: this system is not Linux.
+    """
+    del kwargs
+    return _create("local_held", session_name)
+
+
+def _create(name: str, session_name: str) -> Any:
+    from muster.schedulers.runner.platforms import require_linux
+
+    require_linux(name)
+    from muster.schedulers.held.scheduler import HeldScheduler
+
+    return HeldScheduler(name, session_name)

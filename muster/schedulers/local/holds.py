@@ -1,0 +1,166 @@
+"""The holds of this machine: apps of `muster hold` whose replicas keep agents waiting for runs.
+
+    <state>/muster/holds/<app id>     the scheduler that has the app; removed when it has ended
+
+What a holder tells of itself is in its folder, see `_shared.contract.HoldKey`; a run's supervisor has the lock of its
+hold as long as it lives.
+"""
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from muster._shared.contract import HOLD_STATE_NAME, HoldKey, find_hold_dir
+from muster._shared.foreign_files import read_regular
+from muster.schedulers.adapter.job_line import format_duration
+from muster.schedulers.errors import SchedulerError
+from muster.schedulers.local.hold_lock import find_owner
+from muster.schedulers.supervision import client
+from muster.schedulers.supervision.app_folder import AppFolder, AppSpec
+from muster.schedulers.supervision.registry import AppRegistry
+
+_INDEX: Final = "holds"
+_LOCK: Final = "hold.lock"
+_STATE_LIMIT_BYTES: Final = 65536
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hold:
+    """A hold that has not ended."""
+
+    scheduler: str
+    app_id: str
+    folder: AppFolder
+    role: str
+    nodes: int
+
+    @property
+    def handle(self) -> str:
+        """As people write it."""
+        return f"{self.scheduler}://{self.app_id}"
+
+    def list_folders(self) -> list[str]:
+        """Return the folders of the holders, by node."""
+        return [find_hold_dir(str(self.folder.role_dir(self.role)), index) for index in range(self.nodes)]
+
+    def read_states(self) -> list[Mapping[str, Any]]:
+        """Return what the holders tell, by node; empty where one has told nothing yet."""
+        return [read_state(folder) for folder in self.list_folders()]
+
+    @property
+    def lock_path(self) -> Path:
+        """Of the file that the supervisor of a run has locked."""
+        return self.folder.state_dir / _LOCK
+
+    def find_run(self) -> str:
+        """Return the name of the run that has the hold; "": none has."""
+        return find_owner(self.lock_path)
+
+
+def read_state(folder: str) -> Mapping[str, Any]:
+    """Return what a holder tells; empty if nothing."""
+    try:
+        content = json.loads(read_regular(os.path.join(folder, HOLD_STATE_NAME), _STATE_LIMIT_BYTES))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def add_hold(state_dir: Path, scheduler: str, app_id: str) -> None:
+    """Record a hold, for `find_holds`."""
+    folder = state_dir / _INDEX
+    folder.mkdir(mode=0o700, exist_ok=True)
+    (folder / app_id).write_text(scheduler)
+
+
+def find_holds(state_dir: Path) -> list[Hold]:
+    """Return the holds that have not ended, oldest first; those that have are forgotten.
+
+    Args:
+        state_dir: see `registry.find_state_dir`.
+    """
+    try:
+        entries = sorted(os.scandir(state_dir / _INDEX), key=lambda entry: entry.stat().st_mtime_ns)
+    except FileNotFoundError:
+        return []
+    found = []
+    for entry in entries:
+        hold = _open_hold(state_dir, Path(entry.path).read_text(), entry.name)
+        if hold is None:
+            Path(entry.path).unlink(missing_ok=True)
+        else:
+            found.append(hold)
+    return found
+
+
+def _open_hold(state_dir: Path, scheduler: str, app_id: str) -> Hold | None:
+    folder = AppRegistry(state_dir, scheduler).open(app_id) if "/" not in scheduler else None
+    if folder is None:
+        return None
+    try:
+        spec, record = client.read_app(folder)
+    except (FileNotFoundError, client.SupervisorError):
+        return None
+    if client.has_ended(record) or (record is not None and client.is_supervised(folder, record) is False):
+        return None
+    return build_hold(folder, spec)
+
+
+def build_hold(folder: AppFolder, spec: AppSpec) -> Hold:
+    """Return the hold that an app is."""
+    role = spec.roles[0]
+    return Hold(scheduler=spec.scheduler, app_id=spec.app_id, folder=folder, role=role.name, nodes=role.replicas)
+
+
+def choose_hold(state_dir: Path, name: str | None) -> Hold:
+    """Return the hold that a person means.
+
+    Args:
+        state_dir: see `find_holds`.
+        name: a handle, an app's id or its beginning; None: the only one.
+
+    Raises:
+        SchedulerError: there is none, or several; one line.
+    """
+    holds = find_holds(state_dir)
+    names = ", ".join(each.handle for each in holds)
+    if name is None:
+        if not holds:
+            raise SchedulerError("nothing is held here; `muster hold` holds this machine")
+        if len(holds) > 1:
+            raise SchedulerError(f"{len(holds)} apps are held here; name one of them: {names}")
+        return holds[0]
+    app_id = name.rpartition("/")[2]
+    found = [each for each in holds if each.app_id == app_id] or [
+        each for each in holds if app_id and each.app_id.startswith(app_id)
+    ]
+    if len(found) != 1:
+        what = "no app is held here" if not holds else f"{name!r} is none of the held apps: {names}"
+        raise SchedulerError(f"{name!r} may be any of {', '.join(each.handle for each in found)}" if found else what)
+    return found[0]
+
+
+def describe_hold(hold: Hold) -> str:
+    """Return one clause of the line about an app: what it runs, or since when it is idle."""
+    run = hold.find_run()
+    if run:
+        return f"held: it runs {run}"
+    states = hold.read_states()
+    names = {str(state.get(HoldKey.STATE, "starting")) for state in states}
+    since_s = states[0].get(HoldKey.IDLE_SINCE_S)
+    limit_s = states[0].get(HoldKey.IDLE_LIMIT_S)
+    if not isinstance(since_s, (int, float)) or not isinstance(limit_s, (int, float)):
+        return "held: it starts"
+    idle = f"idle for {format_duration(time.time() - since_s)}, ends after {format_duration(limit_s)} without a run"
+    return f"held: {'its agents import; ' if 'starting' in names else ''}{idle}"
+
+
+def forget_hold(state_dir: Path, app_id: str) -> None:
+    """Remove what `add_hold` has recorded."""
+    with contextlib.suppress(OSError):
+        (state_dir / _INDEX / app_id).unlink()

@@ -24,6 +24,7 @@ AGENT_BUNDLE_LIMIT_BYTES: Final = 490_000
 
 _PYTHON_API: Final = (
     *("_shared/control.py", "_shared/ownership.py", "run.py"),
+    "agent/hold/client.py",
     *("agent/driven.py", "agent/adopted.py", "agent/control_socket.py"),
     *("agent/workers/function.py", "agent/workers/image.py"),
     *("agent/rendezvous/torch_handlers/caller.py", "agent/rendezvous/torch_handlers/plugin.py"),

@@ -3,8 +3,10 @@
     holder      the process that a replica of a hold runs: it starts agents that wait, and gives one to each run
     waiting     guard and agent before their run; from then on they are those of any job
     start       what such an agent has before its run: a template without a program
+    facts       how both sides reach each other, and what must be alike in both
     client      the process that stands for a node of a run: gives what it was started with to the holder
 
-Nothing of a run outlives it: each has guard, agent, template and workers of its own. From outside, import `holder`
-and `waiting` (`muster.agent.__main__`); adapters run `client` as a file.
+Nothing of a run outlives it: each has guard, agent, template and workers of its own. Adapters run `client` as a file.
+
+From outside, import `holder` and `waiting`, which are what `muster.agent.__main__` starts, and `start.HeldStart`.
 """

@@ -7,7 +7,7 @@ flags. Arguments, environment, folder, limits and descriptors go to an agent tha
 and its exit code becomes this process's. Where the hold cannot run it as this process would, one line says why, and
 this process becomes the agent: it starts cold. When this process ends, the holder ends the run.
 
-It is started for every run, so it imports next to nothing, and nothing of muster.
+It is started for every run, so it imports next to nothing. It does not travel: who submits has muster installed.
 """
 
 import json
@@ -16,11 +16,8 @@ import resource
 import select
 import signal
 import socket
-import struct
 import sys
 
-SOCKET = "socket"
-"""In the holder's folder."""
 LISTENER = "MUSTER_RDZV_FD"
 """`Env.RDZV_FD`."""
 _USAGE = 2
@@ -29,61 +26,7 @@ _FORWARDED = (
     *(signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2),
     *(signal.SIGTSTP, signal.SIGCONT),
 )
-_STATUS_ROWS = {
-    "Uid": "the user",
-    "Gid": "the group",
-    "Groups": "the list of groups",
-    "NoNewPrivs": "no_new_privs",
-    "Seccomp": "the seccomp mode",
-    "SigIgn": "the set of ignored signals",
-    "SigBlk": "the set of blocked signals",
-    "CapInh": "the set of inheritable capabilities",
-    "CapPrm": "the set of permitted capabilities",
-    "CapEff": "the set of effective capabilities",
-    "CapBnd": "the bounding set of capabilities",
-    "CapAmb": "the set of ambient capabilities",
-}
 _MESSAGE_BYTES = 65536
-
-
-def connect(folder: str) -> socket.socket:
-    """Connect to the holder of a folder, by a path of any length.
-
-    Raises:
-        OSError: there is none (any more); PermissionError: another user's process answers, and it gets no secrets.
-    """
-    made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    try:
-        made.connect(f"/proc/self/fd/{fd}/{SOCKET}")
-    finally:
-        os.close(fd)
-    if read_peer(made) != os.geteuid():
-        raise PermissionError(1, "another user's process answers")
-    return made
-
-
-def read_peer(connection: socket.socket) -> int:
-    """Return the user id of the process at the other end."""
-    _pid, uid, _gid = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-    return int(uid)
-
-
-def read_facts() -> "dict[str, str]":
-    """Return what a process inherits and what no run can set for itself, by its name in messages."""
-    with open("/proc/self/status", encoding="ascii", errors="replace") as file:
-        rows = dict(line.rstrip("\n").split(":\t", 1) for line in file if ":\t" in line)
-    facts = {words: rows.get(name, "") for name, words in _STATUS_ROWS.items()}
-    for name in sorted(os.listdir("/proc/self/ns")):
-        if not name.endswith("_for_children"):
-            facts[f"the {name} namespace"] = os.readlink(f"/proc/self/ns/{name}")
-    for name in ("oom_score_adj", "cgroup"):
-        with open(f"/proc/self/{name}", encoding="utf-8", errors="surrogateescape") as file:
-            facts[name] = file.read()
-    # The C library sizes the stacks of threads by it when a process starts.
-    facts["the limit of the stack"] = str(resource.getrlimit(resource.RLIMIT_STACK))
-    facts["umask"] = rows.get("Umask", "0022")
-    return facts
 
 
 def read_limits() -> "dict[str, tuple[int, int]]":
@@ -92,12 +35,18 @@ def read_limits() -> "dict[str, tuple[int, int]]":
     return {name: resource.getrlimit(getattr(resource, name)) for name in names}
 
 
+def _read_environ() -> "dict[str, str]":
+    """Return the environment as it was given: the interpreter may have added a variable to its own."""
+    with open("/proc/self/environ", "rb") as file:
+        pairs = [os.fsdecode(each).partition("=") for each in file.read().split(b"\0") if b"=" in each]
+    return {name: value for name, _, value in pairs}
+
+
 def _build_order(words: int, command: "list[str]") -> "tuple[bytes, list[int]]":
     """Build what the holder gets: JSON, and the descriptors beside it."""
-    with open("/proc/self/environ", "rb") as file:  # the interpreter may have added a variable to its own
-        pairs = [each.partition(b"=") for each in file.read().split(b"\0") if b"=" in each]
-    env = {os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs}
-    facts = read_facts()
+    from muster.agent.hold.facts import read_facts
+
+    env, facts = _read_environ(), read_facts()
     order = {
         "command": command[:words],
         "args": command[words:],
@@ -154,6 +103,8 @@ def _watch_signals() -> int:
 
 
 def _send_order(folder: str, name: str, words: int, command: "list[str]") -> socket.socket:
+    from muster.agent.hold.facts import connect
+
     data, fds = _build_order(words, command)
     holder = connect(folder)
     fd = os.memfd_create("order")
@@ -189,16 +140,11 @@ def _become_agent(reason: str, command: "list[str]", holder: socket.socket) -> N
     """Run the agent in this process. Its guard inherits the connection: the hold is in use until it ends."""
     os.write(2, f"muster: this node starts cold, not from the hold: {reason}\n".encode(errors="backslashreplace"))
     os.set_inheritable(holder.fileno(), True)
-    signal.set_wakeup_fd(-1)
-    with open("/proc/self/environ", "rb") as file:
-        pairs = [each.partition(b"=") for each in file.read().split(b"\0") if b"=" in each]
-    for signum in _FORWARDED:
-        if signal.getsignal(signum) is not signal.SIG_IGN:
-            signal.signal(signum, signal.SIG_DFL)
     for signum in (signal.SIGPIPE, signal.SIGXFSZ):
-        signal.signal(signum, signal.SIG_DFL)
-    os.execve(command[0], command, {name: value for name, _, value in pairs})  # noqa: S606  # no shell, on purpose
+        signal.signal(signum, signal.SIG_DFL)  # the interpreter ignores them; those with a handler become so by exec
+    os.execve(command[0], command, _read_environ())  # noqa: S606  # no shell, on purpose
 
 
 if __name__ == "__main__":
+    sys.path.append(os.path.abspath(f"{__file__}/../../../.."))
     sys.exit(main(sys.argv[1:]))

@@ -28,7 +28,7 @@ from typing import Any, Final
 from muster._shared import processes
 from muster._shared.contract import HOLD_STATE_NAME, WAITING_FLAG, Env, ExitCode, HoldKey, find_hold_dir
 from muster._shared.guard import STOP_LIMIT_VARIABLE
-from muster.agent.hold import client
+from muster.agent.hold import facts
 
 _MESSAGE_BYTES: Final = 65536
 _MOST_FDS: Final = 8
@@ -72,7 +72,7 @@ class Holder:
         self._index = index
         self._idle_s = idle_s
         self._flags = flags
-        self._facts = client.read_facts()
+        self._facts = facts.read_facts()
         words = len(sys.argv) - 1
         self._prefix = [sys.executable, *sys.orig_argv[1 : len(sys.orig_argv) - words]]
         self._folder = _make_folder(index)
@@ -96,8 +96,8 @@ class Holder:
         fd = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(client.SOCKET, dir_fd=fd)
-            self._listener.bind(f"/proc/self/fd/{fd}/{client.SOCKET}")
+                os.unlink(facts.SOCKET, dir_fd=fd)
+            self._listener.bind(f"/proc/self/fd/{fd}/{facts.SOCKET}")
         finally:
             os.close(fd)
         self._listener.listen(64)
@@ -124,7 +124,7 @@ class Holder:
                 processes.write_stderr(f"muster: this hold was idle for {self._idle_s / 60:g} min and ends\n")
                 self._code = int(ExitCode.SUCCEEDED)
         self._write_state("ended")
-        os.unlink(os.path.join(self._folder, client.SOCKET))
+        os.unlink(os.path.join(self._folder, facts.SOCKET))
         if self._waiting is not None:
             self._waiting.end()
             os.waitpid(self._waiting.pid, 0)
@@ -146,7 +146,7 @@ class Holder:
         deadline_s = time.monotonic() + _JOIN_S
         while True:
             try:
-                first = client.connect(folder)
+                first = facts.connect(folder)
                 break
             except OSError:
                 if time.monotonic() > deadline_s:
@@ -229,7 +229,7 @@ class Holder:
             connection, _ = self._listener.accept()
         except OSError:  # it has gone again, or no descriptors are left
             return
-        if client.read_peer(connection) != os.geteuid():
+        if facts.read_peer(connection) != os.geteuid():
             connection.close()
             return
         self._selector.register(connection, selectors.EVENT_READ, lambda: self._hear_client(connection))
@@ -310,28 +310,28 @@ class Holder:
 
     def _find_difference(self, order: Mapping[str, Any]) -> str:
         """Why a process here cannot become what the client's would be; "": it can."""
-        theirs, facts = order["facts"], self._facts
-        for name in sorted(theirs.keys() | facts.keys() - {"umask", "cgroup"}):
-            if name != "cgroup" and theirs.get(name) != facts.get(name):
-                return f"{name} is another one here"
-        if _read_cgroup_limits(theirs["cgroup"]) != _read_cgroup_limits(facts["cgroup"]):
-            return "it is in a cgroup with other limits"
+        theirs, ours = order["facts"], self._facts
+        for name in sorted(ours.keys() - {"umask", "cgroup"}):
+            if theirs.get(name) != ours[name]:
+                return f"{name} is not the hold's"
+        if _read_cgroup_limits(theirs["cgroup"]) != _read_cgroup_limits(ours["cgroup"]):
+            return "the limits of its cgroup are not the hold's"
         command = order["command"]
         if not _is_same_python(command[0], self._prefix[0]):
-            return f"its Python is {command[0]}, the hold's {self._prefix[0]}"
+            return f"the hold has another Python, {self._prefix[0]}"
         if len(command) != len(self._prefix) or not _is_same_file(command[1], self._prefix[1]):
-            return "it has another version of muster's agent"
+            return "the hold has another version of the agent"
         for name, (_, hard) in order["limits"].items():
             own = resource.getrlimit(getattr(resource, name))[1]
             is_higher = own != resource.RLIM_INFINITY and (hard == resource.RLIM_INFINITY or hard > own)
             if is_higher and os.geteuid() != 0:
-                return f"its hard limit {name} is higher than the hold's"
+                return f"{name} is not the hold's"
         if order["nice"] < os.getpriority(os.PRIO_PROCESS, 0) and os.geteuid() != 0:
-            return "its priority is higher than the hold's"
+            return "its priority is not the hold's"
         env = order["env"]
         for name in _GUARD_VARIABLES:
             if env.get(name) != os.environ.get(name):
-                return f"{name} differs from the hold's"
+                return f"{name} is not the hold's"
         return ""
 
     # -- telling ----------------------------------------------------------------------------------------------------

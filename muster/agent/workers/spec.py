@@ -25,7 +25,7 @@ class ProgramKind(str, Enum):
 
 
 HELD = "held"
-"""In place of a program's kind: the template waits for one, see `warm.held`."""
+"""In place of a program's kind: the template waits for one, see `warm.preload`."""
 
 
 @record

@@ -14,7 +14,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import Any, Final
 
 from muster._shared.records import record
 from muster.agent.workers.warm.preload import BRING_TORCH, MAX_FILES, find_module, find_source, is_type_checking, parse
@@ -228,7 +228,7 @@ def _read_value(node: ast.expr) -> str | int | type[Warning] | None:
 
 def import_at_site(name: str, site: ImportSite) -> None:
     """Import a module with the warnings of the program's own import; raises what the import raises."""
-    with _hide_warnings() if site.filters is None else apply_filters(site.filters):
+    with _hide_warnings() if site.filters is None else _apply_filters(site.filters):
         statement = ast.Import(names=[ast.alias(name=name)])
         tree = ast.fix_missing_locations(ast.Module(body=[statement], type_ignores=[]))
         ast.increment_lineno(tree, max(site.lineno - 1, 0))
@@ -236,8 +236,17 @@ def import_at_site(name: str, site: ImportSite) -> None:
         exec(code, {"__name__": site.module, "__file__": site.path})  # noqa: S102  # one import, made above
 
 
+def show_warnings(shown: Iterable[Any], site: ImportSite) -> None:
+    """Show the warnings of an early import as the program's own import would have."""
+    import warnings
+
+    for each in () if site.filters is None else shown:
+        with _apply_filters(site.filters or ()):
+            warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
+
+
 @contextmanager
-def apply_filters(filters: tuple[FilterCall, ...]) -> Iterator[None]:
+def _apply_filters(filters: tuple[FilterCall, ...]) -> Iterator[None]:
     """Set filters for the import; then remove them, and keep those that the import has set."""
     import warnings
 

@@ -1,5 +1,8 @@
 """Chooses what the template imports before it forks, from the program's source, without running it.
 
+On a node that is held it imports before there is a program (`import_early`), and is the program's template only if that
+would have imported the same (`find_early_obstacle`).
+
 Only used in the template process: the agent does not pay for `ast` and the parsing.
 """
 
@@ -7,6 +10,7 @@ import ast
 import os
 import sys
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from muster._shared.records import record
 from muster.agent.workers.warm.fork_safety import is_read_early
@@ -38,6 +42,58 @@ class Preload:
     notice: str = ""
     files: tuple[str, ...] = ()
     """The program, the packages it lies in, and the modules beside it that it imports; empty without "auto"."""
+
+
+@record
+class EarlyImports:
+    """What a template has imported before it had a program."""
+
+    modules: tuple[str, ...]
+    stamps: dict[str, int]
+    """When something was last installed or removed, by folder."""
+    warnings: tuple[Any, ...]
+    """They are shown by the program's own filters, see `import_sites.show_warnings`."""
+
+
+def import_early(requested: str) -> EarlyImports:
+    """Import what nearly every program does: torch, and what `--preload` names; what is not installed is left out."""
+    import warnings
+
+    stamps, shown = _read_stamps(), list[Any]()
+    shows = warnings._showwarnmsg_impl  # type: ignore[attr-defined]  # noqa: SLF001
+    warnings._showwarnmsg_impl = shown.append  # type: ignore[attr-defined]  # noqa: SLF001
+    names = ("torch" if name == "auto" else name for name in map(str.strip, requested.split(",")) if name)
+    try:
+        modules = tuple(name for name in names if _import_installed(name))
+    finally:
+        warnings._showwarnmsg_impl = shows  # type: ignore[attr-defined]  # noqa: SLF001
+    return EarlyImports(modules=modules, stamps=stamps, warnings=tuple(shown))
+
+
+def _import_installed(name: str) -> bool:
+    """False: it is not installed."""
+    try:
+        __import__(name)
+    except ModuleNotFoundError as error:
+        if error.name and f"{name}.".startswith(f"{error.name}."):
+            return False
+        raise
+    return True
+
+
+def find_early_obstacle(early: EarlyImports, modules: Iterable[str]) -> str | None:
+    """Why a template that has imported early cannot be a program's that would import `modules`; None: it can."""
+    more = sorted({*early.modules}.difference(modules))
+    if more:
+        return f"the program does not import {more[0]}"
+    stamps = _read_stamps()
+    changed = next((path for path in stamps if early.stamps.get(path) != stamps[path]), None)
+    return None if changed is None else f"packages in {changed} have changed"
+
+
+def _read_stamps() -> dict[str, int]:
+    packages = (path for path in sys.path if os.path.basename(path) in ("site-packages", "dist-packages"))
+    return {path: os.stat(path).st_mtime_ns for path in packages if os.path.isdir(path)}
 
 
 class _Findings:

@@ -28,13 +28,14 @@ from muster.agent.workers.warm.forking import (
     exit_unsafe,
     exit_with_agent,
     fork_on_demand,
+    receive_order,
     send,
     wait_for_release,
 )
 
 if TYPE_CHECKING:
-    from muster.agent.workers.warm.held import Held
     from muster.agent.workers.warm.import_sites import ImportSite
+    from muster.agent.workers.warm.preload import EarlyImports
 
 _LINE_CHARACTERS: Final = 500
 _PAUSED_THRESHOLD: Final = 1_000_003
@@ -51,7 +52,8 @@ def serve(
 
     Args:
         argv: control descriptor, the agent's pid, --preload, and the program's kind, target and arguments; the kind
-            `HELD` without target: it comes later, see `held`.
+            `HELD` without target: it comes later, see
+            `preload.import_early`.
         prepare_main: as in `workers.program`, which imports this module.
         rename_process: likewise.
 
@@ -64,17 +66,17 @@ def serve(
     control.set_inheritable(False)
     exit_with_agent(int(agent_pid))
     known = fork_safety.list_descriptors()
-    held = None
+    early = None
     if kind == HELD:
         rename_process(["muster-template"])
-        held, requested, program = _hold(control, requested)
+        early, requested, program = _import_early(control, requested)
     else:
         program = Program(kind=ProgramKind(kind), target=words[0], args=tuple(words[1:]))
     rename_process(["muster-template", program.target])
     path_before = len(sys.path)
     prepare_main(program)
     first_folder = sys.path[0] if len(sys.path) > path_before else None
-    modules = _import_all(control, requested, program, _Before(known=known, held=held, folder=first_folder))
+    modules = _import_all(control, requested, program, _Before(known=known, early=early, folder=first_folder))
     early_end.record_template()
     # Listed here: a worker that looks at the names of all modules copies their pages.
     own_modules = [name for name in sys.modules if name == "muster" or name.startswith("muster.")]
@@ -102,20 +104,23 @@ class _Before:
 
     known: frozenset[int]
     """Our descriptors."""
-    held: "Held | None"
+    early: "EarlyImports | None"
     folder: str | None
     """That the program's start has put first in `sys.path`."""
 
 
-def _hold(control: socket.socket, requested: str) -> "tuple[Held, str, Program]":
-    """Import without a program, then wait for one."""
-    from muster.agent.workers.warm import held as waiting
+def _import_early(control: socket.socket, requested: str) -> "tuple[EarlyImports, str, Program]":
+    """Import without a program, then wait for one, and become what its processes inherit."""
+    from muster.agent.workers.warm.preload import import_early
 
     thresholds = _pause_collections()
-    held = waiting.import_without_program(requested)
+    early = import_early(requested)
     _resume_collections(thresholds)
-    send(control, {"held": list(held.modules)})
-    return held, *waiting.receive_program(control)
+    send(control, {"held": list(early.modules)})
+    order, program = receive_order(control)
+    forked_worker.replace_environment(order["env"])
+    forked_worker.apply_settings(order["settings"])
+    return early, order["preload"], program
 
 
 def _import_all(control: socket.socket, requested: str, program: Program, before: _Before) -> list[str]:
@@ -129,14 +134,15 @@ def _import_all(control: socket.socket, requested: str, program: Program, before
     if preload.notice:
         send(control, {"notice": preload.notice})
     sites = ImportSites(program.kind, program.target)
-    if before.held is not None:
-        from muster.agent.workers.warm import held
+    if before.early is not None:
+        from muster.agent.workers.warm.import_sites import show_warnings
+        from muster.agent.workers.warm.preload import find_early_obstacle
 
-        obstacle = held.find_obstacle(before.held, preload.modules, before.folder)
+        obstacle = find_early_obstacle(before.early, preload.modules) or _find_hiding(before.folder)
         if obstacle is not None:
             send(control, {"refused": obstacle})
             os._exit(0)
-        held.show_warnings(before.held, sites)
+        show_warnings(before.early.warnings, sites.find("torch"))
     hidden = sites.find_hidden()  # before anything of the program's is imported
     if hidden is not None:
         exit_unsafe(control, f"the program imports {hidden}, and another module of that name is loaded already")
@@ -217,6 +223,14 @@ def _read_memory() -> dict[str, int]:
         return {}
     sizes = {row[0]: int(row[1]) * 1024 for row in rows if len(row) == 3 and row[2] == "kB"}
     return {"rss_bytes": sizes.get("Rss:", 0), "pss_bytes": sizes.get("Pss:", 0)}
+
+
+def _find_hiding(folder: str | None) -> str | None:
+    """What lies in the program's folder is found first, but here another module of that name is loaded already."""
+    from muster.agent.workers.warm.late_changes import find_shadowed
+
+    found = None if folder is None else find_shadowed([folder], sys.modules)
+    return None if found is None else f"{found} hides a module that is loaded already"
 
 
 def _find_inserted(files: tuple[str, ...]) -> str | None:

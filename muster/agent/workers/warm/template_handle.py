@@ -61,7 +61,7 @@ class TemplateHandle:
         Args:
             loop: calls back with messages.
             options: what to start it with.
-            waits: it gets its program later, see `held`.
+            waits: it imports early and gets its program later, see `preload`.
 
         Raises:
             SpawnError: it cannot be started.

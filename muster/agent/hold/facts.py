@@ -1,0 +1,50 @@
+"""How a holder is reached, and what a process inherits that it cannot set for itself. For both sides."""
+
+import os
+import resource
+import socket
+import struct
+
+SOCKET = "socket"
+"""In the holder's folder."""
+_ROWS = ("Uid", "Gid", "Groups", "NoNewPrivs", "Seccomp", "SigIgn", "SigBlk", "CapInh", "CapPrm", "CapEff", "CapBnd")
+
+
+def connect(folder: str) -> socket.socket:
+    """Connect to the holder of a folder, by a path of any length.
+
+    Raises:
+        OSError: there is none (any more); PermissionError: another user's process answers, and it gets no secrets.
+    """
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        made.connect(f"/proc/self/fd/{fd}/{SOCKET}")
+    finally:
+        os.close(fd)
+    if read_peer(made) != os.geteuid():
+        raise PermissionError(1, "another user's process answers")
+    return made
+
+
+def read_peer(connection: socket.socket) -> int:
+    """Return the user id of the process at the other end."""
+    _pid, uid, _gid = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return int(uid)
+
+
+def read_facts() -> "dict[str, str]":
+    """Return what a process inherits and what no run can set for itself, by its name in messages."""
+    with open("/proc/self/status", encoding="ascii", errors="replace") as file:
+        rows = dict(line.rstrip("\n").split(":\t", 1) for line in file if ":\t" in line)
+    facts = {name: rows.get(name, "") for name in _ROWS}
+    for name in sorted(os.listdir("/proc/self/ns")):
+        if not name.endswith("_for_children"):
+            facts[f"{name} namespace"] = os.readlink(f"/proc/self/ns/{name}")
+    for name in ("oom_score_adj", "cgroup"):
+        with open(f"/proc/self/{name}", encoding="utf-8", errors="surrogateescape") as file:
+            facts[name] = file.read()
+    # The C library sizes the stacks of threads by it when a process starts.
+    facts["RLIMIT_STACK"] = str(resource.getrlimit(resource.RLIMIT_STACK))
+    facts["umask"] = rows.get("Umask", "0022")
+    return facts

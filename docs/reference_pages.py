@@ -21,6 +21,7 @@ from muster.cli.doctor.expected import EXPECTED
 from muster.components import dist
 from muster.schedulers import adapter
 from muster.schedulers.docker.options import DockerOptions
+from muster.schedulers.held.options import HeldOptions
 from muster.schedulers.kubernetes.options import Options as KubernetesOptions
 from muster.schedulers.local.options import LocalOptions
 from muster.schedulers.runner.option_records import Option, list_options
@@ -36,6 +37,7 @@ SCHEDULERS = (
     ("kubernetes", "Pods of a cluster.", KubernetesOptions),
     ("slurm", "Tasks of one job, one per node.", SlurmOptions),
     ("ssh", "One node on each host.", SshOptions),
+    ("held, local_held", "Nodes that `muster hold` keeps; `local_held` jobs end with their command.", HeldOptions),
 )
 
 

@@ -14,6 +14,7 @@
     runtime/    loop, clock, signals, event log             diagnosis/  why a worker or the job failed
     node/       what one node does about each event         placement/  CPUs and GPUs of workers
     workers/    starting and stopping workers               rendezvous/ agreement among the nodes
+    hold/       a node that is held between runs
     control/    what people ask of a running job: stop, checkpoint, pause, stacks
     telemetry/  what people are shown of it             snapshots/  the ranks' state in this node's memory
 

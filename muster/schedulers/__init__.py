@@ -5,6 +5,7 @@
     docker/       replicas are containers of one engine
     kubernetes/   replicas are pods
     slurm/        replicas are tasks of one job, one per node
+    held/         replicas are nodes that `muster hold` keeps
     processes/    replicas that are processes, for local/ and for adapters that start programs
     supervision/  the process that owns the replicas of local_cwd and Docker; `app_folder`: an app's state on disk
     workspace/    packs the user's folder, without credentials and what `.torchxignore` names

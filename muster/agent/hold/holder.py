@@ -91,6 +91,8 @@ class Holder:
         self._members: list[socket.socket] = []
         self._since_s = time.monotonic()
         self._code: int | None = None
+        self._last_code: int | None = None
+        """The exit code after the run that is on this node; None: another agent waits then."""
 
     def _bind(self) -> None:
         fd = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -135,8 +137,7 @@ class Holder:
         if self._run and self._waiting is not None and not self._is_cold:
             for signum in signums:
                 processes.send_signal([self._waiting.pid], signum)
-            self._idle_s = 0.0  # ends after it
-            self._failed = _FAILED_STARTS
+            self._last_code = ExitCode.of_signal(signums[0])
             return
         self._code = ExitCode.of_signal(signums[0])
 
@@ -219,7 +220,9 @@ class Holder:
             self._free()
         elif not made.is_ready:
             self._failed += 1
-        if self._code is None and not (self._idle_s == 0.0 and not self._run):
+        if self._last_code is not None:
+            self._code = self._last_code
+        elif self._code is None:
             self._start_waiting()
 
     # -- runs -------------------------------------------------------------------------------------------------------
@@ -247,9 +250,11 @@ class Holder:
             os.close(fd)
         if "member" in message:
             self._members.append(connection)
-        elif "signal" in message and connection is self._connection and self._waiting is not None:
-            if not self._is_cold:
-                processes.send_signal([self._waiting.pid], int(message["signal"]))
+        elif "signal" in message and connection is not self._connection:
+            if message["signal"] not in (signal.SIGTSTP, signal.SIGCONT):  # it waits for an agent
+                self._send(connection, {"exit": ExitCode.of_signal(message["signal"])})
+        elif "signal" in message and self._waiting is not None and not self._is_cold:
+            processes.send_signal([self._waiting.pid], int(message["signal"]))
         elif not message:
             self._lose_client(connection)
 

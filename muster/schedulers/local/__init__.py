@@ -5,6 +5,9 @@ app's spec by `request`, which turns an AppDef into what will run (pure, the dry
 that runs the agents, `driver` is what the supervisor loads. The rest is what any adapter has that starts processes:
 `muster.schedulers.processes` and `adapter.process_scheduler`.
 
+`holds` finds what `muster hold` keeps on this machine, for that command, for `muster list` and for the scheduler
+`held`; `hold_lock` says which run has a hold.
+
 Logs and state stay in `~/.local/state/muster` (or $XDG_STATE_HOME/muster, or `log_dir`) until `muster delete` removes
 an app or a user removes the folder by hand: an app that has ended needs nothing there.
 """

@@ -90,25 +90,16 @@ def find_holds(state_dir: Path) -> list[Hold]:
         return []
     found = []
     for entry in entries:
-        hold = _open_hold(state_dir, Path(entry.path).read_text(), entry.name)
-        if hold is None:
+        folder = AppRegistry(state_dir, Path(entry.path).read_text()).open(entry.name)
+        try:
+            spec, record = (None, None) if folder is None else client.read_app(folder)
+        except (FileNotFoundError, client.SupervisorError):
+            continue
+        if folder is None or spec is None or client.has_ended(record):
             Path(entry.path).unlink(missing_ok=True)
-        else:
-            found.append(hold)
+        elif record is None or client.is_supervised(folder, record) is not False:  # else `muster recover` continues it
+            found.append(build_hold(folder, spec))
     return found
-
-
-def _open_hold(state_dir: Path, scheduler: str, app_id: str) -> Hold | None:
-    folder = AppRegistry(state_dir, scheduler).open(app_id) if "/" not in scheduler else None
-    if folder is None:
-        return None
-    try:
-        spec, record = client.read_app(folder)
-    except (FileNotFoundError, client.SupervisorError):
-        return None
-    if client.has_ended(record) or (record is not None and client.is_supervised(folder, record) is False):
-        return None
-    return build_hold(folder, spec)
 
 
 def build_hold(folder: AppFolder, spec: AppSpec) -> Hold:

@@ -21,6 +21,8 @@ from muster.schedulers.errors import EngineError
 COMMANDS = [
     *(
         "run",
+        "hold",
+        "release",
         "rehearse",
         "status",
         "list",

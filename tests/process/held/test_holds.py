@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import random
 import re
 import signal
 import socket
@@ -242,11 +243,13 @@ def test_what_the_template_cannot_become_is_made_anew_in_one_line(shared: Held) 
         done
     )
     shared.wait_ready()
-    (folder / "colorsys.py").write_text("")
-    (folder / "random.py").write_text("from _random import Random\nseed = 5\n")
-    done = shared.machine.run("import torch, random\nprint('seed', random.seed)\n", "--start", "auto")
+    (folder / "random.py").write_text(Path(random.__file__).read_text() + "\nMARK = 5\n")
+    done = shared.machine.run("import torch, random\nprint('mark', random.MARK)\n")
     (folder / "random.py").unlink()
-    assert "random.py hides a module that is loaded already; another one took" in done.stderr, done.stderr
+    assert (done.returncode, done.stderr.count("mark 5")) == (0, 2), done.stderr
+    assert re.search("random.py hides a module that is loaded already(; another one took|\\))", done.stderr), (
+        done.stderr
+    )
 
 
 def test_warnings_come_by_the_programs_own_filters(shared: Held) -> None:

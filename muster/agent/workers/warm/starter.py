@@ -390,6 +390,8 @@ class TemplateStarter:
     def _switch_to_cold(self, reason: str) -> None:
         """Start all workers cold from now on."""
         self._phase = TemplatePhase.GONE
+        if self._refused:
+            reason += f" (the hold's template is not used: {self._refused})"
         self.cold_reason = reason
         self._close_parked()
         self._start_store_cold()

@@ -59,8 +59,9 @@ def main(args: list[str]) -> int:
 
 
 def _receive(connection: socket.socket) -> tuple[bytes, list[int]]:
+    connection.setblocking(False)  # Python 3.11 does not pass flags on
     try:
-        message, fds, _flags, _address = socket.recv_fds(connection, 4, _FDS, socket.MSG_DONTWAIT)
+        message, fds, _flags, _address = socket.recv_fds(connection, 4, _FDS)
     except OSError:
         return b"", []
     return message, list(fds)

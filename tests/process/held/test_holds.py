@@ -287,9 +287,6 @@ def test_one_run_at_a_time(shared: Held) -> None:
         assert f"runs {name}" in release.stderr
         listed = shared.machine.call("muster", "list", "-s", "local_cwd")
         assert f"held: it runs {name}" in listed.stdout, listed
-        waiting = shared.machine.start(REDUCE, "second", "--", "x")
-        waiting.kill()
-        waiting.wait()
         words = ["run", "-s", "held", "-cfg", "wait=true", "dist.ddp", "-j", "1x1", "--script", "main.py"]
         with subprocess.Popen(
             [str(BIN / "muster"), *words],
@@ -403,7 +400,7 @@ def test_nothing_of_many_runs_is_left(shared: Held, count: int) -> None:
 
 
 def test_a_hold_whose_holder_is_killed_is_gone(machine: Machine) -> None:
-    held = machine.hold("dist.ddp", "-j", "2x1")
+    held = machine.hold("dist.ddp", "-j", "2x2")
     with machine.start(SLEEP, "main") as program:
         assert program.stdout is not None
         lines = iter(program.stdout.readline, "")
@@ -440,7 +437,7 @@ def test_a_hold_that_is_idle_ends(machine: Machine) -> None:
 
 
 def test_release_now_stops_the_run(machine: Machine) -> None:
-    held = machine.hold("dist.ddp", "-j", "1x1")
+    held = machine.hold("dist.ddp", "-j", "1x2")
     tree = [*held.list_tree()]
     with machine.start(SLEEP, "main") as program:
         assert program.stdout is not None

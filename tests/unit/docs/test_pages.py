@@ -10,6 +10,7 @@ import yaml
 from muster._shared.contract import Env
 from muster.cli.commands import build_parser
 from muster.schedulers.docker.options import DockerOptions
+from muster.schedulers.held.options import HeldOptions
 from muster.schedulers.kubernetes.options import Options as KubernetesOptions
 from muster.schedulers.local.options import LocalOptions
 from muster.schedulers.runner.option_records import list_options
@@ -144,7 +145,7 @@ def test_the_map_names_files_that_exist():
 
 
 def test_options_and_variables_exist():
-    records = (LocalOptions, DockerOptions, KubernetesOptions, SlurmOptions, SshOptions)
+    records = (HeldOptions, LocalOptions, DockerOptions, KubernetesOptions, SlurmOptions, SshOptions)
     known = {option.name or field for record in records for field, option in list_options(record).items()}
     variables = {value for value in vars(Env).values() if isinstance(value, str)}
     for page in PAGES:

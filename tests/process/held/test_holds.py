@@ -20,8 +20,6 @@ from other_user import call_as_other, needs_two_users, shared_dir
 
 __all__ = ["shared_dir"]
 
-pytestmark = pytest.mark.torchx
-
 BIN = Path(sys.executable).parent
 REDUCE = """
 import torch, torch.distributed as dist
@@ -178,8 +176,9 @@ def test_a_run_on_two_nodes_starts_warm(shared: Held) -> None:
     assert log.stdout.count("sum 4.0") == 1, log
 
 
+@pytest.mark.torchx
 def test_torchx_runs_and_waits(shared: Held) -> None:
-    (shared.machine.folder / "plain.py").write_text("import torch\nraise SystemExit(3)\n")
+    (shared.machine.folder / "plain.py").write_text("raise SystemExit(3)\n")
     for scheduler in ("local_held", "held"):
         words = ["run", "-s", scheduler, "--wait", "dist.ddp", "-j", "1x1", "--script", "plain.py"]
         done = shared.machine.call("torchx", *(word for word in words if scheduler == "held" or word != "--wait"))
@@ -260,6 +259,7 @@ def test_warnings_come_by_the_programs_own_filters(shared: Held) -> None:
     assert "Warning" not in done.stderr, done.stderr
 
 
+@pytest.mark.torchx
 def test_what_does_not_fit_is_refused(shared: Held) -> None:
     done = shared.machine.run(REDUCE, j="3x1")
     assert done.returncode == 1, done
@@ -448,6 +448,7 @@ def test_release_now_stops_the_run(machine: Machine) -> None:
     wait_until(lambda: all(map(is_gone, tree)), what="nothing of it runs")
 
 
+@pytest.mark.torchx
 @pytest.mark.parametrize(
     ("words", "problem"),
     [

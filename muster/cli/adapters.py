@@ -26,8 +26,8 @@ MADE_HERE: Final = (
 )
 """The schedulers of this package; its other entry points register TorchX's own again."""
 
-_WITHOUT_LEFTOVERS: Final = ("local_docker", "kubernetes")
-"""Of those: `docker` has the apps of the one, the cluster those of the other."""
+_WITHOUT_LEFTOVERS: Final = ("local_docker", "local_held", "kubernetes")
+"""`docker` and `held` have the apps of the first two, the cluster those of the third."""
 
 logger = logging.getLogger(__name__)
 

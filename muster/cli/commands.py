@@ -90,7 +90,9 @@ def _run(argv: Sequence[str] | None) -> int:
 
         return prune(older_than_s=args.older_than, dry_run=args.dry_run, yes=args.yes)
     if args.command in ("run", "rehearse", "hold"):
-        return _run_job(args, parser)
+        return _run_job(args, parser, sys.argv[1:] if argv is None else argv)
+    if args.command == "rerun":
+        return _rerun(parser, watches=args.watch)
     if args.command in ("status", "list", "log", "top", "events", "timeline"):
         return _show(args)
     if args.command in ("exec", "shell"):
@@ -168,11 +170,31 @@ def _release(args: argparse.Namespace) -> int:
         return answers.print_error(error, as_json=args.json)
 
 
-def _run_job(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+def _rerun(parser: argparse.ArgumentParser, *, watches: bool) -> int:
+    from muster.cli import answers
+    from muster.cli.rerun import command
+
+    try:
+        words = command.read_line()
+        command.show_line(words)
+        if not watches:
+            return _run(words)
+        from muster.cli.run_command import find_workspace_folder
+
+        return command.watch(words, find_workspace_folder(_parse(parser, words).workspace))
+    except ControlError as error:
+        return answers.print_error(error, as_json=False)
+
+
+def _run_job(args: argparse.Namespace, parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
     from muster.cli import answers, run_command
 
     try:
         if args.command == "run":
+            if not args.dryrun:
+                from muster.cli.rerun.command import record_line
+
+                record_line(words)
             return run_command.run(args, parser)
         if args.command == "hold":
             from muster.cli import hold_command
@@ -265,6 +287,13 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     _add_run(commands)
     _add_hold(commands)
+    text = "run the last `muster run` of this folder again"
+    command = commands.add_parser("rerun", help=text, description=f"{text}.", epilog="exit code: as of `muster run`")
+    command.add_argument(
+        "--watch",
+        action="store_true",
+        help="and once more whenever a file of the workspace has changed: the run before is stopped as by Ctrl-C",
+    )
     _add_rehearse(commands)
     _add_overview(commands)
     for name, text in REQUESTS.items():

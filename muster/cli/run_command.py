@@ -146,6 +146,17 @@ def _find_default_workspace() -> str:
     return str(cwd) if hasattr(specs, "Workspace") else f"file://{cwd}"  # the nightly, 0.7
 
 
+def find_workspace_folder(named: str | None) -> str:
+    """Return the folder whose files `muster rerun --watch` watches.
+
+    Args:
+        named: `--workspace`; None: that of `.torchxconfig`, or this folder.
+    """
+    workspace = config.get_configs(prefix="cli", name="run").get("workspace") if named is None else named
+    folder = (workspace or "").removeprefix("file://")
+    return folder if os.path.isdir(folder) else os.getcwd()
+
+
 def _print_dry_run(info: AppDryRunInfo) -> None:
     app = info.app if hasattr(info, "app") else info._app  # noqa: SLF001  # the nightly, 0.7
     print(f"\n=== APPLICATION ===\n{pformat(asdict(app), indent=2, width=80)}")

@@ -10,8 +10,11 @@ import select
 from typing import final
 
 _IN_MODIFY = 0x2
+_IN_ATTRIB = 0x4
+_IN_MOVED_FROM = 0x40
 _IN_MOVED_TO = 0x80
 _IN_CREATE = 0x100
+_IN_DELETE = 0x200
 _IN_DELETE_SELF = 0x400
 
 MAX_WAIT_S = 1.0
@@ -21,12 +24,18 @@ FALLBACK_POLL_S = 0.05
 
 @final
 class Watch:
-    """Waits for changes in a few folders. Use as a context manager."""
+    """Waits for changes in a few folders. Use as a context manager.
 
-    def __init__(self, *folders: os.PathLike[str]) -> None:
+    Args:
+        folders: what is in them, not below.
+        all_changes: also what goes, and changes of times and modes.
+    """
+
+    def __init__(self, *folders: os.PathLike[str], all_changes: bool = False) -> None:
         libc = ctypes.CDLL(None, use_errno=True)
         self._fd: int = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
         mask = _IN_MODIFY | _IN_MOVED_TO | _IN_CREATE | _IN_DELETE_SELF
+        mask |= _IN_ATTRIB | _IN_MOVED_FROM | _IN_DELETE if all_changes else 0
         if self._fd >= 0 and any(libc.inotify_add_watch(self._fd, os.fsencode(each), mask) < 0 for each in folders):
             self.close()
 
@@ -44,10 +53,21 @@ class Watch:
 
     def wait(self, limit_s: float = MAX_WAIT_S) -> None:
         """Return when something changed since the last call, at the latest after `limit_s`."""
-        if self._fd < 0:
+        if self.is_active:
+            self.has_changed(limit_s)
+        else:
             select.select([], [], [], min(FALLBACK_POLL_S, limit_s))
-            return
+
+    @property
+    def is_active(self) -> bool:
+        """Whether the kernel tells of changes."""
+        return self._fd >= 0
+
+    def has_changed(self, limit_s: float) -> bool:
+        """Whether something has changed since the last call, or does within `limit_s`; only of an active one."""
         poller = select.poll()
         poller.register(self._fd, select.POLLIN)
-        if poller.poll(int(limit_s * 1000)):
-            os.read(self._fd, 65536)
+        if not poller.poll(int(limit_s * 1000)):
+            return False
+        os.read(self._fd, 65536)
+        return True

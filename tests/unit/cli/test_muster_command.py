@@ -23,6 +23,7 @@ COMMANDS = [
         "run",
         "hold",
         "release",
+        "rerun",
         "rehearse",
         "status",
         "list",

@@ -1,0 +1,231 @@
+"""`muster rerun`: runs the last `muster run` of this folder again, with `--watch` whenever a file changes.
+
+The last line of each folder is in the state folder of its user, whom alone it tells. With `--watch` each run is a
+`muster run` of its own, in the foreground of this terminal: Ctrl-C reaches both, and a signal that was sent to this
+process alone is passed on, which `si_code` tells apart.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from muster._shared import processes
+from muster._shared.contract import describe_exit_code, show_controls
+from muster._shared.control import ControlError, ExitCode
+from muster.cli import operations
+from muster.cli.rerun.workspace_watch import WorkspaceWatch, describe_changes
+from muster.schedulers.errors import UnsafeFolderError
+from muster.schedulers.supervision.registry import find_state_dir
+
+_FOLDER: Final = "last-lines"
+_LOOK_S: Final = 0.1
+_QUIET_S: Final = 0.3
+"""After the last of several changes."""
+_QUIET_LIMIT_S: Final = 3.0
+_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def record_line(words: Sequence[str]) -> None:
+    """Keep the words of a `muster` command as the last line of this folder. Without space for it, the one before stays.
+
+    Args:
+        words: what follows `muster`.
+    """
+    with contextlib.suppress(OSError, ControlError):
+        path = _find_path()
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        made = path.with_name(f".{path.name}.{os.getpid()}")
+        made.touch(mode=0o600)
+        made.write_text(json.dumps({"folder": os.getcwd(), "words": list(words)}))
+        made.replace(path)
+
+
+def read_line() -> list[str]:
+    """Return the words of the last line of this folder.
+
+    Raises:
+        ControlError: there is none.
+    """
+    try:
+        return [str(word) for word in json.loads(_find_path().read_text())["words"]]
+    except FileNotFoundError:
+        line = "no `muster run` was started in this folder: there is nothing to run again"
+        raise ControlError(line, ExitCode.REFUSED) from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ControlError(f"the last line of this folder cannot be read: {error}", ExitCode.REFUSED) from error
+
+
+def _find_path() -> Path:
+    """Raises OSError."""
+    try:
+        state_dir = find_state_dir(os.environ)
+        return state_dir / _FOLDER / f"{hashlib.sha256(os.fsencode(os.getcwd())).hexdigest()[:32]}.json"
+    except UnsafeFolderError as error:
+        raise ControlError(str(error), ExitCode.REFUSED) from error
+
+
+def show_line(words: Sequence[str]) -> None:
+    """Say what is run."""
+    _say(f"muster {shlex.join(words)}")
+
+
+def _say(line: str) -> None:
+    print(f"muster: {show_controls(line)}", file=sys.stderr, flush=True)
+
+
+def watch(words: Sequence[str], workspace: str) -> int:
+    """Run a line, and again whenever a file of the workspace has changed, until Ctrl-C. The exit code.
+
+    Args:
+        words: of the line.
+        workspace: its folder.
+    """
+    with WorkspaceWatch(Path(workspace)) as files, _blocked_signals():
+        while True:
+            files.begin_run()
+            run = _Run(words)
+            changes, signum = _wait(run, files)
+            if changes:
+                _say(f"{describe_changes(changes)}: the run starts again")
+            signum = run.stop() or signum
+            if signum is not None:
+                return 128 + signum
+            dropped = files.end_run(changes[0])
+            if dropped:
+                line = f"{dropped} changes in each run, at the same time: it is not watched any more"
+                _say(f"{line}; a line in .torchxignore leaves it out for good")
+
+
+class _Run:
+    """One `muster run`, which is started; for one use.
+
+    Args:
+        words: of the line.
+    """
+
+    def __init__(self, words: Sequence[str]) -> None:
+        parent = os.getpid()
+
+        def prepare() -> None:
+            signal.pthread_sigmask(signal.SIG_SETMASK, ())
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell's background jobs ignore it: then nothing stops it
+            processes.set_death_signal(signal.SIGTERM)
+            if os.getppid() != parent:
+                os._exit(1)
+
+        self.handle = ""
+        self._process: subprocess.Popen[bytes] = subprocess.Popen(
+            [sys.executable, "-m", "muster", *words],
+            stdout=subprocess.PIPE,
+            preexec_fn=prepare,  # noqa: PLW1509  # it only makes system calls
+        )
+        self._copier = threading.Thread(target=self._copy, name="muster-rerun", daemon=True)
+        self._copier.start()
+
+    def _copy(self) -> None:
+        """Pass on its standard output, on which its handle is the first line."""
+        assert self._process.stdout is not None  # noqa: S101  # it is a pipe
+        with self._process.stdout as stream:
+            for line in stream:
+                if not self.handle and b"://" in line:
+                    self.handle = line.decode(errors="replace").strip()
+                with contextlib.suppress(OSError):
+                    os.write(1, line)
+
+    @property
+    def outlives_command(self) -> bool:
+        """Whether the job goes on when its command ends."""
+        return bool(self.handle) and not self.handle.startswith("local_")
+
+    def poll(self) -> int | None:
+        """Return its exit code; None: it runs."""
+        code = self._process.poll()
+        return None if code is None else code if code >= 0 else 128 - code
+
+    def send(self, signum: int) -> None:
+        """Send it a signal."""
+        self._process.send_signal(signum)
+
+    def stop(self) -> int | None:
+        """Stop it as Ctrl-C does, if it runs, and its job with it. Returns the signal that has come meanwhile."""
+        came = None
+        if self.poll() is None:
+            self.send(signal.SIGINT)
+        while self.poll() is None:
+            signum = wait_signal(_LOOK_S)
+            if signum is not None:
+                came = came or abs(signum)
+                if signum > 0:
+                    self.send(signum)
+        self._copier.join(1.0)
+        if self.outlives_command:
+            with contextlib.suppress(ControlError):  # it has ended already
+                _say(operations.stop(self.handle).line)
+        return came
+
+
+def _wait(run: _Run, files: WorkspaceWatch) -> tuple[list[str], int | None]:
+    """Wait for a change or a signal. Returns the files that have changed, or the signal, which the run has got."""
+    has_ended = told = False
+    while True:
+        signum = wait_signal(0.0)
+        if signum is not None:
+            if signum > 0 and run.poll() is None:
+                run.send(signum)
+            _wait_ended(run)
+            return [], abs(signum)
+        code = run.poll()
+        if code is not None and not has_ended:
+            has_ended = not run.outlives_command or code != 0
+            if has_ended or not told:
+                _say(f"the run {describe_exit_code(code)}" if has_ended else "the job was submitted")
+                told = True
+        if files.wait(_LOOK_S):
+            changes = _settle(files, is_running=not has_ended)
+            if changes:
+                return changes, None
+
+
+def _settle(files: WorkspaceWatch, *, is_running: bool) -> list[str]:
+    """Look at the files once no more of them change."""
+    until_s = time.monotonic() + _QUIET_LIMIT_S
+    while files.wait(_QUIET_S) and time.monotonic() < until_s:
+        pass
+    return files.find_changes(is_running=is_running)
+
+
+def _wait_ended(run: _Run) -> None:
+    while run.poll() is None:
+        signum = wait_signal(_LOOK_S)
+        if signum is not None and signum > 0:
+            run.send(signum)
+
+
+def wait_signal(limit_s: float) -> int | None:
+    """Return a signal that has come; negative if the terminal has sent it, to all that are in the foreground.
+
+    Source: sigaction(2), si_code: SI_KERNEL is above 0, what a process sends is not.
+    """
+    found = signal.sigtimedwait(_SIGNALS, limit_s)
+    if found is None:
+        return None
+    return -found.si_signo if found.si_code > 0 else found.si_signo
+
+
+@contextlib.contextmanager
+def _blocked_signals() -> Iterator[None]:
+    before: Any = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -1,6 +1,7 @@
 """`muster rerun`: the last line of a folder, and which changes of a workspace start a run again."""
 
 import os
+import signal
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,15 @@ from muster.cli.commands import main
 from muster.cli.rerun import command as rerun
 from muster.cli.rerun.workspace_watch import WorkspaceWatch, describe_changes, is_temporary
 from muster.cli.run_command import find_workspace_folder
+
+
+@pytest.fixture(autouse=True)
+def _same_signals() -> Iterator[None]:
+    """A command sets handlers for its process, which is this one."""
+    before = {signum: signal.getsignal(signum) for signum in (signal.SIGTERM, signal.SIGHUP)}
+    yield
+    for signum, handler in before.items():
+        signal.signal(signum, handler)
 
 
 @pytest.fixture(autouse=True)

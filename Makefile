@@ -37,9 +37,10 @@ help: ## say what there is
 run: $(STABLE)/.runs ## train on handwritten digits, 2 nodes x 4 workers on this machine
 	$(STABLE)/torchx run -s local_cwd dist.ddp -j 2x4 --script examples/digits/train.py
 
-check: $(STABLE)/.ready ## lint, types, unit tests
+check: $(STABLE)/.ready ## lint, spelling, types, unit tests
 	$(STABLE)/ruff check .
 	$(STABLE)/ruff format --check .
+	$(STABLE)/codespell
 	$(STABLE)/mypy
 	$(PYTEST) -q --numprocesses 2 -m 'not long' tests/unit
 

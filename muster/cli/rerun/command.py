@@ -106,6 +106,11 @@ def watch(words: Sequence[str], workspace: str) -> int:
                 _say(f"{line}; a line in .torchxignore leaves it out for good")
 
 
+def may_outlive_command(handle: str) -> bool:
+    """Whether the job of a handle may go on when its command ends: on a hold it does if it is told to."""
+    return bool(handle) and not handle.startswith("local_")
+
+
 class _Run:
     """One `muster run`, which is started; for one use.
 
@@ -145,7 +150,7 @@ class _Run:
     @property
     def outlives_command(self) -> bool:
         """Whether the job goes on when its command ends."""
-        return bool(self.handle) and not self.handle.startswith("local_")
+        return may_outlive_command(self.handle) and not self.handle.startswith("held:")
 
     def poll(self) -> int | None:
         """Return its exit code; None: it runs."""
@@ -168,7 +173,7 @@ class _Run:
                 if signum > 0:
                     self.send(signum)
         self._copier.join(1.0)
-        if self.outlives_command:
+        if may_outlive_command(self.handle):
             with contextlib.suppress(ControlError):  # it has ended already
                 _say(operations.stop(self.handle).line)
         return came

@@ -163,3 +163,9 @@ def test_changes_in_words() -> None:
     assert describe_changes(["a.py", "b"]) == "a.py and 1 other file have changed"
     assert describe_changes(["a.py", "b", "c"]) == "a.py and 2 other files have changed"
     assert not is_temporary("main.py")
+
+
+def test_which_jobs_may_outlive_their_command() -> None:
+    handles = {"local_cwd://torchx/a": False, "local_held://torchx/a": False, "held://torchx/a": True}
+    handles |= {"kubernetes://torchx/ns:a": True, "": False}
+    assert {handle: rerun.may_outlive_command(handle) for handle in handles} == handles

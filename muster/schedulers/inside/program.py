@@ -104,7 +104,25 @@ def find_agent(app: str, index: int, root: int) -> int:
     agent = tops[0]
     while below := [pid for pid in found if parents[pid] == agent]:  # a container's init, the guard, the agent
         agent = min(below, key=found.__getitem__)
-    return agent
+    return find_held(agent, parents) or agent
+
+
+def find_held(client: int, parents: Mapping[int, int]) -> int | None:
+    """Return the agent below a hold that a process stands for, see `muster/agent/hold/client.py`; None: it is none."""
+    words = _read_words(client)
+    place = next((at for at, word in enumerate(words) if word.endswith(b"agent/hold/client.py")), None)
+    if place is None:
+        return None
+    with open(os.path.join(os.fsdecode(words[place + 1]), "hold.json"), "rb") as file:
+        holder = int(json.loads(file.read())["pid"])
+    held = {pid for pid in parents if is_below(pid, holder, parents) and b"--muster-waiting" in _read_words(pid)}
+    return next((pid for pid in held if parents[pid] in held), None)
+
+
+def _read_words(pid: int) -> list[bytes]:
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
+        return file.read().split(b"\0")
+    return []
 
 
 def _runs_node(words: Sequence[bytes], index: int) -> bool:

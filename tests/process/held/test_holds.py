@@ -355,6 +355,18 @@ def test_a_template_or_an_agent_that_is_killed_while_it_waits_is_replaced(shared
     assert done.returncode == 0, done
 
 
+def test_a_command_on_a_node_has_the_workers_variables(shared: Held) -> None:
+    shared.wait_ready()
+    with shared.machine.start(SLEEP, "main") as program:
+        assert program.stdout is not None
+        name = program.stdout.readline().strip()
+        assert any("up" in line for line in iter(program.stdout.readline, ""))
+        done = shared.machine.call("muster", "exec", name, "--", "sh", "-c", "echo $RANK of $WORLD_SIZE")
+        assert (done.returncode, done.stdout) == (0, "0 of 2\n"), done
+        program.send_signal(signal.SIGINT)
+        assert program.wait(60) == 130
+
+
 SOAK = pytest.mark.long
 
 

@@ -497,7 +497,12 @@ def test_another_user_gets_no_answer_from_a_holder(machine: Machine, shared_dir:
                 assert is_open
 
     call_as_other(lambda: connect(is_open=False))
-    for each in (socket_path, *socket_path.parents):
-        if each.is_relative_to(shared_dir):
-            each.chmod(0o777)  # whatever the folders say
+    opened = [each for each in (socket_path, *socket_path.parents) if each.is_relative_to(shared_dir)]
+    modes = {each: each.stat().st_mode & 0o777 for each in opened}
+    for each in opened:
+        each.chmod(0o777)  # whatever the folders say
     call_as_other(lambda: connect(is_open=True))
+    for each, mode in modes.items():
+        each.chmod(mode)
+    done = machine.call("muster", "release")  # while its folder is there
+    assert done.returncode == 0, done

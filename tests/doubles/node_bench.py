@@ -154,7 +154,7 @@ class FakeFiles:
     def __init__(self, loop: Loop) -> None:
         self.thread = FakeThread(loop)
 
-    def call(self, read: Callable[[], Any], limit_s: float = 0.2) -> Any:
+    def call(self, read: Callable[[], Any], limit_s: float = 2.0) -> Any:
         results: list[Any] = []
         reader = threading.Thread(target=lambda: results.append(read()), daemon=True)
         reader.start()

@@ -212,7 +212,8 @@ def test_a_sweep_spares_workers_being_forked(make_agent: Callable[..., Agent], s
     for count in range(2, 8):
         agent.starter.park(2)
         while not agent.has("workers_parked", count):
-            processes.kill_descendants(os.getpid(), keep=agent.starter.list_own_pids())
+            swept = processes.list_descendants(os.getpid(), keep=agent.starter.list_own_pids())  # as the pool does
+            processes.send_signal(swept, signal.SIGKILL)
             agent.loop.turn(0.001)
         parked = {one.pid for one in agent.starter._parked}
         agent.start()

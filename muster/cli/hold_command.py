@@ -115,7 +115,7 @@ def _wait_ready(app_id: str) -> Hold:
         folder = registry.open(app_id)
         spec, record = (None, None) if folder is None else client.read_app(folder)
         if folder is None or spec is None or client.has_ended(record):
-            reason = record.app.reason if record is not None else "it was deleted"
+            reason = record.app.reason or "before all nodes were ready" if record is not None else "it was deleted"
             raise ControlError(f"{app_id} has ended: {reason}; `muster log {app_id}` prints why", ExitCode.REFUSED)
         made = build_hold(folder, spec)
         states = {str(state.get(HoldKey.STATE, "")) for state in made.read_states()}

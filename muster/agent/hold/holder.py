@@ -122,7 +122,7 @@ class Holder:
             for key, _ in self._selector.select(_LOOK_S if self._index == 0 else None):
                 if key.fd in self._selector.get_map():  # an earlier one may have closed it
                     key.data()
-            if self._index == 0 and not self._run and time.monotonic() - self._since_s >= self._idle_s:
+            if self._index == 0 and self._is_free() and time.monotonic() - self._since_s >= self._idle_s:
                 processes.write_stderr(f"muster: this hold was idle for {self._idle_s / 60:g} min and ends\n")
                 self._code = int(ExitCode.SUCCEEDED)
         self._write_state("ended")
@@ -202,6 +202,7 @@ class Holder:
         self._about = json.loads(message)
         made.is_ready = True
         self._failed = 0
+        self._since_s = time.monotonic()  # while nothing could run here it was not idle
         self._write_state("ready")
         self._serve_next()
 
@@ -290,8 +291,7 @@ class Holder:
 
     def _serve_next(self) -> None:
         """Give the waiting agent to the next run, when both are there."""
-        is_free = not self._run and (self._failed >= _FAILED_STARTS or (self._waiting and self._waiting.is_ready))
-        if not (self._queue and is_free):
+        if not (self._queue and self._is_free()):
             return
         connection, self._run, fds = self._queue.popleft()
         self._connection = connection
@@ -307,6 +307,11 @@ class Holder:
         for fd in fds:
             os.close(fd)
         self._write_state("busy")
+
+    def _is_free(self) -> bool:
+        """A run could begin now."""
+        can_start = self._failed >= _FAILED_STARTS or (self._waiting is not None and self._waiting.is_ready)
+        return not self._run and can_start
 
     def _free(self) -> None:
         self._run, self._connection, self._is_cold = "", None, False

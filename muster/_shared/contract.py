@@ -39,7 +39,6 @@ WAITING_FLAG: Final = "--muster-waiting"
 HOLD_STATE_NAME: Final = "hold.json"
 """In the folder of a held node: `HoldKey`."""
 
-
 HOLD_METADATA: Final = "muster.hold"
 """In an AppDef's metadata: it is a hold."""
 
@@ -54,8 +53,11 @@ class HoldKey:
     IDLE_SINCE_S: Final = "idle_since_s"
     """Wall-clock seconds; None: it runs something."""
     IDLE_LIMIT_S: Final = "idle_limit_s"
+    """Seconds without a run after which the hold ends."""
     PID: Final = "pid"
+    """The holder's process id."""
     NPROC: Final = "nproc"
+    """Most processes of a run on this node."""
     MODULES: Final = "modules"
     """What is imported."""
     IMPORT_S: Final = "import_s"

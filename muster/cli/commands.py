@@ -334,18 +334,31 @@ class _Once(argparse.Action):
         setattr(namespace, self.dest, values)
 
 
+def _add_submission(
+    commands: "argparse._SubParsersAction[argparse.ArgumentParser]",
+    name: str,
+    text: str,
+    *,
+    epilog: str,
+    schedulers: str,
+) -> argparse.ArgumentParser:
+    """Add a command that submits an app, with a scheduler and its options."""
+    command = commands.add_parser(
+        name,
+        help=text,
+        description=f"{text[0].upper()}{text[1:]}.",
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    command.add_argument("-s", "--scheduler", action=_Once, help=f"the scheduler ({schedulers})")
+    command.add_argument("-cfg", "--scheduler_args", action=_Once, help="its options: KEY=VALUE,KEY=VALUE")
+    return command
+
+
 def _add_run(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Those of `torchx run`, on both of its lines."""
     text = "submit a job, as `torchx run` does, with live progress bars; the last thing on the screen is its report"
-    command = commands.add_parser(
-        "run",
-        help=text,
-        description=f"{text[0].upper()}{text[1:]}.",
-        epilog=_RUN_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    command.add_argument("-s", "--scheduler", action=_Once, help="the scheduler (local_cwd)")
-    command.add_argument("-cfg", "--scheduler_args", action=_Once, help="its options: KEY=VALUE,KEY=VALUE")
+    command = _add_submission(commands, "run", text, epilog=_RUN_EPILOG, schedulers="local_cwd")
     command.add_argument("--dryrun", action="store_true", help="print what would be submitted, and submit nothing")
     command.add_argument("--wait", action="store_true", help="wait for the end, as with local_* in any case")
     command.add_argument("--log", action="store_true", help="print the job's lines, and wait for the end")
@@ -360,16 +373,8 @@ def _add_run(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
 
 
 def _add_hold(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    text = "hold this machine: keep agents that have imported torch, for runs with -s held"
-    command = commands.add_parser(
-        "hold",
-        help=text,
-        description=f"{text[0].upper()}{text[1:]}. Prints the hold's handle, and when it is ready.",
-        epilog=_HOLD_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    command.add_argument("-s", "--scheduler", action=_Once, help="the scheduler (local_cwd, the only one so far)")
-    command.add_argument("-cfg", "--scheduler_args", action=_Once, help="its options: KEY=VALUE,KEY=VALUE")
+    text = "hold this machine: keep agents that have imported torch, for runs with -s held; prints the hold's handle"
+    command = _add_submission(commands, "hold", text, epilog=_HOLD_EPILOG, schedulers="local_cwd, the only one so far")
     command.add_argument(
         "--idle-minutes",
         type=_parse_minutes,

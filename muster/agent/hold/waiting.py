@@ -1,4 +1,4 @@
-"""Guard and agent that wait for their run, on a node that is held: the agent's template imports torch meanwhile.
+"""Guard and agent that wait for their run, on a node that is held. The agent's template has imported torch.
 
 The run comes as one message with descriptors: the order of `client` in a memory file, its standard streams, and the
 leader's listening socket, if it has one. The guard takes the streams and guards from then on; the agent takes all of it

@@ -19,17 +19,15 @@ from muster.schedulers.ssh.options import SshOptions
 
 PAGES = doc_pages.list_pages()
 LONG = {
-    "write-an-adapter": "a tutorial with all of its code, which a test compares with the example",
-    "hang-detection": "the reference of hangs",
+    "write-an-adapter": "a tutorial; half of it is code, which a test compares with the example",
     "metrics": "has a table of every metric, which a test compares with the code",
     "python-api-torch": "has a table of every name of torch's",
     "rehearse-reference": "has a table of every fault, which a test compares with the code",
 }
 """Pages that have more than 1,000 words for a reason. Those of 900 to 1,000 are as long as they are."""
 TABLES_OF_TEXT = {
-    "adapter-drivers", "coming-from-torchrun", "figures", "guarantees", "hang-comparison", "hang-detection",
+    "coming-from-torchrun", "figures", "guarantees", "hang-comparison", "hang-detection",
     "job-status", "metrics", "python-api", "python-api-torch", "testing", "worker-api",
-    "write-an-adapter",
 }  # fmt: skip
 """Pages whose tables quote output, or say all that is to be said of a name."""
 CELL_LIMIT = 17  # words; the aim is 15

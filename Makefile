@@ -16,13 +16,15 @@ NIGHTLY := .venv-nightly/bin
 PYTEST := $(STABLE)/python -m pytest
 # what runs against both TorchX lines; the other files may import torch, which .venv-nightly has not
 BOTH_LINES = $(shell grep -rlE 'mark\.torchx' tests --include='test_*.py')
-# what is asked of a running job, what containers are limited to, pods and queues hardly meet TorchX, and other adapters'
-# contract tests run on both lines: on the nightly line in `make soak` only
-CONTROL := tests/docker/test_docker_control.py tests/docker/test_docker_contract.py \
-	tests/docker/test_docker_container_restart.py tests/docker/test_docker_limits.py \
-	tests/docker/test_docker_host_network.py tests/docker/test_docker_afterwards.py \
+# on the nightly line in `make soak` only, since it hardly meets TorchX or others' tests of it run on both lines: what is
+# asked of a running job, agents and limits of containers, killed submissions, pods and queues, the bundle, contracts
+CONTROL := tests/docker/test_docker_control.py tests/docker/test_docker_contract.py tests/docker/test_docker_agents.py \
+	tests/docker/test_docker_container_restart.py tests/docker/test_docker_killed_submission.py \
+	tests/docker/test_docker_host_network.py tests/docker/test_docker_afterwards.py tests/docker/test_docker_limits.py \
+	tests/docker/test_docker_caches.py tests/docker/test_docker_golden.py \
 	tests/process/control/test_local_control.py tests/process/control/test_resize.py \
-	tests/process/kubernetes/test_control.py tests/process/kubernetes/test_pod.py tests/process/kubernetes/test_queue.py
+	tests/process/kubernetes/test_control.py tests/process/kubernetes/test_pod.py tests/process/kubernetes/test_queue.py \
+	tests/unit/schedulers/test_bundle.py tests/unit/cli/test_afterwards.py
 # minutes for each script: in `make nightly` only
 REHEARSED := tests/process/examples/test_rehearsed_examples.py
 # collecting all files so many times takes minutes
@@ -51,10 +53,10 @@ test: check $(NIGHTLY)/.ready ## all tests but those marked long, on both TorchX
 		test-slurm test-docker-alone
 
 test-processes: $(STABLE)/.ready
-	$(PYTEST) -q --numprocesses 4 -m 'not long' tests/process tests/fault tests/conformance tests/ssh
+	$(PYTEST) -q --numprocesses 5 -m 'not long' tests/process tests/fault tests/conformance tests/ssh
 
 test-nightly: $(NIGHTLY)/.ready
-	$(call print_at_its_end,$(NIGHTLY)/python -m pytest -q --numprocesses 3 --dist loadfile -m 'torchx and not long' $(filter-out $(CONTROL),$(BOTH_LINES)))
+	$(call print_at_its_end,$(NIGHTLY)/python -m pytest -q --numprocesses 4 --dist loadfile -m 'torchx and not long' $(filter-out $(CONTROL),$(BOTH_LINES)))
 
 test-docker: $(STABLE)/.ready
 	$(call print_at_its_end,$(PYTEST) -q --numprocesses 2 --dist loadfile -m 'not alone and not long' tests/docker tests/kubernetes)
@@ -94,8 +96,8 @@ soak-loops: $(STABLE)/.ready
 	busy=(); trap 'kill "$${busy[@]}"' EXIT; \
 	for ((core = 0; core < $$(nproc); core++)); do (while :; do :; done) & busy+=($$!); done; \
 	$(PYTEST) -q -m 'soak and not netns and not slow' --count $(SOAK_COUNT) --numprocesses 6 --timeout 300 $(SOAK); \
-	$(PYTEST) -q -m 'soak and slow' --count 2 --numprocesses 3 --timeout 600 $(SOAK); \
-	$(PYTEST) -q -m 'soak and netns' --count 2 --numprocesses 3 --timeout 300 $(SOAK); \
+	$(PYTEST) -q -m 'soak and slow' --count 2 --numprocesses 4 --timeout 600 $(SOAK); \
+	$(PYTEST) -q -m 'soak and netns' --count 2 --numprocesses 4 --timeout 300 $(SOAK); \
 	MUSTER_DRAIN_RUNS=10 $(PYTEST) -q --numprocesses 3 --timeout 600 tests/fault/test_drain_netns.py
 
 gpu: $(STABLE)/.ready ## the tests that need an NVIDIA GPU, and what muster sees of this machine

@@ -186,7 +186,7 @@ class TestHangs:
             outcomes = [tree.wait() for tree in trees]
         assert [outcome.exit_code for outcome in outcomes] == [0, 0], outcomes[0].explain()
 
-    @pytest.mark.parametrize("rank", [0, 1], ids=["worker", "child of a worker"])
+    @pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.long), 1], ids=["worker", "child of a worker"])
     @pytest.mark.parametrize("start", [pytest.param("cold", marks=pytest.mark.long), "warm"])
     def test_an_occasional_line_that_the_agent_does_not_capture_is_activity(
         self, start: str, rank: int, tmp_path: Path

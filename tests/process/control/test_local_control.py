@@ -156,7 +156,7 @@ def test_the_leader_is_lost_while_a_checkpoint_or_a_pause_is_under_way(tmp_path,
         job.wait_healed(lost)
 
 
-@pytest.mark.parametrize("command", ["resume", "stacks"])
+@pytest.mark.parametrize("command", ["resume", pytest.param("stacks", marks=pytest.mark.long)])
 def test_the_leader_is_lost_while_it_is_asked_to_resume_or_for_stacks(tmp_path, command):
     """The person is told why nothing came of it, or what came when the job had healed meanwhile."""
     with start_job(tmp_path) as job:
@@ -178,6 +178,7 @@ def test_the_leader_is_lost_while_it_is_asked_to_resume_or_for_stacks(tmp_path, 
         assert muster("resume", job.handle).code == 1, job.explain(asked)  # the new round is not paused
 
 
+@pytest.mark.long
 def test_hang_limits_stand_still_during_a_pause(tmp_path):
     with start_job(tmp_path, nodes=1, flags=("--hang-timeout", "3")) as job:
         assert muster("pause", job.handle).code == 0, job.explain()

@@ -68,7 +68,12 @@ def test_the_agent_draws_the_bar_of_events(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("answer", "saves", "whose"),
-    [("y", True, "ice-learn"), ("n", False, "ice-learn"), ("y", True, "muster"), ("n", False, "muster")],
+    [
+        ("y", True, "ice-learn"),
+        pytest.param("n", False, "ice-learn", marks=pytest.mark.long),
+        ("y", True, "muster"),
+        ("n", False, "muster"),
+    ],
 )
 def test_ctrl_c_asks_whether_to_save(answer: str, saves: bool, whose: str, tmp_path: Path) -> None:
     with run_on_terminal(tmp_path, "agent", "6000", whose) as program:

@@ -250,7 +250,7 @@ def test_torch_with_bound_cpus(tmp_path: Path) -> None:
 
 @needs_torch
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs")
-@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("count", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_a_template_with_another_number_of_cpus_than_its_worker(count: int, tmp_path: Path) -> None:
     """As many threads work as there are CPUs; one idle thread may be left from resizing a pool."""
     cpus = sorted(os.sched_getaffinity(0))[:2]
@@ -268,7 +268,9 @@ def run_bound(how: str, folder: Path, cpus: list[int], template_cpus: list[int])
 
 
 @needs_torch
-@pytest.mark.parametrize("args", [("plain",), ("rich",), ("exit",)], ids=" ".join)
+@pytest.mark.parametrize(
+    "args", [("plain",), *(pytest.param((how,), marks=pytest.mark.long) for how in ("rich", "exit"))], ids=" ".join
+)
 def test_torchs_own_record(args: tuple[str, ...], tmp_path: Path) -> None:
     """What it writes stays, and we add nothing to it."""
     errors = []

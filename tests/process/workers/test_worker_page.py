@@ -81,7 +81,9 @@ def test_stacks_on_request_come_with_the_steps(start: str) -> None:
         tree.wait_for_line("ranks 0-1: step 7 of 10", stream="stderr")
 
 
-@pytest.mark.parametrize("start", STARTS)
+@pytest.mark.parametrize(
+    "start", [start if start == STARTS[-1] else pytest.param(start, marks=pytest.mark.long) for start in STARTS]
+)
 def test_a_worker_that_only_steps_does_not_hang(start: str) -> None:
     outcome = run_tree(build_command("--hang-timeout", "3", str(PROGRAM), "steps", start=start))
     assert outcome.exit_code == 0, outcome.explain()

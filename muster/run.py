@@ -76,7 +76,7 @@ class _FromVariable(Action):
 
 
 def get_args_parser() -> ArgumentParser:
-    """Torchrun's parser, with muster's flags besides; the namespace has torchrun's names, types and defaults."""
+    """Return torchrun's parser with muster's flags. The namespace has torchrun's names, types and defaults."""
     parser = ArgumentParser(prog="muster.run", description="Starts the workers of one node of a PyTorch job.")
     for title, flags in GROUPS:
         group = parser.add_argument_group(title)
@@ -92,12 +92,12 @@ def get_args_parser() -> ArgumentParser:
 
 
 def parse_args(args: Sequence[str] | None) -> Namespace:
-    """Parse a command line; None: this process's."""
+    """Parse a command line, or that of this process if `args` is None."""
     return get_args_parser().parse_args(args)
 
 
 def parse_min_max_nnodes(nnodes: str) -> tuple[int, int]:
-    """`"2"` or `"1:4"` as (minimum, maximum).
+    """Parse `"2"` or `"1:4"` as (minimum, maximum).
 
     Raises:
         RuntimeError: the text has more than two parts (as torch's).
@@ -110,12 +110,12 @@ def parse_min_max_nnodes(nnodes: str) -> tuple[int, int]:
 
 
 def config_from_args(args: Namespace) -> tuple[Any, str, list[str]]:
-    """What torch's function returns: a `LaunchConfig`, the command, and its arguments. Imports torch.
+    """Return a `LaunchConfig`, the command, and its arguments, as torch's function does. It imports torch.
 
-    The command starts every worker from scratch; `run` starts warm ones.
+    The command starts every worker from scratch. `run` starts warm workers.
 
     Raises:
-        UsageError: a value that is not allowed; it is a ValueError.
+        UsageError: a value is not allowed. It is a ValueError.
     """
     from muster.agent.placement.device_count import count_workers
     from muster.elastic import DefaultLogsSpecs, LaunchConfig, Std
@@ -176,7 +176,7 @@ def _build_command(args: Namespace) -> tuple[str, list[str]]:
 
 
 def _build_rank_argument(args: Namespace) -> list[str]:
-    """What torch.distributed.launch adds for scripts that do not read LOCAL_RANK."""
+    """Return what torch.distributed.launch adds for scripts that do not read LOCAL_RANK."""
     return [] if getattr(args, "use_env", True) else ["--local-rank=${local_rank}"]
 
 
@@ -184,13 +184,13 @@ def run(args: Namespace) -> None:
     """Run one node of a job to its end. Any thread may call it.
 
     Args:
-        args: of `get_args_parser`; a program may have changed or left out attributes.
+        args: a namespace of `get_args_parser`. The program may change or leave out attributes.
 
     Raises:
         ChildFailedError: workers failed and no restart is left (torch's class).
         SignalException: a signal ended the job (torch's class).
         RendezvousTimeoutError: the nodes did not find each other in time (torch's class).
-        UsageError: a value that is not allowed; it is a ValueError.
+        UsageError: a value is not allowed. It is a ValueError.
         AgentLost: the job's muster process was killed.
     """
     names = getattr(args, "signals_to_handle", None) or _DEFAULTS["signals_to_handle"]
@@ -199,7 +199,7 @@ def run(args: Namespace) -> None:
 
 
 def build_flags(args: Namespace) -> list[str]:
-    """The agent's command line for a namespace."""
+    """Return the agent's command line for a namespace."""
     words: list[str] = []
     static = getattr(args, "rdzv_backend", "static") == "static" and not getattr(args, "rdzv_endpoint", "")
     for flag in FLAGS:

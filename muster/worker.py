@@ -70,11 +70,11 @@ def step(i: int, *, total: int | None = None, **numbers: float) -> None:
     Args:
         i: the step as the script counts it, 0 or more.
         total: how many steps there will be; None: not known.
-        numbers: at most 8 values that are shown beside the progress, such as `loss=0.31`. Names of at most 64 bytes.
+        numbers: at most 8 values that are shown with the progress, such as `loss=0.31`. A name has at most 64 bytes.
 
     Raises:
-        TypeError: `i` is no int, or a value is no number. A tensor is refused: reading it would make the script wait
-            for the device at every step; pass `.item()` where the script reads it anyway.
+        TypeError: `i` is not an int, or a value is not a number. A tensor is refused, because reading it would make
+            the script wait for the device at every step. Pass `.item()` where the script reads the value anyway.
         ValueError: `i` is negative.
     """
     slot = _state.slot if _state.has_stepped else _begin_steps(i)
@@ -93,15 +93,16 @@ def step(i: int, *, total: int | None = None, **numbers: float) -> None:
 
 
 def should_stop(i: int) -> bool:
-    """Whether the job ends at step `i`: save, call `saved`, and leave the loop. True at the same step on all ranks.
+    """Return whether the job ends at step `i`. If so, save, call `saved`, and leave the loop.
 
-    Call it once per step, at the same steps on every rank, after the work of step `i`.
+    All ranks get True at the same step. Call it once per step, at the same steps on every rank, after the work of
+    step `i`.
 
     Args:
         i: the step; it must rise within an attempt.
 
     Raises:
-        TypeError: `i` is no int.
+        TypeError: `i` is not an int.
         ValueError: `i` is negative.
     """
     slot = _state.slot if _state.is_open else _open()
@@ -109,13 +110,16 @@ def should_stop(i: int) -> bool:
 
 
 def should_checkpoint(i: int) -> bool:
-    """Whether a checkpoint of step `i` is wanted: save, call `saved`, and go on. Otherwise as `should_stop`."""
+    """Return whether a checkpoint of step `i` is wanted. If so, save, call `saved`, and go on.
+
+    Arguments, errors and rules are those of `should_stop`.
+    """
     slot = _state.slot if _state.is_open else _open()
     return False if slot is None else slot.ask(Layout.CHECKPOINT, i)
 
 
 def ask_once(i: int, stride: int | None = None) -> bool:
-    """`should_stop` for a process that asks one question and ends: `muster-agent ask stop` is one per step.
+    """Ask `should_stop` once and end: `muster-agent ask stop` is one process per step.
 
     It speaks for the rank unless another process does that lives, and goes on from what the last one has asked.
 
@@ -132,9 +136,9 @@ def ask_once(i: int, stride: int | None = None) -> bool:
 
 
 def wait_while_paused() -> None:
-    """Wait while the job is paused; returns at once otherwise. Call it once per step, after `step`.
+    """Wait while the job is paused; otherwise return at once. Call it once per step, after `step`.
 
-    All ranks wait at the same step. The timeout of torch's collectives goes on meanwhile.
+    All ranks wait at the same step. The timeout of torch's collectives goes on during a pause.
     """
     slot = _state.slot if _state.is_open else _open()
     if slot is None or (last := slot.words[_STEP]) == 0:
@@ -144,9 +148,10 @@ def wait_while_paused() -> None:
 
 
 def should_pause(i: int) -> bool:
-    """Whether the job is paused at step `i`, for scripts that wait in their own way; else as `should_stop`.
+    """Return whether the job is paused at step `i`, for scripts that wait in their own way.
 
-    True at the same step on all ranks, until the job goes on: ask again about the same step.
+    All ranks get True at the same step, until the job goes on. Ask again about the same step. Arguments, errors and
+    rules are those of `should_stop`.
     """
     slot = _state.slot if _state.is_open else _open()
     return False if slot is None else slot.ask(Layout.PAUSE, i)
@@ -157,13 +162,13 @@ def saved(i: int, path: str | os.PathLike[str] | None = None) -> None:
 
     Args:
         i: the step.
-        path: where it is, for all ranks: a file or folder that every node can read. Once every rank of the job has
-            reported the step, workers that are started later find the path that the lowest rank has named in
-            `resume_path()`. At most 2,536 bytes of UTF-8. None: nothing can be resumed from it.
+        path: where the checkpoint of all ranks is: a file or folder that every node can read. Once every rank of the
+            job has reported the step, `resume_path()` of workers that are started later returns the path that the
+            lowest rank has named. At most 2,536 bytes of UTF-8. None: nothing can be resumed from it.
 
     Raises:
-        TypeError: `i` is no int.
-        ValueError: `i` is negative, or the path is too long, not UTF-8 or has control characters.
+        TypeError: `i` is not an int.
+        ValueError: `i` is negative, or the path is too long, is not UTF-8 or has control characters.
     """
     number = _to_step(i)
     slot = _state.slot if _state.is_open else _open()
@@ -176,10 +181,12 @@ def saved(i: int, path: str | os.PathLike[str] | None = None) -> None:
 
 @contextlib.contextmanager
 def phase(name: str) -> Iterator[None]:
-    """Name what the rank does inside a `with`, such as `phase("eval")`: the limits for hangs are learned per phase.
+    """Name what the rank does inside a `with`, such as `phase("eval")`.
+
+    The limits for hangs are learned separately for each phase.
 
     Args:
-        name: at most 64 bytes. The first 8 names of a process are kept.
+        name: at most 64 bytes. Only the first 8 names of a process are kept.
     """
     slot = _state.slot if _state.is_open else _open()
     if slot is None:
@@ -197,7 +204,7 @@ def phase(name: str) -> Iterator[None]:
 
 
 def give_up(reason: str) -> NoReturn:
-    """End this rank, and the job for good: no restart could do better.
+    """End this rank and the job for good, because a restart could not help.
 
     Args:
         reason: why, in one clause, for the report. The first 115 bytes of it are kept.
@@ -209,7 +216,7 @@ def give_up(reason: str) -> NoReturn:
 
 
 def leave_node(reason: str) -> NoReturn:
-    """End this rank because its node is at fault: the ranks go on elsewhere, if a node can take its place.
+    """End this rank because its node is at fault. The ranks go on elsewhere if another node can take its place.
 
     Args:
         reason: why, in one clause, for the report. The first 110 bytes of it are kept.
@@ -230,7 +237,7 @@ def _end_with(wish: bytes, reason: str) -> NoReturn:
 
 
 def deadline_s() -> float | None:
-    """Seconds until the job is ended whether it has saved or not; None while no such limit is set."""
+    """Return the seconds until the job is ended, saved or not. None: no such limit is set."""
     slot = _state.slot if _state.is_open else _open()
     if slot is None or (deadline_ns := slot.header[Layout.DEADLINE_NS]) == 0:
         return None
@@ -238,15 +245,16 @@ def deadline_s() -> float | None:
 
 
 def is_managed() -> bool:
-    """Whether this process speaks for a rank of a muster job."""
+    """Return whether this process speaks for a rank of a muster job."""
     return (_state.slot if _state.is_open else _open()) is not None
 
 
 def resume_path() -> str | None:
-    """The path of the last checkpoint that all ranks saved at one step (see `saved`), the same in every rank.
+    """Return the path of the last checkpoint that all ranks saved at one step (see `saved`), the same in every rank.
 
-    None: there is none, so begin anew. The path is of this job, or of what ran before it was preempted; whether the
-    checkpoint is still there, the script knows best.
+    Returns:
+        A path that this job has reported, or an earlier run of the same app. The script must check that the checkpoint
+        still exists. None: there is none, so begin with the first step.
     """
     return os.environ.get(Env.RESUME_PATH) or None
 
@@ -255,9 +263,10 @@ def breakpoint(global_rank: int = 0) -> None:  # noqa: A001  # the builtin calls
     """Stop in pdb at the caller's line, in one rank, which gets the terminal of its node's agent.
 
     `breakpoint()` calls it in every worker, unless PYTHONBREAKPOINT was set to something else. In the other ranks it
-    does nothing: they wait where they need this one. Meanwhile the agent holds back their output and counts no time
-    as a hang; the timeout of torch's collectives goes on. `continue` gives the terminal back, `quit` ends the job as
-    Ctrl-C does. Where the agent has no terminal, one line says how to get one, and the script goes on.
+    does nothing: they go on, and wait where they need this rank. While the rank is in pdb, the agent holds back the
+    output of the others and counts no time as a hang, but the timeout of torch's collectives goes on. `continue`
+    gives the terminal back, and `quit` ends the job as Ctrl-C does. If the agent has no terminal, one line says how
+    to get one, and the script goes on.
 
     Args:
         global_rank: the rank that stops.
@@ -291,7 +300,10 @@ class _Slot:
         self.phases: dict[str, int] = {}
 
     def ask(self, kind: int, i: int) -> bool:
-        """Whether the agreed step of a drain of this kind is reached; waits while the step is being agreed on."""
+        """Return whether the agreed step of a drain of this kind is reached.
+
+        Waits while the step is being agreed on.
+        """
         step = (i if type(i) is int and i >= 0 else _to_step(i)) + 1
         words, asked = self.words, _ASKED + kind
         before = words[asked]
@@ -445,7 +457,7 @@ def _is_alive(pid: int) -> bool:
 
 
 def _forget_slot() -> None:
-    """In a fork: the parent speaks for the rank."""
+    """Let the parent speak for the rank; called in a fork."""
     _state.is_open, _state.slot = True, None
 
 

@@ -56,7 +56,7 @@ class RecordWithForms(Protocol):
     """A record that is marked as packed."""
 
     def list_forms(self) -> Iterable[object]:
-        """Itself, then ever shorter forms."""
+        """Yield the record itself, then ever shorter forms."""
 
 
 class _Budget:
@@ -87,7 +87,7 @@ def shorten(text: str, limit_bytes: int, *, keeps_end: bool = False) -> str:
 
 
 def clean_name(text: str) -> str:
-    """A `Name` as the other side will read it, to be compared with what it sends."""
+    """Return a `Name` as the other side will read it, to be compared with what it sends."""
     return shorten(text.encode(errors="replace").decode(), NAME_LIMIT_BYTES)
 
 
@@ -107,7 +107,10 @@ def encode(value: object, limit_bytes: int) -> str:
 
 
 def to_data(value: object) -> dict[str, object]:
-    """A record as a JSON parser would return it, with the limits of its fields: for JSON that is laid out otherwise."""
+    """Return a record as a JSON parser would return it, with the limits of its fields.
+
+    For JSON that is laid out otherwise.
+    """
     data: dict[str, object] = json.loads(encode(value, SHARED_LIMIT_BYTES))
     return data
 
@@ -246,7 +249,7 @@ def _build_text(limit: Limit) -> tuple[Read, Write]:
 
 
 def _read_bool(value: object, _is_lenient: bool) -> bool:
-    """True or False; no value that is merely truthy or falsy."""
+    """Return True or False; no value that is merely truthy or falsy."""
     if not isinstance(value, bool):
         raise MalformedMessageError("not true or false")
     return value
@@ -274,7 +277,7 @@ def read_host(value: object, limit_bytes: int = NAME_LIMIT_BYTES) -> str:
 
 
 def _build_union(args: tuple[Hashable, ...]) -> tuple[Read, Write]:
-    """A type or None, or a number or text."""
+    """Return a type or None, or a number or text."""
     none: object = types.NoneType
     some = tuple(arg for arg in args if arg is not none)
     if len(some) == 2:
@@ -381,7 +384,10 @@ def _read_valid(read: Read, items: Iterable[object]) -> Iterator[object]:
 
 
 def _build_pairs(pair: Hashable, limit: Limit) -> tuple[Read, Write]:
-    """Pairs of a name and a value, as an object. Lists of pairs are read, too: older agents answer with them."""
+    """Return the pairs of a name and a value, as an object.
+
+    Lists of pairs are read, too: older agents answer with them.
+    """
     read, _ = _build_many(tuple, pair, limit)
     write_name, write_value = (_build_codec(arg)[1] for arg in get_args(pair))
 

@@ -274,7 +274,7 @@ class ExitCode(IntEnum):
 
     @staticmethod
     def of_signal(signum: int) -> int:
-        """128 + the signal's number, as shells report it."""
+        """Return 128 and the signal's number, as shells report it."""
         return 128 + signum
 
 
@@ -304,7 +304,7 @@ _HIGHEST_SIGNAL_CODE: Final = 128 + 64
 
 
 def name_signal(signum: int) -> str:
-    """`SIGKILL` for 9; `signal 40` for one without a name, as most real-time signals are."""
+    """Return a text such as `SIGKILL` for 9; `signal 40` for one without a name, as most real-time signals are."""
     try:
         return signal.Signals(signum).name
     except ValueError:
@@ -325,7 +325,7 @@ def describe_end(code: int | None, signal_name: str | None = None, *, plural: bo
 
 
 def describe_exit_code(code: int) -> str:
-    """The same of an agent's, a container's or a shell's exit code, which is 128+n when signal n ended it."""
+    """Return the same of an agent's, a container's or a shell's exit code, which is 128+n when signal n ended it."""
     return describe_end(128 - code if 128 < code <= _HIGHEST_SIGNAL_CODE else code)
 
 
@@ -354,7 +354,7 @@ def parse_snapshot_memory(text: str) -> tuple[int, int | None] | None:
 
 
 def parse_listen_address(text: str) -> tuple[str, int] | None:
-    """The address, "" where none is given, and the port; None for anything else.
+    """Return the address, "" where none is given, and the port; None for anything else.
 
     >>> parse_listen_address("9464"), parse_listen_address("[::]:0"), parse_listen_address("host:1")
     (('', 9464), ('::', 0), None)
@@ -577,22 +577,22 @@ class StatusPageLayout:
 
     @classmethod
     def get_step(cls, command: int) -> int:
-        """The ceiling, or the committed step."""
+        """Return the ceiling, or the committed step."""
         return command & (cls._COMMITTED - 1)
 
     @classmethod
     def get_kind(cls, command: int) -> int:
-        """STOP, CHECKPOINT or PAUSE."""
+        """Return STOP, CHECKPOINT or PAUSE."""
         return command >> cls._KIND_SHIFT & 3
 
     @classmethod
     def get_drain(cls, command: int) -> int:
-        """The drain's id."""
+        """Return the drain's id."""
         return command >> cls._DRAIN_SHIFT
 
     @classmethod
     def is_committed(cls, command: int) -> bool:
-        """Whether the step is the agreed one; else it is the ceiling."""
+        """Return whether the step is the agreed one; else it is the ceiling."""
         return bool(command & cls._COMMITTED)
 
 
@@ -602,7 +602,7 @@ _CONTROLS: Final = {code: repr(chr(code))[1:-1] for code in (*range(9), *range(1
 
 
 def show_controls(text: str) -> str:
-    r"""The text with escape sequences as what they are (`\x1b[2J`): ours may quote what a worker or a file said.
+    r"""Return the text with escape sequences as what they are (`\x1b[2J`): ours may quote what a worker or a file said.
 
     Colours of quoted text are left out.
     """
@@ -614,7 +614,7 @@ def show_controls(text: str) -> str:
 
 
 def has_controls(text: str) -> bool:
-    """Whether a text has control characters or ends of lines."""
+    """Return whether a text has control characters or ends of lines."""
     return any(ord(each) in _CONTROLS or each in "\n\t" for each in text)
 
 

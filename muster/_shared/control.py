@@ -32,7 +32,7 @@ class ExitCode(IntEnum):
 
 
 def get_exit_code(answer: Answer) -> ExitCode:
-    """That of the `muster` command."""
+    """Return the exit code of the `muster` command."""
     return ExitCode[answer.outcome.name]
 
 
@@ -55,7 +55,7 @@ AskNode: TypeAlias = Callable[[str, Sequence[str]], tuple[int, str, str]]
 
 
 def build_words(kind: AskKind, limit_s: float) -> list[str]:
-    """What follows the agent's command on a node."""
+    """Return what follows the agent's command on a node."""
     return ["ask", "job", kind.value, "--limit", f"{limit_s:g}"]
 
 
@@ -109,7 +109,7 @@ def call_limited(call: Callable[[], T], limit_s: float) -> T:
 
 
 def merge_answers(answers: Mapping[str, Answer]) -> Answer:
-    """One answer of an app whose roles are jobs of their own, by role; the worst outcome counts."""
+    """Return one answer of an app whose roles are jobs of their own, by role; the worst outcome counts."""
     if len(answers) == 1:
         return next(iter(answers.values()))
     worst = max(answers.values(), key=get_exit_code)

@@ -127,12 +127,12 @@ class _Debugger(pdb.Pdb):
         super().interaction(frame, traceback)  # type: ignore[arg-type]
 
     def set_continue(self) -> None:
-        """`continue`: the program runs on."""
+        """Go on with the program at `continue`."""
         super().set_continue()
         self._session.give_back(Layout.DEBUGGER_NONE)
 
     def set_quit(self) -> None:
-        """`quit`: the agent ends the job; this worker goes no further."""
+        """Let the agent end the job at `quit`; this worker goes no further."""
         self._session.give_back(Layout.DEBUGGER_QUIT)
         try:
             while True:

@@ -39,7 +39,7 @@ def _is_deep(content: object, levels: int) -> bool:
 
 
 def read_regular(path: str, limit_bytes: int, start_bytes: int = 0) -> bytes:
-    """The bytes of a file from an offset on; a negative one counts from its end.
+    """Return the bytes of a file from an offset on; a negative one counts from its end.
 
     Raises:
         OSError: it cannot be read, or it is no regular file: a named pipe would block.

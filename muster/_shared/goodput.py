@@ -188,7 +188,7 @@ class GoodputLedger:
             self._change(_PAUSE if self._drain_kind == "pause" else "checkpoint", now_s, settles="productive")
 
     def _is_saved(self, detail: Mapping[str, object]) -> bool:
-        """The save that all ranks agreed on is complete: an earlier one may be just before."""
+        """Return whether the save that all ranks agreed on is complete: an earlier one may be just before."""
         step = detail.get("step")
         is_earlier = isinstance(step, int) and self._held_step is not None and step < self._held_step
         return self._drain_kind != "pause" and not is_earlier
@@ -201,7 +201,7 @@ class GoodputLedger:
     # -- steps ------------------------------------------------------------------------------------------------------
 
     def record_steps(self, done: int, at_s: float, *, is_counted: bool, phase: str = "") -> None:
-        """The rank that has done the fewest has done so many steps.
+        """Record that the rank that has done the fewest has done so many steps.
 
         Args:
             done: 1 + its step, or the steps of its optimizer.
@@ -240,7 +240,7 @@ class GoodputLedger:
             self._hold(at_s)
 
     def _record_first(self, done: int, at_s: float) -> None:
-        """The first step of the round, with the start of its workers."""
+        """Record the first step of the round, with the start of its workers."""
         took_s, cause = at_s - self._accounted_s, self._cause
         self._settle_first()
         self._change(_STEPS, at_s)
@@ -275,17 +275,17 @@ class GoodputLedger:
     # -- sums -------------------------------------------------------------------------------------------------------
 
     def read_lost(self, now_s: float) -> dict[str, float]:
-        """What was lost up to now, by cause."""
+        """Return what was lost up to now, by cause."""
         return {name: each for name, each in self.read_buckets(now_s).items() if name in CAUSES}
 
     def read_lost_before(self, now_s: float) -> Mapping[str, float]:
-        """What was lost up to the last step of the round, by cause; up to now, if it has done none."""
+        """Return what was lost up to the last step of the round, by cause; up to now, if it has done none."""
         return self.read_lost(now_s) if self._at_step is None else self._at_step
 
     def read_buckets(self, now_s: float) -> dict[str, float]:
-        """Seconds by bucket up to now: they sum up to the time from the agent's start to now, or to the job's end.
+        """Return the seconds by bucket up to now.
 
-        "unfinished" is the time since the last step, of which only the next step says what it belongs to.
+        They sum up to the time from the agent's start to now, or to the job's end.
         """
         found = dict(self._buckets)
 
@@ -302,7 +302,7 @@ class GoodputLedger:
         return {name: each for name, each in found.items() if each > 0}
 
     def build_goodput(self, now_s: float) -> Goodput | None:
-        """Up to now; None: no step was done, and it cannot be known."""
+        """Return the goodput up to now; None: no step was done, and it cannot be known."""
         if not self.has_steps:
             return None
         found, lost = self.read_buckets(now_s), self.read_lost(now_s)
@@ -318,7 +318,7 @@ class GoodputLedger:
         self._buckets[name] = self._buckets.get(name, 0.0) + for_s
 
     def _change(self, cause: str, now_s: float, *, settles: str = "") -> None:
-        """The time so far belongs to the last cause; if that was steps, to `settles`, else to the new one."""
+        """Count the time so far for the last cause; if that was steps, for `settles`, else for the new one."""
         last, took_s = self._cause, max(0.0, now_s - self._accounted_s)
         if last == _STEPS:
             last = settles or ("productive" if cause == _STEPS else cause)

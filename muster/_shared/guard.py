@@ -70,15 +70,15 @@ class SuspendedTime:
         self._page = mmap.mmap(fd, mmap.PAGESIZE)
 
     def read_s(self) -> float:
-        """In all; seconds of the monotonic clock."""
+        """Return the stopped time in all, in seconds of the monotonic clock."""
         return float(struct.unpack_from("d", self._page, _MONOTONIC_AT)[0])
 
     def read_lease_s(self) -> float:
-        """While the lease stood still; seconds of CLOCK_BOOTTIME."""
+        """Return the time while the lease stood still, in seconds of CLOCK_BOOTTIME."""
         return float(struct.unpack_from("d", self._page, _STILL_LEASE_AT)[0])
 
     def add(self, seconds: float, lease_s: float) -> None:
-        """Guard's side: the job was stopped for so long."""
+        """Record that the job was stopped for so long. The guard calls it."""
         struct.pack_into("dd", self._page, _MONOTONIC_AT, self.read_s() + seconds, self.read_lease_s() + lease_s)
 
 
@@ -111,18 +111,18 @@ class GuardLease:
         self._timer.set(0.0)
 
     def read_left_s(self) -> float:
-        """Guard's side: seconds until the lease expires; 0 when there is none."""
+        """Return the seconds until the lease expires, or 0 if there is none. The guard calls it."""
         return self._timer.read_left_s()
 
     def acknowledge_expiry(self) -> bool:
-        """Guard's side: True when the lease has really expired; counted for `count_fencings`."""
+        """Return whether the lease has really expired, and count it for `count_fencings`. The guard calls it."""
         expired = self._timer.acknowledge()
         if expired:
             struct.pack_into("i", self._page, _FENCINGS_AT, self.count_fencings() + 1)
         return expired
 
     def count_fencings(self) -> int:
-        """Agent's side: how often the guard has killed the workers because the lease had expired.
+        """Return how often the guard has killed the workers because the lease had expired. The agent calls it.
 
         A count, because a flag that nothing cleared would make a kill in a later round look like fencing.
         """
@@ -130,24 +130,24 @@ class GuardLease:
         return int(count)
 
     def record_not_ended(self) -> None:
-        """Agent's side: some processes did not end within the limit, and the agent ends without them."""
+        """Record that processes did not end within the limit, and the agent ends without them. The agent calls it."""
         self._page[_GAVE_UP_AT] = 1
 
     def read_not_ended(self) -> bool:
-        """Guard's side: True after `record_not_ended`."""
+        """Return whether `record_not_ended` was called. The guard calls it."""
         return self._page[_GAVE_UP_AT] == 1
 
     def record_terminal(self, *, is_lent: bool) -> None:
-        """Agent's side: a debugger has the terminal, or has it no more."""
+        """Record whether a debugger has the terminal. The agent calls it."""
         self._page[_IS_LENT_AT] = is_lent
 
     def is_terminal_lent(self) -> bool:
-        """Guard's side: the agent has ended while a debugger had the terminal."""
+        """Return whether the agent has ended while a debugger had the terminal. The guard calls it."""
         return bool(self._page[_IS_LENT_AT])
 
 
 def make_lease_fds() -> tuple[int, int, int]:
-    """What guard and agent need to share a lease when both are made by exec; the caller closes them."""
+    """Return what guard and agent need to share a lease when both are made by exec; the caller closes them."""
     timer_fd = processes.BoottimeTimer().fd
     pages = [os.memfd_create(name) for name in ("lease", "suspended")]
     for fd in pages:
@@ -156,7 +156,7 @@ def make_lease_fds() -> tuple[int, int, int]:
 
 
 def parse_stop_limit_s(environ: Mapping[str, str]) -> float | None:
-    """The limit for killed processes that do not end, in seconds; None: its variable is no number.
+    """Return the limit for killed processes that do not end, in seconds; None: its variable is no number.
 
     Zero and less mean "never" to torchrun, which only watches for such processes. Here they mean the default, because
     every stop has a limit.
@@ -184,7 +184,7 @@ class _Pauses:
         return time.monotonic() >= self._end_s
 
     def take_next_s(self) -> float:
-        """The next pause."""
+        """Return the next pause."""
         pause_s, self._pause_s = self._pause_s, min(2 * self._pause_s, _LONGEST_PAUSE_S)
         return pause_s
 
@@ -243,7 +243,7 @@ class Guard:
         return self._run_until_ended(forwarded, old_mask)
 
     def adopt(self, pid: int) -> int:
-        """Guard a child that was forked before this process's exec; the exit code.
+        """Guard a child that was forked before this process's exec, and return the exit code.
 
         All signals are blocked since before that fork, and this process is a subreaper already.
         """
@@ -387,11 +387,11 @@ class Guard:
 
 
 def _do_nothing(_signum: int, _frame: object) -> None:
-    """A handler, so that the signal reaches the wake-up descriptor; `_wait` does all the work."""
+    """Do nothing: with a handler the signal reaches the wake-up descriptor, and `_wait` does all the work."""
 
 
 def run_guarded_process(guard_pid: int, mask: Collection[int], body: Callable[[], int]) -> NoReturn:
-    """In the child: set the death signal, restore default dispositions, run."""
+    """Set the death signal, restore default dispositions and run the process; called in the child."""
     processes.set_death_signal(signal.SIGTERM)
     if os.getppid() != guard_pid:
         os._exit(128 + signal.SIGTERM)

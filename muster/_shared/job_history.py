@@ -195,7 +195,7 @@ class JobHistory:
         self._add_event(record.time_s, f"round {record.round}: {_count(ranks, 'rank')} on {_count(nodes, 'node')}")
 
     def _note_snapshot(self, step: object) -> None:
-        """The recovery continues a snapshot in memory, if it has a step."""
+        """Note that the recovery continues a snapshot in memory, if it has a step."""
         if isinstance(step, int):
             done = self._round_done
             again = None if done is None else max(0, done - 1 - step)
@@ -271,7 +271,7 @@ class JobHistory:
     def record_steps(
         self, done: int, at_s: float, *, is_counted: bool, phase: str = "", total: int | None = None
     ) -> None:
-        """The rank that has done the fewest has done so many steps: see `GoodputLedger.record_steps`."""
+        """Record how many steps the rank has done that has done the fewest: see `GoodputLedger.record_steps`."""
         if is_counted:  # an optimizer counts from 0 in each attempt
             self._round_done, self._most_done = done, max(self._most_done, done)
             self.total = total if total is not None else self.total
@@ -280,7 +280,7 @@ class JobHistory:
             self._end_recovery(self._ledger.read_lost(at_s))
 
     def build_goodput(self, now_s: float) -> Goodput | None:
-        """Up to now; None: no step was done."""
+        """Return the goodput up to now; None: no step was done."""
         return self._ledger.build_goodput(now_s)
 
     def read_buckets(self, now_s: float) -> Mapping[str, float]:

@@ -343,7 +343,7 @@ class JobStatus:
 
 
 def limit_steps(done: int, total: int | None) -> int:
-    """How many steps were done; a script may count them from 1, as Trainers do, so no more than the total."""
+    """Return how many steps were done; a script may count them from 1, as Trainers do, so no more than the total."""
     return min(done, max(done - 1, total or done))
 
 
@@ -362,10 +362,10 @@ def describe_steps(done: int, most: int, total: int | None, word: str = "") -> s
 
 
 def format_rate(rate: float) -> str:
-    """Steps a second, as people read it."""
+    """Return the steps a second, as people read it."""
     return f"{rate:.2g}" if rate < 1 else f"{rate:.1f}" if rate < 20 else f"{rate:.0f}"
 
 
 def format_value(value: float | str) -> str:
-    """One of a rank's values, as people read it."""
+    """Return one of a rank's values, as people read it."""
     return value[:_VALUE_CHARS] if isinstance(value, str) else f"{value:.6g}"

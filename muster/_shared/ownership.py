@@ -66,7 +66,7 @@ def check_folder(folder: Path, advice: str, files: Sequence[Path] = ()) -> None:
 
 
 def _walk(path: str) -> Iterator[tuple[str, os.stat_result]]:
-    """Each folder and each link on the way to a path, the path itself included.
+    """Return each folder and each link on the way to a path, the path itself included.
 
     Raises:
         OSError: it does not exist, or its links have no end.
@@ -108,14 +108,17 @@ def _check(path: str, status: os.stat_result, owners: set[int], advice: str, *, 
 
 
 def _find_shown(folder: Path) -> set[int]:
-    """The owner that the file system shows for what this process makes there; empty if it cannot make anything."""
+    """Return the owner that the file system shows for what this process makes there.
+
+    Empty if it cannot make anything.
+    """
     with suppress(OSError), tempfile.TemporaryFile(dir=folder if folder.is_dir() else folder.parent) as file:
         return {os.fstat(file.fileno()).st_uid}
     return set()
 
 
 def _name_writers(status: os.stat_result) -> str:
-    """Which users other than this one and root can write; "": none."""
+    """Return which users other than this one and root can write; "": none."""
     if status.st_mode & stat.S_IWOTH:
         return "every user"
     if not status.st_mode & stat.S_IWGRP or _is_private(status.st_gid):
@@ -124,7 +127,7 @@ def _name_writers(status: os.stat_result) -> str:
 
 
 def _is_private(gid: int) -> bool:
-    """Whether a group has no members but this user and root."""
+    """Return whether a group has no members but this user and root."""
     import grp  # most folders are writable by their owner only
     import pwd
 

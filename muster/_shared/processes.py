@@ -39,7 +39,7 @@ def become_subreaper() -> None:
 
 
 def set_death_signal(signum: int) -> None:
-    """This process gets `signum` when the *thread* that made it ends; survives exec, not fork.
+    """Get `signum` when the *thread* that made this process ends. This survives exec, not fork.
 
     Check `os.getppid()` after it: a parent that ended before sends no signal.
     """
@@ -47,7 +47,7 @@ def set_death_signal(signum: int) -> None:
 
 
 def read_death_signal() -> int:
-    """The signal this process gets when its parent ends, 0 for none."""
+    """Return the signal this process gets when its parent ends, 0 for none."""
     value = ctypes.c_int(0)
     _libc().prctl(_PR_GET_PDEATHSIG, ctypes.byref(value), 0, 0, 0)
     return value.value
@@ -79,7 +79,7 @@ class BoottimeTimer:
             raise OSError(ctypes.get_errno(), "timerfd_settime")
 
     def read_left_s(self) -> float:
-        """Seconds until it is due; 0 when it is disarmed or has expired."""
+        """Return the seconds until it is due; 0 when it is disarmed or has expired."""
         spec = self._Spec()
         if self._libc.timerfd_gettime(self.fd, ctypes.byref(spec)) != 0:
             raise OSError(ctypes.get_errno(), "timerfd_gettime")
@@ -98,7 +98,7 @@ class BoottimeTimer:
 
 
 def list_parents() -> dict[int, int]:
-    """The parent of every live process the kernel shows; zombies are left out.
+    """Return the parent of every live process the kernel shows; zombies are left out.
 
     `/proc/<pid>/task/*/children` would be quicker, but needs a kernel option that is often off.
     """
@@ -143,9 +143,9 @@ def list_descendants(root: int, *, keep: Container[int] = ()) -> list[int]:
 
 
 def read_peak_bytes() -> int:
-    """The peak resident memory of the largest process that has ended among this process's descendants; 0: none has.
+    """Return the peak resident memory of the largest process that has ended among this process's descendants; 0.
 
-    Source: getrusage(2), RUSAGE_CHILDREN, which counts in KiB.
+    None has.
     """
     import resource
 
@@ -182,7 +182,7 @@ def send_signal(pids: Iterable[int], signum: int) -> None:
 
 
 def kill_descendants(root: int) -> list[int]:
-    """SIGKILL all live descendants of `root`, once; returns them."""
+    """Send SIGKILL to all live descendants of `root`, once, and return them."""
     pids = list_descendants(root)
     send_signal(pids, signal.SIGKILL)
     return pids
@@ -261,7 +261,7 @@ def restore_terminal(fd: int, settings: TerminalSettings) -> None:
 
 
 def find_nvml(environ: Mapping[str, str]) -> str | None:
-    """NVML's library, if the machine has NVIDIA's driver. None: nothing that is about devices is loaded or opened."""
+    """Return NVML's library if the machine has NVIDIA's driver. None: nothing for devices is loaded or opened."""
     named = environ.get(Env.NVML)
     if named:
         return named

@@ -48,7 +48,7 @@ def _find_top(name: str, cwd: str) -> Any:
 
 
 def _find_init(spec: Any) -> Any:
-    """The package itself when its own code may change where its modules are found."""
+    """Return the package itself when its own code may change where its modules are found."""
     if spec.origin is None or not os.path.isfile(spec.origin):
         return None
     with open(spec.origin, "rb") as file:

@@ -318,14 +318,14 @@ def print_values(values: Mapping[str, float]) -> tuple[tuple[str, str], ...]:
 
 
 def format_size(size_bytes: int, decimals: int = 1) -> str:
-    """`14 MiB`, `1.5 GiB`; `decimals` of the latter."""
+    """Return a text such as `14 MiB`, `1.5 GiB`; `decimals` of the latter."""
     if size_bytes < 1 << 30:
         return f"{size_bytes / (1 << 20):.0f} MiB"
     return f"{size_bytes / (1 << 30):.{decimals}f} GiB"
 
 
 def format_duration(seconds: float) -> str:
-    """`0.4 s`, `12 s`, `3 min 5 s`, `2 h 10 min`."""
+    """Return a text such as `0.4 s`, `12 s`, `3 min 5 s`, `2 h 10 min`."""
     if seconds < 9.95:
         return f"{seconds:.1f} s"
     if seconds < 59.5:
@@ -342,7 +342,7 @@ def remove_thread_ids(text: str) -> str:
 
 
 def name_ranks(ranks: Iterable[int]) -> str:
-    """`rank 3`, or `ranks 0-3, 8`."""
+    """Return a text such as `rank 3`, or `ranks 0-3, 8`."""
     spans: list[list[int]] = []
     for rank in sorted(ranks):
         if spans and rank == spans[-1][1] + 1:

@@ -105,7 +105,7 @@ class Control:
         return tuple(_build_slot(*self.words[at : at + 7]) for at in starts)
 
     def read_serial(self, local_rank: int, slot: int) -> int:
-        """How often a save into the slot has begun: the same before and after means that nothing was written."""
+        """Return how often a save into the slot has begun: the same before and after means that nothing was written."""
         return self.words[self._find_slot(local_rank, slot) + _Slot.SERIAL]
 
     def empty_slot(self, local_rank: int, slot: int) -> None:
@@ -113,7 +113,7 @@ class Control:
         self.words[self._find_slot(local_rank, slot) + _Slot.STATE] = EMPTY
 
     def find_slot(self, local_rank: int, generation: tuple[int, int] | None) -> int | None:
-        """The slot that has a generation of this rank, complete; None: none has."""
+        """Return the slot that has a generation of this rank, complete; None: none has."""
         found = [slot.generation for slot in self.read_slots(local_rank)]
         return found.index(generation) if generation is not None and generation in found else None
 
@@ -163,7 +163,7 @@ def _build_slot(
 
 
 def choose_held(slots: Sequence[Slot], lineage: int, step: int) -> tuple[int, int] | None:
-    """The oldest complete generation of the lineage at or above the step."""
+    """Return the oldest complete generation of the lineage at or above the step."""
     return min((g for slot in slots if (g := slot.generation) and g[0] == lineage and g[1] >= step), default=None)
 
 
@@ -274,7 +274,7 @@ def compute_limit(
 
 
 def measure_used(files: WorkerFiles) -> int:
-    """Bytes of memory that the content files of this node use."""
+    """Return the bytes of memory that the content files of this node use."""
     paths = (f"{files.agent}/{files.control.read_block(rank, Block.FILE)}" for rank in range(files.ranks))
     return sum(os.stat(path).st_blocks * 512 for path in paths)
 
@@ -339,7 +339,10 @@ class NotKeptError(OSError):
 
 
 def build_address(control: Control) -> bytes | None:
-    """The address of the agent's socket: abstract, with a name that only those know who can open the control file."""
+    """Return the address of the agent's socket.
+
+    Abstract, with a name that only those know who can open the control file.
+    """
     first, second = control.words[Header.SOCKET : Header.SOCKET + 2]
     return b"\0muster-snapshots-%016x%016x" % (first, second) if first else None
 
@@ -365,7 +368,7 @@ class RemoteReader:
             raise
 
     def find_bytes(self, global_rank: int) -> int:
-        """The length of the content that this rank of the old round has saved.
+        """Return the length of the content that this rank of the old round has saved.
 
         Raises:
             NotKeptError: no node has it.

@@ -24,7 +24,7 @@ _SEPARATOR = ","
 
 
 def encode_fds(fds: tuple[int, ...]) -> str:
-    """Descriptors as one word."""
+    """Encode descriptors as one word."""
     return _SEPARATOR.join(map(str, fds))
 
 

@@ -51,7 +51,7 @@ def _read(run_dir: str) -> Checkpoint | None:
 
 
 def _parse(text: str) -> Checkpoint | None:
-    """None for anything that no agent has written: a job must not end because of it."""
+    """Parse a file; None for anything that no agent has written, because a job must not end for it."""
     if not text:
         return None
     from muster._shared.codec import decode  # most jobs begin without one

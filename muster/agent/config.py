@@ -34,7 +34,7 @@ class StdChoice:
     by_rank: Mapping[int, Std] = NO_ITEMS
 
     def of(self, local_rank: int) -> Std:
-        """The streams chosen for one local rank."""
+        """Return the streams chosen for one local rank."""
         return self.by_rank.get(local_rank, self.default)
 
 
@@ -105,7 +105,7 @@ class RendezvousConfig:
     """--master-port, for `static`."""
 
     def __repr__(self) -> str:
-        """Without the token."""
+        """Return the fields without the token."""
         shown = (f"{name}={value!r}" for name, value in self.__dict__.items() if name != "token")
         return f"RendezvousConfig({', '.join(shown)})"
 
@@ -222,7 +222,7 @@ class AgentConfig:
 
 
 def read_token(environ: Mapping[str, str]) -> str | None:
-    """MUSTER_TOKEN; None without one.
+    """Return MUSTER_TOKEN; None without one.
 
     Raises:
         UsageError: it is missing although it is required, or it can be guessed.

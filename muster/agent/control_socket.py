@@ -14,7 +14,7 @@ _SEND_LIMIT_S = 10.0
 
 
 def encode_message(message: dict[str, object]) -> bytes:
-    """One message as a line."""
+    """Return one message as a line."""
     return json.dumps(message, default=str).encode() + b"\n"
 
 

@@ -46,7 +46,7 @@ def main(args: list[str]) -> int:
 
 
 def send_end(control_fd: int, caller_fd: int, folder: str, code: int) -> None:
-    """In the guard, last of all."""
+    """Send the end; called in the guard, last of all."""
     send_message(control_fd, ended=code)
     if processes.wait_readable(caller_fd, 0.0):  # the caller has ended; else it reads the report there
         import shutil  # only then
@@ -55,7 +55,7 @@ def send_end(control_fd: int, caller_fd: int, folder: str, code: int) -> None:
 
 
 def reset_dispositions() -> None:
-    """The caller's are the caller's own."""
+    """Reset the dispositions: the caller's are the caller's own."""
     for name in _RESET_SIGNALS:
         signal.signal(getattr(signal, name), signal.SIG_DFL)
 

@@ -67,7 +67,7 @@ def run_agent(
 
 
 def _name_exhausted(error: OSError | ImportError) -> str | None:
-    """What the machine has run out of, in the system's words; None when the error is another.
+    """Return what the machine has run out of, in the system's words; None when the error is another.
 
     The dynamic linker gives its reason as text only, so that the ImportError of an extension module has no errno.
     """
@@ -281,7 +281,7 @@ def _check_program(config: AgentConfig) -> None:
 
 
 def _unpack_workspace(environ: Mapping[str, str]) -> None:
-    """Before flags are read: they may name files of the workspace."""
+    """Unpack the workspace before flags are read, because they may name files of it."""
     bundle = environ.get(Env.WORKSPACE)
     if not bundle:
         return
@@ -293,7 +293,7 @@ def _unpack_workspace(environ: Mapping[str, str]) -> None:
 
 
 def _starts_cold(config: AgentConfig) -> bool:
-    """True unless workers are warm: Python programs by default; with --run-path, --start-method decides."""
+    """Return True unless workers are warm: Python programs by default; with --run-path, --start-method decides."""
     if config.start == "auto" and config.program.kind is ProgramKind.RUN_PATH and config.start_method == "spawn":
         return True
     return config.start == "cold" or config.program.kind is ProgramKind.COMMAND
@@ -361,7 +361,7 @@ def _look(config: AgentConfig, workspace: str) -> "LocalChecked":
 
 
 def _list_folders(config: AgentConfig) -> dict[str, str]:
-    """Where the job writes."""
+    """Return where the job writes."""
     base_dir = config.logs.base_dir
     if base_dir == os.devnull:
         return {}
@@ -371,7 +371,7 @@ def _list_folders(config: AgentConfig) -> dict[str, str]:
 
 
 def _plan_placements(config: AgentConfig) -> "tuple[WorkerPlacement, ...]":
-    """Length nproc, or empty without --numa-binding. A warm worker has no command to put numactl before."""
+    """Return the length nproc, or empty without --numa-binding. A warm worker has no command to put numactl before."""
     if config.numa_binding is None:
         return ()
     from muster.agent.placement.affinity import plan_affinity

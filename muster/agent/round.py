@@ -113,7 +113,7 @@ class Round:
 
 
 def find_lineage(round_number: int, leader_id: str) -> int:
-    """The lineage of a round: of two leaders that use the same number, each has another."""
+    """Return the lineage of a round: of two leaders that use the same number, each has another."""
     return (round_number % (1 << 32)) << 20 | zlib.crc32(leader_id.encode()) >> 12
 
 

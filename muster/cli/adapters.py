@@ -99,7 +99,7 @@ def close_quietly(name: str, scheduler: object) -> None:
 
 
 def describe_error(error: Exception) -> str:
-    """One line; Python's own errors, such as `KeyError`, say little without their name."""
+    """Return one line; Python's own errors, such as `KeyError`, say little without their name."""
     text = " ".join(str(error).split())
     is_for_people = type(error).__module__ != "builtins" or isinstance(error, (ImportError, OSError))
     return text if is_for_people and text else f"{type(error).__name__}: {text}"

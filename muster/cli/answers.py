@@ -44,7 +44,7 @@ def _build_row(row: LateRank | Stack | RankProgress) -> dict[str, object]:
 
 
 def _read_value(text: str) -> float | str:
-    """A number; what JSON has none for stays text."""
+    """Return a number; what JSON has none for stays text."""
     try:
         number = float(text)
     except ValueError:
@@ -62,7 +62,7 @@ def print_error(error: ControlError, *, as_json: bool) -> int:
 
 
 def format_stacks(stacks: tuple[Stack, ...]) -> Iterator[str]:
-    """Stacks by role and rank, equal ones once. Thread ids, in which all processes differ, do not count."""
+    """Return the stacks by role and rank, equal ones once. Thread ids, in which all processes differ, do not count."""
     groups: dict[tuple[str, str], list[Stack]] = {}
     for stack in stacks:
         groups.setdefault((stack.role, remove_thread_ids(stack.text)), []).append(stack)

@@ -66,7 +66,7 @@ to run; 2 wrong usage; 3 no such app; 6 its scheduler is not reachable
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command and returns its exit code."""
+    """Run one command and returns its exit code."""
     try:
         code = _run(argv)
         sys.stdout.flush()
@@ -111,7 +111,7 @@ def _run(argv: Sequence[str] | None) -> int:
 
 
 def _parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
-    """As `parse_args`, but what a command does not know is refused with the usage of that command."""
+    """Do as `parse_args`, but what a command does not know is refused with the usage of that command."""
     args, unknown = parser.parse_known_args(order_exec_words(sys.argv[1:] if argv is None else argv))
     if unknown:
         from muster.cli.completion import list_commands
@@ -269,14 +269,14 @@ def _run_request(args: argparse.Namespace) -> int:
 
 
 def _list_arguments(args: argparse.Namespace) -> tuple[list[int], dict[str, float | str]]:
-    """What the operation gets besides the handle."""
+    """Return what the operation gets besides the handle."""
     if args.command == "resize":
         return [args.nodes], {} if args.role is None else {"role": args.role}
     return [], {} if args.limit is None else {"limit_s": args.limit}
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The parser of the whole command line; `completion` reads the words from it."""
+    """Return the parser of the whole command line; `completion` reads the words from it."""
     parser = argparse.ArgumentParser(
         prog="muster",
         description="Starts jobs, shows them, and talks to those that run.",

@@ -42,7 +42,7 @@ def write_completion(shell: str, parser: argparse.ArgumentParser) -> int:
 
 
 def build_completion(shell: str, parser: argparse.ArgumentParser) -> str:
-    """The completion of "bash", "zsh" or "fish" as a text for that shell to read."""
+    """Return the completion of "bash", "zsh" or "fish" as a text for that shell to read."""
     options = list_options(parser)
     asks = _list_asking(parser)
     if shell == "fish":
@@ -84,7 +84,7 @@ def _build_fish(options: Mapping[str, list[str]], asks: Collection[str]) -> str:
 
 
 def list_options(parser: argparse.ArgumentParser) -> dict[str, list[str]]:
-    """The words that may follow each command: options, and values that are one of few."""
+    """Return the words that may follow each command: options, and values that are one of few."""
     found: dict[str, list[str]] = {}
     for name, command in list_commands(parser).items():
         words: list[str] = []
@@ -95,7 +95,7 @@ def list_options(parser: argparse.ArgumentParser) -> dict[str, list[str]]:
 
 
 def _list_asking(parser: argparse.ArgumentParser) -> list[str]:
-    """The commands that name an app."""
+    """Return the commands that name an app."""
     return [
         name
         for name, command in list_commands(parser).items()
@@ -104,7 +104,7 @@ def _list_asking(parser: argparse.ArgumentParser) -> list[str]:
 
 
 def list_commands(parser: argparse.ArgumentParser) -> Mapping[str, argparse.ArgumentParser]:
-    """The parser of each command."""
+    """Return the parser of each command."""
     return next(
         action.choices
         for action in parser._actions  # noqa: SLF001  # argparse has no other way to list them

@@ -36,7 +36,7 @@ class AppName:
 
 
 def find_app(word: str, env: Mapping[str, str]) -> AppName:
-    """The one app that a person means.
+    """Return the one app that a person means.
 
     Args:
         word: `local_cwd://torchx/train-x7k2`, `local_cwd://train-x7k2`, `train-x7k2`, `train`, or `last`: the newest of
@@ -69,7 +69,7 @@ def find_app(word: str, env: Mapping[str, str]) -> AppName:
 
 
 def list_names(env: Mapping[str, str]) -> list[str]:
-    """Names of the apps in the state folder, for the shell's completion."""
+    """Return the names of the apps in the state folder, for the shell's completion."""
     try:
         state_dir = find_state_dir(env)
     except UnsafeFolderError:  # the command says so
@@ -90,7 +90,7 @@ def _list_apps(scheduler: str | None, state_dir: Path) -> Iterator[AppName]:
 
 
 def _list_schedulers(state_dir: Path) -> list[str]:
-    """Names of the schedulers that may have apps here: a folder that is none's has no links to apps."""
+    """Return the names of the schedulers that may have apps here: a folder that is none's has no links to apps."""
     return sorted(each.name for each in state_dir.iterdir() if each.is_dir())
 
 

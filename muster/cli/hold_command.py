@@ -78,7 +78,7 @@ def hold(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
 
 
 def _build_app(words: Sequence[str], parser: argparse.ArgumentParser) -> AppDef:
-    """The component's app; without one this machine's devices, or its cores."""
+    """Return the component's app; without one this machine's devices, or its cores."""
     component, rest = run_command.split_component(words or ["dist.ddp"], None, parser)
     if not any(word.partition("=")[0] in ("-j", "--j") for word in rest):
         count = len(list_devices(os.environ)) or count_usable_cores()

@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 
 def find_leftovers(env: Mapping[str, str], *, ended_before_s: float, opened: ExitStack) -> list[Leftover]:
-    """Finds what can be removed, oldest first.
+    """Find what can be removed, oldest first.
 
     Args:
         env: the environment, for the state folder and the engine's address.
@@ -83,7 +83,7 @@ def _find_packed(state_dir: Path) -> Iterator[Leftover]:
 
 
 def _find_killed_submissions(state_dir: Path) -> Iterator[Leftover]:
-    """What a command on the way to an engine has left: no supervisor knows of it."""
+    """Return what a command on the way to an engine has left: no supervisor knows of it."""
     from muster.schedulers.docker.live import submissions
 
     for mark in submissions.find_killed(state_dir):
@@ -97,7 +97,7 @@ def _find_killed_submissions(state_dir: Path) -> Iterator[Leftover]:
 
 
 def _find_unpacked_agents() -> Iterator[Leftover]:
-    """Agents that jobs of this machine have unpacked, and that no process runs from."""
+    """Return the agents that jobs of this machine have unpacked, and that no process runs from."""
     for base in bundle_start.list_bases():
         for used_s, folder in bundle_start.list_unpacked(base):
             try:
@@ -157,7 +157,7 @@ def _remove_ended(path: Path) -> None:
 
 
 def _find_lost_containers(state_dir: Path) -> Iterator[Leftover]:
-    """Containers of this home's apps whose state folder is gone, and reservations of apps that never had one."""
+    """Return the containers of this home's apps whose state folder is gone, and reservations without an app."""
     from muster.schedulers.docker.engine.client import Engine
     from muster.schedulers.docker.engine.errors import DockerError
     from muster.schedulers.docker.live import creation, submissions, unregistered

@@ -64,7 +64,7 @@ def resume(handle: str, *, limit_s: float = DEFAULT_LIMIT_S) -> Answer:
 
 
 def stacks(handle: str, *, limit_s: float = DEFAULT_LIMIT_S) -> Answer:
-    """The Python stacks of all ranks, which run on. Arguments and errors as of `stop`."""
+    """Return the Python stacks of all ranks, which run on. Arguments and errors as of `stop`."""
     return _ask(handle, AskKind.STACKS, limit_s)
 
 

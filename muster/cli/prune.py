@@ -16,7 +16,7 @@ _UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
 def prune(*, older_than_s: float, dry_run: bool, yes: bool) -> int:
-    """Removes what jobs left behind.
+    """Remove what jobs left behind.
 
     Args:
         older_than_s: only of jobs that ended at least this long ago.
@@ -51,7 +51,7 @@ def _remove_all(found: Sequence[Leftover], *, dry_run: bool, yes: bool) -> int:
 
 
 def print_leftovers(found: Sequence[Leftover]) -> None:
-    """Prints one line for each, and the sum."""
+    """Print one line for each, and the sum."""
     width = max(len(each.name) for each in found)
     for each in found:
         line = f"{each.name:{width}}  {format_size(each.size_bytes):>8}  {format_age(each.ended_s):>14}  {each.what}"
@@ -60,7 +60,7 @@ def print_leftovers(found: Sequence[Leftover]) -> None:
 
 
 def format_size(size_bytes: float) -> str:
-    """`1234567` -> "1.2 MB"."""
+    """Format a number of bytes: `1234567` as "1.2 MB"."""
     unit = 0
     while size_bytes >= 1000 and unit < len(_UNITS) - 1:
         size_bytes, unit = size_bytes / 1000, unit + 1
@@ -68,7 +68,7 @@ def format_size(size_bytes: float) -> str:
 
 
 def format_age(ended_s: float | None) -> str:
-    """How long ago, in the largest unit that fits; for people."""
+    """Return how long ago, in the largest unit that fits; for people."""
     if ended_s is None:
         return ""
     age_s = max(0.0, time.time() - ended_s)

@@ -125,7 +125,10 @@ def build_app(component: str, words: Sequence[str]) -> AppDef:
 
 
 def find_function(component: str) -> Any:
-    """The component's function. TorchX's search imports all components that are installed, for a list of them."""
+    """Return the component's function.
+
+    TorchX's search imports all components that are installed, for a list of them.
+    """
     package, _, function = component.partition(".")
     ours = find_our_dist()
     if package == "dist" and function in _DIST and ours is not None:
@@ -136,7 +139,7 @@ def find_function(component: str) -> Any:
 
 
 def find_our_dist() -> EntryPoint | None:
-    """The entry point of `dist.*` if it is this package's: of two of one name TorchX takes the last."""
+    """Return the entry point of `dist.*` if it is this package's: of two of one name TorchX takes the last."""
     found = [point for point in entry_points(group="torchx.components") if point.name == "dist"]
     return found[-1] if found and found[-1].value == _COMPONENTS else None
 

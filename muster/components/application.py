@@ -90,7 +90,9 @@ class JobRequest:
 
 
 def build_application(request: JobRequest) -> Any:
-    """The `torchx.specs.AppDef` of a job. Pure except for the default of LOGLEVEL; the arguments are not mutated.
+    """Return the `torchx.specs.AppDef` of a job.
+
+    Pure except for the default of LOGLEVEL; the arguments are not mutated.
 
     Raises:
         ComponentError: an argument is wrong.
@@ -166,7 +168,7 @@ def _check_hang(request: JobRequest) -> None:
 
 
 def _check_policy(request: JobRequest) -> None:
-    """As the agent does; the job need not be submitted for it."""
+    """Check the rules as the agent does, so that a wrong one needs no submission."""
     if request.on is None:
         return
     try:
@@ -176,7 +178,7 @@ def _check_policy(request: JobRequest) -> None:
 
 
 def _check_notify(request: JobRequest) -> None:
-    """Whether the program exists is known on the nodes only."""
+    """Check the command's words. Only the nodes know whether the program exists."""
     if request.notify is None:
         return
     try:
@@ -188,13 +190,13 @@ def _check_notify(request: JobRequest) -> None:
 
 
 def _check_metrics_port(request: JobRequest) -> None:
-    """Whether the port is free, and the address there, is known on the nodes only."""
+    """Check the address as text. Only the nodes know whether the port is free there."""
     if request.metrics_port is not None and parse_listen_address(str(request.metrics_port)) is None:
         raise ComponentError(f"--metrics_port {request.metrics_port!r} is not {LISTEN_ADDRESS}")
 
 
 def _check_rdzv_conf(request: JobRequest) -> None:
-    """At submission, because a job may wait hours in a queue before its agents refuse the value."""
+    """Check at submission, because a job may wait hours in a queue before its agents refuse the value."""
     known = (*RDZV_CONF_KEYS, *RDZV_CONF_WITHOUT_EFFECT)
     for pair in request.rdzv_conf.split(",") if request.rdzv_conf else ():
         key, _, value = (part.strip() for part in pair.partition("="))

@@ -57,7 +57,7 @@ def ddp(
     rank_order: Optional[str] = None,
     on: Optional[str] = None,
 ) -> specs.AppDef:
-    """Distributed PyTorch job (DDP, FSDP, ...): NODES x PROCESSES copies of one program.
+    """Run a distributed PyTorch job (DDP, FSDP, ...): NODES x PROCESSES copies of one program.
 
     Usage: torchx run dist.ddp -j 2x4 --script main.py -- --lr 0.1
 
@@ -185,7 +185,7 @@ def torchrun(
     rank_order: Optional[str] = None,
     on: Optional[str] = None,
 ) -> specs.AppDef:
-    """Distributed PyTorch job (DDP, FSDP, ...), by the name TorchX's nightly line recommends.
+    """Run a distributed PyTorch job (DDP, FSDP, ...), by the name that TorchX's nightly line recommends.
 
     Usage: torchx run dist.torchrun -j 2x4 --script main.py -- --lr 0.1
 
@@ -309,7 +309,7 @@ def spmd(
     rank_order: Optional[str] = None,
     on: Optional[str] = None,
 ) -> specs.AppDef:
-    """Distributed PyTorch job on named hosts: NODES x PROCESSES copies of one program.
+    """Run a distributed PyTorch job on named hosts: NODES x PROCESSES copies of one program.
 
     Usage: torchx run dist.spmd -j 2 -h aws_p4d.24xlarge --script main.py -- --lr 0.1 (the same as -j 2x8)
 

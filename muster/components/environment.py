@@ -70,7 +70,7 @@ def parse_env(env: "EnvArgument", env_file: str | None, environ: Mapping[str, st
 
 
 def _parse_text(text: str) -> tuple[dict[str, str], list[str]]:
-    """The pairs, and the names without a value."""
+    """Return the pairs, and the names without a value."""
     if "=" not in text:
         return {}, _split_names(text) if text.strip() else []
     try:
@@ -127,13 +127,16 @@ def _read_file(path: str, environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _warn_of_readers(path: str, status: os.stat_result) -> None:
-    """Not an error: a file of a team may be meant to be shared, and not all in it need be secret."""
+    """Warn if others may read the file.
+
+    This is no error: a team may share a file on purpose, and not all in it need be secret.
+    """
     if stat.S_ISREG(status.st_mode) and status.st_mode & _READABLE:
         logger.warning("--env_file %s: other users may read it (mode %o); chmod 600 it", path, status.st_mode & 0o777)
 
 
 def _parse_line(line: bytes, environ: Mapping[str, str], where: str) -> tuple[str, str]:
-    """The variable of a line; ("", "") for one that has none."""
+    """Return the variable of a line; ("", "") for one that has none."""
     try:
         text = line.removesuffix(b"\r").decode().lstrip()
     except UnicodeDecodeError as error:

@@ -40,10 +40,9 @@ def parse_names(name: str, *, script: str | None, module: str | None) -> JobName
 
 
 def get_role_name(script: str | None, m: str | None) -> str:
-    """TorchX's function of its module `dist`, for components of others: the script's or else the module's own name.
+    """Return TorchX's function of its module `dist`, for components of others.
 
-    Raises:
-        ComponentError: neither is given, or it names nothing.
+    The script's or else the module's own name.
     """
     return _name_role(script or None, None if script else m or None)
 

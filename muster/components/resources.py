@@ -39,7 +39,7 @@ class ResourceRequest:
     """A named resource; overrides the three others."""
 
     def find_host(self) -> Host | None:
-        """The host against which -j is checked; None when the caller named neither a host nor GPUs.
+        """Return the host against which -j is checked; None when the caller named neither a host nor GPUs.
 
         Raises:
             ComponentError: TorchX does not know the host.
@@ -54,7 +54,7 @@ class ResourceRequest:
         return None
 
     def build_resource(self) -> Any:
-        """The `torchx.specs.Resource`.
+        """Return the `torchx.specs.Resource`.
 
         Raises:
             ComponentError: a number is too small, or TorchX does not know the host.
@@ -67,13 +67,16 @@ class ResourceRequest:
         return specs.resource(cpu=self.cpu, gpu=self.gpu, memMB=int(self.memory_mb))
 
     def build_role_metadata(self, topology: Topology) -> dict[str, str]:
-        """The role's metadata for the adapters, see `_shared.contract.RoleKey`."""
+        """Return the role's metadata for the adapters, see `_shared.contract.RoleKey`."""
         if self.h or not isinstance(self.memory_mb, DefaultMemory):
             return {}
         return {RoleKey.MEMORY_REQUEST_MB: str(_MB_PER_PROCESS * self._count_processes(topology))}
 
     def _count_processes(self, topology: Topology) -> int:
-        """Processes per node according to the request: `gpu` and `cpu` are counted on the node, which is not known."""
+        """Return the processes per node according to the request.
+
+        `gpu` and `cpu` are counted on the node, which is not known.
+        """
         if topology.processes.isdecimal():
             return int(topology.processes)
         if topology.processes != "cpu" and self.gpu > 0:

@@ -88,10 +88,9 @@ def parse_topology(j: str, *, bare: Bare = Bare.PROCESSES, host: Host | None = N
 
 
 def parse_nnodes(j: str) -> tuple[int, int, int, str]:
-    """TorchX's function of its module `dist`, for components of others: (minimum, maximum, processes, "MIN:MAX").
+    """Return TorchX's function of its module `dist`, for components of others.
 
-    Raises:
-        ComponentError: as `parse_topology`; or the processes are no number.
+    (minimum, maximum, processes, "MIN:MAX").
     """
     topology = parse_topology(j)
     if not topology.processes.isdecimal():
@@ -152,7 +151,7 @@ def _check_gpus(max_nodes: int, processes: str, host: Host | None) -> None:
 
 
 def _fit(example: Topology, host: Host | None) -> Topology:
-    """The example, adapted to the host: an example must be valid there."""
+    """Return the example, adapted to the host: an example must be valid there."""
     if host is None:
         return example
     if example.processes == "gpu" and host.gpus == 0:

@@ -90,7 +90,7 @@ class LocalElasticAgent:
         refuse_private_overrides(cls, _PRIVATE, "LocalElasticAgent")
 
     def __init__(self, spec: Any, *args: Any, **kwargs: Any) -> None:
-        """Nothing is started before `run`.
+        """Keep the settings; `run` starts the job.
 
         Raises:
             TypeError: the arguments fit neither signature.
@@ -165,7 +165,7 @@ class LocalElasticAgent:
         return RunResult(state=WorkerState.FAILED, failures=self._build_failures(outcome))
 
     def _run_job(self) -> tuple[Outcome, dict[int, Any]]:
-        """How the job has ended, and what its workers returned if it ended well."""
+        """Return how the job has ended, and what its workers returned if it ended well."""
         spec, flags = self._spec, self._build_flags()
         start = partial(
             Job,
@@ -200,15 +200,15 @@ class LocalElasticAgent:
         return {}
 
     def get_worker_group(self, role: str = DEFAULT_ROLE) -> Any:  # noqa: ARG002  # torch's
-        """Torch's WorkerGroup as it is now."""
+        """Return torch's WorkerGroup as it is now."""
         return self._watch.group
 
     def get_event_succeeded(self) -> Any:
-        """Torch's Event for a job that has succeeded."""
+        """Return torch's Event for a job that has succeeded."""
         return self._watch.build_job_event("SUCCEEDED")
 
     def get_event_failed(self) -> Any:
-        """Torch's Event for a job that has failed; has the traceback of the exception that is being handled."""
+        """Return torch's Event for a job that has failed; has the traceback of the exception that is being handled."""
         return self._watch.build_job_event("FAILED")
 
     # -- the agent's command line and records -----------------------------------------------------------------------

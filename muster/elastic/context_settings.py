@@ -22,7 +22,7 @@ class GivenFiles(NamedTuple):
     error_files: dict[int, str]
 
     def reify(self, envs: Mapping[int, dict[str, str]]) -> Any:  # noqa: ARG002  # torch's; the caller has set them
-        """Torch's LogsDest."""
+        """Return torch's LogsDest."""
         from torch.distributed.elastic.multiprocessing.api import LogsDest
 
         return LogsDest(**self._asdict())
@@ -78,7 +78,7 @@ class FunctionSettings(NamedTuple):
     progbar_events: Mapping[str, Any] | None = None
 
     def omit_start_method(self) -> dict[str, Any]:
-        """The arguments of `PContext`, by name."""
+        """Return the arguments of `PContext`, by name."""
         return {name: value for name, value in self._asdict().items() if name != "start_method"}
 
 
@@ -126,7 +126,7 @@ def read_command_settings(rest: Sequence[Any], named: Mapping[str, Any]) -> Func
 
 
 def _names_files(rest: Sequence[Any], named: Mapping[str, Any]) -> bool:
-    """Whether the arguments are the older ones, whose first is a mapping of files."""
+    """Return whether the arguments are the older ones, whose first is a mapping of files."""
     return isinstance(rest[0], Mapping) if rest else "stdouts" in named
 
 

@@ -57,7 +57,7 @@ def _has_drained(record: Record) -> bool:
 
 
 def build_signal_exception(signum: int) -> Exception:
-    """Torch's SignalException for a signal that ended the job."""
+    """Return torch's SignalException for a signal that ended the job."""
     sigval = signal.Signals(signum)
     text = f"Process {os.getpid()} got signal: {sigval}"
     try:
@@ -78,7 +78,10 @@ def _build_rendezvous_error(line: str) -> Exception:
 
 
 def build_child_failed_error(outcome: Outcome, name: str) -> Exception:
-    """Torch's ChildFailedError with this node's failures; with the job's root cause when no worker failed here."""
+    """Return torch's ChildFailedError with this node's failures.
+
+    With the job's root cause when no worker failed here.
+    """
     try:
         from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     except ImportError:
@@ -91,10 +94,9 @@ def build_child_failed_error(outcome: Outcome, name: str) -> Exception:
 
 
 def _fold_equal(failures: dict[int, Any]) -> dict[int, Any]:
-    """The failures of which torch makes a text, without repeating what several ranks raised: one entry for the others.
+    """Return the failures of which torch makes a text, without repeating what several ranks raised.
 
-    Args:
-        failures: by global rank, the root cause first.
+    One entry for the others.
     """
     groups: dict[tuple[int, str], list[int]] = {}
     for rank, failure in failures.items():
@@ -110,7 +112,7 @@ def _fold_equal(failures: dict[int, Any]) -> dict[int, Any]:
 
 
 def _read_text(failure: Any) -> str:
-    """What torch shows of a failure's message."""
+    """Return what torch shows of a failure's message."""
     if not isinstance(failure.message, dict):
         return str(failure.message)
     extra = failure.message.get("extraInfo", {})
@@ -118,7 +120,7 @@ def _read_text(failure: Any) -> str:
 
 
 def build_process_failures(outcome: Outcome) -> dict[int, Any]:
-    """Torch's ProcessFailure by global rank, the root cause first.
+    """Return torch's ProcessFailure by global rank, the root cause first.
 
     Workers that the agent stopped because of another's failure are left out, as in torch's function mode.
     """
@@ -135,7 +137,7 @@ def build_process_failures(outcome: Outcome) -> dict[int, Any]:
 
 
 def build_process_failure(failure: Failure, error_file: str | None = None) -> Any:
-    """Torch's ProcessFailure of one worker; its message is read from the error file, where there is one.
+    """Return torch's ProcessFailure of one worker; its message is read from the error file, where there is one.
 
     Args:
         failure: of the worker.
@@ -163,7 +165,10 @@ def _is_known(name: str | None) -> bool:
 
 
 def build_cause(root: Failure, load_exception: LoadException | None) -> BaseException:
-    """The exception that the worker raised, with the worker's traceback as its own cause; or a line in its place."""
+    """Return the exception that the worker raised, with the worker's traceback as its own cause.
+
+    Or a line in its place.
+    """
     error = load_exception(root.global_rank) if load_exception is not None else None
     if error is None:
         return WorkerFailed(format_worker_failure(root))
@@ -171,6 +176,6 @@ def build_cause(root: Failure, load_exception: LoadException | None) -> BaseExce
 
 
 def format_worker_failure(failure: Failure) -> str:
-    """One line: which worker, and why."""
+    """Return one line: which worker, and why."""
     how = failure.exception or failure.describe_end()
     return f"rank {failure.global_rank} (local rank {failure.local_rank} on {failure.host}): {how}"

@@ -11,7 +11,7 @@ PREFIX_VARIABLE = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
 
 
 def build_flags(config: Any) -> list[str]:
-    """The agent's flags for a `LaunchConfig`, torch's or ours.
+    """Return the agent's flags for a `LaunchConfig`, torch's or ours.
 
     Raises:
         UsageError: a value that no flag can carry. What a flag does not allow, the agent refuses.
@@ -31,7 +31,7 @@ def build_flags(config: Any) -> list[str]:
 
 
 def build_worker_flags(config: Any) -> list[str]:
-    """The flags for the fields that a `LaunchConfig` and a `WorkerSpec` have in common."""
+    """Return the flags for the fields that a `LaunchConfig` and a `WorkerSpec` have in common."""
     nproc = getattr(config, "nproc_per_node", None) or config.local_world_size
     events = getattr(config, "event_log_handler", None) or "null"  # what torch does not know, the agent refuses
     named = {
@@ -64,12 +64,12 @@ def _build_rendezvous_flags(config: Any) -> list[str]:
 
 
 def _is_any_local_port(config: Any) -> bool:
-    """`localhost:0`, as programs write it for torch's c10d on one node: there is no other node to find."""
+    """Return whether it is `localhost:0`, which programs pass to torch's c10d if there is one node."""
     return bool(config.rdzv_backend in ("muster", "c10d") and config.max_nodes == 1)
 
 
 def build_log_flags(specs: Any) -> list[str]:
-    """The flags for torch's `DefaultLogsSpecs`; None: the agent's own choice.
+    """Return the flags for torch's `DefaultLogsSpecs`; None: the agent's own choice.
 
     Raises:
         UsageError: it has a layout of its own, which the agent, another process, cannot ask for.
@@ -94,7 +94,7 @@ def build_log_flags(specs: Any) -> list[str]:
 
 
 def format_std(choice: Any) -> str:
-    """`3`, or `0:3,1:1`."""
+    """Return a text such as `3`, or `0:3,1:1`."""
     if isinstance(choice, Mapping):
         return ",".join(f"{rank}:{int(std)}" for rank, std in choice.items())
     return str(int(choice))

@@ -97,7 +97,7 @@ class JobHandle:
     """A running job. As a context manager it stops the job at the end of the block, if it still runs."""
 
     def __init__(self, job: Job, server: WorkerServer, watch: "_StateWatch", token: str | None = None) -> None:
-        """Nothing waits yet.
+        """Keep the job; nothing waits for it yet.
 
         Args:
             job: it has been started.
@@ -130,7 +130,7 @@ class JobHandle:
             self._ended.set()
 
     def _exchange_results(self) -> None:
-        """At once, not when the caller asks for them: the programs of the other nodes wait."""
+        """Exchange the results at once, not when the caller asks: the programs of the other nodes wait."""
         place = self._server.place
         if self._token is None or place is None or place.nodes == 1:
             return
@@ -264,35 +264,37 @@ def launch(
     """Run `function(*args, **kwargs)` in every worker; this process is one node of the job.
 
     Args:
-        function: can be pickled; by cloudpickle, where that is installed, also a lambda or a function of a notebook.
-        args: the same for every worker.
-        kwargs: the same for every worker.
+        function: what each worker calls. It must be possible to pickle it. With cloudpickle installed, it may be a
+            lambda or a function of a notebook.
+        args: positional arguments, the same for every worker.
+        kwargs: keyword arguments, the same for every worker.
         nproc: workers on this node: a number, or "gpu", "cpu", "auto" as in the agent's `--nproc-per-node`.
         nodes: how many nodes take part, or "MIN:MAX". The other nodes call `launch` too.
         endpoint: HOST:PORT of the leading node, the same on all; needed with more than one node.
         node_rank: this node's index; 0 leads. None: the node that has the endpoint's address leads.
         run_id: the job's id, the same on all nodes. None: a fresh one, on one node.
         max_restarts: how often workers may be restarted because one failed.
-        start_method: "spawn" or "forkserver": which context's queues and locks can be arguments. Workers start from a
-            warm template either way.
+        start_method: "spawn" or "forkserver" says which context's queues and locks can be arguments; workers start from
+            a warm template. With "fork" workers are forks of this process, and nothing is pickled.
         env: the workers' environment; None: this process's.
-        log_dir: see `--log-dir`.
-        shutdown_timeout_s: between the signal that stops workers and SIGKILL.
+        log_dir: the folder of log files, see `--log-dir`.
+        shutdown_timeout_s: seconds between the signal that stops workers and SIGKILL.
         flags: further flags of the agent's command line.
-        on_event: called with each record of the agent, in the thread that waits for the job.
-        all_results: return what the workers of every node returned, not only of this one; the same on all nodes. With
-            more than one node the environment needs MUSTER_TOKEN, a secret that is the same on all.
-        wait: False: return a `JobHandle` at once; a thread waits for the job.
+        on_event: a function that is called with each record of the agent, in the thread that waits for the job.
+        all_results: whether to return the results of the workers of every node, not only of this one. It must be the
+            same on all nodes. With more than one node the environment needs MUSTER_TOKEN, a secret that is the same on
+            all nodes.
+        wait: whether to wait for the end of the job. If False, return a `JobHandle` at once; a thread waits.
 
     Returns:
-        `Results`, or a `JobHandle` without `wait`.
+        `Results`, which has what each worker returned, by global rank. With `wait=False` a `JobHandle`.
 
     Raises:
-        LaunchFailed: the job did not succeed; has the failures.
-        PickleFault: something cannot be sent to or from the workers; names what.
-        UsageError: a value that is not allowed; it is a ValueError.
+        LaunchFailed: the job did not succeed. The exception has the failures.
+        PickleFault: something cannot be sent to or from the workers. The message names it.
+        UsageError: a value is not allowed. It is a ValueError.
         AgentLost: the job's muster process was killed.
-        ResultsMissing: the job succeeded, but results of another node did not come; has this node's.
+        ResultsMissing: the job succeeded, but results of another node did not come. The exception has this node's.
     """
     environ = dict(os.environ if env is None else env)
     count = count_workers(str(nproc), origin="nproc", env=environ, python=sys.executable)
@@ -333,7 +335,7 @@ def _start(
 
 
 def _find_token(nodes: int | str, environ: Mapping[str, str]) -> str | None:
-    """The secret by which programs of several nodes know one another; None on one node.
+    """Return the secret by which programs of several nodes know one another; None on one node.
 
     Raises:
         UsageError: there is none.

@@ -31,10 +31,10 @@ START_METHODS = ("spawn", "forkserver", "fork")
 
 
 class elastic_launch:  # noqa: N801  # torch's name
-    """Runs a function, or a command, in every worker of this node, under an elastic agent; see torch's class.
+    """Run a function, or a command, in every worker of this node under an elastic agent, as torch's class does.
 
-    `elastic_launch(config, entrypoint)(*args)` blocks until the job has ended, and returns what each worker of this
-    node returned, by global rank; None for each rank of a command. Any thread may call it.
+    `elastic_launch(config, entrypoint)(*args)` blocks until the job has ended. It returns what each worker of this
+    node returned, by global rank, or None for each rank of a command. Any thread may call it.
     """
 
     def __init__(
@@ -62,10 +62,10 @@ def launch_agent(
     """Run one node of a job to its end.
 
     Args:
-        config: a `LaunchConfig`, torch's or ours. A missing `run_id` is chosen and written there.
+        config: a `LaunchConfig`, torch's or muster's. A missing `run_id` is chosen and written there.
         entrypoint: a function or a command.
-        args: its arguments; a command's are turned into strings. `${local_rank}` is replaced in strings.
-        health_check_server: has `start` and `stop`; None: there is none.
+        args: its arguments. Those of a command are turned into strings. `${local_rank}` is replaced in strings.
+        health_check_server: an object with `start` and `stop`; None: there is none.
 
     Returns:
         What each worker of this node returned in the round that succeeded, by global rank.
@@ -74,8 +74,8 @@ def launch_agent(
         ChildFailedError: workers failed and no restart is left (torch's class).
         SignalException: a signal ended the job (torch's class).
         RendezvousTimeoutError: the nodes did not find each other in time (torch's class).
-        PickleFault: function, arguments or a result cannot be pickled; names what.
-        UsageError: a value that is not allowed; it is a ValueError.
+        PickleFault: the function, an argument or a result cannot be pickled. The message names it.
+        UsageError: a value is not allowed. It is a ValueError.
         AgentLost: the job's muster process was killed.
     """
     if not config.run_id:
@@ -117,7 +117,7 @@ class _GroupSpec:
 def _watch_group(
     config: Any, entrypoint: Callable[..., Any] | str | None, args: Sequence[Any]
 ) -> WorkerGroupWatch | None:
-    """None: torch's agent is not imported, so the program has no handlers of its metrics and events."""
+    """Return a watch, or None if torch's agent is not imported: the program then has no handlers of its events."""
     if "torch.distributed.elastic.agent.server.api" not in sys.modules:
         return None
     from torch.distributed.elastic import metrics
@@ -141,7 +141,7 @@ def _report_success(watch: WorkerGroupWatch, values: dict[int, Any]) -> None:
 
 
 def _report_error(watch: WorkerGroupWatch, error: Exception) -> None:
-    """As torch: workers that fail do not make the agent fail."""
+    """Report an error as torch does: workers that fail do not make the agent fail."""
     from torch.distributed.elastic.agent.server.api import RunResult, WorkerState
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
@@ -159,7 +159,7 @@ def _build_environ(config: Any) -> dict[str, str]:
 
 
 def split_signals(names: str) -> tuple[str, ...]:
-    """`"SIGTERM,SIGINT"` as names."""
+    """Split `"SIGTERM,SIGINT"` into names."""
     return tuple(name.strip() for name in names.split(",") if name.strip())
 
 
@@ -244,7 +244,7 @@ def start_function_server(
 
 
 def build_function_words() -> list[str]:
-    """The agent's words for a program that connects to the job's `WorkerServer`; the job puts its folder in."""
+    """Return the agent's words for a program that connects to the job's `WorkerServer`; the job puts its folder in."""
     preload = [name for name in _PRELOADED if name in sys.modules]
     modules = ["multiprocessing.forkserver", "multiprocessing.spawn", "tempfile", *preload]
     program = Path(muster.__file__).parent / _FUNCTION_PROGRAM
@@ -252,12 +252,12 @@ def build_function_words() -> list[str]:
 
 
 def collect_results(outcome: Outcome, server: WorkerServer) -> dict[int, Any]:
-    """By global rank; None for a worker that ended well without a result (`sys.exit(0)`)."""
+    """Return the results by global rank; None for a worker that ended well without one (`sys.exit(0)`)."""
     return server.load_results() or dict.fromkeys(outcome.ranks)
 
 
 def name_entrypoint(entrypoint: Callable[..., Any] | str, args: Sequence[Any]) -> str:
-    """The name that torch gives a job in ChildFailedError."""
+    """Return the name that torch gives a job in ChildFailedError."""
     if callable(entrypoint):
         return str(getattr(entrypoint, "__name__", type(entrypoint).__name__))
     if entrypoint == sys.executable:

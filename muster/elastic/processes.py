@@ -53,16 +53,16 @@ def start_processes(
     tee: Any = None,
     progbar_events: Mapping[str, Any] | None = None,
 ) -> "PContext":
-    """Start one process per local rank; see torch's function.
+    """Start one process per local rank, as torch's function does.
 
-    Two signatures are understood: torch's, and that of torch before 2.3 and of ice-learn,
-    `(name, entrypoint, args, envs, log_dir, start_method, redirects, tee, progbar_events)`, told apart by the fifth
-    argument's type. Files of the latter are `<log_dir>/<local_rank>/{stdout.log,stderr.log,error.json}`.
+    It accepts two signatures, and tells them apart by the type of the fifth argument: torch's, and that of torch before
+    2.3 and of ice-learn, `(name, entrypoint, args, envs, log_dir, start_method, redirects, tee, progbar_events)`. With
+    the latter, files are `<log_dir>/<local_rank>/{stdout.log,stderr.log,error.json}`.
 
     Raises:
-        RuntimeError: `args` or `envs` are not keyed by 0 to n-1, or `log_dir` is not empty.
-        PickleFault: function or arguments cannot be pickled; names what.
-        UsageError: a value that is not allowed.
+        RuntimeError: the keys of `args` or `envs` are not 0 to n-1, or `log_dir` is not empty.
+        PickleFault: the function or an argument cannot be pickled. The message names it.
+        UsageError: a value is not allowed.
         EnvironmentFault: the agent cannot be started.
     """
     validate_ranks(args, len(args), "args")
@@ -106,7 +106,7 @@ def start_processes(
 
 
 class PContext:
-    """Processes that were started together; ends as a unit. Close it."""
+    """Processes that were started together and end together. Close it after use."""
 
     start_method = "spawn"
 
@@ -222,7 +222,7 @@ class PContext:
             self._exit_codes.update(dict.fromkeys(record["ranks"], record["detail"]["code"]))
 
     def pids(self) -> dict[int, int]:
-        """The processes by local rank; waits until all exist, or the context has ended."""
+        """Return the processes by local rank; waits until all exist, or the context has ended."""
         with self._changed:
             self._changed.wait_for(lambda: len(self._pids) == self.nprocs or self._has_ended)
             return dict(sorted(self._pids.items()))
@@ -280,7 +280,7 @@ class PContext:
         }
 
     def _build_stopped(self) -> dict[int, Any]:
-        """Torch's ProcessFailure of each process that `close` has ended, or that was not started by then."""
+        """Return torch's ProcessFailure of each process that `close` has ended, or that was not started by then."""
         from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
         # the only node's global ranks are its local ranks
@@ -361,7 +361,7 @@ class SubprocessContext(PContext):
         *rest: Any,
         **named: Any,
     ) -> None:
-        """As `MultiprocessContext`, without `start_method` in both signatures."""
+        """Do as `MultiprocessContext`, without `start_method` in both signatures."""
         super().__init__(name, entrypoint, args, envs, **read_command_settings(rest, named).omit_start_method())
 
     def start(self) -> None:

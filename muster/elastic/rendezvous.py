@@ -22,7 +22,7 @@ BACKEND = "caller"
 
 
 def build_static_flags(spec: Any) -> list[str] | None:
-    """The agent's flags for its own `static` rendezvous, in place of torch's.
+    """Return the agent's flags for its own `static` rendezvous, in place of torch's.
 
     torch's has one store for all restarts, at MASTER_PORT, and cannot ask other nodes.
 
@@ -61,7 +61,7 @@ class CallersRendezvous:
         master_addr: str | None = None,
         master_port: int | None = None,
     ) -> None:
-        """Nothing is called before the agent asks.
+        """Keep the handler; nothing is called before the agent asks.
 
         Args:
             handler: its `shutdown` is called when the job has ended.

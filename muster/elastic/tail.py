@@ -26,7 +26,7 @@ class Screen:
     """
 
     def __init__(self, progbar_events: Mapping[str, Any] | None = None, lock: Any = None) -> None:
-        """Nothing is printed yet.
+        """Begin with an empty screen.
 
         Args:
             progbar_events: "trigger_clear" and "cleared", events of a program that draws a bar of its own: before
@@ -138,7 +138,7 @@ class _Tail:
 
 
 def _find_last_frame(line: bytes) -> str:
-    """The last state of a progress bar; other lines as they are."""
+    """Return the last state of a progress bar; other lines as they are."""
     frames = [frame for frame in line.split(b"\r") if frame]
     return (frames[-1] if frames else b"").decode("utf-8", "replace")
 
@@ -172,7 +172,7 @@ class TailLog:
         *,
         screen: Screen | None = None,
     ) -> None:
-        """Nothing is read before `start`.
+        """Keep the settings; `start` begins to read.
 
         Two signatures are understood, told apart by the fourth argument's type: torch's, and that of torch before 2.2
         and of ice-learn, `(name, log_files, dst, interval_sec, progbar_events)`.
@@ -231,7 +231,7 @@ class TailLog:
         self._stopped = True
 
     def stopped(self) -> bool:
-        """True after `stop`."""
+        """Return True after `stop`."""
         return self._stopped
 
 

@@ -41,17 +41,17 @@ _IMAGE_PROGRAM: Final = (
 
 
 def is_python(word: str) -> bool:
-    """Whether a word of a command is a Python interpreter: its name, or a path of it."""
+    """Return whether a word of a command is a Python interpreter: its name, or a path of it."""
     return _PYTHON.fullmatch(posixpath.basename(word)) is not None
 
 
 def is_agent_command(entrypoint: str, args: Sequence[str]) -> bool:
-    """Whether a command runs our agent: some Python, then `-m muster.agent`."""
+    """Return whether a command runs our agent: some Python, then `-m muster.agent`."""
     return is_python(entrypoint) and list(args[:_COMMAND_LENGTH]) == ["-m", AGENT_MODULE]
 
 
 def is_agent_role(role: Any) -> bool:
-    """Whether a TorchX role runs our agent; other roles keep TorchX's meaning of exit codes and retries."""
+    """Return whether a TorchX role runs our agent; other roles keep TorchX's meaning of exit codes and retries."""
     return is_agent_command(role.entrypoint, role.args)
 
 
@@ -95,7 +95,7 @@ class AgentFlag:
     end: int
 
     def matches(self, name: str) -> bool:
-        """Whether this is the flag of that name. A prefix is enough: the agent refuses one that is ambiguous."""
+        """Return whether this is the flag of that name. A prefix is enough: the agent refuses one that is ambiguous."""
         return self.spelling != "" and name.startswith(self.spelling)
 
 
@@ -132,7 +132,7 @@ def find_agent_flag(args: Sequence[str], name: str) -> str | None:
 
 
 def count_merged_ranks(args: Sequence[str], gpus: int) -> int:
-    """How many ranks a job has whose lines a terminal shows merged; 0: it shows each.
+    """Return how many ranks a job has whose lines a terminal shows merged; 0: it shows each.
 
     Args:
         args: of a role for which `is_agent_role` holds.

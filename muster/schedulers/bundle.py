@@ -110,7 +110,7 @@ del _find_installed
 
 
 def build_agent_bundle() -> bytes:
-    """Packs the agent and what it shares with the adapters.
+    """Pack the agent and what it shares with the adapters.
 
     A program that submits many jobs has the work once: 0.4 s.
 
@@ -192,7 +192,7 @@ def _apply(cuts: Iterable[_Cut], lines: list[bytes]) -> None:
 
 
 def _dedent(line: bytes) -> bytes:
-    """One space for four, none before nothing."""
+    """Return one space for four, none before nothing."""
     text = line.lstrip(b" ")
     return b" " * ((len(line) - len(text)) // 4) + text if text.strip() else b"\n"
 
@@ -217,7 +217,7 @@ def _list_comments(text: bytes, lines: list[bytes]) -> tuple[list[_Cut], set[int
 
 
 def _list_functions(body: Iterable[ast.AST]) -> Iterator[_Function]:
-    """All, also those inside others."""
+    """Return all, also those inside others."""
     for node in body:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             yield node
@@ -255,7 +255,10 @@ def _list_type_only(body: list[ast.stmt]) -> Iterator[_Cut]:
 
 
 def _list_unused_imports(body: list[ast.stmt], lines: list[bytes]) -> Iterator[_Cut]:
-    """Names of types that nothing names any more, once the rest is cut; a module has no other use for them."""
+    """Return the names of types that nothing names any more, once the rest is cut.
+
+    A module has no other use for them.
+    """
     words = collections.Counter(re.findall(rb"\w+", b"".join(lines)))
     for node in body:
         if isinstance(node, ast.ImportFrom) and node.module in ("typing", "collections.abc"):
@@ -266,7 +269,7 @@ def _list_unused_imports(body: list[ast.stmt], lines: list[bytes]) -> Iterator[_
 
 
 def _list_annotations(function: _Function, lines: list[bytes]) -> Iterator[_Cut]:
-    """Those of a function, its arguments and local names: nothing reads them when the program runs.
+    """Return those of a function, its arguments and local names: nothing reads them when the program runs.
 
     Those of a class are the fields of its records. A name without a value stays: it may be local for its annotation.
     """
@@ -296,5 +299,5 @@ def _list_local_annotations(statement: ast.stmt) -> Iterator[_Cut]:
 
 
 def _find_span(node: ast.stmt | ast.expr | ast.arg) -> _Cut:
-    """Where a node stands."""
+    """Return where a node stands."""
     return _Cut((node.lineno - 1, node.col_offset), (node.end_lineno - 1, node.end_col_offset))  # type: ignore[operator,arg-type]

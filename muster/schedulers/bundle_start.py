@@ -51,20 +51,20 @@ def find_import_folder(bundle: str, digest: str, total_bytes: int) -> str:
 
 
 def list_bases() -> "list[str]":
-    """Where folders may be. The node's own disk first: a home folder may be on the network."""
+    """Return where folders may be. The node's own disk first: a home folder may be on the network."""
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     temporary = os.environ.get("TMPDIR") or "/tmp"  # noqa: S108  # private, see _is_private
     return [os.path.join(temporary, f"muster-{os.geteuid()}"), os.path.join(cache, "muster")]
 
 
 def _is_private(folder: str) -> bool:
-    """Whether it is a folder (no link) of this user that no other can write to."""
+    """Return whether it is a folder (no link) of this user that no other can write to."""
     status = os.lstat(folder)
     return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o022
 
 
 def _is_kept(folder: str) -> bool:
-    """Whether no other user can rename it, or a folder above it. Its path has no links above it.
+    """Return whether no other user can rename it, or a folder above it. Its path has no links above it.
 
     As `muster._shared.ownership`, which imports too much, but simpler: the next place is used, or the zip.
     """
@@ -190,7 +190,7 @@ def remove_unused(folder: str) -> None:
 
 
 def is_used(folder: str) -> bool:
-    """Whether a process runs from it."""
+    """Return whether a process runs from it."""
     import fcntl
 
     fd = os.open(folder, os.O_RDONLY)

@@ -114,7 +114,7 @@ class _Event:
 
 
 def parse_attempt(records: bytes) -> int:
-    """How often workers were restarted in place because one failed, from the last of an agent's records; else 0.
+    """Return how often workers were restarted in place because one failed, from the last of an agent's records; else 0.
 
     Args:
         records: lines of JSON; the first may be incomplete.
@@ -169,7 +169,7 @@ def parse_hang(records: bytes) -> str:
 
 
 def parse_break(records: bytes) -> str:
-    """Why the nodes form a new round at the moment, in one line; "": they do not.
+    """Return why the nodes form a new round at the moment, in one line; "": they do not.
 
     Args:
         records: see `parse_hang`.
@@ -204,7 +204,7 @@ def parse_status(status: bytes) -> "JobStatus | None":
 
 
 def describe_status(status: "JobStatus") -> str:
-    """How far a job is, in a few words, or since when it is paused; "": not known."""
+    """Return how far a job is, in a few words, or since when it is paused; "": not known."""
     return show_controls(status.describe(f" since {format_clock(status.paused_since_s)}"))
 
 
@@ -226,7 +226,7 @@ def _parse_events(records: bytes) -> Iterator[_Event]:
 
 
 def _parse_event(line: bytes) -> _Event | None:
-    """None if it is cut off, damaged or of another version."""
+    """Parse an event; None if it is cut off, damaged or of another version."""
     try:
         return salvage(_Event, parse_json(line))
     except ValueError:

@@ -95,12 +95,12 @@ def list_devices(env: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def needs_sharing(wanted: Sequence[DeviceRequest]) -> bool:
-    """Whether several nodes would see the same GPUs."""
+    """Return whether several nodes would see the same GPUs."""
     return sum(each.replicas for each in _list_sharers(wanted)) > 1
 
 
 def share_devices(wanted: Sequence[DeviceRequest], devices: Sequence[str]) -> dict[str, list[str]]:
-    """Disjoint slices of the devices for the nodes of an app that does not say how to divide them.
+    """Divide the devices among the nodes of an app that does not say how to divide them.
 
     Each node gets what its role requests if there are enough devices for all, else each gets the same number. Nodes of
     the agent's roles take part, and replicas of other roles that request GPUs; a role that sets CUDA_VISIBLE_DEVICES
@@ -137,7 +137,7 @@ def _list_sharers(wanted: Sequence[DeviceRequest]) -> list[DeviceRequest]:
 
 
 def assign_devices(wanted: Sequence[DeviceRequest], devices: Sequence[str]) -> dict[str, list[str]]:
-    """Disjoint slices of the devices, in order: what each replica requests.
+    """Divide the devices in order: each replica gets as many as it requests.
 
     Args:
         wanted: all roles of the app, in order.
@@ -158,7 +158,7 @@ def assign_devices(wanted: Sequence[DeviceRequest], devices: Sequence[str]) -> d
 
 
 def _slice(counts: Sequence[tuple[str, int, int]], devices: Sequence[str]) -> dict[str, list[str]]:
-    """(role, replicas, devices per replica) -> values of CUDA_VISIBLE_DEVICES."""
+    """Map (role, replicas, devices per replica) to values of CUDA_VISIBLE_DEVICES."""
     rest = iter(devices)
     return {
         role: [",".join(next(rest) for _ in range(each)) for _ in range(replicas)] for role, replicas, each in counts

@@ -35,11 +35,11 @@ class LineSplitter:
         return lines
 
     def has_rest(self) -> bool:
-        """Whether the beginning of a line waits for its end."""
+        """Return whether the beginning of a line waits for its end."""
         return any(self._pieces)
 
     def has_carriage_return(self) -> bool:
-        """Whether that beginning is a progress bar, which is drawn anew on one line."""
+        """Return whether that beginning is a progress bar, which is drawn anew on one line."""
         return any(b"\r" in piece for piece in self._pieces)
 
     def take_rest(self) -> bytes:

@@ -1,4 +1,4 @@
-"""Keeps a rank's state in the memory of its node, where it survives the worker, and in that of another node.
+"""Keep a rank's state in the memory of its node, where it survives the worker, and in that of another node.
 
     from muster import snapshots
 
@@ -45,28 +45,29 @@ class Snapshot(NamedTuple):
     step: int
     """The step that `save` was called with."""
     state: Any
-    """As it was saved. Nothing of it shares memory with what muster keeps."""
+    """The state as it was saved. It shares no memory with what muster keeps."""
 
 
 def save(step: int, state: Any, *, replicated: bool = False) -> None:
-    """Keep this rank's state of a step. Call it on all ranks, at the same steps, when the step is whole.
+    """Keep this rank's state of a step. Call it on all ranks, at the same steps, when the step is complete.
 
-    Returns when the tensors may change again. A state that does not fit into the memory that snapshots may take is
-    refused in one line, and the job goes on; so is, without a line, a save for which no slot is free.
+    It returns when the tensors may change again. If the state does not fit into the memory that snapshots may take,
+    one line says so, and the job goes on without this snapshot. If no slot is free, the save is skipped without a line.
 
     Args:
         step: the step as the script counts it. It must rise, also after `load`.
-        state: nested dicts, lists and tuples with tensors and plain values: what `state_dict()` gives. RNG states, the
-            loader's and the scheduler's state belong to it. Tensors may be on devices, sharded (DTensor), or share
-            memory.
-        replicated: the tensors are the same on all ranks (DDP): one rank of each node keeps them, and any rank's can
-            be loaded by any other, also when the number of ranks changes. Plain values, tensors of integers on the CPU
-            (RNG states, positions) and NumPy arrays are kept by each rank. One line names what differs all the same.
+        state: nested dicts, lists and tuples with tensors and plain values, as `state_dict()` returns them. Include the
+            states of the random generators, of the loader and of the scheduler. Tensors may be on devices, sharded
+            (DTensor), or share memory.
+        replicated: whether the tensors are the same on all ranks (DDP). Then one rank of each node keeps them, and
+            every rank can load them, also when the number of ranks changes. Each rank still keeps its own plain
+            values, NumPy arrays, and tensors of integers on the CPU (RNG states, positions). One line names tensors
+            that differ between ranks.
 
     Raises:
-        TypeError: the step is no int, or the state has something that cannot be written in a form that runs no code
-            when it is loaded; the message says where.
-        ValueError: the step is not above the last one.
+        TypeError: the step is not an int, or the state has something that cannot be saved in a form that runs no code
+            when it is loaded. The message says where it is.
+        ValueError: the step is not greater than the last one.
     """
     saver = _process.saver if _process.is_open else _open()
     if saver is not None:
@@ -74,22 +75,22 @@ def save(step: int, state: Any, *, replicated: bool = False) -> None:
 
 
 def load(*, into: Any = None) -> Snapshot | None:
-    """Give this rank's state of the step that the round continues from. Call it on all ranks, before the first `save`.
+    """Load this rank's state of the step that the round continues from. Call it on all ranks, before the first `save`.
 
     Args:
-        into: a state such as one would save. Tensors of it get the saved values, and are those of the result: nothing
-            is allocated. What it lacks is new. A sharded state needs it, and may be sharded otherwise or over another
-            number of ranks. None: all tensors are new, on the CPU.
+        into: a state like those that the script saves. Its tensors get the saved values and are returned, so they are
+            not allocated again. Tensors that it lacks are new. A sharded state needs `into`, which may be sharded
+            differently, or over another number of ranks. None: all tensors are new, on the CPU.
 
     Returns:
-        None where there is no snapshot: begin with `worker.resume_path()`. Also where the checkpoint there is of a
-        later step, where another number of ranks cannot continue it, and outside muster.
+        The snapshot. None: there is none, or a checkpoint on disk is of a later step, or this number of ranks cannot
+        continue it, or the script runs outside muster. Then begin with `worker.resume_path()`.
 
     Raises:
-        ValueError: tensors of `into` have another type or shape than the saved ones, or are not among them.
-        RuntimeError: what is in memory is not what was saved. It was given up: the next attempt does not find it. Or
-            this node keeps no snapshots, and the other ranks continue one.
-        OSError: no node that can be reached has it.
+        ValueError: tensors of `into` differ in type or shape from the saved ones, or were not saved.
+        RuntimeError: the memory is damaged; the snapshot is discarded, and the next attempt does not find it. Or this
+            node keeps no snapshots, but the other ranks continue from one.
+        OSError: no node that can be reached has the state.
     """
     saver = _process.saver if _process.is_open else _open()
     if saver is None or _process.files is None:
@@ -110,10 +111,11 @@ def load(*, into: Any = None) -> Snapshot | None:
 
 
 def reader() -> Any:
-    """Give a `StorageReader` of what `load` would: for `torch.distributed.checkpoint.load(state, storage_reader=...)`.
+    """Return a `StorageReader` for `torch.distributed.checkpoint.load(state, storage_reader=...)`.
 
     Returns:
-        None where `load` returns None; begin as there. Its `step` is the step of the snapshot.
+        A reader of the snapshot that `load` would return; its `step` is the step of the snapshot. None: `load` would
+        return None, too.
     """
     saver = _process.saver if _process.is_open else _open()
     if saver is None or _process.files is None:
@@ -165,7 +167,7 @@ def _open() -> "Saver | None":
 
 
 def _forget_if_open() -> None:
-    """In a fork: the parent speaks for the rank."""
+    """Let the parent speak for the rank; called in a fork."""
     if _process.is_open:
         _process.files = _process.saver = None
 

@@ -22,7 +22,7 @@ class Agreement:
     """What the second rank of a node has found out about the first one's tensors."""
 
     def __init__(self, files: WorkerFiles) -> None:
-        """Nothing yet."""
+        """Begin with nothing."""
         self._files = files
         self._tries = _TRIES
         self._waiting: tuple[tuple[int, int], list[int], list[int]] | None = None
@@ -53,7 +53,7 @@ class Agreement:
         self._waiting = generation, numbers, [_sum(tensors[number]) for number in numbers]
 
     def _sum_kept(self, generation: tuple[int, int], numbers: Sequence[int]) -> list[int] | None:
-        """The sums of what the first rank has kept; None: it has not, or not any more."""
+        """Return the sums of what the first rank has kept; None: it has not, or not any more."""
         control = self._files.control
         slot = control.find_slot(0, generation)
         if slot is None:
@@ -80,7 +80,7 @@ class Agreement:
 
 
 def _sum(tensor: Any) -> int:
-    """The sum of all elements, taken as integers: whatever their order is."""
+    """Return the sum of all elements, taken as integers: whatever their order is."""
     import torch
 
     tensor = tensor.detach().resolve_conj().resolve_neg()

@@ -164,7 +164,7 @@ class Area:
         return _is_whole
 
     def find_targets(self, plan: Plan) -> list[Any]:
-        """Where tensors of a plan are copied to, kept for the next time. The slot is mapped."""
+        """Return where tensors of a plan are copied to, kept for the next time. The slot is mapped."""
         if self._targets[0] is not plan:
             start, size = find_data(plan)
             self._targets = plan, plan.list_targets(self.bytes[start : start + size])
@@ -206,7 +206,7 @@ class Area:
 
 
 def find_data(plan: Plan) -> tuple[int, int]:
-    """Where the data begins in a slot, and its length, a multiple of `BLOCK_BYTES`."""
+    """Return where the data begins in a slot, and its length, a multiple of `BLOCK_BYTES`."""
     size = _round_up(plan.data_bytes, BLOCK_BYTES)
     return _round_up(_PAGE + size // BLOCK_BYTES * 8, _PAGE), size
 

@@ -87,7 +87,7 @@ class Contents:
 
 
 def find_step(files: WorkerFiles) -> int | None:
-    """The step that this rank continues from memory; None: there is none, or a checkpoint is of a later one."""
+    """Return the step that this rank continues from memory; None: there is none, or a checkpoint is of a later one."""
     base, (path, checkpoint_step) = files.control.base, find_checkpoint()
     if base is not None and path and checkpoint_step > base[1]:
         say_once(f"continues from step {checkpoint_step} of {path}: the snapshot is of step {base[1]}")
@@ -120,7 +120,7 @@ def give_up_damaged(files: WorkerFiles) -> Iterator[None]:
 
 
 def find_checkpoint() -> tuple[str | None, int]:
-    """Path and step of the last checkpoint that all ranks have reported."""
+    """Return the path and step of the last checkpoint that all ranks have reported."""
     return os.environ.get(Env.RESUME_PATH), int(os.environ.get(Env.RESUME_STEP) or -1)
 
 

@@ -101,7 +101,7 @@ class DeviceCopies:
         return event
 
     def _list_guarded(self) -> set[int]:
-        """Addresses of the tensors that change in an optimizer's step alone."""
+        """Return the addresses of the tensors that change in an optimizer's step alone."""
         found: set[int] = set()
         for optimizer in self._optimizers:
             values = [one for group in optimizer.param_groups for one in group["params"]]

@@ -69,7 +69,7 @@ class Layout(NamedTuple):
     runs: list[Run]
 
     def find(self, number: int) -> Place:
-        """Where one tensor is."""
+        """Return where one tensor is."""
         dtype, shape, start = self.dtypes[number], self.shapes[number], self.starts[number]
         unit = self.units.get(number) or (start, dtype.itemsize * math.prod(shape))
         return Place(dtype, shape, self.strides.get(number) or make_contiguous(shape), start, *unit)
@@ -204,7 +204,7 @@ class Plan:
         return small
 
     def fits(self, tensors: Sequence[Any], pointers: list[int], *, keeps_tensors: bool) -> bool:
-        """Whether the plan holds for these tensors as well. Strides matter only where tensors share memory."""
+        """Return whether the plan holds for these tensors as well. Strides matter only where tensors share memory."""
         if keeps_tensors is not self.keeps_tensors or not self._has_facts(tensors):
             return False
         if pointers == self._pointers:
@@ -215,7 +215,7 @@ class Plan:
         return True
 
     def _has_facts(self, tensors: Sequence[Any]) -> bool:
-        """Whether shapes and types are the plan's; no list of shapes, which would wake the garbage collector."""
+        """Return whether shapes and types are the plan's; no list of shapes, which would wake the garbage collector."""
         shapes, dtypes = self._facts
         return (
             len(tensors) == len(shapes)
@@ -259,18 +259,18 @@ class Plan:
         return zlib.crc32(self.written)
 
     def list_sources(self, tensors: Sequence[Any]) -> list[Any]:
-        """What is copied beside the vectors, in the order of `list_targets`."""
+        """Return what is copied beside the vectors, in the order of `list_targets`."""
         sources = [make_copyable(tensors[number]) for number, _ in self.singles]
         return sources + [_view_storage(tensors[span.number], span.first, span.bytes) for span in self.spans]
 
     def list_targets(self, data: Any) -> list[Any]:
-        """Views of `data`, a tensor of bytes with the data of a slot."""
+        """Return the views of `data`, a tensor of bytes with the data of a slot."""
         typed = Typed(data)
         targets = [make_copyable(typed.view(place)) for _, place in self.singles]
         return targets + [data[span.start : span.start + span.bytes] for span in self.spans]
 
     def list_buffers(self, tensors: Sequence[Any]) -> Iterator[memoryview]:
-        """The same in the order of the data, without holes."""
+        """Return the same in the order of the data, without holes."""
         end = 0
         pieces = [(place.start, _put_in_order(tensors[number], place)) for number, place in self.singles]
         pieces += [(span.start, _view_storage(tensors[span.number], span.first, span.bytes)) for span in self.spans]
@@ -281,7 +281,7 @@ class Plan:
             yield view_memory(one)
 
     def list_vectors(self, tensors: Sequence[Any]) -> Iterator[Vector]:
-        """The small tensors."""
+        """Return the small tensors."""
         for run in self._runs:
             owners = run.pick(tensors)
             if (pointers := find_pointers(run, owners)) is None:
@@ -311,12 +311,17 @@ class Typed:
 
 
 def is_plain(tensor: Any) -> bool:
-    """Whether a tensor is what RNG states, NumPy arrays and positions are: integers in the memory of the processor."""
+    """Return whether a tensor is what RNG states, NumPy arrays and positions are.
+
+    Integers in the memory of the processor.
+    """
     return bool(tensor.is_cpu and not tensor.dtype.is_floating_point and not tensor.dtype.is_complex)
 
 
 def find_pointers(run: Run, tensors: Sequence[Any]) -> list[int] | None:
-    """Where the tensors of a run are in the processor's memory. None: not all are there, contiguous and as they read.
+    """Return where the tensors of a run are in the processor's memory.
+
+    None: not all are there, contiguous and as they read.
 
     What is negative when it is read is the imaginary part of a conjugate, every second number of its memory: only one
     number of it is contiguous.
@@ -340,7 +345,7 @@ def view_memory(tensor: Any) -> memoryview:
 
 
 def _put_in_order(tensor: Any, place: Place) -> Any:
-    """The tensor, or a copy whose elements lie as its place says."""
+    """Return the tensor, or a copy whose elements lie as its place says."""
     import torch
 
     if tensor.stride() == place.stride and not is_lazy(tensor):
@@ -376,12 +381,12 @@ def _can_copy(dtype: Any) -> bool:
 
 
 def make_contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The strides of a contiguous tensor."""
+    """Return the strides of a contiguous tensor."""
     return tuple(math.prod(shape[n + 1 :]) for n in range(len(shape)))
 
 
 def _list_facts(tensors: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-    """Shapes and types: what a plan depends on, beside who shares memory."""
+    """Return the shapes and types: what a plan depends on, beside who shares memory."""
     return list(map(_get_shape, tensors)), list(map(_get_dtype, tensors))
 
 
@@ -436,7 +441,7 @@ def _describe_group(tensors: Sequence[Any], pointers: Sequence[int], numbers: Se
 
 
 def is_lazy(tensor: Any) -> bool:
-    """Whether the memory has other bits than one reads: `copy_` resolves it."""
+    """Return whether the memory has other bits than one reads: `copy_` resolves it."""
     return bool(tensor.is_conj() or tensor.is_neg())
 
 
@@ -446,7 +451,7 @@ def _share_storage(one: Any, other: Any) -> bool:
 
 
 def _find_ends(tensor: Any) -> tuple[int, int]:
-    """First byte and end of a tensor in its storage."""
+    """Return the first byte and the end of a tensor in its storage."""
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     size = tensor.element_size()
     start = tensor.storage_offset() * size
@@ -461,7 +466,10 @@ def _is_same(one: Any, other: Any) -> bool:
 
 
 def _choose_stride(tensor: Any) -> tuple[int, ...]:
-    """The tensor's own strides if its elements lie without holes, in whatever order; else those of a contiguous one."""
+    """Return the tensor's own strides if its elements lie without holes, in whatever order.
+
+    Else those of a contiguous one.
+    """
     shape, stride = tuple(tensor.shape), tuple(tensor.stride())
     if tensor.is_contiguous():
         return stride

@@ -50,7 +50,7 @@ def load_state(files: WorkerFiles, into: Any) -> tuple[int, Any] | None:
 
 @contextlib.contextmanager
 def _without_collections() -> Iterator[None]:
-    """Thousands of objects that all stay would have the garbage collector look at all others again and again."""
+    """Suspend the garbage collector: thousands of new objects that stay would make it look at all others."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -84,7 +84,7 @@ def _build(contents: Contents, into: Any) -> Any:
 
 
 def find_keeper(contents: Contents, content: Content) -> Content:
-    """The content with the tensors of a replicated state: on this node if one is there."""
+    """Return the content with the tensors of a replicated state: on this node if one is there."""
     if content.head.keeper == content.head.global_rank:
         return content
     near = contents.open_any()

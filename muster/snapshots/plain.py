@@ -182,7 +182,7 @@ def _walk(state: object, place: str, seen: set[int]) -> Iterator[tuple[str, Any]
 
 
 def find_name(state: object, tensor: Any) -> str:
-    """The place of a tensor that `encode` has taken out of a state."""
+    """Return the place of a tensor that `encode` has taken out of a state."""
     for place, value in _walk(state, "state", set()):
         if hasattr(value, "data_ptr") and (value.data_ptr(), value.shape) == (tensor.data_ptr(), tensor.shape):
             return place
@@ -268,7 +268,7 @@ class _Encoder(pickle.Pickler):
         return table
 
     def _are_known(self, tensors: Collection[Any]) -> bool:
-        """As `_are_plain`; those that were it, and whose elements are where they were, are so still."""
+        """Do as `_are_plain`; those that were plain, and whose elements are where they were, still are."""
         try:
             pointers = list(map(self.tensor_type.data_ptr, tensors))
         except RuntimeError:  # it has none, such as a sparse one
@@ -280,7 +280,7 @@ class _Encoder(pickle.Pickler):
         return known[number] is pointers
 
     def _are_plain(self, tensors: Iterable[Any]) -> bool:
-        """Whether they are elements in memory and nothing else."""
+        """Return whether they are elements in memory and nothing else."""
         return set(map(_get_kind, tensors)) == {(self.torch.strided, False, False, False)}
 
     def reducer_override(self, value: Any) -> Any:

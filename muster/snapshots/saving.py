@@ -141,7 +141,7 @@ class Saver:
         return plan
 
     def _is_granted(self, size: int) -> bool:
-        """Whether a state of this size may be kept. Looks at the free memory only when states grow."""
+        """Return whether a state of this size may be kept. Looks at the free memory only when states grow."""
         if size <= self._granted:
             return True
         if self._refused and abs(size - self._refused) < _GROWTH:

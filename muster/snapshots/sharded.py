@@ -74,7 +74,7 @@ class Reader(dcp.StorageReader):  # type: ignore[misc]  # torch is not checked
         return Metadata(state_dict_metadata=merged)
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *_: Any, **__: Any) -> None:
-        """Nothing is left to set up."""
+        """Do nothing: nothing is left to set up."""
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         """Keep the plan."""
@@ -109,7 +109,7 @@ class Reader(dcp.StorageReader):  # type: ignore[misc]  # torch is not checked
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:  # noqa: ARG003
-        """No id names what is in memory."""
+        """Return False: no id names what is in memory."""
         return False
 
 
@@ -131,12 +131,12 @@ class RoundReader(Reader):
             super().__init__(contents, contents.open_any().head.world_size)
 
     def read_metadata(self, *args: Any, **more: Any) -> Metadata:
-        """As `Reader`."""
+        """Do as `Reader`."""
         with give_up_damaged(self._files):
             return super().read_metadata(*args, **more)
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> "torch.futures.Future[None]":
-        """As `Reader`; then this rank has loaded the step."""
+        """Do as `Reader`; then this rank has loaded the step."""
         with give_up_damaged(self._files):
             done = super().read_data(plan, planner)
         record_loaded(self._files, self.step, self._contents)

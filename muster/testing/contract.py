@@ -40,9 +40,9 @@ _POLL_S: Final = 0.05
 
 
 class SchedulerContract:
-    """The tests. A subclass says how its scheduler is made, and how a replica of it is lost.
+    """The tests that every adapter must pass. A subclass says how its scheduler is made, and how a replica is lost.
 
-    A test that needs more than `make test` should wait for can be replaced by None in the subclass.
+    To leave out a test that takes too long, a subclass replaces it by None.
     """
 
     factory: ClassVar[str] = ""
@@ -63,7 +63,7 @@ class SchedulerContract:
     # -- what a subclass defines ------------------------------------------------------------------------------------
 
     def lose_replica(self, scheduler: PluginScheduler, app_id: str, index: int) -> None:
-        """End replica `index` of the role as the loss of its machine would: nobody asked for it."""
+        """End replica `index` of the role as the loss of its machine would, without a request."""
         raise NotImplementedError(f"{type(self).__name__} does not say how a replica is lost")
 
     def list_left(self, app_id: str) -> list[str]:
@@ -86,7 +86,7 @@ class SchedulerContract:
 
     @pytest.fixture
     def scheduler(self, _own_state: None) -> Iterator[PluginScheduler]:
-        """The scheduler; apps that are left at the end are deleted."""
+        """Return the scheduler; apps that are left at the end are deleted."""
         with closing(self.create()) as made:
             yield made
             for each in made.list(self.cfg):
@@ -99,7 +99,7 @@ class SchedulerContract:
         return made
 
     def wait(self, check: Callable[[], T], what: str) -> T:
-        """Look until a check is true; its result."""
+        """Repeat a check until its result is true, and return the result."""
         deadline_s = time.monotonic() + self.limit_s
         while not (found := check()):
             assert time.monotonic() < deadline_s, f"{what}: not within {self.limit_s:g} s"
@@ -154,7 +154,7 @@ class SchedulerContract:
     # -- from submission to deletion ----------------------------------------------------------------------------------
 
     def test_an_app_runs_ends_and_is_deleted(self, scheduler: PluginScheduler) -> None:
-        """Status, list and log of what has ended, and nothing is left after its deletion."""
+        """Read status, list and log of an app that has ended, delete it, and check that nothing is left."""
         app_id = self.submit(scheduler, build_shell("echo out; echo err >&2", replicas=2, image=self.image))
         described = self.wait_for(scheduler, app_id, AppState.SUCCEEDED)
         assert [(role.role, [each.state.name for each in role.replicas]) for role in described.roles_statuses] == [
@@ -181,7 +181,7 @@ class SchedulerContract:
             self.read(scheduler, app_id)
 
     def test_what_an_app_has_left_is_found_once_it_has_ended(self, scheduler: PluginScheduler) -> None:
-        """`muster prune` removes it, and nothing of an app that runs."""
+        """Check that `muster prune` removes what an ended app has left, and nothing of a running app."""
         if type(scheduler).find_leftovers is PluginScheduler.find_leftovers:
             pytest.skip("apps leave nothing that this machine could find")
         ended = self.submit(scheduler, build_shell("true", image=self.image))
@@ -201,7 +201,7 @@ class SchedulerContract:
         assert self.list_left(ended) == []
 
     def test_another_shell_sees_and_ends_it(self, scheduler: PluginScheduler) -> None:
-        """All that is known of an app is known to other processes; its log is read while it is written."""
+        """Check that other processes know the app, and read its log while it is written."""
         app_id = self.submit(scheduler, build_shell(WAITS, image=self.image))
         followed = iter(scheduler.log_iter(app_id, ROLE, 0, should_tail=True))
         assert next(followed) == "started\n", "while it runs"
@@ -216,7 +216,7 @@ class SchedulerContract:
         assert scheduler.describe(app_id) is None
 
     def test_a_cancel_during_the_start_ends_it(self, scheduler: PluginScheduler) -> None:
-        """Whatever had started by then, nothing runs on."""
+        """Check that nothing runs on, whatever had started by the time of the cancel."""
         app_id = self.submit(scheduler, build_shell(WAITS, replicas=3, image=self.image))
         scheduler.cancel(app_id)
         described = self.wait_for(scheduler, app_id, AppState.CANCELLED)
@@ -228,7 +228,7 @@ class SchedulerContract:
     # -- failures -----------------------------------------------------------------------------------------------------
 
     def test_a_replica_that_fails_is_started_again_until_no_retry_is_left(self, scheduler: PluginScheduler) -> None:
-        """A follower reads all of its starts, each line once; then the app has failed, and says why."""
+        """Check that a follower reads all starts, each line once, and that the app then fails and says why."""
         app_id = self.submit(scheduler, build_shell("echo started; sleep 0.5; exit 3", image=self.image, retries=1))
         followed = list(scheduler.log_iter(app_id, ROLE, 0, should_tail=True))
         assert followed == ["started\n", "started\n"]
@@ -238,7 +238,7 @@ class SchedulerContract:
         assert self.read(scheduler, app_id).count("started") == 2, "both, of a replica that has ended"
 
     def test_a_lost_replica_is_replaced(self, scheduler: PluginScheduler) -> None:
-        """The others run on."""
+        """Check that a lost replica is replaced while the others run on."""
         app_id = self.submit(scheduler, build_shell(WAITS, replicas=2, image=self.image, retries=1))
         for index in range(2):
             self.wait_line(scheduler, app_id, "started", index)
@@ -251,7 +251,7 @@ class SchedulerContract:
     def test_a_submission_that_fails_leaves_nothing(
         self, scheduler: PluginScheduler, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """An error at a late step, and the same app can be submitted afterwards."""
+        """Let a submission fail at a late step, then submit the same app again."""
 
         def fail(*_args: Any, **_named: Any) -> None:
             raise RuntimeError("the contract's failure")
@@ -268,7 +268,7 @@ class SchedulerContract:
         self.wait_for(scheduler, app_id, AppState.SUCCEEDED)
 
     def test_a_command_that_is_killed_leaves_nothing_that_cannot_be_removed(self, scheduler: PluginScheduler) -> None:
-        """At each step of a submission; the next ones work as if it had not been."""
+        """Kill the command at each step of a submission, and check that later submissions work."""
         path = self._folder / "app.json"
         path.write_text(json.dumps(dump_app(build_shell(WAITS, name="contract-killed", image=self.image))))
         for step in self.steps:
@@ -286,7 +286,7 @@ class SchedulerContract:
     # -- agents -------------------------------------------------------------------------------------------------------
 
     def test_agents_form_one_job_and_their_report_is_the_status(self, scheduler: PluginScheduler) -> None:
-        """Two nodes find each other, start workers again in place, and say why they gave up."""
+        """Check that two nodes find each other, restart workers in place, and say why they gave up."""
         app_id = self.submit(scheduler, build_agents(FAILS_TWICE, image=self.image, restarts=1))
         described = self.wait_for(scheduler, app_id, AppState.FAILED)
         assert described.num_restarts == 1, "of workers, in place"
@@ -298,7 +298,7 @@ class SchedulerContract:
         ]
 
     def test_rules_say_what_follows_from_a_failure(self, scheduler: PluginScheduler) -> None:
-        """Restarts that use none of the allowed ones, one that does, a node that leaves and is replaced, and a stop.
+        """Check free restarts, a restart that uses the budget, a node that leaves and is replaced, and a stop.
 
         A scheduler that starts all nodes again when one has left loses the count: the attempts begin anew.
         """
@@ -310,7 +310,7 @@ class SchedulerContract:
         assert [attempt for attempt in range(7) if f"0 of 2 attempt {attempt}" in console] == [0, 1, 2, 3, 4, 5]
 
     def test_a_running_job_is_asked(self, scheduler: PluginScheduler) -> None:
-        """Checkpoint, pause, resume, stacks and stop, by way of any node; all ranks do it at one step.
+        """Ask for checkpoint, pause, resume, stacks and stop by any node; all ranks do it at one step.
 
         And a command runs beside the workers of one node, with their variables, or is refused in one line.
         """
@@ -334,7 +334,7 @@ class SchedulerContract:
 
     @pytest.mark.long
     def test_nothing_is_left_of_a_command_that_was_given_up(self, scheduler: PluginScheduler) -> None:
-        """As when `muster exec` is killed: what it has started ends, also what does not heed SIGTERM."""
+        """Check that the end of `muster exec` ends what it has started, also what ignores SIGTERM."""
         app_id = self.submit(scheduler, build_agents(COUNTS, image=self.image))
         self.wait_line(scheduler, app_id, "counts", 0)
         command = ["sh", "-c", "trap '' TERM; sleep 600 & sleep 600; true", "given-up"]
@@ -352,7 +352,7 @@ class SchedulerContract:
         self.wait(lambda: find_left() == "[]\n", "the end of the command")
 
     def test_an_elastic_job_gets_another_size(self, scheduler: PluginScheduler) -> None:
-        """Fewer nodes, more nodes, and no number outside of its bounds."""
+        """Ask for fewer nodes, for more nodes, and for a number out of bounds."""
         app_id = self.submit(scheduler, build_agents(COUNTS, nodes=2, least=1, image=self.image))
         for index in range(2):
             self.wait_line(scheduler, app_id, "of 2 counts", index)
@@ -365,7 +365,7 @@ class SchedulerContract:
         assert self.wait_for(scheduler, app_id, AppState.RUNNING).state == AppState.RUNNING
 
     def _ask(self, scheduler: PluginScheduler, app_id: str, kind: AskKind) -> None:
-        """An agent that is just starting may not answer yet."""
+        """Ask the job, again while an agent that is just starting does not answer."""
 
         def ask() -> bool:
             answer = scheduler.ask_app(app_id, kind, 30.0)
@@ -375,7 +375,7 @@ class SchedulerContract:
         self.wait(ask, f"the answer to {kind.value}")
 
     def _run_beside(self, scheduler: PluginScheduler, app_id: str) -> None:
-        """What `muster exec` does, on the node whose rank is 1."""
+        """Do what `muster exec` does, on the node with rank 1."""
         script = 'echo "$RANK of $WORLD_SIZE$MUSTER_TOKEN"; cat; echo err >&2; exit 3'
         if type(scheduler).open_in_node is PluginScheduler.open_in_node:
             with pytest.raises(ControlError, match="no command can be run in the nodes of") as error:
@@ -401,6 +401,6 @@ class SchedulerContract:
 
 
 def _split(step: str) -> tuple[str, str]:
-    """The owner of a function, and its name."""
+    """Return the owner of a function, and its name."""
     owner, _, name = step.rpartition("." if "." in step.partition(":")[2] else ":")
     return owner, name

@@ -102,7 +102,7 @@ class Said(Generic[_S]):
         return self.kind == TRACEBACK
 
     def join(self, speaker: _S) -> None:
-        """One more has said it."""
+        """Count one more speaker of it."""
         self.speakers.append(speaker)
         self._count_ranks(speaker)
 
@@ -165,7 +165,7 @@ class AlikeLines(Generic[_S]):
         """What is to be printed now."""
 
     def push(self, speaker: _S, lines: bytes, now_s: float) -> list[Said[_S]]:
-        r"""A speaker says whole lines, which end in `\n`; returns what is to be printed now, in this order."""
+        r"""Take whole lines of a speaker, which end in `\n`, and return what is to be printed now, in this order."""
         if speaker.launch is not self._launch:
             self._hold_nothing()
             self._launch, self._launch_until_s = speaker.launch, now_s + LAUNCH_S
@@ -193,11 +193,11 @@ class AlikeLines(Generic[_S]):
         return min(times) if times else None
 
     def holds_rows(self, speaker: _S) -> bool:
-        """Whether its last rows may be the beginning of a warning or a traceback."""
+        """Return whether its last rows may be the beginning of a warning or a traceback."""
         return speaker in self._blocks
 
     def take_due(self, now_s: float) -> list[Said[_S]]:
-        """What has been held long enough."""
+        """Return what has been held long enough."""
         for speaker, units in list(self._blocks.items()):
             since_s = units.since_s
             if since_s is None or since_s + self._window_s <= now_s:
@@ -206,12 +206,12 @@ class AlikeLines(Generic[_S]):
         return self._take_out()
 
     def take_all(self) -> list[Said[_S]]:
-        """All that is held."""
+        """Return all that is held."""
         self._hold_nothing()
         return self._take_out()
 
     def end(self, speaker: _S, now_s: float) -> list[Said[_S]]:
-        """The speaker says nothing more; what it has said may still be held."""
+        """End a speaker, and return what is to be printed. What it has said may still be held."""
         self._end_block(speaker, now_s)
         self._units.pop(speaker, None)
         for key in [key for key in self._warned if key[0] is speaker]:
@@ -256,7 +256,7 @@ class AlikeLines(Generic[_S]):
         self._release(now_s)
 
     def _fix(self, said: Said[_S]) -> None:
-        """The unit is of several speakers now: it keeps its place, and with it what its first one said before it."""
+        """Fix the place of a unit that is of several speakers now, and with it what its first one said before it."""
         for rank in said.speakers[0].ranks:
             place = self._places[rank]
             if place.loose and place.loose[0].number <= said.number:
@@ -264,7 +264,7 @@ class AlikeLines(Generic[_S]):
                 place.fixed = said
 
     def _find(self, speaker: _S, unit: Unit) -> Said[_S] | None:
-        """The held unit that the speaker joins; what it alone has said stands in front of it then."""
+        """Return the held unit that the speaker joins; what it alone has said stands in front of it then."""
         alike = self._alike.get((speaker.stream, unit.key))
         if alike is None:
             return None
@@ -345,7 +345,7 @@ class AlikeLines(Generic[_S]):
             self._fix(head)
 
     def _repeats(self, speaker: _S, unit: Unit, now_s: float) -> bool:
-        """Whether a warning was printed, of those that started together, as often as the speaker has written it."""
+        """Return whether a warning was printed as often as the speaker has written it, of those started together."""
         if now_s > self._launch_until_s or len(self._printed) > _WARNING_LIMIT:
             return False
         times = self._warned.get((speaker, unit.key), 0) + 1
@@ -357,7 +357,7 @@ class AlikeLines(Generic[_S]):
 
 
 def format_ranks(ranks: Iterable[int]) -> str:
-    """`0-2,5`."""
+    """Return a text such as `0-2,5`."""
     from muster._shared.reports import name_ranks  # only where lines are merged
 
     return name_ranks(ranks).partition(" ")[2].replace(" ", "")

@@ -16,7 +16,7 @@ class ProgressBars:
         """Of the rows that are drawn, in columns."""
 
     def erase(self) -> bytes:
-        """The bytes that erase the rows and leave the cursor where they began."""
+        """Return the bytes that erase the rows and leave the cursor where they began."""
         widths, self._widths = self._widths, []
         if not widths:
             return b""
@@ -27,7 +27,7 @@ class ProgressBars:
         return b"\r\x1b[K" + b"\x1b[A\x1b[K" * (rows - 1)
 
     def draw(self, rows: Sequence[bytes], status: bytes = b"") -> bytes:
-        """The bytes that draw as many rows at the bottom as fit, and how many do not; call `erase` first.
+        """Return the bytes that draw as many rows at the bottom as fit, and how many do not; call `erase` first.
 
         Args:
             rows: of the workers.

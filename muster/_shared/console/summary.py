@@ -25,7 +25,7 @@ _FAILURES = {"worker": "worker", "hang": "hang", "node": "lost node", "fenced": 
 
 
 def format_summary(status: JobStatus) -> list[str]:
-    """The lines, without the agent's prefix.
+    """Return the lines, without the agent's prefix.
 
     Args:
         status: the last one of the job.
@@ -55,7 +55,10 @@ def _describe_goodput(goodput: Goodput) -> str:
 
 
 def describe_exact(status: JobStatus) -> str:
-    """What is known without the script's help: "the first step after 12 s; failures: 1 worker, 2 hangs"; or ""."""
+    """Return what is known without the script's help: "the first step after 12 s; failures: 1 worker, 2 hangs".
+
+    Or "".
+    """
     parts = []
     if status.goodput is not None and status.time_to_start_s is not None:
         parts.append(f"the first step after {format_duration(status.time_to_start_s)}")

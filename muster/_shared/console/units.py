@@ -36,7 +36,7 @@ class Masks:
         self._known: dict[bytes, bytes] = {}
 
     def mask(self, zeroed: bytes) -> bytes:
-        """The mask of a line whose digits are zeros."""
+        """Return the mask of a line whose digits are zeros."""
         mask = self._known.get(zeroed)
         if mask is None:
             if len(self._known) >= _CACHE_LIMIT:
@@ -46,7 +46,7 @@ class Masks:
 
 
 def mask_line(line: bytes) -> bytes:
-    """What is left of a line without digits, hexadecimal numbers and paths.
+    """Return what is left of a line without digits, hexadecimal numbers and paths.
 
     >>> mask_line(b"rank 7: loss 0.25 at 0x7ffe, wrote /tmp/a7/x.pt, commit 1f3a9c")
     b'rank #: loss # at #, wrote #, commit #'
@@ -66,7 +66,7 @@ _FIRST_BYTES = b"T Fd["
 
 
 def begins_warning(row: bytes) -> bool:
-    """Whether it is the first row of a warning as Python's `warnings` writes it: `PATH:LINE: CATEGORY: TEXT`."""
+    """Return whether it is the first row of a warning as Python's `warnings` writes it: `PATH:LINE: CATEGORY: TEXT`."""
     place, _, rest = row.partition(b": ")
     return place.rpartition(b":")[2].isdigit() and rest.partition(b": ")[0].endswith(b"Warning")
 
@@ -104,7 +104,7 @@ class _Block:
         """The traceback's exception was among the rows: the next one may belong to another unit."""
 
     def takes(self, row: bytes, *, is_same_write: bool) -> bool:
-        """Whether the row belongs to the block."""
+        """Return whether the row belongs to the block."""
         if self.kind == WARNING:
             return len(self.rows) < _WARNING_ROWS and not begins_warning(row) and not _begins_traceback(row)
         text = _RANK_PREFIX.sub(b"", row, count=1)
@@ -139,7 +139,7 @@ class Units:
         return None if self._block is None or not self._block.rows else self._block.since_s
 
     def cut(self, lines: bytes, now_s: float) -> Iterator[Unit]:
-        r"""The units that are whole now.
+        r"""Return the units that are whole now.
 
         Args:
             lines: whole lines, which end in `\n`.
@@ -172,7 +172,7 @@ class Units:
         return TRACEBACK if self._holds_tracebacks and _begins_traceback(row) else None
 
     def end_block(self, *, may_go_on: bool = False) -> Iterator[Unit]:
-        """The rows that are held, as units.
+        """Return the rows that are held, as units.
 
         Args:
             may_go_on: they have been held long enough; what follows of a traceback is one, too.

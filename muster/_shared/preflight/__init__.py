@@ -118,7 +118,7 @@ class Finding:
     advice: Line = ""
 
     def describe(self) -> str:
-        """One line, without the node."""
+        """Return one line, without the node."""
         expected = f", expected {self.expected}" if self.expected else ""
         return f"{self.found}{expected}{': ' if self.advice else ''}{self.advice}"
 
@@ -163,7 +163,7 @@ def find_problems(machine: Machine, need: Need) -> tuple[Finding, ...]:
 
 
 def parse_visible(text: str | None) -> tuple[str, ...] | None:
-    """The devices that CUDA_VISIBLE_DEVICES names: CUDA stops at the first word that is none, such as -1."""
+    """Return the devices that CUDA_VISIBLE_DEVICES names: CUDA stops at the first word that is none, such as -1."""
     if text is None:
         return None
     words: list[str] = []
@@ -175,12 +175,12 @@ def parse_visible(text: str | None) -> tuple[str, ...] | None:
 
 
 def find_devices(machine: Machine, need: Need) -> "tuple[Device, ...]":
-    """The devices of this job that answer, as far as they are known."""
+    """Return the devices of this job that answer, as far as they are known."""
     return choose_devices(machine.devices, need) if machine.devices is not None else ()
 
 
 def choose_devices(devices: "Devices", need: Need) -> "tuple[Device, ...]":
-    """Those of this job, of the devices that answer."""
+    """Return those of this job, of the devices that answer."""
     if need.visible is None:
         return devices.answering
     names = list(need.visible)
@@ -220,12 +220,12 @@ def _find_used_memory(machine: Machine, need: Need) -> Iterator[Problem]:
 
 
 def is_free(device: "Device") -> bool:
-    """Whether no more of its memory is in use than the driver's own, and small processes of others."""
+    """Return whether no more of its memory is in use than the driver's own, and small processes of others."""
     return device.used_bytes <= max(_USED_BYTES, int(device.total_bytes * _USED_SHARE))
 
 
 def describe_use(device: "Device") -> str:
-    """`61 GiB of 80 GiB of device 0 are in use (held by process 812 of ada: python train.py)`."""
+    """Return a text such as `61 GiB of 80 GiB of device 0 are in use (held by process 812 of ada: python train.py)`."""
     holders = ", ".join(holder.describe() for holder in device.holders[:4])
     held = f" (held by {holders})" if holders else ""
     return f"{_format(device.used_bytes)} of {_format(device.total_bytes)} of device {device.index} are in use{held}"
@@ -378,7 +378,7 @@ def read_machine(
 
 
 def find_site_checks(folder: str | None = None) -> tuple[str, ...]:
-    """The executable files of a site's folder, by name; hidden ones are none. None: `SITE_FOLDER`."""
+    """Return the executable files of a site's folder, by name; hidden ones are none. None: `SITE_FOLDER`."""
     folder = folder or SITE_FOLDER
     try:
         names = sorted(name for name in os.listdir(folder) if not name.startswith("."))
@@ -410,7 +410,7 @@ def _stat(path: str, statvfs: Callable[[str], os.statvfs_result]) -> os.statvfs_
 
 
 def _read_folder(label: str, path: str, statvfs: Callable[[str], os.statvfs_result]) -> Folder:
-    """Of a folder that does not exist yet, read the one that it will be made in."""
+    """Read a folder, or the one in which it will be made if it does not exist yet."""
     path = existing = os.path.abspath(path)
     while not os.path.isdir(existing) and existing != os.path.dirname(existing):
         existing = os.path.dirname(existing)
@@ -442,7 +442,9 @@ def _try_write(folder: str) -> str:
 
 
 def _read_processes() -> tuple[int | None, str]:
-    """How many more may be started, and which limit says so. Source: pids controller of cgroup v2 and v1, setrlimit(2).
+    """Return how many more may be started, and which limit says so.
+
+    Source: pids controller of cgroup v2 and v1, setrlimit(2).
 
     RLIMIT_NPROC counts all processes of the user, which is too much to count here: it stands for itself.
     """

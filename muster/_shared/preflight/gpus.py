@@ -28,7 +28,7 @@ class Holder:
     command: str = ""
 
     def describe(self) -> str:
-        """`process 812 of ada: python train.py`."""
+        """Return a text such as `process 812 of ada: python train.py`."""
         user, command = (f" of {self.user}" if self.user else ""), (f": {self.command}" if self.command else "")
         return f"process {self.pid}{user}{command}"
 
@@ -103,7 +103,7 @@ def _read_text(read: "ctypes._NamedFuncPointer", *arguments: object) -> str:
 
 
 def _read_device(nvml: ctypes.CDLL, index: int) -> Device | None:
-    """None: it does not answer, such as one that has fallen off the bus."""
+    """Read a device; None: it does not answer, such as one that has fallen off the bus."""
     handle, memory = ctypes.c_void_p(), _Memory()
     if nvml.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(index), ctypes.byref(handle)) != _SUCCESS:
         return None
@@ -119,7 +119,7 @@ def _read_device(nvml: ctypes.CDLL, index: int) -> Device | None:
 
 
 def _read_holders(nvml: ctypes.CDLL, handle: ctypes.c_void_p) -> tuple[Holder, ...]:
-    """The processes with a context on it; of a driver before 510 none is known."""
+    """Return the processes with a context on it; of a driver before 510 none is known."""
     processes, count = (_Process * _HOLDERS)(), ctypes.c_uint(_HOLDERS)
     try:
         code = nvml.nvmlDeviceGetComputeRunningProcesses_v3(handle, ctypes.byref(count), processes)
@@ -129,7 +129,7 @@ def _read_holders(nvml: ctypes.CDLL, handle: ctypes.c_void_p) -> tuple[Holder, .
 
 
 def _describe(process: _Process) -> Holder:
-    """In a container of its own, another's process is known by its number only."""
+    """Describe a holder. In a container of its own, another's process is known by its number only."""
     user = command = ""
     try:
         user = _name_user(os.stat(f"/proc/{process.pid}").st_uid)

@@ -17,7 +17,7 @@ _MOST: Final = 32
 
 
 def read_site_check(name: str, lines: Iterable[str], trouble: str, *, is_killed: bool = False) -> tuple[Finding, ...]:
-    """The findings of one that has ended.
+    """Return the findings of one that has ended.
 
     Args:
         name: of its file.

@@ -190,7 +190,7 @@ def _matches(condition: Condition, happened: Happened) -> bool:
 
 
 def _is_kind_of(raised: str, wanted: str) -> bool:
-    """Whether an exception has this name, or is one of Python's own that is derived from it."""
+    """Return whether an exception has this name, or is one of Python's own that is derived from it."""
     if not raised:
         return False
     if raised == wanted or ("." not in wanted and raised.rpartition(".")[2] == wanted):

@@ -164,7 +164,7 @@ def _choose_program(values: FlagValues, script: str, args: tuple[str, ...], envi
 
 
 def _choose_start(values: FlagValues, program: Program) -> tuple[str, str]:
-    """(--start, --start-method). `--start fork` is torchrun's abbreviation of the latter."""
+    """Return (--start, --start-method). `--start fork` is torchrun's abbreviation of the latter."""
     method = values.choice("start-method", _START_METHODS) or "spawn"
     if values.text("start") in _START_METHODS:
         method, start = str(values.text("start")), "auto"
@@ -219,7 +219,7 @@ def _shows_status(values: FlagValues, environ: Mapping[str, str], *, nproc: int)
 
 
 def _is_terminal() -> bool:
-    """Whether both streams of the agent go to a terminal."""
+    """Return whether both streams of the agent go to a terminal."""
     return os.isatty(1) and os.isatty(2)
 
 
@@ -284,7 +284,7 @@ def _asks_at_interrupt(values: FlagValues) -> bool:
 
 
 def _parse_preempt_signal(values: FlagValues) -> str | None:
-    """SIGUSR1 or USR1, as Slurm writes it."""
+    """Parse SIGUSR1 or USR1, as Slurm writes it."""
     text = values.text("preempt-signal")
     if not text:
         return None
@@ -430,7 +430,7 @@ def parse_std_choice(text: str, *, origin: str) -> StdChoice:
 
 
 def parse_ranks(text: str, *, origin: str) -> frozenset[int] | None:
-    """`0,2` as a set of local ranks; None, which is all of them, for an empty text.
+    """Parse `0,2` as a set of local ranks; None, which is all of them, for an empty text.
 
     Raises:
         UsageError: anything else.

@@ -80,7 +80,7 @@ def _parse_long(word: str, words: list[str], given: dict[str, str]) -> None:
 
 
 def _parse_short(word: str, words: list[str], given: dict[str, str]) -> None:
-    """`-m`, `-r 3`, `-r3`, `-r=3`, `-mr3`."""
+    """Parse `-m`, `-r 3`, `-r3`, `-r=3`, `-mr3`."""
     rest = word[1:]
     while rest:
         flag = _BY_SHORT.get(rest[0])
@@ -145,16 +145,16 @@ class FlagValues:
         return "--" + name if flag.dest in self._given or not self.is_given(name) else flag.variable
 
     def is_given(self, name: str) -> bool:
-        """True when the command line or a variable sets it."""
+        """Return whether the command line or a variable sets it."""
         flag = _BY_NAME[name]
         return flag.dest in self._given or (flag.has_variable and flag.variable in self._environ)
 
     def is_on_command_line(self, name: str) -> bool:
-        """True when the command line sets it."""
+        """Return whether the command line sets it."""
         return _BY_NAME[name].dest in self._given
 
     def text(self, name: str) -> str | None:
-        """The unparsed value; None when there is none."""
+        """Return the unparsed value; None when there is none."""
         flag = _BY_NAME[name]
         value = self._given.get(flag.dest)
         return self._environ.get(flag.variable) if value is None and flag.has_variable else value
@@ -170,7 +170,7 @@ class FlagValues:
             raise self.build_error(name, "0 or 1") from None
 
     def integer(self, name: str, *, minimum: int, maximum: int | None = None) -> int | None:
-        """A whole number within bounds; None when there is none."""
+        """Return a whole number within bounds; None when there is none."""
         value = self.text(name)
         if value is None:
             return None
@@ -184,7 +184,7 @@ class FlagValues:
         return number
 
     def seconds(self, name: str, *, zero: bool) -> float | None:
-        """A finite number of seconds; None when there is none."""
+        """Return a finite number of seconds; None when there is none."""
         value = self.text(name)
         if value is None:
             return None
@@ -194,7 +194,7 @@ class FlagValues:
         return number
 
     def choice(self, name: str, allowed: Sequence[str]) -> str | None:
-        """One of `allowed`; None when there is none."""
+        """Return one of `allowed`; None when there is none."""
         value = self.text(name)
         if value is not None and value not in allowed:
             raise self.build_error(name, "one of " + ", ".join(allowed))
@@ -206,7 +206,7 @@ class FlagValues:
 
 
 def parse_seconds(text: str, *, zero: bool) -> float | None:
-    """A finite number of seconds, from 0 on (`zero`) or above it; None when the text is no such number."""
+    """Return a finite number of seconds, from 0 on (`zero`) or above it; None when the text is no such number."""
     try:
         number = float(text)
     except ValueError:

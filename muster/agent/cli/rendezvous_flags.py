@@ -107,7 +107,7 @@ def _parse_policy(values: FlagValues) -> str:
 
 
 def _read_machine() -> str:
-    """The boot id, which containers on one machine have in common; "" where there is none."""
+    """Return the boot id, which containers on one machine have in common; "" where there is none."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             return file.read(64).strip()
@@ -116,7 +116,7 @@ def _read_machine() -> str:
 
 
 def _read_conf(values: FlagValues, *, is_torchs: bool) -> "tuple[dict[str, str], _ConfReader]":
-    """The keys and values of --rdzv-conf, and what reads ours; torch's backends read them themselves."""
+    """Return the keys and values of --rdzv-conf, and what reads ours; torch's backends read them themselves."""
     origin = values.origin("rdzv-conf")
     conf = parse_conf(values.text("rdzv-conf") or "", origin=origin)
     if not is_torchs:
@@ -125,7 +125,7 @@ def _read_conf(values: FlagValues, *, is_torchs: bool) -> "tuple[dict[str, str],
 
 
 def _choose_node_index(values: FlagValues, backend: str, max_nodes: int) -> int | None:
-    """None: the leader gives this node its place."""
+    """Return the node's index; None: the leader gives this node its place."""
     index = values.integer("node-rank", minimum=0)
     if index is None:
         return 0 if backend in ("standalone", "static") else None
@@ -137,7 +137,7 @@ def _choose_node_index(values: FlagValues, backend: str, max_nodes: int) -> int 
 
 
 def parse_nnodes(text: str, *, origin: str) -> tuple[int, int]:
-    """`2`, or `1:4` for an elastic job.
+    """Parse `2`, or `1:4` for an elastic job.
 
     Raises:
         UsageError: it is neither, MIN is less than 1, or MIN is more than MAX.
@@ -153,7 +153,7 @@ def parse_nnodes(text: str, *, origin: str) -> tuple[int, int]:
 
 
 def parse_endpoint(text: str, *, default_port: int, origin: str) -> tuple[str, int]:
-    """`host`, `host:port`, `[::1]` or `[::1]:port`.
+    """Parse `host`, `host:port`, `[::1]` or `[::1]:port`.
 
     Raises:
         UsageError: anything else, or an invalid port.
@@ -176,7 +176,7 @@ def parse_endpoint(text: str, *, default_port: int, origin: str) -> tuple[str, i
 
 
 def parse_conf(text: str, *, origin: str) -> dict[str, str]:
-    """`key=value,key=value`, also within a pair of quotes that no shell has removed, as in a Kubernetes manifest.
+    """Parse `key=value,key=value`, also within a pair of quotes that no shell has removed, as in a Kubernetes manifest.
 
     Raises:
         UsageError: a key without a value, or a value without a key.
@@ -220,7 +220,7 @@ def _list_handlers() -> list[str]:
 def _find_leader(
     values: FlagValues, environ: Mapping[str, str], *, backend: str, node_index: int | None, host_name: str
 ) -> tuple[str, int]:
-    """The leader's (static: the master's) host and port. The command line overrides PET_ variables."""
+    """Return the leader's (static: the master's) host and port. The command line overrides PET_ variables."""
     endpoint = values.text("rdzv-endpoint")
     variable = values.text("rank0-env")
     if variable is not None and values.is_on_command_line("rdzv-endpoint"):
@@ -239,7 +239,7 @@ def _find_leader(
 
 
 def _choose_port(values: FlagValues, environ: Mapping[str, str]) -> int:
-    """An adapter's port overrides the flag: the adapter had to choose one that is free."""
+    """Return the port. An adapter's overrides the flag, because the adapter had to choose one that is free."""
     chosen = environ.get(Env.RDZV_PORT)
     if chosen is not None:
         if not chosen.isdecimal() or int(chosen) > _PORT_LIMIT:
@@ -263,7 +263,7 @@ def _look_up_host(variable: str, environ: Mapping[str, str], *, node_index: int 
 
 
 def _name_endpoint(values: FlagValues, host: str, port: int) -> str:
-    """The endpoint for torch's handlers: as given, or built from --rank0-env and --rdzv-port."""
+    """Return the endpoint for torch's handlers: as given, or built from --rank0-env and --rdzv-port."""
     given = values.text("rdzv-endpoint")
     if values.is_given("rank0-env") or (values.is_given("rdzv-port") and not given):
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
@@ -351,7 +351,7 @@ class _ConfReader:
 
 
 def parse_hang_timeout_s(values: FlagValues) -> float | None:
-    """Seconds; `HANG_TIMEOUT_AUTO` for auto; None: off.
+    """Return the seconds; `HANG_TIMEOUT_AUTO` for auto; None: off.
 
     Raises:
         UsageError: it is neither.

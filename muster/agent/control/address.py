@@ -40,15 +40,15 @@ class SignedRequest:
 
 
 def build_address(token: str, pid: int) -> bytes:
-    """The abstract name of the socket of one agent; 73 bytes at most of the 107 that a name may have."""
+    """Return the abstract name of the socket of one agent; 73 bytes at most of the 107 that a name may have."""
     salt = os.urandom(8).hex()
     return f"\0{_PREFIX}{salt}-{_compute_mac(token, salt)}-{pid}".encode()
 
 
 def list_addresses(token: str) -> list[bytes]:
-    """The sockets of the job's agents on this machine, or in this container; none where sockets have no abstract names.
+    """Return the sockets of the job's agents on this machine, or in this container.
 
-    Source: proc(5), /proc/net/unix.
+    None where sockets have no abstract names.
     """
     try:
         with open(_SOCKETS, encoding="utf-8", errors="replace") as file:
@@ -59,7 +59,7 @@ def list_addresses(token: str) -> list[bytes]:
 
 
 def _is_named(name: str, token: str) -> bool:
-    """Whether an agent with this token has made the name. Its salt is its own: equal tokens do not show."""
+    """Return whether an agent with this token has made the name. Its salt is its own: equal tokens do not show."""
     salt, _, rest = name.removeprefix(f"@{_PREFIX}").partition("-")
     return name.startswith(f"@{_PREFIX}") and rest.startswith(f"{_compute_mac(token, salt)}-")
 
@@ -69,12 +69,12 @@ def _compute_mac(token: str, salt: str) -> str:
 
 
 def sign(token: str, nonce: str, kind: AskKind, limit_s: float) -> str:
-    """The signature of a request."""
+    """Return the signature of a request."""
     return hmac.new(token.encode(), f"{nonce} {kind.value} {limit_s!r}".encode(), "sha256").hexdigest()
 
 
 def is_same_user(peer: socket.socket) -> bool:
-    """Whether the other process belongs to this user, or to root. Source: unix(7), SO_PEERCRED."""
+    """Return whether the other process belongs to this user, or to root. Source: unix(7), SO_PEERCRED."""
     size = struct.calcsize("3i")
     _pid, uid, _gid = struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
     return uid in (os.geteuid(), 0)

@@ -128,7 +128,7 @@ def _ask_one(address: bytes, token: str, kind: AskKind, limit_s: float) -> str:
 
 
 def _read_answer(lines: BinaryIO, limit_s: float) -> str:
-    """The answer, or one that says why there is none: what was asked for may have been done."""
+    """Return the answer, or one that says why there is none: what was asked for may have been done."""
     try:
         line = lines.readline(_ANSWER_LIMIT_BYTES)
     except TimeoutError:

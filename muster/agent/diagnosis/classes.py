@@ -153,7 +153,7 @@ def classify(
 
 
 def _find_certain(failure: Failure, kernel: tuple[KernelLine, ...]) -> FoundClass | None:
-    """What the kernel says, which no text of the program contradicts."""
+    """Return what the kernel says, which no text of the program contradicts."""
     killed = next((line for line in kernel if line.cause == causes.HOST_OOM and line.pid == failure.pid), None)
     if killed is not None:
         return FoundClass(cause=causes.HOST_OOM, evidence=killed.text)
@@ -164,7 +164,7 @@ def _find_certain(failure: Failure, kernel: tuple[KernelLine, ...]) -> FoundClas
 
 
 def _find_usage(failure: Failure, run_time_s: float, spawn_errno: int | None) -> FoundClass | None:
-    """The program that was asked for cannot run: no such script, a wrong flag, no such program."""
+    """Return the class of a program that cannot run: no such script, a wrong flag, no such program; else None."""
     if spawn_errno in _NOT_RUN_ERRNOS:
         return FoundClass(cause=causes.USAGE, evidence=failure.reason)
     if spawn_errno is not None or failure.reason:
@@ -179,7 +179,7 @@ def _find_usage(failure: Failure, run_time_s: float, spawn_errno: int | None) ->
 
 
 def find_usage_sign(code: int | None, tail: tuple[str, ...]) -> str | None:
-    """What Python says of a program that it cannot run, or argparse or click of its arguments; None: nothing."""
+    """Return what Python says of a program that it cannot run, or argparse or click of its arguments; None: nothing."""
     if code == _USAGE_CODE and tail and (": error: " in tail[-1] or tail[-1].startswith("Error: ")):
         return tail[-1]
     if code not in _INTERPRETER_CODES:
@@ -189,7 +189,7 @@ def find_usage_sign(code: int | None, tail: tuple[str, ...]) -> str | None:
 
 
 def _find_by_text(failure: Failure) -> FoundClass | None:
-    """By the exception, else by the last lines; an exception that no pattern knows is the program's."""
+    """Judge by the exception, else by the last lines; an exception that no pattern knows is the program's."""
     kind = name_exception(failure)
     if kind.rpartition(".")[2] in _EARLY:
         return FoundClass(cause=causes.USAGE, evidence=_first_line(failure.exception or ""))
@@ -214,7 +214,7 @@ def _list_texts(failure: Failure) -> Iterator[str]:
 
 
 def _find_handled(traceback: str) -> str | None:
-    """The exception that was being handled when the one that ended the worker was raised: it came first."""
+    """Return the exception that was being handled when the one that ended the worker was raised: it came first."""
     first, *others = _HANDLING.split(traceback, maxsplit=1)
     lines = _EXCEPTION_LINE.findall(first) if others else []
     return lines[-1] if lines else None
@@ -237,7 +237,10 @@ def _find_by_end(failure: Failure) -> str:
 
 
 def name_exception(failure: Failure) -> str:
-    """The name of what it raised, with its package where Python has printed it: "torch.OutOfMemoryError"; else ""."""
+    """Return the name of what it raised, with its package where Python has printed it: "torch.OutOfMemoryError".
+
+    Else "".
+    """
     name = (failure.exception or "").partition(":")[0].strip()
     return name if re.fullmatch(r"[A-Za-z_]\w*(\.\w+)*", name) else ""
 

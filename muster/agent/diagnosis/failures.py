@@ -135,7 +135,7 @@ class FailureBuilder:
         return replace(failure, cause=found.cause, evidence=found.evidence, early=found.early)
 
     def _date(self, worker: FailedWorker) -> tuple[float, bool]:
-        """How long ago it failed, in seconds, and whether it had got a signal of ours before."""
+        """Return how long ago it failed, in seconds, and whether it had got a signal of ours before."""
         end, now_s = worker.end, self._clock.now_s()
         if end is None:
             return 0.0, False
@@ -148,7 +148,7 @@ class FailureBuilder:
         return max(0.0, now_s - end.ended_s), signal_age_s is not None
 
     def _find_exception_age_s(self, end: WorkerEnd, streams: WorkerStreams | None, now_s: float) -> float | None:
-        """Seconds since the worker recorded its exception, or its exit code; None: it recorded none."""
+        """Return the seconds since the worker recorded its exception, or its exit code; None: it recorded none."""
         written_s = [os.stat(path).st_mtime for path in _list_records(streams) if os.path.exists(path)]
         if not written_s:
             return None
@@ -157,20 +157,23 @@ class FailureBuilder:
         return min(max(age_s, now_s - end.ended_s), now_s - end.worker.started_s)
 
     def _find_oom(self, code: int) -> OomEvidence | None:
-        """A counted kill may have hit a child, whose parent then failed; a guess must explain a SIGKILL."""
+        """Return the evidence of an OOM kill that explains the failure.
+
+        A counted kill may have hit a child, whose parent then failed; a guess must explain a SIGKILL.
+        """
         evidence = self._oom.check()
         return evidence if evidence and (evidence.certain or code == -signal.SIGKILL) else None
 
 
 def _list_records(streams: WorkerStreams | None) -> tuple[str, ...]:
-    """What a worker writes that begins to end by itself: its exception, or its exit code."""
+    """Return what a worker writes that begins to end by itself: its exception, or its exit code."""
     if streams is None or streams.error_file is None:
         return ()
     return streams.error_file, f"{streams.error_file}{LogNames.EXIT_SUFFIX}"
 
 
 def _read_exit_code(streams: WorkerStreams | None) -> int | None:
-    """The exit code that it has written down; None: it has raised, or was killed."""
+    """Return the exit code that it has written down; None: it has raised, or was killed."""
     try:
         return int(read_regular(_list_records(streams)[1], _EXIT_BYTES))
     except (IndexError, OSError, ValueError):
@@ -178,7 +181,7 @@ def _read_exit_code(streams: WorkerStreams | None) -> int | None:
 
 
 def _find_exception(worker: FailedWorker) -> tuple[str, str | None] | None:
-    """Exception and traceback, as far as Python has said them anywhere."""
+    """Return exception and traceback, as far as Python has written them anywhere."""
     streams = worker.streams
     found = read_error_file(streams.error_file if streams else None)
     found = found or read_stderr(worker.stderr_text or read_crash(streams))
@@ -187,7 +190,10 @@ def _find_exception(worker: FailedWorker) -> tuple[str, str | None] | None:
 
 
 def read_crash(streams: WorkerStreams | None) -> str:
-    """What faulthandler wrote into the stack file, where a worker whose stderr is not captured reports a crash."""
+    """Return what faulthandler wrote into the stack file.
+
+    A worker whose stderr is not captured reports a crash there.
+    """
     try:
         text = read_regular((streams and streams.stack_file) or "", _CRASH_BYTES, -_CRASH_BYTES)
         return text.decode("utf-8", "replace").rpartition(_STACKS_HEADER)[2]

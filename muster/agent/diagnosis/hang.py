@@ -97,11 +97,11 @@ class StandStill:
             self._longest_s = max(self._longest_s, last_s)
 
     def forget(self) -> None:
-        """The workers could not be looked at, and may not have been able to work."""
+        """Forget the last look: the workers could not be looked at, and may not have been able to work."""
         self._before = {}
 
     def find_due_s(self, limit_s: float) -> float | None:
-        """For how long they have stood still, if that is to be said now; 0: they did, and go on; None: nothing.
+        """Return how long they have stood still, if that is to be said now; 0: they did, and go on; None: nothing.
 
         Args:
             limit_s: after which workers that are quiet count as hung: it is no use to say it just before.
@@ -245,7 +245,7 @@ class HangWatch:
             self._on_still(due_s)
 
     def _find_timeout_s(self, activities: Mapping[int, Activity], now_s: float) -> float:
-        """The timeout after which torch ends one of these workers soon; 0: none.
+        """Return the timeout after which torch ends one of these workers soon; 0: none.
 
         A worker that does something else while it waits does not count: perhaps another thread of it waits for orders.
         """
@@ -291,7 +291,7 @@ class HangWatch:
 
 
 def _has_moved(before: Activity, now: Activity, allowed_s: float) -> bool:
-    """Whether the worker was active in between. The strongest signs that it has decide for it.
+    """Return whether the worker was active in between. The strongest signs that it has decide for it.
 
     A worker that waits in a collective may print from another thread, and one that loops for ever uses the CPU: output
     and CPU time count only while the worker has shown neither collectives nor steps.
@@ -306,7 +306,7 @@ def _has_moved(before: Activity, now: Activity, allowed_s: float) -> bool:
 
 
 def _shows(before: Activity | None, now: Activity) -> bool:
-    """Whether the worker has done a step, entered or completed a collective, or written something."""
+    """Return whether the worker has done a step, entered or completed a collective, or written something."""
     if before is None or _has_written(before, now):
         return True
     return (before.progress_ns, before.collectives) != (now.progress_ns, now.collectives)
@@ -348,6 +348,6 @@ def describe_idleness(idle_s: float, activities: Mapping[int, Activity], learned
 
 
 def describe_timeout(timeout_s: float) -> str:
-    """Why idle workers count as hung before the limit; like `describe_idleness`."""
+    """Return why idle workers count as hung before the limit; like `describe_idleness`."""
     limit = f"its process group's timeout of {timeout_s:.0f} s"
     return f"hung: torch would soon end a rank that waits, at {limit} (--hang-timeout)"

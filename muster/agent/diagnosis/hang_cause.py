@@ -52,7 +52,7 @@ class _Place:
     """It waits for its DataLoader."""
 
     def describe(self) -> str:
-        """`at main.py:7`."""
+        """Return a text such as `at main.py:7`."""
         return f"at {self.where}" + (", waiting for its DataLoader" if self.is_loading else "")
 
 
@@ -94,7 +94,7 @@ def _explain_stacks(places: "dict[int, _Place]") -> HangCause | None:
 
 
 def describe_places(stacks: Iterable[Stack]) -> str | None:
-    """Where most of the ranks are, `ranks 0-1 are at main.py:7`; None when no stack shows it."""
+    """Return where most of the ranks are, `ranks 0-1 are at main.py:7`; None when no stack shows it."""
     places = {stack.global_rank: place.describe() for stack in stacks if (place := _find_place(stack.text)) is not None}
     if not places:
         return None
@@ -118,7 +118,7 @@ def _add_places(found: Finding, places: "dict[int, _Place]", *, shows_function: 
 
 
 def _find_minority(waiting: dict[int, _Place]) -> HangCause | None:
-    """The ranks that wait at another place than more than half of all."""
+    """Return the ranks that wait at another place than more than half of all."""
     (function, where), count = Counter((place.function, place.where) for place in waiting.values()).most_common(1)[0]
     most = {rank: place for rank, place in waiting.items() if (place.function, place.where) == (function, where)}
     rest = {rank: place for rank, place in waiting.items() if rank not in most}
@@ -130,7 +130,7 @@ def _find_minority(waiting: dict[int, _Place]) -> HangCause | None:
 
 
 def _describe_absence(count: int, waiting: dict[int, _Place]) -> str:
-    """`did not enter barrier (main.py:7), where rank 0 waits`, of so many ranks."""
+    """Return a text such as `did not enter barrier (main.py:7), where rank 0 waits`, of so many ranks."""
     function, where = _find_usual(waiting)
     if function not in _PAIRED:
         return f"did not enter {_describe_wait(waiting)}"
@@ -139,14 +139,17 @@ def _describe_absence(count: int, waiting: dict[int, _Place]) -> str:
 
 
 def _describe_wait(waiting: dict[int, _Place]) -> str:
-    """Where ranks wait, `all_reduce (main.py:7), where ranks 0, 2 wait`; of several places, the most frequent one."""
+    """Return where ranks wait, `all_reduce (main.py:7), where ranks 0, 2 wait`.
+
+    Of several places, the most frequent one.
+    """
     function, where = _find_usual(waiting)
     ranks = name_ranks(waiting)
     return f"{function} ({where}), where {ranks} {'waits' if len(waiting) == 1 else 'wait'}"
 
 
 def _find_usual(waiting: dict[int, _Place]) -> tuple[str, str]:
-    """The function and the line at which most wait."""
+    """Return the function and the line at which most wait."""
     return Counter((place.function, place.where) for place in waiting.values()).most_common(1)[0][0]
 
 
@@ -160,7 +163,7 @@ def put_program_first(text: str) -> str:
 
 
 def _find_frames(text: str) -> "list[re.Match[str]]":
-    """Of the main thread, the innermost first."""
+    """Return the frames of the main thread, the innermost first."""
     return [found for line in _find_main_thread(text) if (found := _FRAME.match(line)) is not None]
 
 
@@ -169,7 +172,7 @@ def _is_of_program(frame: "re.Match[str]") -> bool:
 
 
 def _find_place(text: str) -> _Place | None:
-    """Where the main thread is; None when the text has no frame of it."""
+    """Return where the main thread is; None when the text has no frame of it."""
     frames = _find_frames(text)
     if not frames:
         return None
@@ -190,7 +193,7 @@ def _find_place(text: str) -> _Place | None:
 
 
 def _find_main_thread(text: str) -> list[str]:
-    """The lines of the thread that handled the signal, which is the main thread unless that blocks signals."""
+    """Return the lines of the thread that handled the signal, which is the main thread unless that blocks signals."""
     current: list[str] = []
     is_current = False
     for line in text.splitlines():

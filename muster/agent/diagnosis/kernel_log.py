@@ -55,7 +55,7 @@ def find_kernel_lines(records: Iterable[bytes]) -> Iterator[tuple[float, KernelL
 
 
 def parse_kernel_text(text: str) -> KernelLine | None:
-    """What one line says; None: nothing of a failure."""
+    """Return what one line says; None: nothing of a failure."""
     text = text.strip()[:400]
     killed = _KILLED.search(text)
     if killed:

@@ -18,7 +18,7 @@ class OomWatch:
         self._memory = memory
 
     def check(self) -> OomEvidence | None:
-        """Evidence of an OOM kill since the reset; None when there is none."""
+        """Return the evidence of an OOM kill since the reset; None when there is none."""
         before, now, cgroup = self._memory.before, self._memory.read(), self._memory.cgroup
         if cgroup is not None and now.kills is not None and before.kills is not None and now.kills > before.kills:
             name = "memory.events" if cgroup.version == 2 else "memory.oom_control"
@@ -41,7 +41,7 @@ def _describe(cgroup: MemoryCgroup | None, *, certain: bool, source: str) -> Oom
 
 
 def find_limit(cgroup: MemoryCgroup) -> tuple[int, str] | None:
-    """The lowest limit of the cgroup and those above it, and its folder; None: unlimited."""
+    """Return the lowest limit of the cgroup and those above it, and its folder; None: unlimited."""
     name = "memory.max" if cgroup.version == 2 else "memory.limit_in_bytes"
     limits = [(limit, folder) for folder in cgroup.folders if (limit := read_number(f"{folder}/{name}")) is not None]
     limits = [(limit, folder) for limit, folder in limits if limit < _UNLIMITED_BYTES]

@@ -52,7 +52,7 @@ def build_torch_error(root: Failure, stack: str = "") -> dict[str, object]:
 
 
 def _get_torch_code(failure: Failure) -> int:
-    """The exit code, or a signal's number, negative."""
+    """Return the exit code, or a signal's number, negative."""
     import signal
 
     if failure.signal is None:
@@ -86,7 +86,10 @@ def _order_root_first(report: Report, root: Failure | None) -> tuple[Failure, ..
 
 
 def _shrink(report: Report) -> Iterator[Report]:
-    """Smaller and smaller reports: drop first other failures' details, then those failures, then the root's text."""
+    """Yield smaller and smaller reports.
+
+    Drop first other failures' details, then those failures, then the root's text.
+    """
     yield report
     bare = tuple(replace(failure, traceback=None, stderr_tail=(), log_path=None) for failure in report.failures)
     yield replace(report, failures=(*report.failures[:1], *bare[1:]))

@@ -58,7 +58,7 @@ def format_report(report: Report, *, has_colour: bool = False, printed_as: str |
 
 
 def format_headline(report: Report, columns: int) -> list[str]:
-    """The lines that say what failed and why, as wide as the page."""
+    """Return the lines that say what failed and why, as wide as the page."""
     text = f"JOB FAILED  {report.run_id}: {report.reason}"
     return textwrap.wrap(text, columns, break_long_words=False, break_on_hyphens=False) or [text]
 
@@ -119,7 +119,7 @@ def _refer_to_traceback(failure: Failure, traceback: str, printed_as: str, colum
 
 
 def _format_texts(failure: Failure, columns: int) -> Iterator[str]:
-    """The traceback, and the last lines of stderr without it."""
+    """Return the traceback, and the last lines of stderr without it."""
     if failure.traceback:
         yield from (f"    {line}".rstrip() for line in failure.traceback.splitlines())
     elif failure.exception:
@@ -131,7 +131,7 @@ def _format_texts(failure: Failure, columns: int) -> Iterator[str]:
 
 
 def _wrap(label: str, text: str, columns: int) -> Iterator[str]:
-    """One field; its further lines are indented below the first."""
+    """Return one field; its further lines are indented below the first."""
     width = max(columns, len(label) + 20)
     for paragraph in text.splitlines() or [""]:
         for line in textwrap.wrap(paragraph, width - len(label), break_long_words=False, break_on_hyphens=False) or [
@@ -177,7 +177,7 @@ def _format_others(title: str, failures: list[Failure], columns: int, *, with_en
 
 
 def _describe_briefly(failure: Failure, *, plural: bool) -> str:
-    """How it ended, or the beginning of its exception."""
+    """Return how it ended, or the beginning of its exception."""
     if not failure.exception:
         return failure.describe_end(plural=plural)
     text = failure.exception.splitlines()[0]
@@ -188,7 +188,7 @@ def _describe_briefly(failure: Failure, *, plural: bool) -> str:
 
 
 def _format_hint(root: Failure, columns: int) -> Iterator[str]:
-    """What to do about failures whose text does not say it."""
+    """Return what to do about failures whose text does not say it."""
     kind = (root.exception or "").partition(":")[0].rpartition(".")[2]
     if kind == "BdbQuit":
         yield from textwrap.wrap(_BREAKPOINT_HINT, columns, break_long_words=False, break_on_hyphens=False)

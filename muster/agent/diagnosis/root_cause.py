@@ -57,7 +57,7 @@ class DatedFailure:
 
 
 def order_failures(seen: Iterable[DatedFailure], stacks: Iterable[Stack] = ()) -> tuple[Failure, ...]:
-    """The root cause first, then by time; all that did not fail in the same way marked collateral.
+    """Return the root cause first, then by time; all that did not fail in the same way marked collateral.
 
     A worker that ended after the agent had sent it a signal is always collateral, however early its node dates it. Of
     one worker only the first failure counts.
@@ -83,9 +83,9 @@ def _get_order(entry: DatedFailure) -> tuple[bool, bool, float, int]:
 
 
 def is_symptom(failure: Failure) -> bool:
-    """Whether the rank says only that a peer is gone: where another failure comes to be known, that is the cause.
+    """Return whether the rank says only that a peer is gone.
 
-    Not where the agent knows better, such as that the store was lost.
+    Where another failure comes to be known, that is the cause.
     """
     return not failure.reason and any(text in (failure.exception or "") for text in _SYMPTOMS)
 
@@ -103,7 +103,10 @@ def add_early_exits(failure: Failure, ranks: Iterable[int]) -> Failure:
 
 
 def _order_hang(failures: list[Failure], stacks: Iterable[Stack]) -> tuple[Failure, ...]:
-    """The ranks that are not where the others wait come first; if there are none, all hang in the same way."""
+    """Order the ranks of a hang: those that are not where the others wait come first.
+
+    If there are none, all hang in the same way.
+    """
     from muster.agent.diagnosis.hang_cause import explain_hang  # only a hang needs it
 
     found = explain_hang(stacks)
@@ -126,7 +129,7 @@ def _order_hang(failures: list[Failure], stacks: Iterable[Stack]) -> tuple[Failu
 
 
 def _is_same(root: DatedFailure, other: DatedFailure) -> bool:
-    """Whether the other failed in the same way as the root cause."""
+    """Return whether the other failed in the same way as the root cause."""
     first, failure = root.failure, other.failure
     if other is root or first.stopped_by_us:
         return not first.stopped_by_us
@@ -139,7 +142,10 @@ def _is_same(root: DatedFailure, other: DatedFailure) -> bool:
 
 
 def find_kind(failure: Failure) -> str:
-    """The exception's first line without numbers: ranks and sizes differ between ranks that fail in the same way."""
+    """Return the exception's first line without numbers.
+
+    Ranks and sizes differ between ranks that fail in the same way.
+    """
     return re.sub(r"\d+", "#", failure.exception.splitlines()[0]) if failure.exception else ""
 
 
@@ -150,7 +156,7 @@ def choose_root(seen: Iterable[DatedFailure]) -> Failure | None:
 
 
 def find_root(report: Report) -> Failure | None:
-    """The root cause: the first failure that is not collateral; None when no failure is known."""
+    """Return the root cause: the first failure that is not collateral; None when no failure is known."""
     return next((failure for failure in report.failures if not failure.collateral), None) or next(
         iter(report.failures), None
     )

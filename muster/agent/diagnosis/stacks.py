@@ -76,7 +76,7 @@ class _Request:
 
 
 def can_dump(pid: int) -> bool:
-    """True when the process catches the stack signal and can run its handler now."""
+    """Return whether the process catches the stack signal and can run its handler now."""
     number = get_stack_signal()
     if number is None:
         return False

@@ -104,7 +104,7 @@ _LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen ")
 
 
 def find_place(traceback: str) -> str | None:
-    """Where the program raised it: `train.py, line 12, in step`; None when no frame is there.
+    """Return where the program raised it: `train.py, line 12, in step`; None when no frame is there.
 
     The innermost frame outside of libraries; if there is none, the innermost.
     """
@@ -117,7 +117,7 @@ def find_place(traceback: str) -> str | None:
 
 
 def has_printed(tail: Iterable[str], exception: str | None, traceback: str | None = None) -> bool:
-    """Whether the last lines of stderr have the exception, so that its traceback stands there, too.
+    """Return whether the last lines of stderr have the exception, so that its traceback stands there, too.
 
     Args:
         tail: lines, oldest first.
@@ -131,7 +131,7 @@ def has_printed(tail: Iterable[str], exception: str | None, traceback: str | Non
 
 
 def _find_printed_line(exception: str, traceback: str | None) -> str:
-    """The first line of the exception as Python prints it; of a SyntaxError that is without file and line."""
+    """Return the first line of the exception as Python prints it; of a SyntaxError that is without file and line."""
     last = traceback.rstrip().rpartition("\n")[2] if traceback else ""
     return last if last and exception.startswith(f"{last} (") else exception.splitlines()[0]
 
@@ -145,7 +145,7 @@ def _shorten(text: str) -> str:
 
 
 def remove_traceback(tail: Iterable[str], exception: str | None, traceback: str | None) -> list[str]:
-    """The last lines of stderr without the traceback that is shown beside them.
+    """Return the last lines of stderr without the traceback that is shown beside them.
 
     Args:
         tail: lines, oldest first; the first may lie within the traceback.
@@ -182,7 +182,7 @@ def _find_last(lines: list[str], matches: Callable[[str], object]) -> int | None
 
 
 def clean_stacks(text: str) -> str:
-    """The stacks of one process without our frames, threads without Python, and the printing of an exception.
+    """Return the stacks of one process without our frames, threads without Python, and the printing of an exception.
 
     The thread that handled the signal comes first, the main thread as a rule: faulthandler begins with the youngest.
     Threads of libraries that wait for work are one line at the end.
@@ -212,7 +212,10 @@ def _arrange(stacks: Iterable[list[str]]) -> str:
 
 
 def _find_idle(block: list[str]) -> str | None:
-    """The outermost file below `threading` of a library's thread that waits, as "tqdm/_monitor.py"; None: of others."""
+    """Return the outermost file below `threading` of a library's thread that waits, as "tqdm/_monitor.py"; None.
+
+    Of others.
+    """
     if block[0].startswith(_CURRENT):
         return None
     frames = [frame for line in block if (frame := _FRAME.match(line)) is not None]
@@ -231,7 +234,7 @@ def _is_library(file: str) -> bool:
 
 
 def _split_blocks(lines: list[str]) -> Iterator[list[str]]:
-    """One block per thread."""
+    """Return one block per thread."""
     block: list[str] = []
     for line in lines:
         if line.startswith(_THREADS) and block:

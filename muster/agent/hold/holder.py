@@ -260,7 +260,7 @@ class Holder:
             self._lose_client(connection)
 
     def _lose_client(self, connection: socket.socket) -> None:
-        """The client has ended: its run does, too."""
+        """End the run, because its client has ended."""
         self._selector.unregister(connection)
         connection.close()
         for each in [each for each in self._queue if each[0] is connection]:
@@ -309,7 +309,7 @@ class Holder:
         self._write_state("busy")
 
     def _is_free(self) -> bool:
-        """A run could begin now."""
+        """Return whether a run could begin now."""
         can_start = self._failed >= _FAILED_STARTS or (self._waiting is not None and self._waiting.is_ready)
         return not self._run and can_start
 
@@ -319,7 +319,7 @@ class Holder:
         self._write_state("ready" if self._waiting and self._waiting.is_ready else "starting")
 
     def _find_difference(self, order: Mapping[str, Any]) -> str:
-        """Why a process here cannot become what the client's would be; "": it can."""
+        """Return why a process here cannot become what the client's would be; "": it can."""
         theirs, ours = order["facts"], self._facts
         for name in sorted(ours.keys() - {"umask", "cgroup"}):
             if theirs.get(name) != ours[name]:
@@ -401,12 +401,12 @@ def _make_folder(index: int) -> str:
 
 
 def _is_same_python(one: str, other: str) -> bool:
-    """The same file as well as the same folder: the Pythons of all virtual environments link to one file."""
+    """Return whether it is the same file in the same folder: Pythons of virtual environments link to one file."""
     return os.path.dirname(one) == os.path.dirname(other) and os.path.realpath(one) == os.path.realpath(other)
 
 
 def _is_same_file(one: str, other: str) -> bool:
-    """The same, or a copy: each app has a bundle of its own."""
+    """Return whether it is the same file, or a copy: each app has a bundle of its own."""
     if one == other:
         return True
     try:
@@ -417,7 +417,10 @@ def _is_same_file(one: str, other: str) -> bool:
 
 
 def _read_cgroup_limits(text: str) -> list[str]:
-    """What limits the processes of a cgroup, from /proc/PID/cgroup; the text itself where version 1 is in use."""
+    """Return what limits the processes of a cgroup, from /proc/PID/cgroup.
+
+    The text itself where version 1 is in use.
+    """
     path = text.strip().partition("0::")[2] if text.startswith("0::") else ""
     if not path:
         return [text]

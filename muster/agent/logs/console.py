@@ -77,11 +77,11 @@ class Feed:
         return self.launch.get(self.stream, 0)
 
     def name_ranks(self, ranks: Sequence[int]) -> bytes:
-        """The prefix of what these ranks have said, it among them."""
+        """Return the prefix of what these ranks have said, it among them."""
         return self.assembler.prefix if self._name_ranks is None else self._name_ranks(ranks)
 
     def paint_prefix(self, prefix: bytes) -> bytes:
-        """A prefix in the colour of its rank."""
+        """Return a prefix in the colour of its rank."""
         return prefix if self._colour is None else paint(prefix, _RANK_COLOURS[self._colour])
 
     def offer(self, chunk: bytes, log_fd: int | None = None, log_end: int = 0) -> None:
@@ -106,7 +106,7 @@ class Feed:
                 self._drop_lines(device, chunk)
 
     def end(self) -> None:
-        """The stream has ended: its unterminated last line may be printed."""
+        """End the stream: its unterminated last line may be printed."""
         if self._device is not None:
             with self._device.changed:
                 self._device.put(self, End())
@@ -149,7 +149,7 @@ _RANK_COLOURS = (b"36", b"33", b"35", b"32", b"34", b"96", b"93", b"95", b"92", 
 
 
 def paint(text: bytes, colour: bytes) -> bytes:
-    """The text in a colour; the code is the parameter of the terminal's SGR sequence."""
+    """Return the text in a colour; the code is the parameter of the terminal's SGR sequence."""
     return b"\x1b[%sm%s\x1b[0m" % (colour, text)
 
 
@@ -194,7 +194,10 @@ class Console:
         self._agent_feed = Feed(self._devices[Std.ERR], stderr_fd, b"")
 
     def has_colour(self, std: Std) -> bool:
-        """Whether what is written there may have colours: it is a terminal, and the user has not refused them."""
+        """Return whether what is written there may have colours.
+
+        It is a terminal, and the user has not refused them.
+        """
         return self._has_colour and os.isatty(self._fds[std])
 
     def begin_launch(self) -> None:
@@ -326,7 +329,7 @@ def _wait_read(fd: int, until_s: float, find_delay_s: Callable[[], float]) -> No
 
 
 def identify_device(fd: int) -> tuple[int, int, int] | None:
-    """A key that is equal for two descriptors of the same device; None: the descriptor is closed."""
+    """Return a key that is equal for two descriptors of the same device; None: the descriptor is closed."""
     try:
         status = os.fstat(fd)
     except OSError:

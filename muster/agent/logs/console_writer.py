@@ -91,7 +91,10 @@ class ConsoleWriter:
     # -- callers ----------------------------------------------------------------------------------------------------
 
     def has_room(self, *, logged: bool) -> bool:
-        """Whether more may be queued in memory; what is in no log file gets more room, because it would be lost."""
+        """Return whether more may be queued in memory.
+
+        What is in no log file gets more room, because it would be lost.
+        """
         return self._queued_bytes < self._limit_bytes * (1 if logged else _UNLOGGED_FACTOR)
 
     @property
@@ -134,7 +137,10 @@ class ConsoleWriter:
         return 0 if self.wait_written(limit_s, cap_s) else self._discard_queue()
 
     def find_delay_s(self) -> float:
-        """How long a reader may need to write down what it has read: Docker's keeps up to 1 MiB of each stream."""
+        """Return how long a reader may need to write down what it has read.
+
+        Docker's keeps up to 1 MiB of each stream.
+        """
         return max(0.0, self._passed_on / _READER_BYTES_PER_S - (self._clock.now_s() - self._passed_on_s))
 
     def stop(self) -> None:
@@ -199,7 +205,7 @@ class ConsoleWriter:
                 self.changed.notify_all()
 
     def _wait_batch(self) -> list[tuple[Source, Piece]] | None:
-        """The pieces to print next, none when only bars are due; None at the end."""
+        """Return the pieces to print next, none when only bars are due; None at the end."""
         with self.changed:
             if not self.is_open:
                 self._clear_queue()
@@ -280,7 +286,7 @@ class ConsoleWriter:
             self._write(fd, data)
 
     def _format(self, source: Source, piece: Piece, now_s: float) -> Iterator[tuple[int, bytes]]:
-        """What to print of a piece, by descriptor. What was said before a line of the agent is printed first."""
+        """Return what to print of a piece, by descriptor. What was said before a line of the agent is printed first."""
         if isinstance(piece, (AgentLine, Hold, Gap)):
             yield from self._print_all_held()
         if isinstance(piece, AgentLine):
@@ -303,7 +309,7 @@ class ConsoleWriter:
         yield source.fd, self._update_bar(source, now_s)
 
     def _say(self, source: Source, lines: bytes, now_s: float) -> Iterator[tuple[int, bytes]]:
-        """What to print now that a worker has written these whole lines."""
+        """Return what to print now that a worker has written these whole lines."""
         if not lines:
             return
         if self._alike is None:
@@ -316,7 +322,7 @@ class ConsoleWriter:
         yield from self._build_prefixed(self._alike.push(source, lines, now_s))
 
     def _print_held(self, now_s: float) -> Iterator[tuple[int, bytes]]:
-        """What has been held long enough; all, if a caller waits for it and nothing else is queued."""
+        """Return what has been held long enough; all, if a caller waits for it and nothing else is queued."""
         if self._alike is None:
             return
         if (self._is_draining or self._thread.is_closing) and not self._queue:
@@ -370,7 +376,7 @@ class ConsoleWriter:
         return output
 
     def _redraw(self, screen: "ProgressBars", output: list[tuple[int, bytes]], now_s: float) -> list[tuple[int, bytes]]:
-        """The output, with the live rows erased before and drawn after it; both are the same terminal."""
+        """Return the output, with the live rows erased before and drawn after it; both are the same terminal."""
         rows = [self._rows[source] for source in sorted(self._rows, key=lambda source: source.order)]
         has_new_status, self._has_new_status = self._has_new_status, False
         if has_new_status:
@@ -406,7 +412,7 @@ class ConsoleWriter:
         return done
 
     def _mark_broken(self, fd: int) -> None:
-        """The descriptor has no reader any more: the device ignores everything from now on."""
+        """Ignore everything for this device from now on: its descriptor has no reader any more."""
         self._broken_fds.add(fd)
         with self.changed:
             self.is_open = False
@@ -420,7 +426,7 @@ def _open_progress_bars(size_fd: int) -> "ProgressBars":
 
 
 def _measure_terminal(fd: int) -> os.terminal_size:
-    """Columns and lines; 80 by 24 for a terminal that reports none, or has just been closed."""
+    """Return the columns and lines; 80 by 24 for a terminal that reports none, or has just been closed."""
     try:
         size = os.get_terminal_size(fd)
     except OSError:
@@ -429,7 +435,7 @@ def _measure_terminal(fd: int) -> os.terminal_size:
 
 
 def _wait_writable(fd: int) -> None:
-    """Another process made the descriptor non-blocking: wait until it accepts more."""
+    """Wait until the descriptor accepts more: another process made it non-blocking."""
     import select
 
     poller = select.poll()

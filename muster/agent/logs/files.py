@@ -218,17 +218,17 @@ def _make_numbered_dir(stem: str) -> str:
 
 
 def build_rank_dir(attempt_dir: str, local_rank: int) -> str:
-    """The folder of one worker's files."""
+    """Return the folder of one worker's files."""
     return os.path.join(attempt_dir, str(local_rank))
 
 
 def build_log_path(attempt_dir: str, local_rank: int, std: Std) -> str:
-    """The path of one stream's log."""
+    """Return the path of one stream's log."""
     return os.path.join(build_rank_dir(attempt_dir, local_rank), LogNames.STDOUT if std is Std.OUT else LogNames.STDERR)
 
 
 def build_filtered_path(attempt_dir: str, std: Std) -> str:
-    """The path of the attempt's filtered log of one stream, shared by its ranks."""
+    """Return the path of the attempt's filtered log of one stream, shared by its ranks."""
     return os.path.join(attempt_dir, LogNames.FILTERED_STDOUT if std is Std.OUT else LogNames.FILTERED_STDERR)
 
 
@@ -303,7 +303,10 @@ def _list_places(path: str) -> Iterator[str]:
 
 
 def _shows_ours(path: str, uid: int) -> bool:
-    """Whether the file system shows as this user's what this process makes beside `path`: NFS with root_squash does."""
+    """Return whether the file system shows as this user's what this process makes beside `path`.
+
+    NFS with root_squash does.
+    """
     probe = f"{path}.{os.getpid()}.owner"
     try:
         fd = os.open(probe, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)

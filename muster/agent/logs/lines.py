@@ -20,7 +20,7 @@ _NOT_TEXT = bytes(set(range(0x20)) - {0x08, 0x09, 0x0A, 0x0D, 0x1B}) + b"\x7f"
 
 
 def find_last_frame(line: bytes) -> bytes:
-    r"""What a terminal would show of a line: the text after the last carriage return that is followed by any.
+    r"""Return what a terminal would show of a line: the text after the last carriage return that is followed by any.
 
     >>> find_last_frame(b"\r 10%\r 20%"), find_last_frame(b" 10%\r 20%\r")
     (b' 20%', b' 20%')
@@ -29,12 +29,12 @@ def find_last_frame(line: bytes) -> bytes:
 
 
 def is_text(line: bytes) -> bool:
-    """Whether the only control bytes are those of terminal programs (tab, return, backspace, escape)."""
+    """Return whether the only control bytes are those of terminal programs (tab, return, backspace, escape)."""
     return len(line.translate(None, _NOT_TEXT)) == len(line)
 
 
 def is_bar(line: bytes) -> bool:
-    r"""Whether a line (without `\n`) is a progress bar: text with a carriage return before its end.
+    r"""Return whether a line (without `\n`) is a progress bar: text with a carriage return before its end.
 
     A line with other control bytes is data, not a bar, and stays unchanged.
     """
@@ -91,7 +91,7 @@ class LineAssembler:
         return prefix_lines(self.prefix, self.cut(chunk))
 
     def finish(self) -> bytes:
-        r"""The unterminated last line, prefixed and ended with a `\n`; empty when there is none."""
+        r"""Return the unterminated last line, prefixed and ended with a `\n`; empty when there is none."""
         return prefix_lines(self.prefix, self.cut_rest())
 
     def cut(self, chunk: bytes) -> bytes:
@@ -107,7 +107,7 @@ class LineAssembler:
         return whole + self._keep_rest(chunk[cut:]) if cut < len(chunk) else whole
 
     def cut_rest(self) -> bytes:
-        r"""The unterminated last line, ended with a `\n`; empty when there is none. The stream may continue."""
+        r"""Return the unterminated last line, ended with a `\n`; empty when there is none. The stream may continue."""
         if not self._held_bytes:
             return b""
         line = b"".join(self._held)
@@ -115,7 +115,7 @@ class LineAssembler:
         return line + b"\n" if line.strip(b"\r") else b""
 
     def get_visible_text(self) -> bytes:
-        """What a terminal would show of the unterminated line: a bar's last state, or the start of the text."""
+        """Return what a terminal would show of the unterminated line: a bar's last state, or the start of the text."""
         if not self._held:
             return b""
         return find_last_frame(self._held[0]) if self.holds_bar else self._held[0][:_LIVE_BYTES].rstrip(b"\r")
@@ -243,11 +243,11 @@ class Source(Protocol):
         ...
 
     def name_ranks(self, ranks: Sequence[int]) -> bytes:
-        """The prefix of what these global ranks of its launch have said, it among them."""
+        """Return the prefix of what these global ranks of its launch have said, it among them."""
         ...
 
     def paint_prefix(self, prefix: bytes) -> bytes:
-        """A prefix in the colour of its own."""
+        """Return a prefix in the colour of its own."""
         ...
 
 

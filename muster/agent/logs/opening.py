@@ -133,7 +133,7 @@ class FileOpener:
             self._opening.thens.append(then)
 
     def hand_out(self, local_rank: int) -> WorkerFiles:
-        """The worker's files of the open round, once.
+        """Return the worker's files of the open round, once.
 
         Raises:
             InternalError: they are not open yet.

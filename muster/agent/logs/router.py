@@ -178,12 +178,15 @@ class LogRouter:
     # -- captured output --------------------------------------------------------------------------------------------
 
     def read_stderr_tail(self, local_rank: int) -> tuple[str, ...]:
-        """The last lines of the worker's stderr, oldest first; empty when it is not captured. Also after its end."""
+        """Return the last lines of the worker's stderr, oldest first; empty when it is not captured.
+
+        Also after its end.
+        """
         lines = self.read_stderr_text(local_rank).rstrip("\n").split("\n")[-_TAIL_LINES:]
         return tuple(line[:_TAIL_LINE_CHARS] for line in lines) if lines != [""] else ()
 
     def read_stderr_text(self, local_rank: int) -> str:
-        """The last 64 KiB or less of the worker's stderr, with progress bars reduced to their last state."""
+        """Return the last 64 KiB or less of the worker's stderr, with progress bars reduced to their last state."""
         pump = self._pumps.get((local_rank, Std.ERR))
         if pump is None:
             return ""
@@ -192,7 +195,7 @@ class LogRouter:
         return b"\n".join(find_last_frame(line) for line in pump.tail.split(b"\n")).decode("utf-8", "replace")
 
     def find_stderr_prefix(self, local_rank: int, of: Round) -> str | None:
-        """The prefix of a worker's stderr on the console, "" for none; None: the console does not have it.
+        """Return the prefix of a worker's stderr on the console, "" for none; None: the console does not have it.
 
         Args:
             local_rank: the worker's rank on its node.
@@ -212,11 +215,14 @@ class LogRouter:
         return prefix.decode("utf-8", "replace").rstrip(": ") or None
 
     def count_captured_bytes(self, local_rank: int) -> int:
-        """How many bytes of the worker's output were captured in this round."""
+        """Return how many bytes of the worker's output were captured in this round."""
         return sum(pump.bytes_seen for (rank, _), pump in self._pumps.items() if rank == local_rank)
 
     def read_last_line(self, local_rank: int) -> bytes:
-        """The end of what the worker has written last, as it wrote it; empty where its output is not captured."""
+        """Return the end of what the worker has written last, as it wrote it.
+
+        Empty where its output is not captured.
+        """
         pumps = [pump for (rank, _), pump in self._pumps.items() if rank == local_rank and pump.end]
         end = max(pumps, key=lambda pump: pump.read_s).end if pumps else b""
         return find_last_frame(end.rstrip().rpartition(b"\n")[2])
@@ -307,7 +313,10 @@ class LogRouter:
     # -- files, pipes and the thread --------------------------------------------------------------------------------
 
     def _choose_layout(self) -> Callable[[], Layout]:
-        """What makes the layout. A plug-in is loaded here: its import may take any time and touches no log file."""
+        """Return what makes the layout.
+
+        A plug-in is loaded here: its import may take any time and touches no log file.
+        """
         if self._config.logs_specs is None:
             return self._make_layout
         from muster.agent.logs.torch_logs_specs import TorchLayout

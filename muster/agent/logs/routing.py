@@ -111,7 +111,7 @@ class FolderLayout:
 
 
 def shows_stderr(config: LogConfig, local_rank: int, *, has_files: bool) -> bool | None:
-    """Whether a rank's stderr is on the console: True with a prefix, False without one, None: it is not there.
+    """Return whether a rank's stderr is on the console: True with a prefix, False without one, None: it is not there.
 
     Args:
         config: the flags.

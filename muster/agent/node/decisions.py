@@ -476,12 +476,12 @@ def _break_round(state: NodeState, event: RoundBroken, broken: Round) -> Decisio
 
 
 def _is_leaving(state: NodeState) -> bool:
-    """Whether a signal, or the job's end, ends this node."""
+    """Return whether a signal, or the job's end, ends this node."""
     return isinstance(state.phase, Stopping) and isinstance(state.phase.then, Finish)
 
 
 def _describe_break(state: NodeState, event: RoundBroken, broken: Round) -> str | None:
-    """The line about it; None: this node prints none."""
+    """Return the line about it; None: this node prints none."""
     match event.kind:
         case BreakKind.FINAL:  # the report shows it
             return None
@@ -544,7 +544,7 @@ def _on_job_ended(state: NodeState, event: JobEnded) -> Decision:
 
 
 def _on_worker_exited(state: NodeState, event: WorkerExited) -> Decision:
-    """One that the guard has killed ends the round for this node, and with it a question at the terminal."""
+    """Return one that the guard has killed ends the round for this node, and with it a question at the terminal."""
     state, actions = on_worker_exited(state, event)
     if isinstance(state.phase, Running | Succeeded):
         return state, actions
@@ -771,7 +771,7 @@ def _leave_at_fault(state: NodeState, event: RoundBroken) -> Decision:
 
 
 def _is_over(state: NodeState, phase: Running | Succeeded, broken: RoundBroken) -> bool:
-    """Whether a drain ends the job for this node with the round.
+    """Return whether a drain ends the job for this node with the round.
 
     In an elastic job the others go on without those that asked for the drain; the leader says if too few are left.
     """
@@ -782,7 +782,7 @@ def _is_over(state: NodeState, phase: Running | Succeeded, broken: RoundBroken) 
 
 
 def _is_told_to_stop(phase: Running | Succeeded) -> bool:
-    """Whether a drain's step is committed here."""
+    """Return whether a drain's step is committed here."""
     if isinstance(phase, Succeeded):
         return phase.is_told
     return phase.drain is not None and phase.drain.is_told
@@ -805,7 +805,7 @@ def _name_cause(signum: int) -> str:
 
 
 def _describe_stop(state: NodeState, event: SignalReceived) -> str:
-    """What happens now, and what the user can do about it."""
+    """Return what happens now, and what the user can do about it."""
     if event.guard_died:
         return "the muster-agent process that was launched on this node was killed: its workers are killed, too"
     cause = "" if event.signum == signal.SIGINT else f"received {name_signal(event.signum)}: "

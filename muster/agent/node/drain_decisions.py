@@ -200,7 +200,10 @@ def _look_for_followers(state: NodeState, phase: Running, drain: NodeDrain, even
 
 
 def _list_live_slots(phase: Running, event: SlotsRead) -> list[RankSlot]:
-    """The ranks whose process lives: one that has ended holds nothing up, one that starts later sees the command."""
+    """Return the ranks whose process lives.
+
+    One that has ended holds nothing up, one that starts later sees the command.
+    """
     return [slot for local_rank, slot in enumerate(event.slots or ()) if local_rank in phase.alive]
 
 

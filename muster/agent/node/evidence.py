@@ -180,7 +180,7 @@ class Evidence:
         self.collect_stacks(round, send_them, always=True)
 
     def list_ended(self, round: Round) -> tuple[Stack, ...]:  # noqa: A002
-        """A stack without text for each worker that has ended with success: the others may wait for it."""
+        """Return a stack without text for each worker that has ended with success: the others may wait for it."""
         return tuple(
             Stack(
                 global_rank=round.rank_offset + rank,
@@ -195,7 +195,7 @@ class Evidence:
         )
 
     def _count_missing(self, stacks: Mapping[int, WorkerStack]) -> int:
-        """How many live workers have given no stack; some that have may have ended since."""
+        """Return how many live workers have given no stack; some that have may have ended since."""
         return max(0, len(self._workers.live) - sum(1 for stack in stacks.values() if stack.text))
 
 

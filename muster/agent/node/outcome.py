@@ -96,7 +96,7 @@ def format_page(
 
 
 def _find_printed(report: "Report", config: AgentConfig, logs: LogRouter, last: "Round | None") -> str | None:
-    """The prefix under which this console has what the root cause's rank wrote; None: it does not have it."""
+    """Return the prefix under which this console has what the root cause's rank wrote; None: it does not have it."""
     from muster.agent.diagnosis.root_cause import find_root
     from muster.agent.diagnosis.tracebacks import has_printed
 
@@ -209,7 +209,7 @@ def describe_job(
 
 
 def describe_logs(config: AgentConfig, run_dir: str | None, *, succeeded: bool) -> str:
-    """Where the logs are: a folder of this machine, or the command that shows them from outside a container."""
+    """Return where the logs are: a folder of this machine, or the command that shows them from outside a container."""
     if config.log_command:
         return f"logs: {config.log_command}"
     nothing = StdChoice()

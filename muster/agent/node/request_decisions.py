@@ -123,7 +123,7 @@ def begin_question(state: NodeState, event: SignalReceived) -> Decision:
 
 
 def parse_choice(typed: str | None) -> Choice | None:
-    """What the person chooses; None: it is none of yes, no and continue.
+    """Return what the person chooses; None: it is none of yes, no and continue.
 
     An end of file (Ctrl-D, or a terminal that is gone) is the default answer, as an empty line is: the person wanted to
     stop, saving loses nothing, and after it no other answer may ever come. ice-learn ends there with an error, and what

@@ -142,7 +142,7 @@ class RoundWorkers:
         return None if self._terminal is None else self._terminal.debugged
 
     def has_stepped(self, round_number: int) -> bool:
-        """Whether a worker of this round has done a step, as far as it is known."""
+        """Return whether a worker of this round has done a step, as far as it is known."""
         page = self.page
         if page is None or page.round_number != round_number:
             return False
@@ -342,7 +342,7 @@ class RoundWorkers:
             self._load_snapshots(self._snapshot_files).take_stream(stream)
 
     def list_snapshots(self) -> "tuple[Holding, ...]":
-        """What this node has of snapshots, once its workers have ended."""
+        """Return what this node has of snapshots, once its workers have ended."""
         if self._formed is not None:
             self._look_for_snapshots(self._formed)
         return () if self._snapshots is None else self._snapshots.list_holdings()
@@ -383,7 +383,7 @@ class RoundWorkers:
         )
 
     def _build_page_env(self, formed: Round, local_rank: int, env: Mapping[str, str]) -> dict[str, str]:
-        """The variables by which a worker reports; the first rank's Trainer has one more way to."""
+        """Return the variables by which a worker reports; the first rank's Trainer has one more way to."""
         if self.page is None:
             return {}
         is_first = formed.rank_offset + local_rank == 0 and self._trainer_port is not None
@@ -462,7 +462,10 @@ class RoundWorkers:
         )
 
     def _find_collectives(self, pids: Mapping[int, int]) -> "dict[int, OpenCollective]":
-        """Those that the workers are in, as the watch for hangs has seen last: they are not asked for this alone."""
+        """Return those that the workers are in, as the watch for hangs has seen last.
+
+        They are not asked for this alone.
+        """
         reader = self._reader
         if reader is None:
             return {}
@@ -479,7 +482,7 @@ class RoundWorkers:
         return found
 
     def _find_arrivals(self, pids: Mapping[int, int]) -> dict[int, float]:
-        """How late they were at their last collectives, by local rank, from the same look."""
+        """Return how late they were at their last collectives, by local rank, from the same look."""
         if self._reader is None:
             return {}
         from muster.agent.diagnosis.hangs.servers import find_arrivals
@@ -508,12 +511,12 @@ class RoundWorkers:
         )
 
     def is_asked(self) -> bool:
-        """Whether a worker of this round has asked `should_stop`."""
+        """Return whether a worker of this round has asked `should_stop`."""
         local_ranks = range(self._config.nproc) if self.page is not None else ()
         return any(self._read_asked(local_rank) is not None for local_rank in local_ranks)
 
     def _read_asked(self, local_rank: int) -> int | None:
-        """The step that a worker has last asked about."""
+        """Return the step that a worker has last asked about."""
         return None if self.page is None else self.page.read_slot(local_rank).asked[Layout.STOP]
 
     def _read_slots(self, kind: int) -> "tuple[RankSlot, ...] | None":
@@ -743,7 +746,7 @@ class RoundWorkers:
         self._loop.call_in_thread(read, compare)
 
     def _read_reported(self, formed: Round) -> "dict[int, Reported]":
-        """What all workers of the round have reported, by local rank; empty where there is no page of it."""
+        """Return what all workers of the round have reported, by local rank; empty where there is no page of it."""
         from muster.agent.diagnosis.hangs.looks import Reported
 
         page = self.page

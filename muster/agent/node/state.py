@@ -111,7 +111,7 @@ class NodeDrain:
         return self.kind == StatusPageLayout.PAUSE and self.step is not None
 
     def has_reached(self, asked: int | None) -> bool:
-        """Whether a rank that has last asked about this step was told to stop."""
+        """Return whether a rank that has last asked about this step was told to stop."""
         return self.is_told and asked is not None and self.step is not None and asked >= self.step
 
 
@@ -313,7 +313,7 @@ class NodeState:
                 assert_never(phase)
 
     def find_round(self, number: int) -> Round | None:
-        """The round of this number, if this node takes part in it. Its workers may not be started yet."""
+        """Return the round of this number, if this node takes part in it. Its workers may not be started yet."""
         phase = self.phase
         if isinstance(phase, Stopping) and isinstance(phase.then, StartNext):
             found = phase.then.round

@@ -346,7 +346,7 @@ class Supervisor:
         self._telemetry.watch(self._event_log)
 
     def _find_devices(self) -> "Devices | AmdDevices | None":
-        """What reads the node's GPUs; nothing is loaded for it where there is no driver."""
+        """Return what reads the node's GPUs; nothing is loaded for it where there is no driver."""
         nproc, env = self._config.nproc, self._config.base_env
         library = find_nvml(env)
         if library is not None:
@@ -540,7 +540,7 @@ def _create_notifier(config: AgentConfig, parts: AgentParts) -> "Notifier":
 
 
 def _find_stacks_command(config: AgentConfig) -> str:
-    """The command with the app's handle; of an agent that no adapter has started, the signal."""
+    """Return the command with the app's handle; of an agent that no adapter has started, the signal."""
     handle = config.base_env.get(_HANDLE) if config.rendezvous.token is not None else None
     return f"muster stacks {handle}" if handle else f"kill -USR2 {os.getpid()}"
 

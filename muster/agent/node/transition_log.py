@@ -130,7 +130,7 @@ class TransitionLog:
             )
 
     def _find_ranks(self, number: int, *local_ranks: int) -> tuple[int, ...]:
-        """Global ranks in the current round; empty for another."""
+        """Return the global ranks in the current round; empty for another."""
         current = self._find_round()
         if current is None or current.number != number:
             return ()

@@ -82,7 +82,7 @@ _FENCED_LINE = "this node lost contact with the job: its workers were killed, be
 
 
 def on_worker_started(state: NodeState, event: WorkerStarted) -> Decision:
-    """A worker exists."""
+    """Return a worker exists."""
     phase = state.running_or_stopping
     phase = replace(phase, alive=phase.alive | {event.local_rank})
     if isinstance(phase, Stopping):  # it was started just before its start was cancelled

@@ -99,7 +99,7 @@ def _choose_socket(topology: CpuTopology, homes: Sequence[int], index: int) -> f
 
 
 def _choose_exclusive(topology: CpuTopology, homes: Sequence[int], index: int) -> frozenset[int]:
-    """An even share of the node's physical cores; the first workers get one more when there is a remainder."""
+    """Return an even share of the node's physical cores; the first workers get one more when there is a remainder."""
     cores = _group_cpus(topology.cpus_of_node(homes[index]), topology.core_of)
     neighbours = [other for other, home in enumerate(homes) if home == homes[index]]
     if len(cores) < len(neighbours):
@@ -115,7 +115,7 @@ def _choose_exclusive(topology: CpuTopology, homes: Sequence[int], index: int) -
 
 
 def _choose_core_complex(topology: CpuTopology, homes: Sequence[int], index: int) -> frozenset[int]:
-    """One core complex each, those with most usable CPUs first; shared when there are fewer than workers."""
+    """Return one core complex each, those with most usable CPUs first; shared when there are fewer than workers."""
     complexes = _group_cpus(topology.cpus_of_node(homes[index]), topology.complex_of)
     if not complexes:
         return frozenset()

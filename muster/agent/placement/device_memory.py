@@ -84,7 +84,7 @@ class DeviceMemory:
         return ()
 
     def _read(self) -> tuple[Device, ...] | None:
-        """The job's devices; None: the driver does not answer in time, such as one whose GPU hangs."""
+        """Return the job's devices; None: the driver does not answer in time, such as one whose GPU hangs."""
         if self._need.visible == ():
             return ()
         found: list[Devices | None] = []

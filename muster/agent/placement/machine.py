@@ -32,19 +32,19 @@ class CpuTopology:
         return [node for node in sorted(online) if self.cpus_of_node(node)]
 
     def cpus_of_node(self, node: int) -> frozenset[int]:
-        """CPUs of a NUMA node that are in `allowed`."""
+        """Return CPUs of a NUMA node that are in `allowed`."""
         return parse_ranges(self._read(f"devices/system/node/node{node}/cpulist")) & self.allowed
 
     def socket_of(self, cpu: int) -> int:
-        """Number of the socket a CPU is in."""
+        """Return the number of the socket a CPU is in."""
         return int(self._read(f"devices/system/cpu/cpu{cpu}/topology/physical_package_id"))
 
     def core_of(self, cpu: int) -> int:
-        """The physical core of a CPU, identified by its lowest hardware thread."""
+        """Return the physical core of a CPU, identified by its lowest hardware thread."""
         return min(parse_ranges(self._read(f"devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")))
 
     def complex_of(self, cpu: int) -> int:
-        """The core complex of a CPU (the CPUs that share its last-level cache), identified by its lowest CPU."""
+        """Return the core complex of a CPU (the CPUs that share its last-level cache), identified by its lowest CPU."""
         folder = f"devices/system/cpu/cpu{cpu}/cache"
         shared = {}
         for index in self._list(folder):
@@ -79,7 +79,7 @@ def _unreadable(path: str, error: OSError) -> EnvironmentFault:
 
 
 def parse_ranges(text: str) -> frozenset[int]:
-    """`0-2,4` as a set."""
+    """Parse `0-2,4` as a set."""
     numbers: set[int] = set()
     for part in text.split(","):
         low, _, high = part.strip().partition("-")
@@ -89,7 +89,7 @@ def parse_ranges(text: str) -> frozenset[int]:
 
 
 def format_ranges(numbers: Iterable[int]) -> str:
-    """A set as `0-2,4`."""
+    """Return a set as `0-2,4`."""
     runs: list[list[int]] = []
     for number in sorted(numbers):
         if runs and runs[-1][1] == number - 1:

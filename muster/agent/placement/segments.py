@@ -42,7 +42,9 @@ class _Fabric(ctypes.Structure):
 
 
 def find_segment(environ: Mapping[str, str], account_dir: str = _ACCOUNT_DIR) -> str:
-    """The name of the node's domain; "": nothing tells it. It may take `_DRIVER_S`, and `_ANSWER_S` for the label.
+    """Return the name of the node's domain; "": nothing tells it.
+
+    It may take `_DRIVER_S`, and `_ANSWER_S` for the label.
 
     Args:
         environ: the agent's.

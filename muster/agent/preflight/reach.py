@@ -13,7 +13,7 @@ _OTHER_S = 1.0
 
 
 def find_obstacle(host: str, port: int, limit_s: float) -> str | None:
-    """Why no address of the host answers within the limit; None: one does, if only to refuse.
+    """Return why no address of the host answers within the limit; None: one does, if only to refuse.
 
     Whether something listens on the port does not matter: a cold start's store begins later. A network may be away for
     a moment, so that it is tried again until the limit.

@@ -44,7 +44,7 @@ class SiteCheck:
         self._trouble = line
 
     def list_findings(self) -> tuple[Finding, ...]:
-        """What it has found, once it is over."""
+        """Return what it has found, once it is over."""
         return read_site_check(self._name, self._lines, self._trouble, is_killed=self.command.is_killed)
 
 

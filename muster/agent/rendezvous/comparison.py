@@ -39,7 +39,7 @@ class Difference:
     is_error: bool = False
 
     def describe(self) -> str:
-        """One line."""
+        """Return one line."""
         return f"preflight: {self.text}: {self.row.advice}"
 
 
@@ -80,7 +80,7 @@ def _name(nodes: Sequence[CheckedNode]) -> str:
 
 
 def _compare_devices(nodes: Sequence[CheckedNode]) -> Iterator[Difference]:
-    """A node with fewer GPUs than most others that have as many workers."""
+    """Return a node with fewer GPUs than most others that have as many workers."""
     for nproc in dict.fromkeys(node.facts.nproc for node in nodes):
         same = [node for node in nodes if node.facts.nproc == nproc]
         usual = Counter(node.facts.devices for node in same if node.facts.devices).most_common(1)

@@ -59,7 +59,7 @@ ASKING_FUNCTIONS = ("should_stop", "should_checkpoint", "wait_while_paused")
 
 
 def find_refusal(slots: Sequence[RankSlot], kind: int = StatusPageLayout.STOP) -> str | None:
-    """Why no step can be agreed on with one of these ranks; None: it can."""
+    """Return why no step can be agreed on with one of these ranks; None: it can."""
     function = ASKING_FUNCTIONS[kind]
     for slot in slots:
         if not slot.is_asking:
@@ -70,7 +70,7 @@ def find_refusal(slots: Sequence[RankSlot], kind: int = StatusPageLayout.STOP) -
 
 
 def list_late(slots: Sequence[RankSlot], kind: int, step: int | None) -> tuple[LateRank, ...]:
-    """The ranks that have not done what a drain wants of them.
+    """Return the ranks that have not done what a drain wants of them.
 
     Args:
         slots: of ranks that live.
@@ -95,7 +95,7 @@ def _is_late(slot: RankSlot, kind: int, step: int | None) -> bool:
 
 
 def build_ceiling(slots: Sequence[RankSlot]) -> Ceiling:
-    """The first ceiling: above every step that has been published."""
+    """Return the first ceiling: above every step that has been published."""
     margin = max((slot.stride for slot in slots), default=0) or 1
     highest = max((step for slot in slots for step in (slot.step, slot.asked) if step is not None), default=-1)
     return Ceiling(step=_limit(highest + margin), margin=margin)
@@ -111,7 +111,7 @@ def check_ceiling(ceiling: Ceiling, slots: Sequence[RankSlot]) -> Ceiling:
 
 
 def build_report(ceiling: Ceiling, slots: Sequence[RankSlot]) -> DrainReport | None:
-    """The report of a verified ceiling; None: the stride of a rank is not known yet."""
+    """Return the report of a verified ceiling; None: the stride of a rank is not known yet."""
     asking = [slot for slot in slots if slot.asked is not None]
     if any(slot.stride <= 0 for slot in asking):
         return None

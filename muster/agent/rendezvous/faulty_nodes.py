@@ -28,7 +28,10 @@ _SUSPECTED_FROM = 2
 
 
 def choose_leaving(state: JobState, root: Failure | None, verdict: Verdict) -> tuple[MemberRecord, str] | None:
-    """The member that leaves because of a failure, and what takes its place; None: the ranks restart where they are."""
+    """Return the member that leaves because of a failure, and what takes its place; None.
+
+    The ranks restart where they are.
+    """
     if root is None or not verdict.is_elsewhere or root.round != state.round_number:
         return None
     member = _find_member(state, root)
@@ -126,13 +129,13 @@ def _name(fault: NodeFault) -> str:
 
 
 def find_fault(state: JobState, member: MemberRecord) -> NodeFault | None:
-    """What a member is suspected of; None: nothing."""
+    """Return what a member is suspected of; None: nothing."""
     found = (each for each in state.restarts.faults if each.is_suspected and _name(each) in state.suspected_until_s)
     return next((each for each in found if each.matches(member.machine, member.index)), None)
 
 
 def list_suspected(state: JobState) -> frozenset[str]:
-    """Ids of the members that are the last choice."""
+    """Return the ids of the members that are the last choice."""
     if not state.restarts.faults:
         return frozenset()
     return frozenset(each.id for each in state.members.values() if find_fault(state, each) is not None)

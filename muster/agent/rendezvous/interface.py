@@ -681,11 +681,17 @@ class Rendezvous(Protocol):
         ...
 
     def read_members(self) -> JobMembers | None:
-        """What the leader knows of all nodes, if it is on this one; None: it is not, or the backend has no leader."""
+        """Return what the leader knows of all nodes, if it is on this one; None.
+
+        It is not, or the backend has no leader.
+        """
         ...
 
     def read_clock(self) -> LeaderClock | None:
-        """How the leader's clock and this node's compare; None: it is not known, or the backend has no leader."""
+        """Return how the leader's clock and this node's compare; None.
+
+        It is not known, or the backend has no leader.
+        """
         ...
 
     def close(self) -> None:

@@ -221,7 +221,7 @@ class LocalRestartPolicy:
         return self._final
 
     def get_root(self) -> "Failure | None":
-        """The root cause of this round's failures."""
+        """Return the root cause of this round's failures."""
         from muster.agent.diagnosis.root_cause import choose_root
 
         return choose_root(self._failures)

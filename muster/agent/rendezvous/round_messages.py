@@ -86,12 +86,12 @@ def _find_source(state: JobState, new: NewRound, member_id: str, leader_host: st
 
 
 def build_source(holder: MemberRecord, group_rank: int, leader_host: str) -> Source:
-    """Where a member is reached for a part of a snapshot, whose owner had this rank."""
+    """Return where a member is reached for a part of a snapshot, whose owner had this rank."""
     return Source(host=holder.address or leader_host, port=holder.listen_port, group_rank=group_rank)
 
 
 def find_leader_host(members: Iterable[MemberRecord]) -> str:
-    """The address of the leader's machine as the other nodes see it; loopback when all are on it."""
+    """Return the address of the leader's machine as the other nodes see it; loopback when all are on it."""
     seen = ""
     for member in members:
         if member.is_leader and member.address:

@@ -18,7 +18,7 @@ def create_rendezvous(
     node_name: str,
     post: PostEvent,
 ) -> Rendezvous:
-    """The backend that `config` names, ready for `join`.
+    """Return the backend that `config` names, ready for `join`.
 
     Args:
         config: where and how the nodes find each other.

@@ -10,7 +10,7 @@ _SECRET_BYTES = 32
 
 
 def find_shared_token(port: int) -> str:
-    """The token of this user's agents at one port of this machine. The first agent makes the file.
+    """Return the token of this user's agents at one port of this machine. The first agent makes the file.
 
     The same for all jobs: a node that asks for another one is told so.
 

@@ -37,14 +37,9 @@ LEAD_LIMIT = 1 << 20
 def find_snapshot(
     members: Iterable[MemberRecord], assignments: tuple[RankAssignment, ...], known: Generation | None
 ) -> tuple[Generation | None, Mapping[str, tuple[str, int]]]:
-    """The generation that a round continues, and for members without their part of it: who has it, and whose it was.
+    """Return the generation that a round continues, and for members without their part of it.
 
-    A member of another number of ranks than its predecessor's needs no part: its ranks read what they need of all.
-
-    Args:
-        members: that may take part.
-        assignments: of the round.
-        known: the newest that all ranks of the last round had.
+    Who has it, and whose it was.
     """
     everyone = list(members)
     base = choose_base((holding for member in everyone for holding in member.holdings), len(assignments), known)
@@ -79,7 +74,7 @@ def find_snapshot(
 
 
 def decide_snapshots(state: JobState, sender: str, message: SnapshotKept | SnapshotCopied | SnapshotSought) -> Decision:
-    """What follows when a member keeps a snapshot, or its neighbour has one."""
+    """Return what follows when a member keeps a snapshot, or its neighbour has one."""
     if isinstance(message, SnapshotSought):
         source = _find_holder(state, sender, message.rank)
         found = SnapshotFound(round_number=message.round_number, rank=message.rank, source=source)
@@ -109,7 +104,7 @@ def decide_snapshots(state: JobState, sender: str, message: SnapshotKept | Snaps
 
 
 def _find_holder(state: JobState, sender: str, rank: int) -> Source | None:
-    """Who has what a rank has saved of the base: its own node, or the one that has a copy."""
+    """Return who has what a rank has saved of the base: its own node, or the one that has a copy."""
     for member in state.members.values():
         for holding in member.holdings:
             first = holding.first_rank

@@ -217,7 +217,7 @@ class JobObject:
     def _ask(
         self, connection: "http.client.HTTPSConnection", verb: str, path: str, body: object, content_type: str
     ) -> bytes:
-        """One request; the answer's body.
+        """Return one request; the answer's body.
 
         Raises:
             OSError, http.client.HTTPException: it was not carried out. `_has_given_up` if it never will be.
@@ -242,7 +242,7 @@ class JobObject:
 
 
 def _read_reason(content: bytes) -> str:
-    """The message of a Status; "" if there is none."""
+    """Return the message of a Status; "" if there is none."""
     try:
         return str(json.loads(content)["message"])
     except (KeyError, TypeError, ValueError):
@@ -266,7 +266,7 @@ class _Story:
         """Of the last drain."""
 
     def read(self, record: "EventRecord") -> tuple[str, str, str] | None:
-        """The reason, type and message of an Event; None: nothing is told."""
+        """Return the reason, type and message of an Event; None: nothing is told."""
         detail = record.detail
         match record.what:
             case "hang_named" | "stood_still":

@@ -74,7 +74,7 @@ class LimitedCommand:
     # -- in the thread ------------------------------------------------------------------------------------------------
 
     def _start(self) -> "subprocess.Popen[bytes] | str | None":
-        """The process; why there is none; None: it is not to run."""
+        """Return the process; why there is none; None: it is not to run."""
         env = self._prepare()
         if env is None:
             return None

@@ -41,15 +41,18 @@ class Clock(Protocol):
     """Monotonic seconds for decisions; wall-clock seconds for records that people read, never compared across hosts."""
 
     def now_s(self) -> float:
-        """Seconds of a monotonic clock that does not run while the machine sleeps."""
+        """Return the seconds of a monotonic clock that does not run while the machine sleeps."""
         ...
 
     def boottime_s(self) -> float:
-        """Seconds of CLOCK_BOOTTIME, which also counts while the machine sleeps; leases are measured with it."""
+        """Return the seconds of CLOCK_BOOTTIME, which also counts while the machine sleeps.
+
+        Leases are measured with it.
+        """
         ...
 
     def wall_s(self) -> float:
-        """Seconds since the epoch, for records only."""
+        """Return the seconds since the epoch, for records only."""
         ...
 
 
@@ -445,7 +448,7 @@ def run_limited(commands: Iterable[Callback], limit_s: float) -> bool:
 
 
 def start_thread(run: Callback, name: str) -> threading.Thread:
-    """One that does not keep the process alive.
+    """Return one that does not keep the process alive.
 
     Raises:
         RuntimeError: no thread is left; how `threading` reports EAGAIN.

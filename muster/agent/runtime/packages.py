@@ -20,7 +20,7 @@ def add_installed() -> None:
 
 
 def find_entry_points(group: str) -> "dict[str, EntryPoint]":
-    """What installed packages offer in this group, by name."""
+    """Return what installed packages offer in this group, by name."""
     add_installed()
     from importlib.metadata import entry_points  # 15 ms: only when a flag names one
 

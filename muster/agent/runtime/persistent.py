@@ -32,7 +32,7 @@ class PersistentMap(Mapping[K, V], Generic[K, V]):
         self._old: Any = _ABSENT
 
     def with_item(self, key: K, value: V) -> "PersistentMap[K, V]":
-        """The next version, in which `key` has this value."""
+        """Return the next version, in which `key` has this value."""
         items = self._get_items()
         if not items:
             return PersistentMap({key: value})  # an empty map keeps its dict: it may be a shared default
@@ -41,7 +41,7 @@ class PersistentMap(Mapping[K, V], Generic[K, V]):
         return self._make_next(items, key, old)
 
     def without(self, key: K) -> "PersistentMap[K, V]":
-        """The next version, which has no `key`; this one when there is none."""
+        """Return the next version, which has no `key`; this one when there is none."""
         items = self._get_items()
         if key not in items:
             return self
@@ -110,11 +110,11 @@ class PersistentSet(AbstractSet[K], Generic[K]):
         self._map: PersistentMap[K, None] = PersistentMap(dict.fromkeys(content))
 
     def with_item(self, item: K) -> "PersistentSet[K]":
-        """The next version, which contains `item`; this one when it does already."""
+        """Return the next version, which contains `item`; this one when it does already."""
         return self if item in self._map else self._make_next(self._map.with_item(item, None))
 
     def without(self, item: K) -> "PersistentSet[K]":
-        """The next version, which does not contain `item`; this one when it does not."""
+        """Return the next version, which does not contain `item`; this one when it does not."""
         return self._make_next(self._map.without(item))
 
     def _make_next(self, items: PersistentMap[K, None]) -> "PersistentSet[K]":

@@ -21,7 +21,7 @@ class PortReservation:
 
 
 def bind_wildcard(port: int = 0) -> socket.socket:
-    """A dual-stack socket where there is IPv6 (TCPStore listens on both), else IPv4.
+    """Return a dual-stack socket where there is IPv6 (TCPStore listens on both), else IPv4.
 
     Args:
         port: 0 for any that is free.
@@ -38,7 +38,7 @@ def bind_wildcard(port: int = 0) -> socket.socket:
 
 
 def bind_address(host: str, port: int) -> socket.socket:
-    """A socket at MASTER_ADDR alone; at all addresses where that is a name, or not this machine's (NAT).
+    """Return a socket at MASTER_ADDR alone; at all addresses where that is a name, or not this machine's (NAT).
 
     Raises:
         OSError: the port is not free.

@@ -45,7 +45,7 @@ class CachedFile(NamedTuple):
 
 
 def find_folders(env: Mapping[str, str]) -> dict[str, str]:
-    """The folders of the workers' caches.
+    """Return the folders of the workers' caches.
 
     Source: `torch._inductor.runtime.cache_dir_utils` of torch 2.13, `triton.knobs` of Triton 3.5.
     """
@@ -65,7 +65,7 @@ def find_folders(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def describe_machine() -> str:
-    """What two nodes must have in common, so that one may load what the other has compiled for itself."""
+    """Return what two nodes must have in common, so that one may load what the other has compiled for itself."""
     facts = [str(os.geteuid()), os.uname().machine, str(os.confstr("CS_GNU_LIBC_VERSION")), str(read_versions())]
     with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
         first = file.read(1 << 14).split("\n\n")[0]  # `-march=native`: code may need all that this processor has
@@ -95,7 +95,7 @@ def serve(stream: Stream, message: dict[str, object], env: Mapping[str, str]) ->
 
 
 def list_files(folders: Mapping[str, str]) -> list[CachedFile]:
-    """What is in the caches and whole, newest first, up to the limit."""
+    """Return what is in the caches and whole, newest first, up to the limit."""
     found: list[CachedFile] = []
     for cache, folder in folders.items():
         with contextlib.suppress(OSError, TransferError):
@@ -188,7 +188,7 @@ def read_files(message: dict[str, object]) -> list[CachedFile]:
 
 
 def _is_path(path: str) -> bool:
-    """Whether it stays below a folder, and every file system and console can have it."""
+    """Return whether it stays below a folder, and every file system and console can have it."""
     parts = path.split("/")
     return path.isascii() and path.isprintable() and len(path) < 1024 and not {"", ".", ".."} & {*parts}
 

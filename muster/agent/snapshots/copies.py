@@ -18,7 +18,7 @@ from muster.agent.workers.status_page import create_memory_file
 
 
 def describe(part: Part) -> dict[str, object]:
-    """What the receiver of a part must know."""
+    """Return what the receiver of a part must know."""
     generation, holding = part.holding.generation, part.holding
     return {
         "generation": [generation.lineage, generation.step, generation.size, int(generation.is_replicated)],
@@ -62,15 +62,15 @@ class Copies:
         self._busy = False
 
     def list_holdings(self) -> tuple[Holding, ...]:
-        """The whole copies."""
+        """Return the whole copies."""
         return tuple(replace(part.holding, is_copy=True) for part in self._parts)
 
     def measure(self) -> int:
-        """Bytes that the whole copies take."""
+        """Return the bytes that the whole copies take."""
         return sum(extent.length for part in self._parts for extent in part.extents)
 
     def find(self, key: Key, group_rank: int | None = None, rank: int | None = None) -> Part | None:
-        """The copy of a generation that a node, or the node of a rank, has saved."""
+        """Return the copy of a generation that a node, or the node of a rank, has saved."""
         for part in self._parts:
             first = part.holding.first_rank
             is_ranks = rank is None or first <= rank < first + part.holding.nproc
@@ -79,7 +79,7 @@ class Copies:
         return None
 
     def open(self, key: Key, group_rank: int | None = None, rank: int | None = None) -> Part | None:
-        """As `find`, with a descriptor of its own for a thread, which closes it: the copy may go while it reads."""
+        """Do as `find`, with a descriptor of its own for a thread, which closes it: the copy may go while it reads."""
         with self._lock:
             part = self.find(key, group_rank, rank)
             return None if part is None else _open_again(part)

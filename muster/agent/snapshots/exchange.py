@@ -165,7 +165,7 @@ class Exchange:
                 self._close(copy)
 
     def _find_extent(self, key: Key, rank: int) -> tuple[Extent | None, Part | None]:
-        """Where it is on this node, and the copy that must be closed then."""
+        """Return where it is on this node, and the copy that must be closed then."""
         own = self._memory.find_extent(key, rank)
         if own is not None:
             return own, None
@@ -287,7 +287,7 @@ class Exchange:
             self._close(part)
 
     def _find(self, key: Key, group_rank: object) -> Part | None:
-        """The part of a node; its descriptor is closed by `_close`."""
+        """Return the part of a node; its descriptor is closed by `_close`."""
         own = self._memory.find_part(key)
         if own is not None and own.holding.group_rank == group_rank:
             return own

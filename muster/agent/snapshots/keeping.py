@@ -13,19 +13,19 @@ Key = tuple[int, int]
 
 
 def find_whole(ranks: Sequence[Sequence[Slot]]) -> dict[Key, bool]:
-    """The generations that all local ranks have, and whether they are replicated."""
+    """Return the generations that all local ranks have, and whether they are replicated."""
     common = set.intersection(*({g for slot in slots if (g := slot.generation)} for slots in ranks))
     replicated = (slot.generation for slot in ranks[0] if slot.is_replicated)
     return {key: key in replicated for key in common}
 
 
 def find_newest(ranks: Sequence[Sequence[Slot]], lineage: int, above: int) -> int | None:
-    """The newest step above one that all local ranks have saved in the lineage."""
+    """Return the newest step above one that all local ranks have saved in the lineage."""
     return max((key[1] for key in find_whole(ranks) if key[0] == lineage and key[1] > above), default=None)
 
 
 def find_kept(ranks: Sequence[Sequence[Slot]], lineage: int, hold: int) -> int | None:
-    """The step that all local ranks keep for a mark.
+    """Return the step that all local ranks keep for a mark.
 
     Returns:
         None: a rank has not reached the mark yet. Where they keep different ones, the latest of them: the leader sees
@@ -37,12 +37,12 @@ def find_kept(ranks: Sequence[Sequence[Slot]], lineage: int, hold: int) -> int |
 
 
 def is_split(ranks: Sequence[Sequence[Slot]], lineage: int, hold: int) -> bool:
-    """Whether the local ranks keep different ones for a mark: some had gone on before it was set."""
+    """Return whether the local ranks keep different ones for a mark: some had gone on before it was set."""
     return len({choose_held(slots, lineage, hold) for slots in ranks}) > 1
 
 
 def is_kept(key: Key, base: Key | None, lineages: Iterable[int]) -> bool:
-    """Whether a slot stays when a round begins: its content is the base, or the base descends from it.
+    """Return whether a slot stays when a round begins: its content is the base, or the base descends from it.
 
     Args:
         key: the slot's.

@@ -132,7 +132,7 @@ class SnapshotMemory:
         self._owners[generation.lineage] = holding.group_rank, generation.size
 
     def find_part(self, key: tuple[int, int]) -> Part | None:
-        """What the ranks of this node have saved of a generation, and where it lies; None: not all have it."""
+        """Return what the ranks of this node have saved of a generation, and where it lies; None: not all have it."""
         owner, extents, found = self._owners.get(key[0]), [], []
         if owner is None:
             return None
@@ -151,7 +151,7 @@ class SnapshotMemory:
         return Part(holding, found[0].world_size, extents, kept)
 
     def find_extent(self, key: Key, rank: int) -> Extent | None:
-        """Where what a global rank has saved of a generation lies among this node's own; None: it does not."""
+        """Return where what a global rank has saved of a generation lies among this node's own; None: it does not."""
         for local_rank in range(self.nproc):
             for number, slot in enumerate(self.control.read_slots(local_rank)):
                 if slot.generation == key and slot.global_rank == rank:
@@ -171,15 +171,15 @@ class SnapshotMemory:
         ]
 
     def measure_used(self) -> int:
-        """Bytes of memory that the content files use."""
+        """Return the bytes of memory that the content files use."""
         return sum(os.fstat(fd).st_blocks * 512 for fd in self.files.content_fds)
 
     def get_fd(self, local_rank: int) -> int:
-        """The content file of a rank."""
+        """Return the content file of a rank."""
         return self.files.content_fds[local_rank]
 
     def list_holdings(self) -> tuple[Holding, ...]:
-        """What the ranks of this node have saved, whole. Call it while no worker runs."""
+        """Return what the ranks of this node have saved, whole. Call it while no worker runs."""
         if not self.is_used:
             return ()
         from muster.agent.snapshots.keeping import find_whole

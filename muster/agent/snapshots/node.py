@@ -127,7 +127,7 @@ class NodeSnapshots:
         self._load_exchange().fetch(formed.snapshot, formed.source, end, self._print_line)
 
     def list_holdings(self) -> tuple[Holding, ...]:
-        """What this node has of snapshots, once its workers have ended."""
+        """Return what this node has of snapshots, once its workers have ended."""
         copies = () if self._exchange is None else self._exchange.copies.list_holdings()
         return (*self.memory.list_holdings(), *copies)
 

@@ -158,7 +158,7 @@ def check_end(stream: Stream) -> None:
 
 
 def compute_digest(block: memoryview) -> bytes:
-    """The digest of a block: long enough that two blocks with the same are the same."""
+    """Return the digest of a block: long enough that two blocks with the same are the same."""
     return hashlib.blake2b(block, digest_size=_DIGEST_BYTES).digest()
 
 

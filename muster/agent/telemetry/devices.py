@@ -151,7 +151,7 @@ class Devices:
         return handle if code == _SUCCESS else None
 
     def _find_whole(self, handle: ctypes.c_void_p) -> ctypes.c_void_p:
-        """The GPU of a part (MIG): temperature, power and errors are the whole GPU's."""
+        """Return the GPU of a part (MIG): temperature, power and errors are the whole GPU's."""
         whole = ctypes.c_void_p()
         code = self._call("nvmlDeviceGetDeviceHandleFromMigDeviceHandle", handle, ctypes.byref(whole))
         return whole if code == _SUCCESS else handle
@@ -166,7 +166,7 @@ class Devices:
         return code
 
     def _read_number(self, name: str, *arguments: object, kind: type = ctypes.c_uint) -> int | None:
-        """What a function writes to its last argument; None: it does not say."""
+        """Return what a function writes to its last argument; None: it does not say."""
         found = kind()
         return min(MOST, found.value) if self._call(name, *arguments, ctypes.byref(found)) == _SUCCESS else None
 

@@ -110,7 +110,7 @@ def _find_first(told: Mapping[int | None, NodeSummary], ages_s: Mapping[int, flo
 def _choose(
     members: Mapping[int, MemberStatus], lost: Mapping[int, MemberStatus], most: int
 ) -> dict[int, MemberStatus]:
-    """Those that are listed: all, or the lost ones, the leader, and then those that are behind or silent."""
+    """Return those that are listed: all, or the lost ones, the leader, and then those that are behind or silent."""
     everyone = {**members, **lost}
     if len(everyone) <= most:
         return everyone
@@ -144,7 +144,7 @@ def _describe(member: MemberStatus, rank: int | None, told: NodeStatus | None, s
 
 
 def _add_lag(ranks: Sequence[RankStatus], ages_s: Mapping[int, float]) -> tuple[RankStatus, ...]:
-    """How far ranks are behind the first one. Steps that a node may have done since it told count as done.
+    """Return how far ranks are behind the first one. Steps that a node may have done since it told count as done.
 
     A rank that has begun to step, so that its rate is not known yet, may be as fast as the fastest one.
 
@@ -185,7 +185,7 @@ def build_status(
     run_id: str,
     now_s: float,
 ) -> JobStatus:
-    """The status but for the time of its writing; `now_s` by the monotonic clock."""
+    """Return the status but for the time of its writing; `now_s` by the monotonic clock."""
     slowest = find_slowest_rank(merged)
     step = None if slowest is None else slowest.step
     total = None if slowest is None else slowest.total
@@ -248,7 +248,7 @@ def build_status(
 
 
 def find_bar(line: str) -> tuple[int, int, float | None] | None:
-    """The step, the total and the rate of a progress bar of tqdm that is not full; None: the line is none.
+    """Return the step, the total and the rate of a progress bar of tqdm that is not full; None: the line is none.
 
     For people only: there may be one for each epoch, and one that loads a model. A bar of bytes has units.
 
@@ -288,7 +288,7 @@ class StepsDone:
 
 
 def find_steps(merged: MergedNodes, now_s: float) -> StepsDone | None:
-    """How far the job is; None: a rank has done no step, or a node has told nothing yet."""
+    """Return how far the job is; None: a rank has done no step, or a node has told nothing yet."""
     slowest = find_slowest_rank(merged)
     if slowest is None or not merged.is_complete or not all(count_steps(rank) for rank in (slowest, *merged.ranks)):
         return None

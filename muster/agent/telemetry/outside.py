@@ -70,7 +70,7 @@ def _read_settings(environ: Mapping[str, str], print_line: Callable[[str], None]
 
 
 def _name_job(config: AgentConfig, parent: TraceParent | None) -> TraceParent:
-    """The span of the job, the same on all nodes. A job without an id of its own has a trace for each agent."""
+    """Return the span of the job, the same on all nodes. A job without an id of its own has a trace for each agent."""
     run_id = config.rendezvous.run_id
     name = run_id if run_id != DEFAULT_RUN_ID else f"{run_id} {os.urandom(16).hex()}"
     trace_id = derive_trace_id(name) if parent is None else parent.trace_id

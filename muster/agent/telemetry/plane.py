@@ -54,7 +54,7 @@ class ObservedNode(Protocol):
     """What the plane is told of this node."""
 
     def observe(self) -> Observed | None:
-        """The workers of the current round, or the last one; None: there is no status page."""
+        """Return the workers of the current round, or the last one; None: there is no status page."""
         ...
 
 
@@ -206,7 +206,10 @@ class Telemetry:
             self._timer = self._loop.call_later(delay_s, self._look)
 
     def _read_members(self) -> JobMembers | None:
-        """What the leader knows of all nodes, if this one leads. Nodes that leave after the job's end are not lost."""
+        """Return what the leader knows of all nodes, if this one leads.
+
+        Nodes that leave after the job's end are not lost.
+        """
         job = self._rendezvous.read_members()
         if job is None or self._history.state is not JobState.ENDED:
             return job
@@ -221,7 +224,7 @@ class Telemetry:
             self._look_at_job()
 
     def _look_at_job(self, *, is_last: bool = False) -> int:
-        """Returns the number of nodes."""
+        """Return the number of nodes."""
         observed = self._node.observe()
         if observed is None:
             return 1
@@ -413,7 +416,7 @@ class Telemetry:
 
 
 def _find_lasting(status: JobStatus) -> tuple[object, ...]:
-    """What of it changes only when something happens."""
+    """Return what of it changes only when something happens."""
     return (
         *(status.round, status.state, status.reason, status.step, status.optimizer_steps, status.values),
         *(status.exit_code, status.events, status.recoveries, status.slow_ranks, status.nodes_spare, status.nodes_lost),

@@ -96,7 +96,7 @@ class _Pace:
                 self._seen.popleft()
 
     def find_rate(self, now_s: float) -> float | None:
-        """Steps a second; None: not known. It falls while a step takes longer than those before it."""
+        """Return the steps a second; None: not known. It falls while a step takes longer than those before it."""
         if len(self._seen) < 2:
             return None
         (first_s, first), (last_s, last) = self._seen[0], self._seen[-1]
@@ -246,12 +246,12 @@ def _find_first(page: StatusPage, nproc: int) -> tuple[int, float] | None:
 
 
 def count_steps(rank: SlotStatus | RankStatus) -> int:
-    """Steps done so far: as the script counts them, else by its optimizer."""
+    """Return the steps done so far: as the script counts them, else by its optimizer."""
     return (rank.optimizer_steps or 0) if rank.step is None else rank.step + 1
 
 
 def find_slowest(ranks: list[RankStatus]) -> RankStatus | None:
-    """The rank that has done the fewest steps, of those that report any; else of those with an optimizer."""
+    """Return the rank that has done the fewest steps, of those that report any; else of those with an optimizer."""
 
     def find_place(rank: RankStatus) -> tuple[bool, int, bool, int]:
         return rank.step is None, rank.step or 0, rank.optimizer_steps is None, rank.optimizer_steps or 0
@@ -260,22 +260,21 @@ def find_slowest(ranks: list[RankStatus]) -> RankStatus | None:
 
 
 def show_values(values: Mapping[str, float]) -> ShownValues:
-    """What a rank shows beside its step, as it is written: JSON has no NaN."""
+    """Return what a rank shows beside its step, as it is written: JSON has no NaN."""
     return tuple(
         (clean_text(name), float(f"{each:.6g}") if math.isfinite(each) else str(each)) for name, each in values.items()
     )
 
 
 def clean_text(text: str) -> str:
-    """One line without control characters, of no more than a name's length."""
+    """Return one line without control characters, of no more than a name's length."""
     return text if text.isalnum() else shorten(show_controls(" ".join(text.split())), 255)
 
 
 def clean_line(end: bytes) -> str:
-    r"""The end of a line as people may be shown it: escape sequences are left out, and what is not UTF-8 is replaced.
+    r"""Return the end of a line as people may be shown it.
 
-    >>> clean_line(b"loss \x1b[1m0.5\x1b[0m\xff\x07")
-    'loss 0.5�\\x07'
+    Escape sequences are left out, and what is not UTF-8 is replaced.
     """
     if not end:
         return ""

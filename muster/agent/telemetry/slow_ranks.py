@@ -68,7 +68,10 @@ class Arrivals:
         self._looks.append(late)
 
     def find(self, step_s: float | None) -> list[Lateness]:
-        """The ranks that are chronically slow, the latest first; `step_s`: how long a step takes, None: not known."""
+        """Return the ranks that are chronically slow, the latest first; `step_s`: how long a step takes, None.
+
+        Not known.
+        """
         if len(self._looks) < self._least_looks:
             return []
         found = [self._judge(rank, step_s or 0.0) for rank in self._looks[-1]]
@@ -127,13 +130,13 @@ class SingleWaits:
         self._waits[rank] = (longest_s, now_s)
 
     def find(self, now_s: float) -> dict[int, float]:
-        """How long each such rank has kept the others waiting, of the last minutes."""
+        """Return how long each such rank has kept the others waiting, of the last minutes."""
         self._waits = {rank: wait for rank, wait in self._waits.items() if now_s - wait[1] < _ONCE_KEPT_S}
         return {rank: wait[0] for rank, wait in self._waits.items()}
 
 
 def build_slow_rank(found: Lateness, rank: RankStatus, host: str) -> SlowRank:
-    """What is shown of a finding."""
+    """Return what is shown of a finding."""
     return SlowRank(
         global_rank=rank.global_rank,
         node=rank.node,
@@ -201,5 +204,5 @@ class JobSlowRanks:
         return self._found
 
     def repeat(self) -> tuple[SlowRank, ...]:
-        """What was found last, for a job that does not run at the moment."""
+        """Return what was found last, for a job that does not run at the moment."""
         return self._found

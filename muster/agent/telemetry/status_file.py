@@ -55,7 +55,7 @@ class StatusFile:
         self._is_writing = False
 
     def _is_anothers(self) -> bool:
-        """Whether another agent has replaced the file not long ago."""
+        """Return whether another agent has replaced the file not long ago."""
         found = _read_stat(self._path)
         if found is None or (self._own is not None and found.st_ino == self._own.st_ino):
             return False

@@ -32,7 +32,7 @@ _PASSING = (401, 408, 429)
 
 
 def is_wanted(environ: Mapping[str, str]) -> bool:
-    """Whether the agent runs inside a TrainJob that takes its progress."""
+    """Return whether the agent runs inside a TrainJob that takes its progress."""
     return bool(environ.get(KubeflowEnv.URL) and environ.get(KubeflowEnv.TOKEN)) and environ.get(
         KubeflowEnv.OFF, ""
     ).upper() not in ("TRUE", "1")
@@ -94,7 +94,7 @@ class TrainJob:
             thread.wait_closing(_EVERY_S)
 
     def _send(self, content: Mapping[str, object]) -> str:
-        """Why it was not taken; "": it was."""
+        """Return why it was not taken; "": it was."""
         try:
             import http.client
 
@@ -114,7 +114,7 @@ class TrainJob:
         return "" if answer.status < 300 else f"its server answers with status {answer.status} {answer.reason}".rstrip()
 
     def _connect(self) -> "tuple[http.client.HTTPConnection, str]":
-        """A connection that is not open yet, and the path of requests. A proxy is not asked: the server is near.
+        """Return a connection that is not open yet, and the path of requests. A proxy is not asked: the server is near.
 
         Raises:
             ValueError: the address is none.

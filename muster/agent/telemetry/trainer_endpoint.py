@@ -106,7 +106,7 @@ class TrainerEndpoint:
         return self._answer(text, body[: int(length)]) if len(body) >= int(length) else ""
 
     def _answer(self, head: str, body: bytes) -> str:
-        """The status of the answer to a whole request."""
+        """Return the status of the answer to a whole request."""
         path, fields = parse_head(head)
         given = fields.get("authorization", "")
         if not hmac.compare_digest(given.encode(), f"Bearer {self._token}".encode()):
@@ -195,7 +195,7 @@ class HttpPeer:
 
 
 def parse_head(head: str) -> tuple[str, dict[str, str]]:
-    r"""The path and the fields of a request, their names in lower case.
+    r"""Return the path and the fields of a request, their names in lower case.
 
     >>> parse_head("POST /3 HTTP/1.1\r\nContent-Length: 2")
     ('/3', {'content-length': '2'})
@@ -207,7 +207,7 @@ def parse_head(head: str) -> tuple[str, dict[str, str]]:
 
 
 def parse_status(body: bytes) -> Told:
-    """What a request says. All values are text; those that are no numbers are left out.
+    """Return what a request says. All values are text; those that are no numbers are left out.
 
     Raises:
         ValueError: it is not of Kubeflow's form.

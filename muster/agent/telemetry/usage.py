@@ -46,7 +46,7 @@ def read_usage(pids: Mapping[int, int], at_s: float) -> dict[int, Usage]:
 
 
 def compute_cpu(before: Usage | None, now: Usage) -> float | None:
-    """Cores used in between; None: not known."""
+    """Return the cores used in between; None: not known."""
     if before is None or now.at_s <= before.at_s:
         return None
     return max(0.0, round((now.cpu_s - before.cpu_s) / (now.at_s - before.at_s), 3))

@@ -90,7 +90,7 @@ class CommandStarter:
 
 
 def build_command(spec: WorkerSpec) -> list[str]:
-    """The worker's whole command line."""
+    """Return the worker's whole command line."""
     prog = spec.program
     if prog.kind is ProgramKind.COMMAND:
         return [*spec.command_prefix, prog.target, *prog.args]
@@ -142,7 +142,7 @@ def spawn(spec: WorkerSpec, *, keep_fd: int | None = None, until_s: float | None
 
 
 def _read_report(fd: int, until_s: float) -> bytes:
-    """The errno of the exec; empty when it has succeeded, or has not ended yet."""
+    """Return the errno of the exec; empty when it has succeeded, or has not ended yet."""
     return os.read(fd, 16) if processes.wait_readable(fd, until_s - time.monotonic()) else b""
 
 

@@ -80,7 +80,7 @@ def _build_run_names(
     local_rank: int,
     env: Mapping[str, str],
 ) -> dict[str, str]:
-    """The variables by which trackers and traces know the job after a restart."""
+    """Return the variables by which trackers and traces know the job after a restart."""
     run_id = config.rendezvous.run_id
     is_tracked = config.tracker_run and round.rank_offset + local_rank == 0
     names = {} if run_id == DEFAULT_RUN_ID else {Env.JOB_ID: run_id, Env.ATTEMPT_ID: f"{run_id}-{round.attempt}"}
@@ -93,7 +93,7 @@ def _build_run_names(
 
 
 def _find_bundle() -> str | None:
-    """The bundle that this agent runs from, which holds `muster.worker`, or where it is unpacked.
+    """Return the bundle that this agent runs from, which holds `muster.worker`, or where it is unpacked.
 
     None: the agent runs from an installed package.
     """
@@ -105,7 +105,7 @@ def _find_bundle() -> str | None:
 
 
 def _find_torch_backend() -> str | None:
-    """The folder that names `workers.program`'s hook to torch; None in a zip, where torch would not find it."""
+    """Return the folder that names `workers.program`'s hook to torch; None in a zip, where torch would not find it."""
     folder = os.path.join(os.path.dirname(os.path.abspath(__file__)), "torch_backend")
     return folder if os.path.isdir(folder) else None
 

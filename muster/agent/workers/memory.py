@@ -66,7 +66,7 @@ class MemoryWatch:
 
 
 def find_memory_cgroup(proc: str) -> MemoryCgroup | None:
-    """The memory cgroup of this process; None when there is none or it is not mounted.
+    """Return the memory cgroup of this process; None when there is none or it is not mounted.
 
     Source: cgroups(7), proc(5) on /proc/[pid]/cgroup and /proc/[pid]/mountinfo. In a container with a cgroup
     namespace the path is relative to the mount; without one it names a folder that the mount does not show, and the
@@ -133,7 +133,7 @@ def _read_lines(path: str) -> list[str]:
 
 
 def read_fields(path: str) -> dict[str, int]:
-    """Lines of "name number"."""
+    """Return the lines of "name number"."""
     pairs = (line.split() for line in _read_lines(path))
     return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
 

@@ -117,7 +117,7 @@ def _split_options(word: str) -> "tuple[str, str, bool]":
 
 
 def read_words(words: "list[str]") -> "WorkerSpec":
-    """The inverse of `build_words`: a spec without the fields that are no text."""
+    """Return the inverse of `build_words`: a spec without the fields that are no text."""
     named = {}
     while "=" in words[0]:
         name, _, text = words[0].partition("=")
@@ -158,9 +158,9 @@ def _remove_own_folder(entry: str) -> str:
 
 
 def _choose_place(own_root: str) -> int:
-    """Where on `sys.path` `import muster.worker` must find the job's own: before an installed muster, else at the end.
+    """Return where on `sys.path` `import muster.worker` must find the job's own.
 
-    A foreign package of that name is the program's and comes first. One line of the job says which of two is imported.
+    Before an installed muster, else at the end.
     """
     for place, folder in enumerate(sys.path):
         package = os.path.join(folder, "muster")
@@ -273,7 +273,10 @@ def prepare_main(program: "Program") -> None:
 
 
 def choose_call(program: "Program") -> "tuple[Callable[..., None], tuple[object, ...]]":
-    """The callable that runs the prepared program, and its arguments; it leaves as few of our frames as possible."""
+    """Return the callable that runs the prepared program, and its arguments.
+
+    It leaves as few of our frames as possible.
+    """
     kind, target = program.kind, program.target
     if kind == "module":
         return _find_module_runner(), (target, True)
@@ -314,7 +317,10 @@ def _is_importable(target: str) -> bool:
 
 
 def _find_module_runner() -> "Callable[..., None]":
-    """What the interpreter itself calls for -m, folders and zips; runpy's public functions leave other frames."""
+    """Return what the interpreter itself calls for -m, folders and zips.
+
+    Runpy's public functions leave other frames.
+    """
     import runpy
 
     return runpy._run_module_as_main  # type: ignore[attr-defined, no-any-return]  # noqa: SLF001
@@ -340,9 +346,9 @@ def _load_script(path: str, main_module: "ModuleType") -> "CodeType | None":
 
 
 def choose_exit_code(stop: SystemExit) -> "int | None":
-    """The exit code by the interpreter's rules; None for those that differ between its versions or are user code.
+    """Return the exit code by the interpreter's rules.
 
-    Source: _Py_HandleSystemExit in CPython's Python/pythonrun.c.
+    None for those that differ between its versions or are user code.
     """
     if type(stop) is not SystemExit:
         return None
@@ -352,7 +358,7 @@ def choose_exit_code(stop: SystemExit) -> "int | None":
 
 
 def find_refusal(stop: SystemExit) -> str:
-    """Why a program that says it on stderr called `sys.exit(CODE)`; "" when that is only there.
+    """Return why a program that says it on stderr called `sys.exit(CODE)`; "" when that is only there.
 
     It is the line in which its parser has just refused the arguments (argparse and what is made of it, click, Fire), or
     the exception that the program handles.
@@ -390,7 +396,7 @@ def find_refusal(stop: SystemExit) -> str:
 
 
 def _find_argparse_message(frames: "list[FrameType]") -> str:
-    """What a parser of argparse refused; also one whose `error` is not argparse's, as jsonargparse's.
+    """Return what a parser of argparse refused; also one whose `error` is not argparse's, as jsonargparse's.
 
     Args:
         frames: down to the one that called `sys.exit`.
@@ -553,10 +559,9 @@ def _load_own_file(name: str) -> "dict[str, Any]":
 
 
 def get_stack_signal() -> "int | None":
-    """The signal that makes a Python worker append its threads' stacks to its stack file; None where there is none.
+    """Return the signal that makes a Python worker append its threads' stacks to its stack file.
 
-    A real-time signal near the upper end: glibc, Go and JVM runtimes use the low ones, and many programs use SIGUSR1
-    and SIGUSR2. Its default action ends a process: send it only to one that catches it (see `diagnosis.stacks`).
+    None where there is none.
     """
     highest = getattr(sys.modules["_signal"], "SIGRTMAX", None)  # `signal` would import more
     return None if highest is None else int(highest) - 5
@@ -609,12 +614,12 @@ def _call_ignoring_errors(call: "Callable[..., object]", *args: object, **kwargs
 
 
 def _is_runpy_error(error: "BaseException | None") -> bool:
-    """Whether runpy raised it before it exits with 1: there is no such module, or it cannot be run."""
+    """Return whether runpy raised it before it exits with 1: there is no such module, or it cannot be run."""
     return error is not None and (type(error).__module__, type(error).__name__) == ("runpy", "_Error")
 
 
 def find_user_frames(tb: "TracebackType | None") -> "TracebackType | None":
-    """The traceback without our frames at its outer end: those of files with this mark."""
+    """Return the traceback without our frames at its outer end: those of files with this mark."""
     while tb is not None and "muster_frames" in tb.tb_frame.f_globals:
         tb = tb.tb_next
     return tb
@@ -667,7 +672,7 @@ def _show_at_once(
 
 
 def _stat_file(path: str) -> "tuple[int, int, int] | None":
-    """A value that changes when the file is written: what torch's @record wrote has more detail and is kept."""
+    """Return a value that changes when the file is written: what torch's @record wrote has more detail and is kept."""
     try:
         stat = os.stat(path)
     except OSError:

@@ -26,7 +26,7 @@ _WANDB_CHARS: Final = 128
 
 
 def build_tracker_env(run_id: str, attempt: int, env: Mapping[str, str]) -> dict[str, str]:
-    """The variables that let trackers continue one run; `env` is the worker's, with what the user has set."""
+    """Return the variables that let trackers continue one run; `env` is the worker's, with what the user has set."""
     tags = {"muster.job_id": run_id, "muster.attempt_id": f"{run_id}-{attempt}"}
     trackers = (
         (_WANDB, {"WANDB_RUN_ID": _name_wandb_run(run_id), "WANDB_RESUME": "allow"}),
@@ -92,12 +92,12 @@ def parse_trace_parent(text: str) -> TraceParent | None:
 
 
 def derive_span_id(trace_id: str, what: str, number: int) -> str:
-    """The id of a span that every node of the job knows, such as the attempt of a round."""
+    """Return the id of a span that every node of the job knows, such as the attempt of a round."""
     return hashlib.sha256(f"{trace_id} {what} {number}".encode()).hexdigest()[:16]
 
 
 def build_trace_env(job_parent: str, round_number: int) -> dict[str, str]:
-    """The variable by which spans of the workers belong to their attempt's; `job_parent` names the job's."""
+    """Return the variable by which spans of the workers belong to their attempt's; `job_parent` names the job's."""
     job = parse_trace_parent(job_parent)
     if job is None:
         return {}
@@ -106,5 +106,5 @@ def build_trace_env(job_parent: str, round_number: int) -> dict[str, str]:
 
 
 def derive_trace_id(run_id: str) -> str:
-    """The id of a job's trace that is no part of another one."""
+    """Return the id of a job's trace that is no part of another one."""
     return _hash(f"muster trace {run_id}")

@@ -66,12 +66,12 @@ class WorkerSpec:
     """Where the worker writes the stack of a crash; "": on its stderr, because the agent reads that."""
 
     def to_json(self) -> str:
-        """All of it, for a parked worker; the descriptors travel beside."""
+        """Return all of it, for a parked worker; the descriptors travel beside."""
         return json.dumps(self, default=_list_parts)
 
     @classmethod
     def from_json(cls, text: bytes, *, stdout_fd: int, stderr_fd: int) -> "WorkerSpec":
-        """The inverse of `to_json`, with the descriptors as they arrived."""
+        """Return the inverse of `to_json`, with the descriptors as they arrived."""
         values = json.loads(text)
         program = build(Program, values["program"])
         return build(cls, {**values, "program": program, "stdout_fd": stdout_fd, "stderr_fd": stderr_fd})
@@ -99,7 +99,7 @@ class WorkerStarter(Protocol):
         ...
 
     def can_host_store(self) -> bool:
-        """Whether this node would host the round's store in a process of its own, if it had global rank 0."""
+        """Return whether this node would host the round's store in a process of its own, if it had global rank 0."""
         ...
 
     def start_store(self, addr: str, port: int, world_size: int, on_lost: Callable[[str], None]) -> None:
@@ -147,7 +147,7 @@ class WorkerStarter(Protocol):
         ...
 
     def list_own_pids(self) -> Container[int]:
-        """Processes of the starter (the template) that a stop of the workers must not kill."""
+        """Return the processes of the starter (the template) that a stop of the workers must not kill."""
         ...
 
     def close(self) -> None:

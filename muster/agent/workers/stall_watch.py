@@ -89,7 +89,7 @@ class StallWatch:
 
 
 def read_activity(root: int, others: Container[int]) -> Activity:
-    """What changes when this process, one in its session or one below it runs.
+    """Return what changes when this process, one in its session or one below it runs.
 
     Their CPU time has a resolution of 10 ms; a main thread that wakes up for less changes its counts of switches.
 

@@ -139,7 +139,7 @@ class StatusPage:
         self._told = replace(told, total=told.total or self._told.total, values=told.values or self._told.values)
 
     def read_shown(self, local_rank: int) -> SlotStatus:
-        """As `read_slot`, for people: where a Trainer has told its step, all ranks of the node have one.
+        """Do as `read_slot`, for people: where a Trainer has told its step, all ranks of the node have one.
 
         It says so every few seconds only. Between, each rank's optimizer counts on.
         """
@@ -239,7 +239,7 @@ class StatusPage:
 
 
 def _clean(number: int) -> int | None:
-    """A step or number of steps; None where there is none, or where the worker has written something else."""
+    """Return a step or number of steps; None where there is none, or where the worker has written something else."""
     return number if 0 <= number <= Layout.MAX_STEP else None
 
 

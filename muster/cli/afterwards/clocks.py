@@ -62,7 +62,10 @@ def place(events: Iterable[Event]) -> tuple[Placed, ...]:
 
 
 def _list_incarnations(agents: Mapping[str, Sequence[Event]]) -> list[list[str]]:
-    """Agents that belong together, in the order of time: they have named the same leader, or ran at the same time."""
+    """Return the agents that belong together, in the order of time.
+
+    They have named the same leader, or ran at the same time.
+    """
     groups: list[tuple[set[str], list[str]]] = []
     spans = {name: (records[0].time_s, records[-1].time_s) for name, records in agents.items()}
     for name, records in agents.items():
@@ -110,7 +113,7 @@ def _find_leader(agents: Mapping[str, Sequence[Event]]) -> str:
 
 
 def _find_offsets(agents: Mapping[str, Sequence[Event]], leader: str) -> dict[str, _Offset]:
-    """What is added to each agent's monotonic clock to get the leader's."""
+    """Return what is added to each agent's monotonic clock to get the leader's."""
     if len(agents) == 1:
         return {leader: _Offset(ahead_s=0.0, uncertainty_s=0.0)}
     found = _follow_comparisons(agents, leader)
@@ -182,7 +185,7 @@ def _keep_better(offsets: dict[str, _Offset], name: str, ahead_s: float, uncerta
 
 
 def show_clock(at_s: float) -> str:
-    """Date and time, UTC; records with a wrong offset of a clock may say a time that no calendar has."""
+    """Return the date and time, UTC; records with a wrong offset of a clock may say a time that no calendar has."""
     try:
         return datetime.fromtimestamp(at_s, timezone.utc).strftime("%Y-%m-%d %H:%M:%S")
     except (ValueError, OverflowError, OSError):

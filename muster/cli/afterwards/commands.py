@@ -146,7 +146,7 @@ def write_timeline(
 
 
 def _list_facts(story: "Story") -> dict[str, object]:
-    """What docs/timeline.md promises of `muster timeline --json`."""
+    """Return what docs/timeline.md promises of `muster timeline --json`."""
     return {
         "name": story.name,
         "started_s": round(story.start_s, 3),

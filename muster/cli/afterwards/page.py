@@ -33,7 +33,7 @@ _REPORT_CHARS: Final = 20_000
 
 
 def build_page(story: Story, report: Mapping[str, Any] | None = None, missing: str = "") -> str:
-    """The whole page.
+    """Return the whole page.
 
     Args:
         story: of the job.
@@ -62,7 +62,7 @@ def build_page(story: Story, report: Mapping[str, Any] | None = None, missing: s
 
 
 def escape_json(text: str) -> str:
-    r"""JSON that can stand in an HTML element.
+    r"""Return JSON that can stand in an HTML element.
 
     >>> escape_json('"</script>"')
     '"\\u003c/script\\u003e"'
@@ -93,7 +93,7 @@ def _build_report(report: Mapping[str, Any] | None) -> str:
 
 
 def build_data(story: Story) -> dict[str, Any]:
-    """What the script of the page draws; times in milliseconds since the start."""
+    """Return what the script of the page draws; times in milliseconds since the start."""
     start_s = story.start_s
     groups = _group(story.nodes, story.end_s - start_s)
     nodes = [_build_node(node, start_s) for node in story.nodes]
@@ -157,7 +157,7 @@ def _build_node(node: NodeStory, start_s: float) -> dict[str, Any]:
 
 
 def _group(nodes: Sequence[NodeStory], total_s: float) -> list[list[int]]:
-    """Positions of nodes whose rows are alike: the same phases, at about the same times."""
+    """Return the positions of nodes whose rows are alike: the same phases, at about the same times."""
     most_s = max(0.5, total_s / 2000)
     groups: list[list[int]] = []
     for index, node in enumerate(nodes):
@@ -195,7 +195,7 @@ def _build_line(name: str, points: Sequence[tuple[float, float]], start_s: float
 
 
 def _thin_out(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """The least and the most of each stretch, so that peaks stay."""
+    """Return the least and the most of each stretch, so that peaks stay."""
     if len(points) <= _MOST_POINTS:
         return list(points)
     stretch = -(-2 * len(points) // _MOST_POINTS)

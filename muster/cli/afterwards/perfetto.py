@@ -27,7 +27,7 @@ _EXPLICIT: Final = 3
 
 
 def build_trace(story: Story) -> bytes:
-    """The whole trace."""
+    """Return the whole trace."""
     return b"".join(_encode_bytes(_PACKET, packet) for packet in _list_packets(story))
 
 
@@ -48,7 +48,7 @@ def _list_packets(story: Story) -> Iterator[bytes]:
 
 
 def _list_events(story: Story) -> Iterator[tuple[float, int, int, int, str]]:
-    """Time, place among those of one time (ends come first), type, track, name."""
+    """Return the time, place among those of one time (ends come first), type, track, name."""
     for each in story.recoveries:
         if each.cost_s is not None:
             began_s = each.time_s - sum(part_s for name, part_s in each.parts_s if name in ("detect", "hang"))

@@ -27,7 +27,7 @@ _FAILURES: Final[Mapping[str, str]] = {
 
 
 def tell_story(story: Story) -> tuple[str, str, str]:
-    """The three sentences."""
+    """Return the three sentences."""
     return _tell_course(story), _tell_interruptions(story), _tell_cost(story)
 
 

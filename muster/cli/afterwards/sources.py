@@ -82,7 +82,7 @@ def load(word: str, role: str | None = None) -> JobRecords:
 
 
 def is_log_folder(word: str) -> bool:
-    """Whether a folder is meant, and no app: it has a slash, or it has records."""
+    """Return whether a folder is meant, and no app: it has a slash, or it has records."""
     return os.path.isdir(word) and (os.sep in word or word == "." or next(_list_files(Path(word)), None) is not None)
 
 
@@ -216,7 +216,7 @@ class _Place:
 
 
 def list_event_places(events: Iterable[Event]) -> Iterator[_Place]:
-    """All ranks that were started."""
+    """Return all ranks that were started."""
     for event in events:
         if event.what == "workers_started":
             for local_rank, rank in enumerate(event.ranks):
@@ -226,7 +226,7 @@ def list_event_places(events: Iterable[Event]) -> Iterator[_Place]:
 
 
 def read_traceback(content: bytes) -> str:
-    """The traceback of an error file in torch's format; "" if it has none."""
+    """Return the traceback of an error file in torch's format; "" if it has none."""
     data = parse_report(content)
     message = data.get("message") if data is not None else None
     extra = message.get("extraInfo") if isinstance(message, dict) else None
@@ -296,7 +296,7 @@ def _parse(line: bytes) -> Event | None:
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Whether it is one that can be reckoned with: files may say anything."""
+    """Return whether it is one that can be reckoned with: files may say anything."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _MOST_NUMBER
 
 
@@ -305,7 +305,7 @@ def _read_index(value: object) -> int | None:
 
 
 def parse_report(content: bytes) -> Mapping[str, Any] | None:
-    """`report.json`; None if it is none."""
+    """Parse `report.json`; None if it is none."""
     try:
         data = parse_json(content)
     except ValueError:

@@ -150,7 +150,7 @@ def tell(
 
 
 def _find_ending(events: Sequence[Event], number: int, ended: Mapping[str, Any]) -> str:
-    """Why a job that has ended did not succeed; "": no record says it.
+    """Return why a job that has ended did not succeed; "": no record says it.
 
     Args:
         events: of its last incarnation.
@@ -208,7 +208,7 @@ class _Replayed:
 
 
 def _replay(placed: Sequence[Placed]) -> list[_Replayed]:
-    """The records of the agents that speak for the job, each for its rounds, in order."""
+    """Return the records of the agents that speak for the job, each for its rounds, in order."""
     found: list[_Replayed] = []
     for number in sorted({each.incarnation for each in placed}):
         own = [each for each in placed if each.incarnation == number]
@@ -232,7 +232,7 @@ def _replay(placed: Sequence[Placed]) -> list[_Replayed]:
 
 
 def _end(replayed: list[_Replayed], at_s: float) -> list[_Replayed]:
-    """An incarnation that was killed has an end, too."""
+    """Return an incarnation that was killed has an end, too."""
     if not replayed or any(each.what == "job_ended" for each in replayed):
         return replayed
     event = replace(replayed[-1].event, what="job_ended", detail={"succeeded": False, "reason": ""})
@@ -300,7 +300,7 @@ class _Job:
         return event.what == "checkpoint_completed" and self._is_open and self.spans[-1][2] == SAVING
 
     def find_hang(self, at_s: float) -> float | None:
-        """When the hang of this moment began: with the last step."""
+        """Return when the hang of this moment began: with the last step."""
         found = ((start_s, end_s) for start_s, end_s, phase in self.spans if phase == HUNG)
         return next((start_s for start_s, end_s in found if start_s <= at_s <= (end_s or at_s)), None)
 
@@ -423,7 +423,7 @@ def _tell_agent(
 
 
 def _split(bar: Bar, job: _Job) -> list[Bar]:
-    """The time of workers that run, divided into the first step, training, and what all nodes did together."""
+    """Return the time of workers that run, divided into the first step, training, and what all nodes did together."""
     if bar.phase != FIRST_STEP:
         return [bar]
     formed = [at_s for at_s, number, *_ in job.rounds if number == bar.round and at_s <= bar.start_s]

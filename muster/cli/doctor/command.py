@@ -29,7 +29,7 @@ def diagnose(*, nproc: int | None, devices: int | None, log_dir: str | None, as_
 
 
 def format_observations(found: Iterable[Observation], columns: int) -> list[str]:
-    """A paragraph each: name, verdict, what was seen; below it the next step."""
+    """Return a paragraph each: name, verdict, what was seen; below it the next step."""
     lines = []
     for each in found:
         head = f"{each.name:<13} {each.verdict.value:<8} "

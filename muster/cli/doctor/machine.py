@@ -66,7 +66,7 @@ def _shorten_commands(machine: preflight.Machine) -> preflight.Machine:
 
 
 def _judge(findings: tuple[Finding, ...], *checks: str) -> tuple[Verdict, str, str, list[dict[str, str]]]:
-    """The worst verdict of these checks, what was found, what to do, and all of it for a bug report."""
+    """Return the worst verdict of these checks, what was found, what to do, and all of it for a bug report."""
     own = [finding for finding in findings if finding.check in checks]
     levels = {finding.level for finding in own}
     verdict = Verdict.ERROR if Level.ERROR in levels else Verdict.WARNING if own else Verdict.OK

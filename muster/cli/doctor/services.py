@@ -30,7 +30,7 @@ def _try(name: str, look: Callable[[Mapping[str, str]], Observation], environ: M
 
 
 def _look_at_docker(environ: Mapping[str, str]) -> Observation:
-    """The engine, and whether it gives containers GPUs."""
+    """Return the engine, and whether it gives containers GPUs."""
     from muster.schedulers.docker.engine.client import Engine
     from muster.schedulers.docker.engine.errors import DockerError, EngineUnavailable
 
@@ -64,7 +64,7 @@ def _look_at_docker(environ: Mapping[str, str]) -> Observation:
 
 
 def _look_at_cluster(environ: Mapping[str, str]) -> Observation:  # noqa: ARG001  # its library reads the process's
-    """The API server of the current context, with the user's credentials."""
+    """Return the API server of the current context, with the user's credentials."""
     from muster.schedulers.errors import EngineError
     from muster.schedulers.kubernetes.api.connection import Access, open_connection
 
@@ -96,7 +96,7 @@ def _look_at_cluster(environ: Mapping[str, str]) -> Observation:  # noqa: ARG001
 
 
 def _look_at_slurm(environ: Mapping[str, str]) -> Observation:
-    """Its commands, and whether its controller answers."""
+    """Return its commands, and whether its controller answers."""
     if shutil.which("sinfo", path=environ.get("PATH")) is None:
         return Observation(
             name="Slurm", verdict=Verdict.ABSENT, text="its commands are not here (no sinfo on the PATH)"

@@ -231,7 +231,10 @@ class Relay:
 
 
 def _may_read() -> bool:
-    """Whether this process may read its standard input: in the background, reading a terminal would suspend it."""
+    """Return whether this process may read its standard input.
+
+    In the background, reading a terminal would suspend it.
+    """
     try:
         return not os.isatty(0) or os.tcgetpgrp(0) == os.getpgrp()
     except OSError:

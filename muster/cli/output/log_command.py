@@ -64,7 +64,7 @@ class LogQuery:
         return (STDOUT, STDERR) if self.stream == "combined" else (self.stream,)
 
     def build_request(self, role: str, index: int) -> LogRequest:
-        """The same for one replica."""
+        """Return the same for one replica."""
         return LogRequest(
             role=role,
             index=index,
@@ -186,7 +186,10 @@ class _Log:
         return found
 
     def _find_failed(self, roles: Mapping[str, int]) -> tuple[str, int, int]:
-        """The role, rank and attempt of the root cause: of the job's report, else of what its agents have recorded."""
+        """Return the role, rank and attempt of the root cause.
+
+        Of the job's report, else of what its agents have recorded.
+        """
         for role in roles:
             content = self._read_file(role, 0, LogNames.REPORT)
             report = parse_report(content) if content is not None else None
@@ -222,7 +225,7 @@ class _Log:
         return self._records[key]
 
     def _find_places(self, role: str, count: int, rank: int | None, attempt: int | None) -> list[tuple[int, RankPlace]]:
-        """The replica to ask, and the place; of all ranks of an attempt in their order."""
+        """Return the replica to ask, and the place; of all ranks of an attempt in their order."""
         found: dict[int, tuple[int, RankPlace]] = {}
         for index in range(count):
             for place in rank_logs.list_places(self._read_records(role, index)):
@@ -292,7 +295,7 @@ def follow_files(
     has_ended: Callable[[], bool],
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[str]:
-    """Lines of a rank as its files grow, over all its attempts from the newest on; they end with the job.
+    """Return the lines of a rank as its files grow, over all its attempts from the newest on; they end with the job.
 
     Args:
         folder: of the run.
@@ -332,7 +335,7 @@ def _read_from(path: Path, offset: int) -> bytes:
 
 
 def select_rank(lines: Iterable[str], role: str, rank: int) -> Iterator[str]:
-    """The lines of one rank in the output of a node, without their prefix."""
+    """Return the lines of one rank in the output of a node, without their prefix."""
     for line in lines:
         found = PREFIX.match(line)
         if found is not None and names_rank(found["rank"] or find_local_ranks(found, role), rank):
@@ -340,13 +343,13 @@ def select_rank(lines: Iterable[str], role: str, rank: int) -> Iterator[str]:
 
 
 def names_rank(text: str, rank: int) -> bool:
-    """Whether a prefix is of this rank: "3", or "0-2,5" of several that have said the same."""
+    """Return whether a prefix is of this rank: "3", or "0-2,5" of several that have said the same."""
     spans = (part.partition("-") for part in text.split(","))
     return any(int(first) <= rank <= int(last or first) for first, _, last in spans)
 
 
 def _parse_error(text: str) -> Report | None:
-    """The report in an error in torch's format, where an adapter has it there."""
+    """Return the report in an error in torch's format, where an adapter has it there."""
     try:
         data = parse_json(text)
     except ValueError:  # TorchX's text for none

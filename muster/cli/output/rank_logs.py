@@ -21,13 +21,13 @@ class RankPlace:
     attempt: int
 
     def list_paths(self, stream: str) -> list[str]:
-        """Where its output may be, below the run's folder: with several nodes each has a folder of its own."""
+        """Return where its output may be, below the run's folder: with several nodes each has a folder of its own."""
         path = f"{LogNames.ATTEMPT_DIR.format(attempt=self.attempt)}/{self.local_rank}/{_FILES[stream]}"
         return [f"node_{self.node_index}/{path}", path]
 
 
 def list_places(records: bytes) -> list[RankPlace]:
-    """All ranks that were started, in the order of their starts.
+    """Return all ranks that were started, in the order of their starts.
 
     Args:
         records: lines of JSON of one or more agents of a job; damaged ones are left out.
@@ -40,13 +40,13 @@ def list_places(records: bytes) -> list[RankPlace]:
 
 
 def find_rank(records: bytes, rank: int, attempt: int | None = None) -> RankPlace | None:
-    """The last process of a rank, of this attempt if one is given; None: the records tell of none."""
+    """Return the last process of a rank, of this attempt if one is given; None: the records tell of none."""
     found = [place for place in list_places(records) if place.global_rank == rank and attempt in (None, place.attempt)]
     return found[-1] if found else None
 
 
 def find_first_failure(records: bytes) -> tuple[int, int] | None:
-    """The rank that failed first in the last attempt that a rank has failed in, and the attempt; None: none has.
+    """Return the rank that failed first in the last attempt that a rank has failed in, and the attempt; None: none has.
 
     In a hang it is the first of those that have kept the others waiting.
     """

@@ -127,7 +127,10 @@ class LinePrinter:
             self._errors.append(error)
 
     def _hold_report(self, replica: Replica, lines: Iterable[str]) -> Iterator[str]:
-        """The lines without the report. If the replica's workers write again, it was not the last: it is printed."""
+        """Return the lines without the report.
+
+        If the replica's workers write again, it was not the last: it is printed.
+        """
         rule = ""
         for line in lines:
             held = self._reports.get(replica)
@@ -149,7 +152,7 @@ class LinePrinter:
 
 
 def add_prefix(prefix: str, line: str) -> str:
-    """The line with the prefix, also where it is drawn anew after a carriage return."""
+    """Return the line with the prefix, also where it is drawn anew after a carriage return."""
     if "\r" in line.rstrip("\r\n"):
         line = line.replace("\r", f"\r{prefix}")
     return line if line.startswith("\r") else f"{prefix}{line}"

@@ -291,7 +291,7 @@ class _Stage:
 
 
 def _choose_words(request: Request, nodes: int) -> tuple[list[str], list[str]]:
-    """What the rehearsal adds to the command, and a line for each."""
+    """Return what the rehearsal adds to the command, and a line for each."""
     function = run_command.find_function(request.component)
     if _names(request, "max_retries") or "max_retries" not in inspect.signature(function).parameters:
         return [], []
@@ -301,7 +301,7 @@ def _choose_words(request: Request, nodes: int) -> tuple[list[str], list[str]]:
 
 
 def _names(request: Request, parameter: str) -> bool:
-    """Whether the command or `.torchxconfig` gives a parameter of the component."""
+    """Return whether the command or `.torchxconfig` gives a parameter of the component."""
     words = request.words[: request.words.index("--")] if "--" in request.words else request.words
     given = {word.lstrip("-").partition("=")[0] for word in words if word.startswith("-")}
     defaults = config.load_sections(prefix="component").get(request.component) or {}

@@ -126,7 +126,9 @@ def compare(result: Result, undisturbed: Result, *, is_repeatable: bool | None) 
 
 
 def has_started_over(result: Result, first_save: int | None) -> bool:
-    """Whether a later round began long before the first save, though there was one, or though nothing is ever saved.
+    """Return whether a later round began long before the first save.
+
+    True also if nothing is ever saved.
 
     On a busy machine steps and saves may be seen late: hence half of it. A script that continued an older checkpoint in
     all runs is not judged.

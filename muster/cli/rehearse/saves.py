@@ -46,7 +46,7 @@ class Saves:
         select.select([self._fd], [], [], limit_s)
 
     def look(self) -> bool:
-        """Whether something that may be a checkpoint has been written since the last look."""
+        """Return whether something that may be a checkpoint has been written since the last look."""
         is_saved = False
         for folder, mask, name in self._read():
             if mask & _IS_FOLDER:
@@ -124,7 +124,7 @@ def compute_digest(path: Path) -> str:
 
 
 def is_close(one: Path, other: Path) -> bool:
-    """Whether two files of torch.save or safetensors hold the same, but for how numbers were rounded."""
+    """Return whether two files of torch.save or safetensors hold the same, but for how numbers were rounded."""
     try:
         return _is_same(_load(one), _load(other))
     except Exception:  # noqa: BLE001  # not such a file, without torch, or what is no tensor and no plain value
@@ -132,7 +132,7 @@ def is_close(one: Path, other: Path) -> bool:
 
 
 def is_equal(one: float, other: float) -> bool:
-    """Whether two numbers are the same, but for how they were rounded."""
+    """Return whether two numbers are the same, but for how they were rounded."""
     return (math.isnan(one) and math.isnan(other)) or math.isclose(one, other, rel_tol=_RELATIVE, abs_tol=1e-12)
 
 

@@ -37,7 +37,7 @@ class Report:
         return f"{first}seed {self.seed}"
 
     def list_advice(self) -> list[tuple[str, str, str]]:
-        """What to change: name, text and page, each once, in the order of the rows."""
+        """Return what to change: name, text and page, each once, in the order of the rows."""
         names = dict.fromkeys(name for row in self.rows for name in row.advice)
         return [(name, ADVICE[name].text, ADVICE[name].page) for name in names]
 
@@ -48,7 +48,7 @@ HEAD: Final = ("fault", "at", "verdict", "recovery", "repeated", "result")
 
 
 def build_table(report: Report) -> str:
-    """The table as text, with what to change below."""
+    """Return the table as text, with what to change below."""
     cells = [HEAD, *(list_cells(row) for row in report.rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(HEAD) - 1)]
     lines = [
@@ -68,14 +68,14 @@ def build_table(report: Report) -> str:
 
 
 def list_cells(row: Row) -> tuple[str, ...]:
-    """The cells of a row, as text."""
+    """Return the cells of a row, as text."""
     recovery = "" if row.recovery_s is None else f"{row.recovery_s:.1f} s"
     repeated = "" if row.repeated is None else f"{row.repeated}"
     return row.title, row.at, row.verdict.value, recovery, repeated, row.result
 
 
 def build_json(report: Report) -> dict[str, Any]:
-    """What docs/rehearse-reference.md promises of `--json`."""
+    """Return what docs/rehearse-reference.md promises of `--json`."""
     rows = []
     for row in report.rows:
         data = asdict(row) | {"verdict": row.verdict.value, "advice": list(row.advice)}
@@ -93,7 +93,7 @@ def build_json(report: Report) -> dict[str, Any]:
 
 
 def dump_json(report: Report) -> str:
-    """One line."""
+    """Return one line."""
     return json.dumps(build_json(report))
 
 

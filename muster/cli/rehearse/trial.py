@@ -349,7 +349,7 @@ class Trial:
         return most >= self._case.step > 0
 
     def _find_saving(self) -> Iterator[int]:
-        """The ranks that say that they save, or have a file of the run's folder open."""
+        """Return the ranks that say that they save, or have a file of the run's folder open."""
         yield from (rank for rank, slot in self._slots.items() if slot.is_saving)
         for rank in self._slots:
             with contextlib.suppress(OSError, NotPossibleError):

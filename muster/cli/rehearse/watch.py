@@ -108,7 +108,7 @@ class Watch:
         )
 
     def has_ended(self, rank: int) -> bool:
-        """Whether the worker of a global rank was started in the round that runs, and has ended."""
+        """Return whether the worker of a global rank was started in the round that runs, and has ended."""
         pids = [agent.workers[rank] for agent in self._agents.values() if rank in agent.workers]
         return bool(pids) and not any(map(_is_alive, pids))
 
@@ -230,7 +230,7 @@ def _read_values(page: mmap.mmap) -> dict[str, float]:
 
 
 def _read_text(page: mmap.mmap, word: int) -> str:
-    """An entry of a table; "": only half of it is written."""
+    """Return an entry of a table; "": only half of it is written."""
     head = _read_word(page, word)
     text = page[(word + 1) * 8 : (word + 1) * 8 + min(head >> 32, Layout.NAME_BYTES)]
     return text.decode(errors="replace") if zlib.crc32(text) == head & 0xFFFFFFFF else ""

@@ -66,7 +66,7 @@ def read_line() -> list[str]:
 
 
 def _find_path() -> Path:
-    """Raises OSError."""
+    """Raise OSError."""
     try:
         state_dir = find_state_dir(os.environ)
         return state_dir / _FOLDER / f"{hashlib.sha256(os.fsencode(os.getcwd())).hexdigest()[:32]}.json"
@@ -107,7 +107,7 @@ def watch(words: Sequence[str], workspace: str) -> int:
 
 
 def may_outlive_command(handle: str) -> bool:
-    """Whether the job of a handle may go on when its command ends: on a hold it does if it is told to."""
+    """Return whether the job of a handle may go on when its command ends: on a hold it does if it is told to."""
     return bool(handle) and not handle.startswith("local_")
 
 

@@ -148,7 +148,7 @@ class WorkspaceWatch:
 
 
 def is_temporary(name: str) -> bool:
-    """Whether a file is one that an editor keeps for a moment."""
+    """Return whether a file is one that an editor keeps for a moment."""
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in _TEMPORARY)
 
 

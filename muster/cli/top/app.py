@@ -124,7 +124,7 @@ class TopView:
         return True
 
     def draw(self, size: Size) -> list[str]:
-        """The rows of the screen."""
+        """Return the rows of the screen."""
         if self._view.place is Place.TEXT:
             rows = self._folds.update(self._lines, size.width)
             self._view = fit(
@@ -169,7 +169,7 @@ class TopView:
         self._open_text(f"rank {rank} of {self._name}", [], is_following=True)
 
     def _find_rank(self) -> tuple[int, int] | None:
-        """The index of the node and the global rank of the selected row."""
+        """Return the index of the node and the global rank of the selected row."""
         status = None if self._picture is None else get_status(self._picture, self._view)
         if status is None or self._view.selected >= len(self._rows):
             return None
@@ -237,7 +237,10 @@ class TopView:
         self._view = replace(self._view, note=str(error))
 
     def _search(self, search: Search) -> int | None:
-        """The first row of the next line with the needle, in either case of letters; it goes on at the other end."""
+        """Return the first row of the next line with the needle, in either case of letters.
+
+        It goes on at the other end.
+        """
         needle = self._view.needle.lower()
         count = len(self._lines)
         step = -1 if search.is_backward else 1
@@ -258,7 +261,7 @@ class Folds:
         """The first row of each line."""
 
     def update(self, lines: Sequence[str], width: int) -> Sequence[str]:
-        """All rows. Only new lines are folded, unless the width is another."""
+        """Return all rows. Only new lines are folded, unless the width is another."""
         if width != self._width:
             self._rows, self.starts, self._width = [], [], width
         for line in lines[len(self.starts) :]:
@@ -274,7 +277,7 @@ class Folds:
         return dropped
 
     def find_line(self, row: int, *, is_backward: bool) -> int:
-        """The line that begins at this row, or the next one in this direction."""
+        """Return the line that begins at this row, or the next one in this direction."""
         return bisect_right(self.starts, row) - 1 if is_backward else bisect_left(self.starts, row)
 
 

@@ -83,11 +83,11 @@ class SchedulerJobs:
 
 
 def _remove_state(facts: AppFacts) -> str:
-    """The job's line without its state, which is shown apart."""
+    """Return the job's line without its state, which is shown apart."""
     return format_line(facts).removeprefix(name_state(facts)).removeprefix(": ")
 
 
 def _describe_rest(facts: AppFacts) -> str:
-    """The job's line without what the view shows of its status."""
+    """Return the job's line without what the view shows of its status."""
     jobs = {role: replace(job, status=None) for role, job in facts.jobs.items()}
     return _remove_state(replace(facts, jobs=jobs))

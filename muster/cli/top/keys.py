@@ -68,7 +68,7 @@ class KeyParser:
 
 
 def _parse_first(data: bytes) -> tuple[int, str]:
-    """How many bytes the first key has, and its name; (0, ""): the rest has not come yet."""
+    """Return how many bytes the first key has, and its name; (0, ""): the rest has not come yet."""
     if data[:1] == b"\x1b":
         return _parse_sequence(data)
     for size in range(1, 5):

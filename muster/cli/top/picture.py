@@ -68,18 +68,18 @@ class History:
                 self._gpu.setdefault(rank.global_rank, deque(maxlen=HISTORY)).append(rank.gpu)
 
     def get(self, global_rank: int) -> Sequence[float]:
-        """The oldest first, 0..1 each; empty: none is known."""
+        """Return the oldest first, 0..1 each; empty: none is known."""
         return tuple(self._gpu.get(global_rank, ()))
 
     def keep_column(self, name: str, *, has_something: bool) -> bool:
-        """Whether a column is shown: one that has had something stays, else tables would move with each look."""
+        """Return whether a column is shown: one that has had something stays, else tables would move with each look."""
         if has_something:
             self._columns.add(name)
         return name in self._columns
 
 
 def sort_ranks(status: JobStatus, most: int) -> list[RankStatus]:
-    """Ranks as they are shown: by number where all have room, else those that differ first.
+    """Return the ranks as they are shown: by number where all have room, else those that differ first.
 
     Args:
         status: of the job.
@@ -104,7 +104,10 @@ def sort_ranks(status: JobStatus, most: int) -> list[RankStatus]:
 
 
 def find_lag(rank: RankStatus) -> int:
-    """How many steps a rank is behind, if they are more than a second's: less comes of when each was looked at."""
+    """Return how many steps a rank is behind, if they are more than a second's.
+
+    Less comes of when each was looked at.
+    """
     return _leave_out_noise(rank.lag_steps, _UNKNOWN_RATE if rank.rate is None else rank.rate)
 
 
@@ -113,7 +116,7 @@ def _leave_out_noise(lag_steps: int, rate: float) -> int:
 
 
 def sort_nodes(status: JobStatus, most: int) -> list[NodeStatus]:
-    """Nodes as they are shown; see `sort_ranks`."""
+    """Return the nodes as they are shown; see `sort_ranks`."""
     nodes = list(status.nodes)
     if len(nodes) <= most:
         return nodes
@@ -130,5 +133,5 @@ def sort_nodes(status: JobStatus, most: int) -> list[NodeStatus]:
 
 
 def is_stale(node: NodeStatus) -> bool:
-    """Whether nothing was heard of it for some time."""
+    """Return whether nothing was heard of it for some time."""
     return node.age_s is not None and node.age_s > STALE_S

@@ -50,7 +50,7 @@ class Changes:
         self._told_s = 0.0
 
     def list_new(self, picture: JobPicture, now_s: float) -> Iterator[str]:
-        """Lines: new events, then the job's line if its state has changed, or after a minute.
+        """Return the lines: new events, then the job's line if its state has changed, or after a minute.
 
         Args:
             picture: of the job.

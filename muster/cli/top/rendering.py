@@ -75,7 +75,7 @@ class _Layout:
 
 
 def draw_job(picture: JobPicture, view: View, history: History, size: Size) -> list[str]:
-    """One job: its header, nodes, ranks, last events, and the keys.
+    """Return one job: its header, nodes, ranks, last events, and the keys.
 
     Returns:
         Length at most `size.height`, each no wider than `size.width`.
@@ -91,7 +91,7 @@ def draw_job(picture: JobPicture, view: View, history: History, size: Size) -> l
 
 
 def draw_jobs(jobs: JobList, view: View, size: Size) -> list[str]:
-    """The list of all jobs."""
+    """Return the list of all jobs."""
     if jobs.rows:
         head: RenderableType = Text(f"{len(jobs.rows)} job{'s'[: len(jobs.rows) != 1]}, the newest first", style="bold")
     else:
@@ -115,7 +115,7 @@ def draw_jobs(jobs: JobList, view: View, size: Size) -> list[str]:
 
 
 def draw_text(title: str, lines: Sequence[str], view: View, size: Size) -> list[str]:
-    """A log or an answer, from line `view.top` on; each line is a row of `fold_line`."""
+    """Return a log or an answer, from line `view.top` on; each line is a row of `fold_line`."""
     shown = lines[view.top : view.top + view.page]
     head = Text(show_controls(title), style="bold")
     where = f"{min(len(lines), view.top + 1)}-{view.top + len(shown)} of {len(lines)}"
@@ -130,7 +130,7 @@ def draw_text(title: str, lines: Sequence[str], view: View, size: Size) -> list[
 
 
 def print_once(picture: JobPicture, width: int, *, has_colours: bool) -> list[str]:
-    """The same as text for programs and papers: everything, without keys. Length: as many as there are."""
+    """Return the same as text for programs and papers: everything, without keys. Length: as many as there are."""
     view = View(selected=-1)
     status = get_status(picture, view)
     size = Size(width=width, height=10_000, has_colours=has_colours, has_styles=has_colours)
@@ -151,7 +151,7 @@ def print_once(picture: JobPicture, width: int, *, has_colours: bool) -> list[st
 
 
 def fold_line(line: str, width: int) -> list[str]:
-    """A line of a text as the rows that it needs, each no wider than the screen; at least one."""
+    """Return a line of a text as the rows that it needs, each no wider than the screen; at least one."""
     width = max(1, width)
     line = show_controls(line.expandtabs(8))
     if line.isascii():
@@ -160,7 +160,7 @@ def fold_line(line: str, width: int) -> list[str]:
 
 
 def fold_words(line: str, width: int) -> list[str]:
-    """The same of a line of ours: cut between words where it can be."""
+    """Return the same of a line of ours: cut between words where it can be."""
     if not line.isascii():
         return fold_line(line, width)
     line = show_controls(line.expandtabs(8))
@@ -174,7 +174,7 @@ def get_status(picture: JobPicture, view: View) -> JobStatus | None:
 
 
 def list_rows(picture: JobPicture, view: View, size: Size) -> list[tuple[str, int]]:
-    """What can be selected, in the order that is shown: ("rank", global rank), or ("node", node index)."""
+    """Return what can be selected, in the order that is shown: ("rank", global rank), or ("node", node index)."""
     status = get_status(picture, view)
     if status is None:
         return []
@@ -212,13 +212,13 @@ def _lay_out(picture: JobPicture, view: View, size: Size) -> _Layout:
 
 
 def _count_rows(status: JobStatus) -> int:
-    """How many rows all ranks and nodes need, with the last events and the keys."""
+    """Return how many rows all ranks and nodes need, with the last events and the keys."""
     nodes = len(status.nodes) + 1 if _has_node_table(status) else 0
     return len(status.ranks) + 1 + nodes + min(_EVENTS, len(status.events)) + 1
 
 
 def _fold(text: Text, size: Size, most: int) -> list[Text]:
-    """A text that is wider than the screen, in so many rows at most; the last one is cut."""
+    """Return a text that is wider than the screen, in so many rows at most; the last one is cut."""
     if text.cell_len <= size.width or size.height < 12:
         return [text]
     rows: list[Text] = []
@@ -478,13 +478,13 @@ def _draw_spark(values: Iterable[float]) -> str:
 
 
 def _cut(rows: Sequence[T], selected: int, most: int) -> Iterator[tuple[int, T]]:
-    """Rows around the selected one, with their places."""
+    """Return the rows around the selected one, with their places."""
     start = max(0, min(selected - most // 2, len(rows) - most))
     return ((at, rows[at]) for at in range(start, min(len(rows), start + most)))
 
 
 def _list_foot(view: View, keys: str, size: Size) -> Iterator[Text]:
-    """The last rows: a question or an answer, if there is one, and always the keys."""
+    """Return the last rows: a question or an answer, if there is one, and always the keys."""
     if view.is_typing:
         yield Text(f"/{view.needle}", style="bold")
     elif view.asks_stop:
@@ -496,7 +496,7 @@ def _list_foot(view: View, keys: str, size: Size) -> Iterator[Text]:
 
 
 def _fill(rows: Sequence[str], foot: Sequence[str], size: Size) -> list[str]:
-    """A whole screen: the rows that have room, and the foot at the bottom."""
+    """Return a whole screen: the rows that have room, and the foot at the bottom."""
     foot = foot[-size.height :]
     room = size.height - len(foot)
     return [*rows[:room], *[""] * (room - len(rows)), *foot]
@@ -507,7 +507,7 @@ def _make_table() -> Table:
 
 
 def _print(parts: Iterable[RenderableType], size: Size) -> list[str]:
-    """Rows with colours, each cut to the width."""
+    """Return the rows with colours, each cut to the width."""
     console = Console(
         file=StringIO(),
         width=size.width,

@@ -34,17 +34,19 @@ class Jobs(Protocol):
     """What the view asks; `asking.SchedulerJobs` asks the schedulers. Each call may take long."""
 
     def list_jobs(self) -> JobList:
-        """All jobs of all schedulers that answer."""
+        """Return all jobs of all schedulers that answer."""
 
     def read_job(self, handle: str) -> JobPicture:
-        """One job.
+        """Return one job.
 
         Raises:
             ControlError: it cannot be read.
         """
 
     def follow_log(self, handle: str, role: str, node_index: int, global_rank: int) -> Iterator[str]:
-        """Lines of one rank, and those that come, without their ends. `node_index`: of the node that it runs on.
+        """Return the lines of one rank, and those that come, without their ends.
+
+        `node_index`: of the node that it runs on.
 
         Raises:
             ControlError: there is none.
@@ -76,7 +78,10 @@ class Reader:
         self._lines: deque[str] = deque(maxlen=KEPT_LINES)
 
     def get(self) -> list[tuple[Origin | Deed, Content]]:
-        """What has been read since the last call, the oldest first: by look or log, or on a request for a deed."""
+        """Return what has been read since the last call, the oldest first.
+
+        By look or log, or on a request for a deed.
+        """
         found: list[tuple[Origin | Deed, Content]] = []
         while True:
             try:
@@ -87,7 +92,7 @@ class Reader:
                 found.append((origin, content))
 
     def get_lines(self) -> list[str]:
-        """Lines of the log that have come since the last call, at most `KEPT_LINES` of them."""
+        """Return the lines of the log that have come since the last call, at most `KEPT_LINES` of them."""
         lines: list[str] = []
         while self._lines:
             lines.append(self._lines.popleft())

@@ -174,14 +174,14 @@ def _type(view: View, key: str) -> tuple[View, Wish]:
 
 
 def found(view: View, line: int | None) -> View:
-    """The view after a search: the line that was found on top; None: there is none."""
+    """Return the view after a search: the line that was found on top; None: there is none."""
     if line is None:
         return replace(view, note=f"{view.needle!r} is not there")
     return replace(view, top=line, note="")
 
 
 def fit(view: View, *, rows: int | None = None, lines: int | None = None, page: int | None = None) -> View:
-    """The view over what is there now.
+    """Return the view over what is there now.
 
     Args:
         view: before.

@@ -118,7 +118,7 @@ class _Requests:
         self.changed = threading.Condition()
 
     def __reduce__(self) -> tuple[type["_Requests"], tuple[()]]:
-        """For a worker: it asks nothing of agents, and counts its own looks."""
+        """Send a copy to a worker that asks nothing of agents, and counts its own looks."""
         return _Requests, ()
 
     def count(self, name: str) -> int:
@@ -127,11 +127,11 @@ class _Requests:
         return self.looks[name] - 1
 
     def get_step(self, name: str) -> int:
-        """Number of the last look."""
+        """Return the number of the last look."""
         return max(0, self.looks[name] - 1)
 
     def forget(self, kind: AskKind) -> None:
-        """An earlier answer is no answer to what is asked for now."""
+        """Forget an earlier answer: it does not answer what is asked for now."""
         with self.changed:
             self.answers.pop(kind, None)
 
@@ -197,7 +197,7 @@ class _Flag:
         self._requests = requests
 
     def is_set(self) -> bool:
-        """In a worker: the question, at the next step. In the program: whether it was done."""
+        """Return, in a worker, the answer at the next step, and in the program whether it was done."""
         if not worker.is_managed():
             return self._requests.wait(_ASKS.get(self._name) or _WAITS[self._name], 0.0)
         if self._name == "pause":
@@ -209,7 +209,7 @@ class _Flag:
         return True  # a worker is past it
 
     def set(self) -> None:
-        """In the program: ask for it. In a worker: this rank has done it."""
+        """Ask for it (in the program), or report that this rank has done it (in a worker)."""
         if not worker.is_managed():
             if self._name in _ASKS:
                 self._requests.begin(_ASKS[self._name])
@@ -217,7 +217,7 @@ class _Flag:
             worker.saved(self._requests.get_step("trigger_save_checkpoint"))
 
     def clear(self) -> None:
-        """In the program: forget what was done before. In a worker: nothing, the agents know."""
+        """Forget what was done before. In a worker this does nothing, because the agents know."""
         if not worker.is_managed() and self._name in _WAITS:
             self._requests.forget(_WAITS[self._name])
 

@@ -66,7 +66,7 @@ class IceEvents:
         self._screen.write(sys.stderr, "", file="progress_bar", bar=None)
 
     def stop_politely(self, signum: int, then: Callable[[], None]) -> None:
-        """In a thread: let workers pause, save if a person at the terminal wants that (Ctrl-C), and stop.
+        """Let workers pause, save if a person at the terminal wants that (Ctrl-C), and stop. Run it in a thread.
 
         Args:
             signum: what asks for the stop.
@@ -94,7 +94,7 @@ class IceEvents:
         then()
 
     def _stop_at_one_step(self, events: Events, signum: int, then: Callable[[], None]) -> None:
-        """Each is an agreement of all ranks, one after the other: the job goes on to the step that is saved."""
+        """Ask for agreements of all ranks, one after the other: the job goes on to the step that is saved."""
         if signum == signal.SIGINT:
             events.pause.set()
             events.paused.wait()
@@ -126,7 +126,7 @@ class IceEvents:
 
 
 def _format_bar(done: int, total: int) -> str:
-    """`" 45% [#############.................] 45/100"`."""
+    """Return a text such as `" 45% [#############.................] 45/100"`."""
     share = min(1.0, done / total)
     cells = int(share * _BAR_CELLS)
     return f"{share:4.0%} [{'#' * cells}{'.' * (_BAR_CELLS - cells)}] {done}/{total}"

@@ -23,7 +23,7 @@ def close_all_but(kept: Collection[int]) -> None:
 
 
 def list_descriptors() -> list[int]:
-    """The open descriptors, and perhaps the one that listed them."""
+    """Return the open descriptors, and perhaps the one that listed them."""
     return [int(name) for name in os.listdir("/proc/self/fd")]
 
 
@@ -36,7 +36,7 @@ def silence(fds: Iterable[int]) -> None:
 
 
 def find_kernel_sockets() -> list[int]:
-    """The sockets by which a notebook's kernel talks to its clients; none in other programs."""
+    """Return the sockets by which a notebook's kernel talks to its clients; none in other programs."""
     application = sys.modules.get("ipykernel.kernelapp")
     if application is None or not application.IPKernelApp.initialized():
         return []
@@ -46,7 +46,7 @@ def find_kernel_sockets() -> list[int]:
 
 
 def _find_local_port(fd: int) -> object:
-    """A TCP socket's local port, or where a Unix socket listens; 0 for all else."""
+    """Return a TCP socket's local port, or where a Unix socket listens; 0 for all else."""
     try:
         if not stat.S_ISSOCK(os.fstat(fd).st_mode):
             return 0

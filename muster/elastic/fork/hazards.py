@@ -87,7 +87,7 @@ def end_thread_pools() -> bool:
 
 
 def _find_openmp() -> set[str]:
-    """The mapped libgomp libraries; LLVM's and Intel's have fork handlers of their own."""
+    """Return the mapped libgomp libraries; LLVM's and Intel's have fork handlers of their own."""
     with open("/proc/self/maps", "rb") as file:
         lines = [os.fsdecode(line.rstrip(b"\n")) for line in file if b"libgomp" in line]
     return {fields[5] for line in lines if len(fields := line.split(None, 5)) == 6 and ".so" in fields[5]}

@@ -82,7 +82,7 @@ def _wait_for_socket(own: socket.socket) -> socket.socket:
 
 
 def _reset_signals() -> None:
-    """The program's handlers are the program's; what it ignores stays ignored, as after an exec."""
+    """Remove the program's handlers. What the program ignores stays ignored, as after an exec."""
     signal.set_wakeup_fd(-1)
     for number in signal.valid_signals():
         if callable(signal.getsignal(number)):

@@ -41,7 +41,7 @@ class _MainProcess(process.BaseProcess):
         self._config = {"authkey": authkey, "semprefix": "/mp"}
 
     def close(self) -> None:
-        """Nothing to close."""
+        """Do nothing: there is nothing to close."""
 
 
 def forget_program() -> None:
@@ -109,7 +109,7 @@ def _become_worker(call: ForkedCall, spec: WorkerSpec) -> list[Any]:
 
 
 def _open_stream(name: str, fd: int) -> io.TextIOWrapper:
-    """Unbuffered, as with -u, which all workers have: a killed worker loses no output."""
+    """Open a stream without a buffer, as -u does, which all workers have: a killed worker loses no output."""
     raw = io.FileIO(fd, "wb", closefd=False)
     raw.name = f"<{name}>"
     errors = "backslashreplace" if name == "stderr" else None

@@ -109,7 +109,7 @@ def _pickle_call(
 
 
 def _main_can_be_imported() -> bool:
-    """Whether workers will have this process's `__main__`: `spawn.prepare` imports it there.
+    """Return whether workers will have this process's `__main__`: `spawn.prepare` imports it there.
 
     It does not in a notebook and at a prompt, nor where the program is the `__main__.py` of a package or a folder
     (`python -m pytest`), nor in processes that multiprocessing has spawned from such a program.
@@ -125,7 +125,7 @@ class _PicklerWithoutMain(ForkingPickler):
     """Refuses what is defined in `__main__`, by reference to which a worker would look in vain."""
 
     def reducer_override(self, value: Any) -> Any:
-        """Called for functions and classes before they are pickled by reference; see `pickle.Pickler`.
+        """Reduce functions and classes before they are pickled by reference; see `pickle.Pickler`.
 
         Raises:
             PicklingError: it is defined in `__main__`.
@@ -157,7 +157,7 @@ def _describe(
     error: Exception,
     pickler_type: Callable[[io.BytesIO], Any],
 ) -> str:
-    """One line that names the part that cannot be pickled, and why."""
+    """Return one line that names the part that cannot be pickled, and why."""
     for what, value in _list_parts(function, args, kwargs):
         if (own := _find_fault(value, pickler_type)) is not None:
             return f"cannot send {what} to workers: {own}"
@@ -190,7 +190,7 @@ def _list_parts(
 
 
 def _write_unnamed_file(*parts: bytes | memoryview) -> int:
-    """A file without a name, at its start: it goes when the last descriptor does, whatever process is killed."""
+    """Return a file without a name, at its start: it goes when the last descriptor does, whatever process is killed."""
     with tempfile.TemporaryFile(buffering=0, prefix="muster_call_") as file:
         for part in parts:
             view = memoryview(part)

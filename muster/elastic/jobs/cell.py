@@ -16,7 +16,7 @@ _PREFIX = re.compile(r"\[[^\[\]]*\]:")
 
 
 def is_cell(stream: object) -> bool:
-    """Whether what is written to the stream appears in a notebook's cell."""
+    """Return whether what is written to the stream appears in a notebook's cell."""
     module = sys.modules.get("ipykernel.iostream")
     return module is not None and isinstance(stream, module.OutStream)
 
@@ -25,7 +25,7 @@ class CellOutput:
     """Prints the job's output, standard output and standard error together: their order is kept."""
 
     def __init__(self, stream: TextIO) -> None:
-        """`stream`: the cell's."""
+        """Write to `stream`, which is the cell's."""
         self._stream = stream
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._rest = ""

@@ -145,7 +145,10 @@ def _listen(place: RoundPlace) -> socket.socket:
 
 
 def _create_server(place: RoundPlace) -> socket.socket:
-    """At MASTER_ADDR alone, as the store was; at all addresses where that is a name, or not this machine's (NAT)."""
+    """Listen at MASTER_ADDR alone, as the store did.
+
+    If it is a name, or not this machine's address (NAT), listen at all addresses.
+    """
     host, port = place.master_addr, place.master_port
     try:
         numeric = "127.0.0.1" if host == "localhost" else host

@@ -163,7 +163,10 @@ class AgentProcess:
         return self._agent_fd
 
     def receive(self) -> list[dict[str, Any]] | None:
-        """The messages that have come; does not wait. None: the other side is gone and every message was returned."""
+        """Return the messages that have come; does not wait.
+
+        None: the other side is gone and every message was returned.
+        """
         try:
             data, fds, _flags, _address = socket.recv_fds(self._control, _CHUNK_BYTES, 4, socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -244,7 +247,7 @@ def _make_folder() -> str:
 
 
 def _decode(line: bytes) -> dict[str, Any] | None:
-    """None for an empty line, and for a record that was cut off."""
+    """Decode a record; return None for an empty line, and for a record that was cut off."""
     try:
         message = json.loads(line)
     except ValueError:

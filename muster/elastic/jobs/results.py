@@ -68,7 +68,7 @@ class WorkerServer:
     """Accepts this node's workers. `watch` and `close` are called by `Job`."""
 
     def __init__(self, payload: Payload, nproc: int, fork_tree: ForkTree | None = None) -> None:
-        """Nothing listens before `watch`.
+        """Prepare the server; `watch` makes it listen.
 
         Args:
             payload: what each worker gets.
@@ -183,15 +183,14 @@ class WorkerServer:
         return self._result_fds
 
     def load_results(self) -> dict[int, Any]:
-        """What the workers of the last complete round returned, by global rank; None for one that returned nothing.
+        """Return what the workers of the last complete round returned, by global rank.
 
-        Raises:
-            PickleFault: a result cannot be loaded in this process.
+        None for one that returned nothing.
         """
         return load_results(self._result_fds)
 
     def load_exception(self, global_rank: int) -> BaseException | None:
-        """The exception that ended a worker of the last round, caused by its traceback as text.
+        """Return the exception that ended a worker of the last round, caused by its traceback as text.
 
         None: there was none, or it cannot be loaded here.
         """
@@ -204,7 +203,7 @@ class WorkerServer:
         return None
 
     def stop_listening(self) -> None:
-        """The job has ended: close the sockets; the results stay."""
+        """Close the sockets after the end of the job; the results stay."""
         for connection in self._connections:
             connection.close()
         self._connections.clear()
@@ -223,7 +222,7 @@ class WorkerServer:
 
 
 def load_results(result_fds: Mapping[int, int]) -> dict[int, Any]:
-    """The values in these files, by global rank; None where there is no file (-1).
+    """Return the values in these files, by global rank; None where there is no file (-1).
 
     Raises:
         PickleFault: a result cannot be loaded in this process.

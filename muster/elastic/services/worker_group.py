@@ -25,7 +25,7 @@ _HANDLERS = "torch.distributed.elastic.events.handlers"
 
 
 def has_event_handler(name: str) -> bool:
-    """Whether torch's events have a handler of this name in this process."""
+    """Return whether torch's events have a handler of this name in this process."""
     handlers = sys.modules.get(_HANDLERS)
     return handlers is not None and name in handlers._log_handlers  # noqa: SLF001  # torch has no public list
 
@@ -62,7 +62,7 @@ class WorkerGroupWatch:
         self._host: str | None = None
 
     def begin(self) -> None:
-        """`run` begins: its time counts from now on."""
+        """Begin to count the time of `run`."""
         self._began_s = time.monotonic()
 
     # -- the agent's records ----------------------------------------------------------------------------------------
@@ -165,7 +165,7 @@ class WorkerGroupWatch:
         self._record(state, raw_error=_format_exception(state))
 
     def build_job_event(self, state: str) -> Any:
-        """Torch's Event of the agent: "SUCCEEDED" or "FAILED", with the exception that is being handled."""
+        """Return torch's Event of the agent: "SUCCEEDED" or "FAILED", with the exception that is being handled."""
         return self._build_event(state, None, None, _format_exception(state), None)
 
     def _set_state(self, state: Any) -> None:
@@ -240,7 +240,7 @@ class WorkerGroupWatch:
 
 
 def _is_heard(destination: str) -> bool:
-    """Whether a handler gets this destination's events: to build one may cost a question to a name server."""
+    """Return whether a handler gets this destination's events: to build one may cost a question to a name server."""
     if not has_event_handler(destination):
         return False
     from torch.distributed.elastic.events import get_logging_handler

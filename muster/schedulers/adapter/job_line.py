@@ -35,13 +35,13 @@ def format_line(facts: AppFacts) -> str:
 
 
 def format_message(facts: AppFacts) -> str:
-    """TorchX's message: the line without the state; "": there is nothing to say."""
+    """Return TorchX's message: the line without the state; "": there is nothing to say."""
     clauses = _list_clauses(facts) if facts.state in _GOES_ON else _list_reasons(facts)
     return show_controls("; ".join(clauses))
 
 
 def name_state(facts: AppFacts) -> str:
-    """TorchX's name of the state; what a job that runs does is added: "RUNNING (paused)"."""
+    """Return TorchX's name of the state; what a job that runs does is added: "RUNNING (paused)"."""
     from muster._shared.job_view import JobState
 
     states = {each.status.state for each in facts.jobs.values() if each.status is not None}
@@ -66,7 +66,7 @@ def build_data(facts: AppFacts) -> dict[str, object]:
 
 
 def count_nodes(facts: AppFacts) -> dict[str, int]:
-    """How many nodes there are to be, run, are spare, are lost and run without a part, all roles together."""
+    """Return how many nodes there are to be, run, are spare, are lost and run without a part, all roles together."""
     replicas = facts.replicas or ()
     states = Counter(each.state for each in replicas)
     told = [each.status for each in _list_live_jobs(facts).values() if each.status is not None]
@@ -80,7 +80,10 @@ def count_nodes(facts: AppFacts) -> dict[str, int]:
 
 
 def _count_apart(facts: AppFacts, role: str, job: JobFacts) -> int:
-    """Nodes that run and take no part in the round: the job goes on without them, or they have not joined yet."""
+    """Return the nodes that run and take no part in the round.
+
+    The job goes on without them, or they have not joined yet.
+    """
     status = job.status
     if status is None or status.state.value != "running" or not status.nodes:
         return 0
@@ -91,13 +94,13 @@ def _count_apart(facts: AppFacts, role: str, job: JobFacts) -> int:
 
 
 def find_since_s(facts: AppFacts) -> float | None:
-    """Since when the app is in its state, in wall-clock seconds; None: not known."""
+    """Return since when the app is in its state, in wall-clock seconds; None: not known."""
     told = [each.since_s for each in facts.jobs.values() if each.since_s is not None]
     return max(told) if told and facts.state is AppState.RUNNING else facts.since_s
 
 
 def find_eta_s(status: "JobStatus") -> float | None:
-    """Seconds until a job's last step at its present rate; None: not known."""
+    """Return the seconds until a job's last step at its present rate; None: not known."""
     from muster._shared.job_view import JobState
 
     if status.eta_s is not None or status.state is not JobState.RUNNING:
@@ -120,7 +123,10 @@ def format_duration(duration_s: float) -> str:
 
 
 def _list_clauses(facts: AppFacts) -> list[str]:
-    """All that is known. What the message of an adapter that builds none of its facts says already is not repeated."""
+    """Return all that is known.
+
+    What the message of an adapter that builds none of its facts says already is not repeated.
+    """
     reasons = list(_list_reasons(facts))
     jobs = _list_live_jobs(facts)
     progress = list(_list_progress(jobs))
@@ -137,7 +143,7 @@ def _list_clauses(facts: AppFacts) -> list[str]:
 
 
 def _list_reasons(facts: AppFacts) -> list[str]:
-    """Why it is in its state. A job that runs and has trouble says so first."""
+    """Return why it is in its state. A job that runs and has trouble says so first."""
     return [
         *_name_roles({role: job.trouble for role, job in _list_live_jobs(facts).items()}),
         *filter(None, facts.messages),
@@ -178,7 +184,7 @@ def _list_progress(jobs: Mapping[str, JobFacts]) -> Iterator[str]:
 
 
 def _name_roles(texts: Mapping[str, str]) -> Iterator[str]:
-    """Those that say something; of an app with several roles with the role's name."""
+    """Return those that say something; of an app with several roles with the role's name."""
     return (text if len(texts) == 1 else f"{role}: {text}" for role, text in texts.items() if text)
 
 

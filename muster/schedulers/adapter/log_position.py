@@ -72,7 +72,7 @@ class Position:
         return self._since
 
     def accept(self, stamp: Timestamp, record: bytes) -> bool:
-        """Whether a record of this time is new."""
+        """Return whether a record of this time is new."""
         key = (stamp, record)
         if self._expected[key] > 0:
             self._expected[key] -= 1

@@ -73,7 +73,7 @@ class LogRequest:
         return None if self.until is None else self.until.timestamp()
 
     def matches(self, line: str) -> bool:
-        """Whether the line is wanted."""
+        """Return whether the line is wanted."""
         return self.pattern is None or self.pattern.search(line) is not None
 
 
@@ -148,7 +148,7 @@ class PluginScheduler(Scheduler, abc.ABC):  # type: ignore[misc]
         """
 
     def read_facts(self, app_id: str) -> "AppFacts | None":
-        """All that is known of an app, for `muster status` and `muster list`; None: it is not known (any more).
+        """Return all that is known of an app, for `muster status` and `muster list`; None: it is not known (any more).
 
         It may look closer than `describe_app`, which programs call again and again. Raises as that does.
         """
@@ -322,7 +322,7 @@ class PluginScheduler(Scheduler, abc.ABC):  # type: ignore[misc]
 
     @abc.abstractmethod
     def read_log(self, app_id: str, request: LogRequest) -> Iterable[str]:
-        """Lines of one replica.
+        """Return the lines of one replica.
 
         Raises:
             SchedulerError: no such app, role or replica.
@@ -360,7 +360,7 @@ class PluginScheduler(Scheduler, abc.ABC):  # type: ignore[misc]
         should_tail: bool = False,
         streams: Stream | None = None,
     ) -> Iterable[str]:
-        """Lines of one replica; see `torchx.schedulers.api.Scheduler.log_iter`. Every parameter is honoured.
+        """Return the lines of one replica; see `torchx.schedulers.api.Scheduler.log_iter`. Every parameter is honoured.
 
         Raises:
             SchedulerError: no such app, role or replica, or the regex is invalid.
@@ -387,7 +387,7 @@ class PluginScheduler(Scheduler, abc.ABC):  # type: ignore[misc]
         )
 
     def read_status_line(self, app_id: str) -> str:
-        """How far a job is that runs, in one line for the last row of a terminal; "": nothing is known."""
+        """Return how far a job is that runs, in one line for the last row of a terminal; "": nothing is known."""
         from muster._shared.console.status_line import format_status_line
 
         try:

@@ -234,7 +234,7 @@ class SupervisedScheduler(PluginScheduler, abc.ABC):
         return {app_id: state for app_id, state in states.items() if state is not None}
 
     def _read_state(self, app_id: str) -> AppState | None:
-        """None: another shell has just deleted it."""
+        """Return the state; None: another shell has just deleted it."""
         try:
             folder = self.find_folder(app_id)
             if folder is None:

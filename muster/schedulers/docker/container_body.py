@@ -56,7 +56,7 @@ class EngineFacts:
 
 
 def build_container_name(container: ContainerRequest, incarnation: int) -> str:
-    """`APP-ROLE-REPLICA`, and `-rN` for the N-th replacement: names are unique on an engine."""
+    """Return a text such as `APP-ROLE-REPLICA`, and `-rN` for the N-th replacement: names are unique on an engine."""
     return f"{container.name}-r{incarnation}" if incarnation else container.name
 
 
@@ -79,7 +79,7 @@ def _name_run_dir(container: ContainerRequest) -> dict[str, str]:
 
 
 def needs_workspace_copy(container: ContainerRequest) -> bool:
-    """Whether the user's code is copied into the container, not built into the image."""
+    """Return whether the user's code is copied into the container, not built into the image."""
     return container.workspace is not None and container.base_image is None
 
 
@@ -229,7 +229,10 @@ def pack_cache_dirs() -> bytes:
 
 
 def lies_on_mount(container: ContainerRequest, folder: str) -> bool:
-    """Whether a folder is, or lies in, what is mounted into the container: its owner is not the container's matter."""
+    """Return whether a folder is, or lies in, what is mounted into the container.
+
+    Its owner is not the container's matter.
+    """
     targets = (str(mount["Target"]).rstrip("/") for mount in container.mounts)
     return any(f"{folder}/".startswith(f"{target}/") for target in targets)
 
@@ -304,7 +307,10 @@ def _pad(size_bytes: int) -> bytes:
 
 
 def parse_user(user: str, passwd: str) -> tuple[int, int]:
-    """User and group id of an image's USER (`name`, `1000`, `1000:1000`) by its own /etc/passwd; root's if unknown."""
+    """Return the user and group id of an image's USER (`name`, `1000`, `1000:1000`) by its own /etc/passwd.
+
+    Root's if unknown.
+    """
     name, _, group = user.partition(":")
     uid, gid = (int(name), 0) if name.isdigit() else (0, 0)
     for line in passwd.splitlines():

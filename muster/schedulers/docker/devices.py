@@ -58,7 +58,7 @@ def assign_gpus(wanted: Sequence[int], free: Sequence[str], in_use: Collection[s
 
 
 def needs_sharing(app: AppRequest, address: str) -> bool:
-    """Whether several agents run on the engine of this machine and none of the app's containers requests GPUs.
+    """Return whether several agents run on the engine of this machine and none of the app's containers requests GPUs.
 
     Args:
         app: what will run.
@@ -69,7 +69,7 @@ def needs_sharing(app: AppRequest, address: str) -> bool:
 
 
 def shows_all_gpus(info: Mapping[str, object]) -> bool:
-    """Whether the engine shows all GPUs to containers that request none: NVIDIA's runtime is its default.
+    """Return whether the engine shows all GPUs to containers that request none: NVIDIA's runtime is its default.
 
     Args:
         info: the engine's answer to `GET /info`.

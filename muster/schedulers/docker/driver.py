@@ -482,7 +482,7 @@ class DockerDriver:
         return found[-1] if found else None
 
     def _list_containers(self, replica: ReplicaId) -> list[ContainerFacts]:
-        """All containers of a replica, the newest last."""
+        """Return all containers of a replica, the newest last."""
         labels = {**self._app.labels, Label.ROLE: replica.role, Label.REPLICA: str(replica.index)}
         return sorted(self._engine.list_containers(labels), key=lambda facts: int(facts.labels[Label.INCARNATION]))
 

@@ -52,7 +52,10 @@ class PublishedPort:
     """Of the first container that publishes it; the next ones have the next numbers. None: the engine picks them."""
 
     def overlaps(self, containers: int, other: "PublishedPort", other_containers: int) -> bool:
-        """Whether two entries need the same port of the host. `0.0.0.0` and `::` are all addresses of their family."""
+        """Return whether two entries need the same port of the host.
+
+        `0.0.0.0` and `::` are all addresses of their family.
+        """
         if self.host_port is None or other.host_port is None or self.protocol != other.protocol:
             return False
         own, its = ipaddress.ip_address(self.address), ipaddress.ip_address(other.address)
@@ -72,7 +75,7 @@ class PublishedPort:
 
 
 def parse_size(name: str, value: str) -> int:
-    """Bytes of `8g`, `512m` or `1073741824`."""
+    """Return the bytes of `8g`, `512m` or `1073741824`."""
     match = _SIZE.fullmatch(value)
     size = int(match[1]) * _UNITS[match[2].lower()] if match else 0
     if size <= 0:
@@ -81,7 +84,7 @@ def parse_size(name: str, value: str) -> int:
 
 
 def parse_tmpfs(name: str, given: Any) -> dict[str, str]:
-    """Path -> the mount's options."""
+    """Return the path -> the mount's options."""
     mounts: dict[str, str] = {}
     for text in given:
         match = _TMPFS.fullmatch(text)

@@ -47,7 +47,7 @@ class Ulimit:
     hard: int
 
     def to_engine(self) -> dict[str, Any]:
-        """In the engine's form."""
+        """Return the option in the engine's form."""
         return {"Name": self.name, "Soft": self.soft, "Hard": self.hard}
 
 

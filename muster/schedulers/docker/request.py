@@ -254,7 +254,7 @@ class _Builder:
         return ({**mount, "VolumeOptions": {"Labels": labels}},)
 
     def _find_rank0_host(self, role: Role, runs_agent: bool) -> str:
-        """Each agent role is a job with its own rank 0; for all other roles it is in the first role, as in TorchX."""
+        """Return the host of rank 0. Each agent role has its own; for all other roles it is in the first role."""
         if self.options.network == HOST_NETWORK:
             return _HOST_RANK0
         if runs_agent and role.name != self.app.roles[0].name:

@@ -211,7 +211,7 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
         mark.remove()
 
     def _find_gpus(self, request: AppRequest) -> tuple[AppRequest, list[str]]:
-        """Ids of the GPUs that the app may use.
+        """Return the ids of the GPUs that the app may use.
 
         Returns:
             The request, whose nodes share the GPUs if all of them would see all.
@@ -268,7 +268,7 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
         raise EngineError(record.app.reason)
 
     def _is_starting(self, request: AppRequest) -> bool:
-        """Whether a container waits for its start, or has been removed since it could not be started."""
+        """Return whether a container waits for its start, or has been removed since it could not be started."""
         if self._engine.has_created_containers(request.labels):
             return True
         there = self._engine.list_container_ids({**request.labels, Label.ROLE: None})
@@ -323,7 +323,7 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
         return self.list_states(states)
 
     def _is_gone(self, app_id: str, state: AppState, found: Mapping[str, Any]) -> bool:
-        """Whether an app has ended and its containers, with their logs, have been removed from this engine."""
+        """Return whether an app has ended and its containers, with their logs, have been removed from this engine."""
         try:
             folder = self.find_folder(app_id)
         except UnsafeFolderError:

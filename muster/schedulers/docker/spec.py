@@ -190,7 +190,7 @@ def _show_container(container: ContainerRequest) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Tuples as lists, so that YAML needs no tags."""
+    """Return the tuples as lists, so that YAML needs no tags."""
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

@@ -10,7 +10,7 @@ from typing import Any
 
 
 def create_scheduler(session_name: str, **kwargs: Any) -> Any:
-    """TorchX's factory for `held`. It ignores the other arguments, which TorchX passes to all factories.
+    """Return TorchX's factory for `held`. It ignores the other arguments, which TorchX passes to all factories.
 
     Raises:
         PlatformError: this system is not Linux.

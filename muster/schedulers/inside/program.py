@@ -126,7 +126,7 @@ def _read_words(pid: int) -> list[bytes]:
 
 
 def _runs_node(words: Sequence[bytes], index: int) -> bool:
-    """Whether a command line is that of a node's agent, and not of what asks one."""
+    """Return whether a command line is that of a node's agent, and not of what asks one."""
     if b"--node-rank" in words:
         return words[words.index(b"--node-rank") + 1] == b"%d" % index
     return any(word.startswith(b"--nnodes") for word in words)
@@ -168,12 +168,12 @@ def find_released(agent: int) -> dict[str, str] | None:
 
 
 def list_processes() -> list[int]:
-    """Ids of all processes."""
+    """Return the ids of all processes."""
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 
 
 def read_stat(pid: int) -> list[bytes]:
-    """Fields of /proc/PID/stat from the state on."""
+    """Return the fields of /proc/PID/stat from the state on."""
     with open(f"/proc/{pid}/stat", "rb") as file:
         return file.read().rpartition(b")")[2].split()
 
@@ -195,14 +195,14 @@ def read_environment(pid: int) -> dict[str, str]:
 
 
 def is_below(pid: int, root: int, parents: Mapping[int, int | None]) -> bool:
-    """Whether a process is `root`, or a descendant of it."""
+    """Return whether a process is `root`, or a descendant of it."""
     while pid and pid != root:
         pid = parents.get(pid) or 0
     return pid == root
 
 
 def choose_shell(env: Mapping[str, str]) -> str:
-    """$SHELL if it is here, else bash or sh."""
+    """Return $SHELL if it is here, else bash or sh."""
     names = [env.get("SHELL", ""), "bash", "sh"]
     folders = env.get("PATH", os.defpath).split(os.pathsep)
     for name in filter(None, names):
@@ -285,7 +285,7 @@ class Command:
     def _become(
         self, words: Sequence[str], env: Mapping[str, str], cwd: str, inside: Sequence[int], report: int, parent: int
     ) -> NoReturn:
-        """In the child: never returns."""
+        """Become the command; called in the child, and never returns."""
         where = words[0]
         try:
             os.setsid()
@@ -307,7 +307,7 @@ class Command:
         os._exit(_NOT_FOUND)
 
     def run(self, rest: bytes) -> None:
-        """Until the command has ended and all of its output is sent, or nothing can be sent any more.
+        """Run until the command has ended and all of its output is sent, or nothing can be sent any more.
 
         Args:
             rest: of what came with the order.

@@ -44,7 +44,7 @@ _CONTROLLER_DOMAINS: Final = ("batch.kubernetes.io", "jobset.sigs.k8s.io", "volc
 
 
 def is_reserved(key: str) -> bool:
-    """Whether a label is set by muster, or by the controller of a Job, JobSet or job of Volcano."""
+    """Return whether a label is set by muster, or by the controller of a Job, JobSet or job of Volcano."""
     return key in _OWN_LABELS + _CONTROLLER_LABELS or key.partition("/")[0] in _CONTROLLER_DOMAINS
 
 

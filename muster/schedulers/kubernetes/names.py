@@ -39,7 +39,7 @@ def build_secret_name(app: str) -> str:
 
 
 def build_token_key(label: str) -> str:
-    """Key of a role's token in the Secret. Keys of variables contain a dot, labels never do."""
+    """Return the key of a role's token in the Secret. Keys of variables contain a dot, labels never do."""
     return f"token-{label}"
 
 
@@ -54,7 +54,7 @@ def build_workspace_name(app: str) -> str:
 
 
 def label_roles(names: Sequence[str]) -> list[str]:
-    """One DNS label per role, of at most `ROLE_LIMIT` characters, all different.
+    """Return one DNS label per role, of at most `ROLE_LIMIT` characters, all different.
 
     Raises:
         SchedulerError: two roles have the same name.
@@ -67,12 +67,12 @@ def label_roles(names: Sequence[str]) -> list[str]:
 
 
 def compute_app_limit(labels: Sequence[str], flavor: str, nodes: int) -> int:
-    """How many characters the app's name may have, so that every pod's host name and every label fits."""
+    """Return how many characters the app's name may have, so that every pod's host name and every label fits."""
     return NAME_LIMIT - 1 - max(map(len, labels)) - len(_INFIX[flavor]) - 1 - len(str(nodes)) - _RANDOM_LENGTH
 
 
 def check_names(app: str, roles: Sequence[tuple[str, str, int]], flavor: str) -> None:
-    """Refuses an app whose pods' names would be too long or would clash.
+    """Refuse an app whose pods' names would be too long or would clash.
 
     Args:
         app: the app's unique name.

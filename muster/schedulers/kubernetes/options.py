@@ -65,7 +65,7 @@ def _parse_tolerations(name: str, value: Any) -> tuple[dict[str, Any], ...]:
 
 
 def _parse_toleration(name: str, text: str) -> dict[str, Any]:
-    """`KEY[:VALUE][:EFFECT][:SECONDS]`; also `KEY=VALUE`, which TorchX's command line cannot pass."""
+    """Parse `KEY[:VALUE][:EFFECT][:SECONDS]`; also `KEY=VALUE`, which TorchX's command line cannot pass."""
     parts = text.replace("=", ":", 1).split(":")
     toleration: dict[str, Any] = {}
     if len(parts) > 2 and parts[-1].isdecimal() and parts[-2] == "NoExecute":

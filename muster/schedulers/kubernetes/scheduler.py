@@ -78,14 +78,14 @@ class KubernetesScheduler(PluginScheduler, WorkspaceMixin):  # type: ignore[misc
         declare_options(opts)
 
     def workspace_opts(self) -> runopts:
-        """No options of its own: `declare_options` declares `image_repo` and `quiet`."""
+        """Return no options: `declare_options` declares `image_repo` and `quiet`."""
         return StrictOpts(BACKEND)
 
     def _validate(self, app: AppDef, scheduler: str, cfg: Mapping[str, Any] | None = None) -> None:
         """Check nothing: a role may lack a resource, and building the request checks everything else."""
 
     def build_workspace_and_update_role(self, role: Role, workspace: str, cfg: Mapping[str, Any]) -> None:
-        """Packs the folder for the app's Secret. With `image_repo`, builds an image on top of the role's instead.
+        """Pack the folder for the app's Secret. With `image_repo`, builds an image on top of the role's instead.
 
         Raises:
             SchedulerError: the folder is too large or cannot be read.
@@ -108,7 +108,7 @@ class KubernetesScheduler(PluginScheduler, WorkspaceMixin):  # type: ignore[misc
         role.metadata[WORKSPACE_KEY] = key
 
     def _print_once(self, text: str) -> None:
-        """TorchX packs the same folder once for every role."""
+        """Print a text once: TorchX packs the same folder once for every role."""
         if text and text not in self._printed:
             self._printed.add(text)
             _print_line(text)
@@ -133,7 +133,7 @@ class KubernetesScheduler(PluginScheduler, WorkspaceMixin):  # type: ignore[misc
     # -- with a cluster ---------------------------------------------------------------------------------------------
 
     def schedule(self, dryrun_info: AppDryRunInfo) -> str:
-        """Pushes the images, if any, then creates all objects or none."""
+        """Push the images, if any, then creates all objects or none."""
         request: Request = dryrun_info.request
         if request.images_to_push:
             _load_images().push_images(request.images_to_push)
@@ -220,7 +220,7 @@ class KubernetesScheduler(PluginScheduler, WorkspaceMixin):  # type: ignore[misc
 
 
 def create_scheduler(session_name: str, **kwargs: Any) -> KubernetesScheduler:  # noqa: ARG001 - TorchX passes every scheduler's
-    """TorchX's entry point."""
+    """Return TorchX's entry point."""
     return KubernetesScheduler(session_name)
 
 

@@ -57,7 +57,7 @@ class Table:
 
 
 def parse_version(text: str) -> tuple[int, int]:
-    """`1.31`, `v1.31.4` or a cloud's `1.31+`: (1, 31).
+    """Parse `1.31`, `v1.31.4` or a cloud's `1.31+`: (1, 31).
 
     Raises:
         ValueError: the text is not a version.
@@ -68,7 +68,7 @@ def parse_version(text: str) -> tuple[int, int]:
 
 
 def check_version(version: tuple[int, int], *, elastic: bool, source: str) -> None:
-    """Refuses a version that lacks what the job needs.
+    """Refuse a version that lacks what the job needs.
 
     Args:
         version: of the cluster, or the one that `kube_version` names.

@@ -22,7 +22,7 @@ _SHIFTED: Final = "MUSTER_NODE_INDEX"
 
 
 def read_state(parent: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Phase, reason and message of a job of Volcano; {} for other kinds."""
+    """Return the phase, reason and message of a job of Volcano; {} for other kinds."""
     return (parent.get("status") or {}).get("state") or {}
 
 
@@ -36,7 +36,7 @@ def find_index(pod: Mapping[str, Any]) -> int | None:
 
 
 def count_nodes(job: Mapping[str, Any], label: str) -> int | None:
-    """How many nodes the role with this label has now; None: not known."""
+    """Return how many nodes the role with this label has now; None: not known."""
     own = [task for task in job["spec"].get("tasks") or () if read_role(task["template"]) == label]
     return sum(task["replicas"] for task in own) if own else None
 

@@ -18,7 +18,7 @@ from muster._shared.processes import LINUX
 
 
 def create_scheduler(session_name: str, **kwargs: Any) -> Any:
-    """TorchX's factory for `local_cwd`. It ignores the other arguments, which TorchX passes to all factories.
+    """Return TorchX's factory for `local_cwd`. It ignores the other arguments, which TorchX passes to all factories.
 
     On systems other than Linux it returns TorchX's own scheduler: ours needs pidfd, subreapers and epoll.
     """

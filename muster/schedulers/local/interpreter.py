@@ -33,12 +33,12 @@ def find_interpreter(env: Mapping[str, str], own: str) -> str:
 
 
 def has_same_muster(python: str) -> bool:
-    """Whether a new interpreter finds this version of muster without its working directory."""
+    """Return whether a new interpreter finds this version of muster without its working directory."""
     return _is_installed_beside(python) or _finds_muster(python)
 
 
 def _is_installed_beside(python: str) -> bool:
-    """Whether the interpreter is our own and muster is in its site-packages.
+    """Return whether the interpreter is our own and muster is in its site-packages.
 
     This is the usual case, and starting an interpreter to find out takes a third of the time of a submission.
     """

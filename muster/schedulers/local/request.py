@@ -120,7 +120,7 @@ def list_device_requests(app: AppDef, options: LocalOptions) -> list[DeviceReque
 
 
 def _divide_devices(app: AppDef, options: LocalOptions, host: Host) -> Mapping[str, list[str]]:
-    """Values of CUDA_VISIBLE_DEVICES by role."""
+    """Return the values of CUDA_VISIBLE_DEVICES by role."""
     wanted = list_device_requests(app, options)
     if options.auto_set_cuda_visible_devices:
         return assign_devices(wanted, host.devices)

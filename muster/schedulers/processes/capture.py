@@ -92,7 +92,7 @@ class CombinedLog:
         """The beginning of a line whose end is still to come."""
 
     def has_partial_line(self, stream: str) -> bool:
-        """Whether the beginning of a line of this stream waits for its end."""
+        """Return whether the beginning of a line of this stream waits for its end."""
         return bool(self._partial_lines[stream])
 
     def write(self, stream: str, data: bytes, now_s: float, *, cut: bool) -> None:

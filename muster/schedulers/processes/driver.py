@@ -91,7 +91,7 @@ class ProcessDriver:
         )
 
     def runs_agent(self, replica: ReplicaId) -> bool:
-        """Whether a replica runs the agent."""
+        """Return whether a replica runs the agent."""
         return replica.role in self._agents
 
     def start(self, replica: ReplicaId, start_number: int) -> Handle:
@@ -225,7 +225,7 @@ class ProcessDriver:
         return None if path is None else Path(path)
 
     def _read_reason(self, replica: ReplicaId, code: int) -> str:
-        """Why the job failed, as its agents reported it; "" when they left no report."""
+        """Return why the job failed, as its agents reported it; "" when they left no report."""
         log_dir = self.find_log_dir(replica)
         if not self.runs_agent(replica) or log_dir is None:
             return ""
@@ -251,9 +251,9 @@ class ProcessDriver:
 
 
 def _catches_sigterm(pid: int) -> bool:
-    """Whether a guard handles signals already: it sets all handlers together, and Python itself sets none for SIGTERM.
+    """Return whether a guard handles signals already.
 
-    Source: proc(5), SigCgt.
+    It sets all handlers together, and Python itself sets none for SIGTERM.
     """
     try:
         status = Path(f"/proc/{pid}/status").read_text(errors="replace")

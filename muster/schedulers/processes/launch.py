@@ -56,7 +56,7 @@ def spawn(launch: Launch, stdout_fd: int, stderr_fd: int) -> int:
 
 
 def _exec_program(launch: Launch, outputs: tuple[int, int], parent: int, error_fd: int) -> NoReturn:
-    """In the child: exec, or write the reason of a failure to `error_fd`."""
+    """Become the program, or write the reason of a failure to `error_fd`; called in the child."""
     what = launch.cwd
     try:
         os.setsid()

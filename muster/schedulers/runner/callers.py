@@ -70,13 +70,13 @@ _WAIT_DEPTH: Final = 8
 
 
 def runs_command_line() -> bool:
-    """Whether this process is one of `_MAINS`: its main thread is in that command line. For any thread."""
+    """Return whether this process is one of `_MAINS`: its main thread is in that command line. For any thread."""
     main = sys._current_frames().get(threading.main_thread().ident or 0)  # noqa: SLF001  # documented in spite of its name
     return any(_find_module(frame) in _MAINS for frame in _walk(main))
 
 
 def needs_app() -> bool:
-    """Whether the caller is a command of `torchx` that does not say by itself that an app does not exist.
+    """Return whether the caller is a command of `torchx` that does not say by itself that an app does not exist.
 
     0.7's `torchx log` asks for an unknown app for ever; `cancel` and `delete` say nothing of one.
     """
@@ -84,12 +84,12 @@ def needs_app() -> bool:
 
 
 def shows_status() -> bool:
-    """Whether the caller is `torchx status`, which a person reads."""
+    """Return whether the caller is `torchx status`, which a person reads."""
     return any(_find_module(frame) == _STATUS for frame in _walk(_get_caller()))
 
 
 def is_wait() -> bool:
-    """Whether the caller is TorchX's `Runner.wait`, which reads the state, sleeps and reads it again."""
+    """Return whether the caller is TorchX's `Runner.wait`, which reads the state, sleeps and reads it again."""
     nearest = zip(_walk(_get_caller()), range(_WAIT_DEPTH), strict=False)
     return any(frame.f_code.co_name == "wait" and _find_module(frame) == _RUNNER for frame, _ in nearest)
 

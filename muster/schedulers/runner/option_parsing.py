@@ -51,7 +51,7 @@ class StrictOpts(runopts):  # type: ignore[misc]
         return dict(_split(cfg_str or ""))
 
     def cfg_from_json_repr(self, json_repr: str, *, ignore_unknown: bool = False) -> dict[str, Any]:
-        """Like the nightly's, but `resolve` checks unknown keys."""
+        """Read the JSON as the nightly does, but let `resolve` check unknown keys."""
         import json
 
         cfg: dict[str, Any] = json.loads(json_repr)
@@ -113,7 +113,7 @@ class StrictOpts(runopts):  # type: ignore[misc]
 
 
 def _split(text: str) -> list[tuple[str, str]]:
-    """TorchX's grammar: `k=v` separated by `,` or `;`, where a word without `=` continues the list before it.
+    """Return TorchX's grammar: `k=v` separated by `,` or `;`, where a word without `=` continues the list before it.
 
     A value that begins with `{` ends at its matching `}`: inline JSON has separators of its own.
     """
@@ -139,7 +139,7 @@ def _split_words(text: str) -> Iterator[str]:
 
 
 def _skip_braces(text: str, start: int) -> int:
-    """Where the braces end with which the value begins; `start` when it begins with none."""
+    """Return where the braces end with which the value begins; `start` when it begins with none."""
     braced = _BRACED_VALUE.match(text, start)
     if braced is None:
         return start

@@ -78,7 +78,7 @@ def note_workspace(role: Role, workspace: str, key: str, printed: set[str], *, i
 
 
 def check_roles(app: AppDef) -> None:
-    """Refuses what no adapter can run.
+    """Refuse what no adapter can run.
 
     Raises:
         SchedulerError: no roles, a role without a command, role names that repeat, impossible counts.

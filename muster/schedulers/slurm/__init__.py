@@ -20,7 +20,7 @@ from typing import Any
 
 
 def create_scheduler(session_name: str, **kwargs: Any) -> Any:
-    """TorchX's factory for `slurm`. It ignores the other arguments, which TorchX passes to all factories."""
+    """Return TorchX's factory for `slurm`. It ignores the other arguments, which TorchX passes to all factories."""
     del kwargs
     from muster.schedulers.slurm.scheduler import SlurmScheduler
 

@@ -126,12 +126,12 @@ def check_version(least: tuple[int, int], what: str) -> None:
 
 
 def has_option(text: str, flag: str) -> bool:
-    """Whether a command's help names an option."""
+    """Return whether a command's help names an option."""
     return any(word.strip(",[]").partition("[")[0].partition("=")[0] == flag for word in text.split())
 
 
 def can_wait_for_children() -> bool:
-    """Whether this cluster's srun can wait for all processes of a task: since 25.05, with cgroups of version 2.
+    """Return whether this cluster's srun can wait for all processes of a task: since 25.05, with cgroups of version 2.
 
     An agent whose supervisor was killed then has the time to let its workers save.
     """
@@ -173,7 +173,7 @@ def _parse_row(row: Sequence[str]) -> QueueEntry:
 
 
 def _read_ended(job_id: str) -> QueueEntry | None:
-    """Of a job that is not in the queue any more: its accounting, where there is one."""
+    """Read a job that is not in the queue any more: its accounting, where there is one."""
     return _try(_read_accounting, job_id) or _try(_read_control, job_id)
 
 
@@ -204,7 +204,7 @@ def _read_control(job_id: str) -> QueueEntry:
 
 
 def forbid_requeue(job_id: str) -> None:
-    """From now on no node queues the job again, and Slurm does not either.
+    """Forbid that any node, or Slurm, queues the job again.
 
     Slurm 22.05 refuses it, with one reason or another, of a job that has lost a node: there the mark in the app's
     folder, which the nodes look for, is all.

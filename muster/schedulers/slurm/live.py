@@ -55,7 +55,7 @@ class NodeState:
     record: AppRecord
 
     def has_running(self, replica: ReplicaId) -> bool:
-        """Whether its replica runs by its record, which a lost node does not change any more."""
+        """Return whether its replica runs by its record, which a lost node does not change any more."""
         return self.record.app.replicas[replica].status.value == "running"
 
 
@@ -91,7 +91,7 @@ class App:
         return self._judge_records() or state
 
     def _judge_records(self) -> AppState | None:
-        """How the newest run has ended by its records; None: they do not say."""
+        """Return how the newest run has ended by its records; None: they do not say."""
         if self.is_cancelled:
             return AppState.CANCELLED
         if not self.nodes or (self.entry is not None and not self.runs[-1].startswith(f"{self.entry.job_id}.")):
@@ -114,7 +114,7 @@ class App:
         return AppFolder(self.spec.folder)
 
     def has_started(self) -> bool:
-        """Whether all tasks of the job that runs can be told something: one that is just starting cannot."""
+        """Return whether all tasks of the job that runs can be told something: one that is just starting cannot."""
         if self.entry is None or self.entry.state != "RUNNING":
             return False
         if not self.is_shared:
@@ -285,7 +285,7 @@ def _list_messages(app: App, state: AppState, lost: set[str]) -> list[str]:
 
 
 def _explain_end(app: App, state: AppState) -> list[str]:
-    """Why it has ended: what a node says, else Slurm, else what the script printed."""
+    """Return why it has ended: what a node says, else Slurm, else what the script printed."""
     if state is AppState.SUCCEEDED:
         return []
     if app.is_cancelled:

@@ -89,12 +89,12 @@ class NodeFolder(AppFolder):
 
 
 def find_node_dir(state_dir: Path, run: str, replica: ReplicaId) -> Path:
-    """Where a replica's state of one run is."""
+    """Return where a replica's state of one run is."""
     return state_dir / RUNS_DIR / run / build_role_dir_name(replica.role) / str(replica.index)
 
 
 def read_sizes(state_dir: Path) -> dict[str, int]:
-    """How many nodes roles have that were resized."""
+    """Return how many nodes roles have that were resized."""
     try:
         rows = [line.rpartition(" ") for line in (state_dir / SIZES_NAME).read_text().splitlines()]
     except FileNotFoundError:
@@ -103,7 +103,7 @@ def read_sizes(state_dir: Path) -> dict[str, int]:
 
 
 def list_replicas(spec: AppSpec) -> list[ReplicaId]:
-    """All replicas in the order of the job's tasks, spares last."""
+    """Return all replicas in the order of the job's tasks, spares last."""
     plans: Mapping[str, Any] = spec.details["replicas"]
     sizes = {role.name: role.replicas for role in spec.roles}
     ordinary = [ReplicaId(role, index) for role, count in sizes.items() for index in range(count)]
@@ -191,7 +191,7 @@ class NodeSupervisor(Supervisor):
         """The replica was ended because the job is to go on in another allocation."""
 
     def handle_event(self, event: events.Event | Told) -> None:
-        """Before an agent that was preempted starts again, Slurm says what happens to the job."""
+        """Ask Slurm what happens to the job before an agent that was preempted starts again."""
         if isinstance(event, Told):
             event.act()
             return
@@ -245,7 +245,7 @@ class NodeSupervisor(Supervisor):
         super().handle_event(events.CancelRequested(reason=why))
 
     def watch_signals(self) -> None:
-        """SIGTERM and SIGUSR1 are a preemption; SIGHUP means that the role has fewer nodes from now on."""
+        """Treat SIGTERM and SIGUSR1 as a preemption, and SIGHUP as fewer nodes of the role from now on."""
         for signum in (*_PREEMPTIONS, signal.SIGHUP):
             signal.signal(signum, self._note_signal)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -351,7 +351,7 @@ def _end_run(
 
 
 def _read_end_s(allocation: Allocation) -> float | None:
-    """None: no limit, or no answer."""
+    """Return when the limit ends; None: no limit, or no answer."""
     return parse_time(_run("squeue", "-h", "-j", allocation.job_id, "-o", "%e").strip())
 
 
@@ -373,7 +373,7 @@ def _find_lost_nodes(allocation: Allocation) -> list[str]:
 
 
 def _may_go_on(folder: AppFolder, allocation: Allocation) -> bool:
-    """Whether the job may run again: a cancel forbids it first, in two ways, so that no node queues it again."""
+    """Return whether the job may run again: a cancel forbids it first, in two ways, so that no node queues it again."""
     if folder.request_file.exists():
         return False
     return _read_job(allocation).get("Requeue") != "0"
@@ -505,7 +505,7 @@ def _call(*command: str, text: str = "") -> str | None:
 
 
 def _brings_files(bundle: str) -> bool:
-    """Whether the nodes share no folder."""
+    """Return whether the nodes share no folder."""
     with zipfile.ZipFile(bundle) as archive:
         return any(name.startswith(FILES_DIR) for name in archive.namelist())
 
@@ -535,7 +535,7 @@ def _remove_earlier(bundle: str, path: str) -> None:
 
 
 def _unpack_files(bundle: str, folder: AppFolder) -> None:
-    """Without a shared folder the zip has brought the app's files."""
+    """Unpack the app's files, which the zip has brought, without a shared folder."""
     folder.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     with zipfile.ZipFile(bundle) as archive:
         for name in archive.namelist():

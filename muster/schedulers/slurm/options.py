@@ -26,7 +26,7 @@ _OURS: Final = ("nodes", "ntasks", "ntasks-per-node", "no-kill", "kill-on-bad-ex
 
 
 def _parse_line(name: str, value: Any) -> tuple[str, ...]:
-    """Words as a shell reads them."""
+    """Split a text into words as a shell does."""
     try:
         return tuple(shlex.split(value))
     except ValueError as error:
@@ -34,7 +34,7 @@ def _parse_line(name: str, value: Any) -> tuple[str, ...]:
 
 
 def _parse_extra(name: str, value: Any) -> tuple[str, ...]:
-    """Long options of a command of Slurm's: `--licenses=a --exclude=n7`."""
+    """Parse long options of a command of Slurm's: `--licenses=a --exclude=n7`."""
     words = _parse_line(name, value)
     for word in words:
         flag = word.removeprefix("--").partition("=")[0]

@@ -52,5 +52,5 @@ def build_payload(files: Mapping[str, bytes]) -> bytes:
 
 
 def encode_payload(payload: bytes) -> str:
-    """As lines of text for a script."""
+    """Encode a payload as lines of text for a script."""
     return base64.encodebytes(payload).decode("ascii")

@@ -139,7 +139,7 @@ def _check(options: SlurmOptions) -> None:
 
 
 def _check_lines(flags: Sequence[str]) -> None:
-    """Each is a comment line of the script: what follows a line break would be a command."""
+    """Check that a value is one line: what follows a line break in a comment of the script would be a command."""
     for flag in flags:
         if any(each in flag for each in "\n\r\0"):
             name, _, value = flag.removeprefix("--").partition("=")
@@ -184,7 +184,7 @@ def _build_place(name: str, folder: str, role: str, options: SlurmOptions) -> Ag
 def _list_flags(
     name: str, roles: Sequence[Role], options: SlurmOptions, nodes: int, place: Place, *, may_lose: bool
 ) -> list[str]:
-    """Of sbatch. All nodes of a job are alike: each has what the largest role asks for."""
+    """Return the flags of sbatch. All nodes of a job are alike: each has what the largest role asks for."""
     log = str(AppFolder(place.folder).state_dir / LOG_NAME) if options.shared else "/dev/null"
     flags = [f"--job-name={name}", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1"]
     flags += [f"--output={log}", "--open-mode=append", f"--chdir={place.cwd if options.shared else '/'}"]

@@ -115,7 +115,7 @@ class SlurmScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mis
         declare_options(opts, SlurmOptions)
 
     def workspace_opts(self) -> StrictOpts:
-        """None of its own: `add_options` declares all."""
+        """Return no options: `add_options` declares all."""
         return StrictOpts(BACKEND)
 
     def build_workspace_and_update_role(self, role: Role, workspace: str, cfg: Mapping[str, Any]) -> None:
@@ -179,7 +179,7 @@ class SlurmScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mis
         return AppRegistry(find_state_dir(os.environ), BACKEND)
 
     def _find_app(self, app_id: str) -> live.App | None:
-        """None: it is not known (any more)."""
+        """Find an app; None: it is not known (any more)."""
         folder = self._find_registry().open(app_id)
         try:
             return None if folder is None else live.read_app(folder)
@@ -262,7 +262,7 @@ class SlurmScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mis
         )
 
     def _has_ended(self, app_id: str) -> bool:
-        """Whether nothing follows in an app's logs. A controller that is restarted is waited for."""
+        """Return whether nothing follows in an app's logs. A controller that is restarted is waited for."""
         with self._lock:
             looked_s, ended = self._looks.get(app_id, (-_LOOK_S, False))
             if ended or time.monotonic() - looked_s < _LOOK_S:
@@ -407,7 +407,7 @@ class SlurmScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mis
 
 
 def list_pauses() -> Iterator[float]:
-    """Seconds between two questions to the controller, which serves a whole cluster: longer and longer."""
+    """Return the seconds between two questions to the controller, which serves a whole cluster: longer and longer."""
     pause_s = _LEAST_PAUSE_S
     while True:
         yield pause_s
@@ -452,7 +452,7 @@ def _cancel_named(name: str) -> None:
 
 
 def _record_cancel(app: live.App) -> None:
-    """From now on nothing queues or starts the app again."""
+    """Record the cancel: from now on nothing queues or starts the app again."""
     app.folder.write_request("cancel")
     assert app.entry is not None  # noqa: S101  # it has not ended
     client.forbid_requeue(app.entry.job_id)

@@ -88,14 +88,14 @@ ENDS: Final = {
 
 
 def explain_reason(reason: str) -> str:
-    """Slurm's reason for which a job waits, with the word that people search for."""
+    """Return Slurm's reason for which a job waits, with the word that people search for."""
     word = reason.partition(",")[0].strip("()")
     words = REASONS.get(word) or next((each for start, each in _PREFIXES.items() if word.startswith(start)), "")
     return f"{words} ({reason})" if words else reason
 
 
 def explain_wait(entry: QueueEntry) -> str:
-    """Why a job waits, and until when."""
+    """Return why a job waits, and until when."""
     why = explain_reason(entry.reason) if entry.reason else "Slurm has not looked at it yet"
     text = f"job {entry.job_id} waits: {why}"
     if entry.start_s is None:
@@ -104,6 +104,6 @@ def explain_wait(entry: QueueEntry) -> str:
 
 
 def explain_end(entry: QueueEntry) -> str:
-    """Why a job has ended, as Slurm says it; "": its exit code alone."""
+    """Return why a job has ended, as Slurm says it; "": its exit code alone."""
     words = ENDS.get(entry.state, "")
     return f"Slurm ended job {entry.job_id}: {words} ({entry.state})" if words else ""

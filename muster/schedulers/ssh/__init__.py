@@ -15,7 +15,7 @@ from muster._shared.processes import LINUX
 
 
 def create_scheduler(session_name: str, **kwargs: Any) -> Any:
-    """TorchX's factory. It ignores the other arguments, which TorchX passes to all factories.
+    """Return TorchX's factory. It ignores the other arguments, which TorchX passes to all factories.
 
     Raises:
         PlatformError: this system is not Linux.

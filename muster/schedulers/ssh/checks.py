@@ -266,7 +266,7 @@ def _judge(told: Mapping[str, Any], needs: Needs) -> None:
 
 
 def describe_differences(checked: Sequence[Checked]) -> list[str]:
-    """Lines for the user: clocks that are wrong, and Pythons that differ."""
+    """Return the lines for the user: clocks that are wrong, and Pythons that differ."""
     lines = [
         f"{each.host.name}: its clock is {abs(each.clock_s):.0f} s {'ahead' if each.clock_s > 0 else 'behind'}"
         for each in checked
@@ -332,6 +332,6 @@ def _run_all(work: Callable[[Any], T], items: Sequence[Any]) -> list[T | CheckEr
 
 
 def describe_failures(failed: Mapping[str, str], total: int) -> str:
-    """One line for each host that cannot be used."""
+    """Return one line for each host that cannot be used."""
     lines = [f"{len(failed)} of {total} hosts cannot be used:", *(f"{name}: {why}" for name, why in failed.items())]
     return "\n  ".join(lines)

@@ -54,7 +54,7 @@ def read_program(name: str, call: str) -> bytes:
 
 
 def explain_failure(errors: bytes, code: int | None, python: str) -> str:
-    """Why a connection has ended, in one line.
+    """Return why a connection has ended, in one line.
 
     Args:
         errors: what it has printed to standard error.

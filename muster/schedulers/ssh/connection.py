@@ -54,7 +54,7 @@ class Ssh:
         return code if has_ended else None
 
     def forget(self) -> None:
-        """Another process has it now."""
+        """Forget the connection: another process has it now."""
         for fd in self.fds:
             os.close(fd)
         if self._process is not None:  # whose child it stays

@@ -113,7 +113,10 @@ class SshDriver(ProcessDriver):
         return None, reason
 
     def _starts_again(self, replica: ReplicaId) -> bool:
-        """Whether a lost replica has a retry left. Without one its host stays its own: the others need that address."""
+        """Return whether a lost replica has a retry left.
+
+        Without one its host stays its own: the others need that address.
+        """
         record = self.folder.read_record()
         role = next(each for each in self.spec.roles if each.name == replica.role)
         is_running = record is not None and record.app.phase is not AppPhase.ENDING
@@ -158,7 +161,7 @@ class SshDriver(ProcessDriver):
             self._resize()
 
     def _leave_host(self, replica: ReplicaId) -> None:
-        """Its host has vanished: by a drain it moves to a spare, or to the host of the last replica, which ends."""
+        """Move a replica whose host has vanished by a drain, to a spare, or to the last replica's host, which ends."""
         role = self.spec.roles[0]
         if self._spares:
             self._move(replica, self._spares.pop(0))
@@ -179,7 +182,7 @@ class SshDriver(ProcessDriver):
         self._event_queue.post(ResizeRequested(role=self.spec.roles[0].name, replicas=len(self._hosts)))
 
     def _find_address(self, host: str) -> str:
-        """Of a host that was not there at the submission only the name is known."""
+        """Return the address of a host. Of one that was not there at the submission only the name is known."""
         addresses: Mapping[str, str] = self.spec.details["addresses"]
         return addresses.get(host, host.rpartition("@")[2])
 

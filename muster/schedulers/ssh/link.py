@@ -111,7 +111,7 @@ class Link:
     # -- one connection -------------------------------------------------------------------------------------------
 
     def _serve(self, connection: "_Connection") -> None:
-        """Until the replica has ended or the connection has."""
+        """Serve until the replica has ended or the connection has."""
         selector = selectors.DefaultSelector()
         selector.register(self._wake_read, selectors.EVENT_READ)
         selector.register(connection.stdout, selectors.EVENT_READ)
@@ -211,7 +211,7 @@ class Link:
                 connection.send(node.SIGNAL, name.encode())
 
     def _is_left(self) -> bool:
-        """Whether the supervisor has died and the replica goes on without it."""
+        """Return whether the supervisor has died and the replica goes on without it."""
         return bool(self._order["stays"]) and os.getppid() != self._parent
 
     def _give_up(self, reason: str) -> int:
@@ -283,7 +283,7 @@ class _Connection:
         return list(self._frames.feed(data))
 
     def is_silent(self, now_s: float, limit_s: float) -> bool:
-        """Whether it has said nothing for so long that it does not count any more."""
+        """Return whether it has said nothing for so long that it does not count any more."""
         return now_s - (self.heard_s or self.began_s) > limit_s
 
     def close(self) -> str:

@@ -113,7 +113,7 @@ class _Spool:
             self._base = self.size
 
     def rewind(self, received: int) -> None:
-        """Another link begins here."""
+        """Begin again for another link."""
         self.sent = max(received, self._base)
 
 
@@ -149,7 +149,7 @@ class Keeper:
         self._start()
 
     def run(self) -> None:
-        """Until the replica has ended and the link has all of it, or no link comes any more."""
+        """Run until the replica has ended and the link has all of it, or no link comes any more."""
         looked_s = 0.0
         while not self._is_over:
             for key, _ in self._selector.select(_LOOK_S):
@@ -312,7 +312,7 @@ class Keeper:
             self._selector.modify(self._link, wanted, self._receive)
 
     def _fill(self) -> bool:
-        """Whether there is something to send."""
+        """Return whether there is something to send."""
         for spool in self._spools:
             if self._pending:
                 return True

@@ -167,5 +167,5 @@ def place_request(request: SshRequest, places: Places) -> AppSpec:
 
 
 def count_replicas(spec: AppSpec) -> int:
-    """How many hosts an app uses at once."""
+    """Return how many hosts an app uses at once."""
     return sum(role.replicas for role in spec.roles)

@@ -90,7 +90,7 @@ class ProcessId:
         return None if fields is None else ProcessId(pid=pid, start_ticks=fields[19])
 
     def is_alive(self) -> bool:
-        """Whether exactly this process still runs (a zombie does not)."""
+        """Return whether exactly this process still runs (a zombie does not)."""
         fields = processes.read_stat(self.pid)
         return fields is not None and fields[19] == self.start_ticks and fields[0] not in ("Z", "X")
 
@@ -233,7 +233,7 @@ class AppFolder:
         _write(self.state_file, content)
 
     def check_space(self) -> None:
-        """Before a request that counts only when it is recorded: see whether the next record can be written.
+        """Check, before a request that counts only when it is recorded, that the next record can be written.
 
         Raises:
             OSError: it cannot, for instance because the disk is full.
@@ -297,7 +297,7 @@ class AppFolder:
         return True
 
     def is_locked(self) -> bool:
-        """Whether a supervisor on this kernel holds the lock, in whatever process namespace."""
+        """Return whether a supervisor on this kernel holds the lock, in whatever process namespace."""
         try:
             with open(self.lock_file) as lock:
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -410,7 +410,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def is_own_app_folder(path: Path) -> bool:
-    """Whether a folder holds an app of this user; checked before anything is removed."""
+    """Return whether a folder holds an app of this user; checked before anything is removed."""
     try:
         mode = os.stat(AppFolder(path).spec_file)
     except OSError:
@@ -419,7 +419,7 @@ def is_own_app_folder(path: Path) -> bool:
 
 
 def may_hold_app(path: Path) -> bool:
-    """Whether a folder holds an app, or cannot be entered."""
+    """Return whether a folder holds an app, or cannot be entered."""
     return any(map(_may_be_file, (f"{path}/{STATE_DIR_NAME}/{_SPEC_NAME}", f"{path}/{_SPEC_NAME}")))
 
 

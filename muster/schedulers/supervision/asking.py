@@ -39,7 +39,7 @@ AskNode: TypeAlias = Callable[[AppSpec, ReplicaId, Sequence[str], float], tuple[
 
 @contextmanager
 def open_app(folder: AppFolder | None, app_id: str, backend: str) -> Iterator[AppFolder]:
-    """For all that is asked of an app, which another shell may delete meanwhile.
+    """Open an app for a request; another shell may delete it at the same time.
 
     Args:
         folder: the app's; None: it is not known.
@@ -214,7 +214,7 @@ def resize_app(folder: AppFolder, nodes: int, choose_role: Callable[[AppSpec], S
 
 
 def _has_succeeded(record: AppRecord, role: str) -> bool:
-    """Whether a role's job has: one of its agents says so."""
+    """Return whether a role's job has: one of its agents says so."""
     replicas = record.app.replicas.items()
     return any(each.role == role and known.status is ReplicaStatus.SUCCEEDED for each, known in replicas)
 
@@ -283,7 +283,7 @@ def _join(replicas: Sequence[ReplicaId]) -> str:
 
 @contextmanager
 def _wait_for_turn(folder: AppFolder) -> Iterator[None]:
-    """Only one command at a time changes the number of nodes."""
+    """Wait until no other command changes the number of nodes."""
     deadline_s = time.monotonic() + RECORD_LIMIT_S
     fd = os.open(folder.resize_lock_file, os.O_RDWR | os.O_CREAT, 0o600)
     try:

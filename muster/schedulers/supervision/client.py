@@ -209,7 +209,7 @@ def recover(folder: AppFolder) -> tuple[AppRecord | None, AppRecord | None]:
 
 
 def is_lost(folder: AppFolder, record: AppRecord | None) -> bool:
-    """Whether the app has not ended, and its supervisor has."""
+    """Return whether the app has not ended, and its supervisor has."""
     if record is None or has_ended(record) or is_supervised(folder, record) is not False:
         return False
     latest = folder.read_record()  # it may have recorded the end, or another one may have been started
@@ -217,7 +217,7 @@ def is_lost(folder: AppFolder, record: AppRecord | None) -> bool:
 
 
 def find_loss(folder: AppFolder, record: AppRecord | None) -> str:
-    """`describe_loss` of an app that is lost; "" of others."""
+    """Return `describe_loss` of an app that is lost; "" of others."""
     return describe_loss(folder, record) if record is not None and is_lost(folder, record) else ""
 
 
@@ -232,12 +232,12 @@ def describe_loss(folder: AppFolder, record: AppRecord) -> str:
 
 
 def has_ended(record: AppRecord | None) -> bool:
-    """Whether the app has ended, logs and all."""
+    """Return whether the app has ended, logs and all."""
     return record is not None and record.app.phase is AppPhase.ENDED
 
 
 def is_supervised(folder: AppFolder, record: AppRecord) -> bool | None:
-    """Whether the app's supervisor runs; None: on another machine, where this cannot be seen."""
+    """Return whether the app's supervisor runs; None: on another machine, where this cannot be seen."""
     here = Machine.here()
     if here.shows_pids_of(record.machine):
         return record.supervisor is not None and record.supervisor.is_alive()
@@ -247,7 +247,7 @@ def is_supervised(folder: AppFolder, record: AppRecord) -> bool | None:
 
 
 def runs_here(record: AppRecord) -> bool:
-    """Whether the app's supervisor is a process that this one can wait for."""
+    """Return whether the app's supervisor is a process that this one can wait for."""
     return Machine.here().shows_pids_of(record.machine)
 
 
@@ -278,7 +278,7 @@ def request_stop(folder: AppFolder, request: str = "cancel") -> None:
 
 
 def ensure_recorded(folder: AppFolder, refusal: OSError | None) -> None:
-    """Before a supervisor is started to carry out a request: without a record it would go on with the app.
+    """Record a request before a supervisor is started for it: otherwise it would go on with the app.
 
     Args:
         folder: the app's.
@@ -361,7 +361,10 @@ def end_all(folders: Iterable[AppFolder], *, flush_s: float) -> None:
 
 @contextmanager
 def _report_each() -> Iterator[None]:
-    """One app that cannot be stopped keeps no other one running: each supervisor sees that the owner has ended, too."""
+    """Report errors of each app: one that cannot be stopped keeps no other one running.
+
+    Each supervisor sees that the owner has ended, too.
+    """
     try:
         yield
     except FileNotFoundError:  # another shell has just deleted it

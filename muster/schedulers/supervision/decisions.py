@@ -212,7 +212,10 @@ def _handle_failure(role: SupervisedRole, state: SupervisedApp, event: ReplicaEn
 
 
 def _is_final(role: SupervisedRole, exit_code: int | None) -> bool:
-    """Whether starting the replica again is useless: for an agent, unless it exited with 69 or a signal ended it."""
+    """Return whether starting the replica again is useless.
+
+    For an agent, unless it exited with 69 or a signal ended it.
+    """
     if not role.runs_agent or exit_code is None:
         return False
     return exit_code in NEVER_RETRY or (exit_code != ExitCode.RENDEZVOUS and exit_code <= 128)
@@ -307,7 +310,7 @@ def _cancel(state: SupervisedApp, event: CancelRequested) -> Decision:
 
 
 def _drain(state: SupervisedApp, event: DrainRequested) -> Decision:
-    """Nothing is started again from now on; the agents end by themselves, or are stopped after the limit."""
+    """Start nothing again from now on; the agents end by themselves, or are stopped after the limit."""
     if state.phase is AppPhase.ENDING:
         return state, ()
     state, actions = _end(state, Outcome.CANCELLED, event.reason, lingering_role=_ALL_ROLES)

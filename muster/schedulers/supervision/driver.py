@@ -123,7 +123,7 @@ class ReplicaDriver(Protocol):
         ...
 
     def adopt(self, replica: ReplicaId, handle: Handle) -> bool:
-        """After a restart of the supervisor: watch a replica that an earlier one started.
+        """Watch a replica that an earlier supervisor started, after a restart of the supervisor.
 
         Returns:
             False when nothing of it is left; then no ReplicaEnded follows. True when the driver will report its end,

@@ -39,17 +39,17 @@ class Machine:
         )
 
     def shows_pids_of(self, other: "Machine") -> bool:
-        """Whether a pid recorded there is the same process here: same boot, same namespace."""
+        """Return whether a pid recorded there is the same process here: same boot, same namespace."""
         if not self.shares_kernel_with(other):
             return False
         return self.pid_namespace == other.pid_namespace if other.pid_namespace else self.host == other.host
 
     def shares_kernel_with(self, other: "Machine") -> bool:
-        """Whether both run on one kernel, so that a lock on a file there is seen here."""
+        """Return whether both run on one kernel, so that a lock on a file there is seen here."""
         return self.boot_id == other.boot_id if self.boot_id else self.host == other.host
 
     def is_later_boot_of(self, other: "Machine") -> bool:
-        """Whether this is the same machine after a reboot: nothing that ran there runs any more."""
+        """Return whether this is the same machine after a reboot: nothing that ran there runs any more."""
         if self.shares_kernel_with(other):
             return False
         if other.machine_id:
@@ -58,7 +58,9 @@ class Machine:
 
 
 def read_machine_id() -> str:
-    """Names this installation of an operating system for good; another value than machine-id(5), which is not public.
+    """Return a name of this installation of an operating system for good.
+
+    It is another value than machine-id(5), which is not public.
 
     Returns:
         12 hexadecimal digits; the host name where there is no such id (containers, systems other than Linux).

@@ -75,7 +75,7 @@ class AppRegistry:
         (self._dir / app_id).symlink_to(folder.absolute())
 
     def find(self, app_id: str) -> Path | None:
-        """As `open`, but only the path."""
+        """Do as `open`, but return only the path."""
         folder = self.open(app_id)
         return None if folder is None else folder.path
 
@@ -94,7 +94,7 @@ class AppRegistry:
         return folder if folder.spec_file.is_file() else None
 
     def __iter__(self) -> Iterator[str]:
-        """Ids of all apps whose folder exists, oldest first; also of those that `find` refuses."""
+        """Return the ids of all apps whose folder exists, oldest first; also of those that `find` refuses."""
         try:
             links = [entry for entry in os.scandir(self._dir) if entry.is_symlink()]
         except FileNotFoundError:
@@ -105,7 +105,7 @@ class AppRegistry:
                 yield link.name
 
     def find_newest(self) -> tuple[int, str] | None:
-        """When the newest app was added, in wall-clock nanoseconds, and its id; None: there is none."""
+        """Return when the newest app was added, in wall-clock nanoseconds, and its id; None: there is none."""
         app_id = next(reversed([*self]), None)
         if app_id is None:
             return None
@@ -114,7 +114,7 @@ class AppRegistry:
         return None
 
     def find_added_s(self, app_id: str) -> float | None:
-        """When an app was added, in wall-clock seconds; None: it is not there (any more)."""
+        """Return when an app was added, in wall-clock seconds; None: it is not there (any more)."""
         with contextlib.suppress(OSError):
             return (self._dir / app_id).lstat().st_mtime
         return None
@@ -141,7 +141,7 @@ def record_last_remote(state_dir: Path, scheduler: str, app_id: str) -> None:
 
 
 def find_last_remote(state_dir: Path, scheduler: str) -> tuple[int, str] | None:
-    """When that was, in wall-clock nanoseconds, and the app's id; None: never."""
+    """Return when that was, in wall-clock nanoseconds, and the app's id; None: never."""
     try:
         with open(state_dir / scheduler / _LAST) as file:
             return os.fstat(file.fileno()).st_mtime_ns, file.read()

@@ -129,12 +129,12 @@ class SupervisedApp:
     """One line: why the app ended, or what was last done about a lost replica."""
 
     def is_wanted(self, replica: ReplicaId) -> bool:
-        """Whether its role, as it was last resized, has this replica."""
+        """Return whether its role, as it was last resized, has this replica."""
         size = self.sizes.get(replica.role)
         return size is None or replica.index < size
 
     def running(self, roles: Iterable[str] | None = None) -> tuple[ReplicaId, ...]:
-        """Replicas that run, of all roles or of the given ones."""
+        """Return the replicas that run, of all roles or of the given ones."""
         wanted = None if roles is None else set(roles)
         return tuple(
             each

@@ -231,7 +231,7 @@ def watch_requests(folder: AppFolder, event_queue: EventQueue, driver: ReplicaDr
 
 
 def watch_signals(event_queue: EventQueue) -> None:
-    """SIGTERM stops the app politely; SIGHUP and SIGINT are for the command line and ignored here."""
+    """Stop the app politely at SIGTERM; ignore SIGHUP and SIGINT, which are for the command line."""
 
     def stop(signum: int, _frame: Any) -> None:
         event_queue.post(events.CancelRequested(reason=f"cancelled: its supervisor got {signal.Signals(signum).name}"))

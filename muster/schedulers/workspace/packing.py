@@ -46,7 +46,7 @@ class BundleError(ValueError):
 
 
 def build_workspace_bundle(path: str) -> bytes:
-    """Packs a folder in memory as a tar.gz; see `write_workspace_bundle`."""
+    """Pack a folder in memory as a tar.gz; see `write_workspace_bundle`."""
     packed = io.BytesIO()
     with gzip.GzipFile(fileobj=packed, mode="wb", filename="", mtime=0, compresslevel=6) as out:
         write_workspace_bundle(path, out)
@@ -54,7 +54,7 @@ def build_workspace_bundle(path: str) -> bytes:
 
 
 def write_workspace_bundle(path: str, out: BinaryIO | gzip.GzipFile) -> str:
-    """Packs a folder as a tar without what its `.torchxignore` names, piece by piece: its size does not matter.
+    """Pack a folder as a tar without what its `.torchxignore` names, piece by piece: its size does not matter.
 
     Symbolic links stay links. A relative one that leaves the folder would point to something else on the node, and an
     engine refuses it: it is left out. An absolute one into the folder becomes relative. `describe_left_out` names the
@@ -93,7 +93,7 @@ def _read_link(root: Path, relative: str) -> str:
 
 
 def _leaves_workspace(relative: str, target: str) -> bool:
-    """Whether a symbolic link with this target leads out of the folder by a relative path."""
+    """Return whether a symbolic link with this target leads out of the folder by a relative path."""
     if posixpath.isabs(target):
         return False
     return posixpath.normpath(posixpath.join(posixpath.dirname(relative), target)).split("/")[0] == ".."
@@ -191,7 +191,7 @@ def walk_workspace(root: Path, without: Collection[str] = ()) -> Iterator[str]:
 
 
 def describe_left_out(path: str) -> list[str]:
-    """Lines for the user that name what of a folder does not travel, credentials that do, and links that may dangle.
+    """Return lines for the user about what does not travel, credentials that do, and links that may dangle.
 
     Raises:
         BundleError: see `walk_workspace`.

@@ -47,7 +47,7 @@ class _Member:
     group: Group
 
     def find(self, number: int) -> Collective | None:
-        """Its collective of this number, if the recorder still has it."""
+        """Return its collective of this number, if the recorder still has it."""
         found = [each for each in self.group.entries if each.number == number and not each.is_p2p]
         return found[-1] if found else None
 
@@ -77,7 +77,7 @@ def find_cause(views: Iterable[RankView]) -> Finding | None:
 
 
 def _list_groups(by_rank: Mapping[int, RankView]) -> list[list[_Member]]:
-    """The groups that more than one rank is in, with a member for each of its ranks."""
+    """Return the groups that more than one rank is in, with a member for each of its ranks."""
     named: dict[str, dict[int, Group]] = {}
     ranks: dict[str, set[int]] = {}
     for rank, view in by_rank.items():
@@ -139,12 +139,12 @@ def _judge_group(all_members: Sequence[_Member], unheard: Mapping[int, str], see
 
 
 def _list_open(members: Iterable[_Member]) -> list[int]:
-    """The numbers of all collectives that a rank has entered and not completed."""
+    """Return the numbers of all collectives that a rank has entered and not completed."""
     return [entry.number for member in members for entry in member.group.entries if not (entry.is_done or entry.is_p2p)]
 
 
 def _find_apart(members: Sequence[_Member]) -> Finding | None:
-    """Ranks that have called something else under the first number that some have not completed."""
+    """Return the ranks that have called something else under the first number that some have not completed."""
     open_numbers = _list_open(members)
     if not open_numbers:
         return None
@@ -174,7 +174,7 @@ def _get_kind(entry: Collective) -> tuple[str, str]:
 
 
 def _name_collective(entry: Collective, members: Sequence[_Member]) -> str:
-    """`all_reduce #6 of default_pg (4 x float32)`."""
+    """Return a text such as `all_reduce #6 of default_pg (4 x float32)`."""
     named = next((member.group for member in members if member.group.description), members[0].group)
     ranks = next((member.group.ranks for member in members if member.group.ranks), ())
     name = named.description or f"group {named.name}"
@@ -189,7 +189,7 @@ def _name_operation(entry: Collective) -> str:
 
 
 def _describe_wait(waiting: Iterable[int]) -> str:
-    """`ranks 0, 2-3 have waited`."""
+    """Return a text such as `ranks 0, 2-3 have waited`."""
     named = set(waiting)
     return f"{name_ranks(named)} {'has' if len(named) == 1 else 'have'} waited"
 
@@ -218,7 +218,7 @@ def _judge_initialisation(by_rank: Mapping[int, RankView], unheard: Mapping[int,
 
 
 def describe_states(ranks: Iterable[int], by_rank: Mapping[int, RankView]) -> str:
-    """`; rank 1 is stopped (SIGSTOP)`; "" where the kernel says nothing special."""
+    """Return a text such as `; rank 1 is stopped (SIGSTOP)`; "" where the kernel says nothing special."""
     found: dict[str, list[int]] = {}
     for rank in ranks:
         text = STATES.get(by_rank[rank].state) if rank in by_rank else None
@@ -228,6 +228,6 @@ def describe_states(ranks: Iterable[int], by_rank: Mapping[int, RankView]) -> st
 
 
 def use_plural(text: str, count: int) -> str:
-    """`is stopped`, of several ranks `are stopped`."""
+    """Return a text such as `is stopped`, of several ranks `are stopped`."""
     verb, _, rest = text.partition(" ")
     return text if count == 1 else f"{ {'is': 'are', 'has': 'have', 'does': 'do'}[verb] } {rest}".strip()

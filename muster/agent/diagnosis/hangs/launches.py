@@ -97,7 +97,7 @@ def _judge_joining(
 
 
 def _list_behind(running: Mapping[int, Launches]) -> dict[int, LaunchCount]:
-    """Ranks that have launched the fewest of all, with the operation that they did not launch."""
+    """Return the ranks that have launched the fewest of all, with the operation that they did not launch."""
     behind: dict[int, LaunchCount] = {}
     for rank, each in running.items():
         if not any(count.least < count.own == count.most for count in each.counts):
@@ -109,7 +109,7 @@ def _list_behind(running: Mapping[int, Launches]) -> dict[int, LaunchCount]:
 
 
 def _list_apart(running: Mapping[int, Launches]) -> dict[int, Launches]:
-    """Ranks that have launched more of one operation, and fewer of another, than most others."""
+    """Return the ranks that have launched more of one operation, and fewer of another, than most others."""
     kinds = {
         rank: tuple((count.operation, count.own) for count in each.counts if count.least != count.most)
         for rank, each in running.items()
@@ -164,7 +164,7 @@ def _judge_equal(
 
 
 def _describe_waiting(ranks: Collection[int]) -> str:
-    """`rank 0 has`; "the others have" where none is known."""
+    """Return a text such as `rank 0 has`; "the others have" where none is known."""
     if not ranks:
         return "the others have"
     return f"{name_ranks(ranks)} {'has' if len(ranks) == 1 else 'have'}"

@@ -44,7 +44,7 @@ class LearnedLimits:
         """By phase: the longest pauses."""
 
     def record_active(self, phase: str, *, pause_s: float, quiet_s: float) -> None:
-        """The workers are active, after a pause.
+        """Record that the workers are active after a pause.
 
         Args:
             phase: that the pause was in; "": none was named.
@@ -56,7 +56,7 @@ class LearnedLimits:
         self._quiet_s[phase] = max(self._quiet_s.get(phase, 0.0), quiet_s)
 
     def find(self, phase: str) -> Limits:
-        """The limits of a pause in this phase."""
+        """Return the limits of a pause in this phase."""
         least_busy_s = NAMED_BUSY_S if phase else UNKNOWN_S
         is_known = self._looks.get(phase, 0) >= (1 if phase else WARM_UP)
         if not is_known:
@@ -67,7 +67,7 @@ class LearnedLimits:
         )
 
     def describe(self, phase: str) -> str:
-        """What was learned: "the longest pause before was 2 s"."""
+        """Return what was learned: "the longest pause before was 2 s"."""
         if phase not in self._busy_s:
             return "no step is known yet" if not phase else f"phase {phase!r} is not known yet"
         of = f" of phase {phase!r}" if phase else ""

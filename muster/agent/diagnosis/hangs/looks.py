@@ -97,7 +97,7 @@ def look_twice(
 
 
 def compare(looks: tuple[Look, Look], reported: tuple[Reported, Reported] | None) -> RankProgress:
-    """What a worker has done between two looks.
+    """Return what a worker has done between two looks.
 
     Args:
         looks: the two.
@@ -134,12 +134,15 @@ def compare(looks: tuple[Look, Look], reported: tuple[Reported, Reported] | None
 
 
 def _count(slot: SlotStatus) -> int:
-    """Steps done so far."""
+    """Return the steps done so far."""
     return (slot.optimizer_steps or 0) if slot.step is None else slot.step + 1
 
 
 def _describe_moved(before: RankView, now: RankView, took_s: float) -> str | None:
-    """The collective that was entered last in the group that moved most, and how many a second; None: none moved."""
+    """Return the collective that was entered last in the group that moved most, and how many a second; None.
+
+    None moved.
+    """
     if not (before.is_answering and now.is_answering) or before.progress == now.progress:
         return None
     known = {group.name: group for group in before.groups}
@@ -153,14 +156,14 @@ def _describe_moved(before: RankView, now: RankView, took_s: float) -> str | Non
 
 
 def _stands_still(launches: Iterable[tuple[Launches, ...]]) -> bool:
-    """Whether ranks of a communicator have launched different numbers of operations, and no more since."""
+    """Return whether ranks of a communicator have launched different numbers of operations, and no more since."""
     from muster.agent.diagnosis.hangs.monitor import count_launches
 
     return any(each.still_s > 0.0 and count_launches((each,)) is not None for one in launches for each in one)
 
 
 def _has_launched(before: RankView, now: RankView) -> bool:
-    """By NCCL's own monitor."""
+    """Return whether NCCL's own monitor has seen a launch."""
     known = {each.communicator: each.counts for each in before.launches}
     return any(each.counts != known.get(each.communicator, each.counts) for each in now.launches)
 

@@ -70,7 +70,10 @@ class Monitor:
         """As far as it is known: NCCL before 2.29 has none."""
 
     def look(self, sessions: Sessions, deadline_s: float = DEADLINE_S) -> dict[int, tuple[Launches, ...]]:
-        """What the workers have launched, by their process id; none where no monitor of theirs answers in time."""
+        """Return what the workers have launched, by their process id.
+
+        None where no monitor of theirs answers in time.
+        """
         owners = {pid: worker for worker, members in sessions.items() for pid, _ in members}
         until_s = time.monotonic() + deadline_s
         for _ in range(_TRIES):
@@ -83,16 +86,16 @@ class Monitor:
         return {}
 
     def look_twice(self, sessions: Sessions) -> dict[int, tuple[Launches, ...]]:
-        """Two reports, `APART_S` apart; the second, which knows what has stood still."""
+        """Return two reports, `APART_S` apart; the second, which knows what has stood still."""
         if not self.look(sessions):
             return {}
         time.sleep(APART_S)
         return self.look(sessions)
 
     def read_deaths(self) -> list[str]:
-        """What processes the others have given up since the last call, "process 812 on 10.0.0.4"; it does not block.
+        """Return what processes the others have given up since the last call, "process 812 on 10.0.0.4".
 
-        NCCL tells of them at once, after a minute without a sign of life. NCCL before 2.29 tells nothing.
+        It does not block.
         """
         if not self._has_events:
             return []
@@ -122,7 +125,7 @@ class Monitor:
             opened.close()
 
     def _sort(self, report: MonitorReport, owners: Mapping[int, int]) -> dict[int, tuple[Launches, ...]] | None:
-        """What the report says of each worker; None: it is another job's."""
+        """Return what the report says of each worker; None: it is another job's."""
         now_s = time.monotonic()
         own = [each for each in report.members if each.pid in owners and self._is_here(each.host)]
         if not own and report.processes != self._world_size:
@@ -162,14 +165,14 @@ class Monitor:
         )
 
     def _is_here(self, host: str) -> bool:
-        """Whether it is an address of this host: one can bind it."""
+        """Return whether it is an address of this host: one can bind it."""
         if host not in self._local:
             self._local[host] = _can_bind(host)
         return self._local[host]
 
 
 def _has_no_others(launches: Launches) -> bool:
-    """Whether its ranks agree: those that do not come first."""
+    """Return whether its ranks agree: those that do not come first."""
     return all(each.least == each.most for each in launches.counts) and launches.state == RUNNING
 
 
@@ -218,7 +221,7 @@ def _connect(address: str, until_s: float) -> socket.socket:
 
 
 def count_launches(launches: Iterable[Launches]) -> tuple[int, ...] | None:
-    """What changes whenever a rank launches an operation; None where the ranks of all its communicators agree.
+    """Return what changes whenever a rank launches an operation; None where the ranks of all its communicators agree.
 
     Ranks that agree may compute without NCCL, or compile: they are judged by what else they show.
     """

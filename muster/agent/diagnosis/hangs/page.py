@@ -56,7 +56,7 @@ def format_known_stacks(stacks: Iterable[Stack], *, missing: int) -> Iterator[st
 
 
 def describe_ranks(stacks: Iterable[Stack]) -> Iterator[str]:
-    """Who keeps the others waiting, or how far the job is; and who enters collectives late."""
+    """Return who keeps the others waiting, or how far the job is; and who enters collectives late."""
     known = tuple(stacks)
     progress = list_progress(known)
     verdict = find_verdict(known)
@@ -73,7 +73,7 @@ def describe_ranks(stacks: Iterable[Stack]) -> Iterator[str]:
 
 
 def format_standstill(stacks: Iterable[Stack], for_s: float) -> str | None:
-    """The line about a job that has stood still for `for_s`; None: it does not, or has done nothing yet.
+    """Return the line about a job that has stood still for `for_s`; None: it does not, or has done nothing yet.
 
     Args:
         stacks: of all ranks that are known.
@@ -84,7 +84,7 @@ def format_standstill(stacks: Iterable[Stack], for_s: float) -> str | None:
 
 
 def _describe_standstill(stacks: Iterable[Stack]) -> str | None:
-    """What the ranks wait for."""
+    """Return what the ranks wait for."""
     known = tuple(stacks)
     progress = list_progress(known)
     verdict = find_verdict(known)
@@ -100,7 +100,7 @@ def _describe_standstill(stacks: Iterable[Stack]) -> str | None:
 
 
 def find_verdict(stacks: Iterable[Stack]) -> str | None:
-    """Who keeps the others waiting; None: nobody is known to, or it is too early to say so."""
+    """Return who keeps the others waiting; None: nobody is known to, or it is too early to say so."""
     known = tuple(stacks)
     cause = explain_hang(known)
     if cause is None or _find_doubt(cause, list_progress(known)) is not None:
@@ -109,15 +109,15 @@ def find_verdict(stacks: Iterable[Stack]) -> str | None:
 
 
 def list_progress(stacks: Iterable[Stack]) -> tuple[RankProgress, ...]:
-    """Of the ranks that were looked at twice, by rank."""
+    """Return the progress of the ranks that were looked at twice, by rank."""
     found = (stack.progress for stack in stacks if stack.progress is not None)
     return tuple(sorted(found, key=lambda each: each.global_rank))
 
 
 def describe_movement(progress: Iterable[RankProgress]) -> str | None:
-    """How far the job is, if a rank of it has moved between two looks: "step 812 of 1000, 7.9 a second"; else None.
+    """Return how far the job is, if a rank of it has moved between two looks: "step 812 of 1000, 7.9 a second".
 
-    "" where nothing more is known.
+    Else None.
     """
     ranks = tuple(progress)
     moved = [each for each in ranks if each.moved is not None]
@@ -132,7 +132,10 @@ def _sort_slowest_first(ranks: Iterable[RankProgress]) -> list[RankProgress]:
 
 
 def name_hang_cause(stacks: Iterable[Stack]) -> tuple[str, tuple[int, ...]] | None:
-    """Which ranks have kept the others waiting in a hang that has ended the round, as a line too; None: not seen."""
+    """Return which ranks have kept the others waiting in a hang that has ended the round, as a line too; None.
+
+    Not seen.
+    """
     known = tuple(stacks)
     cause = explain_hang(known)
     return None if cause is None else (_format_cause(cause, known), tuple(sorted(cause.ranks)[:_MOST_NAMED]))
@@ -147,7 +150,7 @@ def _format_cause(cause: HangCause, known: Iterable[Stack]) -> str:
 
 
 def _find_doubt(cause: HangCause, progress: Iterable[RankProgress]) -> str | None:
-    """Why nothing is said against these ranks yet; None: the cause is certain. "" where a rank has moved."""
+    """Return why nothing is said against these ranks yet; None: the cause is certain. "" where a rank has moved."""
     ranks = cause.ranks | cause.waiting
     concerned = [each for each in progress if each.global_rank in ranks]
     if any(each.moved is not None for each in concerned):
@@ -173,7 +176,7 @@ def _list_slow(known: Iterable[Stack]) -> Iterator[str]:
 
 
 def _name_place(ranks: frozenset[int], views: Iterable[RankView]) -> str:
-    """` (node 0, main1)`, if all of them are on one node."""
+    """Return a text such as ` (node 0, main1)`, if all of them are on one node."""
     places = {(view.node, view.host) for view in views if view.global_rank in ranks}
     if len(places) != 1:
         return ""
@@ -182,7 +185,7 @@ def _name_place(ranks: frozenset[int], views: Iterable[RankView]) -> str:
 
 
 def describe_slow_ranks(views: Iterable[RankView]) -> str | None:
-    """The rank that was most often the last to enter, and how late it was; None when none was clearly late."""
+    """Return the rank that was most often the last to enter, and how late it was; None when none was clearly late."""
     calls: dict[tuple[str, int], list[tuple[float, int]]] = {}
     for view in views:
         for group in view.groups:

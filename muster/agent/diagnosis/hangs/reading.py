@@ -119,7 +119,7 @@ def _read_entry(entry: Mapping[str, object], now_ns: int) -> Collective:
 
 
 def _describe_sizes(sizes: object, dtypes: object) -> str:
-    """`4 x float32`, `2x3 x float32 and 1 more`; "" when there is nothing to say."""
+    """Return a text such as `4 x float32`, `2x3 x float32 and 1 more`; "" when there is nothing to say."""
     all_sizes, kinds = to_list(sizes), to_list(dtypes)
     if not all_sizes or not isinstance(all_sizes[0], list):
         return ""
@@ -135,12 +135,12 @@ def to_dict(value: object) -> Mapping[str, object]:
 
 
 def to_list(value: object) -> Sequence[object]:
-    """As `to_dict`, of an array."""
+    """Do as `to_dict`, of an array."""
     return value if isinstance(value, list) else ()
 
 
 def to_int(value: object) -> int:
-    """As `to_dict`, of a count within our limits."""
+    """Do as `to_dict`, of a count within our limits."""
     try:
         return min(max(0, int(value)), MOST)  # type: ignore[call-overload, no-any-return]  # a JSON value of any kind
     except (TypeError, ValueError, OverflowError):

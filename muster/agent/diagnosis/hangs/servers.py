@@ -68,7 +68,7 @@ def _find_place(pid: int, members: Iterable[int]) -> Place:
 
 
 def _choose_number(place: int) -> int:
-    """As `workers.hooks.groups`, which imports nothing of ours, has it."""
+    """Do as `workers.hooks.groups`, which imports nothing of ours, has it."""
     return min(os.sysconf("SC_OPEN_MAX"), 1024) - 2 - place
 
 
@@ -213,7 +213,7 @@ class WorkerReader:
         }
 
     def have_begun(self, pids: Iterable[int]) -> bool:
-        """Whether all these workers have called `init_process_group`, as was seen last."""
+        """Return whether all these workers have called `init_process_group`, as was seen last."""
         answers = self.answers
         return all(pid in answers and answers[pid].has_begun for pid in pids)
 
@@ -271,7 +271,7 @@ def _is_waiting(answer: Answer) -> bool:
 
 
 def list_open(group: Group) -> list[Collective]:
-    """What is not done, while nothing that was called later is: what a CUDA graph has captured is never done."""
+    """Return what is not done, while nothing that was called later is: what a CUDA graph has captured is never done."""
     found: list[Collective] = []
     passed: set[bool] = set()
     for entry in reversed(group.entries):
@@ -283,7 +283,10 @@ def list_open(group: Group) -> list[Collective]:
 
 
 def find_open(answer: Answer) -> tuple[str, float] | None:
-    """What the worker waits in for the longest time, and for how long; None: in no collective, as far as it says."""
+    """Return what the worker waits in for the longest time, and for how long; None.
+
+    In no collective, as far as it says.
+    """
     if answer.is_initialising:
         return "init_process_group", 0.0
     waits = [(entry.age_s, entry, group) for group in answer.groups for entry in list_open(group)]
@@ -294,7 +297,7 @@ def find_open(answer: Answer) -> tuple[str, float] | None:
 
 
 def find_arrivals(answers: Mapping[int, Answer]) -> dict[int, float]:
-    """How many seconds after the first of them each worker has entered the collectives that all have entered.
+    """Return how many seconds after the first of them each worker has entered the collectives that all have entered.
 
     By process id, at the one of these collectives where that was most: at many others of a step, all wait for one
     another. Empty where there are none. All ages are of one moment and machine.

@@ -48,30 +48,30 @@ Processes: TypeAlias = Mapping[ProcessKey, Reading]
 
 
 def find_background_s(took_s: float) -> float:
-    """How much CPU time an idle worker may use in so many seconds."""
+    """Return how much CPU time an idle worker may use in so many seconds."""
     return _BACKGROUND_S + _BACKGROUND_SHARE * took_s
 
 
 def count_cpu_s(before: Processes, now: Processes) -> float:
-    """CPU seconds that the current processes have used in between."""
+    """Return the CPU seconds that the current processes have used in between."""
     return sum(reading.cpu_s - before.get(key, _NOTHING).cpu_s for key, reading in now.items())
 
 
 def has_written(before: Processes, now: Processes) -> bool:
-    """Whether one of the current processes has written something in between."""
+    """Return whether one of the current processes has written something in between."""
     return any(
         (reading.written_bytes or 0) > (before.get(key, _NOTHING).written_bytes or 0) for key, reading in now.items()
     )
 
 
 def has_loaded(before: Processes, now: Processes, took_s: float) -> bool:
-    """Whether the current processes have read more in between than a thread that polls does."""
+    """Return whether the current processes have read more in between than a thread that polls does."""
     loaded = sum(reading.loaded_bytes - before.get(key, _NOTHING).loaded_bytes for key, reading in now.items())
     return loaded > _POLLED_BYTES * took_s
 
 
 def has_worked(before: Processes, now: Processes, took_s: float) -> bool:
-    """Whether the current processes have used the CPU, or have written or loaded something, in so many seconds."""
+    """Return whether the current processes have used the CPU, or written or loaded something, in so many seconds."""
     return (
         count_cpu_s(before, now) > find_background_s(took_s)
         or has_written(before, now)
@@ -87,7 +87,7 @@ class FileSizes:
         self._is_reading = False
 
     def read(self, paths: Collection[str]) -> Mapping[str, int] | None:
-        """The sizes, 0 of files that do not exist; None while the disk does not answer.
+        """Return the sizes, 0 of files that do not exist; None while the disk does not answer.
 
         Raises:
             RuntimeError: no thread is left.
@@ -155,7 +155,7 @@ def _subtract_stacks(
 
 
 def _read_io(pid: int) -> tuple[int | None, int]:
-    """Bytes that the process has passed to write(2) and read(2), and similar calls.
+    """Return the bytes that the process has passed to write(2) and read(2), and similar calls.
 
     (None, 0): it cannot be read, or has ended.
 

@@ -125,7 +125,7 @@ class NotifyStory:
         return _build(HANG, current, lines[0], text="\n".join(lines), number=self._hangs)
 
     def end(self, finish: Finish, last: Round | None, *, is_first: bool, line: str, page: str) -> Notification | None:
-        """What is told of the job's end, or of this node's.
+        """Return what is told of the job's end, or of this node's.
 
         Args:
             finish: how it ends.

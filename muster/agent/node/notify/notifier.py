@@ -109,7 +109,7 @@ class Notifier:
     # -- in the command's thread --------------------------------------------------------------------------------------
 
     def _prepare(self, notification: Notification) -> Mapping[str, str] | None:
-        """The command's environment; None: another agent of this run has told it."""
+        """Return the command's environment; None: another agent of this run has told it."""
         run_dir = self._logs.run_dir
         if run_dir is not None and notification.round > 0 and self._is_shared() and not _claim(run_dir, notification):
             return None
@@ -118,12 +118,12 @@ class Notifier:
         return build_env(self._config, notification, run_dir)
 
     def _is_shared(self) -> bool:
-        """Whether other agents of this run, and no other run, may use the folder."""
+        """Return whether other agents of this run, and no other run, may use the folder."""
         return self._config.logs.base_dir is not None and self._config.rendezvous.run_id != DEFAULT_RUN_ID
 
 
 def build_env(config: AgentConfig, notification: Notification, run_dir: str | None) -> dict[str, str]:
-    """The workers' environment, which has no token, and what is known of the event."""
+    """Return the workers' environment, which has no token, and what is known of the event."""
     facts = {
         "RUN_ID": config.rendezvous.run_id,
         "APP": config.base_env.get(_HANDLE),
@@ -153,7 +153,7 @@ def _claim(run_dir: str, notification: Notification) -> bool:
 
 
 def read_step(run_dir: str, round_number: int) -> int | None:
-    """The step of the job's status in this round; None: it is not known."""
+    """Return the step of the job's status in this round; None: it is not known."""
     try:
         with open(os.path.join(run_dir, LogNames.STATUS), encoding="utf-8") as file:
             status = json.load(file)

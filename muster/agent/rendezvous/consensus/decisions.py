@@ -271,7 +271,7 @@ def _check_join_timeout(state: JobState, now_s: float) -> Decision:
 
 
 def _on_idle(state: JobState, sender: str, message: Idle, now_s: float) -> Decision:
-    """Whether the job hangs now; with --hang-action report, print what all ranks do."""
+    """Decide whether the job hangs now; with --hang-action report, print what all ranks do."""
     before = state.phase
     state, actions = on_idle(state, sender, message, now_s)
     phase = state.phase

@@ -198,7 +198,7 @@ def _want_stop(state: JobState, phase: RoundRunning, wanted: WantedDrain, now_s:
 
 
 def _merge_wanted(first: WantedDrain, second: WantedDrain) -> WantedDrain:
-    """Two stops that wait become one. Its limit is that of a preemption, if one of them is."""
+    """Return two stops that wait become one. Its limit is that of a preemption, if one of them is."""
     kept = second if second.preempted and not first.preempted else first
     return replace(
         kept,
@@ -506,7 +506,7 @@ def on_workers_ended(state: JobState, phase: RoundRunning, drained_rank: int | N
 
 
 def _describe_leaving(state: JobState, drain: Drain) -> str:
-    """Which nodes leave after the drain's step: "node 1 (host-b) leaves after step 41, the job continues"."""
+    """Return which nodes leave after the drain's step: "node 1 (host-b) leaves after step 41, the job continues"."""
     names = [describe_member(state, state.members[each]) for each in drain.leaving if each in state.members]
     shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
     return f"{shown} {'leaves' if len(names) == 1 else 'leave'} after step {drain.step}: the job continues"
@@ -557,7 +557,7 @@ def _list_live(phase: RoundRunning, drain: Drain) -> tuple[str, ...]:
 def describe_commit(
     reason: str, step: int, reports: Iterable[DrainReport], took_s: float, kind: int = Layout.STOP
 ) -> str:
-    """The line about a committed drain: why, the step, how long the agreement took, and which rank is behind."""
+    """Return the line about a committed drain: why, the step, how long the agreement took, and which rank is behind."""
     last = min((rank for report in reports for rank in report.ranks), key=lambda rank: rank.asked, default=None)
     behind = "" if last is None else f"; rank {last.global_rank} is the last, at step {last.asked}"
     return f"{reason}: all ranks {VERBS[kind]} at step {step}, agreed in {took_s * 1000:.0f} ms{behind}"
@@ -568,13 +568,13 @@ def _tell_all(ranks: int, one: str, more: str) -> str:
 
 
 def describe_end(step: int, took_s: float, last_rank: int) -> str:
-    """The line about a drain that has ended: the step, how long all of it took, and which rank was the last."""
+    """Return the line about a drain that has ended: the step, how long all of it took, and which rank was the last."""
     line = f"all ranks have stopped at step {step} and ended, {took_s:.1f} s after the drain began"
     return f"{line}; rank {last_rank} was the last"
 
 
 def choose_step(reports: Iterable[DrainReport]) -> int | None:
-    """The smallest step at or above every ceiling that every asking rank will ask about; None: there is none.
+    """Return the smallest step at or above every ceiling that every asking rank will ask about; None: there is none.
 
     A rank asks about its last step plus multiples of its stride, so all of them meet where these congruences do.
     """

@@ -106,7 +106,7 @@ def _note_hang(state: JobState, phase: RoundRunning) -> Decision:
 
 
 def _is_hung(state: JobState, phase: RoundRunning) -> bool:
-    """Every node that has not succeeded is idle (no member is both), or one cannot wait for the others."""
+    """Return every node that has not succeeded is idle (no member is both), or one cannot wait for the others."""
     if not phase.idle:
         return False
     return bool(phase.urgent) or len(phase.idle) + len(phase.succeeded) >= len(state.assignments)
@@ -130,12 +130,12 @@ def _date_failures(failures: tuple[Failure, ...], now_s: float) -> tuple[DatedFa
 
 
 def _has_hung(state: JobState) -> bool:
-    """Whether the round ends because of a hang."""
+    """Return whether the round ends because of a hang."""
     return any(each.failure.hung for each in state.failures.seen)
 
 
 def build_verdict_rules(rules: ConsensusRules) -> VerdictRules:
-    """What decides about a failure, of the job's rules."""
+    """Return what decides about a failure, of the job's rules."""
     return VerdictRules(
         max_restarts=rules.max_restarts,
         flag=rules.max_restarts_flag,
@@ -146,7 +146,7 @@ def build_verdict_rules(rules: ConsensusRules) -> VerdictRules:
 
 
 def _decide_verdict(state: JobState, root: Failure | None, restarts: Restarts) -> Verdict:
-    """What follows from a failure of the round, after what was known before."""
+    """Return what follows from a failure of the round, after what was known before."""
     return decide_verdict(
         root,
         restarts,
@@ -356,7 +356,10 @@ def record_progress(state: JobState) -> JobState:
 
 
 def _list_leaving(state: JobState, kind: BreakKind, ids: tuple[str, ...]) -> tuple[str, ...]:
-    """The members for which this break ends the job: those that asked for a committed drain, or all if too few stay."""
+    """Return the members for which this break ends the job.
+
+    Those that asked for a committed drain, or all if too few stay.
+    """
     phase = state.phase
     drain = phase.drain if isinstance(phase, RoundRunning) else None
     if drain is None or not drain.is_stop or drain.step is None or kind is BreakKind.FINAL:
@@ -365,7 +368,7 @@ def _list_leaving(state: JobState, kind: BreakKind, ids: tuple[str, ...]) -> tup
 
 
 def has_enough_members(state: JobState, drain: Drain) -> bool:
-    """True when `min` members stay after a drain, spares and new ones among them."""
+    """Return whether `min` members stay after a drain, spares and new ones among them."""
     staying = sum(1 for each in state.members.values() if each.id not in drain.leaving and not each.is_leaving)
     return staying >= state.rules.min_nodes
 

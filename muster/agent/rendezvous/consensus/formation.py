@@ -61,7 +61,7 @@ def form_or_end(state: JobState, now_s: float) -> Decision:
 
 
 def _choose_members(state: JobState, phase: Forming) -> list[MemberRecord]:
-    """The members that may get an assignment, the leader's node always among them.
+    """Return the members that may get an assignment, the leader's node always among them.
 
     A job that has run before continues without new members that still import, if enough others are ready.
     """
@@ -90,7 +90,7 @@ def _can_form(state: JobState, phase: Forming, now_s: float) -> bool:
 
 
 def _has_quorum(state: JobState, ready: Iterable[MemberRecord]) -> bool:
-    """True when no other node can continue the job; the next round would be formed with these members."""
+    """Return whether no other node can continue the job; the next round would be formed with these members."""
     quorum_rounds = state.quorum_rounds
     if _must_find_last_round(state, ready):
         if not quorum_rounds:
@@ -102,14 +102,14 @@ def _has_quorum(state: JobState, ready: Iterable[MemberRecord]) -> bool:
 
 
 def _must_find_last_round(state: JobState, members: Iterable[MemberRecord]) -> bool:
-    """True when these members must show that the last round they know is the job's last; see `JobState`."""
+    """Return whether these members must show that the last round they know is the job's last; see `JobState`."""
     if not state.must_find_last_round or state.has_formed_round:
         return False
     return _count_own_nodes(state, members) < state.rules.max_nodes
 
 
 def _count_own_nodes(state: JobState, members: Iterable[MemberRecord]) -> int:
-    """All but spares: a spare's index is `max` or more, and it proves nothing of the node whose place it takes."""
+    """Count all members but spares: a spare's index is `max` or more, and it proves nothing of the node it replaces."""
     return sum(1 for each in members if each.index is None or each.index < state.rules.max_nodes)
 
 
@@ -162,7 +162,7 @@ def _propose_round(state: JobState, phase: Forming) -> Decision:
 def _find_snapshot(
     state: JobState, assignments: tuple[RankAssignment, ...]
 ) -> tuple[Generation | None, Mapping[str, tuple[str, int]]]:
-    """The snapshot in memory that the round continues, and where members find their part that lack it."""
+    """Return the snapshot in memory that the round continues, and where members find their part that lack it."""
     if not any(member.holdings for member in state.members.values()):
         return None, NO_ITEMS
     from muster.agent.rendezvous.snapshots import find_snapshot  # most jobs keep none
@@ -263,7 +263,7 @@ def _fill_segments(
 
 
 def list_node_indices(assignments: tuple[RankAssignment, ...]) -> tuple[int | None, ...]:
-    """Node index by group rank, at most `INDICES_KEPT`; empty when every group rank is its node's index."""
+    """Return the node index by group rank, at most `INDICES_KEPT`; empty when every group rank is its node's index."""
     if all(assignment.index == assignment.group_rank for assignment in assignments):
         return ()
     return tuple(assignment.index for assignment in assignments[:INDICES_KEPT])

@@ -77,7 +77,7 @@ def on_prepared(state: JobState, sender: str, now_s: float) -> Decision:
 
 
 def _accepts_joins(state: JobState) -> bool:
-    """True when a round runs to which a node can be added."""
+    """Return whether a round runs to which a node can be added."""
     is_open = isinstance(state.phase, RoundRunning) and not state.phase.succeeded
     return is_open and len(state.assignments) < state.rules.max_nodes
 
@@ -217,7 +217,7 @@ def _adopt_rival_rounds(state: JobState, recovered: RecoveryRecord, now_s: float
 def _build_quorum_round(
     state: JobState, recovered_round: RecoveredRound, *, claimants: Iterable[MemberRecord]
 ) -> QuorumRound:
-    """A quorum round that a joining member brought, with its connected members; see `QuorumRound.with_claim`."""
+    """Return a quorum round that a joining member brought, with its connected members; see `QuorumRound.with_claim`."""
     quorum_round = build_quorum_round(recovered_round)
     for member in state.members.values():
         quorum_round = _add_connected(quorum_round, member)
@@ -249,7 +249,7 @@ def on_member_lost(state: JobState, event: MemberLost, now_s: float) -> Decision
 
 
 def _is_lost_from_round(state: JobState, member_id: str) -> bool:
-    """True when the running round cannot go on without this member."""
+    """Return whether the running round cannot go on without this member."""
     phase = state.phase
     return isinstance(phase, RoundRunning) and member_id in state.assignments and member_id not in phase.succeeded
 

@@ -59,11 +59,11 @@ class RecoveredRound:
     """Group ranks whose process end was seen."""
 
     def is_same(self, other: "QuorumRound | RecoveredRound") -> bool:
-        """True when both describe the same round."""
+        """Return whether both describe the same round."""
         return (self.round_number, self.leader_id) == (other.round_number, other.leader_id)
 
     def find_contradiction(self) -> str | None:
-        """A rank that was not in the round."""
+        """Return a rank that was not in the round."""
         highest = max(self.leader_group_rank, *self.ended, 0)
         return None if highest < self.size else f"rank {highest} in a round of {self.size}"
 
@@ -92,11 +92,11 @@ class QuorumRound:
     """Group ranks whose node index was claimed by a new process."""
 
     def is_same(self, other: "QuorumRound | RecoveredRound") -> bool:
-        """True when both describe the same round."""
+        """Return whether both describe the same round."""
         return (self.round_number, self.leader_id) == (other.round_number, other.leader_id)
 
     def find_group_rank(self, index: int) -> int | None:
-        """The group rank that the node with this index had."""
+        """Return the group rank that the node with this index had."""
         if not self.node_indices:
             return index if 0 <= index < self.size else None
         return self.node_indices.index(index) if index in self.node_indices else None
@@ -120,20 +120,20 @@ class QuorumRound:
         return replace(self, connected=self.connected.without(member_id), ended=ended)
 
     def find_lowest_alive(self) -> int:
-        """The lowest group rank not seen to end; `size` when all have ended."""
+        """Return the lowest group rank not seen to end; `size` when all have ended."""
         return next((each for each in range(self.size) if each not in self.ended), self.size)
 
     def count_missing(self) -> int:
-        """How many are neither connected nor known to have ended."""
+        """Return how many are neither connected nor known to have ended."""
         return self.size - len(self.ended.union(self.claimed, self.connected.values()))
 
     def has_missing(self) -> bool:
-        """True when `count_missing` is not 0. Cheap in most cases: it is called at every join."""
+        """Return whether `count_missing` is not 0. Cheap in most cases: it is called at every join."""
         at_most = len(self.ended) + len(self.claimed) + len(self.connected)
         return at_most < self.size or self.count_missing() > 0
 
     def build_recovered(self) -> RecoveredRound:
-        """What its members are to know of it."""
+        """Return what its members are to know of it."""
         return RecoveredRound(
             round_number=self.round_number,
             leader_id=self.leader_id,
@@ -145,7 +145,7 @@ class QuorumRound:
 
 
 def build_quorum_round(recovered: RecoveredRound) -> QuorumRound:
-    """What a member knows of a quorum round, as a quorum round without connected members."""
+    """Return what a member knows of a quorum round, as a quorum round without connected members."""
     return QuorumRound(
         round_number=recovered.round_number,
         leader_id=recovered.leader_id,
@@ -157,7 +157,7 @@ def build_quorum_round(recovered: RecoveredRound) -> QuorumRound:
 
 
 def may_continue(last: QuorumRound, min_nodes: int) -> bool:
-    """True when the leader that formed this round may form the next one with the members connected to it."""
+    """Return whether the leader that formed this round may form the next one with the members connected to it."""
     connected = len(set(last.connected.values()) - last.ended)
     alive = last.size - len(last.ended)
     return connected >= min_nodes or 2 * connected >= alive or not last.has_missing()
@@ -175,7 +175,7 @@ def may_take_over(last: QuorumRound, min_nodes: int) -> bool:
 
 
 def find_quorum_size(last: QuorumRound, min_nodes: int) -> int:
-    """How many of the round, the leader's own node included, must stay so that no other side can continue."""
+    """Return how many of the round, the leader's own node included, must stay so that no other side can continue."""
     alive = last.size - len(last.ended)
     if last.is_own:
         return min(min_nodes, (alive + 1) // 2)
@@ -189,5 +189,5 @@ def find_quorum_size(last: QuorumRound, min_nodes: int) -> int:
 
 
 def may_form_round(quorum_rounds: Iterable[QuorumRound], min_nodes: int) -> bool:
-    """True when every quorum round allows it; without any quorum round no other side can exist."""
+    """Return whether every quorum round allows it; without any quorum round no other side can exist."""
     return all((may_continue if each.is_own else may_take_over)(each, min_nodes) for each in quorum_rounds)

@@ -59,14 +59,14 @@ class RecoveryRecord:
     """The newest one in memory that all ranks of the last round are known to have."""
 
     def is_same_round(self, other: "RecoveryRecord") -> bool:
-        """True when both are about the same round of the same leader."""
+        """Return whether both are about the same round of the same leader."""
         mine, theirs = self.quorum_rounds[-1:], other.quorum_rounds[-1:]
         is_same = all(one.is_same(another) for one, another in zip(mine, theirs, strict=False))
         return self.round_number == other.round_number and len(mine) == len(theirs) and is_same
 
 
 def find_rank_contradiction(known: RecoveryRecord, group_ranks: tuple[int | None, ...]) -> str | None:
-    """What is wrong with a member's own ranks, for `find_contradiction` of the messages that have both."""
+    """Return what is wrong with a member's own ranks, for `find_contradiction` of the messages that have both."""
     if len(group_ranks) != len(known.quorum_rounds):
         return f"{len(group_ranks)} ranks in {len(known.quorum_rounds)} rounds"
     sizes = ((each, rank) for each, rank in zip(known.quorum_rounds, group_ranks, strict=True) if rank is not None)
@@ -74,7 +74,7 @@ def find_rank_contradiction(known: RecoveryRecord, group_ranks: tuple[int | None
 
 
 def merge_recovery(known: RecoveryRecord, other: RecoveryRecord) -> RecoveryRecord:
-    """What is known with both records: see above. The version is that of the record that wins."""
+    """Return what is known with both records: see above. The version is that of the record that wins."""
     later, earlier = (other, known) if other.round_number > known.round_number else (known, other)
     if later.round_number == earlier.round_number:
         later = _merge_equals(later, earlier)
@@ -84,7 +84,7 @@ def merge_recovery(known: RecoveryRecord, other: RecoveryRecord) -> RecoveryReco
 
 
 def _merge_equals(known: RecoveryRecord, other: RecoveryRecord) -> RecoveryRecord:
-    """Two records of one round number: what each leader, or the one leader at different times, has sent."""
+    """Return two records of one round number: what each leader, or the one leader at different times, has sent."""
     quorum_rounds = known.quorum_rounds
     if known.is_same_round(other):
         quorum_rounds = tuple(each for each in quorum_rounds if any(each.is_same(one) for one in other.quorum_rounds))
@@ -101,7 +101,7 @@ def _merge_equals(known: RecoveryRecord, other: RecoveryRecord) -> RecoveryRecor
 
 
 def find_newer(known: Generation | None, other: Generation | None) -> Generation | None:
-    """The newer snapshot of two that were known in one round."""
+    """Return the newer snapshot of two that were known in one round."""
     if known is None or other is None:
         return known or other
     return other if other.key > known.key else known
@@ -118,7 +118,7 @@ def _unite_ended(quorum_round: RecoveredRound, others: tuple[RecoveredRound, ...
 
 
 def find_later(known: Checkpoint | None, other: Checkpoint | None) -> Checkpoint | None:
-    """The checkpoint with the higher number: of another leader, or of the job's earlier incarnation."""
+    """Return the checkpoint with the higher number: of another leader, or of the job's earlier incarnation."""
     if known is None or other is None:
         return known or other
     return other if other.number > known.number else known

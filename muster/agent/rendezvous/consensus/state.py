@@ -325,7 +325,10 @@ Decision = tuple[JobState, tuple[Action, ...]]
 def build_initial_state(
     rules: ConsensusRules, now_s: float, *, takeover: bool, must_find_last_round: bool = False
 ) -> JobState:
-    """A leader's first state: it waits for an acting leader's announcement, a candidate for members to rejoin."""
+    """Return a leader's first state.
+
+    It waits for an acting leader's announcement, a candidate for members to rejoin.
+    """
     if takeover:
         # The node whose end caused this takeover has a guard, too: its workers are killed within the fence time.
         return JobState(
@@ -368,7 +371,7 @@ def update_recovery(state: JobState) -> JobState:
 
 
 def describe_member(state: JobState, member: MemberRecord) -> str:
-    """A member's name in messages: "node 1 (host-b)"."""
+    """Return a member's name in messages: "node 1 (host-b)"."""
     assignment = state.assignments.get(member.id)
     number = member.index if member.index is not None else assignment.group_rank if assignment else None
     return f"a new node ({member.host})" if number is None else f"node {number} ({member.host})"

@@ -29,7 +29,7 @@ LEASE_RETRY_S = 0.1
 
 
 def find_next_due_s(state: JobState, now_s: float) -> float:
-    """When the next wait ends; infinity when there is none.
+    """Return when the next wait ends; infinity when there is none.
 
     The time lies in the past when an event overtook a timer that is still needed. All else was decided with the event.
     """
@@ -57,7 +57,7 @@ def find_next_due_s(state: JobState, now_s: float) -> float:
 
 
 def find_join_deadline_s(state: JobState, phase: Forming) -> float:
-    """When rendezvous fails. A node that joins just before the timeout gets `late_join_grace_s`."""
+    """Return when rendezvous fails. A node that joins just before the timeout gets `late_join_grace_s`."""
     if phase.final is not None:
         return FOREVER
     timeout_s = phase.since_s + state.rules.join_timeout_s
@@ -67,7 +67,7 @@ def find_join_deadline_s(state: JobState, phase: Forming) -> float:
 
 
 def find_batch_due_s(state: JobState, phase: RoundRunning) -> float:
-    """When the running round is broken for members that joined it; infinity when there are none."""
+    """Return when the running round is broken for members that joined it; infinity when there are none."""
     if phase.batch_since_s is None:
         return FOREVER
     importing = 0 if state.importing_in_round else len(state.importing)

@@ -59,23 +59,23 @@ class MemberConnections:
         return True
 
     def find(self, member_id: str) -> MemberConnection | None:
-        """The member of this id."""
+        """Return the member of this id."""
         return self._by_id.get(member_id)
 
     def find_link(self, link: Link) -> MemberConnection | None:
-        """The member at the other end of this link."""
+        """Return the member at the other end of this link."""
         return self._by_link.get(link)
 
     def find_index(self, index: int) -> MemberConnection | None:
-        """The member with this --node-rank."""
+        """Return the member with this --node-rank."""
         return self._by_index.get(index)
 
     def list_ids(self) -> tuple[str, ...]:
-        """All members, in order of joining."""
+        """Return all members, in order of joining."""
         return tuple(self._by_id)
 
     def list_remote(self) -> list[MemberConnection]:
-        """All but the member of the leader's own process."""
+        """Return all but the member of the leader's own process."""
         return [connection for connection in self._by_id.values() if not connection.is_local]
 
     def close_all(self) -> None:
@@ -106,10 +106,10 @@ class LeaderOptions:
 
 
 def show_host(join: Join) -> str:
-    """A node's name as messages show it: any process that may join chose it, ends of lines included."""
+    """Return a node's name as messages show it: any process that may join chose it, ends of lines included."""
     return show_controls(join.host[:80]).replace("\n", r"\n").replace("\t", r"\t")
 
 
 def describe_newcomer(join: Join) -> str:
-    """The name in messages of a node that is not a member: "node 1 (host-b)"."""
+    """Return the name in messages of a node that is not a member: "node 1 (host-b)"."""
     return f"a new node ({show_host(join)})" if join.index is None else f"node {join.index} ({show_host(join)})"

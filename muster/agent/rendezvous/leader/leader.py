@@ -66,7 +66,7 @@ def _describe_suspicion(state: JobState, member: MemberRecord) -> str:
 
 
 def _find_outside(host: str) -> str:
-    """The address; "" for loopback: it is on this machine, which other nodes reach at another address."""
+    """Return the address; "" for loopback: it is on this machine, which other nodes reach at another address."""
     return "" if is_loopback(host) else host
 
 
@@ -250,7 +250,7 @@ class Leader:
             self.admit(claim.link, claim.join)
 
     def read_members(self) -> JobMembers:
-        """What is known of the members."""
+        """Return what is known of the members."""
         now_s, found = self._clock.boottime_s(), []
         for member in self.state.members.values():
             assignment = self.state.assignments.get(member.id)

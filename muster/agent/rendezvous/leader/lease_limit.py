@@ -37,7 +37,7 @@ def find_lease_limit_s(
 def _find_promise_s(
     quorum_round: QuorumRound, min_nodes: int, connections: MemberConnections, own_id: str, boottime_s: float
 ) -> float:
-    """When the oldest promise was made of those that are needed to rule out a takeover."""
+    """Return when the oldest promise was made of those that are needed to rule out a takeover."""
     needed = find_quorum_size(quorum_round, min_nodes) - (own_id in quorum_round.connected)
     if needed <= 0:
         return boottime_s

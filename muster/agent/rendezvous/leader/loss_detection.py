@@ -109,12 +109,9 @@ class LossDetector:
             self._timer = self._loop.call_later(max(LEAST_DELAY_S, oldest_s + limit_s - now_s), self._sweep)
 
     def compute_suspicion_s(self, is_assigned: Callable[[str], bool]) -> float:
-        """How long until every member of the round that may already be fenced has been removed; 0: there is none.
+        """Return how long until every member of the round that may already be fenced has been removed; 0.
 
-        Fencing kills workers, so that workers of other nodes may fail first.
-
-        A lease can end a heartbeat interval and a margin before the silence limit. A member that sent something
-        recently still holds its lease.
+        There is none.
         """
         now_s, silence_s = self._clock.boottime_s(), self._silence_s
         limit_s = (silence_s - find_margin_s(silence_s)) / 2

@@ -98,7 +98,10 @@ class LeaseRenewal:
         return True
 
     def check_expiry(self) -> bool:
-        """True when the lease ended while this process was stopped; `on_silent` or `on_quorum_lost` has been called."""
+        """Return whether the lease ended while this process was stopped.
+
+        `on_silent` or `on_quorum_lost` has been called.
+        """
         if self._leader is not None and self._leader.is_expired:
             self._leader.expire()
             return True
@@ -113,7 +116,10 @@ class LeaseRenewal:
             self._follower.record_reply(reply)
 
     def read_clock(self) -> tuple[float, float] | None:
-        """How far the clock of the leader elsewhere is ahead, and how uncertain that is, in seconds; None: unknown."""
+        """Return how far the clock of the leader elsewhere is ahead, and how uncertain that is, in seconds; None.
+
+        Unknown.
+        """
         return None if self._follower is None else self._follower.read_clock()
 
     def start_lease(self, *, alone: bool) -> None:

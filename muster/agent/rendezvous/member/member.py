@@ -239,7 +239,7 @@ class Member:
         self._feed(do.LeaderSilent(silence_s=silence_s, promise_until_s=promise_until_s))
 
     def _on_query_reply(self, link: Link, reply: QueryReply, target: do.Target) -> bool:
-        """True when the decision is to keep this link."""
+        """Return whether the decision is to keep this link."""
         if self._events:
             raise RuntimeError("an answer has arrived while another event is being decided")
         self._found = link

@@ -82,7 +82,7 @@ class MemberRecovery:
         return made
 
     def is_leaders_index(self, index: int | None) -> bool:
-        """True when the last leader had this node index."""
+        """Return whether the last leader had this node index."""
         if index is None:
             return False
         led = [each for each in self.record.quorum_rounds if each.round_number in self.led_rounds]

@@ -21,12 +21,12 @@ Decision = tuple[MemberState, tuple[do.Action, ...]]
 
 
 def build_notice(text: str, *, is_leader_lost: bool = False) -> do.Post:
-    """One line for the console; see `Notice`."""
+    """Return one line for the console; see `Notice`."""
     return do.Post(event=Notice(text=text, is_leader_lost=is_leader_lost))
 
 
 def print_once(state: MemberState, once: Once, text: str) -> Decision:
-    """One line for the console, unless it was printed."""
+    """Return one line for the console, unless it was printed."""
     if once in state.printed:
         return state, ()
     return replace(state, printed=state.printed | {once}), (build_notice(text),)

@@ -158,11 +158,11 @@ class Search:
         self._on_progress()
 
     def now_s(self) -> float:
-        """The loop's time."""
+        """Return the loop's time."""
         return self._loop.clock.now_s()
 
     def age_s(self) -> float:
-        """How long the search has run."""
+        """Return how long the search has run."""
         return self.now_s() - self._started_s
 
     def ask_now(self) -> None:
@@ -181,7 +181,7 @@ class Search:
             self._on_progress()
 
     def explain_missing_leader(self) -> str:
-        """Why no leader was found at the endpoint; "" when nothing is known."""
+        """Return why no leader was found at the endpoint; "" when nothing is known."""
         silent = [q.target for q in self._queries if q.target.group_rank is None and q.is_unanswered]
         if silent:
             return f"{silent[0].host}:{silent[0].port}: {SILENT}"

@@ -160,7 +160,7 @@ def _start_search(state: MemberState) -> Decision:
 
 
 def _may_give_way(state: MemberState, *, has_formed_round: bool) -> bool:
-    """True while this node leads, and joins a better leader that it finds."""
+    """Return whether this node leads, and joins a better leader that it finds."""
     return state.is_leading and not has_formed_round and (state.is_endpoint_elsewhere or state.is_takeover)
 
 
@@ -195,7 +195,7 @@ def _on_answered(state: MemberState, event: do.Answered, boottime_s: float) -> D
 
 
 def _find_difference(state: MemberState, reply: QueryReply) -> str | None:
-    """How a leader that knows an older round than this node was started otherwise: it could only refuse us.
+    """Return how a leader that knows an older round than this node was started otherwise: it could only refuse us.
 
     It was restarted with the wrong flags; the leader of the last round's members is elsewhere. A node that was never
     part of a round joins, and is refused.

@@ -65,7 +65,7 @@ class ServerOptions:
 
 
 def build_rules(config: RendezvousConfig) -> ConsensusRules:
-    """The job's rules from one node's configuration."""
+    """Return the job's rules from one node's configuration."""
     silence_s = find_silence_s(config)
     return ConsensusRules(
         run_id=clean_name(config.run_id),
@@ -84,7 +84,7 @@ def build_rules(config: RendezvousConfig) -> ConsensusRules:
 
 
 def build_server_options(config: RendezvousConfig, own_id: str) -> ServerOptions:
-    """The server's options from one node's configuration."""
+    """Return the server's options from one node's configuration."""
     return ServerOptions(
         own_id=own_id,
         own_index=config.node_index,
@@ -99,7 +99,7 @@ def build_server_options(config: RendezvousConfig, own_id: str) -> ServerOptions
 
 
 def choose_listen_host(config: RendezvousConfig) -> str | None:
-    """The endpoint's address. All where it is a name: other nodes may know another address by it."""
+    """Return the endpoint's address. All where it is a name: other nodes may know another address by it."""
     host = find_endpoint(config)[0]
     if is_loopback(host):
         return None if config.has_stock_host and config.token else host

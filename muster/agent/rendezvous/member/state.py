@@ -109,11 +109,11 @@ class MemberState:
 
 
 def build_initial_state(config: RendezvousConfig, own_id: str) -> MemberState:
-    """The state before `Started`, with the last checkpoint of the job's earlier incarnations."""
+    """Return the state before `Started`, with the last checkpoint of the job's earlier incarnations."""
     known = MemberRecovery(record=RecoveryRecord(checkpoint=config.checkpoint))
     return MemberState(config=config, own_id=own_id, job_rules=build_job_rules(config), recovery=known)
 
 
 def find_endpoint(config: RendezvousConfig) -> tuple[str, int]:
-    """Where the job's nodes search for their leader."""
+    """Return where the job's nodes search for their leader."""
     return config.host or "localhost", config.port

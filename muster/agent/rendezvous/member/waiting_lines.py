@@ -25,7 +25,7 @@ class WaitFacts:
 
 
 def describe_wait(config: RendezvousConfig, endpoint: tuple[str, int], facts: WaitFacts, waited_s: float) -> str | None:
-    """One line for the console; None while there is nothing to say.
+    """Return one line for the console; None while there is nothing to say.
 
     Args:
         config: of this node.
@@ -59,7 +59,7 @@ def _describe_missing(config: RendezvousConfig, present: int) -> str:
 
 
 def _describe_flags(config: RendezvousConfig, address: str) -> str:
-    """The flags that the other nodes need; nodes that a scheduler starts have them."""
+    """Return the flags that the other nodes need; nodes that a scheduler starts have them."""
     if config.token is not None and not config.has_shared_token:
         return ""
     if config.lends_endpoint:

@@ -69,7 +69,7 @@ class FrameReader:
         self._buffer += data
 
     def next_payload(self) -> bytes | None:
-        """The next complete payload; None until all of it was received.
+        """Return the next complete payload; None until all of it was received.
 
         Raises:
             ProtocolError: a frame is longer than allowed. Such a frame is never buffered.
@@ -94,5 +94,5 @@ class FrameReader:
 
 
 def build_frame(payload: bytes) -> bytes:
-    """A frame: length and payload."""
+    """Return a frame: length and payload."""
     return struct.pack(">I", len(payload)) + payload

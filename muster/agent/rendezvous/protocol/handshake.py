@@ -72,11 +72,11 @@ class Codec:
             self._open()
 
     def encode(self, message: Message) -> bytes:
-        """The frame of a message, with its MAC when there is a token."""
+        """Return the frame of a message, with its MAC when there is a token."""
         return self.seal(encode_message(message, self._reader.limit_bytes - MAC_BYTES).encode())
 
     def seal(self, payload: bytes) -> bytes:
-        """The frame of a payload, with its MAC when there is a token."""
+        """Return the frame of a payload, with its MAC when there is a token."""
         if self._key is None:
             return build_frame(payload)
         mac = _hmac(self._send_key, struct.pack(">Q", self._sent), payload)
@@ -84,7 +84,7 @@ class Codec:
         return build_frame(mac + payload)
 
     def receive(self, data: bytes) -> Iterator[Frame]:
-        """The messages that are complete with these bytes.
+        """Return the messages that are complete with these bytes.
 
         Raises:
             ProtocolError: the stream must be closed.
@@ -159,7 +159,10 @@ class Codec:
             self._refuse(OTHER_TOKEN)
 
     def _read_refusal(self, message: Frame) -> str:
-        """Why the other side refuses. A client has one reason, and any process may send what it likes in its place."""
+        """Return why the other side refuses.
+
+        A client has one reason, and any process may send what it likes in its place.
+        """
         why = message["refused"]
         if self._is_server:
             return OTHER_TOKEN

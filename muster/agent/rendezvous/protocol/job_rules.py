@@ -35,7 +35,7 @@ class JobRules:
 
 
 def build_job_rules(config: RendezvousConfig) -> JobRules:
-    """The rules in one node's configuration."""
+    """Return the rules in one node's configuration."""
     return JobRules(
         backend=Backend.STATIC if config.backend == "static" else Backend.MUSTER,
         min_nodes=config.min_nodes,
@@ -50,7 +50,7 @@ def build_job_rules(config: RendezvousConfig) -> JobRules:
 
 
 def describe_difference(own: JobRules, jobs: JobRules) -> str | None:
-    """One line that names each setting that differs, with both values; None when the rules are equal."""
+    """Return one line that names each setting that differs, with both values; None when the rules are equal."""
     pairs = zip(_list_settings(own), _list_settings(jobs), strict=True)
     different = [f"{flag}{mine} (the job: {theirs})" for (flag, mine), (_, theirs) in pairs if mine != theirs]
     if not different:
@@ -59,7 +59,7 @@ def describe_difference(own: JobRules, jobs: JobRules) -> str | None:
 
 
 def _list_settings(rules: JobRules) -> list[tuple[str, str]]:
-    """Pairs of flag and value, as on the command line."""
+    """Return the pairs of flag and value, as on the command line."""
     is_fixed = rules.min_nodes == rules.max_nodes
     return [
         ("--rdzv-backend ", rules.backend.value),

@@ -105,5 +105,5 @@ THREAD_FINDINGS: MessageUnion[ThreadFinding] = MessageUnion(ThreadFinding)
 
 
 def encode_line(message: Command | ThreadFinding, limit_bytes: int = LINE_LIMIT_BYTES) -> bytes:
-    """One line for the other process; long texts are shortened."""
+    """Return one line for the other process; long texts are shortened."""
     return b'{"rendezvous":' + encode_message(message, limit_bytes).encode() + b"}\n"

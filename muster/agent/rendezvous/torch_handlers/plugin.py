@@ -53,12 +53,12 @@ _PORT_LIMIT = 65535
 
 
 def create_handler() -> Callable[[RendezvousParameters], RendezvousHandler]:
-    """What torch's registry wants: a function that makes handlers."""
+    """Return what torch's registry wants: a function that makes handlers."""
     return build_handler
 
 
 def build_handler(params: RendezvousParameters) -> RendezvousHandler:
-    """A handler for one torchrun agent.
+    """Return a handler for one torchrun agent.
 
     Raises:
         ValueError: the endpoint or a value of --rdzv-conf cannot be used; it is named.
@@ -84,7 +84,7 @@ def build_handler(params: RendezvousParameters) -> RendezvousHandler:
 
 
 def parse_endpoint(endpoint: str) -> tuple[str, int]:
-    """`HOST`, `HOST:PORT` or `[IPv6]:PORT`; empty means this machine.
+    """Parse `HOST`, `HOST:PORT` or `[IPv6]:PORT`; empty means this machine.
 
     Raises:
         ValueError: the port is not a number up to 65535.
@@ -100,7 +100,7 @@ def parse_endpoint(endpoint: str) -> tuple[str, int]:
 
 
 def _read_number(params: RendezvousParameters, key: str, default: float, *, is_zero_allowed: bool = False) -> float:
-    """A value of --rdzv-conf: text, or a number where a program made the parameters."""
+    """Return a value of --rdzv-conf: text, or a number where a program made the parameters."""
     value = params.get(key, default)
     try:
         number = float(value)

@@ -298,7 +298,7 @@ class TorchRendezvous(Leaderless):
 def create_torch_rendezvous(
     config: RendezvousConfig, nproc: int, role: str, loop: Loop, post: PostEvent
 ) -> TorchRendezvous:
-    """The handler that `config` names, in a thread of this agent or of the program that drives it.
+    """Return the handler that `config` names, in a thread of this agent or of the program that drives it.
 
     Args:
         config: where and how the nodes find each other.

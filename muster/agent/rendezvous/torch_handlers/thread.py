@@ -273,7 +273,7 @@ class HandlerThread(threading.Thread):
             self._owner.post_finding(Notice(text=line))
 
     def _find_failure(self) -> FailedElsewhere | None:
-        """What a node wrote when the job failed for good in the last round, if the store can still be read."""
+        """Return what a node wrote when the job failed for good in the last round, if the store can still be read."""
         with suppress(Exception):  # as above
             return None if self._watch is None else self._watch.read_failed()
         return None
@@ -297,7 +297,7 @@ class HandlerThread(threading.Thread):
         self._owner.post_finding(formed)
 
     def _keeps_bootstrap(self) -> bool:
-        """True for third-party handlers, which name the workers' store themselves.
+        """Return True for third-party handlers, which name the workers' store themselves.
 
         torch's own would reuse one store for all rounds, which breaks restarts (stale keys under one port): those get a
         fresh port every round, as with our own rendezvous.
@@ -344,12 +344,12 @@ class HandlerThread(threading.Thread):
 
 
 def _build_line(text: str) -> str:
-    """One line: errors of torch's stores end with the frames of their C++ functions."""
+    """Return one line: errors of torch's stores end with the frames of their C++ functions."""
     return " ".join(text.split())[:_LINE_CHARACTERS]
 
 
 def find_silence_s(config: RendezvousConfig) -> float:
-    """How long a node may send no heartbeat, from the keys of --rdzv-conf that set it for torch's own c10d.
+    """Return how long a node may send no heartbeat, from the keys of --rdzv-conf that set it for torch's own c10d.
 
     Raises:
         ValueError: they are not numbers above 0.
@@ -374,7 +374,7 @@ def _sum_sizes(nodes: list[tuple[int, str]]) -> dict[str, object]:
 
 
 def find_own_address(endpoint: str) -> str:
-    """The address this machine would use to reach the endpoint: others can reach it there. Sends nothing."""
+    """Return the address this machine would use to reach the endpoint: others can reach it there. Sends nothing."""
     host, _, port = endpoint.rpartition(":")
     host = (host or port or "localhost").strip("[]")
     try:

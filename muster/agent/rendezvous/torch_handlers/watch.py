@@ -69,7 +69,7 @@ class Store(Protocol):
         ...
 
     def check(self, keys: list[str]) -> bool:
-        """Whether all keys are written."""
+        """Return whether all keys are written."""
         ...
 
 
@@ -138,7 +138,7 @@ class RoundWatch:
         self._store.set(self._key("still", self._rank), "1" if is_still else "0")
 
     def find_all_still(self) -> bool:
-        """True once after `post_still`, when the workers of all nodes that are not done stand still."""
+        """Return True once after `post_still`, when the workers of all nodes that are not done stand still."""
         now_s = self._now_s()
         if not self._awaits_still or now_s < self._next_look_s:
             return False
@@ -152,7 +152,7 @@ class RoundWatch:
         return (is_written and self._store.get(key) == b"1") or self._store.check([self._key("done", rank)])
 
     def check(self) -> Finding | None:
-        """The first reason found to end the round; None while it goes on."""
+        """Return the first reason found to end the round; None while it goes on."""
         failed = self.read_failed()
         if failed is not None:
             return failed
@@ -163,18 +163,18 @@ class RoundWatch:
         return self._find_lost()
 
     def is_end_seen_by_all(self) -> bool:
-        """True when every node knows the end."""
+        """Return whether every node knows the end."""
         self._seen_count = self._count("seen", self._seen_count)
         return self._seen_count == self._size
 
     def _count(self, what: str, known: int) -> int:
-        """How many ranks from 0 on have written the key without a gap. A key is never removed."""
+        """Return how many ranks from 0 on have written the key without a gap. A key is never removed."""
         while known < self._size and self._store.check([self._key(what, known)]):
             known += 1
         return known
 
     def read_failed(self) -> FailedElsewhere | None:
-        """What a node wrote when the job failed for good; None if none did."""
+        """Return what a node wrote when the job failed for good; None if none did."""
         key = self._key("failed")
         if not self._store.check([key]):
             return None
@@ -190,7 +190,10 @@ class RoundWatch:
         self._last_count, self._last_change_s = -1, self._now_s()
 
     def _find_lost(self) -> NodeLost | None:
-        """The watched node, when it sends no heartbeat and is not done. One that is done is not needed any more."""
+        """Return the watched node, when it sends no heartbeat and is not done.
+
+        One that is done is not needed any more.
+        """
         if self._watched == self._rank:
             return None
         now_s, count = self._now_s(), int(self._store.add(self._key("beat", self._watched), 0))

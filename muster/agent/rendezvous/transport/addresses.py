@@ -16,7 +16,7 @@ Address = tuple[int, str]
 
 
 def parse_numeric(host: str) -> Address | None:
-    """The address of a numeric host; None for a name."""
+    """Return the address of a numeric host; None for a name."""
     for family in (socket.AF_INET, socket.AF_INET6):
         try:
             socket.inet_pton(family, host.partition("%")[0])
@@ -27,7 +27,7 @@ def parse_numeric(host: str) -> Address | None:
 
 
 def resolve(host: str) -> list[Address]:
-    """All addresses of a host, in the resolver's order. May block for seconds.
+    """Return all addresses of a host, in the resolver's order. May block for seconds.
 
     Raises:
         OSError: the name does not resolve.
@@ -37,7 +37,7 @@ def resolve(host: str) -> list[Address]:
 
 
 def is_bindable(address: Address) -> bool:
-    """True when the address belongs to this machine."""
+    """Return whether the address belongs to this machine."""
     family, host = address
     try:
         with socket.socket(family, socket.SOCK_STREAM) as probe:
@@ -48,12 +48,12 @@ def is_bindable(address: Address) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """True for addresses that only this machine can reach, and for the name localhost."""
+    """Return True for addresses that only this machine can reach, and for the name localhost."""
     return host in {"localhost", "::1"} or host.startswith("127.")
 
 
 def normalise(host: str) -> str:
-    """An address as people write it: IPv4 through an IPv6 socket loses its prefix."""
+    """Return an address as people write it: IPv4 through an IPv6 socket loses its prefix."""
     return host.removeprefix("::ffff:") if "." in host else host
 
 

@@ -101,7 +101,7 @@ class Dial:
         self._fail(self._describe_end())
 
     def _describe_end(self) -> LinkEnd:
-        """Why no address could be reached."""
+        """Return why no address could be reached."""
         first, *others = self._ends.values()
         if all(end == first for end in others):
             return first

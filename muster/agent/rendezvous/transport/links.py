@@ -134,7 +134,7 @@ class Network(Protocol):
         ...
 
     def reserve(self) -> Reservation:
-        """A free port, kept on all addresses: `listen` takes it at those where others reach this process.
+        """Return a free port, kept on all addresses: `listen` takes it at those where others reach this process.
 
         Raises:
             OSError: no socket is available.
@@ -171,7 +171,7 @@ class LocalLink:
 
     @staticmethod
     def pair(loop: Loop) -> "tuple[LocalLink, LocalLink]":
-        """Two connected ends."""
+        """Return two connected ends."""
         one, other = LocalLink(loop), LocalLink(loop)
         one._other, other._other = other, one
         return one, other

@@ -103,7 +103,7 @@ class Probe:
 
 
 def is_self_connected(sock: socket.socket) -> bool:
-    """True when a socket is connected to itself: the port it dialled is in the range its own port came from."""
+    """Return whether a socket is connected to itself: the port it dialled is in the range its own port came from."""
     try:
         return bool(sock.getsockname() == sock.getpeername())
     except OSError:

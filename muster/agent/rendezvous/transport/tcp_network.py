@@ -207,7 +207,7 @@ class TcpNetwork:
 
 
 def _listen(address: Address | None, port: int) -> socket.socket:
-    """A listening socket on one address, or on all of them, IPv4 and IPv6."""
+    """Return a listening socket on one address, or on all of them, IPv4 and IPv6."""
     if address is not None and address[1] in ("0.0.0.0", "::"):  # noqa: S104 (a person has asked for it)
         address = None
     if address is None and socket.has_dualstack_ipv6():

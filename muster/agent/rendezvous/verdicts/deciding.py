@@ -94,7 +94,7 @@ def decide_verdict(
 
 
 def _find_verdict(root: Failure | None, before: Restarts, counted: Restarts, rules: VerdictRules) -> Verdict:
-    """The verdict, whether a restart is left or not."""
+    """Return the verdict, whether a restart is left or not."""
     if root is None:
         return Verdict()
     if root.wish == "stop":
@@ -157,7 +157,7 @@ def _end(root: Failure | None, reason: str) -> FinalFailure:
 
 
 def find_signature(root: Failure) -> str:
-    """What is equal for the same cause at the same place, or position in the data: its class, and a checksum."""
+    """Return what is equal for the same cause at the same place, or position in the data: its class, and a checksum."""
     exception = (root.exception or "").split("\n", 1)[0]
     is_exact = root.early or root.cause == "data"
     what = exception if is_exact else find_kind(root)
@@ -194,7 +194,7 @@ def _count_cause(root: Failure | None, before: Restarts, *, has_stepped: bool) -
 
 
 def _is_repeat(root: Failure, before: Restarts, counted: Restarts) -> bool:
-    """Whether this is the cause of the attempt before, at the same place, and neither has done a step."""
+    """Return whether this is the cause of the attempt before, at the same place, and neither has done a step."""
     last, now = before.causes[-1:], counted.causes[-1]
     is_same = bool(last) and last[0].signature == now.signature and last[0].is_stepless and now.is_stepless
     return is_same and (bool(_find_place(root)) or root.cause == "data")

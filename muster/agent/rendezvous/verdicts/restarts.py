@@ -41,7 +41,7 @@ class NodeFault:
     is_suspected: bool = False
 
     def matches(self, machine: str, node_index: int | None) -> bool:
-        """Whether a member is this node, or one on its machine."""
+        """Return whether a member is this node, or one on its machine."""
         if not self.machine or self.machine != machine:
             return not self.machine and self.node_index is not None and self.node_index == node_index
         return not self.is_shared or self.node_index == node_index

@@ -119,7 +119,7 @@ class MetricsEndpoint:
         return f"HTTP/1.1 {status}\r\n{fields}\r\n\r\n".encode() + (b"" if method == "HEAD" else body)
 
     def _answer(self, head: str) -> tuple[str, str, str]:
-        """Status, type and text of the answer to a request."""
+        """Return the status, type and text of the answer to a request."""
         path, fields = parse_head(head)
         path = path.partition("?")[0]
         if path == "/metrics":
@@ -141,7 +141,7 @@ class MetricsEndpoint:
 
 
 def open_listener(address: tuple[str, int]) -> socket.socket:
-    """A listening socket that does not block. "::" is both versions of IP where the system has them, else IPv4.
+    """Return a listening socket that does not block. "::" is both versions of IP where the system has them, else IPv4.
 
     Raises:
         OSError: see `MetricsEndpoint`.

@@ -17,7 +17,7 @@ _EXEMPLAR_CHARS: Final = 128
 
 
 def write_text(families: Iterable[Family], common: Labels, *, is_open: bool) -> str:
-    """All metrics, one line for each value.
+    """Return all metrics, one line for each value.
 
     Args:
         families: what is written.

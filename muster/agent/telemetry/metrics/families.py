@@ -155,7 +155,7 @@ _CAUSES: Final = ("worker", "hang", "node", "fenced")
 
 
 def build_families(view: View) -> list[Family]:
-    """All metrics that have a value at this moment."""
+    """Return all metrics that have a value at this moment."""
     families = [] if view.job is None else _build_job(view, view.job)
     families += [*_build_node(view), *_build_ranks(view.ranks), *_build_torch(view.torch, (("role", view.role),))]
     return [family for family in families if family.points or family.histogram]
@@ -322,20 +322,20 @@ def _build_torch(names: TorchNames, role: Labels) -> list[Family]:
 
 
 def _read(known: object, path: str) -> float | int | None:
-    """A field, or a field of it; None where it is not known."""
+    """Return a field, or a field of it; None where it is not known."""
     for name in path.split("."):
         known = getattr(known, name, None)
     return known if isinstance(known, float | int) else None
 
 
 def _gather(name: str, text: str, points: Points, kind: Kind = Kind.GAUGE) -> Family:
-    """A family of the points that have a value."""
+    """Return a family of the points that have a value."""
     given = tuple(Point(labels=labels, value=value) for labels, value in points if value is not None)
     return Family(name=name, kind=kind, text=text, points=given)
 
 
 def _parse_value(value: float | str) -> float | None:
-    """One of a rank's values: "nan", "inf" and "-inf" are text there."""
+    """Return one of a rank's values: "nan", "inf" and "-inf" are text there."""
     try:
         return float(value)
     except ValueError:
@@ -350,7 +350,7 @@ def _compute_flakiness(restarts_left: int, view: View) -> int:
 
 
 def count_value(histogram: Histogram, value: float, exemplar: Exemplar) -> Histogram:
-    """The histogram with one more value."""
+    """Return the histogram with one more value."""
     place = next((at for at, bound in enumerate(RECOVERY_BOUNDS_S) if value <= bound), len(RECOVERY_BOUNDS_S))
     return Histogram(
         counts=tuple(count + (at >= place) for at, count in enumerate(histogram.counts)),

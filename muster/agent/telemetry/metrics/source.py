@@ -54,7 +54,7 @@ class MetricsSource:
         return self._view
 
     def build_families(self) -> list[Family]:
-        """All metrics that have a value. Any thread may call this."""
+        """Return all metrics that have a value. Any thread may call this."""
         return build_families(self._view)
 
     def write(self, record: "EventRecord") -> None:
@@ -93,7 +93,10 @@ class MetricsSource:
         self._view = view
 
     def _count_recoveries(self, counts: Counts, job: JobStatus) -> Counts:
-        """Those of the listed ones that are over and have not been counted; only the last one can be going on."""
+        """Return those of the listed ones that are over and have not been counted.
+
+        Only the last one can be going on.
+        """
         first = job.recovery_count - len(job.recoveries)
         for at, recovery in enumerate(job.recoveries, first):
             if at < self._counted_recoveries:
@@ -124,7 +127,7 @@ class MetricsSource:
         return (("trace_id", self._trace.trace_id), ("span_id", span_id))
 
     def build_status(self) -> JobStatus:
-        """What is known of the job as `status.json` says it; where another node leads, of this node alone."""
+        """Return what is known of the job as `status.json` says it; where another node leads, of this node alone."""
         view = self._view
         if view.job is not None:
             return replace(view.job, time_s=round(time.time(), 3))
@@ -142,7 +145,7 @@ class MetricsSource:
 
 
 def _add(counts: Mapping[str, int], name: str, number: int = 1) -> Mapping[str, int]:
-    """The counts with so many more of a name; no more names than there is room for."""
+    """Return the counts with so many more of a name; no more names than there is room for."""
     if name not in counts and len(counts) >= _MOST_NAMES:
         return counts
     return {**counts, name: counts.get(name, 0) + number}

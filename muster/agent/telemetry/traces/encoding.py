@@ -21,7 +21,7 @@ Json = dict[str, object]
 
 
 def write_spans(spans: Iterable[Span], trace_id: str, resource: Mapping[str, str]) -> bytes:
-    """The body of a request to /v1/traces.
+    """Return the body of a request to /v1/traces.
 
     Args:
         spans: that have ended.
@@ -58,7 +58,7 @@ def _build_span(span: Span, trace_id: str) -> Json:
 def write_metrics(
     families: Iterable[Family], common: Labels, resource: Mapping[str, str], *, began_s: float, now_s: float
 ) -> bytes:
-    """The body of a request to /v1/metrics.
+    """Return the body of a request to /v1/metrics.
 
     Args:
         families: what is sent.

@@ -237,7 +237,7 @@ def post(address: "Address", body: bytes, settings: "Settings") -> tuple[int, fl
 
 
 def parse_answer(answer: bytes) -> tuple[int, float]:
-    r"""The status, and how many seconds to wait before the next request.
+    r"""Return the status, and how many seconds to wait before the next request.
 
     >>> parse_answer(b"HTTP/1.1 429 Too Many Requests\r\nretry-after: 7\r\n\r\n")
     (429, 7.0)

@@ -76,7 +76,7 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
 
 
 def _check_protocol(environ: Mapping[str, str], signal: str) -> str:
-    """What is wrong with the protocol that is asked for; "": nothing."""
+    """Return what is wrong with the protocol that is asked for; "": nothing."""
     own = f"OTEL_EXPORTER_OTLP_{signal}_PROTOCOL"
     name = own if environ.get(own) else "OTEL_EXPORTER_OTLP_PROTOCOL"
     protocol = environ.get(name, "").strip()
@@ -102,7 +102,7 @@ def _parse_url(url: str) -> Address | None:
 
 
 def _parse_pairs(text: str) -> dict[str, str]:
-    """`k=v,k=v` with values that may be percent-encoded."""
+    """Parse `k=v,k=v` with values that may be percent-encoded."""
     pairs = (pair.partition("=") for pair in text.split(","))
     return {name.strip(): _unquote(value.strip()) for name, sign, value in pairs if sign and name.strip()}
 

@@ -109,7 +109,7 @@ class SpanMaker:
         self._count = 0
 
     def read(self, record: "EventRecord") -> list[Span]:
-        """The spans that this agent is to send now."""
+        """Return the spans that this agent is to send now."""
         if self._offset_s is None:
             self._offset_s = record.time_s - record.monotonic_s
             self._job = replace(self._job, began_s=record.time_s)
@@ -266,6 +266,6 @@ class SpanMaker:
 
 
 def _pick(detail: Mapping[str, object], *names: str) -> dict[str, Value]:
-    """Those of a record's details that spans show, by their names there."""
+    """Return those of a record's details that spans show, by their names there."""
     values = {f"muster.{name}": detail.get(name) for name in names}
     return {name: value for name, value in values.items() if isinstance(value, str | int | float | bool)}

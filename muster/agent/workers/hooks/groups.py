@@ -185,7 +185,7 @@ def _wait_idle(threads: "list[str]", until_s: "float | None") -> bool:
 
 
 def _is_idle(thread: str) -> bool:
-    """Whether a thread waits for its next collective: on a condition, without a time limit.
+    """Return whether a thread waits for its next collective: on a condition, without a time limit.
 
     It waits for the interpreter's lock and for other ranks with a limit, and for a mutex by another operation.
 
@@ -212,7 +212,7 @@ def _read_about_thread(thread: str, name: str) -> str:
 
 
 def choose_number(place: int) -> int:
-    """The number of the server's socket (0) or of the groups' file (1), below that of the stack file."""
+    """Return the number of the server's socket (0) or of the groups' file (1), below that of the stack file."""
     return min(os.sysconf("SC_OPEN_MAX"), 1024) - 2 - place
 
 

@@ -82,7 +82,7 @@ def _measure_all() -> None:
         torch.cuda.set_device(device)
 
     def run(name: str, place: int, size: int) -> float:
-        """Bytes a second of an all-reduce of these ranks; 0: there is no other."""
+        """Return the bytes a second of an all-reduce of these ranks; 0: there is no other."""
         if size < 2:  # nobody to reduce with
             return 0.0
         distributed.init_process_group(

@@ -30,7 +30,9 @@ _LIGHTNING = ("lightning.pytorch", "pytorch_lightning")
 
 
 def build_step_counter() -> "Callable[[Any], object]":
-    """What to call with an optimizer after each of its steps. It writes into this rank's slot of the status page.
+    """Return what to call with an optimizer after each of its steps.
+
+    It writes into this rank's slot of the status page.
 
     The most that one optimizer has done counts: a GAN has two, which step in turn. The steps of Lightning's Trainer are
     written as if the script reported them. Once the script reports steps itself, and in forks of this process, it does
@@ -75,7 +77,7 @@ def build_step_counter() -> "Callable[[Any], object]":
 
 
 def _find_fit(frame: "FrameType | None") -> "tuple[int | None, int]":
-    """How many steps a Trainer of Lightning had done before this one, and how many it will have done.
+    """Return how many steps a Trainer of Lightning had done before this one, and how many it will have done.
 
     Args:
         frame: of the optimizer's step. One with several optimizers counts the steps of all: nothing is told of it.

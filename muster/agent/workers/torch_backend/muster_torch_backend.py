@@ -33,7 +33,7 @@ def hook() -> None:
 
 
 def _is_hooked() -> bool:
-    """Whether this is a Python worker, below an agent that a command has started."""
+    """Return whether this is a Python worker, below an agent that a command has started."""
     groups = sys.modules.get(_GROUPS_MODULE)
     if groups is None:
         return any(type(each).__name__ == "_HookFinder" for each in sys.meta_path)

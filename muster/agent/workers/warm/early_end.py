@@ -131,7 +131,7 @@ class EarlyEnd:
         )
 
     def _loaded_no_library(self) -> bool:
-        """Whether no library came with the program: its static destructors may have something to do.
+        """Return whether no library came with the program: its static destructors may have something to do.
 
         Those of the standard library's own modules have not, nor have those of the name service.
         """
@@ -140,9 +140,9 @@ class EarlyEnd:
         return all(path.startswith(own) or os.path.basename(path).startswith(_NAME_SERVICE) for path in loaded)
 
     def _has_an_end(self) -> bool:
-        """Whether there is an object whose destruction a user could see; of those that are older than the program, no.
+        """Return whether there is an object whose destruction a user could see.
 
-        Those are the template's, and the collector does not list them. Nor does it list what the program has frozen.
+        Of those that are older than the program, no.
         """
         if gc.isenabled():
             gc.collect()
@@ -161,7 +161,7 @@ class EarlyEnd:
         )
 
     def _has_an_end_of_its_own(self, thing: object) -> bool:
-        """Whether something happens when this object is destroyed that a user could see.
+        """Return whether something happens when this object is destroyed that a user could see.
 
         Asks for its type, not by `isinstance`: that also asks the object for its class, and a weak proxy its referent.
         """
@@ -177,7 +177,7 @@ class EarlyEnd:
         return True
 
     def _is_visible(self, callback: object) -> bool:
-        """Whether a weak reference's callback is the program's, not of a package that the template has imported."""
+        """Return whether a weak reference's callback is the program's, not of a package of the template."""
         if type(callback) is BuiltinFunctionType:
             # Those of an abstract class's registry and of `threading.local` are methods of such.
             return type(callback.__self__) not in (weakref.ReferenceType, tuple)
@@ -204,7 +204,7 @@ class EarlyEnd:
 
 
 def _list_layers(stream: TextIO | None) -> Iterator[object]:
-    """The stream, its buffer and its file: as many as it has."""
+    """Return the stream, its buffer and its file: as many as it has."""
     layer: object = stream
     while layer is not None:
         yield layer
@@ -215,7 +215,7 @@ def _list_layers(stream: TextIO | None) -> Iterator[object]:
 
 
 def _list_finalizers() -> "list[weakref.finalize[..., object]]":
-    """The exit handlers of torch's own operators, oldest first: over half of the CPU of a worker's end.
+    """Return the exit handlers of torch's own operators, oldest first: over half of the CPU of a worker's end.
 
     They take the operators out of torch's tables, which nothing reads any more.
     """
@@ -227,7 +227,7 @@ def _list_finalizers() -> "list[weakref.finalize[..., object]]":
 
 
 def _list_libraries() -> frozenset[bytes]:
-    """Paths of all files that this process executes code from."""
+    """Return the paths of all files that this process executes code from."""
     with open("/proc/self/maps", "rb") as file:
         fields = (line.split(maxsplit=5) for line in file)
         return frozenset(words[5].rstrip() for words in fields if len(words) == 6 and words[1][2:3] == b"x")

@@ -17,7 +17,7 @@ def list_descriptors() -> frozenset[int]:
 
 
 def find_hazard(known_fds: Container[int]) -> str | None:
-    """Why workers must not be forked from this process, in one line; None: they may.
+    """Return why workers must not be forked from this process, in one line; None: they may.
 
     Args:
         known_fds: our descriptors, which were open before the imports.
@@ -26,7 +26,7 @@ def find_hazard(known_fds: Container[int]) -> str | None:
 
 
 def find_hazard_now() -> str | None:
-    """The checks of `find_hazard` whose results may change while the template waits."""
+    """Return the checks of `find_hazard` whose results may change while the template waits."""
     return _find_device() or _find_threads()
 
 
@@ -120,16 +120,19 @@ Source: BackendStaticInitializer in torch's c10/cuda/CUDACachingAllocator.cpp.
 
 
 def is_read_early(name: str) -> bool:
-    """True when a process that has started, or imported torch, no longer reads the variable."""
+    """Return whether a process that has started, or imported torch, no longer reads the variable."""
     return name.startswith(_START_PREFIXES) or is_read_at_import(name)
 
 
 def is_read_at_import(name: str) -> bool:
-    """True when torch, or what it needs, reads the variable at its import and never again."""
+    """Return whether torch, or what it needs, reads the variable at its import and never again."""
     return name.startswith(_IMPORT_PREFIXES) and not name.startswith(_LATE_PREFIXES)
 
 
 def find_early_difference(template: Mapping[str, str], worker: Mapping[str, str]) -> str | None:
-    """The first variable, in alphabetical order, that a fork of the template could not adopt; None: there is none."""
+    """Return the first variable, in alphabetical order, that a fork of the template could not adopt; None.
+
+    There is none.
+    """
     names = (name for name in template.keys() | worker.keys() if template.get(name) != worker.get(name))
     return min((name for name in names if is_read_early(name)), default=None)

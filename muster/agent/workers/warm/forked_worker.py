@@ -137,7 +137,7 @@ def _fit_to_cpus(count: int) -> None:
 
 
 def _find_openblas() -> set[str]:
-    """The mapped OpenBLAS libraries; numpy, scipy and others bring one each."""
+    """Return the mapped OpenBLAS libraries; numpy, scipy and others bring one each."""
     with open("/proc/self/maps", "rb") as file:
         lines = [os.fsdecode(line.rstrip(b"\n")) for line in file if b"openblas" in line]
     return {fields[5] for line in lines if len(fields := line.split(None, 5)) == 6 and ".so" in fields[5]}

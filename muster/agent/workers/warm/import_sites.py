@@ -67,11 +67,11 @@ class ImportSites:
             self._read_statements(*self._function_bodies.pop(0))
 
     def find(self, name: str) -> ImportSite:
-        """The site of a module; one that the program does not name is imported after all those it names."""
+        """Return the site of a module; one that the program does not name is imported after all those it names."""
         return self._sites.get(name) or ImportSite(filters=self._filters)
 
     def find_hidden(self) -> str | None:
-        """A file that the program imports and a fork of this process would not: its name is another module's.
+        """Return a file that the program imports and a fork of this process would not: its name is another module's.
 
         A fresh process finds first what lies beside the program, such as a types.py; here the standard library's is
         loaded already.
@@ -184,7 +184,7 @@ def _is_main_test(test: ast.expr) -> bool:
 
 
 def _may_change_filters(node: ast.AST) -> bool:
-    """True when it may change filters for longer than a filter scope."""
+    """Return whether it may change filters for longer than a filter scope."""
     todo = [node]  # no recursion: an expression may be deeper than the interpreter's limit
     while todo:
         node = todo.pop()
@@ -269,7 +269,7 @@ def _hide_warnings() -> Iterator[None]:
     import warnings
 
     def show_nothing(_: object) -> None:
-        """Replaces the function that prints."""
+        """Replace the function that prints."""
 
     shows = warnings._showwarnmsg_impl  # type: ignore[attr-defined]  # noqa: SLF001
     warnings._showwarnmsg_impl = show_nothing  # type: ignore[attr-defined]  # noqa: SLF001

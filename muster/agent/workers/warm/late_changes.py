@@ -32,11 +32,9 @@ _CALLED: Final = frozenset(
 
 
 def find_shadowed(folders: Iterable[str], modules: Mapping[str, ModuleType]) -> str | None:
-    """A file that would be imported from these folders in place of a module that was imported; None: there is none.
+    """Return a file that would be imported from these folders in place of a module that was imported; None.
 
-    Args:
-        folders: entries of `sys.path` that stand before the modules' own.
-        modules: what was imported, by name.
+    There is none.
     """
     for folder in folders:
         for name in _list_names(folder, modules):
@@ -74,7 +72,7 @@ def find_inserted(files: Iterable[str]) -> str | None:
 
 
 def _list_folders(path: str) -> Iterator[str]:
-    """The folders that this file inserts into `sys.path`."""
+    """Return the folders that this file inserts into `sys.path`."""
     with open(path, "rb") as file:
         tree = parse(path) if b"sys.path.insert" in file.read() else None
     values: dict[str, object] = {"os": os, "pathlib": pathlib, "Path": pathlib.Path, "str": str, "__file__": path}
@@ -93,7 +91,7 @@ def _is_insertion(node: ast.Call) -> bool:
 
 
 def _evaluate(node: ast.expr, values: dict[str, object]) -> object:
-    """The value of an expression that only puts paths together; None for any other."""
+    """Return the value of an expression that only puts paths together; None for any other."""
     for part in ast.walk(node):
         if not isinstance(part, _NODES) or (isinstance(part, ast.Name) and part.id not in values):
             return None
@@ -137,7 +135,10 @@ class LateChanges:
             self._say(f"sets {name}, which torch reads when it is imported, but the warm start has already imported it")
 
     def _has_imported_torch(self, frame: FrameType | None) -> bool:
-        """Whether the program has imported torch itself: then no fresh process would read the variable any more."""
+        """Return whether the program has imported torch itself.
+
+        Then no fresh process would read the variable any more.
+        """
         scopes = [
             module.__dict__
             for name, module in list(sys.modules.items())
@@ -170,7 +171,10 @@ class LateChanges:
 
 
 def _is_of_torch(value: object) -> bool:
-    """True for torch, its modules, classes and functions. No attribute of anything else is read: it may act on that."""
+    """Return True for torch, its modules, classes and functions.
+
+    No attribute of anything else is read: it may act on that.
+    """
     kind = type(value)
     if issubclass(kind, ModuleType):
         name = object.__getattribute__(value, "__dict__").get("__name__")

@@ -82,7 +82,7 @@ def _import_installed(name: str) -> bool:
 
 
 def find_early_obstacle(early: EarlyImports, modules: Iterable[str]) -> str | None:
-    """Why a template that has imported early cannot be a program's that would import `modules`; None: it can."""
+    """Return why a template that has imported early cannot be a program's that would import `modules`; None: it can."""
     more = sorted({*early.modules}.difference(modules))
     if more:
         return f"the program does not import {more[0]}"
@@ -129,14 +129,14 @@ def choose_modules(requested: str, *, kind: str, target: str) -> Preload:
 
 
 def _list_compiler() -> list[str]:
-    """The modules; a file of the program's that has the name of one is left alone."""
+    """Return the modules; a file of the program's that has the name of one is left alone."""
     own, others = sys.path[:1], sys.path[1:]
     is_installed = find_module(_OF_ITS_END, own) is None and find_module(_OF_ITS_END, others) is not None
     return [_COMPILER, _OF_ITS_END] if is_installed else [_COMPILER]
 
 
 def brings_torch(modules: Iterable[str]) -> bool:
-    """Whether the import of one of these modules imports torch."""
+    """Return whether the import of one of these modules imports torch."""
     return any(name.partition(".")[0] in BRING_TORCH | {"torch"} for name in modules)
 
 
@@ -191,7 +191,7 @@ def _walk_files(path: str | None) -> Iterator[tuple[str, ast.Module]]:
 
 
 def _list_packages(path: str) -> Iterator[str]:
-    """The `__init__.py` of every package that a file beside the program lies in: they run before it."""
+    """Return the `__init__.py` of every package that a file beside the program lies in: they run before it."""
     root = os.path.abspath(sys.path[0] if sys.path else "")
     folder = os.path.dirname(path)
     while folder.startswith(f"{root}{os.sep}"):
@@ -202,7 +202,7 @@ def _list_packages(path: str) -> Iterator[str]:
 
 
 def _list_local_files(tree: ast.Module, path: str) -> Iterator[str]:
-    """Files beside the program that a file imports, also by `from . import x`."""
+    """Return the files beside the program that a file imports, also by `from . import x`."""
     for node in _walk_executed(tree):
         if isinstance(node, ast.Import):
             found = [find_module(alias.name, sys.path[:1]) for alias in node.names]
@@ -217,7 +217,7 @@ def _list_local_files(tree: ast.Module, path: str) -> Iterator[str]:
 
 
 def _find_parent(path: str, level: int) -> str:
-    """The folder that a relative import of this level begins in."""
+    """Return the folder that a relative import of this level begins in."""
     for _ in range(level):
         path = os.path.dirname(path)
     return path
@@ -233,7 +233,7 @@ def parse(path: str) -> ast.Module | None:
 
 
 def _list_imports(tree: ast.Module) -> Iterator[str]:
-    """Names of the modules imported anywhere, except for type checkers only."""
+    """Return the names of the modules imported anywhere, except for type checkers only."""
     for node in _walk_executed(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -253,7 +253,7 @@ def _walk_executed(tree: ast.AST) -> Iterator[ast.AST]:
 
 
 def _needs_compiler(node: ast.AST) -> bool:
-    """True for an import or a use of something that makes torch import its compiler."""
+    """Return True for an import or a use of something that makes torch import its compiler."""
     if isinstance(node, ast.Import):
         return any(alias.name.startswith(_NEED_COMPILER) for alias in node.names)
     if isinstance(node, ast.ImportFrom):
@@ -266,13 +266,13 @@ def _needs_compiler(node: ast.AST) -> bool:
 
 
 def is_type_checking(test: ast.expr) -> bool:
-    """True for `TYPE_CHECKING` and `typing.TYPE_CHECKING`."""
+    """Return True for `TYPE_CHECKING` and `typing.TYPE_CHECKING`."""
     name = test.attr if isinstance(test, ast.Attribute) else test.id if isinstance(test, ast.Name) else ""
     return name == "TYPE_CHECKING"
 
 
 def _list_early_variables(tree: ast.Module) -> Iterator[str]:
-    """Variables that the program sets in its own environment and that modules read when they are imported.
+    """Return the variables that the program sets in its own environment and that modules read when they are imported.
 
     Where it sets variables whose names are not written there (a loop, a dict), every such name in the file counts.
     """
@@ -292,7 +292,7 @@ def _list_early_variables(tree: ast.Module) -> Iterator[str]:
 
 
 def _list_environ_names(tree: ast.Module) -> set[str]:
-    """Names of `os.environ` in this file: by `from os import environ as NAME` and `NAME = os.environ`."""
+    """Return the names of `os.environ` in this file: by `from os import environ as NAME` and `NAME = os.environ`."""
     names = {"environ"}
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module == "os":
@@ -303,7 +303,10 @@ def _list_environ_names(tree: ast.Module) -> set[str]:
 
 
 def _list_keys(node: ast.AST, names: set[str]) -> Iterator[ast.expr]:
-    """Keys of `os.environ["X"] = ...`, `setdefault`, `update`, `|=` and `os.putenv`; the whole where it has no keys."""
+    """Return the keys of `os.environ["X"] = ...`, `setdefault`, `update`, `|=` and `os.putenv`.
+
+    The whole where it has no keys.
+    """
     if isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign)):
         for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
             if isinstance(target, ast.Subscript) and _is_environ(target.value, names):
@@ -321,7 +324,7 @@ def _list_keys(node: ast.AST, names: set[str]) -> Iterator[ast.expr]:
 
 
 def _list_dict_keys(node: ast.expr) -> Iterator[ast.expr]:
-    """Keys of a dict display; the expression itself for anything else, and for what `**` brings into one."""
+    """Return the keys of a dict display; the expression itself for anything else, and for what `**` brings into one."""
     if isinstance(node, ast.Dict):
         yield from (key or value for key, value in zip(node.keys, node.values, strict=True))
     else:

@@ -88,7 +88,7 @@ def _ask_no_name_server() -> None:
 
 
 def _open_store(listen_fd: int) -> "TCPStore | None":
-    """The TCPStore on this socket; None: no program on this machine can import torch's stores."""
+    """Return the TCPStore on this socket; None: no program on this machine can import torch's stores."""
     try:
         import torch
         from torch.distributed import TCPStore
@@ -112,7 +112,7 @@ def _find_port(listen_fd: int) -> int:
 
 
 def _parse_version(text: str) -> tuple[int, ...]:
-    """The first two numbers: "2.13.0+cpu" -> (2, 13)."""
+    """Return the first two numbers: "2.13.0+cpu" -> (2, 13)."""
     return tuple(int(part) for part in text.split(".")[:2])
 
 

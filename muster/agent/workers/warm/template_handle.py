@@ -146,7 +146,7 @@ class TemplateHandle:
         return None
 
     def read_last_line(self) -> str:
-        """The last line it has written to its stderr; "" when there is none."""
+        """Return the last line it has written to its stderr; "" when there is none."""
         size = os.fstat(self._stderr_fd).st_size
         lines = os.pread(self._stderr_fd, 4096, max(0, size - 4096)).decode(errors="replace").split("\n")
         return next((line.strip() for line in reversed(lines) if line.strip()), "")
@@ -186,7 +186,7 @@ class HeldTemplate(TemplateHandle):
         return -1 if self._control is None else self._control.fileno()
 
     def receive_held(self) -> list[str] | None:
-        """What it has imported, without a program; None: it has ended."""
+        """Return what it has imported, without a program; None: it has ended."""
         assert self._control is not None  # noqa: S101  # called before `close`
         self._control.setblocking(True)
         try:
@@ -200,7 +200,7 @@ class HeldTemplate(TemplateHandle):
         return found
 
     def find_obstacle(self, options: TemplateOptions, cwd: str) -> str | None:
-        """Why it cannot become a program's template, as far as this process knows; None: it may.
+        """Return why it cannot become a program's template, as far as this process knows; None: it may.
 
         Args:
             options: what that program's template would be started with.

@@ -72,7 +72,7 @@ class Scene(Protocol):
         ...
 
     def has_all_workers(self) -> bool:
-        """Whether all ranks run that are known to."""
+        """Return whether all ranks run that are known to."""
         ...
 
     def count_steps(self, rank: int) -> int:

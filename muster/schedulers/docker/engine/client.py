@@ -82,7 +82,7 @@ class Engine:
         return parse_seconds(self.info()["SystemTime"])
 
     def is_available(self) -> bool:
-        """Whether an engine answers now."""
+        """Return whether an engine answers now."""
         if not accepts_connections(self.host):
             return False
         try:
@@ -172,7 +172,7 @@ class Engine:
             return
 
     def list_images(self, labels: Mapping[str, str]) -> list[str]:
-        """Ids of the images that carry all these labels."""
+        """Return the ids of the images that carry all these labels."""
         with self._translate_errors("list images"):
             return [image["Id"] for image in self._api.images(filters={"label": _label_filter(labels)})]
 
@@ -189,7 +189,7 @@ class Engine:
             complete(lambda: self._api.create_network(name, driver="bridge", labels=dict(labels), check_duplicate=True))
 
     def has_network(self, name: str) -> bool:
-        """Whether a network of exactly this name exists."""
+        """Return whether a network of exactly this name exists."""
         with self._translate_errors(f"find network {name!r}"):
             return any(network["Name"] == name for network in self._api.networks(names=[name]))
 
@@ -302,12 +302,12 @@ class Engine:
             return parse_container(self._api.inspect_container(container))
 
     def has_created_containers(self, labels: Mapping[str, str]) -> bool:
-        """Whether containers with these labels wait for their first start."""
+        """Return whether containers with these labels wait for their first start."""
         with self._translate_errors("list containers"):
             return bool(self._api.containers(all=True, filters={"label": _label_filter(labels), "status": "created"}))
 
     def list_container_ids(self, labels: Mapping[str, str | None], *, running_only: bool = False) -> list[str]:
-        """Ids of the containers that carry all these labels (None: any value)."""
+        """Return the ids of the containers that carry all these labels (None: any value)."""
         with self._translate_errors("list containers"):
             found = self._api.containers(all=not running_only, filters={"label": _label_filter(labels)})
         return [container["Id"] for container in found]
@@ -347,7 +347,7 @@ class Engine:
             self._api.put_archive(container, folder, archive)
 
     def copy_out(self, container: str, path: str, limit_bytes: int) -> bytes | None:
-        """One file of a container, stopped or not; None when it is missing or larger than the limit."""
+        """Return one file of a container, stopped or not; None when it is missing or larger than the limit."""
         try:
             with self._translate_errors(f"copy {path!r} out of container {container[:12]!r}"):
                 stream, status = self._api.get_archive(container, path)
@@ -400,7 +400,7 @@ class Engine:
         until_s: float | None = None,
         labels: Mapping[str, str | None] | None = None,
     ) -> Iterator[dict[str, Any]]:
-        """Events of all containers as they happen. Ends, or raises EngineUnavailable, when the engine stops.
+        """Return the events of all containers as they happen. Ends, or raises EngineUnavailable, when the engine stops.
 
         Args:
             actions: "die", "kill", ...
@@ -426,7 +426,7 @@ class Engine:
         since_s: float | None = None,
         until_s: float | None = None,
     ) -> Iterator[tuple[int, bytes]]:
-        """Frames of a container's output, one log record each (a line, or 16 KiB of a longer one).
+        """Return the frames of a container's output, one log record each (a line, or 16 KiB of a longer one).
 
         Yields:
             The number of the stream, 1 for stdout and 2 for stderr, and the record.

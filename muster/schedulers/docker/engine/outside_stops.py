@@ -34,10 +34,10 @@ class OutsideStops:
         return False
 
     def may_restart(self, container: str) -> bool:
-        """Whether a container was stopped a moment ago, so that it may be about to start again."""
+        """Return whether a container was stopped a moment ago, so that it may be about to start again."""
         with self._lock:
             return time.monotonic() < self._stopped_s.get(container, -RESTART_S) + RESTART_S
 
     def may_restart_any(self) -> bool:
-        """Whether any container may be about to start again."""
+        """Return whether any container may be about to start again."""
         return any(map(self.may_restart, tuple(self._stopped_s)))

@@ -39,7 +39,10 @@ def pick_address(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def accepts_connections(host: str) -> bool:
-    """Whether something listens at an engine's local address: the SDK leaves its socket open when it cannot connect."""
+    """Return whether something listens at an engine's local address.
+
+    The SDK leaves its socket open when it cannot connect.
+    """
     if not host.startswith("unix://"):
         return True
     with socket.socket(socket.AF_UNIX) as end:
@@ -83,7 +86,7 @@ def close_at_end(stream: Any) -> Iterator[None]:
 
 
 def read_frames(api: Any, stream: Any, *, follow: bool) -> Iterator[tuple[int, bytes]]:
-    """Frames of a container's output with the number of their stream, which the SDK's own iteration drops.
+    """Return the frames of a container's output with the number of their stream, which the SDK's own iteration drops.
 
     Args:
         api: the SDK's low-level client.

@@ -23,7 +23,7 @@ class EngineShutdown:
             self._signalled.add(container)
 
     def was_signalled(self, container: str) -> bool:
-        """Whether a container got SIGTERM through the engine: from a person, or from an engine that stops."""
+        """Return whether a container got SIGTERM through the engine: from a person, or from an engine that stops."""
         return container in self._signalled
 
     def forget(self, container: str) -> None:
@@ -31,7 +31,7 @@ class EngineShutdown:
         self._signalled.discard(container)
 
     def is_in_progress(self) -> bool:
-        """Whether containers still run and the engine is ending all of them."""
+        """Return whether containers still run and the engine is ending all of them."""
         running = self._running()
         return bool(running) and self._signalled.issuperset(running)
 

@@ -235,7 +235,7 @@ def build_images(
 
 
 def _read_image_owner(engine: Engine, app: AppRequest, container: ContainerRequest) -> tuple[int, int]:
-    """User and group id of a container whose image is not built yet."""
+    """Return the user and group id of a container whose image is not built yet."""
     image = engine.inspect_image(container.base_image or "")
     user = container.user or image.user
     if user in _ROOT:

@@ -49,7 +49,7 @@ class ExitEvidence:
         self._has_init = has_init
 
     def explain(self, facts: ContainerFacts, request: ContainerRequest) -> ContainerExit:
-        """Why this container ended."""
+        """Return why this container ended."""
         missing = self._find_missing_command(facts, request)
         if missing:
             return ContainerExit(reason=missing, final=True)
@@ -76,7 +76,7 @@ class ExitEvidence:
         return self._copy_out(facts, REPORT_FILE)
 
     def _read_stderr(self, facts: ContainerFacts) -> bytes:
-        """Its first lines; empty if the engine's log driver gives none: the end must be reported in any case."""
+        """Return its first lines; empty if the engine's log driver gives none: the end must be reported in any case."""
         try:
             return b"".join(record for _, record in islice(self._engine.logs(facts.id, stdout=False), _MOST_RECORDS))
         except EngineUnavailable:

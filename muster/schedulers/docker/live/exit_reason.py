@@ -20,7 +20,7 @@ _MIB: Final = 1 << 20
 
 
 def ended_by_engine(facts: ContainerFacts, *, runs_agent: bool) -> bool:
-    """Whether a container that has ended while the engine was unavailable was ended by the engine.
+    """Return whether a container that has ended while the engine was unavailable was ended by the engine.
 
     An engine that stops ends its containers by SIGTERM and SIGKILL. A program that ended by itself meanwhile has an
     exit code of its own; an agent exits with 69 when the other members were ended first.
@@ -32,7 +32,7 @@ def ended_by_engine(facts: ContainerFacts, *, runs_agent: bool) -> bool:
 
 
 def describe_state(facts: ContainerFacts, message: bytes | None) -> str:
-    """One clause that completes "exited with 1 (...)": out of memory, the engine's message, the agent's.
+    """Return one clause that completes "exited with 1 (...)": out of memory, the engine's message, the agent's.
 
     Args:
         facts: of a container that has ended.
@@ -56,7 +56,7 @@ def describe_message(message: bytes) -> str:
 
 
 def describe_start_failure(error: object, image: str, command: str, *, runs_agent: bool) -> str:
-    """Why a container could not be started; the most common reason has its own text."""
+    """Return why a container could not be started; the most common reason has its own text."""
     message = one_line(error)
     missing = "executable file not found" in message or "no such file or directory" in message.lower()
     if missing and command in message:

@@ -57,7 +57,7 @@ class LogReader:
         """Container -> how far it was followed: one that is started again goes on from there."""
 
     def lines(self) -> Iterator[str]:
-        """Lines with their newline; the last of a container may have none."""
+        """Return the lines with their newline; the last of a container may have none."""
         done = -1
         while True:
             ended = self._app_has_ended is None or self._app_has_ended()
@@ -147,10 +147,9 @@ def split_date(frame: bytes) -> tuple[Timestamp | None, bytes]:
 
 
 def join_lines(frames: Iterator[tuple[int, bytes]]) -> Iterator[str]:
-    """Lines of all streams of a container, in the order in which they are complete; the streams are joined separately.
+    """Return the lines of all streams of a container, in the order in which they are complete.
 
-    Args:
-        frames: number of the stream, and a piece of it.
+    The streams are joined separately.
     """
     splitters: dict[int, LineSplitter] = {}
     for stream, piece in frames:

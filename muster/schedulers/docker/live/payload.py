@@ -64,7 +64,7 @@ class PackedWorkspaces:
         self._folder: Path | None = None
 
     def pack(self, path: str, state_dir: Path) -> str:
-        """Packs a folder and returns its key, which follows from its content.
+        """Pack a folder and returns its key, which follows from its content.
 
         Args:
             path: the folder.
@@ -94,7 +94,7 @@ class PackedWorkspaces:
 
 
 def find_left_folders(state_dir: Path) -> Iterator[Path]:
-    """Folders of packed workspaces whose process was killed; without those of versions that locked none."""
+    """Return the folders of packed workspaces whose process was killed; without those of versions that locked none."""
     for folder in state_dir.glob(f"{_PACKED}*"):
         try:
             fd = os.open(folder / LOCK, os.O_RDWR | os.O_NOFOLLOW)

@@ -139,7 +139,7 @@ def _count_gpus(app: AppRequest) -> list[int]:
 
 
 def _reserved_gpus(engine: Engine) -> dict[str, str]:
-    """Id of a GPU -> the app that reserved it."""
+    """Return the id of a GPU -> the app that reserved it."""
     reserved = {}
     for labels in engine.list_volumes({Label.CLAIM: None}).values():
         kind, _, thing = labels[Label.CLAIM].partition(":")

@@ -62,7 +62,7 @@ def record_restarts(engine: Engine, folder: Path, request: ContainerRequest, con
 
 
 def read_events(engine: Engine, folder: Path, details: Mapping[str, Any]) -> tuple[int, dict[str, JobFacts]]:
-    """How often workers of an app were restarted in place, and what is known of the jobs of an app that runs, by role.
+    """Return how often an app's workers were restarted in place, and what is known of its running jobs by role.
 
     Args:
         engine: with the app's containers.
@@ -124,7 +124,7 @@ def _build_name(role: str) -> str:
 
 
 def _read_live(engine: Engine, app: AppRequest, request: ContainerRequest, names: Sequence[str]) -> list[bytes]:
-    """Files in the newest container of node 0; of the first other node that runs, while that one does not.
+    """Return the files in the newest container of node 0; of the first other node that runs, while that one does not.
 
     Where a node is lost, the next one takes over. None also while no engine answers.
     """

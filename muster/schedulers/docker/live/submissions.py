@@ -79,7 +79,7 @@ def mark_submission(
 
 
 def list_submitting(state_dir: Path) -> set[str]:
-    """Ids of the apps that are marked: they are being submitted, or their submission was killed."""
+    """Return the ids of the apps that are marked: they are being submitted, or their submission was killed."""
     with suppress(FileNotFoundError):
         return set(os.listdir(state_dir / _MARKS))
     return set()
@@ -121,7 +121,7 @@ def remove_killed(state_dir: Path, mark: Mark) -> None:
 
 
 def remove_killed_app(state_dir: Path, app_id: str) -> bool:
-    """`remove_killed` of one app. False: no submission of it was killed.
+    """Do as `remove_killed` for one app, and return False if no submission of it was killed.
 
     Raises:
         DockerError, OSError: see `remove_killed`.

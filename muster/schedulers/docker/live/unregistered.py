@@ -19,7 +19,7 @@ _WAITING: Final = ("created",)
 
 
 def find_app(engine: Engine, app_id: str) -> list[ContainerFacts]:
-    """Containers of one app of this user: the newest of each replica."""
+    """Return the containers of one app of this user: the newest of each replica."""
     found = [
         facts
         for user in list_user_ids()
@@ -29,7 +29,7 @@ def find_app(engine: Engine, app_id: str) -> list[ContainerFacts]:
 
 
 def list_apps(engine: Engine) -> dict[str, list[ContainerFacts]]:
-    """App id -> its containers, for all apps of this user."""
+    """Map each app id of this user to its containers."""
     apps: dict[str, list[ContainerFacts]] = {}
     for user in list_user_ids():
         for facts in engine.list_containers({Label.USER: user, Label.APP: None, Label.ROLE: None}):
@@ -88,7 +88,10 @@ def find_state(facts: ContainerFacts) -> AppState:
 
 
 def find_end_s(containers: Sequence[ContainerFacts]) -> float | None:
-    """When the last container ended, by the engine's clock in seconds since the epoch; None if none has ended."""
+    """Return when the last container ended, by the engine's clock in seconds since the epoch.
+
+    None if none has ended.
+    """
     ended = (facts for facts in containers if facts.exit_code is not None and facts.finished_at)
     return max((parse_seconds(facts.finished_at) for facts in ended), default=None)
 

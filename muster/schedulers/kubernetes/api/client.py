@@ -50,7 +50,7 @@ class Clock(Protocol):
     """A clock, injected so that tests control it."""
 
     def now_s(self) -> float:
-        """Monotonic seconds."""
+        """Return the monotonic seconds."""
         ...
 
     def sleep(self, seconds: float) -> None:
@@ -332,7 +332,7 @@ def _encode_query(query: Mapping[str, str]) -> str:
 
 
 def _is_stale(outcome: Refusal | Unreachable) -> bool:
-    """Whether reading the credentials again may help: a 401, or an expired client certificate."""
+    """Return whether reading the credentials again may help: a 401, or an expired client certificate."""
     if isinstance(outcome, Refusal):
         return outcome.status == 401
     return "SSL" in str(outcome) and "certificate" in str(outcome).lower()
@@ -344,7 +344,7 @@ def _key(call: Call) -> tuple[str, str]:
 
 
 def _decide_wait_s(outcome: Refusal | Unreachable, attempt: int, *, responded: bool, was_allowed: bool) -> float | None:
-    """Seconds until the next attempt; None: no more attempts.
+    """Return the seconds until the next attempt; None: no more attempts.
 
     Args:
         outcome: of the last attempt.

@@ -47,7 +47,7 @@ class Refusal:
 
 
 def _parse_retry_after(text: str | None) -> float | None:
-    """Seconds; None without the header, or when a proxy wrote nonsense."""
+    """Return the seconds; None without the header, or when a proxy wrote nonsense."""
     from urllib3.exceptions import InvalidHeader
     from urllib3.util.retry import Retry
 

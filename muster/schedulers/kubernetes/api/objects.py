@@ -52,7 +52,7 @@ class Objects:
         return sorted(versions, key=lambda version: version != preferred)
 
     def has_kind(self, api_version: str, plural: str) -> bool:
-        """Whether the server offers a kind in one version of a group."""
+        """Return whether the server offers a kind in one version of a group."""
         return any(item["name"] == plural for item in self._discover(api_version, api_version).get("resources", []))
 
     def _discover(self, place: str, what: str) -> Mapping[str, Any]:
@@ -112,7 +112,7 @@ class Objects:
         return existing
 
     def read(self, kind: Kind, namespace: str, name: str) -> dict[str, Any] | None:
-        """One object, or None if it does not exist."""
+        """Return one object, or None if it does not exist."""
         try:
             found: dict[str, Any] = self.client.request(
                 "GET", kind.build_path(namespace, name), what=f"{kind.kind.lower()}/{name}", verb="read"
@@ -149,7 +149,7 @@ class Objects:
         return True
 
     def list_all(self, kind: Kind, namespace: str, *, labels: str = "", fields: str = "") -> tuple[list[Any], str]:
-        """All objects that match, in pages, and the version of the collection to watch from.
+        """Return all objects that match, in pages, and the version of the collection to watch from.
 
         If the continue token expires between two pages (410), the list starts again.
         """
@@ -158,7 +158,7 @@ class Objects:
         return [{**item, "apiVersion": kind.api_version, "kind": kind.kind} for item in items], version
 
     def list_app(self, kind: Kind, namespace: str, app: str) -> list[Any]:
-        """All objects of an app, of one kind."""
+        """Return all objects of an app, of one kind."""
         return self.list_all(kind, namespace, labels=f"{LABEL_INSTANCE}={app}")[0]
 
     def list_metadata(self, kind: Kind, namespace: str, *, labels: str = "", fields: str = "") -> list[Any]:

@@ -154,7 +154,7 @@ def _ask_roles(
 def _build_askers(
     resources: Objects, ref: AppRef, parents: Sequence[Mapping[str, Any]], limit_s: float
 ) -> "dict[str, _PodAsker]":
-    """By role that runs agents: what asks its running pods."""
+    """Map each role that runs agents to what asks its running pods."""
     running = [fact for fact in list_pods(resources, ref) if fact.phase == "Running"]
     return {
         role.name: _PodAsker(resources, ref, [fact for fact in running if fact.role == label], limit_s)

@@ -115,7 +115,7 @@ def _patch(resources: Objects, ref: AppRef, parent: Mapping[str, Any], change: M
 
 
 def _is_queued(parent: Mapping[str, Any]) -> bool:
-    """Whether something else decides when it runs, so that what `_mark` has done does not end it."""
+    """Return whether something else decides when it runs, so that what `_mark` has done does not end it."""
     kind, suspended = parse_kind(parent), bool(parent["spec"].get("suspend"))
     if kind == JOBSET:
         in_queue = KUEUE_QUEUE in (parent["metadata"].get("labels") or {})

@@ -137,7 +137,10 @@ class _PodLog:
         self.is_kept = True
 
     def _had_all_lines(self, content: bytes) -> bool:
-        """Whether the pod had written as many lines as are asked for before they were: it may have written more."""
+        """Return whether the pod had written as many lines as are asked for before they were.
+
+        It may have written more.
+        """
         lines = content.split(b"\n", _LINE_LIMIT)
         if len(lines) <= _LINE_LIMIT:
             return False
@@ -185,7 +188,7 @@ def _name_pods(logs: Sequence[_PodLog]) -> str:
 
 
 def find_folder(ref: AppRef) -> Path:
-    """Where the logs of a cancelled app are kept."""
+    """Return where the logs of a cancelled app are kept."""
     return find_state_dir(os.environ) / "kubernetes-logs" / ref.namespace / ref.name
 
 

@@ -50,7 +50,7 @@ class PodSource(Protocol):
         ...
 
     def get(self, uid: str) -> PodFact | None:
-        """One pod, or None."""
+        """Return one pod, or None."""
         ...
 
     def wait(self) -> None:
@@ -58,7 +58,7 @@ class PodSource(Protocol):
         ...
 
     def has_app_ended(self) -> bool:
-        """Whether no pod will follow."""
+        """Return whether no pod will follow."""
         ...
 
 
@@ -71,7 +71,7 @@ class ConnectionLimits:
 
     @contextmanager
     def reserve_stream(self, index: int) -> Iterator[bool]:
-        """Whether the reader of a node may hold a stream open inside the block. Does not wait."""
+        """Return whether the reader of a node may hold a stream open inside the block. Does not wait."""
         if index == 0:
             yield True
             return

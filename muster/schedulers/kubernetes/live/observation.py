@@ -56,7 +56,7 @@ def observe(resources: Objects, ref: AppRef) -> Observation | None:
 
 
 def list_pods(resources: Objects, ref: AppRef) -> list[PodFact]:
-    """All pods of an app, also those that have ended."""
+    """Return all pods of an app, also those that have ended."""
     return [read_pod(item) for item in resources.list_app(POD, ref.namespace, ref.name)]
 
 
@@ -75,7 +75,9 @@ def _read_warnings(resources: Objects, ref: AppRef) -> dict[str, str]:
 
 
 def _describe_lost_pod(resources: Objects, ref: AppRef, failed: Mapping[str, Any]) -> str:
-    """Which pod failed the app although it does not exist any more: it was deleted. Its events, kept for 1 h, say why.
+    """Return which pod failed the app although it does not exist any more: it was deleted.
+
+    Its events, kept for 1 h, say why.
 
     After a Job's failure its controller deletes the other pods. So the cause is the last pod that was ended before.
     """
@@ -95,21 +97,21 @@ def _describe_lost_pod(resources: Objects, ref: AppRef, failed: Mapping[str, Any
 
 
 def _list_failed_prefixes(job: Mapping[str, Any]) -> list[str]:
-    """How the names of the pods begin that failed a Job: those of its failed indexes, or of all."""
+    """Return how the names of the pods begin that failed a Job: those of its failed indexes, or of all."""
     name = job["metadata"]["name"]
     indexes = re.findall(r"\d+", str((job.get("status") or {}).get("failedIndexes") or ""))
     return [f"{name}-{index}-" for index in indexes] or [f"{name}-"]
 
 
 def _find_failure_time(job: Mapping[str, Any]) -> str:
-    """RFC 3339, when the Job began to fail; "" if it does not say."""
+    """Return when the Job began to fail, as RFC 3339; "" if it does not say."""
     ends = [item for item in list_conditions(job) if item["type"] in ("FailureTarget", "Failed")]
     times = [item.get("lastTransitionTime") for item in ends]
     return str(min((time for time in times if time), default=""))
 
 
 def _read_pod_ends(resources: Objects, ref: AppRef, prefixes: Sequence[str]) -> dict[str, tuple[str, str]]:
-    """Pod -> (when it was ended, why), by the pods' events."""
+    """Map each pod to (when it was ended, why), by the pods' events."""
     items, _ = resources.list_all(EVENT, ref.namespace, fields="involvedObject.kind=Pod")
     ends: dict[str, tuple[str, str]] = {}
     # An eviction is followed by a Killing, which says nothing of it.

@@ -72,28 +72,28 @@ def find_parents(resources: Objects, ref: AppRef) -> list[dict[str, Any]]:
 
 
 def is_inner(job: Mapping[str, Any]) -> bool:
-    """Whether a JobSet has created it. It has the app's labels, too."""
+    """Return whether a JobSet has created it. It has the app's labels, too."""
     return any(owner["kind"] == JOBSET.kind for owner in job["metadata"].get("ownerReferences") or [])
 
 
 def has_app(item: Mapping[str, Any]) -> bool:
-    """Whether the app can be read from this object."""
+    """Return whether the app can be read from this object."""
     return APPDEF_ANNOTATION in (item["metadata"].get("annotations") or {})
 
 
 def is_cancelled(parent: Mapping[str, Any]) -> bool:
-    """Whether a user has cancelled the app that this object belongs to."""
+    """Return whether a user has cancelled the app that this object belongs to."""
     aborted = volcano_jobs.read_state(parent).get("phase") == volcano_jobs.ABORTED
     return aborted or CANCEL_ANNOTATION in (parent["metadata"].get("annotations") or {})
 
 
 def _is_record(job: Mapping[str, Any]) -> bool:
-    """Whether this Job is the record of an app that was cancelled in its queue."""
+    """Return whether this Job is the record of an app that was cancelled in its queue."""
     return is_cancelled(job) and (job.get("spec") or {}).get("completions") == 0
 
 
 def read_job_end(job: Mapping[str, Any]) -> str | None:
-    """How a Job ended: "Complete", "Failed" (also while its last pods still end), or None while it runs.
+    """Return how a Job ended: "Complete", "Failed" (also while its last pods still end), or None while it runs.
 
     JobSets and jobs of Volcano count in the same way. The record of an app that was cancelled in its queue has no pods
     to complete: it counts as failed.
@@ -165,7 +165,7 @@ class _Deletion:
 
 
 def _is_ours(resources: Objects, kind: Kind, ref: AppRef, name: str) -> bool:
-    """Whether an object that nothing else is known of belongs to the app.
+    """Return whether an object that nothing else is known of belongs to the app.
 
     An empty patch changes nothing and returns the object: few accounts may read Secrets, which they may create.
     """

@@ -133,7 +133,7 @@ def _read_index(pod: Mapping[str, Any]) -> int:
 
 
 def _find_container(containers: Sequence[Mapping[str, Any]] | None) -> Mapping[str, Any]:
-    """Our container, or its status, in a list of them."""
+    """Find our container, or its status, in a list of them."""
     return next((each for each in containers or () if each.get("name") == CONTAINER), {})
 
 
@@ -180,7 +180,7 @@ def _explain_terminating(pod: Mapping[str, Any], status: Mapping[str, Any]) -> s
 
 
 def _shorten_scheduling(reason: str, message: str) -> str:
-    """Shortens "0/3 nodes are available: 3 Insufficient cpu. preemption: ..." to "Insufficient cpu (3 of 3 nodes)"."""
+    """Shorten "0/3 nodes are available: 3 Insufficient cpu. preemption: ..." to "Insufficient cpu (3 of 3 nodes)"."""
     if reason == "SchedulingGated":
         return "waiting for its gang or queue to be admitted"
     found = re.match(r"\d+/(\d+) nodes are available: (.*)", message)

@@ -150,7 +150,7 @@ class Session:
         asking.end_node(resources, ref, role, index)
 
     def _note_completed(self, ref: AppRef, parents: Sequence[Mapping[str, Any]]) -> frozenset[str]:
-        """Labels of the roles whose Job this session has seen complete, now or before."""
+        """Return the labels of the roles whose Job this session has seen complete, now or before."""
         completed = self._completed.get(ref, frozenset()) | list_completed_roles(parents)
         self._completed[ref] = completed
         return completed
@@ -247,7 +247,7 @@ class Session:
         return _follow(reader, query, self._find_watch(app_id, ref, resources))
 
     def _find_watch(self, app_id: str, ref: AppRef, resources: Objects) -> PodWatch:
-        """One watch for all log readers of an app."""
+        """Return one watch for all log readers of an app."""
 
         def has_ended() -> bool:
             current = operations.find_parents(resources, ref)
@@ -277,7 +277,7 @@ def _list_parents(resources: Objects, kind: Kind, namespace: str) -> list[dict[s
 
 
 def _find_running(resources: Objects, namespace: str) -> frozenset[str]:
-    """Names of the apps with a running pod: parents do not tell a pod that runs from one that waits.
+    """Return the names of the apps with a running pod: parents do not tell a pod that runs from one that waits.
 
     One request for all apps, for the metadata alone: a list must not read every pod. An account that may not list pods
     sees PENDING.

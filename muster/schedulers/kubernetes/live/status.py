@@ -94,7 +94,7 @@ def build_facts(app_id: str, observation: Observation) -> AppFacts:
 
 
 def _find_times(observation: Observation, state: AppState) -> tuple[float | None, float | None]:
-    """When an app was submitted, and since when it is in its state; None: not known."""
+    """Return when an app was submitted, and since when it is in its state; None: not known."""
     submitted_s = find_submitted_s(observation.parents)
     if state in (AppState.SUBMITTED, AppState.PENDING):
         return submitted_s, submitted_s
@@ -113,7 +113,7 @@ def _find_times(observation: Observation, state: AppState) -> tuple[float | None
 
 
 def find_submitted_s(parents: Sequence[Mapping[str, Any]]) -> float | None:
-    """When an app was submitted, by the cluster's clock, in seconds since the epoch; None: not known."""
+    """Return when an app was submitted, by the cluster's clock, in seconds since the epoch; None: not known."""
     created = [str(parent["metadata"].get("creationTimestamp") or "") for parent in parents]
     return min(filter(None, map(_parse_time, created)), default=None)
 
@@ -124,7 +124,10 @@ def _parse_time(text: str) -> float | None:
 
 
 def count_replaced_pods(observation: Observation) -> int:
-    """How often pods were replaced. Deleted ones do not exist any more: only counters of the Job know of them."""
+    """Return how often pods were replaced.
+
+    Deleted ones do not exist any more: only counters of the Job know of them.
+    """
     latest = list(find_latest_pods(observation.pods).values())
     newest = set(map(id, latest))
     earlier = [fact for fact in observation.pods if id(fact) not in newest]
@@ -182,7 +185,7 @@ def _decide_end(parents: Sequence[Mapping[str, Any]]) -> AppState | None:
 
 
 def build_message(observation: Observation, state: AppState, report: Report | None) -> str:
-    """Why the app is in this state: one clause per group of pods, the most important first."""
+    """Return why the app is in this state: one clause per group of pods, the most important first."""
     if state in (AppState.SUCCEEDED, AppState.CANCELLED):
         return ""
     clauses: list[str] = []
@@ -213,7 +216,7 @@ def build_message(observation: Observation, state: AppState, report: Report | No
 
 
 def _describe_starting(observation: Observation) -> str:
-    """Of an app that runs: which nodes have no pod that runs, and nothing else says why."""
+    """Say which nodes of a running app have no pod that runs, if nothing else says why."""
     current = _find_current(observation)
     starts = sorted(fact.index for fact in current.values() if fact.phase == "Pending" and not fact.reason)
     starts = [] if observation.warnings else starts
@@ -230,7 +233,7 @@ def _name_nodes(indexes: Sequence[int]) -> str:
 
 
 def count_nodes_now(parents: Sequence[Mapping[str, Any]], label: str) -> int | None:
-    """How many nodes a role has after any resize; None: not known, or its kind cannot be resized."""
+    """Return how many nodes a role has after any resize; None: not known, or its kind cannot be resized."""
     if parse_kind(parents[0]) == VOLCANO_JOB:
         return count_nodes(parents[0], label)
     for job in _list_jobs(parents):
@@ -252,7 +255,7 @@ def _find_current(observation: Observation) -> dict[tuple[str, int], PodFact]:
 
 
 def count_missing_pods(parents: Sequence[Mapping[str, Any]], pods: Sequence[PodFact]) -> int:
-    """How many nodes have no pod yet, according to their Jobs. For other kinds: 1 without any pod, else 0."""
+    """Return how many nodes have no pod yet, according to their Jobs. For other kinds: 1 without any pod, else 0."""
     if not _list_jobs(parents):
         return 0 if pods else 1
     expected = sum((job.get("spec") or {}).get("parallelism") or 0 for job in _list_jobs(parents, running=True))
@@ -260,7 +263,7 @@ def count_missing_pods(parents: Sequence[Mapping[str, Any]], pods: Sequence[PodF
 
 
 def _advise(event: str) -> str:
-    """Advice on an event that prevents the creation of pods."""
+    """Return the advice on an event that prevents the creation of pods."""
     if "PodSecurity" in event and "restricted" in event:
         return "; try -cfg security=restricted"
     return "; request less, or delete unused objects" if "exceeded quota" in event else ""
@@ -340,7 +343,7 @@ def find_report(pods: Sequence[PodFact]) -> Report | None:
 
 
 def _build_torch_error(report: Report, exit_code: int | None = None) -> dict[str, Any]:
-    """Torch's error format, which TorchX prints, with the whole report."""
+    """Return torch's error format, which TorchX prints, with the whole report."""
     root, line = find_root_cause(report), describe_report(report)
     text = "" if root is None else root.traceback or "\n".join(root.stderr_tail)
     code, time_s = (None, 0.0) if root is None else (root.exit_code, root.time_s)

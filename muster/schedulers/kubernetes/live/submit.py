@@ -164,7 +164,10 @@ def _delete_own(resources: Objects, kind: Kind, submission: _Submission) -> Engi
 
 
 def _list_own(resources: Objects, kind: Kind, submission: _Submission) -> list[str]:
-    """Names of this submission's objects of a kind; of those it attempted to create, if it may not list the kind."""
+    """Return the names of this submission's objects of a kind.
+
+    Of those it attempted to create, if it may not list the kind.
+    """
     try:
         items = resources.list_app(kind, submission.namespace, submission.name)
     except ForbiddenError:
@@ -207,7 +210,7 @@ def _check_queue(resources: Objects, request: Request, namespace: str) -> None:
 
 
 def _check_queue_exists(resources: Objects, kind: Kind, namespace: str, name: str, problem: str) -> None:
-    """Refuses a queue that does not exist. An account that may not read queues: no check."""
+    """Refuse a queue that does not exist. An account that may not read queues: no check."""
     with contextlib.suppress(ForbiddenError):
         if resources.read(kind, namespace, name) is None:
             raise SchedulerError(f"{problem} {name!r}; {_describe_queues(resources, kind, namespace)}")
@@ -247,7 +250,7 @@ def _list_pod_group_versions(resources: Objects) -> Iterator[str]:
 
 
 def _may_create(resources: Objects, document: Mapping[str, Any]) -> bool:
-    """Whether the account may create the document. Its creation will report other errors."""
+    """Return whether the account may create the document. Its creation will report other errors."""
     try:
         resources.create(document, dry_run=True)
     except ForbiddenError:

@@ -31,7 +31,7 @@ class PodSnapshot:
         return sort_pods(fact for fact in self._facts if (fact.role, fact.index) == (role, index))
 
     def get(self, uid: str) -> PodFact | None:
-        """One pod, or None."""
+        """Return one pod, or None."""
         return next((fact for fact in self._facts if fact.uid == uid), None)
 
     def wait(self) -> None:
@@ -112,7 +112,7 @@ class PodWatch:
             return sort_pods(fact for fact in self._facts.values() if (fact.role, fact.index) == (role, index))
 
     def get(self, uid: str) -> PodFact | None:
-        """One pod; None once it is deleted."""
+        """Return one pod; None once it is deleted."""
         with self._changed:
             return self._facts.get(uid)
 
@@ -128,7 +128,7 @@ class PodWatch:
                 raise self._error
 
     def has_app_ended(self) -> bool:
-        """Whether the app has ended, by a check of the last `_CHECK_S` seconds: pods change far more often.
+        """Return whether the app has ended, by a check of the last `_CHECK_S` seconds: pods change far more often.
 
         One reader at a time checks, the others get its last result.
         """
@@ -180,7 +180,7 @@ class PodWatch:
         return version
 
     def _follow(self, version: str) -> str:
-        """Watches until the server ends the watch or the connection breaks; returns the version reached."""
+        """Watch until the server ends the watch or the connection breaks; returns the version reached."""
         from muster.schedulers.kubernetes.api.errors import Unreachable
 
         labels = f"{LABEL_INSTANCE}={self._ref.name}"

@@ -33,7 +33,7 @@ _ALTERNATIVES: Final = (
 
 
 def pack_workspace(path: str) -> tuple[str, bytes]:
-    """Packs a folder.
+    """Pack a folder.
 
     Returns:
         Its key in the Secret, built from its hash, and the bytes.

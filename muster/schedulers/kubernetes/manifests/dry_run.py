@@ -69,7 +69,7 @@ def _render(document: Mapping[str, Any], placeholders: Mapping[str, str], *, ful
 
 
 def _build_expression(placeholder: str) -> str:
-    """How `sed` replaces a placeholder: a token by a random one, a variable by the one of the user's shell."""
+    """Return how `sed` replaces a placeholder: a token by a random one, a variable by the one of the user's shell."""
     name = placeholder.strip("<>")
     value = "$(openssl rand -hex 32)" if name.startswith("token-") else f"${name.partition('.')[2]}"
     return f'-e "s|{placeholder}|{value}|"'
@@ -83,7 +83,7 @@ def _summarize_app(metadata: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _mask(content: Any) -> Any:
-    """Commands and variables without what looks secret in them."""
+    """Return the commands and variables without what looks secret in them."""
     if isinstance(content, Mapping):
         if _is_secret_variable(content):
             return {**content, "value": MASK}

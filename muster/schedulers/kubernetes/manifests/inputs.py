@@ -203,7 +203,7 @@ def _move_secret_args(words: Sequence[str]) -> tuple[tuple[str, ...], dict[str, 
 
 
 def _add_namespace(name: str, text: str) -> str:
-    """TorchX's handle of the job, made whole: the id of an app is NAMESPACE:NAME."""
+    """Return TorchX's handle of the job, made whole: the id of an app is NAMESPACE:NAME."""
     return text.replace(macros.app_id, f"{NAMESPACE_PLACEHOLDER}:{macros.app_id}") if name == _HANDLE_VARIABLE else text
 
 
@@ -215,7 +215,7 @@ def _check_reserved(role: Any, runs_agent: bool) -> None:
 
 
 def _check_role(role: Any) -> None:
-    """Refuses what the API server would refuse with less clear messages, or what could never run."""
+    """Refuse what the API server would refuse with less clear messages, or what could never run."""
     for arg in role.args:
         _check_text(arg, role, "argument")
     if not role.image or role.image != role.image.strip():
@@ -235,7 +235,7 @@ def _check_text(text: Any, role: Any, name: str) -> str:
 
 
 def escape(text: str) -> str:
-    """Doubles `$`: Kubernetes turns `$$` in command, args and env into `$`.
+    """Double `$`: Kubernetes turns `$$` in command, args and env into `$`.
 
     Source: https://kubernetes.io/docs/tasks/inject-data-application/define-interdependent-environment-variables/
     """

@@ -23,7 +23,7 @@ from muster.schedulers.kubernetes.names import build_job_name
 
 
 def build_jobs(inputs: AppInputs) -> list[dict[str, Any]]:
-    """One Job per role. The first owns all other objects once it exists."""
+    """Return one Job per role. The first owns all other objects once it exists."""
     return [_build_job(inputs, role) for role in inputs.roles]
 
 

@@ -39,7 +39,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def build_metrics_env(role: RoleInputs) -> dict[str, str]:
-    """Where the agent listens unless its flag says it."""
+    """Return where the agent listens unless its flag says it."""
     return {Env.METRICS_HOST: _ALL} if find_metrics_port(role) else {}
 
 

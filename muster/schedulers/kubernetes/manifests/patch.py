@@ -50,7 +50,7 @@ def merge_pod_template(
 
 
 def _check_labels(template: Mapping[str, Any], merged: Mapping[str, Any]) -> None:
-    """Refuses to change our labels, by which the Service, status and logs find the pods."""
+    """Refuse to change our labels, by which the Service, status and logs find the pods."""
     before = (template.get("metadata") or {}).get("labels") or {}
     after = (merged.get("metadata") or {}).get("labels") or {}
     for name, value in before.items():

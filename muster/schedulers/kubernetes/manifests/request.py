@@ -164,7 +164,7 @@ def _build_prerequisites(inputs: AppInputs, packed: Mapping[str, bytes]) -> list
 
 
 def _check_size(document: Mapping[str, Any]) -> None:
-    """Refuses an object that is too large as it is sent: with secrets, the submission's annotation and its owner."""
+    """Refuse an object that is too large as it is sent: with secrets, the submission's annotation and its owner."""
     size_bytes = len(json.dumps(document, separators=(",", ":")).encode()) + _OWNER_BYTES
     if size_bytes > OBJECT_LIMIT_BYTES:
         what = f"{document['kind'].lower()}/{document['metadata']['name']}"

@@ -72,7 +72,7 @@ def _build_own_volumes(inputs: AppInputs, role: RoleInputs) -> list[tuple[str, s
 
 
 def needs_agent(inputs: AppInputs, role: RoleInputs) -> bool:
-    """Whether a role needs the agent's ConfigMap."""
+    """Return whether a role needs the agent's ConfigMap."""
     return role.runs_agent and inputs.options.agent == "bundled"
 
 

@@ -36,7 +36,10 @@ _LOOK_SHARE: Final = 0.05
 
 
 def allows_colours(environ: Mapping[str, str]) -> bool:
-    """Whether the user has not refused colours, on a terminal that may have any. Source: https://no-color.org."""
+    """Return whether the user has not refused colours, on a terminal that may have any.
+
+    Source: https://no-color.org.
+    """
     return not environ.get("NO_COLOR") and environ.get("TERM", "dumb") != "dumb"
 
 
@@ -50,7 +53,7 @@ def paint_line(line: str, role: str = "") -> str:
 
 
 def _choose_colour(ranks: str) -> str:
-    """Of the first rank: its last digit is enough, also where the digits of a role's name stand before it."""
+    """Choose the colour of the first rank by its last digit, also where a role's name has digits before it."""
     return _RANK_COLOURS[int(ranks.replace(",", "-").partition("-")[0][-1])]
 
 
@@ -76,13 +79,13 @@ class _Speaker:
 
 
 def parse_ranks(text: str) -> tuple[int, ...]:
-    """`0-2,5` as numbers."""
+    """Parse `0-2,5` as numbers."""
     spans = (part.partition("-") for part in text.split(",") if part)
     return tuple(rank for first, _, last in spans for rank in range(int(first), int(last or first) + 1))
 
 
 def _join_prefixes(speakers: "list[_Speaker]") -> tuple[str, str]:
-    """Replicas and prefix of what several have said: "0-1" and "[main0-3|n0-1.r0-7]:"."""
+    """Return the replicas and prefix of what several have said: "0-1" and "[main0-3|n0-1.r0-7]:"."""
     local = format_ranks({rank for each in speakers for rank in each.local})
     nodes = format_ranks({node for each in speakers for node in each.nodes}) if speakers[0].nodes else ""
     ranks = format_ranks({rank for each in speakers for rank in each.ranks})
@@ -319,7 +322,7 @@ class JobConsole:
 
 
 def measure(file: TextIO) -> os.terminal_size:
-    """Columns and lines; 80 by 24 for a terminal that reports none."""
+    """Return the columns and lines; 80 by 24 for a terminal that reports none."""
     try:
         size = os.get_terminal_size(file.fileno())
     except OSError:

@@ -16,7 +16,7 @@ _HEADLINE = "JOB FAILED "
 
 
 def draws_bars(environ: Mapping[str, str]) -> bool:
-    """Whether this process is TorchX's command line on a terminal that can draw progress bars."""
+    """Return whether this process is TorchX's command line on a terminal that can draw progress bars."""
     return runs_command_line() and sys.stdout.isatty() and sys.stderr.isatty() and environ.get("TERM") != "dumb"
 
 

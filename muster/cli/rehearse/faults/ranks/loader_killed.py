@@ -28,7 +28,7 @@ def _list_workers(scene: Scene) -> Iterator[int]:
 
 
 def _is_loader(pid: int, worker: int) -> bool:
-    """Whether `multiprocessing` has started it for the program: forked, spawned, or forked by its fork server.
+    """Return whether `multiprocessing` has started it for the program: forked, spawned, or forked by its fork server.
 
     The server itself and the resource tracker have other words.
     """

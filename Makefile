@@ -112,6 +112,7 @@ nightly: $(STABLE)/.ready ## the simulations with more seeds; 1,000 jobs from on
 	MUSTER_SNAPSHOT_RUNS=0:200 $(PYTEST) -q --numprocesses 4 tests/fault/test_snapshot_runs.py
 	MUSTER_LAUNCHES=1000 $(PYTEST) -q -k loop_leave_nothing tests/process/elastic/test_launch.py
 	$(PYTEST) -q --count 3 --numprocesses 2 -k 'example or told_what' $(REHEARSED) tests/process/local/test_rehearse.py
+	MUSTER_HOLD_RUNS=200 $(PYTEST) -q -k many_runs tests/process/held/test_holds.py
 	MUSTER_FORK_LOOPS=20 $(PYTEST) -q tests/process/elastic/test_fork_matrix.py
 
 bench: $(STABLE)/.ready ## measure against torchrun, side by side

@@ -3,7 +3,8 @@
 `device_count` counts workers where that takes torch, `affinity` assigns CPUs, `machine` reads what the machine has. All
 are loaded only when a flag asks for them; where there are devices, `monitor_address` reserves the port of NCCL's
 own monitor, and `device_memory` waits until their memory is free. `segments` finds the node's NVLink domain.
+`thread_counts` gives a template on a held node the numbers of threads that the run's environment names.
 
 From outside, import `affinity.plan_affinity`, `device_count.count_workers`, `device_memory.DeviceMemory`,
-`monitor_address.reserve` and `segments.find_segment`.
+`monitor_address.reserve`, `segments.find_segment` and `thread_counts`.
 """

@@ -90,9 +90,9 @@ def test_the_stack_signal_is_one_a_process_may_catch() -> None:
     ("name", "early"),
     [
         *[(name, True) for name in ("LD_PRELOAD", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")],
-        *[(name, True) for name in ("MALLOC_ARENA_MAX", "PYTHONPATH", "TORCH_LOGS", "TORCHINDUCTOR_CACHE_DIR", "TZ")],
+        *[(name, True) for name in ("MALLOC_ARENA_MAX", "PYTHONPATH", "TORCH_LOGS", "TORCHINDUCTOR_CACHE_DIR")],
         *[(name, True) for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")],
-        *[(name, False) for name in ("RANK", "MASTER_ADDR", "CUDA_VISIBLE_DEVICES", "NCCL_DEBUG", "HOME")],
+        *[(name, False) for name in ("RANK", "MASTER_ADDR", "CUDA_VISIBLE_DEVICES", "NCCL_DEBUG", "HOME", "TZ")],
         *[(name, False) for name in ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCHELASTIC_RUN_ID")],
         ("PYTORCH_NVML_BASED_CUDA_CHECK", False),  # `import lightning` sets it
     ],
@@ -105,6 +105,7 @@ def test_the_first_early_difference() -> None:
     template = {"A": "1", "OMP_NUM_THREADS": "2", "TZ": "UTC"}
     assert find_early_difference(template, {"A": "2", "RANK": "0", "OMP_NUM_THREADS": "2", "TZ": "UTC"}) is None
     assert find_early_difference(template, {"OMP_NUM_THREADS": "3"}) == "OMP_NUM_THREADS"
+    assert find_early_difference(template, {"OMP_NUM_THREADS": "3"}, without=("OMP_NUM_THREADS",)) is None
     assert find_early_difference(template, {**template, "LD_PRELOAD": "x.so"}) == "LD_PRELOAD"
 
 

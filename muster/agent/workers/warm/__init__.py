@@ -3,9 +3,10 @@
 In the agent: `starter` starts workers from templates, and the store of a round (`start_store`); `template_handle`
 controls one template process, `store_handle` one round's store. In the template: `template` is the process, `preload`
 and `import_sites` choose what it imports and how, `forking` forks the workers and has the messages, `fork_safety`
-checks whether it may be forked. In a forked worker: `forked_worker` makes it equal to a cold worker, `late_changes`
-notices what the program changes too late for that, `early_end` ends it without tearing down what the template had
-imported. `store` is what the store's process runs, another fork.
+checks whether it may be forked; on a held node `placement.thread_counts` adopts other numbers of threads. In a forked
+worker: `forked_worker` makes it equal to a cold worker, `late_changes` notices what the program changes too late for
+that, `early_end` ends it without tearing down what the template had imported. `store` is what the store's process runs,
+another fork.
 
 `workers.program` imports `template` and `store` by their names.
 

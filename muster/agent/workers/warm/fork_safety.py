@@ -99,7 +99,7 @@ def _find_open_file(known_fds: Container[int]) -> str | None:
     return None
 
 
-_START_PREFIXES: Final = ("LD_", "MALLOC_", "GLIBC_TUNABLES", "LANG", "LC_", "TZ", "TMPDIR", "PYTHON")
+_START_PREFIXES: Final = ("LD_", "MALLOC_", "GLIBC_TUNABLES", "LANG", "LC_", "TZDIR", "TMPDIR", "PYTHON")
 """The C library and the interpreter read these."""
 _IMPORT_PREFIXES: Final = (
     *("OMP_", "KMP_", "GOMP_", "MKL_", "OPENBLAS_", "GOTO_", "BLIS_", "NUMEXPR_"),  # thread pools
@@ -129,10 +129,15 @@ def is_read_at_import(name: str) -> bool:
     return name.startswith(_IMPORT_PREFIXES) and not name.startswith(_LATE_PREFIXES)
 
 
-def find_early_difference(template: Mapping[str, str], worker: Mapping[str, str]) -> str | None:
-    """Return the first variable, in alphabetical order, that a fork of the template could not adopt; None.
+def find_early_difference(
+    template: Mapping[str, str], worker: Mapping[str, str], *, without: Container[str] = ()
+) -> str | None:
+    """Return the first variable, in alphabetical order, that a fork of the template could not adopt; None: none.
 
-    There is none.
+    Args:
+        template: its environment.
+        worker: that of a process that is to be forked from it.
+        without: variables that may differ.
     """
     names = (name for name in template.keys() | worker.keys() if template.get(name) != worker.get(name))
-    return min((name for name in names if is_read_early(name)), default=None)
+    return min((name for name in names if is_read_early(name) and name not in without), default=None)

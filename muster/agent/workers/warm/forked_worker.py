@@ -1,7 +1,6 @@
 """Makes a fork of the template equal to a worker that was started cold."""
 
 import contextlib
-import ctypes
 import io
 import os
 import sys
@@ -10,11 +9,6 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from muster.agent.workers.spec import WorkerSpec
-
-_SETTERS = tuple(
-    f"{prefix}openblas_set_num_threads{suffix}" for prefix in ("scipy_", "") for suffix in ("64_", "", "_64")
-)
-"""The names that builds of OpenBLAS export: numpy's wheels add a prefix, 64-bit builds a suffix."""
 
 
 def become_worker(spec: WorkerSpec) -> None:
@@ -78,12 +72,14 @@ def _choose_buffer_bytes(fd: int) -> int:
 
 
 def replace_environment(env: dict[str, str]) -> None:
-    """Replace the whole environment."""
-    coerced = _find_coerced_locale()
+    """Replace the whole environment; the C library's time zone is that of `TZ`."""
+    coerced, zone = _find_coerced_locale(), os.environ.get("TZ")
     os.environ.clear()
     os.environ.update(env)
     if coerced is not None:
         os.environ.setdefault("LC_CTYPE", coerced)
+    if os.environ.get("TZ") != zone:
+        time.tzset()
 
 
 def _find_coerced_locale() -> str | None:
@@ -112,7 +108,7 @@ def apply_settings(settings: Mapping[str, Any]) -> None:
     if settings["nice"] != os.getpriority(os.PRIO_PROCESS, 0):
         os.setpriority(os.PRIO_PROCESS, 0, settings["nice"])
     if set(settings["cpus"]) != os.sched_getaffinity(0):
-        bind_to_cpus(settings["cpus"])
+        os.sched_setaffinity(0, settings["cpus"])
     os.chdir(settings["cwd"])
 
 
@@ -132,29 +128,9 @@ def _fit_to_cpus(count: int) -> None:
     if torch is not None and not is_set and "MKL_NUM_THREADS" not in os.environ and torch.get_num_threads() != count:
         torch.set_num_threads(count)
     if not is_set and "OPENBLAS_NUM_THREADS" not in os.environ and "GOTO_NUM_THREADS" not in os.environ:
-        for path in _find_openblas():
-            _fit_openblas(path, count)
+        from muster.agent.placement.thread_counts import fit_openblas  # only workers that are bound need it
 
-
-def _find_openblas() -> set[str]:
-    """Return the mapped OpenBLAS libraries; numpy, scipy and others bring one each."""
-    with open("/proc/self/maps", "rb") as file:
-        lines = [os.fsdecode(line.rstrip(b"\n")) for line in file if b"openblas" in line]
-    return {fields[5] for line in lines if len(fields := line.split(None, 5)) == 6 and ".so" in fields[5]}
-
-
-def _fit_openblas(path: str, count: int) -> None:
-    try:
-        library = ctypes.CDLL(path, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
-    except OSError:  # mapped, but not by the loader: it is left alone
-        return
-    for name in _SETTERS:
-        setter = getattr(library, name, None)
-        getter = getattr(library, name.replace("_set_", "_get_"), None)
-        if setter is not None and getter is not None:
-            if getter() != count:
-                setter(count)
-            return
+        fit_openblas(count)
 
 
 def _reseed_generators() -> None:

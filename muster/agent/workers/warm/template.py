@@ -111,8 +111,10 @@ class _Before:
 
 def _import_early(control: socket.socket, requested: str) -> "tuple[EarlyImports, str, Program]":
     """Import without a program, then wait for one, and become what its processes inherit."""
+    from muster.agent.placement.thread_counts import adopt_settings, read_settings
     from muster.agent.workers.warm.preload import import_early
 
+    before = read_settings(os.environ)
     thresholds = _pause_collections()
     early = import_early(requested)
     _resume_collections(thresholds)
@@ -120,6 +122,10 @@ def _import_early(control: socket.socket, requested: str) -> "tuple[EarlyImports
     order, program = receive_order(control)
     forked_worker.replace_environment(order["env"])
     forked_worker.apply_settings(order["settings"])
+    obstacle = adopt_settings(before, early.modules)
+    if obstacle is not None:
+        send(control, {"refused": obstacle})
+        os._exit(0)
     return early, order["preload"], program
 
 

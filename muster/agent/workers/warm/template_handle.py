@@ -206,7 +206,9 @@ class HeldTemplate(TemplateHandle):
             options: what that program's template would be started with.
             cwd: where this one was started.
         """
-        variable = find_early_difference(self._env, options.env)
+        from muster.agent.placement.thread_counts import THREAD_VARIABLES  # only a held node needs it
+
+        variable = find_early_difference(self._env, options.env, without=THREAD_VARIABLES)
         if variable is not None:
             return f"{variable} differs, and is read only at start"
         if options.cpus is not None:

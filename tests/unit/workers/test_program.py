@@ -91,6 +91,8 @@ def test_the_stack_signal_is_one_a_process_may_catch() -> None:
     [
         *[(name, True) for name in ("LD_PRELOAD", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")],
         *[(name, True) for name in ("MALLOC_ARENA_MAX", "PYTHONPATH", "TORCH_LOGS", "TORCHINDUCTOR_CACHE_DIR")],
+        *[(name, True) for name in ("TMP", "ONEDNN_MAX_CPU_ISA", "TQDM_DISABLE", "FX_PATCH_GETITEM")],
+        ("TMPL", False),
         *[(name, True) for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")],
         *[(name, False) for name in ("RANK", "MASTER_ADDR", "CUDA_VISIBLE_DEVICES", "NCCL_DEBUG", "HOME", "TZ")],
         *[(name, False) for name in ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCHELASTIC_RUN_ID")],

@@ -101,10 +101,16 @@ def _find_open_file(known_fds: Container[int]) -> str | None:
 
 _START_PREFIXES: Final = ("LD_", "MALLOC_", "GLIBC_TUNABLES", "LANG", "LC_", "TZDIR", "TMPDIR", "PYTHON")
 """The C library and the interpreter read these."""
+_START_NAMES: Final = ("TEMP", "TMP")
+"""torch's modules ask for the temporary folder at their import; `TMPDIR` comes first."""
 _IMPORT_PREFIXES: Final = (
     *("OMP_", "KMP_", "GOMP_", "MKL_", "OPENBLAS_", "GOTO_", "BLIS_", "NUMEXPR_"),  # thread pools
+    *("ACC_", "I_MPI_", "MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "NVPL_"),  # MKL and OpenMP, too
+    *("DNNL_", "ONEDNN_", "MKLDNN_", "GFORTRAN_", "OPENSSL_", "INTEL_LIBITTNOTIFY"),
+    *("NPY_", "NUMPY_", "TQDM_"),  # what torch imports where it is installed
     *("INDUCTOR_", "AOT", "PARTITIONER_", "CUTLASS_", "CUTEDSL_", "PT2_COMPILE_", "FAKE_ALLOW_META"),  # the compiler
     *("ENABLE_PERSISTENT_TMA_", "ENABLE_TEMPLATE_TMA_", "ENABLE_TMA_LOAD_", "LOG_AUTOTUNE_", "LOG_TLPARSE"),
+    *("COMPILE_STROBELIGHT_", "FX_", "KINETO_USE_DAEMON", "TORCHEXPORT_"),
     *("TORCH_", "TORCHINDUCTOR_", "TORCHDYNAMO_", "TORCH_LOGS", "PYTORCH_", "TRITON_"),
     *("COVERAGE_PROCESS_START",),
 )
@@ -121,7 +127,7 @@ Source: BackendStaticInitializer in torch's c10/cuda/CUDACachingAllocator.cpp.
 
 def is_read_early(name: str) -> bool:
     """Return whether a process that has started, or imported torch, no longer reads the variable."""
-    return name.startswith(_START_PREFIXES) or is_read_at_import(name)
+    return name.startswith(_START_PREFIXES) or name in _START_NAMES or is_read_at_import(name)
 
 
 def is_read_at_import(name: str) -> bool:

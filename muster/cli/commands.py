@@ -373,8 +373,8 @@ def _add_run(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
 
 
 def _add_hold(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    text = "hold this machine: keep agents that have imported torch, for runs with -s held; prints the hold's handle"
-    command = _add_submission(commands, "hold", text, epilog=_HOLD_EPILOG, schedulers="local_cwd, the only one so far")
+    text = "hold nodes: keep agents there that have imported torch, for runs with -s held; prints the hold's handle"
+    command = _add_submission(commands, "hold", text, epilog=_HOLD_EPILOG, schedulers="where the nodes are (local_cwd)")
     command.add_argument(
         "--idle-minutes",
         type=_parse_minutes,

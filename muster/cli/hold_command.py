@@ -1,7 +1,7 @@
 """`muster hold` and `muster release`: nodes that keep agents with torch imported, for runs of `-s held`.
 
-A hold is an app whose roles run the holder in place of the agent, with the agent's flags and without a program. It is
-one on this machine: its scheduler is `local_cwd`, and it goes on when this command ends.
+A hold is an app whose roles run the holder in place of the agent, with the agent's flags and without a program. It goes
+on when this command ends.
 """
 
 import argparse
@@ -14,18 +14,21 @@ from typing import Any, Final
 
 from torchx import specs
 from torchx.runner import Runner, config
-from torchx.specs import AppDef, macros
+from torchx.specs import AppDef, AppState, is_terminal, macros
 
+import muster
 from muster._shared.contract import HOLD_FLAG, HOLD_METADATA, AskOutcome, HoldKey
 from muster._shared.control import ControlError, ExitCode
 from muster._shared.processes import count_usable_cores
 from muster._shared.reports import Answer
 from muster.cli import operations, run_command
 from muster.cli.adapters import create_scheduler
+from muster.schedulers.adapter.scheduler import PluginScheduler
 from muster.schedulers.agent_command import is_agent_role, list_agent_flags
 from muster.schedulers.errors import EngineError, SchedulerError
 from muster.schedulers.gpus import list_devices
-from muster.schedulers.local.holds import Hold, add_hold, build_hold, choose_hold, forget_hold
+from muster.schedulers.held.holds import SHARED_KEY, build_remote, choose_hold, read_states
+from muster.schedulers.local.holds import add_hold, build_hold, forget_hold
 from muster.schedulers.supervision import client
 from muster.schedulers.supervision.registry import AppRegistry, find_state_dir
 
@@ -36,6 +39,12 @@ _MODULE: Final = "muster.hold"
 _AGENT_WORDS: Final = 2
 """`-m muster.agent`."""
 _POLL_S: Final = 0.05
+_ELSEWHERE_POLL_S: Final = 0.3
+_NOT_HELD: Final = {
+    "detached": "detached has the apps of this machine, as local_cwd: -s local_cwd",
+    "held": "a hold is on nodes of its own: -s held runs on a hold",
+    "local_held": "a hold is on nodes of its own: -s local_held runs on a hold",
+}
 _RELEASE_S: Final = 60.0
 
 
@@ -46,8 +55,8 @@ def hold(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         ControlError: it cannot be submitted, or it has ended before it was ready.
     """
     name = args.scheduler or _SCHEDULER
-    if name != _SCHEDULER:
-        raise ControlError(f"holds are on this machine for now: -s {_SCHEDULER}, not {name}", ExitCode.USAGE)
+    if name in _NOT_HELD:
+        raise ControlError(_NOT_HELD[name], ExitCode.USAGE)
     app = build_hold_app(_build_app(args.component, parser), idle_s=args.idle_minutes * 60)
     state_dir = find_state_dir(os.environ)
     try:
@@ -55,8 +64,10 @@ def hold(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         with Runner(_SESSION, {name: lambda *_args, **_more: scheduler}) as runner:
             cfg = scheduler.run_opts().cfg_from_str(args.scheduler_args)
             config.apply(scheduler=name, cfg=cfg)
-            if str(cfg.setdefault("detach", "true")).lower() != "true":
+            if "detach" in dict(scheduler.run_opts()) and str(cfg.setdefault("detach", "true")).lower() != "true":
                 raise ControlError("a hold goes on when its command ends: detach=true", ExitCode.USAGE)
+            if name == "slurm" and str(cfg.get("shared", "true")).lower() != "false":
+                app.roles[0].metadata[SHARED_KEY] = "1"
             info = runner.dryrun(app, name, cfg=cfg, workspace=None)
             handle = runner.schedule(info)
             app_id = specs.parse_app_handle(handle)[2]
@@ -64,7 +75,7 @@ def hold(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
             if not args.json:
                 print(handle, flush=True)
             try:
-                made = _wait_ready(app_id)
+                states = _wait_ready(app_id) if name == _SCHEDULER else _wait_ready_elsewhere(scheduler, name, app_id)
             except BaseException:
                 runner.cancel(handle)
                 forget_hold(state_dir, app_id)
@@ -73,7 +84,7 @@ def hold(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         raise ControlError(str(error), ExitCode.REFUSED) from error
     except specs.InvalidRunConfigException as error:
         raise ControlError(" ".join(f"-cfg {error.cfg_key}: {error}".split()), ExitCode.REFUSED) from error
-    _print_ready(handle, made, as_json=args.json)
+    _print_ready(handle, states, as_json=args.json)
     return 0
 
 
@@ -100,12 +111,13 @@ def build_hold_app(app: AppDef, *, idle_s: float) -> AppDef:
     flags = list_agent_flags(role.args)
     end = next((flag.begin for flag in flags if role.args[flag.begin] == "-m"), flags[-1].end)
     role.args = [*role.args[:_AGENT_WORDS], HOLD_FLAG, f"{macros.replica_id}:{idle_s:g}", *role.args[_AGENT_WORDS:end]]
+    role.metadata[HOLD_METADATA] = muster.__version__
     app.metadata = {**app.metadata, HOLD_METADATA: "1"}
     return app
 
 
-def _wait_ready(app_id: str) -> Hold:
-    """Wait until agents wait on all nodes.
+def _wait_ready(app_id: str) -> Sequence[Mapping[str, Any]]:
+    """Wait until agents wait on all nodes; what their holders tell.
 
     Raises:
         ControlError: the hold has ended.
@@ -118,16 +130,41 @@ def _wait_ready(app_id: str) -> Hold:
             reason = record.app.reason or "before all nodes were ready" if record is not None else "it was deleted"
             raise ControlError(f"{app_id} has ended: {reason}; `muster log {app_id}` prints why", ExitCode.REFUSED)
         made = build_hold(folder, spec)
-        states = {str(state.get(HoldKey.STATE, "")) for state in made.read_states()}
-        if states <= {"ready", "busy"}:
-            return made
-        if "cold" in states:
-            raise ControlError(f"no agent can wait; `muster log {app_id}` prints why", ExitCode.REFUSED)
+        states = made.read_states()
+        if _are_ready(app_id, states):
+            return states
         time.sleep(_POLL_S)
 
 
-def _print_ready(handle: str, made: Hold, *, as_json: bool) -> None:
-    states = made.read_states()
+def _wait_ready_elsewhere(scheduler: PluginScheduler, name: str, app_id: str) -> Sequence[Mapping[str, Any]]:
+    """Do the same on nodes of another adapter, which are asked. It returns when a cluster has started them.
+
+    Raises:
+        ControlError: the hold has ended.
+    """
+    state_dir = find_state_dir(os.environ)
+    while True:
+        response = scheduler.describe_app(app_id)
+        if response is None or is_terminal(response.state):
+            state = "it was deleted" if response is None else response.state.name
+            raise ControlError(f"{app_id} has ended: {state}; `muster log {app_id}` prints why", ExitCode.REFUSED)
+        made = build_remote(state_dir, name, app_id, list(response.roles))
+        if response.state is AppState.RUNNING and made is not None:
+            states = read_states(scheduler, made, waits=True)
+            if _are_ready(app_id, states):
+                return states
+        time.sleep(_ELSEWHERE_POLL_S)
+
+
+def _are_ready(app_id: str, states: Sequence[Mapping[str, Any]]) -> bool:
+    names = {str(state.get(HoldKey.STATE, "")) for state in states}
+    if "cold" in names:
+        raise ControlError(f"no agent can wait; `muster log {app_id}` prints why", ExitCode.REFUSED)
+    return names <= {"ready", "busy"}
+
+
+def _print_ready(handle: str, states: Sequence[Mapping[str, Any]], *, as_json: bool) -> None:
+    count = len(states)
     processes = int(states[0].get(HoldKey.NPROC, 0))
     limit_s = float(states[0].get(HoldKey.IDLE_LIMIT_S, 0.0))
     import_s = max(float(state.get(HoldKey.IMPORT_S, 0.0)) for state in states)
@@ -135,7 +172,7 @@ def _print_ready(handle: str, made: Hold, *, as_json: bool) -> None:
     if as_json:
         facts: Mapping[str, Any] = {
             "handle": handle,
-            "nodes": made.nodes,
+            "nodes": count,
             "processes": processes,
             "modules": list(states[0].get(HoldKey.MODULES, ())),
             "import_s": import_s,
@@ -144,10 +181,10 @@ def _print_ready(handle: str, made: Hold, *, as_json: bool) -> None:
         }
         print(json.dumps(facts))
         return
-    nodes = "1 node" if made.nodes == 1 else f"{made.nodes} nodes"
+    nodes = "1 node" if count == 1 else f"{count} nodes"
     print(
         f"ready: {nodes} with up to {processes} processes each; {modules} imported in {import_s:.1f} s; ends after "
-        f"{limit_s / 60:g} min without a run. `muster run -s held dist.ddp -j {made.nodes}x{processes} --script "
+        f"{limit_s / 60:g} min without a run. `muster run -s held dist.ddp -j {count}x{processes} --script "
         f"main.py` runs on it, `muster release` ends it",
         file=sys.stderr,
     )
@@ -168,16 +205,28 @@ def release(name: str | None, *, now: bool) -> Answer:
         found = choose_hold(state_dir, name)
     except SchedulerError as error:
         raise ControlError(str(error), ExitCode.UNKNOWN) from error
+    except EngineError as error:
+        raise ControlError(str(error), ExitCode.LOST) from error
     run = found.find_run()
     if run and not now:
         hint = f"`muster stop held://{run}` stops it, `muster release --now {found.app_id}` ends both"
         raise ControlError(f"{found.handle} runs {run}: {hint}", ExitCode.REFUSED)
     if run:
-        with operations.open_scheduler(f"held://{run}") as (scheduler, app_id):
-            scheduler.cancel(app_id)
-            scheduler.wait_ended(app_id, _RELEASE_S)
-    with operations.open_scheduler(found.handle) as (scheduler, app_id):
-        scheduler.cancel(app_id)
-        scheduler.wait_ended(app_id, _RELEASE_S)
+        _end(f"held://{run}")
+    _end(found.handle)
     forget_hold(state_dir, found.app_id)
     return Answer(outcome=AskOutcome.DONE, line=f"{found.handle} is released")
+
+
+def _end(handle: str) -> None:
+    """Cancel an app, if it is known here, and wait for its end."""
+    until_s = time.monotonic() + _RELEASE_S
+    with operations.open_scheduler(handle) as (scheduler, app_id):
+        if scheduler.describe_app(app_id) is None:
+            return  # a run that another machine has begun ends with the hold
+        scheduler.cancel(app_id)
+        while time.monotonic() < until_s:
+            scheduler.wait_ended(app_id, until_s - time.monotonic())
+            response = scheduler.describe_app(app_id)
+            if response is None or is_terminal(response.state) or response.state is AppState.UNKNOWN:
+                return

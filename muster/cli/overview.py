@@ -1,6 +1,7 @@
 """`muster status` and `muster list`: the one line of a job (`schedulers.adapter.job_line`), and what is behind it."""
 
 import json
+import os
 import queue
 import shutil
 import sys
@@ -8,12 +9,12 @@ import threading
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from torchx.specs import AppDef, AppState
 
-from muster._shared.contract import show_controls
+from muster._shared.contract import HOLD_FLAG, show_controls
 from muster._shared.control import ControlError, ExitCode
 from muster.cli.adapters import create_scheduler, describe_error, list_names
 from muster.cli.handles import SAME_APPS
@@ -23,6 +24,7 @@ from muster.schedulers.adapter.facts import AppFacts
 from muster.schedulers.adapter.job_line import build_data, format_line
 from muster.schedulers.adapter.scheduler import PluginScheduler
 from muster.schedulers.errors import EngineError, SchedulerError
+from muster.schedulers.supervision.registry import find_state_dir
 
 STATE_CODES: Final[Mapping[AppState, int]] = {
     AppState.SUCCEEDED: 0,
@@ -50,10 +52,23 @@ def read_app(word: str) -> tuple[str, AppFacts]:
         ControlError: there is no such app, or its scheduler cannot be asked.
     """
     with open_scheduler(word) as (scheduler, app_id):
-        facts = scheduler.read_facts(app_id)
+        facts = _read_facts(scheduler, app_id)
         if facts is None:
             raise ControlError(f"{scheduler.backend} knows no app {app_id!r}", ExitCode.UNKNOWN)
         return f"{scheduler.backend}://{app_id}", facts
+
+
+def _read_facts(scheduler: PluginScheduler, app_id: str) -> AppFacts | None:
+    """Read an app's facts; of a hold also what it runs, or since when it is idle."""
+    facts = scheduler.read_facts(app_id)
+    if facts is None or facts.state is not AppState.RUNNING:
+        return facts
+    if not any(HOLD_FLAG in role.args for role in facts.app.roles):
+        return facts
+    from muster.schedulers.held.holds import describe_remote
+
+    told = describe_remote(find_state_dir(os.environ), scheduler, app_id, facts.app.roles)
+    return replace(facts, messages=(told, *facts.messages)) if told else facts
 
 
 def print_status(word: str, *, as_json: bool) -> int:
@@ -205,7 +220,7 @@ def _read_app(scheduler: PluginScheduler, name: str, app_id: str, app: object) -
     """None: another shell has just deleted it. One that cannot be read says so in its line."""
     submitted_s: float | None = getattr(app, "submitted_s", None)
     try:
-        facts = scheduler.read_facts(app_id)
+        facts = _read_facts(scheduler, app_id)
     except (EngineError, SchedulerError, OSError) as error:
         unread = f"it cannot be read: {describe_error(error)}"
         facts = AppFacts(app_id=app_id, app=AppDef(name=""), state=AppState.UNKNOWN, replicas=None, messages=(unread,))

@@ -12,7 +12,6 @@ It is started for every run, so it imports next to nothing. It does not travel: 
 
 import json
 import os
-import resource
 import select
 import signal
 import socket
@@ -29,12 +28,6 @@ _FORWARDED = (
 _MESSAGE_BYTES = 65536
 
 
-def read_limits() -> "dict[str, tuple[int, int]]":
-    """Return all limits, soft and hard, by their names in `resource`."""
-    names = [name for name in dir(resource) if name.startswith("RLIMIT_")]
-    return {name: resource.getrlimit(getattr(resource, name)) for name in names}
-
-
 def _read_environ() -> "dict[str, str]":
     """Return the environment as it was given: the interpreter may have added a variable to its own."""
     with open("/proc/self/environ", "rb") as file:
@@ -44,19 +37,15 @@ def _read_environ() -> "dict[str, str]":
 
 def _build_order(words: int, command: "list[str]") -> "tuple[bytes, list[int]]":
     """Build what the holder gets: JSON, and the descriptors beside it."""
-    from muster.agent.hold.facts import read_facts
+    from muster.agent.hold.facts import read_facts, read_settings
 
     env, facts = _read_environ(), read_facts()
     order = {
         "command": command[:words],
         "args": command[words:],
         "env": env,
+        **read_settings(facts),
         "facts": facts,
-        "cwd": os.getcwd(),
-        "umask": int(facts.pop("umask"), 8),
-        "limits": read_limits(),
-        "nice": os.getpriority(os.PRIO_PROCESS, 0),
-        "cpus": sorted(os.sched_getaffinity(0)),
     }
     fds = [0, 1, 2]
     if LISTENER in env:

@@ -33,6 +33,23 @@ def read_peer(connection: socket.socket) -> int:
     return int(uid)
 
 
+def read_limits() -> "dict[str, tuple[int, int]]":
+    """Return all limits, soft and hard, by their names in `resource`."""
+    names = [name for name in dir(resource) if name.startswith("RLIMIT_")]
+    return {name: resource.getrlimit(getattr(resource, name)) for name in names}
+
+
+def read_settings(facts: "dict[str, str]") -> "dict[str, object]":
+    """Return what a run sets for itself, as this process has it; the umask is taken out of the facts."""
+    return {
+        "cwd": os.getcwd(),
+        "umask": int(facts.pop("umask"), 8),
+        "limits": read_limits(),
+        "nice": os.getpriority(os.PRIO_PROCESS, 0),
+        "cpus": sorted(os.sched_getaffinity(0)),
+    }
+
+
 def read_facts() -> "dict[str, str]":
     """Return what a process inherits and what no run can set for itself, by its name in messages."""
     with open("/proc/self/status", encoding="ascii", errors="replace") as file:

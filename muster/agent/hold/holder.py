@@ -6,9 +6,11 @@
 Another agent waits after the end of each run. Runs come over a socket in a folder that only this user can enter; each
 connection is one `client`, which sends one message with a memory file and its descriptors, and then signals; it gets
 one answer, and the exit code in the end. When it ends, its run ends. One run at a time: a second one is refused with
-the name of the first, unless that is ending, or has no agent yet.
+the name of the first, unless that is ending, or has no agent yet. A run from another machine claims the node first,
+before its files travel; what its order does not say the holder adds.
 
-Node 0 decides that the hold is idle; the others end with it, by a connection that they keep.
+On one machine node 0 decides that the hold is idle; the others end with it, by a connection that they keep. Elsewhere
+each node does, node 0 first: a run claims all nodes of a hold, also those that it does not use.
 """
 
 import contextlib
@@ -36,6 +38,9 @@ _FAILED_STARTS: Final = 3
 """After so many agents that have ended before they were ready, runs start cold."""
 _JOIN_S: Final = 60.0
 _LOOK_S: Final = 0.5
+_LAST_S: Final = 60.0
+"""So much later than node 0 the others of several machines are idle: a run claims it first."""
+_LOCAL: Final = "local_cwd"
 _GUARD_VARIABLES: Final = (STOP_LIMIT_VARIABLE, Env.STOPS_TOGETHER)
 """What a guard reads when it starts."""
 _CGROUP_LIMITS: Final = ("memory.max", "memory.high", "cpu.max", "cpuset.cpus", "pids.max")
@@ -70,7 +75,8 @@ class Holder:
             OSError: the folder cannot be made, or is another user's.
         """
         self._index = index
-        self._idle_s = idle_s
+        self._is_local = os.environ.get(Env.ADAPTER) == _LOCAL
+        self._idle_s = idle_s if self._is_local or index == 0 else idle_s + _LAST_S
         self._flags = flags
         self._facts = facts.read_facts()
         words = len(sys.argv) - 1
@@ -87,6 +93,8 @@ class Holder:
         """Of the run that is on this node; also while it ends, then None with `_run` set."""
         self._run = ""
         self._is_cold = False
+        self._claim: tuple[socket.socket, str] | None = None
+        """A run that has come for this node, whose order has not."""
         self._queue: deque[tuple[socket.socket, str, list[int]]] = deque()
         self._members: list[socket.socket] = []
         self._since_s = time.monotonic()
@@ -115,14 +123,15 @@ class Holder:
             signal.signal(signum, lambda _signum, _frame: None)
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
         self._selector.register(wake_read, selectors.EVENT_READ, lambda: self._stop(os.read(wake_read, 64)))
-        if self._index:
+        decides = self._index == 0 or not self._is_local
+        if not decides:
             self._join()
         self._start_waiting()
         while self._code is None:
-            for key, _ in self._selector.select(_LOOK_S if self._index == 0 else None):
+            for key, _ in self._selector.select(_LOOK_S if decides else None):
                 if key.fd in self._selector.get_map():  # an earlier one may have closed it
                     key.data()
-            if self._index == 0 and self._is_free() and time.monotonic() - self._since_s >= self._idle_s:
+            if decides and self._is_idle() and time.monotonic() - self._since_s >= self._idle_s:
                 processes.write_stderr(f"muster: this hold was idle for {self._idle_s / 60:g} min and ends\n")
                 self._code = int(ExitCode.SUCCEEDED)
         self._write_state("ended")
@@ -187,7 +196,7 @@ class Holder:
         made = self._waiting = _Waiting(pid, ours)
         self._selector.register(made.pidfd, selectors.EVENT_READ, self._handle_end)
         self._selector.register(ours, selectors.EVENT_READ, self._hear_waiting)
-        self._write_state("starting")
+        self._write_state(self._name_state())
 
     def _hear_waiting(self) -> None:
         made = self._waiting
@@ -203,7 +212,7 @@ class Holder:
         made.is_ready = True
         self._failed = 0
         self._since_s = time.monotonic()  # while nothing could run here it was not idle
-        self._write_state("ready")
+        self._write_state(self._name_state())
         self._serve_next()
 
     def _handle_end(self) -> None:
@@ -251,6 +260,8 @@ class Holder:
             os.close(fd)
         if "member" in message:
             self._members.append(connection)
+        elif "claim" in message:
+            self._receive_claim(connection, str(message["claim"]))
         elif "signal" in message and connection is not self._connection:
             if message["signal"] not in (signal.SIGTSTP, signal.SIGCONT):  # it waits for an agent
                 self._send(connection, {"exit": ExitCode.of_signal(message["signal"])})
@@ -269,6 +280,10 @@ class Holder:
                 os.close(fd)
         if connection in self._members:
             self._members.remove(connection)
+        if self._claim is not None and connection is self._claim[0]:
+            self._claim = None
+            self._since_s = time.monotonic()
+            self._write_state(self._name_state())
         if connection is not self._connection:
             return
         self._connection = None
@@ -279,10 +294,31 @@ class Holder:
             self._selector.unregister(self._waiting.control)
             self._waiting.end()
 
+    def _find_other(self) -> str:
+        """Return the name of a run that has this node, or has come for it; "": none."""
+        if self._claim is not None:
+            return self._claim[1]
+        if self._connection is None and not self._queue:
+            return ""
+        return self._run or self._queue[0][1]
+
+    def _refuse(self, connection: socket.socket, other: str) -> None:
+        line = f"this hold runs {other} now; with -cfg wait=true a run waits for it"
+        self._send(connection, {"refused": line, "run": other})
+
+    def _receive_claim(self, connection: socket.socket, name: str) -> None:
+        if other := self._find_other():
+            self._refuse(connection, other)
+            return
+        self._claim = connection, name
+        self._send(connection, {"claimed": name})
+        self._write_state(self._name_state())
+
     def _receive_run(self, connection: socket.socket, name: str, fds: list[int]) -> None:
-        if self._connection is not None or self._queue:
-            other = self._run or self._queue[0][1]
-            self._send(connection, {"refused": f"this hold runs {other} now; with -cfg wait=true a run waits for it"})
+        if self._claim is not None and self._claim[0] is connection:
+            self._claim = None
+        if other := self._find_other():
+            self._refuse(connection, other)
             for fd in fds:
                 os.close(fd)
             return
@@ -298,6 +334,8 @@ class Holder:
         with os.fdopen(os.dup(fds[0]), "rb") as file:
             file.seek(0)
             order = json.loads(file.read())
+        if "facts" not in order:
+            self._complete(fds[0], order)
         reason = "no agent can wait here" if self._failed >= _FAILED_STARTS else self._find_difference(order)
         self._is_cold = bool(reason)
         if reason:
@@ -308,6 +346,15 @@ class Holder:
             os.close(fd)
         self._write_state("busy")
 
+    def _complete(self, fd: int, order: Mapping[str, Any]) -> None:
+        """Add to the order of another machine's run what its processes have from this one."""
+        content = json.dumps({**facts.read_settings(facts.read_facts()), **order}).encode()
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, content, 0)
+
+    def _is_idle(self) -> bool:
+        return self._is_free() and self._claim is None
+
     def _is_free(self) -> bool:
         """Return whether a run could begin now."""
         can_start = self._failed >= _FAILED_STARTS or (self._waiting is not None and self._waiting.is_ready)
@@ -316,10 +363,12 @@ class Holder:
     def _free(self) -> None:
         self._run, self._connection, self._is_cold = "", None, False
         self._since_s = time.monotonic()
-        self._write_state("ready" if self._waiting and self._waiting.is_ready else "starting")
+        self._write_state(self._name_state())
 
     def _find_difference(self, order: Mapping[str, Any]) -> str:
         """Return why a process here cannot become what the client's would be; "": it can."""
+        if "facts" not in order:  # of another machine's run none would be anything else
+            return ""
         theirs, ours = order["facts"], self._facts
         for name in sorted(ours.keys() - {"umask", "cgroup"}):
             if theirs.get(name) != ours[name]:
@@ -351,12 +400,18 @@ class Holder:
             with contextlib.suppress(OSError):  # it has ended
                 connection.send(json.dumps(message).encode())
 
+    def _name_state(self) -> str:
+        if self._run or self._claim is not None:
+            return "busy"
+        return "ready" if self._waiting and self._waiting.is_ready else "starting"
+
     def _write_state(self, state: str) -> None:
         """Tell people and schedulers; a full disk loses it."""
+        run = self._run or (self._claim[1] if self._claim is not None else "")
         content = {
             HoldKey.STATE: state,
-            HoldKey.RUN: self._run,
-            HoldKey.IDLE_SINCE_S: None if self._run else time.time() - (time.monotonic() - self._since_s),
+            HoldKey.RUN: run,
+            HoldKey.IDLE_SINCE_S: None if run else time.time() - (time.monotonic() - self._since_s),
             HoldKey.IDLE_LIMIT_S: self._idle_s,
             HoldKey.PID: os.getpid(),
             **self._about,

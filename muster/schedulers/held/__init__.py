@@ -1,9 +1,15 @@
 """`held` and `local_held`: runs on nodes that `muster hold` keeps. `local_held` apps end with their command.
 
 A run is an app of its own, with a supervisor as any app of `local_cwd`. Where that starts an agent, this one starts
-`muster/agent/hold/client.py`, which gives what it was started with to an agent that waits on the node. `options` holds
-the `-cfg` options, `scheduler` what TorchX calls, `driver` what the supervisor loads; which holds there are is in
-`muster.schedulers.local.holds`.
+`muster/agent/hold/client.py`, which gives what it was started with to an agent that waits on the node. On a hold of
+another adapter it starts a `link`, which reaches the node through that adapter and does the same there by `node`, a
+program that travels as a text, with the workspace.
+
+    options     the `-cfg` options
+    scheduler   what TorchX calls
+    holds       which holds there are, of all adapters; those of this machine are in `muster.schedulers.local.holds`
+    remote      what a run on a hold of another adapter is
+    driver      what the supervisor loads; `link_names` is what it has in common with its links
 """
 
 from typing import Any

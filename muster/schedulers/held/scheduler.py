@@ -1,32 +1,56 @@
 """`held` and `local_held`: TorchX's interface over a supervisor process per run, whose nodes are those of a hold."""
 
+import contextlib
 import json
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from torchx.specs import AppDef, AppDryRunInfo
+from torchx.specs import AppDef, AppDryRunInfo, Role
+from torchx.workspace.api import WorkspaceMixin
 
+from muster._shared.control import ControlError
 from muster.schedulers.adapter.process_scheduler import ProcessScheduler
+from muster.schedulers.adapter.scheduler import PluginScheduler
 from muster.schedulers.agent_command import find_agent_flag, is_agent_role
 from muster.schedulers.errors import EngineError, SchedulerError
 from muster.schedulers.held.driver import LOCK
+from muster.schedulers.held.holds import AnyHold, RemoteHold, choose_hold, is_remote
+from muster.schedulers.held.link import load_scheduler
+from muster.schedulers.held.link_names import WORKSPACE_NAME
+from muster.schedulers.held.node import HOLD_DIR
 from muster.schedulers.held.options import HeldOptions
+from muster.schedulers.held.remote import (
+    WORKSPACE,
+    RemoteRequest,
+    build_remote_request,
+    build_remote_spec,
+    check_remote,
+)
+from muster.schedulers.inside.session import Order, build_words, find_name, run_captured
 from muster.schedulers.local.hold_lock import lock_hold
-from muster.schedulers.local.holds import Hold, choose_hold
 from muster.schedulers.local.request import LocalRequest
 from muster.schedulers.local.submission import build_spec, prepare_request
-from muster.schedulers.naming import build_app_name, make_suffix
+from muster.schedulers.naming import build_app_name, make_secret, make_suffix
 from muster.schedulers.runner.option_parsing import StrictOpts
 from muster.schedulers.runner.option_records import declare_options, parse_options
+from muster.schedulers.runner.roles import note_workspace
+from muster.schedulers.runner.shown.live_lines import draws_bars
+from muster.schedulers.supervision.app_folder import AppSpec
 from muster.schedulers.supervision.registry import AppRegistry, find_state_dir
+from muster.schedulers.supervision.state import ReplicaId
+from muster.schedulers.workspace.packing import BundleError, list_workspace
+
+if TYPE_CHECKING:
+    from muster.schedulers.inside.pipe import NodePipe
 
 _BACKEND: Final = "held"
 _DRIVER: Final = "muster.schedulers.held.driver:create_driver"
 _POLL_S: Final = 0.1
+_FILE_LIMIT_S: Final = 20.0
 _ROLE_KEY: Final = "nproc-per-node"
 
 
@@ -34,20 +58,22 @@ _ROLE_KEY: Final = "nproc-per-node"
 class HeldRequest:
     """A whole run."""
 
-    local: LocalRequest
+    run: LocalRequest | RemoteRequest
+    """On this machine, or on a hold of another adapter."""
     app: str | None
     """The hold's name; which one it is turns out at the submission."""
     waits: bool
     processes: Mapping[str, str]
     """What the roles ask for on each node, by role."""
+    nodes: int
 
     def __str__(self) -> str:
         """Return the text of the dry run, without secrets."""
-        return json.dumps({"hold": self.app, "wait": self.waits, **json.loads(str(self.local))}, indent=2)
+        return json.dumps({"hold": self.app, "wait": self.waits, **json.loads(str(self.run))}, indent=2)
 
 
-class HeldScheduler(ProcessScheduler):
-    """Runs nodes as those of a hold, in the current directory.
+class HeldScheduler(ProcessScheduler, WorkspaceMixin[None]):  # type: ignore[misc]
+    """Runs nodes as those of a hold: on this machine in the current directory, elsewhere with a workspace that travels.
 
     Args:
         name: `held`, whose apps keep running when their command ends, or `local_held`.
@@ -56,13 +82,44 @@ class HeldScheduler(ProcessScheduler):
 
     RUN_DEFAULTS = {"detach": "false"}  # noqa: RUF012  # see `PluginScheduler`
 
+    def __init__(self, name: str, session_name: str) -> None:
+        super().__init__(name, session_name)
+        self._printed: set[str] = set()
+        self._others: dict[str, PluginScheduler] = {}
+        """Those of holds elsewhere, by name."""
+
+    def close(self) -> None:
+        """See `SupervisedScheduler`."""
+        super().close()
+        while self._others:
+            self._others.popitem()[1].close()
+
+    def _open_other(self, remote: Mapping[str, Any]) -> PluginScheduler:
+        name = str(remote["scheduler"])
+        if name not in self._others:
+            self._others[name] = load_scheduler(name, str(remote["session"]))
+        return self._others[name]
+
     def add_options(self, opts: StrictOpts) -> None:
         """See `PluginScheduler`."""
         declare_options(opts, HeldOptions, {"detach": self.backend == _BACKEND})
 
+    def workspace_opts(self) -> StrictOpts:
+        """None of its own: `add_options` declares all."""
+        return StrictOpts(self.backend)
+
     def find_registry(self) -> AppRegistry:
         """See `SupervisedScheduler`: both names have the same apps."""
         return AppRegistry(find_state_dir(os.environ), _BACKEND)
+
+    def build_workspace_and_update_role(self, role: Role, workspace: str, cfg: Mapping[str, Any]) -> None:
+        """Take the folder of `--workspace`, where it travels; TorchX calls this before the dry run.
+
+        Raises:
+            SchedulerError: the folder cannot be read.
+        """
+        if is_remote(find_state_dir(os.environ), cfg.get("app")):
+            note_workspace(role, workspace, WORKSPACE, self._printed)
 
     def _submit_dryrun(self, app: AppDef, cfg: Mapping[str, Any]) -> AppDryRunInfo:
         options = parse_options(HeldOptions, self._run_opts(), cfg)
@@ -70,9 +127,28 @@ class HeldScheduler(ProcessScheduler):
             if not is_agent_role(role):
                 raise SchedulerError(f"role {role.name} does not run muster's agent: it cannot run on a hold")
         name = build_app_name(app.name, make_suffix())
-        local = prepare_request(app, options, name=name, folder=self.choose_folder(name, options.log_dir))
-        processes = {str(role.name): find_agent_flag(role.args, _ROLE_KEY) or "1" for role in app.roles}
-        request = HeldRequest(local=local, app=options.app, waits=options.wait, processes=processes)
+        folder = self.choose_folder(name, options.log_dir)
+        run: LocalRequest | RemoteRequest
+        if is_remote(find_state_dir(os.environ), options.app):
+            run = build_remote_request(
+                app,
+                options,
+                name=name,
+                folder=folder,
+                token=make_secret(),
+                cwd=os.getcwd(),
+                environ=os.environ,
+                draws_bars=not options.detach and draws_bars(os.environ),
+            )
+        else:
+            run = prepare_request(app, options, name=name, folder=folder)
+        request = HeldRequest(
+            run=run,
+            app=options.app,
+            waits=options.wait,
+            processes={str(role.name): find_agent_flag(role.args, _ROLE_KEY) or "1" for role in app.roles},
+            nodes=sum(role.num_replicas for role in app.roles),
+        )
         return AppDryRunInfo(request, str)
 
     def schedule(self, dryrun_info: AppDryRunInfo) -> str:
@@ -84,22 +160,94 @@ class HeldScheduler(ProcessScheduler):
         """
         request: HeldRequest = dryrun_info.request
         hold = choose_hold(find_state_dir(os.environ), request.app)
+        if isinstance(hold, RemoteHold) is not isinstance(request.run, RemoteRequest):
+            raise SchedulerError(f"the only hold is {hold.handle} now: run again")
         _check_fit(request, hold)
-        spec = build_spec(request.local, _BACKEND)
-        lock_fd = _take(hold, spec.app_id, waits=request.waits)
-        try:
-            place = {"handle": hold.handle, "folders": hold.list_folders(), "lock": str(hold.lock_path)}
+        if isinstance(request.run, RemoteRequest):
+            assert isinstance(hold, RemoteHold)  # noqa: S101  # see above
+            return self._start_remote(request, request.run, hold)
+        assert not isinstance(hold, RemoteHold)  # noqa: S101
+        spec = build_spec(request.run, _BACKEND)
+        place = {"handle": hold.handle, "folders": hold.list_folders(), "lock": str(hold.lock_path)}
+        with _taken(hold, spec.app_id, waits=request.waits) as lock_fd:
             self.start_app(
                 replace(spec, driver=_DRIVER, details={**spec.details, "hold": place}),
-                detach=request.local.detach,
+                detach=request.run.detach,
                 lent_fds={LOCK: [lock_fd]},
             )
-        finally:
-            os.close(lock_fd)
         return spec.app_id
 
+    def _start_remote(self, request: HeldRequest, run: RemoteRequest, hold: RemoteHold) -> str:
+        check_remote(run, hold)
+        with _taken(hold, run.app_id, waits=request.waits) as lock_fd:
+            try:
+                travels = run.workspace is not None and not hold.shares_folders
+                entries = list_workspace(str(run.workspace)) if travels else None
+            except BundleError as error:
+                raise SchedulerError(str(error)) from error
+            files = {} if entries is None else {WORKSPACE_NAME: json.dumps(entries).encode()}
+            spec = build_remote_spec(run, hold, _DRIVER, entries, waits=request.waits)
+            self.start_app(spec, detach=run.detach, files=files, lent_fds={LOCK: [lock_fd]})
+        return run.app_id
 
-def _take(hold: Hold, name: str, *, waits: bool) -> int:
+    # -- asking -----------------------------------------------------------------------------------------------------
+
+    def ask_command(
+        self, spec: AppSpec, replica: ReplicaId, command: Sequence[str], env: Mapping[str, str], limit_s: float
+    ) -> tuple[int, str, str]:
+        """See `ProcessScheduler`. On a hold elsewhere it runs on the run's node."""
+        remote = spec.details["hold"].get("remote")
+        if remote is None:
+            return super().ask_command(spec, replica, command, env, limit_s)
+        words = ["{muster-agent}", *command[2:]]
+        order = Order(app=find_name(remote["app_id"]), index=replica.index, command=words, env=env, is_hold=True)
+        try:
+            pipe = self._open_other(remote).open_in_node(remote["app_id"], remote["role"], replica.index, build_words())
+            return run_captured(pipe, order, limit_s)
+        except (ControlError, EngineError) as error:
+            return 1, "", str(error)
+
+    def read_run_file(self, app_id: str, role: str, index: int, name: str, limit_bytes: int) -> bytes | None:
+        """See `PluginScheduler`. What a link has not brought from a hold elsewhere may still be on the node."""
+        content = super().read_run_file(app_id, role, index, name, limit_bytes)
+        folder, run_dir = self.find_folder(app_id), self.find_run_dir(app_id, role)
+        if content is not None or folder is None or run_dir is None:
+            return content
+        place = folder.read_spec().details.get("hold", {})
+        if "remote" not in place:
+            return None
+        remote, path = place["remote"], f"{HOLD_DIR}/runs/{app_id}/log/{run_dir.name}/{name}"
+        words = ["tail", "-c", str(limit_bytes), path]
+        order = Order(app=find_name(remote["app_id"]), index=index, command=words, is_hold=True)
+        try:
+            pipe = self._open_other(remote).open_in_node(remote["app_id"], remote["role"], index, build_words())
+            code, output, _ = run_captured(pipe, order, _FILE_LIMIT_S)
+        except (ControlError, EngineError):
+            return None
+        return output.encode() if code == 0 else None
+
+    def open_beside(
+        self, spec: AppSpec, replica: ReplicaId, handle: Mapping[str, Any], words: Sequence[str]
+    ) -> "NodePipe":
+        """See `ProcessScheduler`. On a hold elsewhere its agent is known by the client that stands there for it."""
+        remote = spec.details["hold"].get("remote")
+        if remote is None:
+            return super().open_beside(spec, replica, handle, words)
+        other = self._open_other(remote)
+        return replace(other.open_in_node(remote["app_id"], remote["role"], replica.index, words), root=0)
+
+
+@contextlib.contextmanager
+def _taken(hold: AnyHold, name: str, *, waits: bool) -> Iterator[int]:
+    """Lock the hold for a run; the descriptor, which is closed at the end."""
+    fd = _take(hold, name, waits=waits)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _take(hold: AnyHold, name: str, *, waits: bool) -> int:
     """Lock the hold for a run; the descriptor."""
     told = ""
     while True:
@@ -115,17 +263,19 @@ def _take(hold: Hold, name: str, *, waits: bool) -> int:
         time.sleep(_POLL_S)
 
 
-def _check_fit(request: HeldRequest, hold: Hold) -> None:
+def _check_fit(request: HeldRequest, hold: AnyHold) -> None:
     """Refuse a run that is larger than the hold.
 
     Raises:
         SchedulerError: one line.
     """
-    wanted = sum(role.replicas for role in request.local.plans)
-    if wanted > hold.nodes:
+    if request.nodes > hold.nodes:
         nodes = "1 node" if hold.nodes == 1 else f"{hold.nodes} nodes"
-        raise SchedulerError(f"the run needs {wanted} nodes, and {hold.handle} has {nodes}")
-    held = min((int(state.get("nproc", 0)) for state in hold.read_states()), default=0)
+        raise SchedulerError(f"the run needs {request.nodes} nodes, and {hold.handle} has {nodes}")
+    if isinstance(hold, RemoteHold):
+        held = hold.processes
+    else:
+        held = min((int(state.get("nproc", 0)) for state in hold.read_states()), default=0)
     for role, count in request.processes.items():
         if count.isdecimal() and held and int(count) > held:
             raise SchedulerError(f"role {role} runs {count} processes on each node, and {hold.handle} holds {held}")

@@ -45,6 +45,8 @@ _GRACE_S = 3.0
 _KILL_LIMIT_S = 10.0
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _NOT_EXECUTABLE, _NOT_FOUND = 126, 127
+_HOLD_FLAG = b"--muster-hold"
+_HOLD_DIR = "{muster-hold}"
 _RELEASE = "/memfd:release"
 """The agent's file with the spec of the worker of local rank 0 that its template has forked."""
 _OF_AGENTS = ("MUSTER_TOKEN", "MUSTER_REQUIRE_TOKEN", "MUSTER_RDZV_FD", "MUSTER_RDZV_PORT")
@@ -105,6 +107,43 @@ def find_agent(app: str, index: int, root: int) -> int:
     while below := [pid for pid in found if parents[pid] == agent]:  # a container's init, the guard, the agent
         agent = min(below, key=found.__getitem__)
     return find_held(agent, parents) or agent
+
+
+def find_holder(app: str, index: int, root: int) -> int:
+    """Find the holder of a node of a hold; arguments and errors as of `find_agent`."""
+    parents = {pid: parent for pid in list_processes() if (parent := read_parent(pid)) is not None}
+    found: dict[int, int] = {}
+    for pid in parents:
+        words = _read_words(pid)
+        at = words.index(_HOLD_FLAG) + 1 if _HOLD_FLAG in words[:-1] else 0
+        if not at or not words[at].startswith(b"%d:" % index) or (root and not is_below(pid, root, parents)):
+            continue
+        with contextlib.suppress(OSError, IndexError):
+            if os.stat(f"/proc/{pid}").st_uid == os.geteuid() and read_environment(pid).get("MUSTER_APP_ID") == app:
+                found[pid] = int(read_stat(pid)[19])
+    if not found:
+        raise NoNodeError("nothing holds this node: it is being started, or was lost")
+    return next(pid for pid in found if pid not in [parents[other] for other in found])
+
+
+def complete_order(
+    holder: int, index: int, env: Mapping[str, str], words: Sequence[str], given: Mapping[str, str]
+) -> tuple[list[str], dict[str, str]]:
+    """Put what is known only on a node of a hold into a command and its variables.
+
+    `{muster-hold}` at the beginning of each becomes the holder's folder, and a first word `{muster-python}` or
+    `{muster-agent}` what the holder was started with: its interpreter, or all before its flags.
+    """
+    prefix = [os.fsdecode(word) for word in _read_words(holder)]
+    prefix = prefix[: prefix.index(os.fsdecode(_HOLD_FLAG))]
+    begins = {"{muster-python}": prefix[:1], "{muster-agent}": prefix}
+    folder = f"{env.get('MUSTER_LOG_DIR', '')}/hold-{index}"
+
+    def fill(text: str) -> str:
+        return folder + text[len(_HOLD_DIR) :] if text.startswith(_HOLD_DIR) else text
+
+    rest = [fill(word) for word in words[1:]]
+    return [*begins.get(words[0], words[:1]), *rest], {name: fill(value) for name, value in given.items()}
 
 
 def find_held(client: int, parents: Mapping[int, int]) -> int | None:
@@ -234,13 +273,18 @@ class Command:
         self._told_exit = False
         self._is_lost = False
         self._is_tty = order["tty"]
-        agent = find_agent(order["app"], order["index"], order["root"])
+        find = find_holder if order.get("is_hold") else find_agent
+        agent = find(order["app"], order["index"], order["root"])
         try:
-            env, cwd = build_environment(agent), os.readlink(f"/proc/{agent}/cwd")
+            env = read_environment(agent) if order.get("is_hold") else build_environment(agent)
+            cwd = os.readlink(f"/proc/{agent}/cwd")
         except OSError as error:
             raise NoNodeError(f"its agent has just ended ({error.strerror})") from error
-        env.update(order["env"])
-        words = order["command"] or [choose_shell(env)]
+        given = order["env"]
+        words = order["command"] or [choose_shell({**env, **given})]
+        if order.get("is_hold"):
+            words, given = complete_order(agent, order["index"], env, words, given)
+        env.update(given)
         self._wake, wake_end = os.pipe()
         for fd in (self._wake, wake_end):
             os.set_blocking(fd, False)

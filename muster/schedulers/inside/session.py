@@ -40,6 +40,8 @@ class Order:
     tty: bool = False
     size: tuple[int, int] = (24, 80)
     """Rows and columns of the terminal."""
+    is_hold: bool = False
+    """The app is a hold, and the command gets what its holder was started with; see `program.complete_order`."""
 
 
 @cache

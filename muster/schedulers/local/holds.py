@@ -10,7 +10,7 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -18,13 +18,14 @@ from typing import Any, Final
 from muster._shared.contract import HOLD_STATE_NAME, HoldKey, find_hold_dir
 from muster._shared.foreign_files import read_regular
 from muster.schedulers.adapter.job_line import format_duration
-from muster.schedulers.errors import SchedulerError
 from muster.schedulers.local.hold_lock import find_owner
 from muster.schedulers.supervision import client
 from muster.schedulers.supervision.app_folder import AppFolder, AppSpec
 from muster.schedulers.supervision.registry import AppRegistry
 
-_INDEX: Final = "holds"
+BACKEND: Final = "local_cwd"
+INDEX: Final = "holds"
+"""In the state folder: a file for each hold, of all schedulers."""
 _LOCK: Final = "hold.lock"
 _STATE_LIMIT_BYTES: Final = 65536
 
@@ -73,9 +74,22 @@ def read_state(folder: str) -> Mapping[str, Any]:
 
 def add_hold(state_dir: Path, scheduler: str, app_id: str) -> None:
     """Record a hold, for `find_holds`."""
-    folder = state_dir / _INDEX
+    folder = state_dir / INDEX
     folder.mkdir(mode=0o700, exist_ok=True)
     (folder / app_id).write_text(scheduler)
+
+
+def list_entries(state_dir: Path) -> list[tuple[str, str]]:
+    """Return what `add_hold` has recorded, oldest first: the app's id and its scheduler. Holds may have ended."""
+    try:
+        entries = [entry for entry in os.scandir(state_dir / INDEX) if not entry.name.startswith(".")]
+    except FileNotFoundError:
+        return []
+    return [(entry.name, Path(entry.path).read_text()) for entry in sorted(entries, key=_read_time)]
+
+
+def _read_time(entry: "os.DirEntry[str]") -> int:
+    return entry.stat().st_mtime_ns
 
 
 def find_holds(state_dir: Path) -> list[Hold]:
@@ -84,19 +98,17 @@ def find_holds(state_dir: Path) -> list[Hold]:
     Args:
         state_dir: see `registry.find_state_dir`.
     """
-    try:
-        entries = sorted(os.scandir(state_dir / _INDEX), key=lambda entry: entry.stat().st_mtime_ns)
-    except FileNotFoundError:
-        return []
     found = []
-    for entry in entries:
-        folder = AppRegistry(state_dir, Path(entry.path).read_text()).open(entry.name)
+    for app_id, scheduler in list_entries(state_dir):
+        if scheduler != BACKEND:
+            continue
+        folder = AppRegistry(state_dir, scheduler).open(app_id)
         try:
             spec, record = (None, None) if folder is None else client.read_app(folder)
         except (FileNotFoundError, client.SupervisorError):
             continue
         if folder is None or spec is None or client.has_ended(record):
-            Path(entry.path).unlink(missing_ok=True)
+            forget_hold(state_dir, app_id)
         elif record is None or client.is_supervised(folder, record) is not False:  # else `muster recover` continues it
             found.append(build_hold(folder, spec))
     return found
@@ -108,40 +120,20 @@ def build_hold(folder: AppFolder, spec: AppSpec) -> Hold:
     return Hold(scheduler=spec.scheduler, app_id=spec.app_id, folder=folder, role=role.name, nodes=role.replicas)
 
 
-def choose_hold(state_dir: Path, name: str | None) -> Hold:
-    """Return the hold that a person means.
-
-    Args:
-        state_dir: see `find_holds`.
-        name: a handle, an app's id or its beginning; None: the only one.
-
-    Raises:
-        SchedulerError: there is none, or several; one line.
-    """
-    holds = find_holds(state_dir)
-    names = ", ".join(each.handle for each in holds)
-    if name is None:
-        if not holds:
-            raise SchedulerError("nothing is held here; `muster hold` holds this machine")
-        if len(holds) > 1:
-            raise SchedulerError(f"{len(holds)} apps are held here; name one of them: {names}")
-        return holds[0]
-    app_id = name.rpartition("/")[2]
-    found = [each for each in holds if each.app_id == app_id] or [
-        each for each in holds if app_id and each.app_id.startswith(app_id)
-    ]
-    if len(found) != 1:
-        what = "no app is held here" if not holds else f"{name!r} is none of the held apps: {names}"
-        raise SchedulerError(f"{name!r} may be any of {', '.join(each.handle for each in found)}" if found else what)
-    return found[0]
-
-
 def describe_hold(hold: Hold) -> str:
     """Return one clause of the line about an app: what it runs, or since when it is idle."""
-    run = hold.find_run()
+    return describe_states(hold.find_run(), hold.read_states())
+
+
+def describe_states(run: str, states: Sequence[Mapping[str, Any]]) -> str:
+    """Return the same of any hold.
+
+    Args:
+        run: the name of the run that has the hold; "": none has.
+        states: what its holders tell, node 0 first.
+    """
     if run:
         return f"held: it runs {run}"
-    states = hold.read_states()
     names = {str(state.get(HoldKey.STATE, "starting")) for state in states}
     since_s = states[0].get(HoldKey.IDLE_SINCE_S)
     limit_s = states[0].get(HoldKey.IDLE_LIMIT_S)
@@ -154,4 +146,4 @@ def describe_hold(hold: Hold) -> str:
 def forget_hold(state_dir: Path, app_id: str) -> None:
     """Remove what `add_hold` has recorded."""
     with contextlib.suppress(OSError):
-        (state_dir / _INDEX / app_id).unlink()
+        (state_dir / INDEX / app_id).unlink()

@@ -37,6 +37,7 @@ LEFT_OUT: Final = (
 travels, and so does a folder. A pattern with a slash names a file and the folder it is in.
 """
 
+_PIECE_BYTES: Final = 1 << 20
 _NAMED_LIMIT: Final = 5
 """Names in a line about what was left out."""
 
@@ -148,6 +149,46 @@ def copy_workspace(path: str, into: str, without: Collection[str] = ()) -> None:
                 shutil.copy2(source, target)
         except OSError as error:
             raise BundleError(f"cannot copy {str(source)!r}: {error.strerror}; name it in {IGNORE_FILE}") from error
+
+
+def list_workspace(path: str) -> list[dict[str, Any]]:
+    """List what travels of a folder, by content: for each name its kind, and what `write_workspace_bundle` keeps of it.
+
+    Args:
+        path: the folder; must exist.
+
+    Returns:
+        Each with `name` and `kind`: a `folder` with its `mode`, a `link` with its `target`, or a `file` with `mode`,
+        `time_s` and the SHA-256 of its content, `digest`. A folder comes before what is in it.
+
+    Raises:
+        BundleError: see `build_workspace_bundle`.
+    """
+    root = Path(path)
+    if not root.is_dir():
+        raise BundleError(f"workspace {path!r} is not a folder")
+    entries = []
+    for relative in walk_workspace(root):
+        source = root / relative
+        try:
+            status = source.lstat()
+            entry: dict[str, Any] = {"name": relative, "mode": stat.S_IMODE(status.st_mode) & 0o777}
+            if stat.S_ISLNK(status.st_mode):
+                target = _read_link(root, relative)
+                if not _leaves_workspace(relative, target):
+                    entries.append({"name": relative, "kind": "link", "target": target})
+            elif stat.S_ISDIR(status.st_mode):
+                entries.append({**entry, "kind": "folder"})
+            elif stat.S_ISREG(status.st_mode):
+                with open(source, "rb") as content:
+                    hashed = hashlib.sha256()
+                    while piece := content.read(_PIECE_BYTES):
+                        hashed.update(piece)
+                known: dict[str, Any] = {"kind": "file", "time_s": int(status.st_mtime), "digest": hashed.hexdigest()}
+                entries.append({**entry, **known})
+        except OSError as error:
+            raise BundleError(f"cannot read {str(source)!r}: {error.strerror}; name it in {IGNORE_FILE}") from error
+    return entries
 
 
 def _add(bundle: tarfile.TarFile, root: Path, relative: str) -> None:

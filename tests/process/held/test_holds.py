@@ -623,7 +623,7 @@ def test_release_now_stops_the_run(machine: Machine) -> None:
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        (("-s", "kubernetes"), "holds are on this machine for now: -s local_cwd, not kubernetes"),
+        (("-s", "held"), "a hold is on nodes of its own: -s held runs on a hold"),
         (("dist.ddp", "--script", "main.py"), "a hold has no program of its own: leave --script, -m and arguments out"),
         (("--idle-minutes", "0"), "'0' is not a number of minutes from 0.01 to 10080"),
         (("-cfg", "detach=false"), "a hold goes on when its command ends: detach=true"),

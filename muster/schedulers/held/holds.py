@@ -1,0 +1,249 @@
+"""The holds of all adapters: those of this machine are `local.holds`, the others are asked through their adapter.
+
+A hold is an app one of whose roles runs the holder. Which there are is in the user's state folder, in `holds`; a handle
+that is not there may name a hold that another machine has submitted. What a hold elsewhere does is asked on its nodes.
+"""
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+from torchx.specs import AppState, is_terminal
+
+from muster._shared.contract import HOLD_FLAG, HOLD_METADATA, HoldKey
+from muster._shared.control import ControlError
+from muster.schedulers.adapter.scheduler import PluginScheduler
+from muster.schedulers.agent_command import find_agent_flag
+from muster.schedulers.errors import EngineError, SchedulerError
+from muster.schedulers.held.link import load_scheduler
+from muster.schedulers.held.node import HOLD_DIR
+from muster.schedulers.inside.session import Order, build_words, find_name, run_captured
+from muster.schedulers.local import holds as local
+from muster.schedulers.local.hold_lock import find_owner
+from muster.schedulers.local.holds import Hold, find_holds, forget_hold, list_entries
+
+LOCAL: Final = (local.BACKEND, "detached")
+"""Schedulers whose holds are on this machine."""
+SHARED_KEY: Final = "muster.hold_shares_folders"
+"""In the metadata of a hold's role: its nodes have the folders of this machine, so that no workspace travels."""
+_SESSION: Final = "torchx"
+_STATE_LIMIT_S: Final = 8.0
+_WAIT_LIMIT_S: Final = 25.0
+_AT_ONCE: Final = 16
+_STATE_PROGRAM: Final = """\
+import json, sys, time
+text, state = "{}", ""
+until_s = time.monotonic() + float(sys.argv[2])
+while state not in ("ready", "busy", "cold", "ended"):
+    try:
+        with open(sys.argv[1] + "/hold.json") as file:
+            text = file.read()
+        state = json.loads(text)["state"]
+    except (OSError, ValueError, KeyError):
+        pass
+    if time.monotonic() >= until_s:
+        break
+    time.sleep(0.02)
+print(text)
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RemoteHold:
+    """A hold of another adapter."""
+
+    scheduler: str
+    app_id: str
+    role: str
+    nodes: int
+    processes: int
+    """Most of a run on each node; 0: not known."""
+    version: str
+    """Of the muster that has submitted it."""
+    shares_folders: bool
+    lock_path: Path
+    """Of the file that the supervisor of a run from this machine has locked."""
+
+    @property
+    def handle(self) -> str:
+        """As people write it."""
+        return f"{self.scheduler}://{self.app_id}"
+
+    @property
+    def session(self) -> str:
+        """TorchX's."""
+        return _SESSION
+
+    def open(self) -> "contextlib.closing[PluginScheduler]":
+        """Create its scheduler, for a block."""
+        return contextlib.closing(load_scheduler(self.scheduler, _SESSION))
+
+    def read_states(self) -> list[Mapping[str, Any]]:
+        """Return what the holders tell, by node; empty where one tells nothing."""
+        with self.open() as scheduler:
+            return read_states(scheduler, self, waits=False)
+
+    def find_run(self) -> str:
+        """Return the name of the run that has the hold; "": none has."""
+        owner = find_owner(self.lock_path)
+        return owner or str(next(iter(self.read_states()), {}).get(HoldKey.RUN, ""))
+
+
+AnyHold: TypeAlias = Hold | RemoteHold
+
+
+def read_states(scheduler: PluginScheduler, hold: RemoteHold, *, waits: bool) -> list[Mapping[str, Any]]:
+    """Ask the holders of all nodes at a time.
+
+    Args:
+        scheduler: the hold's.
+        hold: the hold.
+        waits: wait a while until agents wait there.
+    """
+
+    def read(index: int) -> Mapping[str, Any]:
+        return read_state(scheduler, hold.app_id, hold.role, index, waits=waits)
+
+    with ThreadPoolExecutor(max_workers=min(_AT_ONCE, max(1, hold.nodes))) as pool:
+        return list(pool.map(read, range(hold.nodes)))
+
+
+def read_state(scheduler: PluginScheduler, app_id: str, role: str, index: int, *, waits: bool) -> Mapping[str, Any]:
+    """Ask the holder of one node; empty if it tells nothing."""
+    limit_s = _WAIT_LIMIT_S if waits else _STATE_LIMIT_S
+    command = ["{muster-python}", "-I", "-S", "-c", _STATE_PROGRAM, HOLD_DIR, f"{limit_s / 2 if waits else 0:g}"]
+    order = Order(app=find_name(app_id), index=index, command=command, is_hold=True)
+    try:
+        code, output, _ = run_captured(scheduler.open_in_node(app_id, role, index, build_words()), order, limit_s)
+        content = json.loads(output) if code == 0 else {}
+    except (ControlError, EngineError, SchedulerError, OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def describe_remote(state_dir: Path, scheduler: PluginScheduler, app_id: str, roles: Sequence[Any]) -> str:
+    """Return one clause of the line about an app of another adapter that runs; "": it is no hold.
+
+    Args:
+        state_dir: see `registry.find_state_dir`.
+        scheduler: the app's.
+        app_id: of the app.
+        roles: of the app.
+    """
+    if scheduler.backend in LOCAL:
+        return ""
+    hold = build_remote(state_dir, scheduler.backend, app_id, roles)
+    if hold is None:
+        return ""
+    run = find_owner(hold.lock_path)
+    state = {} if run else read_state(scheduler, app_id, hold.role, 0, waits=False)
+    return local.describe_states(run or str(state.get(HoldKey.RUN, "")), [state])
+
+
+def is_remote(state_dir: Path, name: str | None) -> bool:
+    """Whether the hold that a person means is another adapter's, as far as this can be told without asking any.
+
+    Args:
+        state_dir: see `registry.find_state_dir`.
+        name: see `choose_hold`.
+    """
+    scheme, found, _ = (name or "").partition("://")
+    if found:
+        return scheme not in LOCAL
+    kinds = {scheduler not in LOCAL for app_id, scheduler in list_entries(state_dir) if _fits(app_id, name)}
+    if kinds == {True, False}:
+        kinds = {isinstance(each, RemoteHold) for each in find_all(state_dir) if _fits(each.app_id, name)}
+    return kinds == {True}
+
+
+def _fits(app_id: str, name: str | None) -> bool:
+    return name is None or find_name(app_id).startswith(find_name(name.rpartition("/")[2]))
+
+
+def find_all(state_dir: Path) -> list[AnyHold]:
+    """Return the holds of all adapters that have not ended; those that have are forgotten.
+
+    Args:
+        state_dir: see `registry.find_state_dir`.
+    """
+    return [*find_holds(state_dir), *_find_remote(state_dir)]
+
+
+def _find_remote(state_dir: Path) -> Iterator[RemoteHold]:
+    for app_id, name in list_entries(state_dir):
+        if name in LOCAL:
+            continue
+        hold = find_remote(state_dir, name, app_id)
+        if hold is None:
+            forget_hold(state_dir, app_id)
+        else:
+            yield hold
+
+
+def find_remote(state_dir: Path, scheduler_name: str, app_id: str) -> RemoteHold | None:
+    """Return the hold that an app of another adapter is; None: it has ended, or is none.
+
+    Raises:
+        EngineError: that cannot be told now.
+    """
+    with contextlib.closing(load_scheduler(scheduler_name, _SESSION)) as scheduler:
+        response = scheduler.describe_app(app_id)
+    if response is None or is_terminal(response.state) or response.state is AppState.UNKNOWN:
+        return None
+    return build_remote(state_dir, scheduler_name, app_id, list(response.roles))
+
+
+def build_remote(state_dir: Path, scheduler_name: str, app_id: str, roles: Sequence[Any]) -> RemoteHold | None:
+    """Return the hold that an app with these roles is; None: it is none."""
+    role = next((each for each in roles if HOLD_FLAG in each.args), None)
+    if role is None:
+        return None
+    processes = find_agent_flag(role.args, "nproc-per-node") or "1"
+    folder = state_dir / local.INDEX
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return RemoteHold(
+        scheduler=scheduler_name,
+        app_id=app_id,
+        role=str(role.name),
+        nodes=int(role.num_replicas),
+        processes=int(processes) if processes.isdecimal() else 0,
+        version=str(role.metadata.get(HOLD_METADATA, "")),
+        shares_folders=SHARED_KEY in role.metadata,
+        lock_path=folder / f".{app_id}.lock",
+    )
+
+
+def choose_hold(state_dir: Path, name: str | None) -> AnyHold:
+    """Return the hold that a person means.
+
+    Args:
+        state_dir: see `find_all`.
+        name: a handle, an app's id or its beginning; None: the only one.
+
+    Raises:
+        SchedulerError: there is none, or several; one line.
+        EngineError: what there is cannot be told now.
+    """
+    scheme, found_scheme, _ = (name or "").partition("://")
+    app_id = (name or "").rpartition("/")[2]
+    if found_scheme and scheme not in LOCAL and (hold := find_remote(state_dir, scheme, app_id)) is not None:
+        return hold
+    holds = find_all(state_dir)
+    names = ", ".join(each.handle for each in holds)
+    if name is None:
+        if not holds:
+            raise SchedulerError("nothing is held here; `muster hold` holds this machine")
+        if len(holds) > 1:
+            raise SchedulerError(f"{len(holds)} apps are held here; name one of them: {names}")
+        return holds[0]
+    found = [each for each in holds if app_id in (each.app_id, find_name(each.app_id))] or [
+        each for each in holds if app_id and find_name(each.app_id).startswith(app_id)
+    ]
+    if len(found) != 1:
+        what = "no app is held here" if not holds else f"{name!r} is none of the held apps: {names}"
+        raise SchedulerError(f"{name!r} may be any of {', '.join(each.handle for each in found)}" if found else what)
+    return found[0]

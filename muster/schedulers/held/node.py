@@ -1,0 +1,376 @@
+"""The program on a held node that stands there for one node of a run from another machine.
+
+It is standard library only and one file: the Python of the node runs it as a text, see `link`, which talks to it over
+its standard input and output. It claims the node, makes the run's folder with its workspace, and gives the run to the
+holder, as `muster/agent/hold/client.py` does on this machine. The run's output comes back in frames, and what its agent
+tells of it. When this program ends, the holder ends the run; it ends with the connection, see `inside.program`.
+
+    HOLD/runs/RUN/work    the run's working folder, unless it has another one
+    HOLD/runs/RUN/log     what its agent writes
+    HOLD/store/DIGEST     contents of the last run's workspace: what is here need not travel again
+
+A workspace is a list of entries, each with a name, a kind, permission bits, a time, and the target of a link or the
+SHA-256 of a file. The run begins only when all of it is there. What is left of a former run is removed then.
+"""
+
+import contextlib
+import hashlib
+import io
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import struct
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+FRAME: Final = struct.Struct("!cI")
+"""Kind, and the length of what follows."""
+ORDER, DATA, END = b"O", b"D", b"E"
+"""The link's. ORDER: JSON, see `link`. DATA: of the file that was asked for next. END: of that file."""
+CLAIMED, WANTED, BEGUN, OUT, ERR, FILE, EXIT, FAILED, BUSY = b"C", b"W", b"B", b"1", b"2", b"F", b"X", b"R", b"U"
+"""What goes out. CLAIMED: no other run can begin here. WANTED: JSON, digests of the files that are missing here. BEGUN:
+the holder has the run. FILE: a name, `a` (append) or `w` (replace), and content, with a zero byte between. EXIT: the
+agent's exit code. FAILED: why there is no run. BUSY: the name of the run that this one waits for."""
+GROWING: Final = ("events.jsonl",)
+REPLACED: Final = ("status.json", "report.json", "checkpoint.json")
+"""Files of an agent's run that the link keeps; `_shared.contract.LogNames`."""
+ERROR_NAME: Final = "error.json"
+FILE_LIMIT_BYTES: Final = 1 << 24
+HOLD_DIR: Final = "{muster-hold}"
+"""In arguments and variables: the holder's folder."""
+_DROPPED: Final = (
+    *("MUSTER_INCARNATION", "MUSTER_CHECKPOINT", "MUSTER_WORKSPACE", "MUSTER_WORKSPACE_DIR", "MUSTER_RDZV_FD"),
+    *("MUSTER_JOB_OBJECT", "MUSTER_ACCOUNT_DIR", "MUSTER_SECRET_NAMES", "MUSTER_DRAIN_LIMIT_S", "MUSTER_LIVE_BARS"),
+)
+"""Variables of the hold's own app, which a run has not."""
+_FORWARDED: Final = (
+    *(signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2),
+    *(signal.SIGTSTP, signal.SIGCONT),
+)
+_LOOK_S: Final = 1.0
+_REST_S: Final = 0.5
+"""For output that was written before the end."""
+_AGAIN_S: Final = 0.3
+_CHUNK_BYTES: Final = 1 << 16
+_LIMIT_BYTES: Final = 1 << 20
+_MESSAGE_BYTES: Final = 65536
+
+
+class RefusedError(Exception):
+    """There is no run on this node; one line."""
+
+
+def pack(kind: bytes, content: bytes = b"") -> bytes:
+    """Return a frame."""
+    return FRAME.pack(kind, len(content)) + content
+
+
+class FrameReader:
+    """Cuts a stream of bytes into frames."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, data: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Yield (kind, content) of the frames that are complete."""
+        self._rest += data
+        while len(self._rest) >= FRAME.size:
+            kind, length = FRAME.unpack_from(self._rest)
+            end = FRAME.size + length
+            if len(self._rest) < end:
+                return
+            content, self._rest = self._rest[FRAME.size : end], self._rest[end:]
+            yield kind, content
+
+
+def main(folder: str) -> int:
+    """Run; the exit code is of no interest: the link is told in a frame.
+
+    Args:
+        folder: the holder's.
+    """
+    stdin = os.fdopen(0, "rb")
+    try:
+        kind, content = read_frame(stdin)
+        if kind == ORDER:
+            NodeRun(folder, json.loads(content), stdin).run()
+    except RefusedError as error:
+        send(FAILED, str(error).encode(errors="replace"))
+    except OSError as error:
+        send(FAILED, f"{error.filename or 'this node'}: {error.strerror}".encode(errors="replace"))
+    return 0
+
+
+def read_frame(stdin: io.BufferedReader) -> tuple[bytes, bytes]:
+    """Return the next frame; (b"", b""): there is none, the link is gone."""
+    head = stdin.read(FRAME.size)
+    if len(head) < FRAME.size:
+        return b"", b""
+    kind, length = FRAME.unpack(head)
+    content = stdin.read(length)
+    return (kind, content) if len(content) == length else (b"", b"")
+
+
+def send(kind: bytes, content: bytes = b"") -> None:
+    """Send a frame, however long that takes."""
+    data = pack(kind, content)
+    while data:
+        select.select([], [1], [])
+        with contextlib.suppress(BlockingIOError):
+            data = data[os.write(1, data) :]
+
+
+class NodeRun:
+    """One node of a run; for one use.
+
+    Args:
+        folder: the holder's.
+        order: see `link.build_order`.
+        stdin: more frames of the link.
+    """
+
+    def __init__(self, folder: str, order: Mapping[str, Any], stdin: io.BufferedReader) -> None:
+        self._folder, self._order, self._stdin = folder, order, stdin
+        self._run_dir = os.path.join(folder, "runs", order["run"])
+        self._work_dir = os.path.join(self._run_dir, "work")
+        self._grown: dict[str, int] = {}
+        self._seen: dict[str, tuple[int, int]] = {}
+        self._pending = bytearray()
+        self._end: bytes | None = None
+        self._holder = self._connect()
+
+    def run(self) -> None:
+        """Claim the node, and let the run go on it to its end; or keep it for the others of the run."""
+        self._claim()
+        send(CLAIMED)
+        if self._order["args"] is None:
+            self._stdin.read(1)  # until the link ends
+            return
+        self._make_folder()
+        fds = self._give()
+        send(BEGUN)
+        os.set_blocking(1, False)
+        self._serve(*fds)
+
+    # -- the holder -----------------------------------------------------------------------------------------------
+
+    def _connect(self) -> socket.socket:
+        made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        fd = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)  # its path may be too long
+        try:
+            made.connect(f"/proc/self/fd/{fd}/socket")
+        except OSError as error:
+            raise RefusedError(f"the hold has ended ({error.strerror})") from error
+        finally:
+            os.close(fd)
+        _pid, uid, _gid = struct.unpack("3i", made.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        if uid != os.geteuid():
+            raise RefusedError(f"another user's process, uid {uid}, answers for the hold")
+        return made
+
+    def _ask(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """Ask the holder; its answer. When the link goes meanwhile, this process ends."""
+        self._holder.send(json.dumps(message).encode())
+        return self._hear()
+
+    def _hear(self) -> dict[str, Any]:
+        try:
+            message = self._holder.recv(_MESSAGE_BYTES)
+        except OSError:
+            message = b""
+        gone = b'{"refused": "the hold has ended while this run was on it", "run": ""}'
+        answer: dict[str, Any] = json.loads(message or gone)
+        return answer
+
+    def _claim(self) -> None:
+        told = ""
+        while "refused" in (answer := self._ask({"claim": self._order["run"]})):
+            if not self._order["waits"] or not answer.get("run"):
+                raise RefusedError(answer["refused"])
+            if told != answer["run"]:
+                told = answer["run"]
+                send(BUSY, told.encode())
+            time.sleep(_AGAIN_S)
+
+    def _give(self) -> tuple[int, int]:
+        """Give the run to the holder; the ends of its standard output and error."""
+        env = {name: value for name, value in os.environ.items() if name not in _DROPPED}
+        env |= {name: self._fill(value) for name, value in self._order["env"].items()}
+        cwd = self._order["cwd"] or (self._work_dir if os.path.isdir(self._work_dir) else os.getcwd())
+        order = {"args": [self._fill(word) for word in self._order["args"]], "env": env, "cwd": cwd}
+        if not os.path.isdir(cwd):
+            raise RefusedError(f"{cwd} is no folder of this node; submit with a workspace")
+        pipes = os.pipe(), os.pipe()
+        fd, null = os.memfd_create("order"), os.open(os.devnull, os.O_RDWR)
+        os.write(fd, json.dumps(order).encode())
+        fds = [fd, null, pipes[0][1], pipes[1][1]]
+        try:
+            socket.send_fds(self._holder, [json.dumps({"run": self._order["run"]}).encode()], fds)
+        except OSError as error:
+            raise RefusedError("the hold has ended") from error
+        for each in fds:
+            os.close(each)
+        return pipes[0][0], pipes[1][0]
+
+    def _fill(self, text: str) -> str:
+        return text.replace(HOLD_DIR, self._folder)
+
+    # -- the folder -----------------------------------------------------------------------------------------------
+
+    def _make_folder(self) -> None:
+        runs = os.path.dirname(self._run_dir)
+        if os.path.isdir(runs):
+            for name in os.listdir(runs):
+                shutil.rmtree(os.path.join(runs, name), ignore_errors=True)
+        os.makedirs(os.path.join(self._run_dir, "log"), mode=0o700, exist_ok=True)
+        entries = self._order["workspace"]
+        if entries is None:
+            return
+        store = os.path.join(self._folder, "store")
+        os.makedirs(store, mode=0o700, exist_ok=True)
+        digests = dict.fromkeys(entry["digest"] for entry in entries if entry["kind"] == "file")
+        here = set(os.listdir(store))
+        wanted = [digest for digest in digests if digest not in here]
+        names = {entry["digest"]: entry["name"] for entry in entries if entry["kind"] == "file"}
+        send(WANTED, json.dumps(wanted).encode())
+        for digest in wanted:
+            self._receive(store, digest, names[digest])
+        os.mkdir(self._work_dir)
+        for entry in entries:
+            self._make_entry(store, entry)
+        for entry in reversed(entries):
+            if entry["kind"] == "folder":
+                os.chmod(os.path.join(self._work_dir, entry["name"]), entry["mode"] | 0o700)
+        for name in os.listdir(store):
+            if name not in digests:
+                os.unlink(os.path.join(store, name))
+
+    def _receive(self, store: str, digest: str, name: str) -> None:
+        path, hashed = os.path.join(store, f".{os.getpid()}"), hashlib.sha256()
+        with open(path, "wb") as file:
+            while True:
+                kind, content = read_frame(self._stdin)
+                if kind != DATA:
+                    break
+                hashed.update(content)
+                file.write(content)
+        if kind != END:
+            sys.exit(1)  # the link is gone
+        if hashed.hexdigest() != digest:
+            os.unlink(path)
+            raise RefusedError(f"{name} changed while it was sent: run again")
+        os.replace(path, os.path.join(store, digest))
+
+    def _make_entry(self, store: str, entry: Mapping[str, Any]) -> None:
+        path = os.path.join(self._work_dir, entry["name"])
+        if entry["kind"] == "folder":
+            os.mkdir(path)
+        elif entry["kind"] == "link":
+            os.symlink(entry["target"], path)
+        else:
+            shutil.copyfile(os.path.join(store, entry["digest"]), path)  # a copy: the run may write into it
+            os.chmod(path, entry["mode"])
+            os.utime(path, (entry["time_s"], entry["time_s"]))
+
+    # -- while it runs --------------------------------------------------------------------------------------------
+
+    def _serve(self, out: int, err: int) -> None:
+        wake_read, wake_write = os.pipe()
+        os.set_blocking(wake_write, False)
+        for signum in _FORWARDED:
+            signal.signal(signum, lambda _signum, _frame: None)
+        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        outputs = {out: OUT, err: ERR}
+        looked_s = time.monotonic()
+        while self._end is None or outputs or self._pending:
+            ready = self._wait([wake_read, *(outputs if len(self._pending) < _LIMIT_BYTES else ())])
+            for fd in ready:
+                if fd in outputs:
+                    self._read(outputs, fd)
+            if wake_read in ready:
+                self._pass_on(os.read(wake_read, 4096))
+            if self._end is None and (self._holder.fileno() in ready or time.monotonic() - looked_s >= _LOOK_S):
+                looked_s = time.monotonic()
+                if self._holder.fileno() in ready:
+                    self._end = self._read_end()
+                self._look_at_files()
+            self._flush()
+            if self._end is not None and not ready:
+                break  # a writer is left that could not be ended
+        os.set_blocking(1, True)
+        self._pending += self._end or b""
+        while self._pending:
+            del self._pending[: os.write(1, self._pending)]
+
+    def _wait(self, fds: Sequence[int]) -> list[int]:
+        """Return which of these can be read, with the holder and where this process writes."""
+        poller = select.poll()
+        for fd in fds:
+            poller.register(fd, select.POLLIN)
+        if self._end is None:
+            poller.register(self._holder, select.POLLIN)
+        if self._pending:
+            poller.register(1, select.POLLOUT)
+        return [fd for fd, _ in poller.poll(1000 * (_LOOK_S if self._end is None else _REST_S))]
+
+    def _read(self, outputs: dict[int, bytes], fd: int) -> None:
+        data = os.read(fd, _CHUNK_BYTES)
+        if data:
+            self._pending += pack(outputs[fd], data)
+        else:
+            del outputs[fd]
+            os.close(fd)
+
+    def _read_end(self) -> bytes:
+        """Return the last frame."""
+        answer = self._hear()
+        if "exit" in answer:
+            return pack(EXIT, str(answer["exit"]).encode())
+        why = answer.get("refused") or f"no run can start on this node: {answer.get('cold')}"
+        return pack(FAILED, why.encode())
+
+    def _pass_on(self, signums: bytes) -> None:
+        with contextlib.suppress(OSError):  # it has ended: the next read says so
+            for number in dict.fromkeys(signums):
+                self._holder.send(json.dumps({"signal": number}).encode())
+
+    def _flush(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while self._pending:
+                del self._pending[: os.write(1, self._pending[:_CHUNK_BYTES])]
+
+    def _look_at_files(self) -> None:
+        """Queue what the agent has written since the last look, and the run's error file."""
+        log = os.path.join(self._run_dir, "log")
+        found = [os.path.join(log, one, name) for one in _list(log) for name in _list(os.path.join(log, one))]
+        for path in [*found, os.path.join(self._run_dir, ERROR_NAME)]:
+            name, base = os.path.relpath(path, log), os.path.basename(path)
+            is_error = base == ERROR_NAME and os.path.dirname(path) == self._run_dir
+            if base not in (*GROWING, *REPLACED) and not is_error:
+                continue
+            with contextlib.suppress(OSError):
+                status = os.stat(path)
+                if self._seen.get(path) == (mark := (status.st_mtime_ns, status.st_size)):
+                    continue
+                with open(path, "rb") as file:
+                    file.seek(self._grown.get(path, 0))
+                    content = file.read(FILE_LIMIT_BYTES)
+                if base in GROWING:
+                    content = content[: content.rfind(b"\n") + 1]  # other nodes' lines go into the same file
+                    self._grown[path] = self._grown.get(path, 0) + len(content)
+                self._seen[path] = mark
+                mode = "a" if base in GROWING else "w"
+                told = ERROR_NAME if is_error else name
+                self._pending += pack(FILE, f"{told}\0{mode}\0".encode() + content)
+
+
+def _list(folder: str) -> Sequence[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return ()

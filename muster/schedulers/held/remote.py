@@ -1,0 +1,197 @@
+"""What a run on a hold of another adapter is: its request, and what the supervisor starts it from. Pure.
+
+The AppDef's role becomes arguments and variables for the agents that wait on the nodes. Interpreter, image, folders,
+resources and addresses are those of the hold: the rest of a run's variables comes from there, see `node`.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
+
+from torchx.specs import AppDef, Role
+
+import muster
+from muster._shared.contract import Env
+from muster.schedulers.adapter.agent_role import AgentPlace, assign_arguments, translate_replica
+from muster.schedulers.adapter.process_plan import mask_plans
+from muster.schedulers.adapter.process_scheduler import ERROR_FILE
+from muster.schedulers.agent_command import is_agent_role
+from muster.schedulers.errors import OptionError, SchedulerError
+from muster.schedulers.grace import decide_app_grace_s
+from muster.schedulers.held.holds import RemoteHold
+from muster.schedulers.held.node import HOLD_DIR
+from muster.schedulers.held.options import HeldOptions
+from muster.schedulers.naming import build_role_labels
+from muster.schedulers.processes.plan import ReplicaPlan, build_details
+from muster.schedulers.runner.app_codec import dump_app
+from muster.schedulers.runner.roles import apply_macros, build_role_plan
+from muster.schedulers.supervision.app_folder import AppSpec
+
+WORKSPACE: Final = "held.workspace"
+"""In `Role.metadata`: absolute path of the folder that travels to the nodes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RemoteRequest:
+    """A whole run on nodes elsewhere."""
+
+    app_id: str
+    folder: str
+    grace_s: float
+    detach: bool
+    role: Role = field(repr=False)
+    plans: tuple[ReplicaPlan, ...]
+    workspace: str | None
+    """The folder that travels; None: none was given."""
+    cwd: str
+    """This folder, where the hold's nodes share it."""
+    environ: Mapping[str, str] = field(repr=False)
+    """With which this machine reaches the nodes."""
+    token: str = field(repr=False)
+    description: Mapping[str, Any] = field(repr=False)
+
+    def __str__(self) -> str:
+        """Return the text of the dry run, without secrets."""
+        plans = [asdict(plan) for plan in self.plans]
+        shown = {
+            "app_id": self.app_id,
+            "folder": self.folder,
+            "grace_s": self.grace_s,
+            "detach": self.detach,
+            "workspace": self.workspace,
+            "replicas": mask_plans({str(self.role.name): plans}),
+        }
+        return json.dumps(shown, indent=2)
+
+
+def build_remote_request(
+    app: AppDef,
+    options: HeldOptions,
+    *,
+    name: str,
+    folder: str,
+    token: str,
+    cwd: str,
+    environ: Mapping[str, str],
+    draws_bars: bool,
+) -> RemoteRequest:
+    """Build the request of a run. The AppDef is not changed.
+
+    Args:
+        app: what to run.
+        options: of `-cfg`.
+        name: the app's id.
+        folder: absolute path of the app's future folder here.
+        token: the app's secret.
+        cwd: of the caller.
+        environ: the caller's variables.
+        draws_bars: see `Env.LIVE_BARS`.
+
+    Raises:
+        SchedulerError: it cannot run there; one line.
+    """
+    for option, is_given in (
+        ("prepend_cwd", options.prepend_cwd),
+        ("auto_set_cuda_visible_devices", options.auto_set_cuda_visible_devices is not None),
+    ):
+        if is_given:
+            raise OptionError(f"{option} is for holds on this machine", option)
+    roles = assign_arguments(app, build_role_labels([role.name for role in app.roles]), name)
+    if len(roles) != 1 or not is_agent_role(roles[0]):
+        raise SchedulerError("a run on this hold has one role, which runs muster's agent")
+    role = roles[0]
+    if "/" in role.entrypoint:
+        raise SchedulerError(f"role {role.name} names {role.entrypoint}, and a run has the hold's Python")
+    run_dir = f"{HOLD_DIR}/runs/{name}"
+    place = AgentPlace(
+        adapter="held",
+        app_id=name,
+        log_dir=f"{run_dir}/log",
+        termination_log=f"{run_dir}/termination",
+        grace_s=options.grace_s,
+        env=options.env,
+        draws_bars=draws_bars,
+    )
+    return RemoteRequest(
+        app_id=name,
+        folder=folder,
+        grace_s=decide_app_grace_s(app.roles, options.grace_s, options.env),
+        detach=options.detach,
+        role=app.roles[0],
+        plans=tuple(_build_plan(role, index, place, run_dir) for index in range(role.num_replicas)),
+        workspace=role.metadata.get(WORKSPACE),
+        cwd=cwd,
+        environ={key: value for key, value in environ.items() if not key.startswith("MUSTER_")},
+        token=token,
+        description=dump_app(app, without_metadata=(WORKSPACE,)),
+    )
+
+
+def _build_plan(role: Role, index: int, place: AgentPlace, run_dir: str) -> ReplicaPlan:
+    applied = apply_macros(role, app_id=place.app_id, replica_id=index, img_root=f"{run_dir}/work")
+    made = translate_replica(applied, place, rank0_host="", bundle_dir=HOLD_DIR, env=place.env)
+    env = {name: value for name, value in made.env.items() if name != Env.RANK0_HOST}  # the hold's node knows it
+    env.setdefault("TORCHELASTIC_ERROR_FILE", f"{run_dir}/{ERROR_FILE}")
+    return ReplicaPlan(command=made.command, env=env, cwd=run_dir, runs_agent=True, secret_env=made.secret_env)
+
+
+def check_remote(request: RemoteRequest, hold: RemoteHold) -> None:
+    """Refuse a run that does not fit its hold.
+
+    Raises:
+        SchedulerError: one line.
+    """
+    if hold.version != muster.__version__:
+        made = hold.version or "another version"
+        raise SchedulerError(f"{hold.handle} is of muster {made}, and this is {muster.__version__}: hold again")
+    if hold.shares_folders and request.workspace is not None and request.workspace != request.cwd:
+        where = f"the nodes of {hold.handle} share this machine's folders"
+        raise SchedulerError(f"{where}: a run works in this folder, not in {request.workspace}")
+
+
+def build_remote_spec(
+    request: RemoteRequest,
+    hold: RemoteHold,
+    driver: str,
+    entries: Sequence[Mapping[str, Any]] | None,
+    *,
+    waits: bool,
+) -> AppSpec:
+    """Build what the run's supervisor starts from.
+
+    Args:
+        request: of the run.
+        hold: on which it runs.
+        driver: see `AppSpec`.
+        entries: of its workspace, see `packing.list_workspace`; None: it has none.
+        waits: it waits for a run that another machine has begun.
+    """
+    return AppSpec(
+        app_id=request.app_id,
+        scheduler="held",
+        folder=request.folder,
+        driver=driver,
+        roles=(build_role_plan(request.role),),
+        grace_s=request.grace_s,
+        description=request.description,
+        details={
+            **build_details({str(request.role.name): request.plans}, token=request.token, base_env={}),
+            "hold": {
+                "handle": hold.handle,
+                "lock": str(hold.lock_path),
+                "remote": {
+                    "scheduler": hold.scheduler,
+                    "session": hold.session,
+                    "app_id": hold.app_id,
+                    "role": hold.role,
+                    "nodes": hold.nodes,
+                },
+                "cwd": request.cwd if hold.shares_folders else None,
+                "root": request.workspace,
+                "has_workspace": entries is not None,
+                "waits": waits,
+            },
+            "environment": dict(request.environ),
+        },
+    )

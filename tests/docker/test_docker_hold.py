@@ -1,0 +1,128 @@
+"""`muster hold -s local_docker`: containers whose agents wait for runs."""
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import held_runs
+import pytest
+from harness import wait_until
+from held_runs import SLEEP, Commands, Held
+
+pytestmark = pytest.mark.docker
+IMAGE = ("--image", "muster-test:torch")
+
+
+@pytest.fixture(scope="module")
+def held(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Held]:
+    """A hold of two containers that the tests leave usable."""
+    commands = Commands(tmp_path_factory.mktemp("held"))
+    made = commands.hold("-s", "local_docker", "dist.ddp", "-j", "2x1", *IMAGE)
+    yield made
+    done = commands.call("muster", "release", "--now")
+    commands.call("muster", "delete", made.handle)
+    assert done.returncode == 0, done
+
+
+@pytest.fixture
+def commands(tmp_path: Path) -> Iterator[Commands]:
+    """For holds of a test's own."""
+    made = Commands(tmp_path)
+    yield made
+    made.call("muster", "release", "--now")
+    for each in made.call("muster", "list", "-s", "docker", "--json").stdout.splitlines():
+        for app in json.loads(each)["apps"]:
+            if app["handle"].startswith("docker://hold-") and "another home" not in json.dumps(app):
+                made.call("muster", "delete", app["handle"])
+
+
+def list_containers(client: Any, held: Held) -> list[Any]:
+    """Its containers, by node."""
+    found = client.containers.list(filters={"label": [f"io.muster.app={held.app_id}", "io.muster.role"]})
+    return sorted(found, key=lambda each: each.labels["io.muster.replica"])
+
+
+def test_two_runs_after_one_another(held: Held) -> None:
+    held_runs.check_two_runs(held)
+    held_runs.check_no_fit(held)
+
+
+def test_one_run_at_a_time(held: Held) -> None:
+    held_runs.check_one_at_a_time(held)
+
+
+@pytest.mark.long
+def test_a_run_that_fails_has_its_report(held: Held) -> None:
+    held_runs.check_failure(held)
+
+
+@pytest.mark.long
+def test_a_run_whose_link_is_killed_fails_and_the_hold_goes_on(held: Held) -> None:
+    held_runs.check_killed_link(held)
+
+
+@pytest.mark.long
+def test_a_run_whose_supervisor_is_killed_ends_and_the_hold_goes_on(held: Held) -> None:
+    held_runs.check_killed_supervisor(held)
+
+
+@pytest.mark.long
+def test_a_run_whose_agent_is_killed_fails_and_the_hold_goes_on(held: Held, client: Any) -> None:
+    container = list_containers(client, held)[0]
+    with held.commands.started(SLEEP, "main") as run:
+        top = container.top(ps_args="-eo pid,args")["Processes"]
+        agent = max(int(pid) for pid, words in top if "--muster-waiting" in words)
+        os.kill(agent, signal.SIGKILL)
+        assert run.wait_end() == 1, run.text
+    held.wait_idle()
+    held_runs.check_two_runs(held)
+
+
+@pytest.mark.long
+def test_nothing_of_many_runs_is_left(held: Held, client: Any) -> None:
+    def look() -> object:
+        seen = []
+        for container in list_containers(client, held):
+            names = sorted(words.split()[0] for _, words in container.top(ps_args="-eo pid,args")["Processes"])
+            code, files = container.exec_run(
+                ["sh", "-c", "find /var/opt/muster/logs -name 'main-*' | wc -l; ls /dev/shm"]
+            )
+            assert code == 0, files
+            seen.append((names, files))
+        return seen
+
+    held_runs.check_many_runs(held, look)
+
+
+@pytest.mark.long
+def test_a_container_that_is_lost_while_idle_is_replaced(commands: Commands, client: Any) -> None:
+    held = commands.hold("-s", "local_docker", "dist.ddp", "-j", "2x1", "--max_retries", "1", *IMAGE)
+    list_containers(client, held)[1].kill()
+    held_runs_ready = lambda: len(list_containers(client, held)) == 2  # noqa: E731
+    wait_until(held_runs_ready, timeout_s=60, what="another container runs")
+    wait_until(lambda: commands.run(held_runs.REDUCE).returncode == 0, timeout_s=120, what="a run on it succeeds")
+
+
+@pytest.mark.long
+def test_a_run_whose_node_is_lost_fails_with_its_reason(commands: Commands, client: Any) -> None:
+    held = commands.hold("-s", "local_docker", "dist.ddp", "-j", "2x1", *IMAGE)
+    with commands.started(SLEEP, "main") as run:
+        list_containers(client, held)[1].kill()
+        assert run.wait_end() == 1, run.text
+    status = commands.call("muster", "status", run.app_id).stdout
+    assert f"node 1 of {held.handle}" in status, status
+
+
+@pytest.mark.long
+def test_release_during_a_run(commands: Commands) -> None:
+    held_runs.check_release_during_a_run(commands.hold("-s", "local_docker", "dist.ddp", "-j", "1x1", *IMAGE))
+
+
+@pytest.mark.long
+def test_a_hold_that_is_idle_ends_with_success(commands: Commands) -> None:
+    words = ("dist.ddp", "-j", "1x1", "--max_retries", "3", *IMAGE)
+    held = commands.hold("-s", "local_docker", "--idle-minutes", "0.05", *words)
+    held_runs.check_idle_end(held)

@@ -1,0 +1,92 @@
+"""`muster hold -s kubernetes`, of the double of the API server: pods whose agents wait for runs."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import held_runs
+import pytest
+from doubles.kubernetes_kubelet import run_kubelet
+from held_runs import SLEEP, Commands, Held
+
+WORDS = ("-s", "kubernetes", "-cfg", "namespace=team")
+
+
+@pytest.fixture(scope="module")
+def pods(double: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, Any, Path]]:
+    """A cluster whose pods run, and a folder with its kubeconfig."""
+    folder = tmp_path_factory.mktemp("cluster")
+    with double.serve() as cluster, run_kubelet(cluster, folder / "pods") as kubelet:
+        double.write_kubeconfig(folder / "kubeconfig", cluster)
+        yield cluster, kubelet, folder
+
+
+@pytest.fixture(scope="module")
+def held(pods: tuple[Any, Any, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Held]:
+    """A hold of two pods that the tests leave usable."""
+    commands = Commands(tmp_path_factory.mktemp("held"), {"KUBECONFIG": str(pods[2] / "kubeconfig")})
+    yield commands.hold(*WORDS, "dist.ddp", "-j", "2x1", "--image", "img")
+    done = commands.call("muster", "release", "--now")
+    assert done.returncode == 0, done
+
+
+@pytest.fixture
+def commands(pods: tuple[Any, Any, Path], tmp_path: Path) -> Iterator[Commands]:
+    """For holds of a test's own."""
+    made = Commands(tmp_path, {"KUBECONFIG": str(pods[2] / "kubeconfig")})
+    yield made
+    made.call("muster", "release", "--now")
+
+
+def test_two_runs_after_one_another(held: Held) -> None:
+    held_runs.check_two_runs(held)
+
+
+def test_a_run_from_another_machine_is_refused_by_the_holder(held: Held, tmp_path: Path) -> None:
+    """Another state folder knows nothing of the first run, and has the hold by its handle."""
+    other = Commands(tmp_path, {"KUBECONFIG": held.commands.env["KUBECONFIG"]})
+    with held.commands.started(SLEEP, "first") as first:
+        done = other.run(held_runs.REDUCE, cfg=f"app={held.handle}")
+        assert done.returncode == 1, done
+        assert f"this hold runs {first.app_id} now; with -cfg wait=true a run waits for it" in done.stderr, done.stderr
+        listed = other.call("muster", "status", held.handle)
+        assert f"held: it runs {first.app_id}" in listed.stdout, listed
+    held.wait_idle()
+
+
+@pytest.mark.long
+def test_one_run_at_a_time(held: Held) -> None:
+    held_runs.check_one_at_a_time(held)
+
+
+@pytest.mark.long
+def test_a_run_that_fails_has_its_report_and_what_does_not_fit_is_refused(held: Held) -> None:
+    held_runs.check_failure(held)
+    held_runs.check_no_fit(held)
+
+
+@pytest.mark.long
+def test_a_run_whose_link_is_killed_fails_and_the_hold_goes_on(held: Held) -> None:
+    held_runs.check_killed_link(held)
+
+
+@pytest.mark.long
+def test_a_run_whose_pod_is_lost_fails_with_its_reason(pods: tuple[Any, Any, Path], commands: Commands) -> None:
+    cluster, kubelet, _ = pods
+    held = commands.hold(*WORDS, "dist.ddp", "-j", "2x1", "--image", "img")
+    with commands.started(SLEEP, "main") as run:
+        kubelet.kill(cluster.find_pod(held.app_id.partition(":")[2], 1))
+        assert run.wait_end() == 1, run.text
+    assert "FAILED" in commands.call("muster", "status", run.app_id).stdout
+
+
+@pytest.mark.long
+def test_release_during_a_run(commands: Commands, held: Held) -> None:
+    held_runs.check_release_during_a_run(commands.hold(*WORDS, "dist.ddp", "-j", "1x1", "--image", "img"))
+
+
+@pytest.mark.long
+def test_a_hold_that_is_idle_ends_with_success(commands: Commands) -> None:
+    words = ("dist.ddp", "-j", "1x1", "--max_retries", "3", "--image", "img")
+    held = commands.hold(*WORDS, "--idle-minutes", "0.05", *words)
+    held_runs.check_idle_end(held)

@@ -1,0 +1,96 @@
+"""`muster hold -s ssh`: hosts whose agents wait for runs."""
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import held_runs
+import pytest
+from harness import wait_until
+from held_runs import SLEEP, Commands, Held
+from ssh_jobs import find_processes, wait_gone
+from sshd_world import SshWorld
+
+
+def build_options(world: SshWorld, runs: Path, hosts: str = "a,b") -> str:
+    return f"hosts={hosts},ssh={world.ssh},python={sys.executable},folder={runs},lost_s=5"
+
+
+@pytest.fixture(scope="module")
+def held(world: SshWorld, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Held]:
+    """A hold of two hosts that the tests leave usable."""
+    runs = tmp_path_factory.mktemp("it's on the host")
+    commands = Commands(tmp_path_factory.mktemp("held"))
+    yield commands.hold("-s", "ssh", "-cfg", build_options(world, runs), "dist.ddp", "-j", "2x1")
+    done = commands.call("muster", "release", "--now")
+    assert done.returncode == 0, done
+    wait_gone(runs)
+
+
+@pytest.fixture
+def commands(tmp_path: Path) -> Iterator[Commands]:
+    """For holds of a test's own."""
+    made = Commands(tmp_path)
+    yield made
+    made.call("muster", "release", "--now")
+
+
+def test_two_runs_after_one_another(held: Held) -> None:
+    held_runs.check_two_runs(held)
+
+
+def test_one_run_at_a_time(held: Held) -> None:
+    held_runs.check_one_at_a_time(held)
+
+
+@pytest.mark.long
+def test_a_run_that_fails_has_its_report_and_what_does_not_fit_is_refused(held: Held) -> None:
+    held_runs.check_failure(held)
+    held_runs.check_no_fit(held)
+
+
+@pytest.mark.long
+def test_a_run_whose_link_is_killed_fails_and_the_hold_goes_on(held: Held) -> None:
+    held_runs.check_killed_link(held)
+
+
+@pytest.mark.long
+def test_a_run_whose_supervisor_is_killed_ends_and_the_hold_goes_on(held: Held) -> None:
+    held_runs.check_killed_supervisor(held)
+
+
+@pytest.mark.long
+def test_nothing_of_many_runs_is_left(held: Held) -> None:
+    def look() -> object:
+        return len(find_processes(held.app_id)), sorted(os.listdir("/dev/shm"))
+
+    held_runs.check_many_runs(held, look)
+
+
+@pytest.mark.long
+def test_a_run_whose_host_is_lost_fails_with_its_reason(world: SshWorld, commands: Commands, runs: Path) -> None:
+    held = commands.hold("-s", "ssh", "-cfg", build_options(world, runs, "c,d"), "dist.ddp", "-j", "2x1")
+    with commands.started(SLEEP, "main") as run:
+        for pid in find_processes(f"{held.app_id}/hold-1"):
+            os.kill(pid, signal.SIGKILL)
+        assert run.wait_end() == 1, run.text
+    assert f"node 1 of {held.handle}" in commands.call("muster", "status", run.app_id).stdout
+    wait_until(lambda: held.find_state() != "RUNNING", timeout_s=90, what="the hold has ended")
+    wait_gone(runs)
+
+
+@pytest.mark.long
+def test_release_during_a_run(world: SshWorld, commands: Commands, runs: Path) -> None:
+    options = build_options(world, runs, "c")
+    held_runs.check_release_during_a_run(commands.hold("-s", "ssh", "-cfg", options, "dist.ddp", "-j", "1x1"))
+    wait_gone(runs)
+
+
+@pytest.mark.long
+def test_a_hold_that_is_idle_ends_with_success(world: SshWorld, commands: Commands, runs: Path) -> None:
+    words = ("-cfg", build_options(world, runs, "c"), "dist.ddp", "-j", "1x1", "--max_retries", "3")
+    held = commands.hold("-s", "ssh", "--idle-minutes", "0.05", *words)
+    held_runs.check_idle_end(held)
+    wait_gone(runs)

@@ -1,0 +1,115 @@
+"""The program on a node of a hold: what travels, what is kept, and what is refused; no process is started."""
+
+import io
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from muster.schedulers.held import node
+from muster.schedulers.inside import program
+from muster.schedulers.workspace.packing import list_workspace
+
+
+class Sent:
+    """Frames of a link, and what comes back."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.frames: list[tuple[bytes, bytes]] = []
+        monkeypatch.setattr(node, "send", lambda kind, content=b"": self.frames.append((kind, content)))
+        monkeypatch.setattr(node.NodeRun, "_connect", lambda _self: None)
+
+    def make(self, hold: Path, run: str, workspace: Path, *, change: str = "") -> list[str]:
+        """Make the folder of a run; the names that had to travel."""
+        entries = list_workspace(str(workspace))
+        names = {entry["digest"]: entry["name"] for entry in entries if entry["kind"] == "file"}
+        stored = os.listdir(hold / "store") if (hold / "store").exists() else []
+        missing = [digest for digest in names if digest not in stored]
+        frames = b""
+        for digest in missing:
+            content = (workspace / names[digest]).read_bytes()
+            for begin in range(0, len(content), 7):
+                frames += node.pack(node.DATA, content[begin : begin + 7])
+            frames += node.pack(node.DATA, b"changed" if names[digest] == change else b"") + node.pack(node.END)
+        order: dict[str, Any] = {"run": run, "workspace": entries, "args": [], "env": {}, "cwd": None, "waits": False}
+        made = node.NodeRun(str(hold), order, io.BufferedReader(io.BytesIO(frames)))  # type: ignore[arg-type]
+        made._make_folder()
+        (wanted,) = (json.loads(content) for kind, content in self.frames if kind == node.WANTED)
+        self.frames.clear()
+        return [names[digest] for digest in wanted]
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> Sent:
+    return Sent(monkeypatch)
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Path:
+    folder = tmp_path / "workspace"
+    (folder / "sub").mkdir(parents=True)
+    (folder / "main.py").write_text("print('a longer line than seven bytes')\n")
+    (folder / "sub" / "tool").write_text("#!/bin/sh\n")
+    (folder / "sub" / "tool").chmod(0o755)
+    (folder / "same.py").write_text((folder / "main.py").read_text())
+    (folder / "link").symlink_to("sub/tool")
+    os.utime(folder / "main.py", (1000, 1000))
+    return folder
+
+
+@pytest.fixture
+def hold(tmp_path: Path) -> Path:
+    (tmp_path / "hold").mkdir()
+    return tmp_path / "hold"
+
+
+def test_a_run_gets_the_workspace_and_only_what_has_changed_travels(sent: Sent, hold: Path, workspace: Path) -> None:
+    assert sorted(sent.make(hold, "one", workspace)) == ["same.py", "sub/tool"], "same.py is main.py, too"
+    work = hold / "runs" / "one" / "work"
+    assert (work / "main.py").read_text() == (workspace / "main.py").read_text()
+    assert (work / "main.py").stat().st_mtime == 1000
+    assert (work / "sub" / "tool").stat().st_mode & 0o777 == 0o755
+    assert os.readlink(work / "link") == "sub/tool"
+    (work / "main.py").write_text("the run has written into it")
+    (workspace / "sub" / "tool").write_text("#!/bin/bash\n")
+    assert sent.make(hold, "two", workspace) == ["sub/tool"]
+    assert os.listdir(hold / "runs") == ["two"], "nothing is left of the former run"
+    assert (hold / "runs" / "two" / "work" / "main.py").read_text() == (workspace / "main.py").read_text()
+    assert len(os.listdir(hold / "store")) == 2, "contents that no file has any more are gone"
+
+
+def test_a_file_that_changes_while_it_is_sent_is_named(sent: Sent, hold: Path, workspace: Path) -> None:
+    with pytest.raises(node.RefusedError, match=r"sub/tool changed while it was sent: run again"):
+        sent.make(hold, "one", workspace, change="sub/tool")
+    sent.frames.clear()
+    assert "sub/tool" in sent.make(hold, "two", workspace), "it was not kept"
+
+
+def test_a_link_that_goes_while_it_sends_leaves_no_run(sent: Sent, hold: Path, workspace: Path) -> None:
+    order = {"run": "one", "workspace": list_workspace(str(workspace)), "args": [], "env": {}}
+    stream = io.BufferedReader(io.BytesIO(node.pack(node.DATA, b"prin")))  # type: ignore[arg-type]
+    with pytest.raises(SystemExit):
+        node.NodeRun(str(hold), order, stream)._make_folder()
+    assert not (hold / "runs" / "one" / "work").exists()
+
+
+def test_frames_are_cut_wherever_they_were_divided() -> None:
+    data = node.pack(node.OUT, b"one") + node.pack(node.EXIT, b"0")
+    for cut in range(len(data)):
+        reader = node.FrameReader()
+        assert [*reader.feed(data[:cut]), *reader.feed(data[cut:])] == [(node.OUT, b"one"), (node.EXIT, b"0")]
+
+
+def test_a_command_on_a_held_node_gets_what_its_holder_was_started_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = [b"python3", b"/opt/muster/muster-agent.zip", b"--muster-hold", b"1:1800", b"--nnodes", b"2", b""]
+    monkeypatch.setattr(program, "_read_words", lambda _pid: words)
+    env = {"MUSTER_LOG_DIR": "/logs"}
+    given = {"A": "{muster-hold}/runs/x", "B": "as it is {muster-hold}"}
+    assert program.complete_order(7, 1, env, ["{muster-agent}", "ask", "{muster-hold}/a"], given) == (
+        ["python3", "/opt/muster/muster-agent.zip", "ask", "/logs/hold-1/a"],
+        {"A": "/logs/hold-1/runs/x", "B": "as it is {muster-hold}"},
+    )
+    assert program.complete_order(7, 1, env, ["{muster-python}", "-c", "x"], {})[0] == ["python3", "-c", "x"]
+    assert program.complete_order(7, 1, env, ["tail"], {})[0] == ["tail"]

@@ -134,6 +134,8 @@ class Held:
 def check_two_runs(held: Held) -> None:
     """Two runs after one another: each has its own script, folder and variables, and nothing of the other."""
     commands = held.commands
+    for each in commands.work.iterdir():
+        each.unlink()
     (commands.work / "first.txt").write_text("first")
     done = commands.run(REDUCE, cfg="env=A_WORD:one")
     assert done.returncode == 0, done
@@ -233,13 +235,13 @@ def check_many_runs(held: Held, look: Callable[[], object], count: int = 10) -> 
 
 
 def check_release_during_a_run(held: Held) -> None:
-    """`release --now` stops the run, and ends the hold."""
-    with held.commands.started(SLEEP, "main") as run:
+    """`release --now` stops the run, and ends the hold, which has one node."""
+    with held.commands.started(SLEEP, "main", j="1x1") as run:
         done = held.commands.call("muster", "release", "--now", "--json")
         assert (done.returncode, json.loads(done.stdout)["outcome"]) == (0, "done"), done
         assert run.wait_end() == 1, run.text
     assert held.wait_ended() == "CANCELLED"
-    done = held.commands.run(REDUCE)
+    done = held.commands.run(REDUCE, j="1x1")
     assert done.stderr.strip() == "muster: nothing is held here; `muster hold` holds this machine", done
 
 

@@ -38,7 +38,7 @@ _FAILED_STARTS: Final = 3
 """After so many agents that have ended before they were ready, runs start cold."""
 _JOIN_S: Final = 60.0
 _LOOK_S: Final = 0.5
-_LAST_S: Final = 60.0
+_LAST_S: Final = 20.0
 """So much later than node 0 the others of several machines are idle: a run claims it first."""
 _LOCAL: Final = "local_cwd"
 _GUARD_VARIABLES: Final = (STOP_LIMIT_VARIABLE, Env.STOPS_TOGETHER)

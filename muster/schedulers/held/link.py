@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import muster_entry
+from muster._shared.contract import describe_exit_code
 from muster._shared.control import ControlError, ExitCode
 from muster.schedulers.errors import EngineError, SchedulerError
 from muster.schedulers.held import node
@@ -75,6 +76,8 @@ class Link:
         self._wanted: list[str] = []
         self._sending: Iterator[bytes] = iter(())
         self._parent = os.getppid()
+        self._has_passed = False
+        """A signal, which may have ended what it reached."""
         self._wake_read, self._wake_write = os.pipe()
         for fd in (self._wake_read, self._wake_write):
             os.set_blocking(fd, False)
@@ -153,8 +156,8 @@ class Link:
             return self._code
         if session.code is None:
             raise LostError(session.failure)
-        if session.code == 0:
-            raise LostError("it has ended without an exit code")
+        if session.code == 0 or not self._has_passed:
+            raise LostError(f"the run's client there {describe_exit_code(session.code)}")
         return session.code
 
     def _may_claim(self) -> bool:
@@ -224,6 +227,7 @@ class Link:
         if os.getppid() != self._parent:
             raise LostError("the supervisor has died")  # the holder ends the run at once
         while self._signals:
+            self._has_passed = True
             session.send_signal(self._signals.pop(0))
 
     def _give_up(self, reason: str) -> int:

@@ -64,7 +64,7 @@ def test_what_an_order_does_not_say_the_holder_adds(folder: tuple[Commands, Path
     script.write_text("import os, torch\nprint('facts', os.nice(0), os.getcwd(), os.environ['WORD'], flush=True)\n")
     args = ["--nnodes", "1", "--nproc-per-node", "1", "--rdzv-id", "x", str(script)]
     env = {
-        **os.environ,
+        **commands.env,
         "WORD": "here",
         "MUSTER_LOG_DIR": str(commands.work / "logs"),
         "MUSTER_TOKEN": secrets.token_hex(32),

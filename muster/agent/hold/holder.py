@@ -311,8 +311,8 @@ class Holder:
             self._refuse(connection, other)
             return
         self._claim = connection, name
-        self._send(connection, {"claimed": name})
         self._write_state(self._name_state())
+        self._send(connection, {"claimed": name})
 
     def _receive_run(self, connection: socket.socket, name: str, fds: list[int]) -> None:
         if self._claim is not None and self._claim[0] is connection:

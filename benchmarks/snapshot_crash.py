@@ -71,6 +71,7 @@ while True:
                 for copy, tensor in zip(copies, state.values()):
                     copy.copy_(tensor)
             mark("copied", seconds=time.monotonic() - began)
+            del copies, copy  # the end of this process frees the state alone
         dist.barrier()
         if rank == 1:
             time.sleep(1.5)  # a second after the start the agent loads what describes a failure

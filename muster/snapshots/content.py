@@ -7,14 +7,12 @@ its successor on the same node, or, copied by the agents, on another.
 
 import contextlib
 import ctypes
-import functools
 import itertools
 import math
 import mmap
 import os
 import struct
 import sys
-import warnings
 import weakref
 import zlib
 from array import array
@@ -24,13 +22,12 @@ from typing import Any, Final, NamedTuple
 from muster._shared.snapshot_file import SLOT_SPACE, RemoteReader
 from muster.snapshots.devices import Pin
 from muster.snapshots.layout import MOST_IN_RUN, Place, Plan, Typed, Vector, make_contiguous, parse_layout
+from muster.snapshots.mapping import Mapping, find_call, take_huge_pages, view_bytes
 
 _MAGIC: Final = b"mustsnp1"
 _HEAD: Final = struct.Struct("@8s10q")
 BLOCK_BYTES: Final = 1 << 18
 _PAGE: Final = 4096
-_MADV_POPULATE_READ: Final = 22
-"""Python does not name it."""
 _WINDOW_BYTES: Final = 16 * BLOCK_BYTES
 """How much of another node's memory is asked for at once, at least."""
 
@@ -109,7 +106,7 @@ class Area:
         """Whose layout is in the slot."""
 
     def map(self, size: int) -> None:
-        """Map at least `size` bytes. Memory is taken now, and not at the first copy.
+        """Map at least `size` bytes. Memory is taken now, and not at the first copy, in huge pages where there are any.
 
         Raises:
             OSError: there is not that much.
@@ -120,9 +117,10 @@ class Area:
             self._pin.release()
             self._pin = None
         size = _round_up(size, 1 << 20)
+        take_huge_pages(self._fd, self._start, size)
         os.posix_fallocate(self._fd, self._start, size)
-        self._memory = mmap.mmap(self._fd, size, offset=self._start)
-        self.bytes = torch.frombuffer(self._memory, dtype=torch.uint8)
+        mapping = Mapping(self._fd, self._start, size, mmap.PROT_READ | mmap.PROT_WRITE)
+        self._memory, self.bytes = mapping.memory, mapping.bytes
         words = self.bytes.view(torch.int64)
         words[:: 2 * _PAGE].sum()  # a read maps 16 pages, of those that were written to
         words[:: _PAGE // 8].bitwise_or_(0)  # the others have been promised only: a write takes and empties one
@@ -244,7 +242,7 @@ def transfer(call: str, fd: int, data_start: int, vector: Vector) -> None:
     pairs[::2], pairs[1::2] = array("L", vector.pointers), sizes
     first, at, left = 0, data_start + run.start, sum(sizes)
     while left:
-        done = _find_call(call)(fd, pairs.buffer_info()[0] + first * 2 * pairs.itemsize, len(pairs) // 2 - first, at)
+        done = find_call(call)(fd, pairs.buffer_info()[0] + first * 2 * pairs.itemsize, len(pairs) // 2 - first, at)
         if done <= 0:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()) if done else "the file is too short")
         at, left = at + done, left - done
@@ -254,13 +252,6 @@ def transfer(call: str, fd: int, data_start: int, vector: Vector) -> None:
             pairs[2 * first] += step
             pairs[2 * first + 1] -= step
             first += not pairs[2 * first + 1]
-
-
-@functools.cache
-def _find_call(name: str) -> Any:
-    found = getattr(ctypes.CDLL(None, use_errno=True), name)
-    found.restype, found.argtypes = ctypes.c_ssize_t, (ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_long)
-    return found
 
 
 def _is_whole() -> bool:
@@ -374,17 +365,14 @@ def open_near(fd: int, slot: int, size: int) -> Content:
         slot: number of the slot.
         size: length of what is in it.
     """
-    mapped = mmap.mmap(fd, max(size, 1), prot=mmap.PROT_READ, offset=slot * SLOT_SPACE)
-    whole = memoryview(mapped)
+    mapping = Mapping(fd, slot * SLOT_SPACE, max(size, 1), mmap.PROT_READ)
 
     def fetch(start: int, end: int) -> memoryview:
         if not 0 <= start <= end <= size:
             raise Damaged(f"it has {size} bytes: there is no byte {end}")
         if end - start > BLOCK_BYTES:
-            first = start // _PAGE * _PAGE
-            with contextlib.suppress(OSError, ValueError):  # Linux 5.14: one call, and no fault for every 16 pages
-                mapped.madvise(_MADV_POPULATE_READ, first, end - first)
-        return whole[start:end]
+            mapping.populate(start, end)
+        return mapping.memory[start:end]
 
     file = os.dup(fd)
     content = Content(fetch, (file, slot * SLOT_SPACE))
@@ -405,17 +393,6 @@ def open_far(reader: RemoteReader, global_rank: int) -> Content:
         return buffer
 
     return Content(fetch)
-
-
-def view_bytes(buffer: "memoryview | mmap.mmap") -> Any:
-    """View memory as a tensor of bytes. Nothing writes to one that cannot be written."""
-    import torch
-
-    if not len(buffer):
-        return torch.empty(0, dtype=torch.uint8)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return torch.frombuffer(buffer, dtype=torch.uint8)
 
 
 def _view_blocks(data: Any) -> Any:

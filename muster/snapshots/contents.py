@@ -23,8 +23,8 @@ class Contents:
         """Know where this node's memory is; nothing is read yet."""
         self._files = files
         self._reader: RemoteReader | None = None
-        self._opened: list[Content] = []
-        """What is mapped stays so until `close`."""
+        self._opened: dict[int, Content] = {}
+        """What is mapped, by the rank that has saved it; it stays so until `close`."""
         self.is_near = True
         """Nothing was read from another node."""
 
@@ -36,6 +36,8 @@ class Contents:
             NotKeptError: no node has it.
             OSError: no node that can be reached has it.
         """
+        if global_rank in self._opened:
+            return self._opened[global_rank]
         control = self._files.control
         own = self._files.local_rank
         for local_rank in (own, *(rank for rank in range(self._files.ranks) if rank != own)):
@@ -43,8 +45,7 @@ class Contents:
             if slot is not None and (found := control.read_slots(local_rank)[slot]).global_rank == global_rank:
                 fd = self._files.open_content(local_rank)
                 try:
-                    self._opened.append(open_near(fd, slot, found.bytes))
-                    return self._opened[-1]
+                    return self._opened.setdefault(global_rank, open_near(fd, slot, found.bytes))
                 finally:
                     os.close(fd)
         self.is_near = False

@@ -116,7 +116,7 @@ class Vector(NamedTuple):
     """Where the tensors of a run are in memory."""
 
     run: Run
-    pointers: list[int]
+    pointers: Sequence[int]
     owners: object
     """What the memory belongs to."""
 
@@ -318,23 +318,40 @@ def is_plain(tensor: Any) -> bool:
     return bool(tensor.is_cpu and not tensor.dtype.is_floating_point and not tensor.dtype.is_complex)
 
 
-def find_pointers(run: Run, tensors: Sequence[Any]) -> list[int] | None:
+def find_pointers(run: Run, tensors: Sequence[Any], known: Sequence[int] = (0,)) -> Sequence[int] | None:
     """Return where the tensors of a run are in the processor's memory.
 
     None: not all are there, contiguous and as they read.
 
     What is negative when it is read is the imaginary part of a conjugate, every second number of its memory: only one
     number of it is contiguous.
+
+    Args:
+        run: the run.
+        tensors: its tensors.
+        known: as `list_pointers` gave them; with a 0, they are looked for.
     """
     kind = _get_type()
-    if not (set(map(type, tensors)) <= _list_types() and all(map(_is_cpu, tensors))):
-        return None
-    if not all(map(kind.is_contiguous, tensors)) or (tensors[0].is_complex() and any(map(kind.is_conj, tensors))):
+    if 0 in known:
+        if not set(map(type, tensors)) <= _list_types():
+            return None
+        known = list_pointers(tensors)
+    if 0 in known or (tensors[0].is_complex() and any(map(kind.is_conj, tensors))):
         return None
     if min(array("L", run.sizes)) == tensors[0].element_size() and any(map(kind.is_neg, tensors)):
         return None
-    pointers = list(map(kind.data_ptr, tensors))
-    return None if 0 in pointers else pointers
+    return known
+
+
+def list_pointers(tensors: Sequence[Any]) -> list[int]:
+    """Return where tensors of torch's own type are in the processor's memory.
+
+    0 for all of them: not all are there, contiguous.
+    """
+    kind = _get_type()
+    if all(map(_is_cpu, tensors)) and all(map(kind.is_contiguous, tensors)):
+        return list(map(kind.data_ptr, tensors))
+    return [0] * len(tensors)
 
 
 def view_memory(tensor: Any) -> memoryview:

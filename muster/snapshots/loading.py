@@ -10,15 +10,27 @@ import gc
 import itertools
 import operator
 import os
-import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from muster._shared.snapshot_file import WorkerFiles
 from muster.snapshots.content import Content, Damaged
 from muster.snapshots.contents import Contents, find_checkpoint, find_step, give_up_damaged, record_loaded, say_once
-from muster.snapshots.layout import ELSEWHERE, Layout, Place, Typed, Vector, find_pointers, is_lazy, make_copyable
+from muster.snapshots.layout import (
+    ELSEWHERE,
+    Layout,
+    Place,
+    Typed,
+    Vector,
+    find_pointers,
+    is_lazy,
+    list_pointers,
+    make_copyable,
+)
 from muster.snapshots.plain import Known, Sharding, build_dict, decode, join_keys, split_keys
+
+_AT_ONCE: Final = 256
+"""The parts of so many tensors stay in the processor's cache from one look at them to the next."""
 
 
 class OtherSharding(Exception):
@@ -34,8 +46,8 @@ def load_state(files: WorkerFiles, into: Any) -> tuple[int, Any] | None:
     try:
         with give_up_damaged(files), _without_collections():
             state = _build(contents, into)
-    finally:  # to unmap gigabytes takes a while
-        threading.Thread(target=contents.close, name="muster-snapshot-close", daemon=True).start()
+    finally:
+        contents.close()
     if state is _CANNOT:
         path, checkpoint_step = find_checkpoint()
         where = f"step {checkpoint_step} of {path}" if path else "the beginning"
@@ -153,7 +165,7 @@ def _copy_runs(source: Content, own: Layout, targets: "_Match") -> Iterator[Sequ
     for run in layout.runs:
         if not is_own and any(start != ELSEWHERE for start in run.pick(own.starts)):
             continue
-        if (pointers := find_pointers(run, run.pick(targets.memory))) is None:
+        if (pointers := find_pointers(run, run.pick(targets.memory), run.pick(targets.pointers))) is None:
             targets.make(run.numbers)
             pointers = find_pointers(run, run.pick(targets.memory))
         if pointers is not None:
@@ -208,6 +220,8 @@ class _Match:
         """What to copy to, by the number of the saved tensor."""
         self.given: list[Any] = [None] * len(layout.starts)
         """The tensors that the script gets: the same, or distributed tensors with it."""
+        self.pointers = [0] * len(layout.starts)
+        """Where that is in the processor's memory, contiguous; 0: not known."""
         self._tables: dict[int, Mapping[Any, Any]] = {}
         """Dicts that are as they were saved, by the number of the first tensor."""
 
@@ -258,11 +272,15 @@ class _Match:
         tensors, numbers = list(into.values()), slice(table.first, table.first + len(into))
         if join_keys(into) != table.joined or set(map(type, tensors)) != {torch.Tensor}:
             return False
-        layout = self._layout
-        if not all(map(operator.eq, map(operator.attrgetter("shape"), tensors), layout.shapes[numbers])):
-            return False
-        if not all(map(operator.is_, map(operator.attrgetter("dtype"), tensors), layout.dtypes[numbers])):
-            return False
+        pointers: list[int] = []
+        for at in range(0, len(tensors), _AT_ONCE):
+            some, same = tensors[at : at + _AT_ONCE], slice(table.first + at, table.first + at + _AT_ONCE)
+            if not all(map(operator.eq, map(operator.attrgetter("shape"), some), self._layout.shapes[same])):
+                return False
+            if not all(map(operator.is_, map(operator.attrgetter("dtype"), some), self._layout.dtypes[same])):
+                return False
+            pointers += list_pointers(some)
+        self.pointers[numbers] = pointers
         self.memory[numbers] = self.given[numbers] = tensors
         self._tables[table.first] = into
         return True

@@ -263,7 +263,7 @@ def test_small_tensors_are_not_looked_at_one_by_one(node: Node, monkeypatch: pyt
 
 
 def test_a_copy_that_the_system_cuts_short_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = content._find_call
+    found = content.find_call
 
     def cut(name: str) -> Any:
         def call(fd: int, address: int, count: int, at: int) -> int:
@@ -273,10 +273,10 @@ def test_a_copy_that_the_system_cuts_short_goes_on(monkeypatch: pytest.MonkeyPat
 
         return call
 
-    monkeypatch.setattr(content, "_find_call", cut)
+    monkeypatch.setattr(content, "find_call", cut)
     state = {str(n): torch.arange(float(n)) for n in range(1, 30)}
     assert_same(save_and_load(state), state)
-    monkeypatch.setattr(content, "_find_call", lambda _: lambda *_: 0)
+    monkeypatch.setattr(content, "find_call", lambda _: lambda *_: 0)
     with pytest.raises(OSError, match="the file is too short"):
         content.transfer("preadv", 0, 0, Vector(Run([0], 0, bytes([1] + [0] * 7)), [1], None))
 
@@ -292,6 +292,16 @@ def test_a_copy_that_the_system_cuts_short_goes_on(monkeypatch: pytest.MonkeyPat
 def test_into_of_another_shape_is_refused(into: Any, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         save_and_load({"w": torch.ones(3)}, into)
+
+
+@pytest.mark.parametrize("wrong", [torch.zeros(2, 3), torch.zeros(6), torch.zeros(3, 2, dtype=torch.int32)])
+def test_one_of_many_that_is_another_is_refused_before_anything_is_copied(wrong: torch.Tensor) -> None:
+    state = {str(n): torch.ones(3, 2) for n in range(700)}
+    into = {name: torch.zeros(3, 2) for name in state}
+    into["600"] = wrong
+    with pytest.raises(ValueError, match=r"state\['600'\] is torch.float32 of \(3, 2\) in the snapshot"):
+        save_and_load(state, into)
+    assert not any(one.any() for one in into.values())
 
 
 def test_outside_muster_nothing_happens() -> None:

@@ -61,7 +61,11 @@ def add_card(page: str, context: dict[str, Any], addresses: dict[str, str] = ADD
         words["og:description"] = words["description"] = " ".join(unescape(text).split())[:200]
     if "Documentation" in addresses:
         words["og:url"] = f"{addresses['Documentation']}/{page}.html"
-        words["og:image"] = f"{addresses['Documentation']}/_static/timeline-light.png"
+        words["og:image"] = f"{addresses['Documentation']}/_static/card.png"
+        words |= {"og:image:width": "1200", "og:image:height": "630"}
+        words["og:image:alt"] = (
+            "muster starts, supervises and heals distributed PyTorch jobs; three figures beside torchrun's"
+        )
     tags = (
         f'<meta {"name" if name == "description" else "property"}="{name}" content="{escape(value)}" />'
         for name, value in words.items()

@@ -42,13 +42,13 @@ def read_regular(path: str, limit_bytes: int, start_bytes: int = 0) -> bytes:
     """Return the bytes of a file from an offset on; a negative one counts from its end.
 
     Raises:
-        OSError: it cannot be read, or it is no regular file: a named pipe would block.
+        OSError: it cannot be read, or it is not a regular file: a named pipe would block.
     """
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(fd, "rb") as file:
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode):
-            raise OSError(errno.EINVAL, "it is no regular file", path)
+            raise OSError(errno.EINVAL, "it is not a regular file", path)
         file.seek(max(0, found.st_size + start_bytes) if start_bytes < 0 else start_bytes)
         pieces: list[bytes] = []
         while limit_bytes > 0 and (piece := file.read(min(limit_bytes, _PIECE_BYTES))):  # `read` takes memory for all

@@ -28,7 +28,7 @@ REQUESTS: Mapping[str, str] = {
 
 _EPILOG = """\
 exit code: 0 done; 1 refused, nothing was changed; 2 wrong usage; 3 no such app; 4 the app has ended already;
-5 some ranks have not done it in time; 6 no agent answers, or a node was lost meanwhile
+5 some ranks have not done it in time; 6 no agent answers, or a node was lost
 """
 
 
@@ -292,7 +292,7 @@ def build_parser() -> argparse.ArgumentParser:
     command.add_argument(
         "--watch",
         action="store_true",
-        help="and once more whenever a file of the workspace has changed: the run before is stopped as by Ctrl-C",
+        help="run again whenever a file of the workspace changes; the previous run is stopped as by Ctrl-C",
     )
     _add_rehearse(commands)
     _add_overview(commands)
@@ -313,7 +313,9 @@ def build_parser() -> argparse.ArgumentParser:
     _add_doctor(commands)
     command = commands.add_parser("completion", help="print the shell's completion of this command")
     command.add_argument(
-        "shell", choices=("bash", "zsh", "fish", "apps"), help="apps: names of jobs, which the completion asks for"
+        "shell",
+        choices=("bash", "zsh", "fish", "apps"),
+        help="apps: print the names of jobs, for the completion itself",
     )
     return parser
 
@@ -360,9 +362,11 @@ def _add_run(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
     text = "submit a job, as `torchx run` does, with live progress bars; the last thing on the screen is its report"
     command = _add_submission(commands, "run", text, epilog=_RUN_EPILOG, schedulers="local_cwd")
     command.add_argument("--dryrun", action="store_true", help="print what would be submitted, and submit nothing")
-    command.add_argument("--wait", action="store_true", help="wait for the end, as with local_* in any case")
+    command.add_argument("--wait", action="store_true", help="wait for the end of the job; local_* always waits")
     command.add_argument("--log", action="store_true", help="print the job's lines, and wait for the end")
-    command.add_argument("--workspace", action=_Once, help="the folder that travels with the job (this one); '': none")
+    command.add_argument(
+        "--workspace", action=_Once, help="the folder that travels with the job (this one; '' for none)"
+    )
     command.add_argument("--parent_run_id", action=_Once, help="the run that this one belongs to, for trackers")
     command.add_argument(
         "component",
@@ -380,7 +384,7 @@ def _add_hold(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
         type=_parse_minutes,
         default=30.0,
         metavar="MINUTES",
-        help="the hold ends after so long without a run (30)",
+        help="end the hold after this time without a run (30)",
     )
     command.add_argument("--json", action="store_true", help="print what is held as one line of JSON, when it is ready")
     command.add_argument(
@@ -393,7 +397,7 @@ def _add_hold(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     command = commands.add_parser("release", help=text, description=f"{text}.", epilog=_EPILOG)
     command.formatter_class = argparse.RawDescriptionHelpFormatter
     command.add_argument("handle", metavar="APP_HANDLE", nargs="?", help="as `muster hold` prints it (the only hold)")
-    command.add_argument("--now", action="store_true", help="also if a run is on it, which is stopped")
+    command.add_argument("--now", action="store_true", help="stop the run that is on the hold first, if there is one")
     command.add_argument("--json", action="store_true", help="print the answer as one line of JSON")
 
 
@@ -409,26 +413,28 @@ def _add_rehearse(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     command.add_argument(
         "--faults", metavar="NAMES", help="FAULT or FAULT@MOMENT, separated by commas (all); `list` prints them"
     )
-    command.add_argument("--app", metavar="APP_HANDLE", help="disturb this job, which runs, instead of one of its own")
+    command.add_argument("--app", metavar="APP_HANDLE", help="disturb this running job instead of a job of its own")
     command.add_argument("-y", "--yes", action="store_true", help="with --app: do not ask")
     command.add_argument("--quick", action="store_true", help="only the faults that need no hang to be noticed")
-    command.add_argument("--seed", type=_parse_index, metavar="N", help="chooses the same steps and ranks again")
-    command.add_argument("--steps", type=_parse_count, metavar="N", help="each run ends after so many steps")
+    command.add_argument(
+        "--seed", type=_parse_index, metavar="N", help="choose the same steps and ranks as the run with this seed"
+    )
+    command.add_argument("--steps", type=_parse_count, metavar="N", help="end each run after this number of steps")
     command.add_argument(
         "--time-limit",
         type=_parse_limit,
         metavar="SECONDS",
-        help="the undisturbed run ends then, the others at its step; with --app: of a recovery",
+        help="limit of the undisturbed run, at whose last step the others end; with --app: of a recovery",
     )
     command.add_argument(
         "--compare",
         action="append",
         default=[],
         metavar="FILES",
-        help="files of a run that must be equal, as ckpt/*.pt",
+        help="files that must be equal in all runs, such as ckpt/*.pt",
     )
     command.add_argument(
-        "--link", action="append", default=[], metavar="PATH", help="what runs only read: linked, not copied"
+        "--link", action="append", default=[], metavar="PATH", help="what runs only read: link it instead of copying it"
     )
     command.add_argument("-o", "--output", metavar="DIR", help="page, results, logs (rehearsal)")
     command.add_argument("--junit", metavar="FILE", help="write JUnit XML")
@@ -556,7 +562,7 @@ def _add_doctor(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         epilog="exit code: 0 nothing stands in the way of a job; 1 something does; 2 wrong usage",
     )
     command.add_argument("--nproc", type=_parse_count, metavar="N", help="workers of a job here (one for each GPU)")
-    command.add_argument("--devices", type=_parse_count, metavar="N", help="GPUs that there must be")
+    command.add_argument("--devices", type=_parse_count, metavar="N", help="number of GPUs that there must be")
     command.add_argument("--log-dir", metavar="DIR", help="where jobs write their logs")
     command.add_argument("--json", action="store_true", help="one line of JSON for a bug report; it holds no secret")
 

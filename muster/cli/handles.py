@@ -49,7 +49,7 @@ def find_app(word: str, env: Mapping[str, str]) -> AppName:
     match = _HANDLE.fullmatch(word)
     if match is None:
         example = "local_cwd://torchx/train-x7k2"
-        raise ControlError(f"{word!r} is no app handle; one is {example}", ExitCode.USAGE)
+        raise ControlError(f"{word!r} is not an app handle; an example is {example}", ExitCode.USAGE)
     scheduler, app_id = match["scheduler"], match["app_id"]
     session = match["session"] or "muster"
     if scheduler is None and app_id == LAST:

@@ -196,7 +196,7 @@ def _follow(scheduler: PluginScheduler, app_id: str, *, is_attached: bool, shows
             say(f"{app_id} goes on; `muster stop {scheduler.backend}://{app_id}` ends it")
         raise
     if response is None:
-        raise ControlError(f"{app_id} was deleted meanwhile", ExitCode.UNKNOWN)
+        raise ControlError(f"{app_id} has been deleted", ExitCode.UNKNOWN)
     if response.state is AppState.SUCCEEDED or not has_report:
         facts = scheduler.read_facts(app_id)
         say(f"{app_id} {format_line(parse_status(response) if facts is None else facts)}")

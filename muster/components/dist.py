@@ -88,8 +88,8 @@ def ddp(
         start: how workers start; warm: fork a process that has imported torch, cold: new processes, auto: warm if safe
         preload: modules that the warm process imports, separated by commas; auto: torch if the program imports it
         hang_timeout: seconds after which the job counts as hung if no rank has entered or completed a collective or
-            done a step; ranks that do neither must use CPU time (less than 1/200 of a core is none) or write something
-            (to a file, a pipe, the console); auto: learned from the job itself, at least 60; 0: never
+            done a step. A rank that does neither must use CPU time (at least 1/200 of a core) or write something (to a
+            file, a pipe or the console). auto: learned from the job itself, at least 60. 0: never
         hang_action: what follows when the job hangs; report: print which rank keeps the others waiting, restart:
             restart the workers while retries are left, stop: end the job; the default is restart, with hang_timeout
             auto report
@@ -102,8 +102,8 @@ def ddp(
             /status; 0: a free port, which status.json names; the address is 127.0.0.1, on Kubernetes all of the pod's
         tracker_run: all attempts of the job are one run in Weights & Biases and Comet, and have its id as a tag in
             MLflow: global rank 0 gets their variables, unless yours are set; several runs of one script become one
-        preflight: what is looked at before the workers start; quick: each machine while torch is imported, and what
-            must be alike on all nodes, full: also an all-reduce within each node and over all, off: nothing
+        preflight: what to check before the workers start; quick: each machine while torch is imported, and what must be
+            equal on all nodes, full: also an all-reduce within each node and over all, off: nothing
         snapshot_memory: the most memory that muster.snapshots may take on each node: bytes, such as 64G, or a share of
             what is free in percent, with the sign; 0: none are kept; the default is 40 percent
         snapshot_copies: how many other nodes keep a copy of a node's snapshots, 0 or 1; the default is 1
@@ -219,8 +219,8 @@ def torchrun(
         start: how workers start; warm: fork a process that has imported torch, cold: new processes, auto: warm if safe
         preload: modules that the warm process imports, separated by commas; auto: torch if the program imports it
         hang_timeout: seconds after which the job counts as hung if no rank has entered or completed a collective or
-            done a step; ranks that do neither must use CPU time (less than 1/200 of a core is none) or write something
-            (to a file, a pipe, the console); auto: learned from the job itself, at least 60; 0: never
+            done a step. A rank that does neither must use CPU time (at least 1/200 of a core) or write something (to a
+            file, a pipe or the console). auto: learned from the job itself, at least 60. 0: never
         hang_action: what follows when the job hangs; report: print which rank keeps the others waiting, restart:
             restart the workers while retries are left, stop: end the job; the default is restart, with hang_timeout
             auto report
@@ -233,8 +233,8 @@ def torchrun(
             /status; 0: a free port, which status.json names; the address is 127.0.0.1, on Kubernetes all of the pod's
         tracker_run: all attempts of the job are one run in Weights & Biases and Comet, and have its id as a tag in
             MLflow: global rank 0 gets their variables, unless yours are set; several runs of one script become one
-        preflight: what is looked at before the workers start; quick: each machine while torch is imported, and what
-            must be alike on all nodes, full: also an all-reduce within each node and over all, off: nothing
+        preflight: what to check before the workers start; quick: each machine while torch is imported, and what must be
+            equal on all nodes, full: also an all-reduce within each node and over all, off: nothing
         snapshot_memory: the most memory that muster.snapshots may take on each node: bytes, such as 64G, or a share of
             what is free in percent, with the sign; 0: none are kept; the default is 40 percent
         snapshot_copies: how many other nodes keep a copy of a node's snapshots, 0 or 1; the default is 1
@@ -333,8 +333,8 @@ def spmd(
         start: how workers start; warm: fork a process that has imported torch, cold: new processes, auto: warm if safe
         preload: modules that the warm process imports, separated by commas; auto: torch if the program imports it
         hang_timeout: seconds after which the job counts as hung if no rank has entered or completed a collective or
-            done a step; ranks that do neither must use CPU time (less than 1/200 of a core is none) or write something
-            (to a file, a pipe, the console); auto: learned from the job itself, at least 60; 0: never
+            done a step. A rank that does neither must use CPU time (at least 1/200 of a core) or write something (to a
+            file, a pipe or the console). auto: learned from the job itself, at least 60. 0: never
         hang_action: what follows when the job hangs; report: print which rank keeps the others waiting, restart:
             restart the workers while retries are left, stop: end the job; the default is restart, with hang_timeout
             auto report
@@ -347,8 +347,8 @@ def spmd(
             /status; 0: a free port, which status.json names; the address is 127.0.0.1, on Kubernetes all of the pod's
         tracker_run: all attempts of the job are one run in Weights & Biases and Comet, and have its id as a tag in
             MLflow: global rank 0 gets their variables, unless yours are set; several runs of one script become one
-        preflight: what is looked at before the workers start; quick: each machine while torch is imported, and what
-            must be alike on all nodes, full: also an all-reduce within each node and over all, off: nothing
+        preflight: what to check before the workers start; quick: each machine while torch is imported, and what must be
+            equal on all nodes, full: also an all-reduce within each node and over all, off: nothing
         snapshot_memory: the most memory that muster.snapshots may take on each node: bytes, such as 64G, or a share of
             what is free in percent, with the sign; 0: none are kept; the default is 40 percent
         snapshot_copies: how many other nodes keep a copy of a node's snapshots, 0 or 1; the default is 1

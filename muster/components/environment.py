@@ -158,4 +158,4 @@ def _check_line_name(name: str, sign: str, where: str) -> None:
     problem = (
         "there is no name before '=', or one with a space, comma or $" if sign else "it is neither NAME=VALUE nor NAME"
     )
-    raise ComponentError(f"{where}: {problem}; values are one line each, and quotes are no syntax")
+    raise ComponentError(f"{where}: {problem}; a value is one line, and quotes have no meaning")

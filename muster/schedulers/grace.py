@@ -1,7 +1,7 @@
 """Decides how long an adapter waits between the polite signal and the kill: longer than the agent waits for workers.
 
 The agent stops its workers within `--shutdown-timeout`, then kills them, reports and exits. An adapter that kills the
-agent meanwhile loses the report, and the exit code is that of the kill (137) instead of the agent's own.
+agent in this time loses the report, and the exit code is that of the kill (137) instead of the agent's own.
 """
 
 import math

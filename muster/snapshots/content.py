@@ -278,7 +278,7 @@ class Content:
         self.is_near = file is not None
         magic, *numbers = _HEAD.unpack(self._fetch(0, _HEAD.size))
         if magic != _MAGIC:
-            raise Damaged("it is no snapshot of this version of muster")
+            raise Damaged("it is not a snapshot of this version of muster")
         self.head = head = Head(*numbers)
         layout = self._fetch(head.layout_start, head.skeleton_start)
         self.skeleton = self._fetch(head.skeleton_start, head.end)

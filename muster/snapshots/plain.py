@@ -422,7 +422,7 @@ def dtype(name: str) -> Any:
 
     found = getattr(torch, name, None)
     if not isinstance(found, torch.dtype | torch.layout | torch.memory_format):
-        raise pickle.UnpicklingError(f"torch.{name} is no dtype, layout or memory format")
+        raise pickle.UnpicklingError(f"torch.{name} is not a dtype, layout or memory format")
     return found
 
 
@@ -436,7 +436,7 @@ def device(name: str) -> Any:
 def path(kind: str, text: str) -> pathlib.PurePath:
     """Build a path."""
     if kind not in _PATHS:
-        raise pickle.UnpicklingError(f"{kind} is no kind of path")
+        raise pickle.UnpicklingError(f"{kind} is not a kind of path")
     return getattr(pathlib, kind)(text)  # type: ignore[no-any-return]
 
 

@@ -85,7 +85,7 @@ def test_a_number_and_free_use_none_of_the_restarts() -> None:
         ("exit 256: stop", "'exit 256: stop': an exit code must be 1 to 255, not '256'"),
         ("exit: stop", "'exit: stop': an exit code must be 1 to 255, not ''"),
         ("exit 3,400: stop", "'exit 3,400: stop': an exit code must be 1 to 255, not '400'"),
-        ("signal NO: stop", "'signal NO: stop': 'NO' is no signal; write signal SEGV, or signal KILL"),
+        ("signal NO: stop", "'signal NO: stop': 'NO' is not a signal; write signal SEGV, or signal KILL"),
         ("any: restart 0", "'any: restart 0': the number must be 1 to 1000, not 0"),
         ("any: stop 3", "after the first two a number or free may follow, not 'stop 3'"),
         ("any: restart -1", "after the first two a number or free may follow, not 'restart -1'"),

@@ -166,7 +166,7 @@ def _parse_signal(word: str, rule: str) -> str:
     name = word.upper()
     name = name if name.startswith("SIG") else f"SIG{name}"
     if name not in signal.Signals.__members__:
-        raise PolicyError(f"{rule!r}: {word!r} is no signal; write signal SEGV, or signal KILL")
+        raise PolicyError(f"{rule!r}: {word!r} is not a signal; write signal SEGV, or signal KILL")
     return name
 
 

@@ -143,17 +143,19 @@ PREFLIGHT: Final = (
         default="quick",
         ours=True,
         has_variable=False,
-        text="What is looked at before the workers start. quick: this machine (GPUs, their free memory, folders, "
+        text="What to check before the workers start. quick: this machine (GPUs, their free memory, folders, "
         "shared memory, limits) while torch is being imported, the executables of /etc/muster/preflight.d, and what "
         "must be alike on all nodes; workers wait at most 0.3 s for it. full: also an all-reduce within each node and "
-        "over all, in the workers before the program starts. off: nothing. An error ends the job, all else is a line.",
+        "over all, in the workers before the program starts. off: nothing. An error ends the job; everything else is "
+        "printed.",
     ),
     Flag(
         name="devices",
         metavar="N",
         ours=True,
         has_variable=False,
-        text="How many GPUs this node must have, for --preflight; components give what the job was submitted with.",
+        text="How many GPUs this node must have, for --preflight. Components pass the number with which the job "
+        "was submitted.",
     ),
 )
 
@@ -171,16 +173,17 @@ RESTARTS: Final = (
         ours=True,
         has_variable=False,
         repeats=True,
-        text="What follows from a failure, by rules CONDITION,...: VERDICT that are separated by `;`; the first that "
-        "matches decides, and --on given again adds rules. Conditions: exit N, signal NAME, the name of an exception, "
-        "usage, data, oom (host-oom, device-oom), device, network, preemption, time-limit, hang, crash, unknown, any, "
-        "repeat. Verdicts: restart, elsewhere (the node leaves, exit code 69), stop; after the first two a number: so "
-        "often without progress, or free: both use none of --max-restarts. As in: exit 77: elsewhere; ImportError: "
-        "stop; exit 33,34: restart free. Without a rule that matches: muster.worker.give_up: stop; "
-        "muster.worker.leave_node: elsewhere; a usage error right after the start, twice in a row: stop; hang: "
-        "--hang-action; device: elsewhere if a spare node waits; an error of --preflight: elsewhere if a spare node "
-        "waits, else stop; repeat, but of host-oom, device, network, preemption and time-limit: stop if a scheduler "
-        "has started the job; all else: restart.",
+        text="Rules that decide what follows from a failure: CONDITION,...: VERDICT, separated by `;`. The first "
+        "rule that matches decides; each further --on adds rules. Conditions: exit N, signal NAME, the "
+        "name of an exception, usage, data, oom (host-oom, device-oom), device, network, preemption, "
+        "time-limit, hang, crash, unknown, any, repeat. Verdicts: restart, elsewhere (the node leaves with "
+        "exit code 69), stop. After restart and elsewhere, a number is the limit without progress, and free "
+        "means no limit; neither uses --max-restarts. Example: exit 77: elsewhere; ImportError: stop; exit "
+        "33,34: restart free. Without a rule that matches: muster.worker.give_up: stop; "
+        "muster.worker.leave_node: elsewhere; a usage error right after the start, twice in a row: stop; "
+        "hang: --hang-action; device: elsewhere if a spare node waits; an error of --preflight: elsewhere "
+        "if a spare node waits, else stop; repeat, except for host-oom, device, network, preemption and "
+        "time-limit: stop if a scheduler has started the job; anything else: restart.",
     ),
     Flag(
         name="restart-backoff",
@@ -227,9 +230,10 @@ RESTARTS: Final = (
         default="auto",
         ours=True,
         has_variable=False,
-        text="Seconds after which the job counts as hung if no rank has entered or completed a collective or done a "
-        "step; ranks that do neither must use CPU time (less than 1/200 of a core is none) or write something (to a "
-        "file, a pipe, the console); auto: learned from the job itself, at least 60; 0: never.",
+        text="Seconds after which the job counts as hung if no rank has entered or completed a collective or "
+        "done a step. A rank that does neither must use CPU time (at least 1/200 of a core) or write "
+        "something (to a file, a pipe or the console). auto: learned from the job itself, at least 60. 0: "
+        "never.",
     ),
     Flag(
         name="hang-action",

@@ -125,7 +125,7 @@ class TrainJob:
         parts = urlsplit(self._url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             self._has_given_up = True
-            raise ValueError(f"{KubeflowEnv.URL} is {self._url!r}, which is no address of an HTTP server")
+            raise ValueError(f"{KubeflowEnv.URL} is {self._url!r}, which is not the address of an HTTP server")
         path = f"{parts.path or '/'}{f'?{parts.query}' if parts.query else ''}"
         if parts.scheme == "http":
             return http.client.HTTPConnection(parts.hostname, parts.port, timeout=_ANSWER_S), path

@@ -238,7 +238,7 @@ class _Stage:
             )
             raise ControlError(f"{line}. What .torchxignore names is not in the run's folder", ExitCode.REFUSED)
         if not result.starts:
-            line = "the undisturbed run has told no step: call muster.worker.step(i, total=N) at each step"
+            line = "the undisturbed run has reported no step: call muster.worker.step(i, total=N) at each step"
             raise ControlError(f"{line} (docs/worker-api.md)", ExitCode.REFUSED)
         if result.done - result.starts[0] < 3:
             line = f"the undisturbed run did {result.done - result.starts[0]} steps; a rehearsal needs 3 or more"

@@ -131,7 +131,7 @@ def _choose(scheduler: PluginScheduler, app_id: str, role: str, nodes: int, name
         if agent and workers:
             break
         if time.monotonic() > until_s:
-            raise ControlError(f"node {node} of {app_id} has told of no worker that runs", ExitCode.LOST)
+            raise ControlError(f"node {node} of {app_id} has reported no running worker", ExitCode.LOST)
         time.sleep(_LOOK_S)
     kind = _SIGNALS[name][0]
     rank = rng.choice(sorted(workers)) if kind == "rank" else None
@@ -185,7 +185,7 @@ def _follow(
         response = scheduler.describe_app(app_id)
         if response is None or is_terminal(response.state):
             if response is not None and response.state is AppState.SUCCEEDED:
-                return _build_row(name, target, Verdict.SURVIVED, result="the job has succeeded meanwhile")
+                return _build_row(name, target, Verdict.SURVIVED, result="the job had succeeded by then")
             how = "it is gone" if response is None else response.state.name
             return _build_row(name, target, Verdict.LOST, reason=f"{how}; `muster status {app_id}` says more")
         now = _read_status(scheduler, app_id, role)

@@ -49,7 +49,7 @@ def _parse_fault(word: str) -> tuple[Fault, Moment]:
         raise ControlError(f"there is no fault {name!r}; there are: {', '.join(FAULTS)}", ExitCode.USAGE)
     moments = [each.value for each in Moment]
     if when and when not in moments:
-        raise ControlError(f"{word!r}: {when!r} is no moment; one of {', '.join(moments)}", ExitCode.USAGE)
+        raise ControlError(f"{word!r}: {when!r} is not a moment; the moments are: {', '.join(moments)}", ExitCode.USAGE)
     return FAULTS[name], Moment(when) if when else Moment.BETWEEN
 
 

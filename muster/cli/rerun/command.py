@@ -162,7 +162,7 @@ class _Run:
         self._process.send_signal(signum)
 
     def stop(self) -> int | None:
-        """Stop it as Ctrl-C does, if it runs, and its job with it. Returns the signal that has come meanwhile."""
+        """Stop it as Ctrl-C does, if it runs, and its job with it. Return the signal that has come by then."""
         came = None
         if self.poll() is None:
             self.send(signal.SIGINT)

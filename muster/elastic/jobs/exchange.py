@@ -295,7 +295,7 @@ class _Channel:
         """
         (size,) = struct.unpack(">I", self._read(4))
         if not _MAC_BYTES <= size <= limit_bytes:
-            raise ConnectionError("the other side is no program of this job")
+            raise ConnectionError("the other side is not a program of this job")
         frame = self._read(size)
         mac, payload = frame[:_MAC_BYTES], frame[_MAC_BYTES:]
         if not hmac.compare_digest(mac, _compute_mac(self._receive_key, struct.pack(">Q", self._received), payload)):

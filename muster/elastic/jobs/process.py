@@ -90,7 +90,7 @@ class AgentProcess:
         """Private to this user; the guard removes it when this process is killed."""
         self._guard_fd = self._agent_fd = -1
         self._lock = threading.Lock()
-        """Any thread may signal; a descriptor must not be closed, and its number used again, meanwhile."""
+        """Any thread may signal; until then no descriptor may be closed, and its number used again."""
         self._rest = b""
         self._control, theirs = socket.socketpair()
         try:

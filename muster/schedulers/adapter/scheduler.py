@@ -454,7 +454,7 @@ class PluginScheduler(Scheduler, abc.ABC):  # type: ignore[misc]
 
 
 def measure_folder(folder: Path) -> int:
-    """Return the bytes of the files in a folder that may be written to, or removed, meanwhile."""
+    """Return the bytes of the files in a folder that may be written to, or removed, at the same time."""
     total = 0
     for base, _, names in os.walk(folder):
         for name in names:

@@ -59,7 +59,7 @@ def _parse_network(name: str, value: str) -> str | None:
 
 def _parse_cache(name: str, value: str) -> str | None:
     if value and _CACHE_NAME.fullmatch(value) is None:
-        raise OptionError(f"{name}={value!r} is no name of letters, digits, '_', '.' and '-', up to 64", name)
+        raise OptionError(f"{name}={value!r} is not a name of up to 64 letters, digits, '_', '.' and '-'", name)
     return value or None
 
 

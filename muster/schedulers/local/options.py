@@ -15,7 +15,7 @@ class LocalOptions:
     auto_set_cuda_visible_devices: bool | None = option(
         bool,
         "true: every replica gets the GPUs that it requests for itself, an error if there are too few; false: every "
-        "replica sees all; default: several nodes share the GPUs out",
+        "replica sees all; default: several nodes divide the GPUs",
     )
     env: Mapping[str, str] = ENV.as_field()
     detach: bool = DETACH.as_field()

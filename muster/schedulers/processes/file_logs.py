@@ -43,7 +43,7 @@ class FileSource:
             with open(self._path, "rb") as file:
                 file.seek(offset)
                 return file.read(limit_bytes)
-        except FileNotFoundError:  # the app was deleted meanwhile
+        except FileNotFoundError:  # the app has been deleted
             return b""
 
     def find_offset(self, time_s: float, *, after: bool) -> int | None:

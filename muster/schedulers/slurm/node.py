@@ -224,7 +224,7 @@ class NodeSupervisor(Supervisor):
         super().handle_event(event)
 
     def ask_slurm(self, ask: Callable[[], T], then: Callable[[T], None]) -> None:
-        """Ask in a thread: the controller may not answer, and output is read meanwhile."""
+        """Ask in a thread: the controller may not answer, and output must be read."""
         delay_s = min(_MOST_SPREAD_S, self._allocation.task * _SPREAD_S)
 
         def run() -> None:

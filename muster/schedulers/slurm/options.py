@@ -59,7 +59,7 @@ class SlurmOptions:
     constraint: str | None = option(str, "features that the nodes must have")
     reservation: str | None = option(str, "reservation from which the nodes are taken")
     mail_user: str | None = option(str, "who gets mail", name="mail-user")
-    mail_type: str | None = option(str, "of which events there is mail", name="mail-type")
+    mail_type: str | None = option(str, "events that cause mail", name="mail-type")
     job_dir: str | None = option(
         str,
         "folder for the job's code, logs and state, which must not exist yet; with it the workspace is copied there. "
@@ -72,15 +72,15 @@ class SlurmOptions:
         parse=build_choice_parser("dir", "docker"),
     )
     image_repo: str | None = option(str, "only for workspace_type=docker")
-    quiet: bool = option(bool, "do not say what of the workspace is left behind", default=False)
+    quiet: bool = option(bool, "do not report what of the workspace is left out", default=False)
     exclusive: bool = option(bool, "give the job whole nodes", default=False)
     segment: int | None = option(
-        int, "nodes of a segment (an NVLink domain) that are given together", parse=parse_count
+        int, "number of nodes of a segment (an NVLink domain) that Slurm allocates together", parse=parse_count
     )
-    spares: int = option(int, "nodes more than are used: they replace lost ones", default=0, parse=parse_count)
+    spares: int = option(int, "number of spare nodes, which replace lost ones", default=0, parse=parse_count)
     gpus: str = option(
         str,
-        "how GPUs are asked for: gres (--gres=gpu:N), tres (--gpus-per-node=N) or none (the partition gives them)",
+        "how to request GPUs: gres (--gres=gpu:N), tres (--gpus-per-node=N) or none (the partition gives them)",
         default="gres",
         parse=build_choice_parser(*GPUS),
     )

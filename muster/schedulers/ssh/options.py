@@ -63,7 +63,7 @@ class SshOptions:
         str, "program that prints them, HOST or HOST:N per line, as Horovod's; it is run again while the app runs"
     )
     spares: int = option(
-        int, "hosts more that are checked and take over from those that are lost", default=0, parse=parse_count
+        int, "number of additional hosts that are checked and take over from lost ones", default=0, parse=parse_count
     )
     rank0: str | None = option(str, "address of the first host that all others reach; default: found by trying")
     ssh: tuple[str, ...] = option(str, "the ssh program, with arguments", default="ssh", parse=_parse_command)

@@ -201,7 +201,7 @@ class SshScheduler(ProcessScheduler, WorkspaceMixin[None]):  # type: ignore[misc
 
 
 class _Packed:
-    """What travels to the hosts; the bundle is built meanwhile."""
+    """What travels to the hosts; a thread builds the bundle."""
 
     def __init__(self, paths: Mapping[str, Path]) -> None:
         self.paths = paths

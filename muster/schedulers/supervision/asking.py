@@ -254,7 +254,7 @@ def _wait_left(folder: AppFolder, spec: AppSpec, line: str, ends: Sequence[Repli
     """Wait until replicas that the role does not have any more have ended; `line` begins the answer's.
 
     Raises:
-        ControlError: the app ends meanwhile.
+        ControlError: the app ends before that.
     """
     deadline_s = time.monotonic() + spec.grace_s + RECORD_LIMIT_S
     left = list(ends)

@@ -175,7 +175,7 @@ def read_app(folder: AppFolder) -> tuple[AppSpec, AppRecord | None]:
 def revive_app(folder: AppFolder) -> tuple[AppSpec, AppRecord | None]:
     """Return an app and its current state; starts its supervisor again if that has died.
 
-    Replicas that have ended meanwhile count as lost: they use retries.
+    Replicas that have ended count as lost: they use retries.
 
     Raises:
         FileNotFoundError: no app here.
@@ -295,7 +295,7 @@ def ensure_recorded(folder: AppFolder, refusal: OSError | None) -> None:
 def wait_ended(folder: AppFolder, *, limit_s: float) -> bool:
     """Wait until an app has ended; False when the limit expires first.
 
-    A supervisor that dies meanwhile is started again, so that the app does end.
+    A supervisor that dies is started again, so that the app does end.
     """
     deadline_s = time.monotonic() + limit_s
     while True:
@@ -326,7 +326,7 @@ def _wait_process(pid: int, limit_s: float) -> None:
 
 
 def end_all(folders: Iterable[AppFolder], *, flush_s: float) -> None:
-    """Stop apps politely and wait for their ends; an interrupt meanwhile kills them.
+    """Stop apps politely and wait for their ends; an interrupt kills them.
 
     If a Ctrl-C is ending the program, their agents get SIGINT, else SIGTERM.
 

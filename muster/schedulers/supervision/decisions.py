@@ -2,7 +2,7 @@
 
 There are two kinds of roles. A role of our agent has exit codes with a meaning (`contract.ExitCode`): 1 and 2 are
 final, 69 and an end by signal are lost replicas, which are started again one by one, at most `max_retries` per role,
-because the agents of the others keep running meanwhile. 143 means preempted: when one node is, the agents of all may
+because the agents of the others keep running. 143 means preempted: when one node is, the agents of all may
 end with it after they have saved at one step, so it uses no retry. Any other role keeps TorchX's meaning: every failure
 may be retried `max_retries` times, and its RetryPolicy says whether the replica, the role or the whole app starts
 again. Without retries left, the app continues as long as `min_replicas` of the role run or have succeeded; else the

@@ -66,7 +66,7 @@ class Supervisor:
         return self._record.app.phase is AppPhase.ENDED
 
     def begin(self, *, recovers: bool = False) -> None:
-        """Adopt what an earlier supervisor started, handle requests made meanwhile, start replicas that wait.
+        """Adopt what an earlier supervisor started, handle requests made since, start replicas that wait.
 
         Args:
             recovers: replicas that have ended without a supervisor are started again, without a retry.

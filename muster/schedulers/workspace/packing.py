@@ -207,11 +207,11 @@ def _add(bundle: tarfile.TarFile, root: Path, relative: str) -> None:
             bundle.addfile(entry)
         elif stat.S_ISREG(status.st_mode):
             with open(source, "rb") as content:
-                # A file that grows meanwhile (a log) is cut at this size, so that it does not break the archive.
+                # A file that grows (a log) is cut at this size, so that it does not break the archive.
                 entry.size = os.fstat(content.fileno()).st_size
                 bundle.addfile(entry, content)
     except OSError as error:
-        why = error.strerror or f"it became shorter meanwhile ({error})"
+        why = error.strerror or f"it became shorter while it was read ({error})"
         raise BundleError(f"cannot pack {str(source)!r}: {why}; name it in {IGNORE_FILE}") from error
 
 

@@ -220,7 +220,7 @@ NOT_OURS = (
     ("handle", "code", "line"),
     [
         ("lsf://torchx/x", 2, NOT_OURS),
-        ("a/b/c", 2, "'a/b/c' is no app handle; one is local_cwd://torchx/train-x7k2"),
+        ("a/b/c", 2, "'a/b/c' is not an app handle; an example is local_cwd://torchx/train-x7k2"),
         ("nothing", 3, "no job is named 'nothing'; `muster list` lists them"),
     ],
 )

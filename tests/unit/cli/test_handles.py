@@ -74,7 +74,7 @@ def test_last_is_the_newest_also_in_a_cluster(env, tmp_path):
     [
         ("mai", "'mai' may be any of 2 jobs: detached://main, local_cwd://main-a1", ExitCode.USAGE),
         ("none", "no job is named 'none'; `muster list` lists them", ExitCode.UNKNOWN),
-        ("a/b/c", "'a/b/c' is no app handle; one is local_cwd://torchx/train-x7k2", ExitCode.USAGE),
+        ("a/b/c", "'a/b/c' is not an app handle; an example is local_cwd://torchx/train-x7k2", ExitCode.USAGE),
     ],
 )
 def test_what_names_no_app(word, line, code, env):

@@ -129,7 +129,7 @@ def test_what_cannot_be_tried_has_a_reason() -> None:
 
 @pytest.mark.parametrize(
     ("text", "line"),
-    [("gone", "no fault 'gone'"), ("rank-killed@noon", "'noon' is no moment"), (" ,", "names no fault")],
+    [("gone", "no fault 'gone'"), ("rank-killed@noon", "'noon' is not a moment"), (" ,", "names no fault")],
 )
 def test_a_wrong_fault_is_one_line(text: str, line: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ControlError, match=line):

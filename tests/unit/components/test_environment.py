@@ -74,7 +74,7 @@ def test_files_follow_dockers_rules(env_file):
         ("NOT_SET", "line 1: your environment has no variable NOT_SET; export it, or write NOT_SET=VALUE"),
         (f"A=1\n={SECRET}", "line 2: there is no name before '=', or one with a space, comma or $"),
         (f"export B={SECRET}", "line 1: there is no name before '=', or one"),
-        (f"A=1\n{SECRET} {SECRET}", "line 2: it is neither NAME=VALUE nor NAME; values are one line each"),
+        (f"A=1\n{SECRET} {SECRET}", "line 2: it is neither NAME=VALUE nor NAME; a value is one line"),
         (b"A=1\nB=\xff\n", "line 2: is not UTF-8 text"),
         (b"A=a\0b", "line 1: the value of A has a NUL character"),
     ],

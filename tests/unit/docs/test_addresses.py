@@ -42,4 +42,6 @@ def test_a_page_says_what_others_show_of_a_link_to_it(addresses):
     assert tags["og:title"] == "A page"
     assert tags["description"] == "What &lt;it&gt; is about."
     assert tags.get("og:url") == ("https://docs.example/hangs.html" if addresses else None)
-    assert tags.get("og:image", "https://docs.example/_static/x").startswith("https://docs.example/_static/")
+    image = "https://docs.example/_static/card.png" if addresses else None
+    assert tags.get("og:image") == image
+    assert (doc_pages.ROOT / "docs/static/card.png").exists()

@@ -1,6 +1,7 @@
 """The pictures of the pages: `docs/pictures.py` makes those of a terminal, `docs/drawings.py` draws the others."""
 
 import re
+import struct
 import sys
 from pathlib import Path
 from xml.etree import ElementTree as ET
@@ -89,6 +90,22 @@ def test_plots_show_what_the_page_of_figures_says(drawings):
     assert ours < theirs
     with pytest.raises(ValueError, match="not enough values"):
         drawings.draw_plot("t", [("a row that is gone", "x")], drawings.read_figures(text))
+
+
+def test_the_card_shows_the_figures_of_today(drawings, monkeypatch):
+    assert drawings  # the card imports it
+    card = __import__("card")
+    monkeypatch.delitem(sys.modules, "card")
+    svg = card.draw_card()
+    words = read_words(svg)
+    figures = drawings.read_figures((DOCS / "figures.md").read_text())
+    for begin, name in card.ROWS:
+        (cells,) = (cells for label, cells in figures.items() if label.startswith(begin))
+        assert f"{name} {' '.join(cell.split(' (')[0] for cell in cells)}" in words
+    assert "7 of 9 jobs of torchrun did not recover" in words
+    png = (DOCS / "static/card.png").read_bytes()
+    assert struct.unpack(">II", png[16:24]) == (card.WIDTH, card.HEIGHT)
+    assert b"svg-sha256\0" + card.compute_digest(svg) in png, "run `python docs/card.py`"
 
 
 @pytest.mark.long

@@ -131,7 +131,7 @@ class TestWorkspaceBundle:
             return os.stat_result((*status[:6], status.st_size + 1, *status[7:10]))
 
         monkeypatch.setattr(workspace_packing.os, "fstat", read_earlier)
-        with pytest.raises(workspace_packing.BundleError, match="log': it became shorter meanwhile"):
+        with pytest.raises(workspace_packing.BundleError, match="log': it became shorter while it was read"):
             workspace_packing.build_workspace_bundle(str(tmp_path))
 
     def test_a_large_folder_is_never_in_memory(self, tmp_path):

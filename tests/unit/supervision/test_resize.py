@@ -143,7 +143,7 @@ def test_the_next_supervisor_tells_the_node_again_and_knows_the_size(tmp_path):
     assert resize(app, 2) == ["start trainer/1"]
 
 
-# -- the job has succeeded meanwhile -------------------------------------------------------------------------------
+# -- the job had succeeded by then ---------------------------------------------------------------------------------
 
 
 def expire(app):

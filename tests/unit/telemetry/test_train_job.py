@@ -159,7 +159,7 @@ def test_a_server_that_refuses_is_asked_no_more(server: Server, environ: dict[st
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({KubeflowEnv.URL: "ftp://x"}, "is 'ftp://x', which is no address of an HTTP server"),
+        ({KubeflowEnv.URL: "ftp://x"}, "is 'ftp://x', which is not the address of an HTTP server"),
         ({KubeflowEnv.TOKEN: "/no/such/file"}, "No such file"),
         ({KubeflowEnv.URL: "http://127.0.0.1:1/x"}, "refused"),
     ],

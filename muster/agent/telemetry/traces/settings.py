@@ -63,7 +63,7 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
             addresses[signal] = address
         else:
             shown = f"...@{url.rpartition('@')[2]}" if "@" in url else url  # a password is not printed
-            problems.append(problem or f"{name} is {shown!r}, which is no address of an HTTP server")
+            problems.append(problem or f"{name} is {shown!r}, which is not the address of an HTTP server")
     return Settings(
         addresses=addresses,
         headers=_parse_pairs(environ.get("OTEL_EXPORTER_OTLP_HEADERS", "")),

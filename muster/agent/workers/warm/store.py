@@ -79,8 +79,8 @@ def _silence() -> None:
 def _ask_no_name_server() -> None:
     """From now on this process finds names of hosts in /etc/hosts only.
 
-    torch's store looks up the name of each client that connects, one after the other, and answers none meanwhile: a
-    name server that does not answer costs 5 s and more each time. Workers of a crashed job once waited for 60 s.
+    torch's store looks up the names of clients that connect one after the other, and answers none of them until then.
+    A name server that does not answer costs 5 s and more each time. Workers of a crashed job once waited for 60 s.
     """
     configure = getattr(ctypes.CDLL(None), "__nss_configure_lookup", None)  # glibc has it
     if configure is not None:

@@ -313,7 +313,7 @@ class Engine:
         return [container["Id"] for container in found]
 
     def list_containers(self, labels: Mapping[str, str | None], *, running_only: bool = False) -> list[ContainerFacts]:
-        """Return the containers that carry all these labels (None: any value), without any that vanishes meanwhile."""
+        """Return the containers that carry all these labels (None: any value), without any that vanishes."""
         ids = self.list_container_ids(labels, running_only=running_only)
         return [facts for facts in map(self._inspect_or_none, ids) if facts is not None]
 

@@ -38,7 +38,7 @@ class NodeAsker:
         """Start a Python in the replica's container.
 
         Raises:
-            ControlError: it does not run, or has ended meanwhile.
+            ControlError: it does not run, or has ended.
         """
         request = AppRequest.from_json(spec.details["request"])
         command = next((each.command for each in request.containers if each.key == (replica.role, replica.index)), None)

@@ -22,7 +22,7 @@ _MIB: Final = 1 << 20
 def ended_by_engine(facts: ContainerFacts, *, runs_agent: bool) -> bool:
     """Return whether a container that has ended while the engine was unavailable was ended by the engine.
 
-    An engine that stops ends its containers by SIGTERM and SIGKILL. A program that ended by itself meanwhile has an
+    An engine that stops ends its containers by SIGTERM and SIGKILL. A program that ended by itself has an
     exit code of its own; an agent exits with 69 when the other members were ended first.
     """
     code = facts.exit_code

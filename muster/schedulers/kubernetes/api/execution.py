@@ -191,7 +191,7 @@ def _parse_exit_code(data: bytes, what: str) -> int:
     """Return the exit code of the command.
 
     Raises:
-        Unreachable: it has none: the container has ended meanwhile, or the program is not there.
+        Unreachable: it has none: the container has ended, or the program is not there.
     """
     try:
         status = json.loads(data)

@@ -13,7 +13,7 @@ def cause(scene: Scene) -> Course:
 FAULT = Fault(
     name="node-lost",
     title="another node is lost, and comes back",
-    holds="The scheduler replaces the node. An elastic job goes on meanwhile, another one starts all ranks again.",
+    holds="The scheduler replaces the node. An elastic job goes on until then; any other job starts all ranks again.",
     cause=cause,
     least_nodes=2,
 )

@@ -173,7 +173,7 @@ def close_stop(asked: Answer, what: str, took_s: float, *, has_ended: bool) -> A
 
 
 def count_nodes(nodes: int) -> str:
-    """1 node, 2 nodes."""
+    """Say how many nodes: "1 node", "2 nodes"."""
     return f"{nodes} node" if nodes == 1 else f"{nodes} nodes"
 
 

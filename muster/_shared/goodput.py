@@ -147,7 +147,10 @@ class GoodputLedger:
         self._cause, self._accounted_s = "restart", max(now_s, self._accounted_s)
 
     def _stop(self, now_s: float) -> None:
-        """Who stops a job stops its nodes one after the other: that one has left just before was no failure either."""
+        """Count a stop.
+
+        A stop of the job ends its nodes one after the other: that one has left just before was no failure either.
+        """
         self.is_stopped = True
         if self._lost_node_s is not None and now_s - self._lost_node_s <= STOP_S:
             self.failures["node"] -= 1

@@ -66,7 +66,7 @@ class SuspendedTime:
     """How long a job was stopped, in a page that the guard writes and the agent reads."""
 
     def __init__(self, fd: int = -1) -> None:
-        """`fd`: a memory file that both sides map; -1: what this process forks shares the page."""
+        """Use the memory file `fd` that both sides map; -1: what this process forks shares the page."""
         self._page = mmap.mmap(fd, mmap.PAGESIZE)
 
     def read_s(self) -> float:
@@ -90,7 +90,7 @@ class GuardLease:
     """
 
     def __init__(self, fds: Sequence[int] | None = None) -> None:
-        """A new one; or, from the descriptors of `make_lease_fds`, the one that the other side has too."""
+        """Make a new lease, or open the other side's by the descriptors of `make_lease_fds`."""
         timer_fd, page_fd, suspended_fd = fds or (None, -1, -1)
         self.suspended = SuspendedTime(suspended_fd)
         self._timer = processes.BoottimeTimer(timer_fd)

@@ -202,7 +202,7 @@ class JobHistory:
             self._recoveries[-1] = replace(self._recoveries[-1], snapshot_step=step, repeated_steps=again)
 
     def _end_round(self, record: HistoryRecord, lost_before: Mapping[str, float]) -> None:
-        """`lost_before`: what had been lost up to the last step of the round, by cause."""
+        """End a round; `lost_before` is what had been lost up to its last step, by cause."""
         self._broken_s = record.monotonic_s
         kind = record.detail.get("kind")
         reason = _read_text(record.detail, "reason") or "the leader was silent for too long"
@@ -241,7 +241,7 @@ class JobHistory:
             self._add_event(record.time_s, _read_text(detail, "reason"))
 
     def _end_job(self, record: HistoryRecord, lost_before: Mapping[str, float]) -> None:
-        """`lost_before`: as for the end of a round. A job that has succeeded is as far as it ever was."""
+        """End the job; `lost_before` is as for the end of a round. A job that succeeded is as far as it ever was."""
         detail = record.detail
         is_success = detail.get("succeeded") is True
         reason = "" if is_success and not detail.get("drained") else _read_text(detail, "reason")
@@ -261,7 +261,10 @@ class JobHistory:
             self._enter(JobState.WAITING, record, _read_text(record.detail, "reason"))
 
     def record_stop(self) -> None:
-        """A signal ends this agent: that its last round ended was no recovery, unless workers have started since."""
+        """Record that a signal ends this agent.
+
+        The end of its last round was no recovery, unless workers have started since.
+        """
         is_open = self._lost_before is not None and self.state is JobState.RESTARTING
         if is_open and self._recoveries[-1].round > self._round:
             self._recoveries.pop()
@@ -302,7 +305,7 @@ class JobHistory:
         )
 
     def _end_recovery(self, lost: Mapping[str, float]) -> None:
-        """`lost`: what has been lost by then, by cause."""
+        """End a recovery; `lost` is what has been lost by then, by cause."""
         before, self._lost_before = self._lost_before, None
         if before is not None:
             rounded = ((name, round(lost.get(name, 0.0) - before.get(name, 0.0), 2)) for name in CAUSES)

@@ -113,7 +113,10 @@ def list_parents() -> dict[int, int]:
 
 
 def read_stat(pid: int) -> list[str] | None:
-    """Fields of /proc/<pid>/stat from the state on (index 0 state, 1 ppid, 3 session, 11 utime, 12 stime, 19 start)."""
+    """Return fields of /proc/<pid>/stat from the state on.
+
+    Index 0 is the state, 1 ppid, 3 session, 11 utime, 12 stime, 19 start.
+    """
     try:
         fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY)
     except OSError:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 else:
 
     def dataclass_transform(**_options: Any) -> Any:
-        """Only type checkers need the real one, which is in `typing` from Python 3.11."""
+        """Stand in for `typing`'s, which exists from Python 3.11: only type checkers need the real one."""
         return lambda function: function
 
 

@@ -205,7 +205,7 @@ class RankView:
         return counts if any(counts) else None
 
     def list_forms(self) -> "Iterator[RankView]":
-        """This view and shorter ones, for a message that has no room for all of it: the last entries are kept."""
+        """Yield this view, then shorter ones, for a message that has no room for all: the last entries are kept."""
         yield self
         for entries, groups in ((4, 64), (2, 16), (1, 4)):
             kept = tuple(replace(group, entries=group.entries[-entries:]) for group in self.groups[-groups:])
@@ -268,7 +268,7 @@ class FinalFailure:
     """One clause that says why no attempt follows; empty: `cause` says it."""
 
     def describe(self) -> str:
-        """Both in one line."""
+        """Say both in one line."""
         return f"{self.cause}; {self.verdict}" if self.verdict else self.cause
 
 

@@ -390,7 +390,7 @@ class RemoteReader:
             into = into[count:]
 
     def close(self) -> None:
-        """Idempotent."""
+        """Close it. May be called again."""
         self._socket.close()
 
     def _ask(self, global_rank: int, offset: int, length: int) -> int:

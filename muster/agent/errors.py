@@ -33,7 +33,7 @@ class SpawnError(EnvironmentFault):
     """A worker could not be started."""
 
     def __init__(self, reason: str, errno: int | None = None) -> None:
-        """`reason` in one line; `errno` of the call that failed, None where no system call has."""
+        """Keep the reason in one line, and the `errno` of the call that failed; None: no system call has."""
         super().__init__(reason)
         self.errno = errno
 

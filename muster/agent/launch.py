@@ -316,7 +316,7 @@ def _adopt_template(loop: Loop, image: str) -> TemplateHandle:
 
 
 def _start_template(loop: Loop, warm: TemplateOptions | None) -> TemplateHandle | None:
-    """None also when it cannot be started: the starter tries again and reports the result."""
+    """Start the template; None also if it cannot be started: the starter tries again and reports the result."""
     if warm is None:
         return None
     try:

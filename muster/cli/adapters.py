@@ -106,7 +106,10 @@ def describe_error(error: Exception) -> str:
 
 
 def _list_entry_points() -> dict[str, EntryPoint]:
-    """By name; of one name the last counts, as for TorchX. Ours are there without the package's metadata, too."""
+    """List entry points by name; of one name the last counts, as for TorchX.
+
+    Ours are there without the package's metadata, too.
+    """
     points = {point.name: point for point in entry_points(group=_GROUP)}
     if any(point.module == _OURS for point in points.values()):
         return points

@@ -358,7 +358,7 @@ def _add_submission(
 
 
 def _add_run(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Those of `torchx run`, on both of its lines."""
+    """Add the options of `torchx run`, on both of its lines."""
     text = "submit a job, as `torchx run` does, with live progress bars; the last thing on the screen is its report"
     command = _add_submission(commands, "run", text, epilog=_RUN_EPILOG, schedulers="local_cwd")
     command.add_argument("--dryrun", action="store_true", help="print what would be submitted, and submit nothing")

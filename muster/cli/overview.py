@@ -217,7 +217,7 @@ def _read_listing(name: str, limit: int, *, is_named: bool) -> Listing:
 
 
 def _read_app(scheduler: PluginScheduler, name: str, app_id: str, app: object) -> Listed | None:
-    """None: another shell has just deleted it. One that cannot be read says so in its line."""
+    """Read an app; None: another shell has just deleted it. One that cannot be read says so in its line."""
     submitted_s: float | None = getattr(app, "submitted_s", None)
     try:
         facts = _read_facts(scheduler, app_id)

@@ -194,7 +194,7 @@ def _is_flag(word: str) -> bool:
 
 
 def _split_flag(word: str) -> tuple[str, str | None]:
-    """(spelling, value); the value is None when it is the next word."""
+    """Split into (spelling, value); the value is None when it is the next word."""
     if not word.startswith("--"):
         letters = word[1:].lstrip(AGENT_SHORT_SWITCHES)
         return "", "" if not letters else letters[1:] or None

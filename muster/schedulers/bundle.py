@@ -147,14 +147,14 @@ def _pack(files: tuple[tuple[str, str], ...]) -> bytes:
 
 
 def _fill(text: str, values: Mapping[str, str]) -> str:
-    """Not by `str.format`: the text has other braces and percent signs."""
+    """Fill in values without `str.format`: the text has other braces and percent signs."""
     for name, value in values.items():
         text = text.replace("{" + name + "}", value)
     return text
 
 
 def strip_source(source: str) -> str:
-    """Python source without docstrings, comments, what only type checkers read, and most of the indentation.
+    """Strip Python source of docstrings, comments, what only type checkers read, and most of the indentation.
 
     That is less than three fifths of the bytes, and less to compile and to run. Line numbers stay the same, so that a
     traceback from a node fits the source.
@@ -198,7 +198,9 @@ def _dedent(line: bytes) -> bytes:
 
 
 def _list_comments(text: bytes, lines: list[bytes]) -> tuple[list[_Cut], set[int]]:
-    """Comments, each with the spaces before it; the lines of long strings, whose spaces are part of them.
+    """List comments, each with the spaces before it.
+
+    Lines of long strings are left alone: their spaces are part of them.
 
     By a pattern: the tokenizer would make every submission a second slower. It takes a quote inside a string of the
     other quote for what it is; the same quote inside an f-string's braces needs Python 3.12.
@@ -226,7 +228,7 @@ def _list_functions(body: Iterable[ast.AST]) -> Iterator[_Function]:
 
 
 def _list_docstrings(body: list[ast.stmt], lines: list[bytes]) -> Iterator[_Cut]:
-    """Strings that are statements: docstrings, and strings that describe an attribute.
+    """List strings that are statements: docstrings, and strings that describe an attribute.
 
     Where the body has no other statement, or another one on the line, a statement takes the place that does nothing.
     """
@@ -245,7 +247,7 @@ def _is_text(node: ast.stmt) -> bool:
 
 
 def _list_type_only(body: list[ast.stmt]) -> Iterator[_Cut]:
-    """Of a module: what is imported for type checkers, and annotations of names that have a value."""
+    """List what a module imports for type checkers, and annotations of names that have a value."""
     for node in body:
         if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
             if not node.orelse:
@@ -286,7 +288,7 @@ def _list_annotations(function: _Function, lines: list[bytes]) -> Iterator[_Cut]
 
 
 def _list_local_annotations(statement: ast.stmt) -> Iterator[_Cut]:
-    """Not those in functions and classes inside of it."""
+    """List annotations, but not those in functions and classes inside of it."""
     if isinstance(statement, ast.AnnAssign) and statement.value is not None:
         yield _Cut(_find_span(statement.target).end, _find_span(statement.annotation).end)
     if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):

@@ -152,7 +152,7 @@ def _remove_old(base: str, newest: str) -> None:
 
 
 def list_unpacked(base: str) -> "list[tuple[float, str]]":
-    """(wall-clock seconds of the last use, path) of the versions in a folder, and of what killed agents left there."""
+    """List (wall-clock seconds of the last use, path) of the versions in a folder, and of what killed agents left."""
     import time
 
     found = []

@@ -373,14 +373,17 @@ def _choose_omp_num_threads(environ: Mapping[str, str], nproc: int) -> int | Non
 
 
 def _choose_report_columns(environ: Mapping[str, str], role: str, rendezvous: RendezvousConfig) -> int:
-    """TorchX puts `ROLE/NODE ` before each line: both together fit in a terminal's 80 columns."""
+    """Choose the width of reports.
+
+    TorchX puts `ROLE/NODE ` before each line: both together fit in a terminal's 80 columns.
+    """
     if not environ.get(Env.ADAPTER):
         return AgentConfig.report_columns
     return max(_LEAST_COLUMNS, min(AgentConfig.report_columns, 80 - len(f"{role}/{rendezvous.max_nodes - 1} ")))
 
 
 def _build_log_command(environ: Mapping[str, str]) -> str | None:
-    """`torchx log kubernetes://torchx/NAMESPACE:APP` for the adapters whose nodes are containers."""
+    """Return `torchx log kubernetes://torchx/NAMESPACE:APP` if the adapter's nodes are containers."""
     adapter, app_id = environ.get(Env.ADAPTER), environ.get(Env.APP_ID)
     if not app_id or adapter is None or adapter in _LOCAL_ADAPTERS:
         return None
@@ -409,7 +412,9 @@ def _find_termination_log(environ: Mapping[str, str]) -> str | None:
 
 
 def parse_std_choice(text: str, *, origin: str) -> StdChoice:
-    """`3` for all ranks, or `0:3,12:1` for some and none for the others; any rank number, unlike torchrun's one digit.
+    """Parse `3` for all ranks, or `0:3,12:1` for some and none for the others.
+
+    A rank may have any number, unlike torchrun's one digit.
 
     Args:
         text: the flag's value.

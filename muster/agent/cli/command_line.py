@@ -60,7 +60,7 @@ def parse_command_line(argv: Sequence[str]) -> CommandLine:
 
 
 def _is_flag(word: str) -> bool:
-    """Argparse's rule: `-`, numbers and words with a space are values."""
+    """Return whether a word is a flag by argparse's rule: `-`, numbers and words with a space are values."""
     if len(word) < 2 or word[0] != "-" or " " in word.partition("=")[0]:
         return False
     return not word[1:].replace(".", "", 1).isdecimal()
@@ -140,7 +140,7 @@ class FlagValues:
         self._environ = environ
 
     def origin(self, name: str) -> str:
-        """`--max-restarts`, or `PET_MAX_RESTARTS` when the value comes from the variable."""
+        """Name where the value comes from: `--max-restarts`, or the variable `PET_MAX_RESTARTS`."""
         flag = _BY_NAME[name]
         return "--" + name if flag.dest in self._given or not self.is_given(name) else flag.variable
 
@@ -160,7 +160,7 @@ class FlagValues:
         return self._environ.get(flag.variable) if value is None and flag.has_variable else value
 
     def switch(self, name: str) -> bool:
-        """On by the flag, or by a variable that is a number other than 0."""
+        """Return whether it is on, by the flag or by a variable that is a number other than 0."""
         value = self.text(name)
         if value is None:
             return False

@@ -194,7 +194,7 @@ def parse_conf(text: str, *, origin: str) -> dict[str, str]:
 
 
 def _choose_backend(values: FlagValues, max_nodes: int) -> str:
-    """`muster`, `static`, `standalone` or the name of a handler of torch's."""
+    """Return `muster`, `static`, `standalone` or the name of a handler of torch's."""
     if values.switch("standalone"):
         return "standalone"
     named = values.text("rdzv-backend")

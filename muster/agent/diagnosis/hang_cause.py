@@ -104,7 +104,7 @@ def describe_places(stacks: Iterable[Stack]) -> str | None:
 
 
 def _add_places(found: Finding, places: "dict[int, _Place]", *, shows_function: bool = False) -> HangCause:
-    """With the line at which the ranks that are named were seen last, and there the function in which they wait."""
+    """Add the line at which the named ranks were seen last, and the function in which they wait there."""
     seen = Counter(
         places[rank].describe()
         + (f", in {places[rank].function}" if shows_function and places[rank].is_waiting else "")

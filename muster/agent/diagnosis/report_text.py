@@ -250,7 +250,7 @@ def describe_progress(progress: RankProgress) -> str | None:
 
 
 def format_values(values: Iterable[tuple[str, str]]) -> list[str]:
-    """`loss 0.31` of each value."""
+    """Format each value as `loss 0.31`."""
     return [f"{name} {text}" for name, text in values]
 
 

@@ -256,7 +256,7 @@ def _clean_block(block: list[str]) -> list[str]:
 
 
 def _drop_own_frames(lines: list[str]) -> list[str]:
-    """Of stacks, each thread's innermost frame first."""
+    """Drop our frames of stacks that have each thread's innermost frame first."""
     kept: list[str] = []
     is_outside = False
     for line in lines:

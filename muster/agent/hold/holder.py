@@ -56,7 +56,7 @@ class _Waiting:
         self.is_ready = False
 
     def end(self) -> None:
-        """The guard sees the end of the connection, and kills all below it."""
+        """Close the connection: the guard sees its end, and kills all below it."""
         self.control.close()
 
 
@@ -142,7 +142,7 @@ class Holder:
         return self._code
 
     def _stop(self, signums: bytes) -> None:
-        """Released: a run on it is stopped as any job, and has the grace that the hold's supervisor gives."""
+        """Stop a run on the hold as any job, with the grace that the hold's supervisor gives."""
         if self._run and self._waiting is not None and not self._is_cold:
             for signum in signums:
                 processes.send_signal([self._waiting.pid], signum)
@@ -151,7 +151,7 @@ class Holder:
         self._code = ExitCode.of_signal(signums[0])
 
     def _join(self) -> None:
-        """Node 0 may start later; its end is the hold's."""
+        """Join node 0, which may start later; its end is the hold's."""
         folder = find_hold_dir(os.environ[Env.LOG_DIR], 0)
         deadline_s = time.monotonic() + _JOIN_S
         while True:

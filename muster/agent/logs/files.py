@@ -138,7 +138,7 @@ class RunFolder:
         return path
 
     def _lock(self, path: str) -> bool:
-        """False when another live agent has locked the folder. Without locks in the file system it counts as ours."""
+        """Lock the folder; False: another live agent has. If the file system has no locks, it counts as ours."""
         fd = open_own(os.path.join(path, _LOCK), os.O_RDWR | os.O_CREAT)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -269,7 +269,7 @@ def _make_own_dir(path: str, mode: int = 0o777) -> None:
 
 
 def _choose_mode(base: str) -> int:
-    """Of a run's folder in `base`: this user's alone; where new files get the folder's group, that group can read.
+    """Choose the mode of a run's folder in `base`: this user's alone, or also readable for an inherited group.
 
     In a folder of another user (a container's volume) the umask decides, so that its owner can read the logs.
     """
@@ -277,7 +277,7 @@ def _choose_mode(base: str) -> int:
 
 
 def _find_owners(path: str) -> set[int]:
-    """Users whose files in a folder are used.
+    """Return the users whose files in a folder are used.
 
     Raises:
         PermissionError: the path, or one above it, belongs to another user, who could have put it there.
@@ -297,7 +297,7 @@ def _find_owners(path: str) -> set[int]:
 
 
 def _list_places(path: str) -> Iterator[str]:
-    """`/a/b` -> `/a`, `/a/b`."""
+    """List the places on a path: `/a/b` has `/a` and `/a/b`."""
     names = path.split("/")[1:]
     return ("/" + "/".join(names[:count]) for count in range(1, len(names) + 1))
 

@@ -227,7 +227,7 @@ def _list_logs(workers: dict[int, WorkerFiles]) -> list[LogFile]:
 
 
 def raise_broken() -> None:
-    """On the agent's loop, when a thread has failed: a failed job is better than one that hangs.
+    """Raise on the agent's loop when a thread has failed: a failed job is better than one that hangs.
 
     Raises:
         InternalError: always.

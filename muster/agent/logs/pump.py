@@ -56,11 +56,11 @@ class LineFilter:
         self._lines = LineAssembler(b"")
 
     def push(self, chunk: bytes) -> None:
-        """The stream's next bytes."""
+        """Take the stream's next bytes."""
         self._pick(self._lines.push(chunk))
 
     def finish(self) -> None:
-        """The stream has ended: its unterminated last line counts."""
+        """End the stream: its unterminated last line counts."""
         self._pick(self._lines.finish())
 
     def _pick(self, lines: bytes) -> None:

@@ -149,7 +149,7 @@ class LogRouter:
             os.close(fd)
 
     def finish_round(self, on_finished: Callable[[], None], limit_s: float = 1.0) -> None:
-        """All workers have ended: read the rest of the pipes, close the files, then call back on the agent's loop.
+        """Read the rest of the pipes after all workers have ended, close the files, then call back on the loop.
 
         Does not wait for the console.
 
@@ -209,7 +209,7 @@ class LogRouter:
         return prefix.decode("utf-8", "replace").rstrip(": ")
 
     def find_merged_prefix(self, local_rank: int) -> str | None:
-        """The prefix of the worker's last traceback on the console, if others of this node have written the same."""
+        """Return the prefix of the worker's last traceback on the console, if others have written the same."""
         feed = self._feeds.get((local_rank, Std.ERR))
         prefix = feed.merged_traceback if feed is not None else b""
         return prefix.decode("utf-8", "replace").rstrip(": ") or None
@@ -239,7 +239,7 @@ class LogRouter:
             self.print_line(line)
 
     def mute_notices(self) -> None:
-        """The node leaves: print no notices from now on."""
+        """Print no notices from now on, because the node leaves."""
         self._is_muted = True
 
     def report_incomplete_logs(self, line: str) -> None:
@@ -329,7 +329,7 @@ class LogRouter:
         return lambda: layout
 
     def _make_layout(self) -> Layout:
-        """In the thread for files.
+        """Make the layout; called in the thread for files.
 
         Raises:
             OSError: the run's folder cannot be made.

@@ -93,7 +93,7 @@ class TerminalLoan:
             self._on_quit()
 
     def end(self, local_rank: int) -> None:
-        """The worker has gone on or ended: print again, with the terminal as it was. Another rank's end is nothing."""
+        """Print again, with the terminal as it was, once the worker goes on or ends. Ignore another rank's end."""
         if local_rank != self.local_rank:
             return
         self.local_rank = None
@@ -105,7 +105,7 @@ class TerminalLoan:
         self._logs.release_console()
 
     def close(self) -> None:
-        """The round has ended."""
+        """End the loan with the round."""
         if self.local_rank is not None:
             self.end(self.local_rank)
         if self._timer is not None:

@@ -266,7 +266,7 @@ def _is_outdated(state: NodeState, event: Event) -> bool:
 
 
 def _on_round_changed(state: NodeState, event: RoundFormed | RoundBroken | JobEnded) -> Decision:
-    """Whatever was asked of the round is answered first."""
+    """Handle a change of the round; whatever was asked of the last one is answered first."""
     match event:
         case JobEnded():
             state, answers = _end_requests(state, "the job has ended")
@@ -353,7 +353,7 @@ def _begin_workers(state: NodeState, new: Round, *, is_held: bool) -> Decision:
 
 
 def _describe_threads(count: int) -> str:
-    """Torchrun sets 1, and warns of it."""
+    """Describe the threads of a worker. torchrun sets 1, and warns of it."""
     return f"OMP_NUM_THREADS is not set: each worker gets {count} (a node's usable cores / its workers)"
 
 
@@ -451,7 +451,7 @@ def _tell_break(state: NodeState, event: RoundBroken) -> Decision:
 
 
 def _on_break_explained(state: NodeState, event: RoundBroken) -> Decision:
-    """All failures of the round are known: what is known now takes the place of a line that is held."""
+    """Handle that all failures of the round are known, which replace a line that is held."""
     known, is_held = state.break_line, state.break_line in state.held_lines
     state = replace(state, held_lines=tuple(line for line in state.held_lines if line != known))
     state, told = _tell_break(state, event)
@@ -561,7 +561,7 @@ def _on_rendezvous_failed(state: NodeState, event: RendezvousFailed) -> Decision
 
 
 def _end_requests(state: NodeState, line: str) -> Decision:
-    """No leader answers them any more."""
+    """End requests that no leader answers any more."""
     if not state.requests:
         return state, ()
     from muster.agent.node.request_decisions import end_requests
@@ -643,7 +643,7 @@ def _on_workers_gone(state: NodeState) -> Decision:
 
 
 def _on_workers_not_ended(state: NodeState, event: WorkersNotEnded) -> Decision:
-    """What the kernel cannot end would block the other nodes for ever: leave it and them.
+    """Leave workers that the kernel cannot end, and the job: they would block the other nodes for ever.
 
     With an exit code after which adapters replace the node: 1 would end the job for all.
     """
@@ -661,7 +661,10 @@ def _on_workers_not_ended(state: NodeState, event: WorkersNotEnded) -> Decision:
 
 
 def _on_signal(state: NodeState, event: SignalReceived) -> Decision:
-    """What a signal does. The first Ctrl-C at the terminal may ask, and while a debugger has it, Ctrl-C is for it."""
+    """Decide what a signal does.
+
+    The first Ctrl-C at the terminal may ask, and while a debugger has it, Ctrl-C is for it.
+    """
     is_ctrl_c = event.signum == signal.SIGINT and not event.guard_died and not event.is_quit
     is_running = isinstance(state.phase, Running)
     if is_ctrl_c and is_running and event.debugged is not None:
@@ -692,7 +695,7 @@ def _end_round_of_question(state: NodeState) -> RequestDecision:
 
 
 def _stop_on_signal(state: NodeState, event: SignalReceived) -> Decision:
-    """The first signal is sent on to the workers; a second Ctrl-C kills them; other repetitions change nothing."""
+    """Send the first signal on to the workers; a second Ctrl-C kills them, other repetitions change nothing."""
     state, question = _close_question(state)
     state, actions = _leave_on_signal(state, event)
     return state, (*question, *actions)
@@ -736,7 +739,7 @@ def _leave_on_signal(state: NodeState, event: SignalReceived) -> Decision:
 def _on_drain(
     state: NodeState, event: DrainBegun | DrainCommitted | DrainWithdrawn | SlotsRead | RoundTimer
 ) -> Decision:
-    """What follows in a drain. A node that is preempted leaves when no step was agreed on."""
+    """Decide what follows in a drain. A node that is preempted leaves when no step was agreed on."""
     from muster.agent.node.drain_decisions import decide_drain
 
     state, actions, leaves = decide_drain(state, event)
@@ -789,7 +792,7 @@ def _is_told_to_stop(phase: Running | Succeeded) -> bool:
 
 
 def _end_drain_grace(state: NodeState) -> Decision:
-    """Ranks that were told a drain's step have had the grace period, too: it was not long enough for them."""
+    """End the grace period of ranks that were told a drain's step: it was not long enough for them."""
     phase = state.phase
     if not isinstance(phase, Running | Succeeded) or not _is_told_to_stop(phase):
         return state, ()

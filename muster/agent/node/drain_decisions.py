@@ -122,7 +122,7 @@ def decide_drain(
 
 
 def _refuse(event: DrainBegun) -> tuple[Action, ...]:
-    """Without a report of this node the ranks of all others would wait for ever."""
+    """Refuse a drain: without a report of this node the ranks of all others would wait for ever."""
     report = DrainReport(ceiling=0, refusal="a node has not started its workers yet")
     return (_send_report(event.round_number, event.drain, report),)
 

@@ -47,7 +47,7 @@ class Evidence:
         self._stacks = StackCollector(self._thread.loop)  # one for all requests: overlapping ones share dumps
 
     def skip_kernel_log(self) -> None:
-        """Of the kernel's log, read only what comes from now on."""
+        """Skip the kernel's log so far, and read only what comes from now on."""
         self._kernel.skip()
 
     def collect_failures(self, round: Round, failures: tuple[LocalFailure, ...]) -> tuple[Failure, ...]:  # noqa: A002

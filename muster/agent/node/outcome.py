@@ -157,7 +157,7 @@ def _write(path: str, data: bytes) -> None:
 
 
 def wait_for_exit(config: AgentConfig, failed_s: float, *, prints_report: bool) -> None:
-    """In containers, wait until all agents have written their reports; in pods, until the node with the page has ended.
+    """Wait in containers until all agents have written their reports, in pods until the node with the page has ended.
 
     The first pod that ends with a failure makes the Job controller remove all pods that it does not know to have ended,
     and with them their logs. A kubelet checks once a second which pods have ended. So the pod whose log has the report

@@ -143,7 +143,7 @@ def _ask_leader(state: NodeState, interrupt: Interrupt, step: InterruptStep) -> 
 
 
 def _stop(state: NodeState, interrupt: Interrupt) -> RequestDecision:
-    """Ctrl-C has its ordinary effect, which ends the question."""
+    """End the question by Ctrl-C, which has its ordinary effect."""
     return state, (), interrupt.signal
 
 
@@ -195,7 +195,7 @@ def _on_choice(state: NodeState, interrupt: Interrupt, choice: Choice | None) ->
 
 
 def end_round_of_question(state: NodeState, interrupt: Interrupt) -> RequestDecision:
-    """The round has ended, and the pause with it: what was chosen holds; a person that is being asked is told."""
+    """End a pause with its round: what was chosen holds, and a person that is being asked is told."""
     told: tuple[Action, ...] = ()
     match interrupt.step:
         case InterruptStep.PERSON:

@@ -335,7 +335,7 @@ class RoundWorkers:
         return self._snapshots
 
     def take_stream(self, stream: "Stream") -> None:
-        """Another node has opened a connection for a part of a snapshot."""
+        """Take a connection of another node for a part of a snapshot."""
         if self._snapshot_files is None:
             stream.close()
         else:
@@ -400,12 +400,12 @@ class RoundWorkers:
         return TrainerEndpoint(self._loop, token, self._record_told)
 
     def _record_told(self, path: str, told: "Told") -> None:
-        """What the Trainer of global rank 0 says; of an earlier round nothing is shown."""
+        """Record what the Trainer of global rank 0 reports; nothing of an earlier round is shown."""
         if self.page is not None and self._rank_offset == 0 and path == f"/{self.page.round_number}":
             self.page.record_told(0, told)
 
     def _renew_page(self, formed: Round) -> None:
-        """A new page for each round: workers of the last one cannot be mistaken for these."""
+        """Make a new page for each round: workers of the last one cannot be mistaken for these."""
         from muster.agent.workers.status_page import StatusPage, TrainerPort  # loaded while the template imports
 
         self._close_page()
@@ -680,7 +680,7 @@ class RoundWorkers:
         )
 
     def _get_monitor(self) -> "Monitor | None":
-        """NCCL's own, of this round's workers; None: they were given no address, so that there are no devices."""
+        """Return NCCL's monitor of this round's workers; None: they have no address of it, as there are no devices."""
         address = self._config.base_env.get(MONITOR_ADDRESS)
         if self._monitor is None and address is not None and self._formed is not None:
             from muster.agent.diagnosis.hangs.monitor import Monitor
@@ -805,7 +805,10 @@ class RoundWorkers:
         self._loop.call_in_thread(read, add_output)
 
     def _read_progress_ns(self, local_rank: int) -> int | None:
-        """While a debugger has the terminal, no worker hangs: the others wait for that rank. Nor in a pause."""
+        """Return the time of the last progress.
+
+        While a debugger has the terminal, no worker hangs: the others wait for that rank. Nor in a pause.
+        """
         if self.debugged is not None or self._pause is not None:
             return time.monotonic_ns()
         return self.page.read_slot(local_rank).changed_ns if self.page else None

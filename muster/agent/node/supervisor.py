@@ -201,7 +201,7 @@ class Supervisor:
         self._events.append(events.Requested(request=request, kind=kind, limit_s=limit_s))
 
     def _on_looked(self, looked: events.LocalChecked) -> None:
-        """The checks of the site come last: they take as long as they take."""
+        """Handle the end of the checks. Those of the site come last: they take as long as they take."""
         self._events.append(looked)
         if looked.site_checks:
             from muster.agent.preflight.site import SiteChecks  # most machines have none
@@ -360,7 +360,7 @@ class Supervisor:
         return AmdDevices(nproc, env.get("HIP_VISIBLE_DEVICES", env.get("CUDA_VISIBLE_DEVICES")))
 
     def _open_control(self) -> None:
-        """From now on people may ask. Not without a token: a job that no adapter has started."""
+        """Let people ask from now on, unless the job has no token: no adapter has started it."""
         token = self._config.rendezvous.token
         if self._control is None and token is not None:
             from muster.agent.control import ControlServer
@@ -526,7 +526,7 @@ class Supervisor:
             logs.files.thread.submit(lambda: checkpoint_file.write(run_dir, checkpoint, on_error))
 
     def _remove_checkpoint(self, run_dir: str) -> None:
-        """The job has succeeded: another one with its run id must not resume from it."""
+        """Remove the checkpoint of a job that succeeded: another one with its run id must not resume from it."""
         if self._has_checkpoint:
             from muster.agent import checkpoint_file
 

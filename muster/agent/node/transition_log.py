@@ -137,7 +137,7 @@ class TransitionLog:
         return _list_ranks(current, *local_ranks)
 
     def write_round(self, formed: Round) -> None:
-        """The node takes part in this round from now on."""
+        """Record that the node takes part in this round from now on."""
         self._idle = ()
         self._log.write(
             "round_formed",
@@ -153,26 +153,26 @@ class TransitionLog:
         self._log.mark("formed")
 
     def write_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """All ranks of the job have saved a checkpoint."""
+        """Record that all ranks of the job have saved a checkpoint."""
         self._log.write("checkpoint_completed", step=checkpoint.step, path=checkpoint.path)
 
     def write_started(self, started: Round, nproc: int) -> None:
-        """All workers of the round run."""
+        """Record that all workers of the round run."""
         self._log.write("workers_started", ranks=_list_ranks(started, *range(nproc)), since="formed")
 
     def write_failure(self, current: Round, failure: LocalFailure) -> None:
-        """A worker has failed."""
+        """Record that a worker has failed."""
         self._log.write("worker_failed", ranks=_list_ranks(current, failure.local_rank), reason=failure.reason)
 
     def write_idle(self, current: Round, local_ranks: tuple[int, ...]) -> None:
-        """These workers are idle; empty: they are active again. What is known already makes no record."""
+        """Record which workers are idle, none if they are active again. What is known already makes no record."""
         ranks = _list_ranks(current, *local_ranks)
         if ranks != self._idle:
             self._idle = ranks
             self._log.write("workers_idle", ranks=ranks)
 
     def write_fencing(self) -> None:
-        """The guard has killed the workers."""
+        """Record that the guard has killed the workers."""
         self._log.mark("broken")
         self._log.write("fenced")
 

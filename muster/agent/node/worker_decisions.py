@@ -94,7 +94,7 @@ def on_worker_started(state: NodeState, event: WorkerStarted) -> Decision:
 
 
 def on_worker_exited(state: NodeState, event: WorkerExited) -> Decision:
-    """A worker has ended: a success, a failure, or the guard's doing."""
+    """Handle the end of a worker: a success, a failure, or the guard's doing."""
     phase = state.running_or_stopping
     if event.local_rank not in phase.alive:
         return state, ()
@@ -126,7 +126,10 @@ def _on_succeeded(state: NodeState, phase: Running, local_rank: int) -> Decision
 
 
 def _on_drained(state: NodeState, phase: Running, drain: NodeDrain, event: WorkerExited) -> Decision:
-    """A worker has ended after it was told to stop. Its exit code says nothing of the job, which may be run again."""
+    """Handle the end of a worker that was told to stop.
+
+    Its exit code says nothing of the job, which may be run again.
+    """
     phase = replace(phase, drain=replace(drain, last_rank=event.local_rank))
     state, actions = _on_succeeded(state, phase, event.local_rank)
     if event.code == 0:
@@ -139,7 +142,7 @@ def _on_drained(state: NodeState, phase: Running, drain: NodeDrain, event: Worke
 
 
 def _on_fenced(state: NodeState, phase: Running | Stopping) -> Decision:
-    """The guard has killed the workers, because the lease ran out: none of them has failed."""
+    """Handle that the guard has killed the workers, because the lease ran out: none of them has failed."""
     if isinstance(phase, Running):
         state, actions = begin_stop(state, phase, kill=True, then=Rejoin(round=phase.round))
     elif phase.step is StopStep.KILLING:  # known already, or the agent kills them anyway
@@ -150,7 +153,7 @@ def _on_fenced(state: NodeState, phase: Running | Stopping) -> Decision:
 
 
 def on_spawn_failed(state: NodeState, event: SpawnFailed) -> Decision:
-    """A worker could not be started: it has failed."""
+    """Handle that a worker could not be started: it has failed."""
     phase = state.running
     if event.local_rank not in phase.awaited:
         return state, ()
@@ -161,7 +164,9 @@ def on_spawn_failed(state: NodeState, event: SpawnFailed) -> Decision:
 
 
 def on_store_lost(state: NodeState, event: StoreLost) -> Decision:
-    """Workers may wait for the store for minutes: its loss is a failure of the worker that would host it otherwise.
+    """Handle the loss of the store as a failure of the worker that would host it otherwise.
+
+    Workers may wait for the store for minutes.
 
     A process that is killed closes its connections before its parent can know: a worker may have failed of it by then.
     """
@@ -253,7 +258,7 @@ def begin_stop(
 
 
 def _report_awaited(current: Round, alive: frozenset[int], stacks: CollectStacks) -> tuple[Action, ...]:
-    """In a hang, workers of other nodes may wait for those that are busy here: the report needs them, too."""
+    """Report busy workers in a hang: those of other nodes may wait for them, so the report needs them, too."""
     if not stacks.is_hang or current.group_world_size == 1:
         return ()
     return (ReportIdle(round=current, local_ranks=tuple(sorted(alive)), reason=_AWAITED),)
@@ -301,14 +306,14 @@ def end_stacks_wait(state: NodeState, phase: Stopping) -> Decision:
 
 
 def continue_stop(state: NodeState, phase: Stopping) -> Decision:
-    """Once no worker is left, the processes that they left behind get no grace period."""
+    """Continue a stop: once no worker is left, the processes that they left behind get no grace period."""
     if phase.alive or phase.step is not StopStep.GRACE:
         return replace(state, phase=phase), ()
     return kill_now(state, phase)
 
 
 def on_stacks_requested(state: NodeState) -> Decision:
-    """Stacks of the workers of all nodes; of this node's, where the leader cannot be asked."""
+    """Collect the stacks of the workers of all nodes, or of this node's if the leader cannot be asked."""
     phase = state.running_or_stopping
     if isinstance(phase, Running) and phase.round.group_world_size > 1:
         number = phase.round.number

@@ -76,7 +76,7 @@ def _read_machine() -> CpuTopology:
 
 
 def _find_homes(nproc: int, gpus: Sequence[Gpu], topology: CpuTopology) -> list[int]:
-    """NUMA node of each GPU, or of each worker when there are no GPUs."""
+    """Return the NUMA node of each GPU, or of each worker when there are no GPUs."""
     if gpus:
         return [topology.node_of_device(gpu.address) for gpu in gpus]
     nodes = topology.nodes()

@@ -27,7 +27,7 @@ class CpuTopology:
         self.allowed = frozenset(os.sched_getaffinity(0) if allowed is None else allowed)
 
     def nodes(self) -> list[int]:
-        """NUMA nodes with CPUs in `allowed`, ascending."""
+        """Return the NUMA nodes with CPUs in `allowed`, ascending."""
         online = parse_ranges(self._read("devices/system/node/online"))
         return [node for node in sorted(online) if self.cpus_of_node(node)]
 
@@ -55,7 +55,10 @@ class CpuTopology:
         return min(parse_ranges(self._read(shared[max(shared)])))
 
     def node_of_device(self, address: str) -> int:
-        """NUMA node of a PCI device. The kernel reports -1 on a machine with one node, which is node 0."""
+        """Return the NUMA node of a PCI device.
+
+        The kernel reports -1 on a machine with one node, which is node 0.
+        """
         return max(0, int(self._read(f"bus/pci/devices/{address}/numa_node")))
 
     def _read(self, name: str) -> str:
@@ -158,7 +161,7 @@ def _parse_query(text: str) -> tuple[Gpu, ...]:
 
 
 def _normalise(address: str) -> str:
-    """nvidia-smi writes 00000000:DC:00.0, /sys 0000:dc:00.0."""
+    """Normalise a PCI address: nvidia-smi writes 00000000:DC:00.0, /sys 0000:dc:00.0."""
     domain, _, rest = address.lower().partition(":")
     return f"{domain[-4:]}:{rest}"
 

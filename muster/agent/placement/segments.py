@@ -59,7 +59,7 @@ def find_segment(environ: Mapping[str, str], account_dir: str = _ACCOUNT_DIR) ->
 
 
 def _find_fabric(library: str | None) -> str:
-    """Within a limit: the driver of a GPU that hangs may not answer."""
+    """Ask the driver within a limit: that of a GPU that hangs may not answer."""
     found: list[str] = []
     if library is not None:
         with contextlib.suppress(RuntimeError):  # no thread is left

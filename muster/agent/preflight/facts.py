@@ -35,7 +35,7 @@ def read_facts(config: AgentConfig, workspace: str, machine: Machine) -> NodeFac
 
 
 def _compute_digest(path: str) -> str:
-    """Of a file; "" where it cannot be read."""
+    """Compute the digest of a file; "" if it cannot be read."""
     digest = hashlib.sha256()
     try:
         with open(path, "rb") as file:

@@ -93,7 +93,7 @@ def _compare_devices(nodes: Sequence[CheckedNode]) -> Iterator[Difference]:
 
 
 def _compare_clocks(nodes: Sequence[CheckedNode]) -> Iterator[Difference]:
-    """By the median, since the leader's own clock may be the wrong one; of two nodes, by the first."""
+    """Compare clocks with the median, since the leader's own may be the wrong one; of two nodes, with the first."""
     is_pair = len(nodes) == 2  # there is no majority
     median_s = nodes[0].offset_s if is_pair else sorted(node.offset_s for node in nodes)[len(nodes) // 2]
     odd = [node for node in nodes if abs(node.offset_s - median_s) > MOST_SKEW_S]

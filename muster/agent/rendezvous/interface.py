@@ -635,7 +635,7 @@ class Stream(Protocol):
         ...
 
     def close(self) -> None:
-        """Idempotent."""
+        """Close it. May be called again."""
         ...
 
 

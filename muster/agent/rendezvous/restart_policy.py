@@ -243,7 +243,7 @@ class LocalRestartPolicy:
             self.break_round(BreakKind.FINAL, reason)
 
     def record_idle(self, round_number: int, failures: "tuple[Failure, ...]") -> None:
-        """With --hang-action report: have the stacks of this node collected, once until a worker is active again."""
+        """Have the stacks of this node collected with --hang-action report, once until a worker is active again."""
         if round_number != self.number or self.has_ended or self.broken is not None:
             return
         if failures and not self._idle:

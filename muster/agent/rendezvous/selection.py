@@ -64,7 +64,7 @@ def create_rendezvous(
 
 
 def add_shared_token(config: RendezvousConfig, post: PostEvent) -> RendezvousConfig:
-    """Where all nodes are on this machine, which may have other users, give the agents of this one a common token."""
+    """Give the agents of one user a common token if all nodes are on this machine, which may have other users."""
     from muster.agent.rendezvous.transport.addresses import is_loopback
 
     if config.max_nodes == 1 or config.token is not None or not is_loopback(config.host or "localhost"):

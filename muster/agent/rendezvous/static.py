@@ -130,7 +130,7 @@ class StaticRendezvous(Leaderless):
                 self._record(message)
 
     def _record(self, message: "Failed | Idle | StacksTaken | Stopped") -> None:
-        """What only a failure, a hang or a person brings about. If this node is idle, the job hangs."""
+        """Record what only a failure, a hang or a person brings about. If this node is idle, the job hangs."""
         from muster.agent.rendezvous.report_messages import Failed, Idle, StacksTaken, Stopped
 
         number = message.round_number
@@ -176,7 +176,7 @@ class StaticRendezvous(Leaderless):
             self._post(CheckpointCompleted(checkpoint=self._checkpoint))
 
     def _confirm(self, message: SnapshotKept) -> None:
-        """What all ranks of the only node keep, all ranks have."""
+        """Confirm a snapshot: what all ranks of the only node keep, all ranks have."""
         if self._is_running(message.round_number):
             lineage = find_lineage(message.round_number, self._config.run_id)
             snapshot = Generation(lineage=lineage, step=message.step, size=1, is_replicated=message.is_replicated)

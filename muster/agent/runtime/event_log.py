@@ -62,7 +62,7 @@ class EventRecord:
     """More fields, which depend on the transition."""
 
     def to_json(self) -> dict[str, object]:
-        """As JSON types, if the detail's values are of such types."""
+        """Return JSON types, if the detail's values are of such types."""
         return {**self.__dict__, "detail": dict(self.detail)}
 
 
@@ -164,7 +164,7 @@ class ConsoleSink:
     """One JSON object per record and line, printed as the agent's other lines are."""
 
     def __init__(self, print_text: Callable[[str], None]) -> None:
-        """`print_text` prints one line unchanged; it must not block."""
+        """Keep `print_text`, which prints one line unchanged and must not block."""
         self._print_text = print_text
 
     def write(self, record: EventRecord) -> None:

@@ -134,7 +134,7 @@ class JobObject:
         return text.encode(errors="replace")[:_LIMIT_BYTES].decode(errors="ignore")
 
     def _add_progress(self) -> None:
-        """The step and when it was seen."""
+        """Add the step and when it was seen."""
         with self._thread.changed:
             self._annotations[self._annotation + "progress"] = f"{_format_time(time.time())} {self._progress}"
             self._thread.wake()

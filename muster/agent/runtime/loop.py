@@ -60,11 +60,11 @@ class Suspensions(Protocol):
     """How long the job was stopped: `muster._shared.guard.SuspendedTime`."""
 
     def read_s(self) -> float:
-        """In all."""
+        """Return the suspended time in all."""
         ...
 
     def read_lease_s(self) -> float:
-        """While the lease stood still."""
+        """Return the time while the lease stood still."""
         ...
 
 

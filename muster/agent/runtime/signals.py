@@ -42,11 +42,11 @@ class OwnSessions:
         return process
 
     def remove(self, pid: int) -> None:
-        """The command has ended."""
+        """Forget the session of a command that has ended."""
         self._ids.discard(pid)
 
     def find_others(self, find: Callable[[], list[int]]) -> list[int]:
-        """Of the processes that `find` lists, those that belong to none of these sessions."""
+        """Return the processes of those that `find` lists that belong to none of these sessions."""
         has_lock = self._lock.acquire(timeout=_START_LIMIT_S)
         try:
             found, ids = find(), tuple(self._ids)
@@ -227,4 +227,4 @@ class SignalWatch:
 
 
 def _do_nothing(_signum: int, _frame: object) -> None:
-    """The wake-up descriptor carries the number."""
+    """Do nothing: the wake-up descriptor carries the number."""

@@ -218,7 +218,7 @@ def _receive_file(stream: Stream, folder: str, file: CachedFile) -> None:
 
 
 def _write(_count: int) -> None:
-    """A buffered file writes all of it, or raises OSError."""
+    """Write all of a buffered file, or raise OSError."""
 
 
 def _open_own(folder: str) -> int:

@@ -57,7 +57,7 @@ class Fetch:
             self._stream.abort()
 
     def end(self, problem: str | None) -> str | None:
-        """Its thread has ended, or none was started: why it failed, None if it did not."""
+        """Return why the thread failed once it has ended, or was not started; None: it did not fail."""
         self._limit.cancel()
         self._teller.cancel()
         return self._given_up or problem

@@ -70,7 +70,7 @@ class SnapshotMemory:
     # -- rounds -----------------------------------------------------------------------------------------------------
 
     def note_round(self, formed: Round) -> None:
-        """The workers that have used the files since the last look are those of this round."""
+        """Note that the workers that have used the files since the last look are those of this round."""
         self._round, self._newest, self._reported, self.is_copying = formed, None, None, False
         self._sends_copies = formed.neighbour is not None
         self._owners[formed.lineage] = formed.group_rank, formed.group_world_size
@@ -120,7 +120,7 @@ class SnapshotMemory:
                 self.control.empty_slot(local_rank, number)
 
     def adopt(self, holding: Holding, world_size: int, lengths: list[int]) -> None:
-        """Each rank's first slot has what a rank of another node, or of this node's place, has saved."""
+        """Adopt what a rank of another node, or of this node's place, has saved, in each rank's first slot."""
         generation = holding.generation
         self.control.words[Header.USED] = 1
         for local_rank, length in enumerate(lengths):
@@ -159,7 +159,7 @@ class SnapshotMemory:
         return None
 
     def is_unchanged(self, part: Part) -> bool:
-        """No save into the slots of a part has begun since it was found."""
+        """Return whether no save into the slots of a part has begun since it was found."""
         if not part.serials:
             return True
         slots = [extent.offset // SLOT_SPACE for extent in part.extents]
@@ -235,7 +235,7 @@ class SnapshotMemory:
         return self.control.words[Header.HOLD] != 0 and self._reported is None
 
     def confirm(self, snapshot: Generation) -> None:
-        """All ranks of the round have this snapshot: it stays, and what was kept for it need not.
+        """Keep a snapshot that all ranks of the round have; what was kept for it need not stay.
 
         Where it will be sent to a neighbour, the one before it, which the neighbour has, stays until then.
         """
@@ -250,7 +250,7 @@ class SnapshotMemory:
         words[Header.HOLD], self._reported = 0, None
 
     def end_copy(self, *, is_over: bool) -> None:
-        """All neighbours have the snapshot that was sent, or no more are sent in this round."""
+        """End a copy: all neighbours have the snapshot that was sent, or no more are sent in this round."""
         self.is_copying = False
         self._sends_copies = self._sends_copies and not is_over
         self.unpin()
@@ -264,6 +264,6 @@ class SnapshotMemory:
         return None not in slots
 
     def unpin(self) -> None:
-        """The slots may be written to again."""
+        """Let the slots be written to again."""
         for local_rank in range(self.nproc):
             self.control.write_block(local_rank, Block.PIN, 0)

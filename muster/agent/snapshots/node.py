@@ -132,7 +132,7 @@ class NodeSnapshots:
         return (*self.memory.list_holdings(), *copies)
 
     def take_stream(self, stream: "Stream") -> None:
-        """Another node has opened a connection for a part of a snapshot."""
+        """Take a connection of another node for a part of a snapshot."""
         self._load_exchange().serve(stream)
 
     def _load_exchange(self) -> "Exchange":
@@ -143,7 +143,7 @@ class NodeSnapshots:
         return self._exchange
 
     def _serve_ranges(self) -> None:
-        """From now on workers may read what other ranks have saved of the base."""
+        """Let workers read from now on what other ranks have saved of the base."""
         if self._ranges is None:
             from muster.agent.snapshots.ranges import RangeServer
 
@@ -234,7 +234,7 @@ class NodeSnapshots:
         self.memory.is_copying = False
 
     def _report_copied(self, formed: Round, key: Key, problem: str | None) -> None:
-        """What follows comes from the leader: `CopySnapshot` with `is_done`."""
+        """Report a copy. What follows comes from the leader: `CopySnapshot` with `is_done`."""
         self._post(
             SnapshotCopied(round_number=formed.number, lineage=key[0], step=key[1], has_failed=problem is not None)
         )

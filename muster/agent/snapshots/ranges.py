@@ -88,7 +88,7 @@ class RangeServer:
                         return
 
     def close(self) -> None:
-        """Idempotent."""
+        """Close it. May be called again."""
         self._closed.set()
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)

@@ -115,7 +115,7 @@ class AmdDevices:
 
 
 def _list_handles(library: ctypes.CDLL) -> list[ctypes.c_void_p]:
-    """Of all GPUs, in the order of amdsmi, which is HIP's unless it was changed."""
+    """List the handles of all GPUs, in the order of amdsmi, which is HIP's unless it was changed."""
     sockets, count = (ctypes.c_void_p * _MOST)(), ctypes.c_uint32(_MOST)
     if library.amdsmi_get_socket_handles(ctypes.byref(count), sockets) != _SUCCESS:
         return []

@@ -236,13 +236,13 @@ class Devices:
         return ""
 
     def _count_ecc(self, device: _Device, kind: int) -> int:
-        """Errors of memory since the first look."""
+        """Count errors of memory since the first look."""
         arguments = device.whole, ctypes.c_uint(kind), ctypes.c_uint(_SINCE_DRIVER)
         found = self._read_number("nvmlDeviceGetTotalEccErrors", *arguments, kind=ctypes.c_ulonglong)
         return 0 if found is None else max(0, found - device.first_ecc.setdefault(kind, found))
 
     def _count_links(self, whole: ctypes.c_void_p) -> int | None:
-        """NVLink's that are active; None: the GPU has none."""
+        """Count active NVLinks; None: the GPU has none."""
         states = []
         for link in range(_MOST_LINKS):
             state = self._read_number("nvmlDeviceGetNvLinkState", whole, ctypes.c_uint(link))

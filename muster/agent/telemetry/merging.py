@@ -129,7 +129,7 @@ def _unpack(member: MemberStatus, number: int) -> NodeSummary | None:
 
 
 def _describe(member: MemberStatus, rank: int | None, told: NodeStatus | None, state: NodeState) -> NodeStatus:
-    """What the leader knows goes before what the node says of itself."""
+    """Describe a node; what the leader knows goes before what the node says of itself."""
     base = NodeStatus(node_index=0) if told is None else told
     return replace(
         base,
@@ -169,7 +169,7 @@ def _add_lag(ranks: Sequence[RankStatus], ages_s: Mapping[int, float]) -> tuple[
 
 
 def find_slowest_rank(merged: MergedNodes) -> RankStatus | None:
-    """Of the whole job."""
+    """Find the slowest rank of the whole job."""
     slowest = [node.slowest for node in merged.nodes if node.slowest is not None]
     return find_slowest([*merged.ranks, *slowest])
 

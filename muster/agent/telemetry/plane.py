@@ -288,7 +288,7 @@ class Telemetry:
         return merged if job is not None else replace(merged, running=size)
 
     def _send(self, own: NodeSummary, number: int, now_s: float) -> None:
-        """To the leader, if it is time to."""
+        """Send to the leader, if it is time to."""
         if now_s < self._send_due_s:
             return
         text = pack(own)
@@ -297,7 +297,7 @@ class Telemetry:
         self._send_due_s = now_s + (len(text) + 150) / BYTES_PER_S - 0.01
 
     def _record_steps(self, number: int) -> None:
-        """The history wants the steps of this moment, of this round. The other nodes' are about the same."""
+        """Record the steps of this moment and round for the history. The other nodes' are about the same."""
         observed = self._node.observe()
         if observed is not None and observed.formed.number == number:
             now_s = self._loop.clock.now_s()

@@ -87,7 +87,7 @@ class _Pace:
         """Moments and steps done by then, oldest first."""
 
     def record(self, done: int, at_s: float) -> None:
-        """So many steps were done at this moment, of the last one."""
+        """Record how many steps were done at this moment, of the last one."""
         if self._seen and done < self._seen[-1][1]:
             self._seen.clear()
         if not self._seen or done > self._seen[-1][1]:
@@ -129,7 +129,7 @@ class NodeSampler:
         """The most memory that a rank had, and its global rank."""
 
     def record_usage(self, usage: Mapping[int, Usage], devices: "Mapping[int, DeviceUse]", rank_offset: int) -> None:
-        """What was read of the workers and of their GPUs, by local rank."""
+        """Record what was read of the workers and of their GPUs, by local rank."""
         before, self._usage, self._devices = self._usage, usage, devices
         self._cpu = {rank: compute_cpu(before.get(rank), now) for rank, now in usage.items()}
         for rank, now in usage.items():
@@ -158,7 +158,7 @@ class NodeSampler:
         )
 
     def _find_slow_ranks(self, observed: Observed, ranks: list[RankStatus]) -> tuple[SlowRank, ...]:
-        """By when they arrived at the same step, and in the same collectives. All times are of this machine."""
+        """Compare when they arrived at the same step, and in the same collectives. All times are of this machine."""
         steps = {rank.step for rank in ranks}
         step = steps.pop() if len(steps) == 1 and observed.are_grouped else None
         if step is not None and step != self._last_step and len(self._changed_s) == len(ranks):

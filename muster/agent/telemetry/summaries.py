@@ -36,7 +36,7 @@ class NodeSummary:
 
 
 def pack(summary: NodeSummary) -> str:
-    """As a short text; "" if it has no room for it."""
+    """Pack it as a short text; "" if there is no room for it."""
     packed = base64.b85encode(zlib.compress(encode(summary, LIMIT_BYTES).encode(), 6)).decode()
     return packed if len(packed) <= PACKED_LIMIT_BYTES else ""
 

@@ -87,7 +87,7 @@ class TrainerEndpoint:
         self._peers.add(HttpPeer(self._loop, link, self._build_answer, self._peers.discard))
 
     def _build_answer(self, received: bytes) -> bytes | None:
-        """None: the request is not there yet."""
+        """Build the answer; None: the request is not there yet."""
         status = self._find_status(received)
         return f"HTTP/1.1 {status}\r\n{_FIELDS}\r\n\r\n{{}}".encode() if status else None
 
@@ -186,7 +186,7 @@ class HttpPeer:
         self.close()
 
     def close(self) -> None:
-        """Idempotent."""
+        """Close it. May be called again."""
         if self._link.fileno() >= 0:
             self._timer.cancel()
             self._loop.unwatch(self._link.fileno())
@@ -224,14 +224,14 @@ def parse_status(body: bytes) -> Told:
 
 
 def _parse_step(number: float | None) -> int | None:
-    """None for what is no number of steps: a Trainer that does not know its total says -1."""
+    """Parse a number of steps; None: it is none. A Trainer that does not know its total says -1."""
     if number is None or not math.isfinite(number) or not 0 <= number <= Layout.MAX_STEP:
         return None
     return int(number)
 
 
 def _choose_values(numbers: Mapping[str, float]) -> dict[str, float]:
-    """As many as `muster.worker.step` shows."""
+    """Choose as many values as `muster.worker.step` shows."""
     names = [*(name for name in _FIRST if name in numbers), *(name for name in numbers if name not in _FIRST)]
     shown = [name for name in names if name and name not in _NOT_SHOWN]
     return {name: numbers[name] for name in shown[: Layout.TABLE_ENTRIES]}

@@ -53,7 +53,7 @@ def compute_cpu(before: Usage | None, now: Usage) -> float | None:
 
 
 def _read_stats(pid: int) -> Iterator[list[str]]:
-    """Of the process and its descendants."""
+    """Read the stats of the process and its descendants."""
     waiting, read = [pid], 0
     while waiting and read < _LIMIT:
         each = waiting.pop()

@@ -28,7 +28,7 @@ class CommandStarter:
     """Starts each worker as its own command (see `spec.WorkerStarter`)."""
 
     def __init__(self, *, on_record: Callable[..., None] | None = None) -> None:
-        """Nothing is started before `start`.
+        """Keep the settings; `start` starts workers.
 
         Args:
             on_record: `EventLog.write`, or a function with its arguments; None when the caller records the starts.
@@ -41,11 +41,11 @@ class CommandStarter:
         on_read()
 
     def can_host_store(self) -> bool:
-        """False: this starter imports no torch, so global rank 0's worker hosts the store."""
+        """Return False: this starter imports no torch, so global rank 0's worker hosts the store."""
         return False
 
     def start_store(self, addr: str, port: int, world_size: int, on_lost: Callable[[str], None]) -> None:
-        """Not called, because of `can_host_store`."""
+        """Do nothing: it is not called, because of `can_host_store`."""
         raise NotImplementedError
 
     def check_store(self) -> None:
@@ -82,7 +82,7 @@ class CommandStarter:
         """Do nothing: starts happen at once."""
 
     def list_own_pids(self) -> frozenset[int]:
-        """None: this starter has no processes of its own."""
+        """Return none: this starter has no processes of its own."""
         return frozenset()
 
     def close(self) -> None:
@@ -158,7 +158,7 @@ def _close_other_descriptors(kept: Iterable[int]) -> None:
 def _exec_worker(
     spec: WorkerSpec, command: list[str], report_write: int, agent_pid: int, keep_fd: int | None
 ) -> NoReturn:
-    """In the child: own session, death signal, descriptors, affinity, exec. Never returns.
+    """Become the worker in the child: own session, death signal, descriptors, affinity, exec. Never returns.
 
     The exec closes `report_write`. If a step fails before, its errno is written there.
     """

@@ -111,7 +111,7 @@ def _find_torch_backend() -> str | None:
 
 
 def _join_paths(*paths: str | None) -> dict[str, str]:
-    """`PYTHONPATH`, if there is any."""
+    """Join paths with `PYTHONPATH`, if there is any."""
     given = [path for path in paths if path]
     return {"PYTHONPATH": os.pathsep.join(given)} if given else {}
 

@@ -46,11 +46,14 @@ class ImageStarter(TemplateStarter):
     imports = False
 
     def can_host_store(self) -> bool:
-        """False: see the module."""
+        """Return False: see the module."""
         return False
 
     def _find_obstacle(self, specs: Sequence[WorkerSpec]) -> str | None:
-        """Variables that are read early are no obstacle: the program has read them, as with any fork."""
+        """Find an obstacle.
+
+        Variables that are read early are none: the program has read them, as with any fork.
+        """
         prefixes = (spec.command_prefix[0] for spec in specs if spec.command_prefix)
         wrapper = next(prefixes, None)
         return self.cold_reason if wrapper is None else f"forked workers cannot be started through {wrapper}"
@@ -62,7 +65,7 @@ class ImageStarter(TemplateStarter):
         on_failed: Callable[[int, SpawnError], None],
         reason: str,
     ) -> None:
-        """Nothing can: say why."""
+        """Say why it fails: nothing can start cold here."""
         for spec in specs[:1]:
             on_failed(
                 spec.local_rank, SpawnError(f"cannot fork a worker from the program that started the job: {reason}")

@@ -100,7 +100,7 @@ def _walk_up(path: str, top: str) -> Iterator[str]:
 
 
 def _read_cgroup_paths(path: str) -> dict[str, str]:
-    """By controller; "" is cgroup v2."""
+    """Read the paths by controller; "" is cgroup v2."""
     paths: dict[str, str] = {}
     for line in _read_lines(path):
         _, controllers, inside = [*line.split(":", 2), "", ""][:3]
@@ -110,7 +110,7 @@ def _read_cgroup_paths(path: str) -> dict[str, str]:
 
 
 def _read_cgroup_mounts(path: str) -> dict[int, tuple[str, str]]:
-    """(root, mount point) by version, of the mounts with the memory controller."""
+    """Read (root, mount point) by version, of the mounts with the memory controller."""
     mounts: dict[int, tuple[str, str]] = {}
     for line in _read_lines(path):
         left, _, right = line.partition(" - ")
@@ -139,6 +139,6 @@ def read_fields(path: str) -> dict[str, int]:
 
 
 def read_number(path: str) -> int | None:
-    """None when the file does not exist or contains "max"."""
+    """Read a number; None when the file does not exist or contains "max"."""
     lines = _read_lines(path)
     return int(lines[0]) if lines and lines[0].isdigit() else None

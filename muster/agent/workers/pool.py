@@ -72,7 +72,7 @@ class WorkerPool:
         on_spawn_failed: Callable[[int, int, SpawnError], None],
         on_ended: Callable[[WorkerEnd], None],
     ) -> None:
-        """Callbacks get: a started worker; (round number, local rank, why); a worker's end."""
+        """Keep the callbacks. They get a started worker; (round number, local rank, why); a worker's end."""
         self._loop = loop
         self._children = children
         children.on_orphan_end = self._forget_killed
@@ -128,7 +128,7 @@ class WorkerPool:
     def sweep(
         self, on_swept: Callable[[], None], on_not_ended: Callable[[tuple[int, ...]], None], *, limit_s: float
     ) -> None:
-        """SIGKILL all descendants of this agent except the starter's own and those of `--notify`, until none is left.
+        """Send SIGKILL to all descendants but the starter's own and those of `--notify`, until none is left.
 
         Args:
             on_swept: called once none is left.
@@ -177,7 +177,7 @@ class WorkerPool:
             sweep.pause_s = min(2 * sweep.pause_s, _LONGEST_PAUSE_S)
 
     def _forget_killed(self, pid: int) -> None:
-        """A child has ended; when it was the last one that a sweep waits for, look again."""
+        """Forget a child that has ended; when it was the last that a sweep waits for, look again."""
         sweep = self._sweep
         if sweep is not None:
             sweep.collected.add(pid)

@@ -104,7 +104,7 @@ def list_interpreter_flags(orig_argv: "Sequence[str]") -> "list[str]":
 
 
 def _split_options(word: str) -> "tuple[str, str, bool]":
-    """`-sEm` -> ("sE", "", True); `-uXdev` -> ("u", "-Xdev", False)."""
+    """Split `-sEm` into ("sE", "", True), and `-uXdev` into ("u", "-Xdev", False)."""
     for at, option in enumerate(word[1:], start=1):
         if option in _LAST_FLAGS:
             return word[1:at], "", True

@@ -47,7 +47,7 @@ def _name_wandb_run(run_id: str) -> str:
 
 
 def _hash(text: str) -> str:
-    """32 hexadecimal digits."""
+    """Return 32 hexadecimal digits."""
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
@@ -71,7 +71,7 @@ class TraceParent:
         return int(self.flags, 16) & 1 == 1
 
     def format(self) -> str:
-        """As the variable has it."""
+        """Format it as the variable has it."""
         return f"00-{self.trace_id}-{self.span_id}-{self.flags}"
 
 

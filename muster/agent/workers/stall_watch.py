@@ -63,7 +63,7 @@ class StallWatch:
         self._timer = loop.call_later(LOOK_S, self._look)
 
     def end(self) -> None:
-        """The answer has come, or is not expected any more. Idempotent."""
+        """End the watch: the answer has come, or is not expected any more. May be called again."""
         self._has_ended = True
         self._timer.cancel()
 
@@ -115,7 +115,7 @@ def _is_below(stat: list[str], root: int, tree: set[int]) -> bool:
 
 
 def _read_switches(pid: int) -> list[str]:
-    """Counts of the main thread's switches, voluntary and not; empty when it has ended, or the kernel counts none."""
+    """Count the main thread's switches, voluntary and not; empty: it has ended, or the kernel counts none."""
     try:
         with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as file:
             return [line.rpartition("\t")[2] for line in file if "ctxt_switches" in line]

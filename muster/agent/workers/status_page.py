@@ -133,7 +133,7 @@ class StatusPage:
         )
 
     def record_told(self, local_rank: int, told: Told) -> None:
-        """What the Trainer in the worker of a local rank says. At its end it names no step: the last one stays."""
+        """Record what the Trainer of a local rank reports. At its end it names no step: the last one stays."""
         if told.step is not None:
             self._told_base = told.step - (self.read_slot(local_rank).optimizer_steps or 0)
         self._told = replace(told, total=told.total or self._told.total, values=told.values or self._told.values)
@@ -417,7 +417,7 @@ class TrainerPort:
             self.close()
 
     def close(self) -> None:
-        """Idempotent."""
+        """Close it. May be called again."""
         if self._listener.fileno() >= 0:
             self._loop.unwatch(self._listener.fileno())
             if self._endpoint is not None:

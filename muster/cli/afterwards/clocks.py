@@ -102,7 +102,7 @@ def _is_whole(detail: Mapping[str, object]) -> bool:
 
 
 def _find_leader(agents: Mapping[str, Sequence[Event]]) -> str:
-    """Whose clock counts: of the node that led first, else that of the lowest node."""
+    """Find whose clock counts: that of the node that led first, else that of the lowest node."""
 
     def find_place(name: str) -> tuple[bool, int, int, str]:
         led = [each.round for each in _list_comparisons(agents[name]) if each.detail["leader"] == each.detail["member"]]
@@ -142,7 +142,7 @@ def _find_offsets(agents: Mapping[str, Sequence[Event]], leader: str) -> dict[st
 
 
 def _follow_comparisons(agents: Mapping[str, Sequence[Event]], leader: str) -> dict[str, _Offset]:
-    """From agent to agent, the most certain way that is known first."""
+    """Go from agent to agent, the most certain known way first."""
     comparisons = {name: _choose_comparisons(records) for name, records in agents.items()}
     own = next((each for each in comparisons[leader] if each.detail["leader"] == each.detail["member"]), None)
     found = {leader: _Offset(ahead_s=0.0 if own is None else float(own.detail["ahead_s"]), uncertainty_s=0.0)}
@@ -165,7 +165,7 @@ def _follow_comparisons(agents: Mapping[str, Sequence[Event]], leader: str) -> d
 
 
 def _choose_comparisons(records: Iterable[Event]) -> list[Event]:
-    """Of those with one leader the most certain one."""
+    """Choose the most certain one of those with one leader."""
     best: dict[str, Event] = {}
     for each in _list_comparisons(records):
         leader = str(each.detail["leader"])

@@ -49,7 +49,10 @@ def print_events(word: str, *, role: str | None = None, as_json: bool = False) -
 
 @contextmanager
 def _without_collector() -> Iterator[None]:
-    """A week on many nodes is millions of objects, all of which stay: to look for garbage took a third of the time."""
+    """Switch the garbage collector off.
+
+    A week on many nodes is millions of objects, all of which stay: to look for garbage took a third of the time.
+    """
     is_on = gc.isenabled()
     gc.disable()
     try:

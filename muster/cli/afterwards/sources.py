@@ -44,7 +44,7 @@ class Event:
     schema: int = 1
 
     def to_json(self) -> dict[str, object]:
-        """As it was written."""
+        """Return it as it was written."""
         return {**self.__dict__, "ranks": list(self.ranks), "detail": dict(self.detail)}
 
 
@@ -257,7 +257,7 @@ def parse_files(files: Iterator[tuple[str, bytes]]) -> tuple[Event, ...]:
 
 
 def _name_agents(events: list[Event], source: str) -> Iterator[Event]:
-    """Of schema 1 the records do not name their agent: it is known by its node, which its first ones lack."""
+    """Name the agents of records of schema 1 by their node, which the first ones lack."""
     indices = {event.node_index for event in events if event.node_index is not None}
     only = next(iter(indices), 0) if len(indices) < 2 else None
     for event in events:

@@ -240,7 +240,7 @@ def _end(replayed: list[_Replayed], at_s: float) -> list[_Replayed]:
 
 
 def _find_time(placed: Placed) -> float:
-    """That of the last step, for a record of steps."""
+    """Return the time; for a record of steps that of the last step."""
     ago_s = placed.event.detail.get("ago_s") if placed.event.what == "steps_done" else None
     return placed.at_s - (ago_s if is_number(ago_s) else 0.0)
 

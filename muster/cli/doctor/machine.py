@@ -55,7 +55,7 @@ def look_at_machine(
 
 
 def _shorten_commands(machine: preflight.Machine) -> preflight.Machine:
-    """Of processes that hold a device keep the program alone: the words after it may hold a secret."""
+    """Keep the program alone of processes that hold a device: the words after it may hold a secret."""
     if machine.devices is None:
         return machine
     answering = tuple(
@@ -156,7 +156,7 @@ def _describe_folders(machine: preflight.Machine, findings: tuple[Finding, ...])
 
 
 def _describe_interfaces() -> Observation:
-    """Other nodes reach this one by an interface that is up and no loopback."""
+    """Describe interfaces that are up and no loopback: by these other nodes reach this one."""
     found = []
     for _, name in socket.if_nameindex():
         state, speed = _read(_NET / name / "operstate"), _read(_NET / name / "speed")
@@ -197,7 +197,7 @@ def _describe_site(environ: Mapping[str, str], findings: tuple[Finding, ...]) ->
 
 
 def _find_site_problems(environ: Mapping[str, str]) -> Iterator[Finding]:
-    """One after the other: nobody waits for a job."""
+    """Run the checks one after the other: nobody waits for a job."""
     env = {**environ, Env.PREFLIGHT: "quick", "LOCAL_WORLD_SIZE": "1"}
     folder = environ.get(Env.PREFLIGHT_DIR)
     paths = preflight.find_site_checks(folder)

@@ -33,7 +33,7 @@ class Observation:
     facts: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON types."""
+        """Return JSON types."""
         return {**vars(self), "verdict": self.verdict.value}
 
 

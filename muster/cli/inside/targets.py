@@ -83,7 +83,7 @@ def _choose_roles(app_id: str, facts: AppFacts, role: str | None, *, takes_all: 
 
 
 def _list_nodes(facts: AppFacts, role: str) -> list[Target]:
-    """Of an elastic role those that it has now."""
+    """List the nodes of a role, of an elastic one those that it has now."""
     known = [each for each in facts.replicas or () if each.role == role]
     return [
         Target(role, each.id, each.state is AppState.RUNNING)

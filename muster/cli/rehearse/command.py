@@ -129,7 +129,7 @@ def _check_options(args: argparse.Namespace) -> None:
 
 
 def _disturb(args: argparse.Namespace) -> int:
-    """`--app`: of a job that runs."""
+    """Disturb a running job, with `--app`."""
     from muster.cli.rehearse import live
 
     if args.component:
@@ -222,7 +222,7 @@ class _Stage:
         return report, [undisturbed, *results]
 
     def _judge(self, result: Result, all_of_them: Sequence[Result], again: Result | None) -> Row:
-        """`all_of_them`: so far, the undisturbed one first."""
+        """Judge a run; `all_of_them` are those so far, the undisturbed one first."""
         undisturbed = all_of_them[0]
         is_repeatable = None if again is None else not compare(again, undisturbed, is_repeatable=None)[0]
         saves = (each for run in all_of_them for each in run.saved_at if 0 < each < undisturbed.done)

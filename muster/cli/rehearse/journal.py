@@ -138,7 +138,7 @@ def _thaw(path: str) -> None:
 
 
 def _remove_cgroup(path: str) -> None:
-    """Its processes go to the group above it: one with processes cannot be removed."""
+    """Move its processes to the group above it, and remove it: one with processes cannot be removed."""
     folder = Path(path)
     for pid in (folder / "cgroup.procs").read_text().split():
         with contextlib.suppress(OSError):  # it has ended

@@ -198,7 +198,7 @@ def _follow(
 
 
 def _name_run(status: "JobStatus | None") -> object:
-    """Differs once the workers were started again."""
+    """Name the run of the workers, which differs once they were started again."""
     return None if status is None else (status.started_s, status.round, status.attempt)
 
 

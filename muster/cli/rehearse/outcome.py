@@ -142,7 +142,10 @@ def has_started_over(result: Result, first_save: int | None) -> bool:
 
 
 def _could_resume(result: Result, done: int) -> bool:
-    """Something had been saved; of a script whose ranks all report it, the agents knew it when the fault happened."""
+    """Return whether something had been saved.
+
+    If all ranks report their saves, the agents must have known it when the fault happened.
+    """
     if 0 < len(result.saving_ranks) == result.ranks:
         return result.agents_knew
     return any(0 < each <= done for each in result.saved_at)

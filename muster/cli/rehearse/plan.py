@@ -88,7 +88,7 @@ def choose_cases(
 
 
 def _has_reported(undisturbed: Result) -> bool:
-    """All ranks have reported a checkpoint."""
+    """Return whether all ranks have reported a checkpoint."""
     return undisturbed.story is not None and any(mark.kind == "checkpoint" for mark in undisturbed.story.marks)
 
 

@@ -312,7 +312,7 @@ class Trial:
             self._most, self._most_s, self._is_behind = done, now_s, False
 
     def _end_recovery(self) -> None:
-        """A run that has no step beyond those of before has recovered with its last one."""
+        """End the recovery of a run without a step beyond those of before with its last step."""
         if self._is_behind and self._last_step_s is not None and self._result.done == self._most:
             self._result.recovery_s = (self._result.recovery_s or 0.0) + self._last_step_s - self._most_s
 

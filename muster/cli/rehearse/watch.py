@@ -219,7 +219,7 @@ def _read_phase(page: mmap.mmap, first: int, number: int) -> str:
 
 
 def _read_values(page: mmap.mmap) -> dict[str, float]:
-    """Of the first slot."""
+    """Read the values of the first slot."""
     first = Layout.WORDS
     found = {}
     for entry in range(min(_read_word(page, first + Layout.VALUES), Layout.TABLE_ENTRIES)):

@@ -253,7 +253,7 @@ class Folds:
     """The rows that the lines of a text need on a screen of some width."""
 
     def __init__(self, *, keeps_words: bool = False) -> None:
-        """Of no lines; with `keeps_words` for texts of ours, of which no word is cut."""
+        """Begin without lines; with `keeps_words` for texts of ours, of which no word is cut."""
         self._fold = fold_words if keeps_words else fold_line
         self._rows: list[str] = []
         self._width = 0
@@ -282,7 +282,7 @@ class Folds:
 
 
 def _keep_last(before: JobPicture | None, now: JobPicture) -> JobPicture:
-    """Of a job that has ended and whose agents cannot be asked any more: with what they told last."""
+    """Keep the last report of a job that has ended and whose agents cannot be asked any more."""
     if before is None or not now.has_ended or now.statuses:
         return now
     return replace(now, statuses=before.statuses)

@@ -169,7 +169,7 @@ def fold_words(line: str, width: int) -> list[str]:
 
 
 def get_status(picture: JobPicture, view: View) -> JobStatus | None:
-    """Of the role that is shown; None: its agents have told nothing."""
+    """Return the status of the role that is shown; None: its agents have reported nothing."""
     return picture.statuses[view.role % len(picture.statuses)][1] if picture.statuses else None
 
 
@@ -185,7 +185,7 @@ def list_rows(picture: JobPicture, view: View, size: Size) -> list[tuple[str, in
 
 
 def _lay_out(picture: JobPicture, view: View, size: Size) -> _Layout:
-    """Also the order of ranks and nodes depends on how many have room."""
+    """Lay out the page. The order of ranks and nodes also depends on how many have room."""
     status = get_status(picture, view)
     header = [row for text in _list_header(picture, view, size) for row in _fold(text, size, most=4)]
     if status is not None and len(header) + _count_rows(status) > size.height:
@@ -431,7 +431,10 @@ def _build_rank_table(
 
 
 def _describe_device(device: DeviceStatus | None, *, is_wide: bool) -> str:
-    """`Xid 79, 71 C, 642 W, power cap`: what is wrong with a rank's GPU, and where there is room how it is."""
+    """Say what is wrong with a rank's GPU, and if there is room how it is.
+
+    As in `Xid 79, 71 C, 642 W, power cap`.
+    """
     if device is None:
         return ""
     parts = (

@@ -159,7 +159,7 @@ class Screen:
         raise ClosedError(128 + signum)
 
     def _suspend(self, saved: "list[int | list[bytes | int]]") -> None:
-        """Ctrl-Z: stop as any program would, with the terminal as it was; take it again on `fg`."""
+        """Stop at Ctrl-Z as any program would, with the terminal as it was; take it again on `fg`."""
         self._give_back(saved)
         signal.signal(signal.SIGTSTP, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTSTP})

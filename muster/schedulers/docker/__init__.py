@@ -14,7 +14,7 @@ from typing import Any
 
 
 def create_scheduler(session_name: str, **kwargs: object) -> Any:  # noqa: ARG001  # TorchX passes its own to all
-    """`local_docker`: the app ends with the command that submitted it.
+    """Create `local_docker`, whose apps end with the command that submitted them.
 
     Raises:
         PlatformError: this system is not Linux.
@@ -28,7 +28,7 @@ def create_scheduler(session_name: str, **kwargs: object) -> Any:  # noqa: ARG00
 
 
 def create_detached_scheduler(session_name: str, **kwargs: object) -> Any:  # noqa: ARG001
-    """`docker`: the same, but the app keeps running when the command ends. Raises as `create_scheduler`."""
+    """Create `docker`, whose apps outlive the command. Raises as `create_scheduler`."""
     from muster.schedulers.runner.platforms import require_linux
 
     require_linux("docker")

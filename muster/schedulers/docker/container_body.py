@@ -190,7 +190,7 @@ def _build_host_config(
 
 
 def _build_read_only_mounts(app: AppRequest, container: ContainerRequest, image: ImageFacts) -> list[dict[str, Any]]:
-    """Nothing can be copied into a read-only root: the agent is on a volume, and two folders stay writable."""
+    """Mount the agent's volume and two writable folders: nothing can be copied into a read-only root."""
     mounts = []
     if container.bundled:
         mounts.append({"Type": "volume", "Source": build_agent_volume_name(app), "Target": AGENT_DIR, "ReadOnly": True})

@@ -336,7 +336,7 @@ class DockerDriver:
             self._closing.wait(RECONNECT_S)
 
     def _handle_event(self, event: dict[str, Any]) -> None:
-        """Something has happened to a container of the engine, ours or not."""
+        """Handle an event of a container of the engine, ours or not."""
         container, attributes, action = event["Actor"]["ID"], event["Actor"]["Attributes"], event["Action"]
         if action == "kill":
             self._shutdown.record_signal(container, attributes.get("signal"))

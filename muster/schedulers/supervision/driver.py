@@ -150,7 +150,7 @@ class ReplicaDriver(Protocol):
         ...
 
     def close(self, *, succeeded: bool) -> None:
-        """After all replicas have ended: flush logs, remove what the driver created for the app (networks, containers).
+        """Flush logs and remove what the driver created for the app, such as networks, after all replicas have ended.
 
         May take a few seconds. Raises nothing for objects that are gone already. `succeeded`: the app has.
         """

@@ -108,7 +108,7 @@ class Supervisor:
             self._act(action)
 
     def close(self) -> None:
-        """After the end: flush logs, kill remaining descendants, record the outcome."""
+        """Flush logs, kill remaining descendants and record the outcome, after the end."""
         self._driver.close(succeeded=self._record.app.outcome is Outcome.SUCCEEDED)
         sweep(time.monotonic() + SWEEP_LIMIT_S)
         self._folder.remove_secrets()

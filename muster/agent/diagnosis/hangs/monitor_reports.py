@@ -209,7 +209,7 @@ class _TextReader:
             yield Member(communicator="", size=self._agreed, rank=0, host="", pid=0)
 
     def _read_totals(self, before: str, line: str) -> None:
-        """The job summary: the columns of totals are processes and GPUs, at the end."""
+        """Read the job summary: the columns of totals are processes and GPUs, at the end."""
         numbers = line.split()
         if _TOTALS.search(before) and len(numbers) > 2 and all(map(str.isdecimal, numbers)):
             self._processes = int(numbers[-2])

@@ -220,7 +220,7 @@ class WorkerReader:
     def _ask_monitor(
         self, monitor: "Monitor", sessions: Mapping[int, Iterable[tuple[int, int]]], silent_s: float
     ) -> None:
-        """Not before a quarter of the limit has passed: it is no part of a job that goes on."""
+        """Ask the monitor, not before a quarter of the limit has passed: a job that goes on is not asked."""
         from muster.agent.diagnosis.hangs.monitor import count_launches
 
         if silent_s < self._longest_s:

@@ -54,7 +54,7 @@ class NotifyStory:
     """What one node has seen of the job."""
 
     def __init__(self, *, is_agreed: bool) -> None:
-        """`is_agreed`: the agents agree among themselves; else each decides alone, behind a handler of torch."""
+        """Begin; `is_agreed`: the agents agree among themselves, else each decides alone, behind a handler of torch."""
         self._is_agreed = is_agreed
         self._hang_lines: list[str] = []
         self._is_hanging = False

@@ -62,7 +62,7 @@ class Notifier:
             self._run(notification)
 
     def read_end(self, finish: Finish, last: "Round | None", times: "RunTimes") -> None:
-        """The agent is done; its report is printed."""
+        """Read the job's end, once the agent is done and its report is printed."""
         self._run_hang()
         node_index, is_alone = self._config.rendezvous.node_index, self._config.rendezvous.max_nodes == 1
         is_first = last.group_rank == 0 if last is not None else is_alone or node_index == 0
@@ -139,7 +139,7 @@ def build_env(config: AgentConfig, notification: Notification, run_dir: str | No
 
 
 def _claim(run_dir: str, notification: Notification) -> bool:
-    """False when the event is told already. A disk that takes no file costs no notification."""
+    """Claim an event; False: it is reported already. A disk that takes no file costs no notification."""
     folder = os.path.join(run_dir, LogNames.NOTIFIED)
     try:
         os.makedirs(folder, mode=0o700, exist_ok=True)

@@ -58,7 +58,7 @@ class RoundStart:
         return self.group_ranks[-1] or 0
 
     def find_contradiction(self) -> str | None:
-        """A rank that is not in the round."""
+        """Find a rank that is not in the round."""
         facts = self.facts.value
         if not self.group_ranks or self.group_ranks[-1] is None:
             return "no group rank"
@@ -102,7 +102,7 @@ class RoundBreak:
     """What follows from it: the next attempt, why there is none, whose part has ended with a drain."""
 
     def find_contradiction(self) -> str | None:
-        """A final failure comes with `BreakKind.FINAL`, and only with it."""
+        """Find a final failure without `BreakKind.FINAL`, or the kind without a final failure."""
         is_final = self.broken.kind is BreakKind.FINAL
         return None if is_final == (self.recovery.value.final is not None) else "'final' contradicts 'kind'"
 

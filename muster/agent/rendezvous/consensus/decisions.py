@@ -245,7 +245,7 @@ def _on_all_succeeded(state: JobState, sender: str, message: AllSucceeded, now_s
 
 
 def _on_timer_fired(state: JobState, now_s: float) -> Decision:
-    """A failure that no loss has explained in time becomes final; members that stop for too long count as lost."""
+    """Make a failure final that no loss has explained in time, and count members that stop for too long as lost."""
     state = replace(state, timer=None)
     match state.phase:
         case Forming() as phase:

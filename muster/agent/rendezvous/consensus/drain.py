@@ -265,7 +265,7 @@ def _refuse(askers: Iterable[Asker], line: str) -> tuple[Action, ...]:
 
 
 def _refuse_late(drain: Drain, askers: Iterable[Asker]) -> tuple[Action, ...]:
-    """The checkpoint under way was late already: nothing says when it ends."""
+    """Refuse, because the checkpoint under way was late already: nothing says when it ends."""
     return _refuse(askers, f"not all ranks have saved at step {drain.step}: {_describe_followed_late(drain)}")
 
 
@@ -411,7 +411,9 @@ def _on_stacks_taken(state: JobState, sender: str, message: StacksTaken, now_s: 
 
 
 def _on_stood_still(state: JobState, sender: str, message: StoodStill, now_s: float) -> Decision:
-    """Workers of a member stand still, or go on. Long before that counts as a hang, a line says so; nothing is stopped.
+    """Handle that workers of a member stand still, or go on.
+
+    Long before that counts as a hang, a line says so; nothing is stopped.
 
     Members report it at intervals that double. Once all of them have, the ranks are looked at as if a person had asked.
     The line follows only if none has moved, and either a rank is seen to keep the others waiting, or they have done
@@ -436,7 +438,7 @@ def _on_stood_still(state: JobState, sender: str, message: StoodStill, now_s: fl
 
 
 def _find_still_s(state: JobState, phase: RoundRunning, now_s: float) -> float | None:
-    """For how long all members have stood still; None: one does not."""
+    """Return how long all members have stood still; None: one does not."""
     if not phase.still or len(phase.still) + len(phase.succeeded) < len(state.assignments):
         return None
     return now_s - max(phase.still.values())
@@ -474,7 +476,7 @@ def _on_drain_reported(state: JobState, sender: str, message: DrainReported, now
 
 
 def on_workers_ended(state: JobState, phase: RoundRunning, drained_rank: int | None, now_s: float) -> Decision:
-    """All workers of a member have ended during a drain: they hold nothing up.
+    """Handle that all workers of a member have ended during a drain: they hold nothing up.
 
     Args:
         state: before the event.
@@ -631,7 +633,7 @@ def _on_saved(state: JobState, sender: str, message: Saved, now_s: float) -> Dec
 
 
 def _end_checkpoint(state: JobState, saving: Saving, now_s: float) -> Decision:
-    """All ranks have saved a step: if it is that of a drain, answer, and begin the stop that waits for it."""
+    """Answer, once all ranks have saved the step of a drain, and begin the stop that waits for it."""
     phase = state.phase
     if not isinstance(phase, RoundRunning) or phase.drain is None:
         return state, ()

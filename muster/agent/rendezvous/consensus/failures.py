@@ -51,7 +51,7 @@ STALE_IDLE_S = 1.0
 def on_failed(
     state: JobState, sender: str, failed: tuple[Failure, ...], now_s: float, suspicion_s: float = 0.0
 ) -> Decision:
-    """Workers of a member failed; `suspicion_s` as in `events.Reported`."""
+    """Handle a failure of workers of a member; `suspicion_s` as in `events.Reported`."""
     phase = state.phase
     if isinstance(phase, Ending):
         return state, ()
@@ -80,7 +80,10 @@ def on_failed(
 
 
 def on_idle(state: JobState, sender: str, message: Idle, now_s: float) -> Decision:
-    """Workers of a member became idle, or active again. One node may wait for another; see `_check_hang`."""
+    """Handle that workers of a member are idle, or active again.
+
+    One node may wait for another; see `_check_hang`.
+    """
     phase = state.phase
     if isinstance(phase, Forming) and _has_hung(state):  # its workers do not hang by themselves: others wait for them
         return on_failed(state, sender, message.failures, now_s)
@@ -113,7 +116,7 @@ def _is_hung(state: JobState, phase: RoundRunning) -> bool:
 
 
 def _check_hang(state: JobState, phase: RoundRunning, now_s: float) -> Decision:
-    """When the job hangs, this counts as a failure of all nodes that are idle."""
+    """Count a hang of the job as a failure of all nodes that are idle."""
     actions: tuple[Action, ...] = ()
     if not _is_hung(state, phase):
         return state, actions
@@ -192,7 +195,10 @@ def break_for_failure(state: JobState, now_s: float) -> Decision:
 
 
 def _is_draining(state: JobState) -> bool:
-    """What ends the job in a drain is told as the end: nodes that are told to stop would leave it otherwise."""
+    """Return whether a drain is under way.
+
+    What ends the job in a drain is told as the end: nodes that are told to stop would leave it otherwise.
+    """
     return isinstance(state.phase, RoundRunning) and state.phase.drain is not None
 
 
@@ -343,12 +349,12 @@ def watch_storm(state: JobState, kind: BreakKind, now_s: float) -> Decision:
 
 
 def record_step(state: JobState) -> JobState:
-    """A rank of the round has done a step. What failed before is forgotten with the verdict."""
+    """Record that a rank of the round has done a step. What failed before is forgotten with the verdict."""
     return replace(state, storm=Storm(), failures=replace(state.failures, has_stepped=True))
 
 
 def record_progress(state: JobState) -> JobState:
-    """A rank of the round has done a step, or all have saved: what failed before counts no more."""
+    """Record a step of a rank, or a save of all: what failed before counts no more."""
     phase, restarts = state.phase, state.restarts
     is_counted = isinstance(phase, Forming) and phase.is_new_attempt
     restarts = restarts.record_progress() if is_counted else restarts.forget_causes()
@@ -374,7 +380,7 @@ def has_enough_members(state: JobState, drain: Drain) -> bool:
 
 
 def _record_leaving(state: JobState, kind: BreakKind, leaving: tuple[str, ...]) -> JobState:
-    """These members get no assignment any more; after a drain their part in the quorum has ended, too."""
+    """Record members that get no assignment any more; after a drain their part in the quorum has ended, too."""
     if not leaving:
         return state
     members = state.members
@@ -389,7 +395,7 @@ def _record_leaving(state: JobState, kind: BreakKind, leaving: tuple[str, ...]) 
 
 
 def on_stopped(state: JobState, sender: str, message: Stopped, now_s: float) -> Decision:
-    """No worker of the round is left on a member."""
+    """Handle that no worker of the round is left on a member."""
     if message.has_stepped and not state.failures.has_stepped:
         state = record_progress(state)
     member, phase = state.members[sender], state.phase
@@ -418,7 +424,7 @@ def on_stopped(state: JobState, sender: str, message: Stopped, now_s: float) -> 
 
 
 def refund_attempt(state: JobState, phase: Forming, lost_id: str, reason: str, now_s: float) -> Decision:
-    """A failure right before a loss was caused by it (a connection to the lost node broke): it costs no attempt."""
+    """Refund the attempt of a failure right before a loss that caused it, as a broken connection to the lost node."""
     failures = state.failures
     is_explained = now_s <= failures.loss_explains_until_s and lost_id not in failures.failed_by
     if not (phase.is_new_attempt and is_explained):

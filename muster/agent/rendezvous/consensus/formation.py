@@ -238,7 +238,7 @@ def assign_ranks(
 def _fill_segments(
     ordered: list[MemberRecord], max_nodes: int, is_new: Mapping[str, bool], suspected: frozenset[str]
 ) -> list[MemberRecord]:
-    """The first members, and in the places of lost ones new members of the segments that lack most of the largest.
+    """Return the first members, with new members of the segments that lack most in the places of lost ones.
 
     Args:
         ordered: who gets a place first, by all that counts more.

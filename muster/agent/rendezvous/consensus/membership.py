@@ -70,7 +70,7 @@ def on_joined(state: JobState, event: Joined, now_s: float) -> Decision:
 
 
 def on_prepared(state: JobState, sender: str, now_s: float) -> Decision:
-    """A member has imported what its workers need."""
+    """Handle that a member has imported what its workers need."""
     state = _remove_from_importing(state, sender)
     is_new = sender not in state.assignments
     return _clear_batch(_start_batch(state, now_s) if is_new else state), ()
@@ -99,7 +99,10 @@ def _clear_batch(state: JobState) -> JobState:
 
 
 def _list_newcomers(state: JobState) -> list[MemberRecord]:
-    """Members without an assignment that are ready. Those that import count, too, while the round itself imports."""
+    """Return the ready members without an assignment.
+
+    Those that import count, too, while the round itself imports.
+    """
     importing = () if state.importing_in_round else state.importing
     return [
         member

@@ -164,7 +164,7 @@ def may_continue(last: QuorumRound, min_nodes: int) -> bool:
 
 
 def may_take_over(last: QuorumRound, min_nodes: int) -> bool:
-    """True when a candidate, or a leader that lost its state, may form the next round with the members connected."""
+    """Return whether a candidate, or a leader that lost its state, may form a round with the connected members."""
     if not last.has_missing():
         return True
     ranks = set(last.connected.values()) - last.ended

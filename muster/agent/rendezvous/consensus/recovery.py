@@ -108,7 +108,7 @@ def find_newer(known: Generation | None, other: Generation | None) -> Generation
 
 
 def _order_restarts(restarts: Restarts) -> tuple[int, int, bool, str]:
-    """Of two records of one attempt the one that knows more; any order will do, if it is one."""
+    """Order two records of one attempt: the one that knows more wins; any order will do, if it is one."""
     return restarts.free, sum(each.count for each in restarts.faults), restarts.has_reported, repr(restarts)
 
 

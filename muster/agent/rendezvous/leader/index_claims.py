@@ -35,11 +35,11 @@ class IndexClaims:
         self._claims: dict[str, IndexClaim] = {}
 
     def add(self, holder: MemberConnection, link: Link, join: Join) -> None:
-        """A node has joined with the index of `holder`."""
+        """Add the claim of a node that has joined with the index of `holder`."""
         self._claims[holder.id] = IndexClaim(link=link, join=join, since_s=self._clock.boottime_s())
 
     def record_message(self, holder: MemberConnection) -> None:
-        """A member has sent something: refuse a claim to its index that has waited long enough."""
+        """Record a message of a member: refuse a claim to its index that has waited long enough."""
         claim = self._claims.get(holder.id)
         if claim is None or self._clock.boottime_s() < claim.since_s + DUPLICATE_S:
             return

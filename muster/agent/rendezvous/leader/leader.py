@@ -270,11 +270,11 @@ class Leader:
         return JobMembers(members=tuple(found), max_nodes=self.state.rules.max_nodes, storm_s=self.find_storm_s())
 
     def find_storm_s(self) -> float:
-        """For how much longer the next round is held back after a storm of rounds; 0: it is not."""
+        """Return how much longer the next round is held back after a storm of rounds; 0: it is not."""
         return max(0.0, self.state.storm.wait_until_s - self._clock.now_s())
 
     def lease_until_s(self) -> float:
-        """Until when no other leader can have taken over: the lease of the leader's own workers. CLOCK_BOOTTIME."""
+        """Return until when no other leader can have taken over (the lease of its own workers), CLOCK_BOOTTIME."""
         return find_lease_limit_s(self.state.quorum_rounds, self._connections, self._options, self._clock.boottime_s())
 
     # -- decisions --------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ def find_lease_limit_s(
     options: LeaderOptions,
     boottime_s: float,
 ) -> float:
-    """Until when the leader's own workers may run, CLOCK_BOOTTIME.
+    """Return until when the leader's own workers may run, CLOCK_BOOTTIME.
 
     Args:
         quorum_rounds: the last round, preceded by those that it has not yet replaced.

@@ -27,15 +27,15 @@ class LossOwner(Protocol):
     """What loss detection tells the leader."""
 
     def record_loss(self, connection: MemberConnection, reason: str) -> None:
-        """A member is lost. It may have been removed already."""
+        """Record the loss of a member, which may have been removed already."""
         ...
 
     def record_silence(self, connection: MemberConnection, reason: str) -> None:
-        """A member is lost although its connection is open: it may still be alive."""
+        """Record the loss of a member whose connection is open: it may still be alive."""
         ...
 
     def record_process_end(self, member_id: str) -> None:
-        """The process of a member that is lost has ended."""
+        """Record that the process of a lost member has ended."""
         ...
 
 
@@ -64,7 +64,7 @@ class LossDetector:
     # -- closed connections -----------------------------------------------------------------------------------------
 
     def record_closed(self, connection: MemberConnection, reason: str) -> None:
-        """A member's connection closed: the member is lost. Find out whether its process has ended."""
+        """Record the loss of a member whose connection closed, and find out whether its process has ended."""
         self.probe(connection, lambda: self._owner.record_process_end(connection.id))
         self._owner.record_loss(connection, reason)
 
@@ -90,7 +90,7 @@ class LossDetector:
             self._timer = self._loop.call_later(self._silence_s, self._sweep)
 
     def check_pause(self) -> None:
-        """After a pause of this process or its machine, remove silent members before anything is decided."""
+        """Remove silent members after a pause of this process or machine, before anything is decided."""
         now_s = self._clock.boottime_s()
         paused_s, self._last_active_s = now_s - self._last_active_s, now_s
         if paused_s >= PAUSE_S:

@@ -159,7 +159,7 @@ def _is_current(state: MemberState, round_number: int) -> bool:
 
 
 def _on_stopped(state: MemberState, stopped: Stopped) -> Decision:
-    """No worker is left: report it to the leader, or ask all addresses again, now that this node may join."""
+    """Report to the leader that no worker is left, or ask all addresses again, now that this node may join."""
     state = replace(state, is_running=False)
     following = do.SendStopped(stopped=stopped) if state.phase is Phase.JOINED else do.AskAgain()
     return state, (do.Wait(is_on=True), do.EndRound(), following)

@@ -73,7 +73,7 @@ class LeaseRenewal:
         self._follower.start()
 
     def lead(self, until_s: Callable[[], float]) -> None:
-        """This node leads; `until_s` returns until when no other node can."""
+        """Renew the lease of a node that leads; `until_s` returns until when no other node can."""
         self._leader = LeaderRenewal(
             self._loop, interval_s=self._interval_s, until_s=until_s, on_expired=self._on_quorum_lost
         )
@@ -164,7 +164,7 @@ class FollowerRenewal:
         get_version: Callable[[], int],
         on_silent: Callable[[], None],
     ) -> None:
-        """`since_s`: when the member sent its join over this link, CLOCK_BOOTTIME. Call `start` next."""
+        """Begin; `since_s` is when the member sent its join over this link, CLOCK_BOOTTIME. Call `start` next."""
         self._loop = loop
         self._clock = loop.clock
         self._link = link
@@ -226,7 +226,10 @@ class FollowerRenewal:
         self._renew()
 
     def _compare_clocks(self, sent_s: float, leader_s: float) -> None:
-        """The leader read its clock at some moment between these two: the quickest answer says the most."""
+        """Compare the clocks.
+
+        The leader read its clock at some moment between these two: the quickest answer says the most.
+        """
         now_s = self._clock.boottime_s()
         uncertainty_s = (now_s - sent_s) / 2
         if uncertainty_s <= self._uncertainty_s + _DRIFT * (now_s - self._compared_s):

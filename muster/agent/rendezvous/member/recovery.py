@@ -35,12 +35,15 @@ class MemberRecovery:
         return self.group_ranks[-1] if self.group_ranks else None
 
     def with_leader(self, leader_id: str) -> "MemberRecovery":
-        """A leader has accepted this node."""
+        """Return the record after a leader has accepted this node."""
         led_rounds = self.led_rounds if self.leader_id == leader_id else frozenset()
         return replace(self, version=0, leader_id=leader_id, led_rounds=led_rounds)
 
     def with_round(self, facts: RoundFacts, group_ranks: tuple[int | None, ...]) -> "MemberRecovery":
-        """A round was formed; the last of `group_ranks` is None when this node does not take part in it."""
+        """Return the record after a round was formed.
+
+        The last of `group_ranks` is None when this node does not take part in it.
+        """
         told = facts.recovery
         return replace(
             self,
@@ -53,7 +56,7 @@ class MemberRecovery:
         )
 
     def with_record(self, told: RecoveryRecord) -> "MemberRecovery":
-        """The leader's record has changed. Of another round than this node's, only the checkpoint counts."""
+        """Return the record with a change of the leader's; of another round only the checkpoint counts."""
         if not self.record.is_same_round(told):
             checkpoint = find_later(self.record.checkpoint, told.checkpoint)
             return replace(self, version=told.version, record=replace(self.record, checkpoint=checkpoint))
@@ -63,7 +66,7 @@ class MemberRecovery:
         return replace(self, version=told.version, record=merged, group_ranks=kept)
 
     def with_ended(self, round_number: int, group_ranks: frozenset[int]) -> "MemberRecovery":
-        """Processes of these ranks of a round were seen to end."""
+        """Return the record after processes of these ranks of a round were seen to end."""
         quorum_rounds = tuple(
             replace(each, ended=each.ended | group_ranks) if each.round_number == round_number else each
             for each in self.record.quorum_rounds
@@ -71,7 +74,7 @@ class MemberRecovery:
         return replace(self, record=replace(self.record, quorum_rounds=quorum_rounds))
 
     def with_leader_end(self, led_rounds: frozenset[int]) -> "MemberRecovery":
-        """The process that led these rounds was seen to end; one that has not formed a round yet, too."""
+        """Return the record after the process that led these rounds was seen to end, also one without a round yet."""
         made = self
         for successor in self.successors:
             if (successor.host, successor.port) == self.leader_address:

@@ -38,7 +38,7 @@ def stop_search(state: MemberState) -> Decision:
 
 
 def cancel_timers() -> tuple[do.Action, ...]:
-    """A leader was found, or none is needed."""
+    """Cancel the timers of the search: a leader was found, or none is needed."""
     return tuple(do.SetTimer(kind=kind, delay_s=None) for kind in (do.TimerKind.DEADLINE, do.TimerKind.JOIN))
 
 
@@ -51,7 +51,7 @@ def record_recovery(state: MemberState, told: RecoveryRecord) -> MemberState:
 
 
 def on_round_start(state: MemberState, start: RoundStart) -> Decision:
-    """This node takes part in a new round: begin its lease, and have its workers started."""
+    """Begin the lease of a new round that this node takes part in, and have its workers started."""
     formed, hosts_rank_0 = _build_round(state, start), start.group_rank == 0
     told: tuple[do.Action, ...] = ()
     if Once.WAIT in state.printed:  # else the last line would still say that it waits
@@ -104,13 +104,13 @@ def _build_round(state: MemberState, start: RoundStart) -> Round:
 
 
 def _find_static_master(state: MemberState) -> str:
-    """MASTER_ADDR as it was given, or the address that answered: torch's store would try the silent one alone."""
+    """Return MASTER_ADDR as given, or the address that answered: torch's store would try the silent one alone."""
     found = state.connection
     return state.config.master_addr if found is None or not found.silent_host else found.peer_host
 
 
 def on_round_summary(state: MemberState, summary: RoundSummary) -> Decision:
-    """A round was formed without this node. Said once, not with every round that the others form."""
+    """Say once that a round was formed without this node, not with every round that the others form."""
     state = replace(state, recovery=state.recovery.with_round(summary.facts.value, summary.group_ranks))
     if not summary.is_spare or Once.SPARE in state.printed:
         return state, ()
@@ -120,7 +120,7 @@ def on_round_summary(state: MemberState, summary: RoundSummary) -> Decision:
 
 
 def on_round_break(state: MemberState, message: RoundBreak) -> Decision:
-    """The round has ended: have the workers stopped, or say that there are none."""
+    """Have the workers of a round that has ended stopped, or say that there are none."""
     number = message.broken.round_number
     if number != state.recovery.round_number:
         return state, ()
@@ -150,7 +150,7 @@ def fence(state: MemberState, reason: str) -> Decision:
 
 
 def post_job_end(state: MemberState) -> Decision:
-    """The job has ended, and all members know it."""
+    """Post the end of the job, which all members know."""
     job_end = state.job_end
     if job_end is None:
         return state, ()
@@ -171,6 +171,6 @@ def fail(state: MemberState, reason: str, *, usage: bool = False) -> Decision:
 
 
 def _end(state: MemberState, post: do.Post) -> Decision:
-    """The link stays open until the supervisor closes it: others may still be told of the end here."""
+    """End, but leave the link open until the supervisor closes it: others may still be told of the end here."""
     state, stopped = stop_search(replace(state, has_ended=True))
     return state, (do.Wait(is_on=False), *stopped, do.StopRenewal(), *cancel_timers(), post)

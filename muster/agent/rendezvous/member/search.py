@@ -174,7 +174,7 @@ class Search:
             self._tick()
 
     def record_failure(self, end: LinkEnd, target: Target) -> None:
-        """A target did not answer."""
+        """Record that a target did not answer."""
         if target.group_rank is None or self.last_failure is None:
             self.last_failure = end
         if not self._closed:

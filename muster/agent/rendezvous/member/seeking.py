@@ -96,7 +96,7 @@ def _choose_role(state: MemberState, *, is_local: bool) -> Decision:
 
 
 def _on_local_checked(state: MemberState, event: do.LocalChecked) -> Decision:
-    """With `is_check` this node leads already: if the endpoint is another machine's, join the leader there."""
+    """Handle whether the endpoint is local. With `is_check` this node leads: if it is not, join the leader there."""
     if not event.is_check:
         return _choose_role(state, is_local=event.is_local) if state.connection is None else (state, ())
     if event.is_local or not state.is_leading or event.has_formed_round:
@@ -273,7 +273,7 @@ def _on_no_answer(state: MemberState) -> Decision:
 
 
 def on_welcome(state: MemberState, connection: Connection, welcome: down.Welcome) -> Decision:
-    """The leader has accepted this node."""
+    """Handle that the leader has accepted this node."""
     recovery = state.recovery.with_leader(welcome.leader_id)
     notices: tuple[do.Action, ...] = ()
     if not connection.is_local:
@@ -299,7 +299,7 @@ def report_prepared(state: MemberState) -> Decision:
 
 
 def on_leader_lost(state: MemberState, event: LossEvent) -> Decision:
-    """The leader is lost, as the link, the lease or another leader say."""
+    """Handle that the leader is lost, as the link, the lease or another leader say."""
     match event:
         case do.LeaderMalformed():
             notice = build_notice(f"the leader sent a malformed message ({event.error})")
@@ -322,7 +322,7 @@ def on_leader_lost(state: MemberState, event: LossEvent) -> Decision:
 
 
 def _on_link_closed(state: MemberState, event: do.LinkClosed) -> Decision:
-    """Without a goodbye, either the leader's process has ended or the connection broke."""
+    """Handle a closed link: without a goodbye, the leader's process has ended or the connection broke."""
     recovery, may_have_ended = state.recovery, event.is_leased_elsewhere
     keeps_promise = may_have_ended or state.phase is Phase.JOINED
     state, actions = drop_leader(
@@ -353,7 +353,7 @@ def drop_leader(state: MemberState, reason: str, *, promise_until_s: float, paus
 
 
 def give_way(state: MemberState, host: str, port: int) -> Decision:
-    """Another leader knows a later round: join it, and redirect this leader's members to it."""
+    """Join another leader that knows a later round, and redirect this leader's members to it."""
     state, stopped = stop_search(replace(state, first_target=do.Target(host=host, port=port)))
     state, dropped = drop_leader(state, "another leader has replaced it", promise_until_s=-NEVER)
     return state, (do.StopLeading(host=host, port=port), *stopped, *dropped)

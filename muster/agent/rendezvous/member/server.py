@@ -270,7 +270,7 @@ class Server:
             self._announcer = None
 
     def claim_endpoint(self) -> None:
-        """After a takeover: listen at the endpoint, or else announce this leader to the process that does."""
+        """Listen at the endpoint after a takeover, or else announce this leader to the process that does."""
         if self._endpoint_listener is None and self._announcer is None:
             self._network.check_local(self._options.endpoint[0], self._open_or_announce)
 
@@ -384,7 +384,7 @@ class Server:
             link.close()
 
     def _pass_stream(self, link: Link) -> None:
-        """Only a node with the job's token gets, or brings, the state of ranks."""
+        """Pass a stream on. Only a node with the job's token gets, or brings, the state of ranks."""
         if not link.is_proved or self.on_stream is None:
             self._refuse(link, "it has no job token (MUSTER_TOKEN)", "snapshots are sent only with a job token")
             return
@@ -394,7 +394,7 @@ class Server:
             self.on_stream(stream)
 
     def _answer_announcement(self, link: Link, announcement: Announcement) -> None:
-        """Another leader announces itself at the endpoint: the one with the later round continues to lead.
+        """Answer another leader that announces itself at the endpoint: the one with the later round continues to lead.
 
         A leader in a round does not join one with other rules; a leader without a round does, and is refused.
         """

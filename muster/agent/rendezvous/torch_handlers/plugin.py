@@ -150,7 +150,7 @@ class MusterHandler(RendezvousHandler):  # type: ignore[misc] # torch's types ar
                 pass  # torch's agent starts its workers by itself, asks for no drain, and reads no status page
 
     def _report_bug(self) -> None:
-        """A bug of ours has ended the thread: torch's agent must not wait for a round that never comes."""
+        """Report a bug of ours that ended the thread: torch's agent must not wait for a round that never comes."""
         self._waiting = 1
         self._results.put(InternalError("muster's rendezvous thread has ended with an error, see above"))
         self._member.close()

@@ -93,7 +93,7 @@ class TorchRendezvous(Leaderless):
         post: PostEvent,
         make_thread: "Callable[[TorchRendezvous], CommandThread]",
     ) -> None:
-        """`make_thread` makes what owns the handler: a thread of this agent, or one of the program that drives it."""
+        """Keep `make_thread`, which makes the owner of the handler: a thread of this agent, or of its program."""
         self._config = config
         self._loop = loop
         self._post = post
@@ -109,7 +109,7 @@ class TorchRendezvous(Leaderless):
     # -- what the thread finds --------------------------------------------------------------------------------------
 
     def post_finding(self, finding: ThreadFinding) -> None:
-        """Called by the thread: have the loop handle it. A handler may block past `close`; then it is ignored."""
+        """Have the loop handle a finding of the thread. A handler may block past `close`; then it is ignored."""
         self._loop.call_from_thread(lambda: self._handle(finding))
 
     def _handle(self, finding: ThreadFinding) -> None:
@@ -166,7 +166,7 @@ class TorchRendezvous(Leaderless):
         )
 
     def _break_round(self, reason: str) -> None:
-        """All agents go to the next round."""
+        """Break the round: all agents go to the next one."""
         if not self._policy.has_ended and self._policy.broken is None:
             self._thread.send_command(Command(order=Order.PAUSE))
             self._policy.break_round(BreakKind.MEMBERSHIP, reason)

@@ -54,7 +54,7 @@ class Owner(Protocol):
     """Receives what the thread finds."""
 
     def post_finding(self, finding: ThreadFinding) -> None:
-        """Called by the thread; returns soon."""
+        """Take a finding of the thread; returns soon."""
         ...
 
 
@@ -88,7 +88,7 @@ class HandlerThread(threading.Thread):
         *,
         handler: "RendezvousHandler | None" = None,
     ) -> None:
-        """`handler` is one that a program made (see `muster.elastic`); None: the thread makes what `config` names."""
+        """Keep `handler`, which a program made (see `muster.elastic`); None: the thread makes what `config` names."""
         super().__init__(daemon=True, name="rendezvous")
         self._config = config
         self._nproc = nproc
@@ -306,7 +306,7 @@ class HandlerThread(threading.Thread):
         return self._config.backend not in TORCH_NAMES and not own
 
     def _agree_place(self, info: "RendezvousInfo") -> tuple[HandlerFormedRound, str]:
-        """Every node writes its size; rank 0 computes all ranks and chooses MASTER_ADDR:PORT.
+        """Agree on ranks: every node writes its size, and rank 0 computes all ranks and chooses MASTER_ADDR:PORT.
 
         Returns:
             This node's place, and a name that no other round has.

@@ -180,11 +180,11 @@ class Attempt:
             self._on_open(link)
 
     def on_message(self, link: Link, _frame: Frame | Message) -> None:
-        """Never called: no message arrives before the link is open."""
+        """Do nothing: no message arrives before the link is open."""
         link.close()
 
     def on_closed(self, _link: Link, end: LinkEnd) -> None:
-        """Closed during the handshake."""
+        """Handle an end during the handshake."""
         self._fail(end)
 
     def _fail(self, end: LinkEnd) -> None:

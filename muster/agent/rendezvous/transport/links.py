@@ -40,11 +40,14 @@ class LinkOwner(Protocol):
     """Receives a link's messages."""
 
     def on_message(self, link: "Link", frame: Frame | Message) -> None:
-        """A message has arrived: not read yet, or a record when it comes from this same process."""
+        """Handle a message: not read yet, or a record when it comes from this same process."""
         ...
 
     def on_closed(self, link: "Link", end: LinkEnd) -> None:
-        """The other side closed the link, it broke, or it has not joined in time. Called once, not after `close`."""
+        """Handle that the other side closed the link, that it broke, or has not joined in time.
+
+        Called once, not after `close`.
+        """
         ...
 
 
@@ -74,7 +77,7 @@ class Link(Protocol):
         ...
 
     def trust(self) -> None:
-        """The other side is a member or the leader: the limits for unauthenticated peers apply no longer."""
+        """Lift the limits for unauthenticated peers: the other side is a member or the leader."""
         ...
 
     def detach(self) -> "Stream | None":
@@ -150,7 +153,7 @@ class Network(Protocol):
         ...
 
     def check_local(self, host: str, on_result: Callable[[bool], None]) -> None:
-        """True when one of the host's addresses can be bound here: by trying, not by comparing names."""
+        """Check whether one of the host's addresses can be bound here: by trying, not by comparing names."""
         ...
 
     def close(self) -> None:
@@ -200,7 +203,7 @@ class LocalLink:
             self._loop.call_soon(other.close_from_other_end)
 
     def close_from_other_end(self) -> None:
-        """The other end was closed."""
+        """Close this end, because the other one was closed."""
         if self._other is not None:
             self._other = None
             if self.owner is not None:

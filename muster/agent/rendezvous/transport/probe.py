@@ -21,7 +21,7 @@ class Probe:
     """
 
     def __init__(self, loop: Loop, address: Address | None, port: int, on_result: Callable[[bool], None]) -> None:
-        """`on_result` is called on the loop, never at once: True when the dial was refused."""
+        """Keep `on_result`, which is called on the loop, never at once: True when the dial was refused."""
         self._loop = loop
         self._address = address
         self._port = port
@@ -64,7 +64,7 @@ class Probe:
             self._loop.watch_readable(self._socket.fileno(), self._on_readable)
 
     def _on_readable(self) -> None:
-        """Only a living process sends data; a reset or an end of stream may come from one that is ending."""
+        """Read: only a living process sends data; a reset or an end of stream may come from one that is ending."""
         if self._socket is None:
             return
         try:

@@ -82,5 +82,5 @@ class TcpStream:
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Idempotent."""
+        """Close it. May be called again."""
         self._socket.close()

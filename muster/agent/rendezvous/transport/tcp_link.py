@@ -113,7 +113,7 @@ class TcpLink:
         self._report_open(was_open)
 
     def _read_next(self, messages: Iterator[Frame]) -> Frame | None:
-        """Only an error of reading is the other side's fault; one raised while a message is handled is ours."""
+        """Read on. Only an error of reading is the other side's fault; one of handling a message is ours."""
         if self._closed:
             return None
         try:

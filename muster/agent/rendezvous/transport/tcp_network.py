@@ -80,7 +80,7 @@ class TcpListener:
             self._add_unauthenticated(sock)
 
     def _make_room(self) -> None:
-        """No descriptor is left: close an unauthenticated peer, or pause: the kernel reports what waits each turn."""
+        """Close an unauthenticated peer when no descriptor is left, or pause: the kernel reports waiters each turn."""
         if self._unauthenticated:
             self._close_oldest()
             return
@@ -125,11 +125,11 @@ class TcpListener:
         self._on_link(link, message)
 
     def on_message(self, link: Link, _frame: object) -> None:
-        """Never called: the first message goes to `on_first_message`, and the link gets another owner."""
+        """Do nothing: the first message goes to `on_first_message`, and the link gets another owner."""
         link.close()
 
     def on_closed(self, link: Link, end: LinkEnd) -> None:
-        """A connection was closed before its first message, was refused, or sent what is not our protocol."""
+        """Handle a connection that was closed or refused before its first message, or sent another protocol."""
         if end.cause is Cause.REFUSED and self._on_refused is not None:
             self._on_refused(link.peer_host, end)
 

@@ -65,11 +65,11 @@ class Restarts:
         return self.causes[-1].count if self.causes else 0
 
     def forget_causes(self) -> "Restarts":
-        """There was progress: what failed before it counts no more, but for nodes that are suspected."""
+        """Forget causes after progress: what failed before it counts no more, but for nodes that are suspected."""
         faults = tuple(each for each in self.faults if each.is_suspected)
         return replace(self, causes=(), has_reported=True, faults=faults)
 
     def record_progress(self) -> "Restarts":
-        """The round that has ended had made progress before it failed: only its own failure counts."""
+        """Record that the round that ended had made progress before it failed: only its own failure counts."""
         last = tuple(replace(each, count=1, is_stepless=False, early=False) for each in self.causes[-1:])
         return replace(self.forget_causes(), causes=last)

@@ -98,7 +98,7 @@ class MetricsEndpoint:
         self._peers.append(HttpPeer(self._thread.loop, link, self._build_answer, self._peers.remove))
 
     def _build_answer(self, received: bytes) -> bytes | None:
-        """None: the request is not there yet."""
+        """Build the answer; None: the request is not there yet."""
         is_too_long = len(received) > HEAD_LIMIT_BYTES
         if b"\r\n\r\n" not in received and not is_too_long:
             return None

@@ -343,7 +343,7 @@ def _parse_value(value: float | str) -> float | None:
 
 
 def _compute_flakiness(restarts_left: int, view: View) -> int:
-    """As torch does: 0 with all restarts left, 100 only after the job has failed."""
+    """Compute it as torch does: 0 with all restarts left, 100 only after the job has failed."""
     if view.torch.end.startswith("run_failed"):
         return 100
     return int(100.0 - 100.0 * (restarts_left + 1) / (view.max_restarts + 1))

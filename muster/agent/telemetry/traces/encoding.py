@@ -153,7 +153,7 @@ def _build_value(value: Value) -> Json:
 
 
 def _write_number(value: float) -> float | str:
-    """JSON has no NaN and no infinity: protobuf's JSON has them as text."""
+    """Write a number; NaN and infinity as text, as protobuf's JSON does: JSON has neither."""
     number = float(value)
     if math.isnan(number):
         return "NaN"

@@ -222,7 +222,7 @@ class SpanMaker:
                 self._close_span("recovery", at_s, ERROR)
 
     def _mark_attempt(self, record: "EventRecord") -> None:
-        """Why it ends: spans show a class, of which there are few, and the reason as text."""
+        """Mark why an attempt ends: spans show a class, of which there are few, and the reason as text."""
         kind = "hang" if record.detail.get("hang") is True else str(record.detail.get("kind", "fenced"))
         attempt = self._open["attempt"]
         if kind == "final":  # nothing follows that could be a recovery

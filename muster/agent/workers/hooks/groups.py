@@ -57,7 +57,7 @@ _DUMP_SWITCH = "TORCH_NCCL_DUMP_ON_TIMEOUT"
 
 
 def begin_group(module: "ModuleType", *, is_watched: bool) -> None:
-    """The worker calls `init_process_group` now: replace torch's table of groups, once per process.
+    """Replace torch's table of groups, once per process: the worker calls `init_process_group` now.
 
     Args:
         module: torch.distributed.distributed_c10d.
@@ -256,7 +256,7 @@ def _set_defaults() -> None:
 
 
 def _read_version() -> "tuple[int, ...]":
-    """(2, 13) of "2.13.0+cpu"."""
+    """Read the version: (2, 13) of "2.13.0+cpu"."""
     return tuple(int(part) for part in sys.modules["torch"].__version__.split(".")[:2])
 
 

@@ -127,7 +127,7 @@ def _time_all_reduce(torch: "Any", device: "Any", size: int) -> float:
 
 
 def _measure_pairs(run: "Any", node: int, nodes: int) -> float:
-    """Of one rank a node, with the neighbour on either side: the better of two, since a slow neighbour slows both."""
+    """Measure one rank a node with the neighbour on either side, and keep the better: a slow neighbour slows both."""
     rates = []
     for shift in (0, 1):
         place = (node - shift) % nodes
@@ -165,7 +165,7 @@ def _format(rate: float) -> str:
 
 
 def _leave_together(store: "Any", rank: int, world: int, limit: "Any") -> None:
-    """Global rank 0, which hosts the store, leaves last; the others wait until it is gone."""
+    """Let global rank 0, which hosts the store, leave last; the others wait until it is gone."""
     if rank == 0:
         store.wait([f"done{each}" for each in range(1, world)], limit) if world > 1 else None
         return

@@ -83,7 +83,7 @@ def replace_environment(env: dict[str, str]) -> None:
 
 
 def _find_coerced_locale() -> str | None:
-    """LC_CTYPE if the interpreter itself has set it, as it does at start under the C locale (PEP 538)."""
+    """Return LC_CTYPE if the interpreter itself has set it at its start under the C locale (PEP 538)."""
     value = os.environ.get("LC_CTYPE")
     if value is None:
         return None
@@ -134,7 +134,7 @@ def _fit_to_cpus(count: int) -> None:
 
 
 def _reseed_generators() -> None:
-    """`random` reseeds itself at a fork; numpy and torch do not."""
+    """Reseed numpy and torch; `random` reseeds itself at a fork."""
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:
         numpy_random.seed()

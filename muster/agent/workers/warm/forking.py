@@ -262,7 +262,7 @@ def _build_failed(asked: int, error: OSError) -> Forked:
 
 
 def _fork_workers(sockets: list[socket.socket], pids_write: int) -> socket.socket:
-    """In the intermediate: fork, report the process ids and exit. Returns in a worker."""
+    """Fork in the intermediate, report the process ids and exit. Returns in a worker."""
     pids: list[int] = []
     error = ""
     for one in sockets:

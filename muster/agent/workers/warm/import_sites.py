@@ -172,7 +172,7 @@ def _called_name(node: ast.AST) -> str:
 
 
 def _is_filter_scope(node: ast.With) -> bool:
-    """`with warnings.catch_warnings():`, which restores the filters at its end."""
+    """Return whether it is `with warnings.catch_warnings():`, which restores the filters at its end."""
     call = node.items[0].context_expr
     if len(node.items) != 1 or _called_name(call) != "catch_warnings" or not isinstance(call, ast.Call):
         return False

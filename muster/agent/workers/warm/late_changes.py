@@ -63,7 +63,7 @@ def _find_file(folder: str, name: str) -> str | None:
 
 
 def find_inserted(files: Iterable[str]) -> str | None:
-    """A file that the program would import in place of a module that this process has, as far as its source shows it.
+    """Return a file that the program would import in place of a loaded module, as far as its source shows it.
 
     Args:
         files: the program's, see `preload.Preload`.
@@ -86,7 +86,7 @@ def _list_folders(path: str) -> Iterator[str]:
 
 
 def _is_insertion(node: ast.Call) -> bool:
-    """`sys.path.insert(index, folder)`."""
+    """Return whether it is `sys.path.insert(index, folder)`."""
     return len(node.args) == 2 and ast.unparse(node.func) == "sys.path.insert"
 
 

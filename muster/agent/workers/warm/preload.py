@@ -71,7 +71,7 @@ def import_early(requested: str) -> EarlyImports:
 
 
 def _import_installed(name: str) -> bool:
-    """False: it is not installed."""
+    """Import it; False: it is not installed."""
     try:
         __import__(name)
     except ModuleNotFoundError as error:

@@ -105,7 +105,7 @@ class TemplateStarter:
         early: TemplateHandle | None = None,
         refused: str = "",
     ) -> None:
-        """Nothing is started before `prepare`.
+        """Keep the settings; `prepare` starts the template.
 
         Args:
             loop: the agent's.
@@ -238,7 +238,7 @@ class TemplateStarter:
         return _OwnPids(known=known, session=self._template.pid, released=frozenset(self._released))
 
     def _list_known(self) -> frozenset[int]:
-        """Parked workers, and the store's process if there is one."""
+        """List parked workers, and the store's process if there is one."""
         known = frozenset(one.pid for one in self._parked)
         return known if self._store is None else known | {self._store.pid}
 
@@ -345,7 +345,7 @@ class TemplateStarter:
             self._watch = None
 
     def _watch_template(self) -> None:
-        """The answer is late: see that the template does not stand still."""
+        """Watch that the template does not stand still: its answer is late."""
         from muster.agent.workers import stall_watch
 
         if self._template is None:
@@ -412,7 +412,7 @@ class TemplateStarter:
     # -- parking and releasing --------------------------------------------------------------------------------------
 
     def _follow_requests(self) -> None:
-        """While forks are requested: keep orphans, which may be workers; watch whether the template stands still."""
+        """Keep orphans while forks are requested, which may be workers, and watch whether the template stands still."""
         template = self._template
         if template is None or not template.pending_sockets:
             self._children.hold_orphans(False)
@@ -459,7 +459,7 @@ class TemplateStarter:
                 store.fail(f"cannot send its socket: {error.strerror}")
 
     def _replace_store(self) -> None:
-        """Its process, a fork of the template, stood still and was killed; its socket is still open."""
+        """Replace the store's process, a fork of the template that stood still and was killed; its socket is open."""
         self._notify_once("the store's process stood still and was killed; another one is started cold")
         self._start_store_cold()
 

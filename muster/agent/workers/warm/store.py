@@ -70,14 +70,14 @@ def serve(control: socket.socket, world_size: int, listen_fd: int) -> NoReturn:
 
 
 def _silence() -> None:
-    """The template's streams are what its workers print first: nothing of this process may come there."""
+    """Print nothing: the template's streams are what its workers print first."""
     null_fd = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1, 2):
         os.dup2(null_fd, fd)
 
 
 def _ask_no_name_server() -> None:
-    """From now on this process finds names of hosts in /etc/hosts only.
+    """Find names of hosts in /etc/hosts only from now on, in this process.
 
     torch's store looks up the names of clients that connect one after the other, and answers none of them until then.
     A name server that does not answer costs 5 s and more each time. Workers of a crashed job once waited for 60 s.

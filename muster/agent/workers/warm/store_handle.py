@@ -134,14 +134,14 @@ class StoreHandle:
             self._watch.end()
 
     def _kill_stalled(self, pids: list[int]) -> None:
-        """Clients that have come wait in the backlog for the next process."""
+        """Kill a process that stands still; clients that have come wait in the backlog for the next one."""
         self._close_control()
         self.pid = 0
         processes.send_signal(pids, signal.SIGKILL)
         self._on_stalled()
 
     def _receive(self) -> None:
-        """The process has counted too many clients, or has ended."""
+        """Receive that the process has counted too many clients, or has ended."""
         control = self._control
         if control is None:
             return
@@ -165,14 +165,14 @@ class StoreHandle:
                 self._control.send(b"?")
 
     def _handle_end(self, pid: int, status: int) -> None:
-        """A store that ended by itself has found no torch: no worker can need it."""
+        """Handle the end of a store that ended by itself: it has found no torch, so no worker can need it."""
         if not self._closed and pid == self.pid:
             self.close()
             if status:
                 self._on_lost(f"lost its store: the store's process {describe_end(status)}")
 
     def fail(self, reason: str) -> None:
-        """No process can be started for it."""
+        """Fail: no process can be started for it."""
         if not self._closed:
             self.close()
             self._on_lost(f"has no store: {reason}")

@@ -217,7 +217,9 @@ def _import(name: str, site: "ImportSite") -> _ImportFailure | None:
 
 
 def _read_memory() -> dict[str, int]:
-    """This process's memory in bytes: `rss_bytes`, `pss_bytes` (a shared page counts in equal parts for its processes).
+    """Read this process's memory in bytes.
+
+    `rss_bytes`, and `pss_bytes`, in which a shared page counts in equal parts for its processes.
 
     Read here and not by the agent: the kernel visits every page, and waits for a page fault that waits for a disk.
     Source: proc(5), smaps_rollup. Empty when the kernel has no such file.
@@ -232,7 +234,7 @@ def _read_memory() -> dict[str, int]:
 
 
 def _find_hiding(folder: str | None) -> str | None:
-    """What lies in the program's folder is found first, but here another module of that name is loaded already."""
+    """Find a loaded module whose name a file in the program's folder has, which would be found first."""
     from muster.agent.workers.warm.late_changes import find_shadowed
 
     found = None if folder is None else find_shadowed([folder], sys.modules)

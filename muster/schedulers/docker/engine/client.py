@@ -194,7 +194,7 @@ class Engine:
             return any(network["Name"] == name for network in self._api.networks(names=[name]))
 
     def list_networks(self, labels: Mapping[str, str | None]) -> list[dict[str, Any]]:
-        """Networks that carry all these labels, raw."""
+        """List networks that carry all these labels, raw."""
         with self._translate_errors("list networks"):
             return list(self._api.networks(filters={"label": _label_filter(labels)}))
 
@@ -451,7 +451,7 @@ def _label_filter(labels: Mapping[str, str | None]) -> list[str]:
 
 
 def _split_tag(image: str) -> tuple[str, str]:
-    """`host:5000/a/b:tag` -> (`host:5000/a/b`, `tag`); a digest counts as a tag, as in the SDK."""
+    """Split `host:5000/a/b:tag` into (`host:5000/a/b`, `tag`); a digest counts as a tag, as in the SDK."""
     if "@" in image:
         repository, _, digest = image.partition("@")
         return repository, digest

@@ -38,7 +38,7 @@ def list_apps(engine: Engine) -> dict[str, list[ContainerFacts]]:
 
 
 def list_remains(engine: Engine) -> dict[str, list[Mapping[str, str]]]:
-    """App id -> labels of what is left of it, for this user's apps that have no container of a replica.
+    """Map app ids to labels of what is left, of this user's apps without a container of a replica.
 
     That is reservations, networks and temporary containers; not those of an app whose temporary container runs.
     """

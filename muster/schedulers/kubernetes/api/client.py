@@ -197,7 +197,7 @@ class Client:
     def read_bytes(
         self, path: str, *, what: str, query: Mapping[str, str] | None = None, limit_s: float = READ_TIMEOUT_S
     ) -> bytes:
-        """GET a response that is not JSON: a log. Raises like `request`.
+        """Get a response that is not JSON: a log. Raises like `request`.
 
         Args:
             path: of the log.

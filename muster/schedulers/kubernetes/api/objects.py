@@ -162,7 +162,7 @@ class Objects:
         return self.list_all(kind, namespace, labels=f"{LABEL_INSTANCE}={app}")[0]
 
     def list_metadata(self, kind: Kind, namespace: str, *, labels: str = "", fields: str = "") -> list[Any]:
-        """Like `list_all`, but each object has only its `metadata`: less than a tenth of a pod."""
+        """List as `list_all` does, but only `metadata` of each object: less than a tenth of a pod."""
         return self._list_again(kind, namespace, labels, fields, accept=_METADATA_ONLY)[0]
 
     def _list_again(

@@ -291,7 +291,7 @@ def _describe_conditions(observation: Observation) -> list[str]:
 
 
 def _list_gone_roles(observation: Observation) -> list[str]:
-    """Flavour `job`: labels of roles whose Job was deleted after its own end, while others of the app remain."""
+    """List labels of roles whose Job was deleted after its own end, while others remain (flavour `job`)."""
     present = {role for role in map(read_role, _list_jobs(observation.parents)) if role}
     try:
         labels = list(decode_roles(observation.parents[0])) if present else []
@@ -301,23 +301,23 @@ def _list_gone_roles(observation: Observation) -> list[str]:
 
 
 def list_unknown_roles(observation: Observation) -> list[str]:
-    """Flavour `job`: roles whose Job is deleted, and was not seen complete before."""
+    """List roles whose Job is deleted, and was not seen complete before (flavour `job`)."""
     return [label for label in _list_gone_roles(observation) if label not in observation.completed]
 
 
 def list_completed_roles(parents: Sequence[Mapping[str, Any]]) -> frozenset[str]:
-    """Flavour `job`: labels of the roles whose Job is complete."""
+    """List labels of the roles whose Job is complete (flavour `job`)."""
     return frozenset(read_role(job) for job in _list_jobs(parents) if read_job_end(job) == "Complete")
 
 
 def _describe_running_roles(parents: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Flavour `job`: roles of an app that has failed, if the process that submitted it is gone (see `role_stop`)."""
+    """Describe roles of a failed app that run on because its submitter is gone (flavour `job`; see `role_stop`)."""
     names = sorted(map(read_role, _list_jobs(parents, running=True)))
     return [f"still running: role {', '.join(names)}; `torchx cancel` stops it"] if names else []
 
 
 def _group_pods(observation: Observation, state: AppState) -> list[str]:
-    """`3/4 Pending: Insufficient nvidia.com/gpu (3 of 3 nodes)`, the largest group first."""
+    """Group pods, the largest group first: `3/4 Pending: Insufficient nvidia.com/gpu (3 of 3 nodes)`."""
     current = _find_current(observation)
     groups: dict[tuple[str, str], list[PodFact]] = {}
     for fact in current.values():

@@ -225,7 +225,7 @@ def _describe_queues(resources: Objects, kind: Kind, namespace: str) -> str:
 def _find_pod_group_version(
     resources: Objects, request: Request, namespace: str, notify: Callable[[str], None]
 ) -> str | None:
-    """gang=auto without a queue: the cluster's version of PodGroup if the account may create one."""
+    """Find the cluster's version of PodGroup, if the account may create one (gang=auto without a queue)."""
     if not request.may_add_pod_group:
         return None
     problem = "gang scheduling is not available (no queue given, and the cluster has no PodGroups)"

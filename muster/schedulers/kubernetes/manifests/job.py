@@ -82,7 +82,7 @@ def build_service(inputs: AppInputs) -> dict[str, Any]:
 
 
 def build_queue_labels(inputs: AppInputs) -> dict[str, str]:
-    """Kueue's labels, if Kueue admits the app."""
+    """Build Kueue's labels, if Kueue admits the app."""
     options = inputs.options
     if options.resolved_gang != "kueue":
         return {}

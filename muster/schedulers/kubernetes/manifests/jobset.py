@@ -34,7 +34,7 @@ def _build_replicated_job(inputs: AppInputs, role: RoleInputs) -> dict[str, Any]
 
 
 def _restarts_app(role: RoleInputs) -> bool:
-    """RetryPolicy.APPLICATION of a role that does not run our agent, which restarts its own workers."""
+    """Return whether a role without our agent, which restarts its own workers, has RetryPolicy.APPLICATION."""
     return not role.runs_agent and str(role.role.retry_policy.value) == "APPLICATION"
 
 

@@ -56,7 +56,7 @@ def build_metrics_annotations(role: RoleInputs) -> dict[str, str]:
 
 
 def build_readiness(inputs: AppInputs, role: RoleInputs) -> dict[str, Any]:
-    """With `readiness`, the probe: a pod is ready while its workers run. Host names do not wait for it."""
+    """Build the probe of `readiness`: a pod is ready while its workers run. Host names do not wait for it."""
     if not inputs.options.readiness or find_metrics_port(role) is None:
         return {}
     probe = {"httpGet": {"path": "/readyz", "port": METRICS_PORT}, "periodSeconds": 5, "timeoutSeconds": 2}

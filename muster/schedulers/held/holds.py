@@ -145,7 +145,7 @@ def describe_remote(state_dir: Path, scheduler: PluginScheduler, app_id: str, ro
 
 
 def is_remote(state_dir: Path, name: str | None) -> bool:
-    """Whether the hold that a person means is another adapter's, as far as this can be told without asking any.
+    """Return whether the hold that a person means is another adapter's, as far as known without asking any.
 
     Args:
         state_dir: see `registry.find_state_dir`.

@@ -161,7 +161,7 @@ class Link:
         return session.code
 
     def _may_claim(self) -> bool:
-        """Whether the run has node 0, which is claimed first: of two runs at once one gets all nodes."""
+        """Return whether the run has node 0, which is claimed first: of two runs at once one gets all nodes."""
         return self._order["index"] == 0 or os.path.exists(self._order["gate"])
 
     def _handle(self, kind: bytes, content: bytes) -> None:

@@ -105,7 +105,7 @@ class HeldScheduler(ProcessScheduler, WorkspaceMixin[None]):  # type: ignore[mis
         declare_options(opts, HeldOptions, {"detach": self.backend == _BACKEND})
 
     def workspace_opts(self) -> StrictOpts:
-        """None of its own: `add_options` declares all."""
+        """Return no options: `add_options` declares all."""
         return StrictOpts(self.backend)
 
     def find_registry(self) -> AppRegistry:

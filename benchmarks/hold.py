@@ -1,11 +1,15 @@
 """Whole runs on a hold beside the same on local_cwd: `dist.ddp -j 2x4`, one gloo all-reduce over eight workers.
 
     python benchmarks/hold.py [--count N]
+    python benchmarks/hold.py --scheduler local_docker --image muster-test:torch [--cfg OPTIONS] [--nodes 2x2]
+
+The second line: on a hold of another adapter, beside the same job on that adapter.
 
 From the start of the command line's process to its end, `torchx run` and `muster run` each. A run begins when an agent
 waits again on both nodes, as it does for whoever edits between runs.
 """
 
+import argparse
 import json
 import subprocess
 import sys
@@ -19,6 +23,13 @@ from start import ALL_REDUCE
 from torchx_run import LIMIT_S, WORKERS, clean_env
 
 BIN = Path(sys.executable).parent
+REDUCE = """\
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+dist.all_reduce(torch.ones(1))
+print("all-reduce done", flush=True)
+dist.destroy_process_group()
+"""
 
 
 def measure(folder: Path, command: str, scheduler: str) -> float:
@@ -56,9 +67,65 @@ def make_env(folder: Path) -> dict[str, str]:
     return {**clean_env(BIN), "MARKS": str(folder / "marks"), "XDG_STATE_HOME": str(folder / "state")}
 
 
+def measure_elsewhere(folder: Path, scheduler: str, words: list[str], ranks: int) -> float:
+    """Run one whole process of `muster run` on another adapter; every worker must have finished the all-reduce."""
+    if scheduler == "held":
+        _launching.wait_for(lambda: "held: idle" in call(folder, "status", read_handle(folder)).stdout, LIMIT_S)
+    began_s = time.monotonic()
+    done = call(folder, "run", "-s", scheduler, *words, "--script", "main.py")
+    took_s = time.monotonic() - began_s
+    if done.returncode != 0 or done.stderr.count("all-reduce done") != ranks:
+        sys.stderr.write(done.stderr)
+        raise SampleFailed
+    return took_s
+
+
+def call(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
+    """Run a command of muster's."""
+    env = {**make_env(folder), "NO_COLOR": "1"}
+    command = [BIN / "muster", *words]
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+
+
+def read_handle(folder: Path) -> str:
+    """The hold's handle."""
+    return (folder / "handle").read_text().replace("torchx/", "")
+
+
+def compare_elsewhere(folder: Path, options: argparse.Namespace) -> None:
+    """Compare runs on a hold of another adapter with jobs of that adapter."""
+    nodes, _, processes = options.nodes.partition("x")
+    job = ["dist.ddp", "-j", options.nodes, *(["--image", options.image] if options.image else [])]
+    cfg = ["-cfg", options.cfg] if options.cfg else []
+    (folder / "main.py").write_text(REDUCE)
+    held = call(folder, "hold", "--json", "-s", options.scheduler, *cfg, *job)
+    if held.returncode != 0:
+        sys.exit(held.stdout + held.stderr)
+    (folder / "handle").write_text(json.loads(held.stdout)["handle"])
+    ranks = int(nodes) * int(processes)
+    cold = [*(["-cfg", f"{options.cfg},detach=false" if options.cfg else "detach=false"]), *job]
+    try:
+        samplers = {
+            "held": partial(measure_elsewhere, folder, "held", job, ranks),
+            options.scheduler: partial(measure_elsewhere, folder, options.scheduler, cold, ranks),
+        }
+        show(f"muster run dist.ddp -j {options.nodes}, whole", sample_in_turn(options.count, samplers), limit=0.45)
+    finally:
+        call(folder, "release", "--now")
+
+
 def main() -> None:
-    options = build_parser(__doc__).parse_args()
+    parser = build_parser(__doc__)
+    parser.add_argument("--scheduler", default="local_cwd", help="where the nodes are")
+    parser.add_argument("--image", default="", help="for containers")
+    parser.add_argument("--cfg", default="", help="options of the scheduler")
+    parser.add_argument("--nodes", default="2x2", help="NODESxPROCESSES, for other schedulers than local_cwd")
+    options = parser.parse_args()
     with _launching.scratch() as folder:
+        if options.scheduler != "local_cwd":
+            (folder / "state").mkdir()
+            compare_elsewhere(folder, options)
+            return
         (folder / "main.py").write_text(ALL_REDUCE)
         (folder / "state").mkdir()
         subprocess.run([BIN / "muster", "hold", "dist.ddp", "-j", "2x4"], cwd=folder, env=make_env(folder), check=True)

@@ -131,15 +131,15 @@ class Held:
         return self.find_state()
 
 
-def check_two_runs(held: Held) -> None:
+def check_two_runs(held: Held, nodes: int = 2) -> None:
     """Two runs after one another: each has its own script, folder and variables, and nothing of the other."""
     commands = held.commands
     for each in commands.work.iterdir():
         each.unlink()
     (commands.work / "first.txt").write_text("first")
-    done = commands.run(REDUCE, cfg="env=A_WORD:one")
+    done = commands.run(REDUCE, j=f"{nodes}x1", cfg="env=A_WORD:one")
     assert done.returncode == 0, done
-    assert done.stderr.count("sum 2.0 ['first.txt', 'main.py'] one") == 2, done.stderr
+    assert done.stderr.count(f"sum {nodes}.0 ['first.txt', 'main.py'] one") == nodes, done.stderr
     assert "cold" not in done.stderr, done.stderr
     assert "hold's template" not in done.stderr, done.stderr
     (commands.work / "first.txt").unlink()

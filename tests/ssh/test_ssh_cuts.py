@@ -4,7 +4,9 @@ import os
 import sys
 import time
 
+import held_runs
 import pytest
+from held_runs import Commands
 from netns_world import World
 from ssh_jobs import read, wait_gone, wait_state, wait_text
 from sshd_world import SshWorld, find_reason
@@ -76,3 +78,30 @@ def test_a_host_that_is_cut_off_for_ever_is_replaced(net, scheduler, cfg, runs):
     assert scheduler.stop_app(app_id, 60.0).step is not None
     wait_state(scheduler, app_id, AppState.CANCELLED)
     wait_gone(runs)
+
+
+@pytest.fixture
+def commands(tmp_path):
+    made = Commands(tmp_path)
+    yield made
+    made.call("muster", "release", "--now")
+
+
+def test_a_run_on_a_hold_notices_no_short_cut_and_names_a_long_one(net, hosts, commands, runs):
+    options = f"hosts=a,b,ssh={hosts.ssh},python={sys.executable},folder={runs},lost_s=90"
+    held = commands.hold("-s", "ssh", "-cfg", options, "dist.ddp", "-j", "2x1")
+    counts = "import time, torch\nfor step in range(6000):\n    print('up' if step == 0 else step, flush=True)\n"
+    with commands.started(f"{counts}    time.sleep(0.1)\n", "main") as run:
+        net.set_link(CLIENT, "down")
+        time.sleep(3)
+        net.set_link(CLIENT, "up")
+        hosts.wait("a")
+        run.wait_line("]:100")
+        net.set_link(CLIENT, "down")
+        assert run.wait_end() == 1, run.text
+        assert "nothing was heard of it for 40 s" in commands.call("muster", "status", run.app_id).stdout
+        time.sleep(10)  # the nodes give this side up as well
+        net.set_link(CLIENT, "up")
+        hosts.wait("a")
+    held.wait_idle()
+    held_runs.check_two_runs(held, nodes=1)  # the hosts have one name, so gloo connects to this one

@@ -171,6 +171,8 @@ class Link:
             self._keep_file(content)
         elif kind == node.EXIT:
             self._code = int(content)
+        elif kind == node.GONE:
+            raise LostError("its holder was lost")
         elif kind == node.FAILED:
             self._code = int(ExitCode.USAGE)
             write_all(2, _LINE.format(content.decode(errors="replace")).encode())

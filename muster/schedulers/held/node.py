@@ -32,10 +32,10 @@ FRAME: Final = struct.Struct("!cI")
 """Kind, and the length of what follows."""
 ORDER, DATA, END = b"O", b"D", b"E"
 """The link's. ORDER: JSON, see `link`. DATA: of the file that was asked for next. END: of that file."""
-CLAIMED, WANTED, BEGUN, OUT, ERR, FILE, EXIT, FAILED, BUSY = b"C", b"W", b"B", b"1", b"2", b"F", b"X", b"R", b"U"
-"""What goes out. CLAIMED: no other run can begin here. WANTED: JSON, digests of the files that are missing here. BEGUN:
-the holder has the run. FILE: a name, `a` (append) or `w` (replace), and content, with a zero byte between. EXIT: the
-agent's exit code. FAILED: why there is no run. BUSY: the name of the run that this one waits for."""
+CLAIMED, WANTED, OUT, ERR, FILE, EXIT, FAILED, BUSY, GONE = b"C", b"W", b"1", b"2", b"F", b"X", b"R", b"U", b"G"
+"""What goes out. CLAIMED: no other run can begin here. WANTED: JSON, digests of the files that are missing here. FILE:
+a name, `a` (append) or `w` (replace), and content, with a zero byte between. EXIT: the agent's exit code. FAILED: why
+there is no run. BUSY: the name of the run that this one waits for. GONE: the holder was lost during the run."""
 GROWING: Final = ("events.jsonl",)
 REPLACED: Final = ("status.json", "report.json", "checkpoint.json")
 """Files of an agent's run that the link keeps; `_shared.contract.LogNames`."""
@@ -153,7 +153,6 @@ class NodeRun:
             return
         self._make_folder()
         fds = self._give()
-        send(BEGUN)
         os.set_blocking(1, False)
         self._serve(*fds)
 
@@ -331,8 +330,9 @@ class NodeRun:
         answer = self._hear()
         if "exit" in answer:
             return pack(EXIT, str(answer["exit"]).encode())
-        why = answer.get("refused") or f"no run can start on this node: {answer.get('cold')}"
-        return pack(FAILED, why.encode())
+        if "cold" in answer:
+            return pack(FAILED, f"no run can start on this node: {answer['cold']}".encode())
+        return pack(GONE) if not answer.get("run") else pack(FAILED, answer["refused"].encode())
 
     def _pass_on(self, signums: bytes) -> None:
         with contextlib.suppress(OSError):  # it has ended: the next read says so

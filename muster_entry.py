@@ -11,7 +11,7 @@ import sys
 
 _COMMANDS = {
     "run_command": "muster.cli.commands:main",
-    "run_agent": "muster.agent.__main__:main",
+    "run_agent": "muster.agent.hold.command:main",
 }
 SCHEDULERS = {
     "local_cwd": "muster.schedulers.local:create_scheduler",

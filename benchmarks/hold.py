@@ -1,9 +1,11 @@
 """Whole runs on a hold beside the same on local_cwd: `dist.ddp -j 2x4`, one gloo all-reduce over eight workers.
 
     python benchmarks/hold.py [--count N]
+    python benchmarks/hold.py --default [--count N]
     python benchmarks/hold.py --scheduler local_docker --image muster-test:torch [--cfg OPTIONS] [--nodes 2x2]
 
-The second line: on a hold of another adapter, beside the same job on that adapter.
+The second line: `torchx run -s local_cwd` with the default hold beside the same without it. The third: on a hold of
+another adapter, beside the same job on that adapter.
 
 From the start of the command line's process to its end, `torchx run` and `muster run` each. A run begins when an agent
 waits again on both nodes, as it does for whoever edits between runs.
@@ -64,7 +66,43 @@ def read_states(folder: Path) -> list[str]:
 
 def make_env(folder: Path) -> dict[str, str]:
     """The environment of all commands."""
-    return {**clean_env(BIN), "MARKS": str(folder / "marks"), "XDG_STATE_HOME": str(folder / "state")}
+    own = {"XDG_STATE_HOME": str(folder / "state"), "XDG_RUNTIME_DIR": str(folder / "run")}
+    return {**clean_env(BIN), "MARKS": str(folder / "marks"), **own}
+
+
+def measure_default(folder: Path, *, is_on: bool) -> float:
+    """Run one whole process of local_cwd, on agents of the default hold or without it."""
+    settings = folder / "state/muster/default-hold.json"
+    aside = settings.with_name("aside")
+    if is_on:
+        _launching.wait_for(lambda: is_waiting(folder), LIMIT_S)
+    else:
+        settings.rename(aside)
+    try:
+        return measure(folder, "torchx", "local_cwd")
+    finally:
+        if not is_on:
+            aside.rename(settings)
+
+
+def is_waiting(folder: Path) -> bool:
+    """Whether agents of the default hold wait, and no job runs on it."""
+    states = [json.loads(path.read_text()) for path in folder.glob("run/muster/hold-*/hold.json")]
+    return any(state["state"] == "ready" and state["idle_since_s"] is not None for state in states)
+
+
+def compare_default(folder: Path, count: int) -> None:
+    """Compare jobs of local_cwd with the default hold and without it."""
+    subprocess.run([BIN / "muster", "hold", "--default"], env=make_env(folder), check=True)
+    try:
+        measure(folder, "torchx", "local_cwd")  # starts the hold
+        samplers = {
+            "default hold": partial(measure_default, folder, is_on=True),
+            "local_cwd": partial(measure_default, folder, is_on=False),
+        }
+        show("torchx run -s local_cwd dist.ddp -j 2x4, whole", sample_in_turn(count, samplers), limit=0.45)
+    finally:
+        subprocess.run([BIN / "muster", "hold", "--default", "off"], env=make_env(folder), check=False)
 
 
 def measure_elsewhere(folder: Path, scheduler: str, words: list[str], ranks: int) -> float:
@@ -116,6 +154,7 @@ def compare_elsewhere(folder: Path, options: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = build_parser(__doc__)
+    parser.add_argument("--default", action="store_true", help="with the default hold")
     parser.add_argument("--scheduler", default="local_cwd", help="where the nodes are")
     parser.add_argument("--image", default="", help="for containers")
     parser.add_argument("--cfg", default="", help="options of the scheduler")
@@ -128,6 +167,10 @@ def main() -> None:
             return
         (folder / "main.py").write_text(ALL_REDUCE)
         (folder / "state").mkdir()
+        (folder / "run").mkdir(mode=0o700)
+        if options.default:
+            compare_default(folder, options.count)
+            return
         subprocess.run([BIN / "muster", "hold", "dist.ddp", "-j", "2x4"], cwd=folder, env=make_env(folder), check=True)
         try:
             for command, scheduler, limit in (("torchx", "local_held", 0.45), ("muster", "held", 0.2)):

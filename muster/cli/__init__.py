@@ -5,5 +5,6 @@
 became of it. `handles` finds the job that a person means, `adapters` its scheduler. `prune` removes what jobs that have
 ended left behind, `leftovers` finds it; the package `doctor` looks at this machine, and `rehearse` runs a job through
 faults; `inside` runs a command or a terminal on the nodes of a job, `rerun` the last line of a folder, and
-`completion` is for shells. `hold_command` keeps agents with torch imported for runs to come.
+`completion` is for shells. `hold_command` keeps agents with torch imported for runs to come, `default_hold_command` for
+everyday jobs.
 """

@@ -197,8 +197,13 @@ def _run_job(args: argparse.Namespace, parser: argparse.ArgumentParser, words: S
                 record_line(words)
             return run_command.run(args, parser)
         if args.command == "hold":
+            if args.default is not None:
+                from muster.cli import default_hold_command
+
+                return default_hold_command.set_default(args)
             from muster.cli import hold_command
 
+            args.idle_minutes = args.idle_minutes or args.default_idle_minutes
             return hold_command.hold(args, parser)
         from muster.cli.rehearse.command import rehearse
 
@@ -382,9 +387,16 @@ def _add_hold(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     command.add_argument(
         "--idle-minutes",
         type=_parse_minutes,
-        default=30.0,
         metavar="MINUTES",
         help="end the hold after this time without a run (30)",
+    )
+    command.set_defaults(default_idle_minutes=30.0)
+    command.add_argument(
+        "--default",
+        nargs="?",
+        choices=("on", "off"),
+        const="on",
+        help="from now on jobs of local_cwd and muster-agent start on agents that wait, if there are any; off: no more",
     )
     command.add_argument("--json", action="store_true", help="print what is held as one line of JSON, when it is ready")
     command.add_argument(

@@ -152,6 +152,11 @@ def print_list(names: Iterable[str], *, limit: int, as_json: bool) -> int:
     left = sum(each.count for each in listings) - len(apps)
     if left:
         print(f"{left} older ones are not shown; `-n` says how many are")
+    if not wanted:
+        from muster.cli.default_hold_command import describe
+
+        for line in describe():
+            print(line)
     for name, problem in problems.items():
         print(f"muster: {name} is not reachable: {show_controls(problem)}", file=sys.stderr)
     return int(code)

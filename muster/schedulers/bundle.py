@@ -24,7 +24,8 @@ AGENT_BUNDLE_LIMIT_BYTES: Final = 480_000
 
 _PYTHON_API: Final = (
     *("_shared/control.py", "_shared/ownership.py", "run.py"),
-    "agent/hold/client.py",
+    *("agent/hold/client.py", "agent/hold/command.py", "agent/hold/pool.py"),
+    *("agent/hold/pool_entry.py", "agent/hold/wishes.py", "_shared/holds/default.py"),
     *("agent/driven.py", "agent/adopted.py", "agent/control_socket.py"),
     *("agent/workers/function.py", "agent/workers/image.py"),
     *("agent/rendezvous/torch_handlers/caller.py", "agent/rendezvous/torch_handlers/plugin.py"),

@@ -6,5 +6,6 @@ formats `--help`, `rendezvous_flags` parses the group of flags with a grammar of
 
 Not here: the configuration itself (`agent.config`), and `-j` and `-cfg`, which belong to components and schedulers.
 
-From outside, import `arguments.parse_args`; `muster.run` also imports `flag_table` and `rendezvous_flags`.
+From outside, import `arguments.parse_args`; `muster.run` also imports `flag_table` and `rendezvous_flags`,
+`agent.hold` `command_line`.
 """

@@ -5,6 +5,12 @@
     start       what such an agent has before its run: a template without a program
     facts       how both sides reach each other, and what must be alike in both
     client      the process that stands for a node of a run: gives what it was started with to the holder
+    agents      starts one that waits
+    difference  why one cannot become what a client's process would be
+    pool        the default hold of a user: keeps agents for everyday jobs, several at a time
+    wishes      which kinds of agents it keeps
+    pool_entry  the file that starts it
+    command     `muster-agent`, which starts on the default hold where there is one
 
 Nothing of a run outlives it: each has guard, agent, template and workers of its own. Adapters run `client` as a file.
 

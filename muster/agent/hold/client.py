@@ -1,11 +1,15 @@
 """Stands for one node of a run on a hold: gives the node's holder what this process was started with.
 
-    python -I -S client.py FOLDER NAME WORDS COMMAND ...
+    python -I -S client.py [--default] FOLDER NAME WORDS COMMAND ...
 
 FOLDER is the holder's, NAME the run's, and COMMAND the agent's whole command, whose first WORDS words are not its
 flags. Arguments, environment, folder, limits and descriptors go to an agent that waits there; signals are passed on,
 and its exit code becomes this process's. Where the hold cannot run it as this process would, one line says why, and
 this process becomes the agent: it starts cold. When this process ends, the holder ends the run.
+
+With --default the folder is that of the default hold (`pool`). It hands the connection to the guard of the run, and has
+nothing more to do with it: the guard tells this process who it is, gets signals from it, and tells it the exit code.
+Where that hold has no agent, or has ended, this process becomes the agent without a word.
 
 It is started for every run, so it imports next to nothing. It does not travel: who submits has muster installed.
 """
@@ -16,9 +20,13 @@ import select
 import signal
 import socket
 import sys
+import time
 
+DEFAULT = "--default"
 LISTENER = "MUSTER_RDZV_FD"
 """`Env.RDZV_FD`."""
+STOPS_TOGETHER = "MUSTER_STOPS_TOGETHER"
+"""`Env.STOPS_TOGETHER`: no shell must see that this process stops."""
 _USAGE = 2
 """`ExitCode.USAGE`: what this process says in its last line is the reason, and no retry would help."""
 _FORWARDED = (
@@ -26,6 +34,8 @@ _FORWARDED = (
     *(signal.SIGTSTP, signal.SIGCONT),
 )
 _MESSAGE_BYTES = 65536
+_ANSWER_S = 5.0
+"""A default hold that is stopped must not hold a job up."""
 
 
 def _read_environ() -> "dict[str, str]":
@@ -55,34 +65,110 @@ def _build_order(words: int, command: "list[str]") -> "tuple[bytes, list[int]]":
 
 def main(argv: "list[str]") -> int:
     """Run; the exit code."""
-    folder, name, words, *command = argv
+    is_default = argv[:1] == [DEFAULT]
+    folder, name, words, *command = argv[is_default:]
     parent = os.getppid()
+    if is_default:
+        code = run_on_default(folder, name, int(words), command, parent=parent)
+        return _become_agent(command) if code is None else code
     wake_fd = _watch_signals()
     try:
         holder = _send_order(folder, name, int(words), command)
     except OSError as error:
         return _fail(f"the hold has ended ({error.strerror})")
+    answer = _converse(holder, wake_fd, parent, is_default=False)
+    if "exit" in answer:
+        return int(answer["exit"])
+    if "refused" in answer:
+        return _fail(answer["refused"])
+    _say_cold(answer["cold"])
+    os.set_inheritable(holder.fileno(), True)  # the guard's: the hold is in use until it ends
+    return _become_agent(command)
+
+
+def run_on_default(
+    folder: str, name: str, words: int, command: "list[str]", *, parent: "int | None" = None
+) -> "int | None":
+    """Run on the default hold; the exit code. None: this process must run the agent, and nothing has begun.
+
+    The connection then stays open, until this process and its forks have ended: the hold imports after that.
+
+    Args:
+        folder: the hold's.
+        name: of the job.
+        words: how many of the command's words are not the agent's flags.
+        command: the agent's.
+        parent: this process ends with it; None: it does not.
+    """
+    from muster._shared.holds.default import check_folder
+
+    try:
+        check_folder(folder)
+        holder = _send_order(folder, name, words, command)
+    except PermissionError as error:
+        _say_cold(f"{f'{error.filename}: ' if error.filename else ''}{error.strerror}")
+        return None
+    except OSError:
+        return None  # it has just ended
+    was = {signum: signal.getsignal(signum) for signum in _FORWARDED}
+    wake_fd = _watch_signals()
+    answer = _converse(holder, wake_fd, parent, is_default=True)
+    if "exit" in answer:
+        return int(answer["exit"])
+    os.close(signal.set_wakeup_fd(-1))
+    for signum, handler in was.items():
+        signal.signal(signum, handler)
+    for number in _read_signals(wake_fd):
+        os.kill(os.getpid(), number)
+    os.close(wake_fd)
+    reason = answer.get("cold") or answer.get("late")
+    if reason:
+        _say_cold(reason)
+    if "late" in answer:
+        holder.close()  # it must not begin the run any more
+    else:
+        os.set_inheritable(holder.detach(), True)
+    return None
+
+
+def _converse(holder: socket.socket, wake_fd: int, parent: "int | None", *, is_default: bool) -> "dict[str, str]":
+    """Pass signals on until the run has ended or cannot be here; return what was answered."""
     poller = select.poll()
     poller.register(holder, select.POLLIN)
     poller.register(wake_fd, select.POLLIN)
+    guard_fd, early = -1, bytearray()
+    deadline_s = time.monotonic() + _ANSWER_S
     while True:
-        ready = [each for each, _ in poller.poll()]
+        limit_s = deadline_s - time.monotonic() if is_default and guard_fd < 0 else None
+        ready = [each for each, _ in poller.poll(None if limit_s is None else max(0.0, limit_s * 1000))]
+        if not ready:
+            return {"late": "the default hold does not answer"}
         if wake_fd in ready:
-            if os.getppid() != parent:
-                return 128 + signal.SIGTERM  # its supervisor has died: the holder ends the run at once
-            _pass_on(holder, os.read(wake_fd, 4096))
+            if parent is not None and os.getppid() != parent:
+                return {"exit": str(128 + signal.SIGTERM)}  # its supervisor has died: its run ends at once
+            early += os.read(wake_fd, 4096)
         if holder.fileno() in ready:
-            answer = _read_answer(holder)
-            if "exit" in answer:
-                return int(answer["exit"])
-            if "refused" in answer:
-                return _fail(answer["refused"])
-            _become_agent(answer["cold"], command, holder)
+            answer, fds = _read_answer(holder)
+            if "started" in answer:
+                (guard_fd,) = fds
+            elif answer:
+                return answer
+            elif guard_fd >= 0:
+                return {"exit": str(128 + signal.SIGKILL)}  # the guard has had no time to say it
+            else:
+                return {"cold": ""} if is_default else {"refused": "the hold has ended while this run was on it"}
+        if not is_default:
+            _pass_on(holder, bytes(early))
+            early.clear()
+        elif guard_fd >= 0:
+            _signal_guard(guard_fd, bytes(early))
+            early.clear()
 
 
 def _watch_signals() -> int:
     """Have each signal that is passed on written to a pipe; the end to read. What is ignored stays so."""
     wake_read, wake_write = os.pipe()
+    os.set_blocking(wake_read, False)
     os.set_blocking(wake_write, False)
     for signum in _FORWARDED:
         if signal.getsignal(signum) is not signal.SIG_IGN:
@@ -91,8 +177,15 @@ def _watch_signals() -> int:
     return wake_read
 
 
+def _read_signals(wake_fd: int) -> bytes:
+    try:
+        return os.read(wake_fd, 4096)
+    except BlockingIOError:
+        return b""
+
+
 def _send_order(folder: str, name: str, words: int, command: "list[str]") -> socket.socket:
-    from muster.agent.hold.facts import connect
+    from muster._shared.holds.connection import connect
 
     data, fds = _build_order(words, command)
     holder = connect(folder)
@@ -111,13 +204,23 @@ def _pass_on(holder: socket.socket, signums: bytes) -> None:
         return  # it has ended: the next read says so
 
 
-def _read_answer(holder: socket.socket) -> "dict[str, str]":
+def _signal_guard(guard_fd: int, signums: bytes) -> None:
+    for number in dict.fromkeys(signums):
+        try:
+            signal.pidfd_send_signal(guard_fd, number)
+        except ProcessLookupError:
+            return  # it has ended: the next read says so
+        if number == signal.SIGTSTP and os.environ.get(STOPS_TOGETHER) != "1":
+            os.kill(os.getpid(), signal.SIGSTOP)  # the shell that waits must see it, as it sees a guard
+
+
+def _read_answer(holder: socket.socket) -> "tuple[dict[str, str], list[int]]":
     try:
-        message = holder.recv(_MESSAGE_BYTES)
+        message, fds, _flags, _address = socket.recv_fds(holder, _MESSAGE_BYTES, 1)
     except OSError:
-        message = b""
-    answer: dict[str, str] = json.loads(message or b'{"refused": "the hold has ended while this run was on it"}')
-    return answer
+        message, fds = b"", []
+    answer: dict[str, str] = json.loads(message or b"{}")
+    return answer, list(fds)
 
 
 def _fail(line: str) -> int:
@@ -125,10 +228,12 @@ def _fail(line: str) -> int:
     return _USAGE
 
 
-def _become_agent(reason: str, command: "list[str]", holder: socket.socket) -> None:
-    """Run the agent in this process. Its guard inherits the connection: the hold is in use until it ends."""
+def _say_cold(reason: str) -> None:
     os.write(2, f"muster: this node starts cold, not from the hold: {reason}\n".encode(errors="backslashreplace"))
-    os.set_inheritable(holder.fileno(), True)
+
+
+def _become_agent(command: "list[str]") -> int:
+    """Run the agent in this process."""
     for signum in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(signum, signal.SIG_DFL)  # the interpreter ignores them; those with a handler become so by exec
     os.execve(command[0], command, _read_environ())  # noqa: S606  # no shell, on purpose

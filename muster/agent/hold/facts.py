@@ -1,36 +1,9 @@
-"""How a holder is reached, and what a process inherits that it cannot set for itself. For both sides."""
+"""What a process inherits: what it cannot set for itself, and what it can. For both sides."""
 
 import os
 import resource
-import socket
-import struct
 
-SOCKET = "socket"
-"""In the holder's folder."""
 _ROWS = ("Uid", "Gid", "Groups", "NoNewPrivs", "Seccomp", "SigIgn", "SigBlk", "CapInh", "CapPrm", "CapEff", "CapBnd")
-
-
-def connect(folder: str) -> socket.socket:
-    """Connect to the holder of a folder, by a path of any length.
-
-    Raises:
-        OSError: there is none (any more); PermissionError: another user's process answers, and it gets no secrets.
-    """
-    made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    try:
-        made.connect(f"/proc/self/fd/{fd}/{SOCKET}")
-    finally:
-        os.close(fd)
-    if read_peer(made) != os.geteuid():
-        raise PermissionError(1, "another user's process answers")
-    return made
-
-
-def read_peer(connection: socket.socket) -> int:
-    """Return the user id of the process at the other end."""
-    _pid, uid, _gid = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-    return int(uid)
 
 
 def read_limits() -> "dict[str, tuple[int, int]]":

@@ -17,7 +17,6 @@ import contextlib
 import errno
 import json
 import os
-import resource
 import selectors
 import signal
 import socket
@@ -28,9 +27,11 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from muster._shared import processes
-from muster._shared.contract import HOLD_STATE_NAME, WAITING_FLAG, Env, ExitCode, HoldKey, find_hold_dir
+from muster._shared.contract import HOLD_STATE_NAME, Env, ExitCode, HoldKey, find_hold_dir
 from muster._shared.guard import STOP_LIMIT_VARIABLE
-from muster.agent.hold import facts
+from muster._shared.holds import connection as hold_socket
+from muster.agent.hold import difference, facts
+from muster.agent.hold.agents import start_waiting
 
 _MESSAGE_BYTES: Final = 65536
 _MOST_FDS: Final = 8
@@ -43,7 +44,6 @@ _LAST_S: Final = 20.0
 _LOCAL: Final = "local_cwd"
 _GUARD_VARIABLES: Final = (STOP_LIMIT_VARIABLE, Env.STOPS_TOGETHER)
 """What a guard reads when it starts."""
-_CGROUP_LIMITS: Final = ("memory.max", "memory.high", "cpu.max", "cpuset.cpus", "pids.max")
 
 
 class _Waiting:
@@ -83,8 +83,8 @@ class Holder:
         self._prefix = [sys.executable, *sys.orig_argv[1 : len(sys.orig_argv) - words]]
         self._folder = _make_folder(index)
         self._selector = selectors.DefaultSelector()
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._bind()
+        self._listener = hold_socket.listen(self._folder)
+        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
         self._waiting: _Waiting | None = None
         self._failed = 0
         self._about: dict[str, Any] = {}
@@ -101,18 +101,6 @@ class Holder:
         self._code: int | None = None
         self._last_code: int | None = None
         """The exit code after the run that is on this node; None: another agent waits then."""
-
-    def _bind(self) -> None:
-        fd = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(facts.SOCKET, dir_fd=fd)
-            self._listener.bind(f"/proc/self/fd/{fd}/{facts.SOCKET}")
-        finally:
-            os.close(fd)
-        self._listener.listen(64)
-        self._listener.setblocking(False)
-        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
 
     def run(self) -> int:
         """Hold the node until it is released or idle; the exit code."""
@@ -135,7 +123,7 @@ class Holder:
                 processes.write_stderr(f"muster: this hold was idle for {self._idle_s / 60:g} min and ends\n")
                 self._code = int(ExitCode.SUCCEEDED)
         self._write_state("ended")
-        os.unlink(os.path.join(self._folder, facts.SOCKET))
+        os.unlink(os.path.join(self._folder, hold_socket.SOCKET))
         if self._waiting is not None:
             self._waiting.end()
             os.waitpid(self._waiting.pid, 0)
@@ -156,7 +144,7 @@ class Holder:
         deadline_s = time.monotonic() + _JOIN_S
         while True:
             try:
-                first = facts.connect(folder)
+                first = hold_socket.connect(folder)
                 break
             except OSError:
                 if time.monotonic() > deadline_s:
@@ -178,21 +166,7 @@ class Holder:
             self._write_state("cold")
             self._serve_next()
             return
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        command = [*self._prefix, WAITING_FLAG, str(theirs.fileno()), *self._flags]
-        holder = os.getpid()
-        pid = os.fork()
-        if pid == 0:
-            try:
-                os.setsid()
-                signal.set_wakeup_fd(-1)
-                processes.set_death_signal(signal.SIGTERM)
-                if os.getppid() == holder:
-                    os.set_inheritable(theirs.fileno(), True)
-                    os.execv(command[0], command)  # noqa: S606  # no shell, on purpose
-            finally:
-                os._exit(127)
-        theirs.close()
+        pid, ours = start_waiting(self._prefix, self._flags)
         made = self._waiting = _Waiting(pid, ours)
         self._selector.register(made.pidfd, selectors.EVENT_READ, self._handle_end)
         self._selector.register(ours, selectors.EVENT_READ, self._hear_waiting)
@@ -242,7 +216,7 @@ class Holder:
             connection, _ = self._listener.accept()
         except OSError:  # it has gone again, or no descriptors are left
             return
-        if facts.read_peer(connection) != os.geteuid():
+        if hold_socket.read_peer(connection) != os.geteuid():
             connection.close()
             return
         self._selector.register(connection, selectors.EVENT_READ, lambda: self._hear_client(connection))
@@ -369,24 +343,9 @@ class Holder:
         """Return why a process here cannot become what the client's would be; "": it can."""
         if "facts" not in order:  # of another machine's run none would be anything else
             return ""
-        theirs, ours = order["facts"], self._facts
-        for name in sorted(ours.keys() - {"umask", "cgroup"}):
-            if theirs.get(name) != ours[name]:
-                return f"{name} is not the hold's"
-        if _read_cgroup_limits(theirs["cgroup"]) != _read_cgroup_limits(ours["cgroup"]):
-            return "the limits of its cgroup are not the hold's"
-        command = order["command"]
-        if not _is_same_python(command[0], self._prefix[0]):
-            return f"the hold has another Python, {self._prefix[0]}"
-        if len(command) != len(self._prefix) or not _is_same_file(command[1], self._prefix[1]):
-            return "the hold has another version of the agent"
-        for name, (_, hard) in order["limits"].items():
-            own = resource.getrlimit(getattr(resource, name))[1]
-            is_higher = own != resource.RLIM_INFINITY and (hard == resource.RLIM_INFINITY or hard > own)
-            if is_higher and os.geteuid() != 0:
-                return f"{name} is not the hold's"
-        if order["nice"] < os.getpriority(os.PRIO_PROCESS, 0) and os.geteuid() != 0:
-            return "its priority is not the hold's"
+        reason = difference.find_difference(order, self._facts, self._prefix)
+        if reason:
+            return reason
         env = order["env"]
         for name in _GUARD_VARIABLES:
             if env.get(name) != os.environ.get(name):
@@ -453,38 +412,3 @@ def _make_folder(index: int) -> str:
     if status.st_uid != os.geteuid() or status.st_mode & 0o170077 != 0o040000:
         raise PermissionError(errno.EPERM, "it must be a folder of this user alone", folder)
     return folder
-
-
-def _is_same_python(one: str, other: str) -> bool:
-    """Return whether it is the same file in the same folder: Pythons of virtual environments link to one file."""
-    return os.path.dirname(one) == os.path.dirname(other) and os.path.realpath(one) == os.path.realpath(other)
-
-
-def _is_same_file(one: str, other: str) -> bool:
-    """Return whether it is the same file, or a copy: each app has a bundle of its own."""
-    if one == other:
-        return True
-    try:
-        with open(one, "rb") as first, open(other, "rb") as second:
-            return first.read() == second.read()
-    except OSError:
-        return False
-
-
-def _read_cgroup_limits(text: str) -> list[str]:
-    """Return what limits the processes of a cgroup, from /proc/PID/cgroup.
-
-    The text itself where version 1 is in use.
-    """
-    path = text.strip().partition("0::")[2] if text.startswith("0::") else ""
-    if not path:
-        return [text]
-    found = []
-    while path not in ("", "/"):
-        for name in _CGROUP_LIMITS:
-            with contextlib.suppress(OSError), open(f"/sys/fs/cgroup{path}/{name}", encoding="ascii") as file:
-                value = file.read().strip()
-                if value and not value.startswith("max"):
-                    found.append(f"{path}/{name} {value}")
-        path = path.rpartition("/")[0]
-    return found

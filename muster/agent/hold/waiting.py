@@ -3,8 +3,12 @@
 The run comes as one message with descriptors: the order of `client` in a memory file, its standard streams, and the
 leader's listening socket, if it has one. The guard takes the streams and guards from then on; the agent takes all of it
 and goes on as if it had been started so. Both end when the holder closes the connection.
+
+The default hold gives its client's connection, too (`HANDED`): the guard answers the client itself, and the hold is no
+part of the run any more.
 """
 
+import contextlib
 import json
 import os
 import select
@@ -17,6 +21,8 @@ from muster._shared import guard, processes
 from muster._shared.contract import Env
 
 _FDS: Final = 8
+HANDED: Final = b"+"
+"""The message where the last descriptor is the client's connection."""
 
 
 def main(args: list[str]) -> int:
@@ -47,6 +53,10 @@ def main(args: list[str]) -> int:
     if not message:  # released, or the agent has ended
         processes.kill_descendants(own_pid)
         return 1
+    client = _meet_client(fds.pop(), control) if message == HANDED else None
+    if client is not None and not _begin(client):
+        processes.kill_descendants(own_pid)
+        return 1
     socket.send_fds(ours, [message], fds)
     ours.close()
     order = _read_order(fds[0])
@@ -55,7 +65,34 @@ def main(args: list[str]) -> int:
     _take_streams(fds[1:4])
     for fd in fds:
         os.close(fd)
-    return guard.Guard(lease, control.fileno(), "the agent of this node").adopt(pid)
+    caller = client or control
+    code = guard.Guard(lease, caller.fileno(), "the agent of this node").adopt(pid)
+    if client is not None:
+        with contextlib.suppress(OSError):  # it has ended
+            client.send(json.dumps({"exit": code}).encode())
+    return code
+
+
+def _meet_client(fd: int, control: socket.socket) -> socket.socket:
+    """Take the client's connection, whatever becomes of the hold now."""
+    holder = os.getppid()
+    processes.set_death_signal(0)
+    control.close()
+    if os.getppid() != holder:
+        signal.sigtimedwait({signal.SIGTERM}, 0)  # the hold's death has sent it: all signals are blocked
+    return socket.socket(fileno=fd)
+
+
+def _begin(client: socket.socket) -> bool:
+    """Tell the client that its run begins, and which process is its guard. False: the client has given up."""
+    pidfd = os.pidfd_open(os.getpid())
+    try:
+        socket.send_fds(client, [b'{"started": true}'], [pidfd])
+    except OSError:
+        return False
+    finally:
+        os.close(pidfd)
+    return True
 
 
 def _receive(connection: socket.socket) -> tuple[bytes, list[int]]:

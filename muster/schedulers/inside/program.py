@@ -152,10 +152,23 @@ def find_held(client: int, parents: Mapping[int, int]) -> int | None:
     place = next((at for at, word in enumerate(words) if word.endswith(b"agent/hold/client.py")), None)
     if place is None:
         return None
+    if words[place + 1] == b"--default":
+        guard = find_guard(client)
+        return next((pid for pid in parents if guard and parents[pid] == guard), None)
     with open(os.path.join(os.fsdecode(words[place + 1]), "hold.json"), "rb") as file:
         holder = int(json.loads(file.read())["pid"])
     held = {pid for pid in parents if is_below(pid, holder, parents) and b"--muster-waiting" in _read_words(pid)}
     return next((pid for pid in held if parents[pid] in held), None)
+
+
+def find_guard(client: int) -> int:
+    """Return the guard of the run that a client of the default hold stands for: it keeps a pidfd of it; 0: none yet."""
+    for name in os.listdir(f"/proc/{client}/fdinfo"):
+        with contextlib.suppress(OSError), open(f"/proc/{client}/fdinfo/{name}", "rb") as file:
+            rows = dict(row.split(b":\t", 1) for row in file.read().splitlines() if b":\t" in row)
+            if int(rows.get(b"Pid", 0)) > 0:
+                return int(rows[b"Pid"])
+    return 0
 
 
 def _read_words(pid: int) -> list[bytes]:

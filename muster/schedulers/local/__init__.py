@@ -6,7 +6,7 @@ that runs the agents, `driver` is what the supervisor loads. The rest is what an
 `muster.schedulers.processes` and `adapter.process_scheduler`.
 
 `holds` finds what `muster hold` keeps on this machine, for that command, for `muster list` and for the scheduler
-`held`; `hold_lock` says which run has a hold.
+`held`; `hold_lock` says which run has a hold. `everyday` starts agents on the user's default hold.
 
 Logs and state stay in `~/.local/state/muster` (or $XDG_STATE_HOME/muster, or `log_dir`) until `muster delete` removes
 an app or a user removes the folder by hand: an app that has ended needs nothing there.

@@ -3,6 +3,7 @@
 Other shells need nothing from this process: an app's state is in its folder, and the registry finds it by the id.
 """
 
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torchx.specs import AppDef, AppDryRunInfo, AppState
 
 from muster._shared.contract import HOLD_METADATA
+from muster._shared.holds.default import read_idle_limit_s
 from muster.schedulers.adapter.process_scheduler import ProcessScheduler
 from muster.schedulers.local.options import LocalOptions
 from muster.schedulers.naming import build_app_name, make_suffix
@@ -68,4 +70,8 @@ class LocalScheduler(ProcessScheduler):
 
         request: LocalRequest = dryrun_info.request
         self.start_app(build_spec(request, self.backend), detach=request.detach)
+        if read_idle_limit_s(os.environ) is not None:
+            from muster.schedulers.local.everyday import start_hold
+
+            start_hold(request, os.environ)
         return request.app_id

@@ -16,7 +16,7 @@ import pytest
 from harness import wait_until
 from held_runs import REDUCE, Commands
 
-from muster.agent.hold.facts import connect
+from muster._shared.holds.connection import connect
 
 
 @pytest.fixture

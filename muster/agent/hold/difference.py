@@ -1,0 +1,73 @@
+"""Why an agent that waits cannot become what a client's process would be: what no process can set for itself."""
+
+import contextlib
+import os
+import resource
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+_CGROUP_LIMITS: Final = ("memory.max", "memory.high", "cpu.max", "cpuset.cpus", "pids.max")
+
+
+def find_difference(order: Mapping[str, Any], ours: Mapping[str, str], prefix: Sequence[str]) -> str:
+    """Return the reason in one clause; "": it can.
+
+    Args:
+        order: see `client`.
+        ours: the facts of this process.
+        prefix: the command that starts agents here, without flags.
+    """
+    theirs = order["facts"]
+    for name in sorted(ours.keys() - {"umask", "cgroup"}):
+        if theirs.get(name) != ours[name]:
+            return f"{name} is not the hold's"
+    if read_cgroup_limits(theirs["cgroup"]) != read_cgroup_limits(ours["cgroup"]):
+        return "the limits of its cgroup are not the hold's"
+    command = order["command"]
+    if not _is_same_python(command[0], prefix[0]):
+        return f"the hold has another Python, {prefix[0]}"
+    if len(command) != len(prefix) or not _is_same_file(command[1], prefix[1]):
+        return "the hold has another version of the agent"
+    for name, (_, hard) in order["limits"].items():
+        own = resource.getrlimit(getattr(resource, name))[1]
+        is_higher = own != resource.RLIM_INFINITY and (hard == resource.RLIM_INFINITY or hard > own)
+        if is_higher and os.geteuid() != 0:
+            return f"{name} is not the hold's"
+    if order["nice"] < os.getpriority(os.PRIO_PROCESS, 0) and os.geteuid() != 0:
+        return "its priority is not the hold's"
+    return ""
+
+
+def _is_same_python(one: str, other: str) -> bool:
+    """Return whether it is the same file in the same folder: Pythons of virtual environments link to one file."""
+    return os.path.dirname(one) == os.path.dirname(other) and os.path.realpath(one) == os.path.realpath(other)
+
+
+def _is_same_file(one: str, other: str) -> bool:
+    """Return whether it is the same file, or a copy: each app has a bundle of its own."""
+    if one == other:
+        return True
+    try:
+        with open(one, "rb") as first, open(other, "rb") as second:
+            return first.read() == second.read()
+    except OSError:
+        return False
+
+
+def read_cgroup_limits(text: str) -> list[str]:
+    """Return what limits the processes of a cgroup, from /proc/PID/cgroup.
+
+    The text itself where version 1 is in use.
+    """
+    path = text.strip().partition("0::")[2] if text.startswith("0::") else ""
+    if not path:
+        return [text]
+    found = []
+    while path not in ("", "/"):
+        for name in _CGROUP_LIMITS:
+            with contextlib.suppress(OSError), open(f"/sys/fs/cgroup{path}/{name}", encoding="ascii") as file:
+                value = file.read().strip()
+                if value and not value.startswith("max"):
+                    found.append(f"{path}/{name} {value}")
+        path = path.rpartition("/")[0]
+    return found

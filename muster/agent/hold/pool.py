@@ -1,0 +1,421 @@
+"""The default hold of a user: keeps agents with torch imported for everyday jobs on this machine, several at a time.
+
+    pool -> waiting guard -> agent -> template           between jobs
+    pool -> a job's guard -> agent -> workers            the same processes, once a job has come
+
+It is reached as a holder is (`client --default`), and is a holder's opposite in what follows: once a client has an
+agent, the agent's guard has the client's connection, and the pool has no part in the job any more. So jobs go on when
+it ends, however that happens, and nothing waits for it.
+
+An agent can only become what was started with the same command, the same variables that are read at imports, and as
+many cores (`wishes`). A client for which there is none starts cold, and the pool has agents of that kind ready later:
+as many as one of the last jobs had nodes, most recent kinds first, of all kinds together at most as many as there are
+cores. It does not import while a job of its clients runs that has just begun: the job comes first. Of a client's
+environment it keeps only variables that are read at imports.
+
+It is no descendant of any job, and has nothing of the process that has started it but uid, groups, namespaces, cgroup
+and hard limits; clients for which these differ start cold, in one line. It begins again, as the same process, when
+packages were installed or removed. `_shared.holds.default` says where it is.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import selectors
+import signal
+import socket
+import time
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from muster._shared import processes
+from muster._shared.contract import HOLD_STATE_NAME, HoldKey
+from muster._shared.holds import connection as hold_socket
+from muster._shared.holds import default as default_hold
+from muster.agent.hold import difference, facts
+from muster.agent.hold.agents import start_waiting
+from muster.agent.hold.waiting import HANDED
+from muster.agent.hold.wishes import FAILED_STARTS, Wish, is_other_cgroup, read_stamps, read_wish
+
+LOG_NAME: Final = "log"
+_MESSAGE_BYTES: Final = 65536
+_MOST_FDS: Final = 8
+_MOST_AGENTS: Final = 8
+_HOLD_BACK_S: Final = 10.0
+"""So long after the start of a job that still runs, nothing is imported."""
+_STOP_S: Final = 10.0
+_CONTROLLED: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
+
+
+class _Agent:
+    """A guard with its agent, before its job."""
+
+    def __init__(self, wish: Wish) -> None:
+        self.wish = wish
+        self.pid, self.control = start_waiting(wish.command, wish.flags, env=wish.env, cpus=wish.cpus)
+        self.is_ready = False
+
+
+class Pool:
+    """For one use."""
+
+    def __init__(self, folder: str, command: Sequence[str], started_with: Mapping[str, Any]) -> None:
+        """Listen.
+
+        Args:
+            folder: made already, and locked by this process.
+            command: what starts an agent, without flags.
+            started_with: see `default_hold.write_order`; `running`: guards of jobs, if this process has begun again.
+
+        Raises:
+            OSError: the socket cannot be made.
+        """
+        self._folder = folder
+        self._command = list(command)
+        self._idle_s = float(started_with[default_hold.IDLE_LIMIT_KEY])
+        self._stamps = read_stamps()
+        self._facts = facts.read_facts()
+        self._most = min(_MOST_AGENTS, max(1, processes.count_allowed_cores()))
+        self._wishes: OrderedDict[str, Wish] = OrderedDict()
+        """By key, the most recent last."""
+        self._agents: dict[int, _Agent] = {}
+        self._running: set[int] = {int(pid) for pid in started_with.get("running", ())}
+        self._cold: set[socket.socket] = set()
+        """Connections of clients that have started cold; they close with the job."""
+        self._about: dict[str, Any] = {}
+        self._selector = selectors.DefaultSelector()
+        self._listener = hold_socket.listen(folder)
+        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        self._first_fd = self._watch_first(int(started_with["after_pid"]))
+        self._begun_s = time.monotonic()
+        """When the last job has begun."""
+        self._since_s = time.monotonic()
+        self._is_over = False
+        for order in started_with["orders"]:
+            self._note(read_wish(order), str(order["name"]))
+
+    def run(self) -> None:
+        """Hold until the user wants it no more, or it was idle for too long."""
+        wake_read, wake_write = os.pipe()
+        for fd in (wake_read, wake_write):
+            os.set_blocking(fd, False)
+        for signum in _CONTROLLED:
+            signal.signal(signum, lambda _signum, _frame: None)
+        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        self._selector.register(wake_read, selectors.EVENT_READ, lambda: self._hear_signals(os.read(wake_read, 4096)))
+        self._reap()
+        while not self._is_over:
+            self._fill()
+            self._write_state()
+            for key, _ in self._selector.select(self._find_pause_s()):
+                if key.fd in self._selector.get_map():  # an earlier one may have closed it
+                    key.data()
+            if self._is_idle() and time.monotonic() >= self._since_s + self._idle_s:
+                self._is_over = True
+        self._end()
+
+    def _find_pause_s(self) -> float | None:
+        now_s = time.monotonic()
+        if self._is_idle():
+            return max(0.0, self._since_s + self._idle_s - now_s)
+        left_s = self._begun_s + _HOLD_BACK_S - now_s
+        return left_s + 0.01 if left_s > 0 else None
+
+    def _is_idle(self) -> bool:
+        return not (self._running or self._cold or self._first_fd >= 0)
+
+    def _hear_signals(self, signums: bytes) -> None:
+        if signal.SIGCHLD in signums:
+            self._reap()
+        if set(signums) - {signal.SIGCHLD}:
+            self._is_over = True
+
+    def _watch_first(self, pid: int) -> int:
+        """Watch the process whose job has started this one, and return its pidfd; -1: there is none."""
+        try:
+            fd = os.pidfd_open(pid) if pid else -1
+        except OSError:
+            return -1
+        if fd >= 0:
+            self._selector.register(fd, selectors.EVENT_READ, self._lose_first)
+        return fd
+
+    def _lose_first(self) -> None:
+        self._selector.unregister(self._first_fd)
+        os.close(self._first_fd)
+        self._first_fd = -1
+        self._since_s = time.monotonic()
+
+    # -- agents that wait -------------------------------------------------------------------------------------------
+
+    def _note(self, wish: Wish | None, job: str) -> Wish | None:
+        """Note that a job has wished an agent, and return the wish that is kept."""
+        if wish is None:
+            return None
+        kept = self._wishes.setdefault(wish.key, wish)
+        self._wishes.move_to_end(wish.key)
+        kept.add(job)
+        return kept
+
+    def _fill(self) -> None:
+        """Start agents that lack, and end those for which there is no room."""
+        if not self._is_idle() and time.monotonic() < self._begun_s + _HOLD_BACK_S:
+            return
+        room = self._most
+        for wish in reversed([*self._wishes.values()]):
+            waiting = [each for each in self._agents.values() if each.wish is wish]
+            count = min(wish.count, room)
+            room -= count
+            for each in waiting[count:]:
+                self._end_agent(each)
+            if count > len(waiting) and read_stamps() != self._stamps:
+                self._begin_again()
+            for _ in range(count - len(waiting)):
+                self._start_agent(wish)
+            if not count and not wish.failed:
+                del self._wishes[wish.key]
+
+    def _start_agent(self, wish: Wish) -> None:
+        made = _Agent(wish)
+        self._agents[made.pid] = made
+        self._selector.register(made.control, selectors.EVENT_READ, lambda: self._hear_agent(made))
+
+    def _hear_agent(self, agent: _Agent) -> None:
+        try:
+            message = agent.control.recv(_MESSAGE_BYTES)
+        except OSError:
+            message = b""
+        if message:
+            self._about = json.loads(message)
+            agent.is_ready, agent.wish.failed = True, 0
+        else:
+            self._selector.unregister(agent.control)  # its end follows
+
+    def _end_agent(self, agent: _Agent) -> None:
+        """Close its connection: its guard sees that, and kills all below it."""
+        agent.is_ready = True  # it is not its fault
+        self._forget_control(agent)
+
+    def _forget_control(self, agent: _Agent) -> None:
+        if agent.control.fileno() >= 0 and agent.control in self._selector.get_map():
+            self._selector.unregister(agent.control)
+        agent.control.close()
+
+    def _reap(self) -> None:
+        """Collect children that have ended. What a job's guard has left behind, if that was killed, is killed."""
+        while True:
+            while True:
+                try:
+                    pid, _ = os.waitpid(-1, os.WNOHANG)
+                except ChildProcessError:
+                    pid = 0
+                if not pid:
+                    break
+                agent = self._agents.pop(pid, None)
+                if agent is not None:
+                    self._forget_control(agent)
+                    agent.wish.failed += not agent.is_ready
+                if pid in self._running:
+                    self._running.discard(pid)
+                    self._since_s = time.monotonic()
+            known = self._running | self._agents.keys()
+            parents = processes.list_parents()
+            orphans = [pid for pid, parent in parents.items() if parent == os.getpid() and pid not in known]
+            if not orphans:
+                return
+            for pid in orphans:
+                processes.kill_descendants(pid)
+            processes.send_signal(orphans, signal.SIGKILL)
+            time.sleep(0.001)
+
+    # -- clients ----------------------------------------------------------------------------------------------------
+
+    def _accept(self) -> None:
+        try:
+            connection, _ = self._listener.accept()
+        except OSError:  # it has gone again, or no descriptors are left
+            return
+        if hold_socket.read_peer(connection) != os.geteuid():
+            connection.close()
+            return
+        self._selector.register(connection, selectors.EVENT_READ, lambda: self._hear_client(connection))
+
+    def _hear_client(self, connection: socket.socket) -> None:
+        try:
+            data, fds, _flags, _address = socket.recv_fds(connection, _MESSAGE_BYTES, _MOST_FDS)
+            message = json.loads(data) if data else {}
+        except (OSError, ValueError):
+            message, fds = {}, []
+        try:
+            if "run" in message and fds:
+                self._serve(connection, str(message["run"]), list(fds))
+            elif "end" in message:
+                self._is_over = True  # the connection closes when all of it is gone
+            elif default_hold.IDLE_LIMIT_KEY in message:
+                self._idle_s = float(message[default_hold.IDLE_LIMIT_KEY])
+            elif not message:
+                self._lose_client(connection)
+        finally:
+            for fd in fds:
+                os.close(fd)
+
+    def _lose_client(self, connection: socket.socket) -> None:
+        self._selector.unregister(connection)
+        connection.close()
+        if connection in self._cold:
+            self._cold.discard(connection)
+            self._since_s = time.monotonic()
+
+    def _serve(self, connection: socket.socket, job: str, fds: list[int]) -> None:
+        """Hand an agent to a client, or say that it must start cold."""
+        order = json.loads(os.pread(fds[0], os.fstat(fds[0]).st_size, 0))
+        self._begun_s = self._since_s = time.monotonic()
+        stamps = read_stamps()
+        if stamps != self._stamps:
+            changed = min(path for path in {*stamps, *self._stamps} if stamps.get(path) != self._stamps.get(path))
+            what = "muster has changed" if changed.endswith(".py") else f"packages in {changed} have changed"
+            self._send(connection, {"cold": f"{what}, and it begins again"})
+            self._note(read_wish(order), job)
+            self._begin_again()
+        reason = self._find_difference(order)
+        wish = None if reason else self._note(read_wish(order), job)
+        agents = [each for each in self._agents.values() if each.wish is wish and each.is_ready]
+        if wish is not None and wish.failed >= FAILED_STARTS:
+            reason = f"no agent can wait there; {os.path.join(self._folder, LOG_NAME)} may say why"
+        if reason or not agents:
+            self._cold.add(connection)
+            self._send(connection, {"cold": reason})
+            return
+        self._hand(agents[0], connection, fds)
+
+    def _find_difference(self, order: Mapping[str, Any]) -> str:
+        if is_other_cgroup(order["facts"]["cgroup"], self._facts["cgroup"]):
+            return "its cgroup is not the hold's"
+        return difference.find_difference(order, self._facts, self._command)
+
+    def _hand(self, agent: _Agent, connection: socket.socket, fds: list[int]) -> None:
+        del self._agents[agent.pid]
+        self._running.add(agent.pid)
+        with contextlib.suppress(OSError):  # it was killed just now: the client sees the end of the connection
+            socket.send_fds(agent.control, [HANDED], [*fds, connection.fileno()])
+        self._forget_control(agent)
+        self._selector.unregister(connection)
+        connection.close()
+
+    def _send(self, connection: socket.socket, message: Mapping[str, Any]) -> None:
+        with contextlib.suppress(OSError):  # it has ended
+            connection.send(json.dumps(message).encode())
+
+    # -- the end ----------------------------------------------------------------------------------------------------
+
+    def _begin_again(self) -> None:
+        """Become a new pool with the same wishes: what this one has imported may be another version's."""
+        orders = [order for wish in self._wishes.values() for order in wish.build_orders()]
+        for agent in self._agents.values():
+            agent.control.close()
+        running = [*self._running, *self._agents]  # those that wait are about to end
+        started_with = {"orders": orders, default_hold.IDLE_LIMIT_KEY: self._idle_s, "after_pid": 0, "running": running}
+        fd = os.memfd_create("orders")
+        os.write(fd, json.dumps(started_with).encode())
+        os.lseek(fd, 0, os.SEEK_SET)
+        os.dup2(fd, 0)
+        signal.set_wakeup_fd(-1)
+        command = [self._command[0], "-I", default_hold.POOL, default_hold.POOL_AGAIN, self._folder, *self._command]
+        try:
+            os.execve(command[0], command, os.environ)  # noqa: S606  # no shell, on purpose
+        except OSError as error:  # this Python is not there any more
+            processes.write_stderr(f"muster: {command[0]}: {error.strerror}\n")
+            os._exit(1)
+
+    def _end(self) -> None:
+        for name in (hold_socket.SOCKET, HOLD_STATE_NAME, LOG_NAME):
+            with contextlib.suppress(OSError):
+                os.unlink(os.path.join(self._folder, name))
+        for path in (self._folder, os.path.dirname(self._folder)):
+            with contextlib.suppress(OSError):  # the outer one may have others
+                os.rmdir(path)
+        for agent in self._agents.values():
+            self._forget_control(agent)
+        deadline_s = time.monotonic() + _STOP_S
+        while self._agents and time.monotonic() < deadline_s:
+            self._reap()
+            time.sleep(0.005)
+        for pid in self._agents:
+            processes.kill_descendants(pid)
+        processes.send_signal(self._agents, signal.SIGKILL)
+
+    def _write_state(self) -> None:
+        """Tell people; a full disk loses it."""
+        is_idle = self._is_idle()
+        starting = [each for each in self._agents.values() if not each.is_ready]
+        content: dict[str, Any] = {
+            HoldKey.STATE: "starting" if starting else "ready" if self._agents else "waiting",
+            HoldKey.IDLE_SINCE_S: time.time() - (time.monotonic() - self._since_s) if is_idle else None,
+            HoldKey.IDLE_LIMIT_S: self._idle_s,
+            HoldKey.PID: os.getpid(),
+            "python": self._command[0],
+            "agents": len(self._agents) - len(starting),
+            "jobs": sorted(self._running),
+        }
+        content |= {name: self._about[name] for name in (HoldKey.MODULES, HoldKey.IMPORT_S) if name in self._about}
+        path = os.path.join(self._folder, HOLD_STATE_NAME)
+        with contextlib.suppress(OSError):
+            with open(f"{path}.new", "w", encoding="utf-8") as file:
+                json.dump(content, file)
+            os.replace(f"{path}.new", path)
+
+
+def lock_folder(folder: str) -> int | None:
+    """Make the folder and lock it; return a descriptor that keeps it. None: another pool has it.
+
+    Raises:
+        OSError: it cannot be made, or is not this user's alone.
+    """
+    while True:
+        default_hold.make_folder(folder)
+        try:
+            fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            continue  # another one has just ended
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(fd)
+            return None
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.stat(folder), os.fstat(fd)):
+                return fd
+        os.close(fd)
+
+
+def detach(folder: str) -> None:
+    """Keep nothing of the process that has started this one, but its standard input, which is read already."""
+    with contextlib.suppress(PermissionError):  # it leads one already, having begun again
+        os.setsid()
+    os.chdir("/")
+    log = os.open(os.path.join(folder, LOG_NAME), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+    null = os.open(os.devnull, os.O_RDONLY)
+    for fd, number in ((null, 0), (log, 1), (log, 2)):
+        os.dup2(fd, number)
+    for signum in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, *processes.IGNORED_BY_PYTHON}:
+        with contextlib.suppress(OSError, ValueError):  # those of the C library
+            signal.signal(signum, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def main(argv: Sequence[str]) -> int:
+    """Be the hold of `FOLDER PYTHON ENTRY`, and return the exit code."""
+    is_again = argv[:1] == [default_hold.POOL_AGAIN]
+    folder, *command = argv[is_again:]
+    text = os.pread(0, os.fstat(0).st_size, 0)
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    if lock_folder(folder) is None:
+        return 0
+    detach(folder)
+    processes.become_subreaper()
+    pool = Pool(folder, command, json.loads(text))
+    del text  # it has the environment of a job
+    pool.run()
+    return 0

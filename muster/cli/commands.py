@@ -33,25 +33,25 @@ exit code: 0 done; 1 refused, nothing was changed; 2 wrong usage; 3 no such app;
 
 
 _RUN_EPILOG = """\
-.torchxconfig counts as for `torchx run`. Ctrl-C stops the job politely, a second one kills it.
+.torchxconfig counts as for `torchx run`. Ctrl-C stops the job politely; a second one kills it.
 exit code: 0 the job has succeeded, or was submitted; 1 it has not; 2 wrong usage; 130 Ctrl-C
-`python -m muster.run` is another thing: torchrun's module API.
+`python -m muster.run` is something else: torchrun's module API.
 """
 _HOLD_EPILOG = """\
-exit code: 0 agents wait on all nodes; 1 the hold has ended, or could not be submitted; 2 wrong usage; 130 Ctrl-C, the
-hold is released
+exit code: 0 agents wait on all nodes; 1 the hold has ended, or could not be submitted; 2 wrong usage; 130 Ctrl-C,
+which releases the hold
 """
 _REHEARSE_EPILOG = """\
 {folder} in an argument is the folder of the run.
-exit code: 0 everything that was tried was survived; 1 something was not, or the job does not run undisturbed;
+exit code: 0 the job survived all faults that were tried; 1 it did not, or does not run undisturbed;
 2 wrong usage; 130 Ctrl-C, everything is undone
 """
 _LOG_EPILOG = """\
 exit code: 0 done; 1 there is nothing to read; 2 wrong usage; 3 no such app; 6 its scheduler is not reachable
 """
 _EXEC_EPILOG = """\
-Options stand before CMD. The command has the variables of the workers of its node, and runs where they run; what it
-has left behind is ended with it.
+Options come before CMD. The command has the variables of the workers of its node, and runs where they run. What it
+leaves in the background ends with it.
 exit code: that of the command, 128 + n after signal n, of several the first that is not 0; 2 wrong usage; 255 it was
 not run, or its node was lost: the line says why
 """
@@ -571,7 +571,7 @@ def _add_doctor(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         "doctor",
         help=text,
         description=f"{text}: GPUs, torch, limits, interfaces, a Docker engine, a cluster, Slurm.",
-        epilog="exit code: 0 nothing stands in the way of a job; 1 something does; 2 wrong usage",
+        epilog="exit code: 0 a job can run; 1 something prevents it; 2 wrong usage",
     )
     command.add_argument("--nproc", type=_parse_count, metavar="N", help="workers of a job here (one for each GPU)")
     command.add_argument("--devices", type=_parse_count, metavar="N", help="number of GPUs that there must be")

@@ -117,7 +117,7 @@ def give_up_damaged(files: WorkerFiles) -> Iterator[None]:
         if slot is not None:
             files.control.empty_slot(files.local_rank, slot)
         step = None if base is None else base[1]
-        raise Damaged(f"load: the snapshot of step {step} is damaged ({damaged}) and was given up") from None
+        raise Damaged(f"load: the snapshot of step {step} is damaged ({damaged}) and was discarded") from None
 
 
 def find_checkpoint() -> tuple[str | None, int]:

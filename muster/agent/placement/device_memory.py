@@ -78,7 +78,7 @@ class DeviceMemory:
                 names = ", ".join(str(device.index) for device in first)
                 return (f"the memory of device {names} was free after {took_s:.0f} s",) if took_s >= _TOLD_S else ()
             if took_s >= self._limit_s:
-                after = f"{took_s:.0f} s after the last workers ended; workers are started all the same"
+                after = f"{took_s:.0f} s after the last workers ended; workers are started anyway"
                 return tuple(f"{describe_use(device)} {after}" for device in full)
             self._sleep(_POLL_S)
         return ()

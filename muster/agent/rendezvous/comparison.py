@@ -15,7 +15,7 @@ from muster.agent.rendezvous.interface import NodeFacts
 
 _NAMED = 8
 """Nodes that one line names."""
-VERDICT = "no attempt could do better: not retried (--preflight off starts the job all the same)"
+VERDICT = "no attempt could do better: not retried (--preflight off starts the job anyway)"
 """What follows from an error."""
 
 

@@ -166,7 +166,7 @@ class Telemetry:
             self._give_up(error)
 
     def _give_up(self, error: Exception) -> None:
-        self._on_trouble(f"status.json is not written any more, the job goes on: {type(error).__name__}: {error}")
+        self._on_trouble(f"status.json is no longer written; the job goes on: {type(error).__name__}: {error}")
         self.close()
 
     def close(self) -> None:

@@ -85,7 +85,7 @@ class TrainJob:
             problem = self._send(content)
             if problem and not self._has_complained:
                 self._has_complained = True
-                self._print_line(f"the TrainJob is not told how far the job is: {show_controls(problem)}")
+                self._print_line(f"the TrainJob gets no progress of the job: {show_controls(problem)}")
             if self._has_given_up:
                 return
             with thread.changed:

@@ -342,7 +342,7 @@ def _make_output(folder: Path) -> None:
     """
     if folder.exists() and any(folder.iterdir()) and not (folder / _RESULTS).is_file():
         raise ControlError(
-            f"{folder} is not empty, and no rehearsal's: name another one with --output", ExitCode.REFUSED
+            f"{folder} is not empty and is not of a rehearsal: name another folder with --output", ExitCode.REFUSED
         )
     shutil.rmtree(folder / "runs", ignore_errors=True)
     folder.mkdir(parents=True, exist_ok=True)

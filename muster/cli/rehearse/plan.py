@@ -119,5 +119,7 @@ def find_obstacles(cases: Sequence[Case], undisturbed: Result) -> Mapping[str, s
         if case.nodes < case.fault.least_nodes:
             found[case.name] = f"it needs {case.fault.least_nodes} nodes, and the job has {case.nodes}"
         elif case.moment is Moment.CHECKPOINT and not undisturbed.saved_at:
-            found[case.name] = "the undisturbed run has written no file in its folder, and told no phase `checkpoint`"
+            found[case.name] = (
+                "the undisturbed run has written no file in its folder, and reported no phase `checkpoint`"
+            )
     return found

@@ -102,7 +102,7 @@ def watch(words: Sequence[str], workspace: str) -> int:
                 return 128 + signum
             dropped = files.end_run(changes[0])
             if dropped:
-                line = f"{dropped} changes in each run, at the same time: it is not watched any more"
+                line = f"{dropped} changes in each run, at the same time: it is no longer watched"
                 _say(f"{line}; a line in .torchxignore leaves it out for good")
 
 

@@ -133,5 +133,5 @@ def sort_nodes(status: JobStatus, most: int) -> list[NodeStatus]:
 
 
 def is_stale(node: NodeStatus) -> bool:
-    """Return whether nothing was heard of it for some time."""
+    """Return whether no answer came for some time."""
     return node.age_s is not None and node.age_s > STALE_S

@@ -244,7 +244,7 @@ def _list_header(picture: JobPicture, view: View, size: Size) -> Iterator[Text]:
         yield Text(show_controls(picture.line))
     if status is None:
         if picture.state == "RUNNING":
-            yield Text("its workers have told nothing yet", style="dim")
+            yield Text("its workers have reported nothing yet", style="dim")
         return
     if status.reason and status.reason not in picture.line:
         yield Text(show_controls(status.reason), style="yellow")

@@ -3,7 +3,7 @@
 It is standard library only and one file, for the Python of any image. The command gets the variables of the node's
 workers and the working directory of its agent, and leads a session of its own. All of it, also what it has left in the
 background, is ended with it, when the other side asks for it, and when the other side is gone: at the end of the
-connection, or when nothing was heard of it for `LOST_S`. If this program is killed, the command is, too.
+connection, or when no answer came for `LOST_S`. If this program is killed, the command is, too.
 
 A frame is a kind, a length and a content. After each frame that goes out comes a newline, which the other side skips:
 Slurm passes on whole lines only.

@@ -155,7 +155,7 @@ class Session:
         """Give up a node of which nothing was heard for too long."""
         limit_s = program.LOST_S if self.has_started else _START_LIMIT_S
         if not self.is_over and time.monotonic() - self.heard_s > limit_s:
-            self.failure = f"nothing was heard of it for {limit_s:.0f} s"
+            self.failure = f"no answer came for {limit_s:.0f} s"
 
     def close(self) -> str:
         """End the command if it runs. Returns why the connection has ended, if it is known. Idempotent."""

@@ -257,7 +257,7 @@ def _check(host: Host, needs: Needs) -> Checked:
 def _judge(told: Mapping[str, Any], needs: Needs) -> None:
     if tuple(told["version"]) < _LEAST_PYTHON:
         name = ".".join(map(str, told["version"]))
-        raise CheckError(f"{told['python']} is Python {name}, 3.10 is the oldest that will do: -cfg python=PATH")
+        raise CheckError(f"{told['python']} is Python {name}, 3.10 or newer is needed: -cfg python=PATH")
     if not told["writable"]:
         raise CheckError(f"{told['folder']} cannot be written; name another folder with -cfg folder=PATH")
     if told["free_bytes"] < needs.disk_bytes:

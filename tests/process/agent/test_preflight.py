@@ -59,7 +59,7 @@ def test_seven_of_eight_devices_end_the_job_before_a_worker_starts(
     assert (outcome.exit_code, outcome.leftovers, outcome.stdout) == (1, (), ""), outcome.explain()
     text = one_line(outcome)
     assert "7 devices answer; 1 more of the driver's list do not answer, expected 8 (--devices): look at" in text
-    assert "not retried (--preflight off starts the job all the same)" in text, outcome.explain()
+    assert "not retried (--preflight off starts the job anyway)" in text, outcome.explain()
     assert "Root cause (found by the preflight) node : 0 host : " in text
     assert "check : devices found : 7 devices answer; 1 more" in text
     assert run_tree([*ALONE, *flags, "--preflight", "off", program], env=env, cwd=tmp_path).exit_code == 0

@@ -291,7 +291,7 @@ class TestRendering:
         assert rows.count("rank 3 on host-0 ended by SIGKILL") == 2, "as the reason, and as an event"
 
     def test_a_job_whose_workers_have_not_begun_says_so(self) -> None:
-        assert "its workers have told nothing yet" in draw_job(make_picture(), View(), History(), PLAIN)[2]
+        assert "its workers have reported nothing yet" in draw_job(make_picture(), View(), History(), PLAIN)[2]
         ended = draw_job(make_picture(state="FAILED", has_ended=True), View(), History(), PLAIN)
         assert not any("told nothing" in row for row in ended)
 

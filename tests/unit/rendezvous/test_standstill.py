@@ -70,7 +70,7 @@ def test_it_is_said_again_at_intervals_that_double_and_taken_back() -> None:
             assert [line.kind for line in job.look(wanted, WAITS, ABSENT)] == [NoticeKind.STILL]
     assert asked == [50.0, 100.0, 200.0]
     [told] = job.stand_still(1, 0.0)
-    assert (told.text, told.kind) == ("the job goes on: it does not stand still any more", NoticeKind.STILL_OVER)
+    assert (told.text, told.kind) == ("the job goes on and no longer stands still", NoticeKind.STILL_OVER)
     assert job.stand_still(0, 0.0) == []
 
 

@@ -161,7 +161,7 @@ def test_a_node_tells_what_its_ranks_do_once_those_of_all_nodes_stand_still(job:
         kind=NoticeKind.STILL,
     )
     [told] = job.stand_still(0.0)
-    assert told == Notice(text="the job goes on: it does not stand still any more", kind=NoticeKind.STILL_OVER)
+    assert told == Notice(text="the job goes on and no longer stands still", kind=NoticeKind.STILL_OVER)
     assert job.stand_still(0.0) == []
     assert thread.orders == [Order.STAND_STILL, Order.MOVE, Order.MOVE]
 

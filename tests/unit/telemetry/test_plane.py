@@ -530,7 +530,7 @@ def test_a_fault_of_the_plane_is_one_line_and_ends_no_job(node: Node, monkeypatc
     node.plane.look()
     node.log.write("agent_ended", exit_code=0)
     node.log.close()
-    assert node.troubles == ["status.json is not written any more, the job goes on: ZeroDivisionError: a bug"]
+    assert node.troubles == ["status.json is no longer written; the job goes on: ZeroDivisionError: a bug"]
 
 
 def test_nor_does_one_that_shows_in_the_last_look(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -538,9 +538,7 @@ def test_nor_does_one_that_shows_in_the_last_look(node: Node, monkeypatch: pytes
     node.look()
     monkeypatch.setattr(node, "observe", lambda: 1 / 0)
     node.plane.look()
-    assert node.troubles == [
-        "status.json is not written any more, the job goes on: ZeroDivisionError: division by zero"
-    ]
+    assert node.troubles == ["status.json is no longer written; the job goes on: ZeroDivisionError: division by zero"]
 
 
 def test_a_driver_without_a_function_takes_only_its_own_numbers_away(

@@ -140,7 +140,7 @@ def test_what_could_not_be_sent_is_sent_again_with_one_line(server: Server, envi
     server.code = 200
     job.close()
     (line,) = lines
-    assert line.startswith("the TrainJob is not told how far the job is: its server answers with status 503")
+    assert line.startswith("the TrainJob gets no progress of the job: its server answers with status 503")
 
 
 @pytest.mark.parametrize("code", [403, 404, 422])

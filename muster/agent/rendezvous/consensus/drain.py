@@ -80,7 +80,7 @@ _NAMED_LATE = 4
 SAVING_LIMIT = 4
 """How many steps are counted at once. A member that is further behind than that reports a later one."""
 
-MOVES = Notify(text="the job goes on: it does not stand still any more", kind=NoticeKind.STILL_OVER)
+MOVES = Notify(text="the job goes on and no longer stands still", kind=NoticeKind.STILL_OVER)
 
 NO_COMMON_STEP = "there is no step that all ranks will ask about"
 

@@ -110,7 +110,7 @@ def _find_verdict(root: Failure | None, before: Restarts, counted: Restarts, rul
         reason = "it failed the same way right after the start twice in a row: not retried (--on 'usage: restart')"
         return Verdict(final=_end(root, reason))
     if root.check:
-        reason = "the same nodes would find it again: not retried (--preflight off starts the job all the same)"
+        reason = "the same nodes would find it again: not retried (--preflight off starts the job anyway)"
         return Verdict(final=_end(root, reason), is_elsewhere=True, is_free=True)
     if rules.stops_on_hang and root.hung:
         return Verdict(final=_end(root, "a hang ends the job (--hang-action stop)"))

@@ -249,7 +249,7 @@ def test_each_host_that_cannot_be_used_has_a_line(scheduler, cfg, tmp_path, worl
     assert "1 of 2 hosts cannot be used:\n  no-such-host.invalid: Could not resolve hostname" in str(raised.value)
     cases = [
         ({"python": "python-9"}, "no python-9 there; name one with -cfg python=PATH"),
-        ({"python": str(old)}, "is Python 3.8.1, 3.10 is the oldest that will do"),
+        ({"python": str(old)}, "is Python 3.8.1, 3.10 or newer is needed"),
         ({"folder": "/proc/none"}, "/proc has 0 MB free, and 34 MB are needed"),
     ]
     for options, line in cases:

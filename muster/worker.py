@@ -338,7 +338,7 @@ class _Slot:
             wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
 
     def add_value(self, name: str) -> int:
-        """Enter a value's name; returns the index of its double."""
+        """Enter a value's name, and return the index of its double."""
         count = len(self.value_words)
         if count >= Layout.TABLE_ENTRIES:
             if count == Layout.TABLE_ENTRIES:
@@ -352,7 +352,7 @@ class _Slot:
         return self.value_words[name]
 
     def add_phase(self, name: str) -> int:
-        """Enter a phase's name; returns its number, 0 where there is no room."""
+        """Enter a phase's name, and return its number, 0 where there is no room."""
         count = len(self.phases)
         if count >= Layout.TABLE_ENTRIES:
             return 0

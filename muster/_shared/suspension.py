@@ -19,7 +19,7 @@ _LIMIT_S = 2.0
 
 
 def stop_tree(guarded_pid: int) -> list[int]:
-    """Stop the guarded process, then all descendants of this process; returns them. The first one starts no more."""
+    """Stop the guarded process, then all descendants of this process, and return them. The first one starts no more."""
     end_s = time.monotonic() + _LIMIT_S
     processes.send_signal([guarded_pid], signal.SIGSTOP)
     while True:

@@ -33,7 +33,7 @@ def unpack_workspace(bundle_path: str, into_dir: str) -> None:
 
 
 def _unpack_entry(bundle: tarfile.TarFile, entry: tarfile.TarInfo, into_dir: str) -> bool:
-    """Write a file or folder; returns False for a link, which must wait."""
+    """Write a file or folder, and return False for a link, which must wait."""
     if entry.issym():
         return False
     target = _target(entry.name, into_dir)

@@ -66,7 +66,7 @@ to run; 2 wrong usage; 3 no such app; 6 its scheduler is not reachable
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and returns its exit code."""
+    """Run one command and return its exit code."""
     try:
         code = _run(argv)
         sys.stdout.flush()

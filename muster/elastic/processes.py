@@ -222,7 +222,7 @@ class PContext:
             self._exit_codes.update(dict.fromkeys(record["ranks"], record["detail"]["code"]))
 
     def pids(self) -> dict[int, int]:
-        """Return the processes by local rank; waits until all exist, or the context has ended."""
+        """Return the processes by local rank, and wait until all exist, or the context has ended."""
         with self._changed:
             self._changed.wait_for(lambda: len(self._pids) == self.nprocs or self._has_ended)
             return dict(sorted(self._pids.items()))

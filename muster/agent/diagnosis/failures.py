@@ -80,7 +80,7 @@ class FailureBuilder:
         self._kernel = kernel
 
     def build(self, worker: FailedWorker) -> Failure:
-        """Build the failure of one worker; reads its error file and stack file."""
+        """Build the failure of one worker, and read its error file and stack file."""
         formed, end, streams, slot = worker.round, worker.end, worker.streams, worker.slot
         age_s, stopped_by_us = self._date(worker)
         code = end.code if end else None

@@ -125,7 +125,7 @@ class ConsoleWriter:
         self.changed.notify_all()
 
     def flush(self, limit_s: float, cap_s: float) -> int:
-        """Wait until all is written; returns how many bytes were discarded because the console accepts no more.
+        """Wait until all is written, and return how many bytes were discarded because the console accepts no more.
 
         Args:
             limit_s: how long it may accept nothing.
@@ -347,7 +347,7 @@ class ConsoleWriter:
             yield first.fd, prefix_lines(prefix, each.text)
 
     def _update_bar(self, source: Source, now_s: float) -> bytes:
-        """Follow the state of the source's bar; returns what its reader must get now."""
+        """Follow the state of the source's bar, and return what its reader must get now."""
         if self._screen is not None:
             text = source.assembler.get_visible_text()
             if text.strip():
@@ -453,7 +453,7 @@ def _merge_output(output: list[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]
 
 
 def _read_span(part: Span) -> bytes:
-    """Read the part's bytes; closes the descriptor after the last part."""
+    """Read the part's bytes, and close the descriptor after the last part."""
     try:
         return os.pread(part.fd, part.end - part.start, part.start)
     except OSError as error:

@@ -43,7 +43,7 @@ class LogFile:
         self.size_bytes = os.fstat(self.fd).st_size
 
     def write(self, data: bytes) -> int:
-        """Append; returns how many bytes were written, fewer than given only when the file is closed now."""
+        """Append, and return how many bytes were written, fewer than given only when the file is closed now."""
         if self.fd is None:
             return 0
         done = 0
@@ -106,7 +106,7 @@ class RunFolder:
         self._lock_fd: int | None = None
 
     def open_attempt(self, round: Round, nproc: int) -> str:  # noqa: A002
-        """Make the folders of the round's attempt, or find them again; returns the attempt's path.
+        """Make the folders of the round's attempt, or find them again, and return the attempt's path.
 
         Raises:
             OSError: they cannot be made.

@@ -87,7 +87,7 @@ class LineAssembler:
         """Whether the unterminated line is a progress bar."""
 
     def push(self, chunk: bytes) -> bytes:
-        """Add the next bytes of the stream; returns the lines that are whole now, prefixed."""
+        """Add the next bytes of the stream, and return the lines that are whole now, prefixed."""
         return prefix_lines(self.prefix, self.cut(chunk))
 
     def finish(self) -> bytes:
@@ -95,7 +95,7 @@ class LineAssembler:
         return prefix_lines(self.prefix, self.cut_rest())
 
     def cut(self, chunk: bytes) -> bytes:
-        """Add the next bytes of the stream; returns the lines that are whole now, as they are."""
+        """Add the next bytes of the stream, and return the lines that are whole now, as they are."""
         cut = chunk.rfind(b"\n") + 1
         if not cut:
             return self._keep_rest(chunk)

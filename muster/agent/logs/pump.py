@@ -137,7 +137,7 @@ class StreamPump:
             self._loop.call_later(_PAUSE_S, self.start)
 
     def _read_chunk(self) -> int | None:
-        """Read once and pass it on; returns how many bytes, 0 for nothing now, None at the end of the stream."""
+        """Read once and pass it on, and return how many bytes, 0 for nothing now, None at the end of the stream."""
         if self._read_fd is None:
             return 0
         try:

@@ -98,7 +98,7 @@ def build_command(spec: WorkerSpec) -> list[str]:
 
 
 def spawn(spec: WorkerSpec, *, keep_fd: int | None = None, until_s: float | None = None) -> int:
-    """Start one worker; returns its process id.
+    """Start one worker, and return its process id.
 
     This must be the thread that lives as long as the agent: a death signal comes at the end of the *thread* that
     forked, and the thread that collects children must know a worker before it can end. So the agent's loop waits for

@@ -117,7 +117,7 @@ def _split_options(word: str) -> "tuple[str, str, bool]":
 
 
 def read_words(words: "list[str]") -> "WorkerSpec":
-    """Return the inverse of `build_words`: a spec without the fields that are no text."""
+    """Read the words of `build_words`: a spec without the fields that are no text."""
     named = {}
     while "=" in words[0]:
         name, _, text = words[0].partition("=")

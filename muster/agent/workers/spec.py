@@ -71,7 +71,7 @@ class WorkerSpec:
 
     @classmethod
     def from_json(cls, text: bytes, *, stdout_fd: int, stderr_fd: int) -> "WorkerSpec":
-        """Return the inverse of `to_json`, with the descriptors as they arrived."""
+        """Read what `to_json` returns, with the descriptors as they arrived."""
         values = json.loads(text)
         program = build(Program, values["program"])
         return build(cls, {**values, "program": program, "stdout_fd": stdout_fd, "stderr_fd": stderr_fd})
@@ -103,7 +103,7 @@ class WorkerStarter(Protocol):
         ...
 
     def start_store(self, addr: str, port: int, world_size: int, on_lost: Callable[[str], None]) -> None:
-        """Listen on MASTER_PORT at once and have a process serve the round's store; ends the one before.
+        """Listen on MASTER_PORT at once and have a process serve the round's store, and end the one before.
 
         Args:
             addr: MASTER_ADDR.

@@ -353,7 +353,7 @@ class Endpoint(Protocol):
     """What answers at the port."""
 
     def accept(self, listener: socket.socket) -> None:
-        """Accept one connection; raises OSError when no descriptor is left."""
+        """Accept one connection, and raise OSError when no descriptor is left."""
         ...
 
     def close(self) -> None:

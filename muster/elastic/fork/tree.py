@@ -42,7 +42,7 @@ class _Tree:
 
 
 def fork_tree(call: ForkedCall, start: AgentStart, own_fds: Sequence[int]) -> None:
-    """Fork; returns in this process once the guard is no child of it any more.
+    """Fork, and return in this process once the guard is no child of it any more.
 
     Args:
         call: what the workers call.

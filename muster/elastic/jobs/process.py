@@ -71,7 +71,7 @@ class AgentProcess:
         fork_tree: ForkTree | None = None,
         own_fds: Sequence[int] = (),
     ) -> None:
-        """Start it; returns as soon as it is on its way.
+        """Start it, and return as soon as it is on its way.
 
         Args:
             flags: the agent's command line.

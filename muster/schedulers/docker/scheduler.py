@@ -104,7 +104,7 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
         """Apps whose output cannot be shown: said once."""
 
     def close(self) -> None:
-        """See `SupervisedScheduler`; releases the engine, too."""
+        """See `SupervisedScheduler`, and release the engine, too."""
         try:
             super().close()
         finally:

@@ -146,7 +146,7 @@ class AppRequest:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "AppRequest":
-        """Return the inverse of `to_json`."""
+        """Read what `to_json` returns."""
         containers = tuple(_container_from_json(item) for item in data["containers"])
         return cls(**{**data, "containers": containers, "given_ulimits": tuple(data["given_ulimits"])})
 

@@ -330,7 +330,7 @@ def declare_options(opts: StrictOpts) -> None:
 
 
 def parse_options(cfg: Mapping[str, Any]) -> Options:
-    """Parse and checks the options of one submission.
+    """Parse and check the options of one submission.
 
     Args:
         cfg: as TorchX passes them, resolved or not; None means "not given".

@@ -60,7 +60,7 @@ class LocalScheduler(ProcessScheduler):
         return AppDryRunInfo(prepare_request(app, options, name=name, folder=folder), str)
 
     def schedule(self, dryrun_info: AppDryRunInfo) -> str:
-        """Start the app's supervisor and returns when all replicas have been started.
+        """Start the app's supervisor and return when all replicas have been started.
 
         Raises:
             EngineError: the supervisor could not be started; nothing is left of the app.

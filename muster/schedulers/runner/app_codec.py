@@ -65,7 +65,7 @@ def _plain(value: Any) -> Any:
 
 
 def load_app(document: Mapping[str, Any]) -> AppDef:
-    """Return the inverse of `dump_app`; reads what earlier versions wrote too.
+    """Load an AppDef that `dump_app` wrote, also that of an earlier version.
 
     Raises:
         KeyError, TypeError, ValueError: not such a document.

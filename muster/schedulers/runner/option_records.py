@@ -96,7 +96,7 @@ def declare_options(opts: StrictOpts, record: type[Any], defaults: Mapping[str, 
 
 
 def parse_options(record: type[_Options], opts: StrictOpts, cfg: Mapping[str, Any]) -> _Options:
-    """Parse and checks the options of one submission.
+    """Parse and check the options of one submission.
 
     Args:
         record: the adapter's record of options.

@@ -262,7 +262,7 @@ def _wait_before_restart(folder: AppFolder) -> None:
 
 
 def request_stop(folder: AppFolder, request: str = "cancel") -> None:
-    """Ask the supervisor to end the app; returns at once.
+    """Ask the supervisor to end the app, and return at once.
 
     Args:
         folder: the app's.

@@ -54,7 +54,7 @@ class Owner(Protocol):
     """Receives what the thread finds."""
 
     def post_finding(self, finding: ThreadFinding) -> None:
-        """Take a finding of the thread; returns soon."""
+        """Take a finding of the thread, and return soon."""
         ...
 
 

@@ -61,11 +61,11 @@ class Store(Protocol):
         ...
 
     def get(self, key: str) -> bytes:
-        """Read; waits until the key is written."""
+        """Read, and wait until the key is written."""
         ...
 
     def add(self, key: str, amount: int) -> int:
-        """Add to a number, which is 0 before; returns the sum."""
+        """Add to a number, which is 0 before, and return the sum."""
         ...
 
     def check(self, keys: list[str]) -> bool:

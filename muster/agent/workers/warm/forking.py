@@ -133,7 +133,7 @@ class _Ahead:
 def fork_on_demand(
     control: socket.socket, agent_pid: int, hand_out: "Callable[[list[socket.socket]], Forked | None] | None" = None
 ) -> socket.socket:
-    """Answer the agent's requests; returns in a worker, with the socket that will receive its release.
+    """Answer the agent's requests, and return in a worker, with the socket that will receive its release.
 
     Args:
         control: to the agent.
@@ -235,7 +235,7 @@ def fork_batch(sockets: list[socket.socket], agent_pid: int, ahead: _Ahead | Non
 
 
 def _hand_over(ahead: _Ahead | None, fds: list[int]) -> int:
-    """Have an intermediate fork; returns its process id, 0 when there is none any more."""
+    """Have an intermediate fork, and return its process id, 0 when there is none any more."""
     if ahead is None:
         return 0
     with ahead.socket:

@@ -227,7 +227,7 @@ def _read_value(node: ast.expr) -> str | int | type[Warning] | None:
 
 
 def import_at_site(name: str, site: ImportSite) -> None:
-    """Import a module with the warnings of the program's own import; raises what the import raises."""
+    """Import a module with the warnings of the program's own import, and raise what the import raises."""
     with _hide_warnings() if site.filters is None else _apply_filters(site.filters):
         statement = ast.Import(names=[ast.alias(name=name)])
         tree = ast.fix_missing_locations(ast.Module(body=[statement], type_ignores=[]))

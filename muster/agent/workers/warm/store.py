@@ -117,7 +117,7 @@ def _parse_version(text: str) -> tuple[int, ...]:
 
 
 def _watch(control: socket.socket, port: int, world_size: int) -> None:
-    """Tell the agent once when more clients than workers have connected; returns then, or when it closes the socket.
+    """Tell the agent once when more clients than workers have connected, and return then, or when it closes the socket.
 
     Raises:
         OSError: this torch's store does not answer as expected.

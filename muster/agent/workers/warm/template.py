@@ -48,7 +48,7 @@ def serve(
     prepare_main: Callable[[Program], None],
     rename_process: Callable[[list[str]], None],
 ) -> tuple[WorkerSpec, EarlyEnd]:
-    """Import, then fork on demand; returns only in a worker that has been released and set up.
+    """Import, then fork on demand, and return only in a worker that has been released and set up.
 
     Args:
         argv: control descriptor, the agent's pid, --preload, and the program's kind, target and arguments; the kind
@@ -250,7 +250,7 @@ def _find_inserted(files: tuple[str, ...]) -> str | None:
 
 
 def _watch_late_changes(modules: Mapping[str, ModuleType], *, says: bool) -> Callable[[], object]:
-    """Watch this worker; returns what to call at its end."""
+    """Watch this worker, and return what to call at its end."""
     if "torch" not in sys.modules:
         return bool
     from muster.agent.workers.warm.late_changes import LateChanges

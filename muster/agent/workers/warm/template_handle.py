@@ -116,7 +116,7 @@ class TemplateHandle:
             self._on_message(json.loads(data))
 
     def request_forks(self, count: int) -> str | None:
-        """Request `count` forks; returns why the agent cannot request them, None when it could.
+        """Request `count` forks, and return why the agent cannot request them, None when it could.
 
         A template that is dying does not answer; `ChildWatch` collects its exit.
         """

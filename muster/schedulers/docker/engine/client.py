@@ -239,7 +239,7 @@ class Engine:
     # -- containers ---------------------------------------------------------------------------------------------------
 
     def create_container(self, name: str, body: Mapping[str, Any]) -> str:
-        """Create but do not start; returns the id. Raises Conflict when the name exists already."""
+        """Create but do not start, and return the id. Raises Conflict when the name exists already."""
         with self._translate_errors(f"create container {name!r}"):
             return str(complete(lambda: self._api.create_container_from_config(dict(body), name))["Id"])
 
@@ -281,7 +281,7 @@ class Engine:
             return
 
     def wait_container(self, container: str, timeout_s: float | None = None) -> int:
-        """Wait until a container has ended; returns its exit code."""
+        """Wait until a container has ended, and return its exit code."""
         with self._translate_errors(f"wait for container {container[:12]!r}"):
             return int(self._api.wait(container, timeout=timeout_s)["StatusCode"])
 

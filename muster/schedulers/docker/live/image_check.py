@@ -121,7 +121,7 @@ class _Probe:
         self._facts = facts
 
     def run(self) -> Findings:
-        """Find what the engine supports; raises DockerError if the container does not start at all."""
+        """Find what the engine supports, and raise DockerError if the container does not start at all."""
         findings = Findings()
         while True:
             output = self._try_start(findings)
@@ -135,7 +135,7 @@ class _Probe:
                 return findings
 
     def _try_start(self, findings: Findings) -> str:
-        """Start it once; returns the error, empty if it ran well."""
+        """Start it once, and return the error, empty if it ran well."""
         try:
             exit_code, output = run_probe(
                 self._engine, f"{self._container.name}-image-check", self._build_body(findings)

@@ -38,7 +38,7 @@ def build_payload(payload: Payload) -> dict[str, bytes | Path]:
 
 
 def read_payload(folder: Path, app: AppRequest) -> Payload:
-    """Return the inverse of `build_payload`; empty once the payload has been removed."""
+    """Read what `build_payload` has built; empty once the payload has been removed."""
     agent = folder / AGENT_BUNDLE_NAME
     return Payload(agent=agent.read_bytes() if agent.exists() else b"", workspaces=_list_workspaces(folder, app))
 
@@ -64,7 +64,7 @@ class PackedWorkspaces:
         self._folder: Path | None = None
 
     def pack(self, path: str, state_dir: Path) -> str:
-        """Pack a folder and returns its key, which follows from its content.
+        """Pack a folder and return its key, which follows from its content.
 
         Args:
             path: the folder.

@@ -170,7 +170,7 @@ class Client:
         body: Any = None,
         accept: str = "",
     ) -> Any:
-        """Send a request and returns the decoded response.
+        """Send a request and return the decoded response.
 
         Retries 429, 5xx and broken or refused connections until `RETRY_BUDGET_S` is spent (`REACH_BUDGET_S` until the
         server has answered), and a 401 once, after reading the credentials again. A server that starts answers 403

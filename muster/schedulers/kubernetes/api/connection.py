@@ -45,7 +45,7 @@ class Connection:
 
 
 def open_connection(access: Access) -> Connection:
-    """Read the configuration and builds a connection pool; sends nothing.
+    """Read the configuration and build a connection pool, and send nothing.
 
     Raises:
         EngineError: no client library, no configuration, no such context.

@@ -83,7 +83,7 @@ class RoleStop:
 
 
 def stop_other_roles(resources: Objects, ref: AppRef, notify: Callable[[str], None]) -> bool:
-    """Stop the Jobs that run if one has failed, and keeps what their pods have written.
+    """Stop the Jobs that run if one has failed, and keep what their pods have written.
 
     Returns:
         Whether there is nothing more to do: all have ended or are stopped, or the app was cancelled or deleted.

@@ -180,7 +180,7 @@ class PodWatch:
         return version
 
     def _follow(self, version: str) -> str:
-        """Watch until the server ends the watch or the connection breaks; returns the version reached."""
+        """Watch until the server ends the watch or the connection breaks, and return the version reached."""
         from muster.schedulers.kubernetes.api.errors import Unreachable
 
         labels = f"{LABEL_INSTANCE}={self._ref.name}"

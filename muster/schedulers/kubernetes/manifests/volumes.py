@@ -98,7 +98,7 @@ def _decide_shm_size(inputs: AppInputs, role: RoleInputs) -> str:
 
 
 def _check_target(role: RoleInputs, path: str, used: list[str]) -> str:
-    """Check the path; returns it without a slash at its end."""
+    """Check the path, and return it without a slash at its end."""
     clean = posixpath.normpath(path)
     if not path.startswith("/") or ":" in path or ".." in path.split("/") or clean == "/":
         raise SchedulerError(

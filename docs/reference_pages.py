@@ -86,8 +86,9 @@ def build_flags() -> str:
 muster-agent [flags] script [arguments of the script]
 ```
 
-All of torchrun's flags, with the same meaning except where it is said; **new** are those that torchrun lacks. Every
-flag can be abbreviated and written with underscores. Where a variable is named, it is the flag's default.
+These are all of torchrun's flags, with the same meaning unless the text says otherwise, and those that torchrun lacks
+(**new**). Every flag can be abbreviated, and written with underscores. Where a variable is named, it is the flag's
+default.
 """
     return head + "".join(f"\n## {title}\n{''.join(map(_build_flag, flags))}" for title, flags in GROUPS)
 
@@ -208,9 +209,10 @@ def build_exit_codes() -> str:
 def build_environment() -> str:
     """The variables that cross from one part to another, from the class that names them."""
     text = (
-        "# Environment variables\n\nBeside torchrun's (`RANK`, `WORLD_SIZE`, `MASTER_ADDR`, ..., `PET_*`). Most are set"
+        "# Environment variables\n\nmuster has these variables in addition to torchrun's (`RANK`, `WORLD_SIZE`,"
+        " `MASTER_ADDR`, ..., `PET_*`). A scheduler sets most of them for the agent, or the agent for its workers."
+        "\n\n| variable | means |\n|---|---|\n"
     )
-    text += " by a scheduler for the agent, or by the agent for its workers.\n\n| variable | means |\n|---|---|\n"
     sentences = ""
     for name, meaning in _list_attributes(contract, "Env").items():
         value = getattr(contract.Env, name)
@@ -225,7 +227,7 @@ def build_adapter() -> str:
     """The names that adapters of other packages import, each with the first paragraph of its docstring."""
     text = (
         "# Names for adapters\n\nAll of `muster.schedulers.adapter`, for [adapters of other packages]"
-        "(../write-an-adapter.md); `help(NAME)` says the rest.\n\n| name | what |\n|---|---|\n"
+        "(../write-an-adapter.md); `help(NAME)` prints the rest.\n\n| name | what |\n|---|---|\n"
     )
     return text + "".join(
         f"| `{name}{_show_parameters(getattr(adapter, name))}` | {_escape(meaning)} |\n"

@@ -32,5 +32,5 @@ def test_a_large_one_is_read_to_its_limit_and_from_its_end(tmp_path: Path) -> No
 
 def test_a_named_pipe_is_none(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(OSError, match="no regular file"):
+    with pytest.raises(OSError, match="not a regular file"):
         read_regular(str(tmp_path / "pipe"), 10)

@@ -52,8 +52,8 @@ def test_other_code_ends_the_job_with_one_report() -> None:
     assert broken.kind is BreakKind.FINAL
     assert broken.reason == (
         "preflight: the workspace of node 1 (h) differs, expected that of node 0 (h): submit the job again, or copy "
-        "the same files to all nodes; no attempt could do better: not retried (--preflight off starts the job all the "
-        "same)"
+        "the same files to all nodes; no attempt could do better: not retried (--preflight off starts the job "
+        "anyway)"
     )
     for node in range(2):
         actions = job.decide(Reported(id=str(node), message=Stopped(round_number=job.number)))

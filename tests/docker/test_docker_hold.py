@@ -16,6 +16,28 @@ pytestmark = pytest.mark.docker
 IMAGE = ("--image", "muster-test:torch")
 
 
+FACTS = """
+import json, os, resource, signal, sys, threading
+import torch
+status = dict(line.split(":", 1) for line in open("/proc/self/status") if ":" in line)
+facts = {
+    "environ": {k: v for k, v in os.environ.items() if not k.startswith(VARYING)},
+    "argv": sys.argv, "path": sys.path[1:], "flags": str(sys.flags), "orig_argv": sys.orig_argv[1:],
+    "is_in_cwd": sys.path[0] == os.getcwd(), "files": sorted(os.listdir()),
+    "limits": {n: resource.getrlimit(getattr(resource, n)) for n in dir(resource) if n.startswith("RLIMIT_")},
+    "signals": {int(s): str(signal.getsignal(s)) for s in signal.valid_signals()},
+    "status": {k: status[k].strip() for k in ("Umask", "SigBlk", "SigIgn", "CapEff", "Groups", "NoNewPrivs")},
+    "nice": os.nice(0), "cpus": sorted(os.sched_getaffinity(0)), "oom": open("/proc/self/oom_score_adj").read(),
+    "threads": threading.active_count(), "torch_threads": torch.get_num_threads(), "umask": os.umask(0),
+    "stdin": os.readlink("/proc/self/fd/0"), "shm": sorted(os.listdir("/dev/shm")),
+    "modules": sorted(n for n in sys.modules if n.partition(".")[0] == "muster"),
+}
+print("facts", json.dumps(facts, sort_keys=True), flush=True)
+"""
+VARYING = ("TORCHELASTIC_", "MASTER_", "MUSTER_", "TORCHX_", "KUBEFLOW_", "HOSTNAME")
+"""Prefixes of variables that have a job's id, folder, container or port."""
+
+
 @pytest.fixture(scope="module")
 def held(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Held]:
     """A hold of two containers that the tests leave usable."""
@@ -52,6 +74,24 @@ def test_two_runs_after_one_another(held: Held) -> None:
 
 def test_one_run_at_a_time(held: Held) -> None:
     held_runs.check_one_at_a_time(held)
+
+
+@pytest.mark.long
+def test_a_worker_sees_what_it_would_in_a_container_of_its_own(held: Held) -> None:
+    commands = held.commands
+    for each in commands.work.iterdir():
+        each.unlink()
+    (commands.work / "main.py").write_text(FACTS.replace("VARYING", repr(VARYING)))
+    found = []
+    for name in ("held", "local_docker"):
+        job = ("dist.ddp", "-j", "1x1", *IMAGE, "--script", "main.py")
+        done = commands.call("muster", "run", "-s", name, "-cfg", "env=WORD:a b", *job)
+        assert done.returncode == 0, done
+        (line,) = (line for line in done.stderr.splitlines() if "]:facts " in line)
+        found.append(json.loads(line.partition("]:facts ")[2]))
+    assert found[0] == found[1]
+    assert found[0]["environ"]["WORD"] == "a b"
+    assert found[0]["files"] == ["main.py"]
 
 
 @pytest.mark.long

@@ -177,11 +177,23 @@ def _find_remote(state_dir: Path) -> Iterator[RemoteHold]:
     for app_id, name in list_entries(state_dir):
         if name in LOCAL:
             continue
-        hold = find_remote(state_dir, name, app_id)
-        if hold is None:
+        response = describe(name, app_id)
+        if response is None or is_terminal(response.state):
             forget_hold(state_dir, app_id)
-        else:
-            yield hold
+        elif response.state is not AppState.UNKNOWN:  # else its supervisor is lost: `muster recover` continues it
+            hold = build_remote(state_dir, name, app_id, list(response.roles))
+            if hold is not None:
+                yield hold
+
+
+def describe(scheduler_name: str, app_id: str) -> Any:
+    """Return what an adapter tells TorchX of an app; None: it is not known (any more).
+
+    Raises:
+        EngineError: that cannot be told now.
+    """
+    with contextlib.closing(load_scheduler(scheduler_name, _SESSION)) as scheduler:
+        return scheduler.describe_app(app_id)
 
 
 def find_remote(state_dir: Path, scheduler_name: str, app_id: str) -> RemoteHold | None:
@@ -190,8 +202,7 @@ def find_remote(state_dir: Path, scheduler_name: str, app_id: str) -> RemoteHold
     Raises:
         EngineError: that cannot be told now.
     """
-    with contextlib.closing(load_scheduler(scheduler_name, _SESSION)) as scheduler:
-        response = scheduler.describe_app(app_id)
+    response = describe(scheduler_name, app_id)
     if response is None or is_terminal(response.state) or response.state is AppState.UNKNOWN:
         return None
     return build_remote(state_dir, scheduler_name, app_id, list(response.roles))

@@ -186,16 +186,17 @@ class Link:
             self._sending = self._read_wanted()
 
     def _read_wanted(self) -> Iterator[bytes]:
-        """Frames with the files that the node lacks."""
+        """Frames with the files that the node lacks; of one that has grown what it had when it was listed."""
         root = Path(self._order["root"])
-        entries = self._order["node"]["workspace"] or ()
-        paths = {entry["digest"]: root / entry["name"] for entry in entries if "digest" in entry}
+        entries = {entry.get("digest"): entry for entry in self._order["node"]["workspace"] or ()}
         for digest in self._wanted:
+            left = entries[digest]["size"]
             with (
                 contextlib.suppress(OSError),
-                paths[digest].open("rb") as file,
-            ):  # what is short does not fit its digest
-                while data := file.read(_CHUNK_BYTES):
+                (root / entries[digest]["name"]).open("rb") as file,
+            ):  # or it does not fit
+                while left and (data := file.read(min(left, _CHUNK_BYTES))):
+                    left -= len(data)
                     yield node.pack(node.DATA, data)
             yield node.pack(node.END)
 

@@ -159,7 +159,7 @@ def list_workspace(path: str) -> list[dict[str, Any]]:
 
     Returns:
         Each with `name` and `kind`: a `folder` with its `mode`, a `link` with its `target`, or a `file` with `mode`,
-        `time_s` and the SHA-256 of its content, `digest`. A folder comes before what is in it.
+        `time_s`, `size`, and the SHA-256 of its first `size` bytes, `digest`. A folder comes before what is in it.
 
     Raises:
         BundleError: see `build_workspace_bundle`.
@@ -181,11 +181,13 @@ def list_workspace(path: str) -> list[dict[str, Any]]:
                 entries.append({**entry, "kind": "folder"})
             elif stat.S_ISREG(status.st_mode):
                 with open(source, "rb") as content:
-                    hashed = hashlib.sha256()
-                    while piece := content.read(_PIECE_BYTES):
+                    hashed, size = hashlib.sha256(), 0
+                    left = os.fstat(content.fileno()).st_size  # of a file that grows (a log) this is what travels
+                    while left and (piece := content.read(min(left, _PIECE_BYTES))):
                         hashed.update(piece)
-                known: dict[str, Any] = {"kind": "file", "time_s": int(status.st_mtime), "digest": hashed.hexdigest()}
-                entries.append({**entry, **known})
+                        left, size = left - len(piece), size + len(piece)
+                known: dict[str, Any] = {"time_s": int(status.st_mtime), "digest": hashed.hexdigest(), "size": size}
+                entries.append({**entry, "kind": "file", **known})
         except OSError as error:
             raise BundleError(f"cannot read {str(source)!r}: {error.strerror}; name it in {IGNORE_FILE}") from error
     return entries

@@ -1,5 +1,6 @@
 """The program on a node of a hold: what travels, what is kept, and what is refused; no process is started."""
 
+import hashlib
 import io
 import json
 import os
@@ -8,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from muster.schedulers.held import node
+from muster.schedulers.held import link, node
 from muster.schedulers.inside import program
 from muster.schedulers.workspace.packing import list_workspace
 
@@ -85,6 +86,19 @@ def test_a_file_that_changes_while_it_is_sent_is_named(sent: Sent, hold: Path, w
         sent.make(hold, "one", workspace, change="sub/tool")
     sent.frames.clear()
     assert "sub/tool" in sent.make(hold, "two", workspace), "it was not kept"
+
+
+def test_of_a_file_that_grows_the_link_sends_what_was_listed(workspace: Path) -> None:
+    entries = list_workspace(str(workspace))
+    with (workspace / "main.py").open("a") as file:  # the log of the very command, say
+        file.write("more")
+    made = link.Link.__new__(link.Link)
+    made._order = {"root": str(workspace), "node": {"workspace": entries}}
+    (entry,) = (each for each in entries if each["name"] == "main.py")
+    made._wanted = [entry["digest"]]
+    *data, end = (frame for sent in made._read_wanted() for frame in node.FrameReader().feed(sent))
+    assert hashlib.sha256(b"".join(content for _, content in data)).hexdigest() == entry["digest"]
+    assert end == (node.END, b"")
 
 
 def test_a_link_that_goes_while_it_sends_leaves_no_run(sent: Sent, hold: Path, workspace: Path) -> None:

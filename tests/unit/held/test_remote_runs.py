@@ -109,6 +109,11 @@ def test_a_hold_is_found_by_its_handle_its_name_or_because_it_is_the_only_one(
     assert holds.is_remote(state_dir, None)
     assert holds.choose_hold(state_dir, None).handle == "ssh://hold-a", "the other has ended"
     assert list_entries(state_dir) == [("hold-a", "ssh")], "and is forgotten"
+    states["hold-a"] = AppState.UNKNOWN
+    with pytest.raises(SchedulerError, match="nothing is held here"):
+        holds.choose_hold(state_dir, None)
+    assert list_entries(state_dir) == [("hold-a", "ssh")], "it may be continued"
+    states["hold-a"] = AppState.RUNNING
     assert holds.choose_hold(state_dir, "kubernetes://torchx/team:hold-b").nodes == 2, "another machine's"
     add_hold(state_dir, "kubernetes", "team:hold-b")
     with pytest.raises(SchedulerError, match=r"2 apps are held here; name one of them: ssh://hold-a, kubernetes://"):

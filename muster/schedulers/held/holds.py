@@ -196,18 +196,6 @@ def describe(scheduler_name: str, app_id: str) -> Any:
         return scheduler.describe_app(app_id)
 
 
-def find_remote(state_dir: Path, scheduler_name: str, app_id: str) -> RemoteHold | None:
-    """Return the hold that an app of another adapter is; None: it has ended, or is none.
-
-    Raises:
-        EngineError: that cannot be told now.
-    """
-    response = describe(scheduler_name, app_id)
-    if response is None or is_terminal(response.state) or response.state is AppState.UNKNOWN:
-        return None
-    return build_remote(state_dir, scheduler_name, app_id, list(response.roles))
-
-
 def build_remote(state_dir: Path, scheduler_name: str, app_id: str, roles: Sequence[Any]) -> RemoteHold | None:
     """Return the hold that an app with these roles is; None: it is none."""
     role = next((each for each in roles if HOLD_FLAG in each.args), None)
@@ -241,8 +229,14 @@ def choose_hold(state_dir: Path, name: str | None) -> AnyHold:
     """
     scheme, found_scheme, _ = (name or "").partition("://")
     app_id = (name or "").rpartition("/")[2]
-    if found_scheme and scheme not in LOCAL and (hold := find_remote(state_dir, scheme, app_id)) is not None:
-        return hold
+    if found_scheme and scheme not in LOCAL:
+        response = describe(scheme, app_id)
+        if response is not None and response.state is AppState.UNKNOWN:
+            raise EngineError(f"{scheme}://{app_id}: {' '.join(str(response.msg).split())}")
+        if response is not None and not is_terminal(response.state):
+            hold = build_remote(state_dir, scheme, app_id, list(response.roles))
+            if hold is not None:
+                return hold
     holds = find_all(state_dir)
     names = ", ".join(each.handle for each in holds)
     if name is None:

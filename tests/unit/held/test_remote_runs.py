@@ -9,12 +9,13 @@ from torchx.specs import AppState
 
 import muster
 from muster.components.dist import ddp
-from muster.schedulers.errors import OptionError, SchedulerError
+from muster.schedulers.errors import EngineError, OptionError, SchedulerError
 from muster.schedulers.held import holds
 from muster.schedulers.held.options import HeldOptions
 from muster.schedulers.held.remote import RemoteRequest, build_remote_request, build_remote_spec, check_remote
 from muster.schedulers.local.holds import add_hold, list_entries
 
+LOST = "its supervisor was lost"
 HOLD = holds.RemoteHold(
     scheduler="local_docker",
     app_id="hold-x",
@@ -87,7 +88,7 @@ class Scheduler:
         app = ddp(script="main.py", j="2x1")
         app.roles[0].args[2:2] = ["--muster-hold", "0:60"]
         state = self.states.get(app_id)
-        return None if state is None else type("Response", (), {"state": state, "roles": app.roles})
+        return None if state is None else type("Response", (), {"state": state, "roles": app.roles, "msg": LOST})
 
     def close(self) -> None:
         """Nothing is open."""
@@ -113,6 +114,8 @@ def test_a_hold_is_found_by_its_handle_its_name_or_because_it_is_the_only_one(
     with pytest.raises(SchedulerError, match="nothing is held here"):
         holds.choose_hold(state_dir, None)
     assert list_entries(state_dir) == [("hold-a", "ssh")], "it may be continued"
+    with pytest.raises(EngineError, match=r"^ssh://hold-a: its supervisor was lost"):
+        holds.choose_hold(state_dir, "ssh://hold-a")
     states["hold-a"] = AppState.RUNNING
     assert holds.choose_hold(state_dir, "kubernetes://torchx/team:hold-b").nodes == 2, "another machine's"
     add_hold(state_dir, "kubernetes", "team:hold-b")

@@ -105,9 +105,8 @@ def switch_off() -> None:
     Raises:
         ControlError: one does not end.
     """
-    for path in default_hold.list_settings_paths(os.environ):
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(default_hold.find_settings_path(os.environ))
     for folder in default_hold.list_folders(os.environ):
         try:
             connection = connect(folder)

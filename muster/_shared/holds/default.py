@@ -8,7 +8,7 @@ It is there for everyday jobs: where `local_cwd` or `muster-agent` would start a
 imported takes its place, if the hold has one that can become the same. Else the agent starts cold as ever, and the hold
 has one ready for the next job. What it does: `agent.hold.pool`.
 
-Where the user does not want it, all of this costs two failing opens. It does not travel with jobs.
+Where the user does not want it, all of this costs one failing open. It does not travel with jobs.
 """
 
 import contextlib
@@ -28,27 +28,27 @@ _IN_JOB = ("TORCHELASTIC_RUN_ID", "MUSTER_APP_ID", "MUSTER_STATUS_PAGE")
 """A process with one of these is below a guard, which ends all that is left of its job: no hold is started there."""
 
 
-def list_settings_paths(env: Mapping[str, str]) -> list[str]:
-    """Return where the user's wish may be."""
-    folders = [env.get("XDG_STATE_HOME", ""), os.path.join(env.get("HOME", ""), ".local", "state")]
-    return [os.path.join(folder, "muster", SETTINGS_NAME) for folder in folders if folder.startswith("/")]
+def find_settings_path(env: Mapping[str, str]) -> str:
+    """Return where the user's wish is."""
+    folder = env.get("XDG_STATE_HOME", "")
+    if not folder.startswith("/"):  # the XDG specification: ignore relative paths
+        folder = os.path.join(env.get("HOME", "/"), ".local", "state")
+    return os.path.join(folder, "muster", SETTINGS_NAME)
 
 
 def read_idle_limit_s(env: Mapping[str, str]) -> float | None:
     """Return after how many seconds without a job the default hold ends; None: the user wants none."""
-    for path in list_settings_paths(env):
-        try:
-            fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-        except OSError:
-            continue
-        import json
+    try:
+        fd = os.open(find_settings_path(env), os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return None
+    import json
 
-        with open(fd, "rb") as file:
-            try:
-                return float(json.loads(file.read(4096))[IDLE_LIMIT_KEY])
-            except (ValueError, KeyError, TypeError, OSError):
-                continue
-    return None
+    with open(fd, "rb") as file:
+        try:
+            return float(json.loads(file.read(4096))[IDLE_LIMIT_KEY])
+        except (ValueError, KeyError, TypeError, OSError):
+            return None
 
 
 def list_runtime_dirs(env: Mapping[str, str]) -> list[str]:

@@ -34,15 +34,23 @@ def test_nobody_has_it_without_asking_for_it(tmp_path: Path) -> None:
     assert default.read_idle_limit_s({"HOME": str(tmp_path), "XDG_STATE_HOME": "relative"}) is None
 
 
+def test_a_state_folder_of_its_own_has_a_wish_of_its_own(env: dict[str, str], tmp_path: Path) -> None:
+    home = {"HOME": str(tmp_path)}
+    Path(default.find_settings_path(home)).parent.mkdir(parents=True)
+    Path(default.find_settings_path(env)).rename(default.find_settings_path(home))
+    assert default.read_idle_limit_s(home) == 60.0
+    assert default.read_idle_limit_s({**env, **home}) is None
+
+
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"idle_limit_s": "soon"}', "\0"])
 def test_a_broken_file_is_none(env: dict[str, str], text: str) -> None:
     assert default.read_idle_limit_s(env) == 60.0
-    Path(default.list_settings_paths(env)[0]).write_text(text)
+    Path(default.find_settings_path(env)).write_text(text)
     assert default.read_idle_limit_s(env) is None
 
 
 def test_a_link_or_a_pipe_in_its_place_is_none(env: dict[str, str]) -> None:
-    path = Path(default.list_settings_paths(env)[0])
+    path = Path(default.find_settings_path(env))
     path.rename(path.with_name("other"))
     path.symlink_to("other")
     assert default.read_idle_limit_s(env) is None

@@ -2,7 +2,7 @@
 
     python benchmarks/hold.py [--count N]
     python benchmarks/hold.py --default [--count N]
-    python benchmarks/hold.py --scheduler local_docker --image muster-test:torch [--cfg OPTIONS] [--nodes 2x2]
+    python benchmarks/hold.py --scheduler local_docker --image muster-test:torch --cfg keep=none [--nodes 2x2]
 
 The second line: `torchx run -s local_cwd` with the default hold beside the same without it. The third: on a hold of
 another adapter, beside the same job on that adapter.

@@ -89,6 +89,7 @@ def test_a_worker_sees_what_it_would_in_a_container_of_its_own(held: Held) -> No
         assert done.returncode == 0, done
         (line,) = (line for line in done.stderr.splitlines() if "]:facts " in line)
         found.append(json.loads(line.partition("]:facts ")[2]))
+        commands.call("muster", "delete", done.stdout.strip().replace("torchx/", ""))
     assert found[0] == found[1]
     assert found[0]["environ"]["WORD"] == "a b"
     assert found[0]["files"] == ["main.py"]

@@ -265,7 +265,8 @@ class Holder:
             self._free()
             self._serve_next()
         else:
-            self._selector.unregister(self._waiting.control)
+            if self._waiting.control in self._selector.get_map():  # else its guard ends just now
+                self._selector.unregister(self._waiting.control)
             self._waiting.end()
 
     def _find_other(self) -> str:

@@ -455,7 +455,8 @@ def end_a_run(held: Held, number: int) -> None:
                 program.send_signal(signum)
             expected = 1 if signum is None else 128 + signum
         rest = program.stdout.read()
-        assert program.wait(60) == expected, rest
+        code = program.wait(60)
+        assert (code if code >= 0 else 128 - code) == expected, rest  # as a shell sees it
 
 
 def find_process(held: Held, name: str, which: str) -> int:

@@ -268,8 +268,8 @@ def test_ranges_of_another_ranks_state_come_through_the_agents_socket(control):
                 asked.append((lineage, step, rank))
                 known = rank == 1
                 is_whole = known and offset + length <= len(content)
-                connection.sendall(ANSWER.pack(len(content) if known else -1))
-                connection.sendall(content[offset : offset + length] if is_whole else b"")
+                ranges = content[offset : offset + length] if is_whole else b""
+                connection.sendall(ANSWER.pack(len(content) if known else -1) + ranges)
 
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(build_address(control))

@@ -27,7 +27,7 @@ from muster.agent.control_socket import encode_message, send_message
 REPORT_NAME = "report.json"
 """In FOLDER, which the caller made and removes (the guard, if the caller has ended): a failed job's report."""
 
-_RESET_SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGCHLD")
+RESET_SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGCHLD")
 
 
 def main(args: list[str]) -> int:
@@ -56,7 +56,7 @@ def send_end(control_fd: int, caller_fd: int, folder: str, code: int) -> None:
 
 def reset_dispositions() -> None:
     """Reset the dispositions: the caller's are the caller's own."""
-    for name in _RESET_SIGNALS:
+    for name in RESET_SIGNALS:
         signal.signal(getattr(signal, name), signal.SIG_DFL)
 
 
@@ -76,5 +76,9 @@ def run_agent(control: socket.socket, folder: str, flags: list[str], lease: guar
     from muster.agent import launch
 
     send_identity(control, "agent")
-    own = {Env.CONTROL_FD: str(control.fileno()), Env.REPORT_FILE: os.path.join(folder, REPORT_NAME)}
-    return launch.run_agent(flags, {**os.environ, **own}, lease)
+    return launch.run_agent(flags, {**os.environ, **build_own_env(control, folder)}, lease)
+
+
+def build_own_env(control: socket.socket, folder: str) -> dict[str, str]:
+    """Return what only the agent's environment has."""
+    return {Env.CONTROL_FD: str(control.fileno()), Env.REPORT_FILE: os.path.join(folder, REPORT_NAME)}

@@ -209,9 +209,10 @@ def release(name: str | None, *, now: bool) -> Answer:
         raise ControlError(str(error), ExitCode.LOST) from error
     run = found.find_run()
     if run and not now:
-        hint = f"`muster stop held://{run}` stops it, `muster release --now {found.app_id}` ends both"
+        stops = "" if " " in run else f"`muster stop held://{run}` stops it, "  # else it is a program's, not an app
+        hint = f"{stops}`muster release --now {found.app_id}` ends both"
         raise ControlError(f"{found.handle} runs {run}: {hint}", ExitCode.REFUSED)
-    if run:
+    if run and " " not in run:
         _end(f"held://{run}")
     _end(found.handle)
     forget_hold(state_dir, found.app_id)

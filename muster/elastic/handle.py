@@ -16,7 +16,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from muster._shared.contract import Env, ExitCode, describe_exit_code
 from muster._shared.reports import Failure, Report
@@ -29,7 +29,16 @@ from muster.elastic.jobs.errors import AgentLost, ResultsMissing
 from muster.elastic.jobs.exchange import Gathered, exchange_results
 from muster.elastic.jobs.job import Job, Outcome, Record
 from muster.elastic.jobs.results import WorkerServer, load_results
-from muster.elastic.launcher import build_function_words, collect_results, start_function_server
+from muster.elastic.launcher import (
+    build_function_words,
+    collect_results,
+    name_entrypoint,
+    start_function_server,
+    take_node,
+)
+
+if TYPE_CHECKING:
+    from muster.elastic.jobs.held import HeldNode
 
 _PHASES = {
     "round_formed": "starting",
@@ -259,6 +268,7 @@ def launch(
     flags: Sequence[str] = (),
     on_event: Callable[[EventRecord], None] | None = None,
     all_results: bool = False,
+    held: str | bool | None = None,
     wait: bool = True,
 ) -> Any:
     """Run `function(*args, **kwargs)` in every worker; this process is one node of the job.
@@ -284,6 +294,8 @@ def launch(
         all_results: whether to return the results of the workers of every node, not only of this one. It must be the
             same on all nodes. With more than one node the environment needs MUSTER_TOKEN, a secret that is the same on
             all nodes.
+        held: the hold of this machine (`muster hold`) on which the job runs: its handle, or True for the only one.
+            Workers have torch imported then. With None the job starts cold.
         wait: whether to wait for the end of the job. If False, return a `JobHandle` at once; a thread waits.
 
     Returns:
@@ -305,11 +317,16 @@ def launch(
         *_build_node_flags(nodes, endpoint, node_rank, run_id),
         *([f"--log-dir={log_dir}"] if log_dir else []),
         *flags,
-        *build_function_words(),
+        *build_function_words(is_held=bool(held)),
     ]
     token = _find_token(nodes, environ) if all_results else None
     server = start_function_server(function, args, kwargs or {}, nproc=count, start_method=start_method)
-    handle = _start(words, environ, server, on_event, token)
+    try:
+        node = take_node(held, name_entrypoint(function, args), nproc=count, start_method=start_method)
+    except BaseException:  # KeyboardInterrupt too: the call's files must be closed
+        server.close()
+        raise
+    handle = _start(words, environ, server, on_event, token, node)
     if not wait:
         handle.run_in_thread()
         return handle
@@ -324,10 +341,11 @@ def _start(
     server: WorkerServer,
     on_event: Callable[[EventRecord], None] | None,
     token: str | None,
+    node: "HeldNode | None",
 ) -> JobHandle:
     watch = _StateWatch(on_event)
     try:
-        job = Job(words, environ=environ, server=server, on_record=watch.handle)
+        job = Job(words, environ=environ, server=server, on_record=watch.handle, held=node)
     except BaseException:  # KeyboardInterrupt too: the call's files must be closed
         server.close()
         raise

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import muster
 from muster.agent.errors import UsageError
@@ -19,6 +19,9 @@ from muster.elastic.jobs.process import FOLDER_MARK
 from muster.elastic.jobs.results import Payload, WorkerServer
 from muster.elastic.services.health_check import serve_health_check
 from muster.elastic.services.worker_group import GroupFacts, WorkerGroupWatch
+
+if TYPE_CHECKING:
+    from muster.elastic.jobs.held import HeldNode
 
 _FUNCTION_PROGRAM = "agent/workers/function.py"
 _PRELOADED = (
@@ -38,7 +41,12 @@ class elastic_launch:  # noqa: N801  # torch's name
     """
 
     def __init__(
-        self, config: Any, entrypoint: Callable[..., Any] | str | None, health_check_server: Any = None
+        self,
+        config: Any,
+        entrypoint: Callable[..., Any] | str | None,
+        health_check_server: Any = None,
+        *,
+        held: str | bool | None = None,
     ) -> None:
         """Keep the arguments.
 
@@ -46,18 +54,25 @@ class elastic_launch:  # noqa: N801  # torch's name
             config: a `LaunchConfig`, torch's or ours.
             entrypoint: a function that can be pickled, or a command.
             health_check_server: started before the job and stopped after it, as torch does.
+            held: see `launch`. torch has no such argument.
         """
         self._config = config
         self._entrypoint = entrypoint
         self._health_check_server = health_check_server
+        self._held = held
 
     def __call__(self, *args: Any) -> dict[int, Any]:
         """Run the job; see `launch_agent` for what it raises."""
-        return launch_agent(self._config, self._entrypoint, list(args), self._health_check_server)
+        return launch_agent(self._config, self._entrypoint, list(args), self._health_check_server, held=self._held)
 
 
 def launch_agent(
-    config: Any, entrypoint: Callable[..., Any] | str | None, args: list[Any], health_check_server: Any = None
+    config: Any,
+    entrypoint: Callable[..., Any] | str | None,
+    args: list[Any],
+    health_check_server: Any = None,
+    *,
+    held: str | bool | None = None,
 ) -> dict[int, Any]:
     """Run one node of a job to its end.
 
@@ -66,6 +81,7 @@ def launch_agent(
         entrypoint: a function or a command.
         args: its arguments. Those of a command are turned into strings. `${local_rank}` is replaced in strings.
         health_check_server: an object with `start` and `stop`; None: there is none.
+        held: see `launch`. torch has no such argument.
 
     Returns:
         What each worker of this node returned in the round that succeeded, by global rank.
@@ -94,6 +110,7 @@ def launch_agent(
                 handled_signals=split_signals(config.signals_to_handle),
                 on_record=None if watch is None else watch.handle,
                 substitutes_macros=True,
+                held=held,
             )
         except Exception as error:
             if watch is not None:
@@ -175,11 +192,14 @@ def run_program(
     handled_signals: Sequence[str] = (),
     on_record: Callable[[Record], None] | None = None,
     substitutes_macros: bool = False,
+    held: str | bool | None = None,
 ) -> dict[int, Any]:
     """Run a function or a command under an agent to the end; see `launch_agent`."""
+    name = name_entrypoint(entrypoint or "", args)
     if isinstance(entrypoint, str):
         words = [*flags, "--no-python", entrypoint, *map(str, args)]
-        job = Job(words, environ=environ or os.environ, on_record=on_record, handled_signals=handled_signals)
+        node = take_node(held, name, nproc=nproc, start_method="spawn")
+        job = Job(words, environ=environ or os.environ, on_record=on_record, handled_signals=handled_signals, held=node)
         outcome = job.run()
         raise_for_outcome(outcome, name=name_entrypoint(entrypoint, args))
         return dict.fromkeys(outcome.ranks)
@@ -195,11 +215,12 @@ def run_program(
     )
     try:
         job = Job(
-            [*flags, *build_function_words()],
+            [*flags, *build_function_words(is_held=bool(held))],
             environ=environ or os.environ,
             server=server,
             on_record=on_record,
             handled_signals=handled_signals,
+            held=take_node(held, name, nproc=nproc, start_method=start_method),
         )
         outcome = job.run()
         raise_for_outcome(outcome, name=name_entrypoint(entrypoint, args), load_exception=server.load_exception)
@@ -243,9 +264,31 @@ def start_function_server(
     return WorkerServer(build_payload(entrypoint, args, kwargs, substitutes_macros=substitutes_macros), nproc)
 
 
-def build_function_words() -> list[str]:
+def take_node(held: str | bool | None, name: str, *, nproc: int, start_method: str) -> "HeldNode | None":
+    """Take the hold that the caller means; None: the job starts cold.
+
+    Args:
+        held: see `launch`.
+        name: the name of the function or command.
+        nproc: the number of the job's workers.
+        start_method: the job's start method.
+
+    Raises:
+        UsageError: there is no such hold, or the job cannot run on one.
+        EnvironmentFault: the hold runs another job.
+    """
+    if held is None or held is False:
+        return None
+    if start_method == "fork":
+        raise UsageError(f"held={held!r}: with start_method='fork' workers are forks of this program")
+    from muster.elastic.jobs.held import HeldNode  # only where there is a hold
+
+    return HeldNode(held, name, nproc)
+
+
+def build_function_words(*, is_held: bool = False) -> list[str]:
     """Return the agent's words for a program that connects to the job's `WorkerServer`; the job puts its folder in."""
-    preload = [name for name in _PRELOADED if name in sys.modules]
+    preload = [name for name in _PRELOADED if name in sys.modules or (is_held and name == "torch")]
     modules = ["multiprocessing.forkserver", "multiprocessing.spawn", "tempfile", *preload]
     program = Path(muster.__file__).parent / _FUNCTION_PROGRAM
     return [f"--preload={','.join(modules)}", str(program), FOLDER_MARK, "${local_rank}"]

@@ -14,5 +14,6 @@
 
 Nothing of a run outlives it: each has guard, agent, template and workers of its own. Adapters run `client` as a file.
 
-From outside, import `holder` and `waiting`, which are what `muster.agent.__main__` starts, and `start.HeldStart`.
+From outside, import `holder` and `waiting`, which are what `muster.agent.__main__` starts, and `start.HeldStart`;
+`muster.elastic` imports `facts`.
 """

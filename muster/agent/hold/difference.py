@@ -28,6 +28,8 @@ def find_difference(order: Mapping[str, Any], ours: Mapping[str, str], prefix: S
         return f"the hold has another Python, {prefix[0]}"
     if len(command) != len(prefix) or not _is_same_file(command[1], prefix[1]):
         return "the hold has another version of the agent"
+    if "python_flags" in order and order["python_flags"] != _list_python_flags():
+        return "the flags of its Python are not the hold's"
     for name, (_, hard) in order["limits"].items():
         own = resource.getrlimit(getattr(resource, name))[1]
         is_higher = own != resource.RLIM_INFINITY and (hard == resource.RLIM_INFINITY or hard > own)
@@ -41,6 +43,14 @@ def find_difference(order: Mapping[str, Any], ours: Mapping[str, str], prefix: S
 def _is_same_python(one: str, other: str) -> bool:
     """Return whether it is the same file in the same folder: Pythons of virtual environments link to one file."""
     return os.path.dirname(one) == os.path.dirname(other) and os.path.realpath(one) == os.path.realpath(other)
+
+
+def _list_python_flags() -> list[str]:
+    """Return those that this interpreter has from its command line or from variables."""
+    import subprocess  # only a job of `muster.elastic` needs it
+
+    found: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # noqa: SLF001
+    return found
 
 
 def _is_same_file(one: str, other: str) -> bool:

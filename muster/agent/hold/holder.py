@@ -43,7 +43,7 @@ _LAST_S: Final = 20.0
 """So much later than node 0 the others of several machines are idle: a run claims it first."""
 _LOCAL: Final = "local_cwd"
 _GUARD_VARIABLES: Final = (STOP_LIMIT_VARIABLE, Env.STOPS_TOGETHER)
-"""What a guard reads when it starts."""
+"""What a guard reads when it starts; the second one only a run of an adapter has."""
 
 
 class _Waiting:
@@ -348,7 +348,7 @@ class Holder:
         if reason:
             return reason
         env = order["env"]
-        for name in _GUARD_VARIABLES:
+        for name in _GUARD_VARIABLES[:1] if "driven" in order else _GUARD_VARIABLES:
             if env.get(name) != os.environ.get(name):
                 return f"{name} is not the hold's"
         return ""

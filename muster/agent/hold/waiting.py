@@ -6,9 +6,13 @@ and goes on as if it had been started so. Both end when the holder closes the co
 
 The default hold gives its client's connection, too (`HANDED`): the guard answers the client itself, and the hold is no
 part of the run any more.
+
+A job of `muster.elastic` has `driven` in its order, the job's folder, and in place of the listening socket three
+descriptors: the connection to the program, a pidfd of it, and the hold's lock. Both sides then do as in `driven`.
 """
 
 import contextlib
+import fcntl
 import json
 import os
 import select
@@ -19,6 +23,7 @@ from typing import Any, Final
 
 from muster._shared import guard, processes
 from muster._shared.contract import Env
+from muster.agent import driven
 
 _FDS: Final = 8
 HANDED: Final = b"+"
@@ -63,7 +68,11 @@ def main(args: list[str]) -> int:
     os.environ.clear()
     os.environ.update(order["env"])
     _take_streams(fds[1:4])
-    for fd in fds:
+    for fd in fds[:4]:
+        os.close(fd)
+    if "driven" in order:
+        return _guard_driven(lease, control, pid, fds[4:], order["driven"])
+    for fd in fds[4:]:
         os.close(fd)
     caller = client or control
     code = guard.Guard(lease, caller.fileno(), "the agent of this node").adopt(pid)
@@ -93,6 +102,27 @@ def _begin(client: socket.socket) -> bool:
     finally:
         os.close(pidfd)
     return True
+
+
+def _guard_driven(lease: guard.GuardLease, control: socket.socket, pid: int, fds: Sequence[int], folder: str) -> int:
+    """Guard the agent of a job that a program of `muster.elastic` drives; the exit code.
+
+    Args:
+        lease: the guard's.
+        control: the connection to the holder.
+        pid: of the agent.
+        fds: the connection to the program, a pidfd of it, and the lock that keeps the hold.
+        folder: the job's.
+    """
+    connection, caller_fd, lock_fd = socket.socket(fileno=fds[0]), fds[1], fds[2]
+    driven.send_identity(connection, "guard")
+    ends = select.epoll()  # readable when one of them is
+    ends.register(control, select.EPOLLIN)
+    ends.register(caller_fd, select.EPOLLIN)
+    code = guard.Guard(lease, ends.fileno()).adopt(pid)
+    fcntl.flock(lock_fd, fcntl.LOCK_UN)  # the program may start its next job at once
+    driven.send_end(connection.fileno(), caller_fd, folder, code)
+    return code
 
 
 def _receive(connection: socket.socket) -> tuple[bytes, list[int]]:
@@ -134,11 +164,17 @@ def _wait_as_agent(flags: list[str], control: socket.socket, release: socket.soc
     if not message:
         return 1
     order = _read_order(fds[0])
-    env = dict(order["env"])
-    if len(fds) > 4:
+    env, own = dict(order["env"]), dict[str, str]()
+    if "driven" in order:
+        connection = socket.socket(fileno=fds[4])
+        for fd in fds[5:]:
+            os.close(fd)
+        driven.send_identity(connection, "agent")
+        own = driven.build_own_env(connection, order["driven"])
+    elif len(fds) > 4:
         env[Env.RDZV_FD] = str(fds[4])
     _take_streams(fds[1:4])
     for fd in fds[:4]:
         os.close(fd)
     held.become_run(env, {name: order[name] for name in ("cwd", "umask", "limits", "nice", "cpus")})
-    return launch.run_agent(order["args"], os.environ, lease, held)
+    return launch.run_agent(order["args"], {**os.environ, **own}, lease, held)

@@ -4,6 +4,7 @@
     call       pickles a function and its arguments        results   serves workers, keeps what they return
     rank_call  what a worker of `start_processes` calls    exchange  results between the nodes' programs
     errors     what torch has no class for             cell      output in a notebook
+    held       the node of a hold instead of a process of its own
 
 The worker's side of `call` and `results` is `agent.workers.function`.
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from muster._shared.codec import decode
 from muster._shared.contract import Env
@@ -25,6 +25,9 @@ from muster.elastic.jobs.results import WorkerServer
 from muster.elastic.rendezvous import CallersRendezvous
 from muster.elastic.services.file_timers import PATH_VARIABLE, FileTimers, are_switched_on
 from muster.elastic.tail import Screen
+
+if TYPE_CHECKING:
+    from muster.elastic.jobs.held import HeldNode
 
 _REST_LIMIT_S = 1.0
 """After the job's end: how long to read output that a process outside the job holds open."""
@@ -65,6 +68,7 @@ class Job:
         handled_signals: Sequence[str] = (),
         on_signal: Callable[[int, Callable[[], None]], None] | None = None,
         screen: Screen | None = None,
+        held: "HeldNode | None" = None,
     ) -> None:
         """Start the agent.
 
@@ -80,6 +84,7 @@ class Job:
                 passed on at once.
             screen: the job's lines are printed there, above what else it shows; None: the job writes to this process's
                 own streams.
+            held: the node of a hold where the agent waits already; closed with the job. None: it is started.
 
         Raises:
             EnvironmentFault: the agent cannot be started.
@@ -105,6 +110,8 @@ class Job:
         stderr_fd: int | None
         with contextlib.ExitStack() as undo, contextlib.ExitStack() as child_ends:
             undo.callback(self._close_outputs)
+            if held is not None:
+                undo.callback(held.close)
             if screen is None and is_cell(sys.stdout):
                 environ = {**environ, Env.LIVE_BARS: "1"}
                 stdout_fd = stderr_fd = self._open_pipe(CellOutput(sys.stdout), child_ends)
@@ -117,6 +124,7 @@ class Job:
                 stderr_fd=stderr_fd,
                 fork_tree=None if server is None else server.fork_tree,
                 own_fds=tuple(self._outputs),
+                held=held,
             )
             if are_switched_on(environ):
                 self._open_timers(environ[PATH_VARIABLE])

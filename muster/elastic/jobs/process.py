@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing import spawn
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import muster
 from muster._shared import processes
@@ -48,10 +48,22 @@ class AgentStart:
     """A pidfd of this process."""
     stdout_fd: int | None
     stderr_fd: int | None
+    agent_fd: int
+    """This process's end of `control`."""
 
 
 ForkTree = Callable[[AgentStart, Sequence[int]], None]
 """Forks guard, agent and image, see `elastic.fork.tree`; gets descriptors that no worker may keep. Raises OSError."""
+
+
+class WaitingAgent(Protocol):
+    """Guard and agent that wait for a job, see `held.HeldNode`."""
+
+    def start(self, start: AgentStart, has_answered: Callable[[], bool]) -> bool:
+        """Give them the job; False: it must start cold."""
+
+    def close(self) -> None:
+        """Kill what still runs of the job there. Idempotent."""
 
 
 class AgentProcess:
@@ -70,6 +82,7 @@ class AgentProcess:
         stderr_fd: int | None = None,
         fork_tree: ForkTree | None = None,
         own_fds: Sequence[int] = (),
+        held: "WaitingAgent | None" = None,
     ) -> None:
         """Start it, and return as soon as it is on its way.
 
@@ -80,6 +93,7 @@ class AgentProcess:
             stderr_fd: its standard error; None: this process's.
             fork_tree: forks it from this process, and later its workers; None: it is started afresh.
             own_fds: descriptors that such workers must not keep.
+            held: where it waits already; closed by `close`. None: it is started.
 
         Raises:
             EnvironmentFault: it cannot be started.
@@ -89,6 +103,7 @@ class AgentProcess:
         self.folder = _make_folder()
         """Private to this user; the guard removes it when this process is killed."""
         self._guard_fd = self._agent_fd = -1
+        self._held = held
         self._lock = threading.Lock()
         """Any thread may signal; until then no descriptor may be closed, and its number used again."""
         self._rest = b""
@@ -127,8 +142,11 @@ class AgentProcess:
             caller_fd=caller_fd,
             stdout_fd=streams[0],
             stderr_fd=streams[1],
+            agent_fd=self._control.fileno(),
         )
         try:
+            if self._held is not None and self._held.start(start, self._has_guard):
+                return
             if fork_tree is None:
                 _spawn(start)
             else:
@@ -146,6 +164,9 @@ class AgentProcess:
             processes.wait_readable(self._control.fileno(), None)
             if self.receive() is None:
                 raise EnvironmentFault("the agent could not be started: its process ended at once")
+
+    def _has_guard(self) -> bool:
+        return self.receive() is not None and self._guard_fd >= 0
 
     @property
     def control_fd(self) -> int:
@@ -206,6 +227,8 @@ class AgentProcess:
         """Kill what still runs and release everything. Idempotent."""
         self.kill()
         self._control.close()
+        if self._held is not None:
+            self._held.close()
         with self._lock:
             if self._guard_fd >= 0:
                 with contextlib.suppress(ChildProcessError):  # it is our child only where we adopt orphans

@@ -10,6 +10,7 @@ program that travels as a text, with the workspace.
     holds       which holds there are, of all adapters; those of this machine are in `muster.schedulers.local.holds`
     remote      what a run on a hold of another adapter is
     driver      what the supervisor loads; `link_names` is what it has in common with its links
+    lending     what `muster.elastic` uses
 """
 
 from typing import Any

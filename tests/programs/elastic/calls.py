@@ -1,5 +1,6 @@
 """Starts functions as workers: `calls.py SCENARIO`. Without torch."""
 
+import functools
 import multiprocessing
 import os
 import signal
@@ -10,6 +11,10 @@ from multiprocessing import shared_memory
 
 from muster.agent.errors import EnvironmentFault
 from muster.elastic import AgentLost, LaunchFailed, PickleFault, launch
+
+
+if "CALLS_HELD" in os.environ:
+    launch = functools.partial(launch, held=os.environ["CALLS_HELD"])
 
 
 class Pair:

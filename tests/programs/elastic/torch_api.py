@@ -231,5 +231,14 @@ def scenario_signal():
         print("signal", error.sigval is signal.SIGTERM, signal.getsignal(signal.SIGTERM) is signal.SIG_DFL)
 
 
+def scenario_held():
+    print(elastic_launch(make_config(), worker_fn, held=True)("foo"), flush=True)
+    try:
+        elastic_launch(make_config(max_restarts=0), fail, held=True)("the text")
+    except ChildFailedError as error:
+        rank, failure = error.get_first_failure()
+        print(rank, failure.exitcode, repr(error.__cause__))
+
+
 if __name__ == "__main__":
     globals()[f"scenario_{sys.argv[1]}"]()

@@ -1,0 +1,48 @@
+"""Lends a hold's first node to a job that a program starts with `muster.elastic`."""
+
+import os
+from dataclasses import dataclass
+
+from muster.schedulers.errors import EngineError, SchedulerError
+from muster.schedulers.held.holds import choose_hold
+from muster.schedulers.local.hold_lock import lock_hold
+from muster.schedulers.local.holds import Hold
+from muster.schedulers.supervision.registry import find_state_dir
+
+
+@dataclass(frozen=True, kw_only=True)
+class LentNode:
+    """A node that a job has until its lock is released."""
+
+    handle: str
+    folder: str
+    """The holder's."""
+    lock_fd: int
+    """Whoever has the description keeps the hold; the caller closes it."""
+
+
+def lend_node(name: str | None, job: str, processes: int) -> LentNode:
+    """Take a hold of this machine for a job.
+
+    Args:
+        name: a handle, an app's id or its beginning; None: the only hold.
+        job: its name, for others who want the hold. It has a blank, which no app's name has.
+        processes: how many workers it starts.
+
+    Raises:
+        SchedulerError: there is no such hold, or the job does not fit; one line.
+        EngineError: the hold runs another job; one line.
+    """
+    hold = choose_hold(find_state_dir(os.environ), name)
+    if not isinstance(hold, Hold):
+        raise SchedulerError(f"{hold.handle} is elsewhere: functions are workers on a hold of this machine only")
+    held = int(hold.read_states()[0].get("nproc", 0))
+    if held and processes > held:
+        raise SchedulerError(f"nproc={processes}: {hold.handle} holds {held}")
+    lock_fd = None
+    while lock_fd is None:
+        lock_fd = lock_hold(hold.lock_path, job)
+        run = "" if lock_fd is not None else hold.find_run()
+        if run:
+            raise EngineError(f"{hold.handle} runs {run} now")
+    return LentNode(handle=hold.handle, folder=hold.list_folders()[0], lock_fd=lock_fd)

@@ -87,6 +87,7 @@ def test_a_handle_stops_the_job(held: Held) -> None:
     assert (waiting, phase) == ("the job still runs after 0.1 s", "failed")
 
 
+@pytest.mark.long
 def test_launches_in_a_loop_leave_nothing(held: Held) -> None:
     outcome = run_calls(held, "loop", "5")
     assert outcome.stdout.startswith("nothing left"), outcome.explain()
@@ -152,7 +153,9 @@ def test_one_job_at_a_time_and_a_ctrl_c_ends_it(held: Held) -> None:
     wait_ready(held)
 
 
-@pytest.mark.parametrize("victim", ["program", "agent 0", "worker 0"])
+@pytest.mark.parametrize(
+    "victim", ["agent 0", *(pytest.param(each, marks=pytest.mark.long) for each in ("program", "worker 0"))]
+)
 def test_a_job_that_loses_a_process_ends_and_the_hold_goes_on(held: Held, victim: str) -> None:
     with start_idle(held) as program:
         pids = read_pids(program)
@@ -170,6 +173,7 @@ def test_a_job_that_loses_a_process_ends_and_the_hold_goes_on(held: Held, victim
     assert held.find_state() == "RUNNING"
 
 
+@pytest.mark.long
 def test_a_job_whose_hold_is_killed_is_lost(tmp_path: Path) -> None:
     held = Commands(tmp_path).hold("dist.ddp", "-j", "1x2")
     with start_idle(held) as program:

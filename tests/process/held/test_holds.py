@@ -186,9 +186,13 @@ def test_a_worker_sees_what_it_would_in_a_cold_job(shared: Held, tmp_path: Path,
 @pytest.mark.parametrize(
     ("j", "env"),
     [
-        ("1x1", {}),
+        pytest.param("1x1", {}, marks=pytest.mark.long),
         ("1x1", {"OMP_NUM_THREADS": "4", "TZ": "Asia/Kolkata", "CUDA_VISIBLE_DEVICES": "5,3"}),
-        ("1x2", {"MKL_NUM_THREADS": "2", "NCCL_DEBUG": "INFO", "GLOO_SOCKET_IFNAME": "lo", "MASTER_ADDR": "nowhere"}),
+        pytest.param(
+            "1x2",
+            {"MKL_NUM_THREADS": "2", "NCCL_DEBUG": "INFO", "GLOO_SOCKET_IFNAME": "lo", "MASTER_ADDR": "nowhere"},
+            marks=pytest.mark.long,
+        ),
         ("1x2", {"MKL_NUM_THREADS": "1", "OMP_NUM_THREADS": "2", "TZ": "EST5EDT"}),
     ],
     ids=str,
@@ -319,7 +323,9 @@ def test_a_ctrl_c_reaches_the_workers(shared: Held) -> None:
     shared.wait_ready()
 
 
-@pytest.mark.parametrize("victim", ["client", "agent", "supervisor", "command"])
+@pytest.mark.parametrize(
+    "victim", ["agent", *(pytest.param(each, marks=pytest.mark.long) for each in ("client", "supervisor", "command"))]
+)
 def test_a_run_whose_process_is_killed_fails_and_the_hold_goes_on(shared: Held, victim: str) -> None:
     shared.wait_ready()
     with shared.machine.start(SLEEP, "main") as program:
@@ -344,6 +350,7 @@ def test_a_run_whose_process_is_killed_fails_and_the_hold_goes_on(shared: Held, 
     assert (done.returncode, done.stderr.count("sum 2.0")) == (0, 2), done
 
 
+@pytest.mark.long
 def test_a_template_or_an_agent_that_is_killed_while_it_waits_is_replaced(shared: Held) -> None:
     for word in ("muster-template", "--muster-waiting"):
         shared.wait_ready()
@@ -488,7 +495,8 @@ def compare_with_a_cold_job(held: Held) -> None:
         assert find_differences(warm, cold) == {}
 
 
-@pytest.mark.parametrize("count", [8, pytest.param(RUNS, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("count", [RUNS])
 def test_nothing_of_many_runs_is_left(shared: Held, count: int) -> None:
     """A third of them fail, hang, are killed or interrupted; of every tenth the environment is a cold job's."""
     first = min(9, count // 3)
@@ -527,6 +535,7 @@ def test_a_hold_whose_holder_is_killed_is_gone(machine: Machine) -> None:
     assert done.stderr.strip() == "muster: nothing is held here; `muster hold` holds this machine", done
 
 
+@pytest.mark.long
 def test_a_hold_whose_supervisor_is_killed_is_gone(machine: Machine) -> None:
     held = machine.hold("dist.ddp", "-j", "1x1")
     tree = [*held.list_tree()]

@@ -23,7 +23,7 @@ AGENT_BUNDLE_LIMIT_BYTES: Final = 480_000
 """Small enough for a Kubernetes ConfigMap (1 MiB) with other content, and for a Docker upload per node."""
 
 _PYTHON_API: Final = (
-    *("_shared/control.py", "_shared/ownership.py", "run.py"),
+    *("__main__.py", "_shared/control.py", "_shared/ownership.py", "run.py"),
     *("agent/hold/client.py", "agent/hold/command.py", "agent/hold/pool.py"),
     *("agent/hold/pool_entry.py", "agent/hold/wishes.py", "_shared/holds/default.py"),
     *("agent/driven.py", "agent/adopted.py", "agent/control_socket.py"),

@@ -23,7 +23,6 @@ from typing import Any, Final
 
 from muster._shared import guard, processes
 from muster._shared.contract import Env
-from muster.agent import driven
 
 _FDS: Final = 8
 HANDED: Final = b"+"
@@ -114,6 +113,8 @@ def _guard_driven(lease: guard.GuardLease, control: socket.socket, pid: int, fds
         fds: the connection to the program, a pidfd of it, and the lock that keeps the hold.
         folder: the job's.
     """
+    from muster.agent import driven  # it does not travel: such a program is on this machine
+
     connection, caller_fd, lock_fd = socket.socket(fileno=fds[0]), fds[1], fds[2]
     driven.send_identity(connection, "guard")
     ends = select.epoll()  # readable when one of them is
@@ -166,6 +167,8 @@ def _wait_as_agent(flags: list[str], control: socket.socket, release: socket.soc
     order = _read_order(fds[0])
     env, own = dict(order["env"]), dict[str, str]()
     if "driven" in order:
+        from muster.agent import driven
+
         connection = socket.socket(fileno=fds[4])
         for fd in fds[5:]:
             os.close(fd)

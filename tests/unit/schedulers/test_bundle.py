@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import zipfile
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -20,6 +21,16 @@ pytestmark = pytest.mark.torchx
 
 
 TYPE_MODULES = ("typing", "collections.abc")
+
+
+def find_first_imports(tree: ast.Module) -> Iterator[str]:
+    """The modules of muster that are imported when this one is, by their dotted names, and what else may be one."""
+    for node in tree.body:
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name.startswith("muster"))
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("muster"):
+            yield node.module or ""
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
 class Reduced(ast.NodeTransformer):
@@ -191,6 +202,20 @@ class TestAgentBundle:
             "muster/snapshots/saving.py",
         } <= set(names)
         assert not [name for name in names if "schedulers" in name or "components" in name or "__pycache__" in name]
+
+    def test_what_a_module_imports_at_its_start_is_in_it(self):
+        """What is left out is for programs that have muster installed: a module imports that where it needs it."""
+        installed = pathlib.Path(bundle.__file__).parents[2]
+        with zipfile.ZipFile(io.BytesIO(bundle.build_agent_bundle())) as archive:
+            sources = {name: archive.read(name).decode() for name in archive.namelist() if name.endswith(".py")}
+        lacking = set()
+        for name, source in sources.items():
+            for imported in find_first_imports(ast.parse(source)):
+                path = imported.replace(".", "/")
+                files = {f"{path}.py", f"{path}/__init__.py"}
+                if any((installed / file).is_file() for file in files) and not files & sources.keys():
+                    lacking.add(f"{name} imports {imported}")
+        assert lacking == set()
 
     def test_main_compiles_on_an_old_python(self):
         with zipfile.ZipFile(io.BytesIO(bundle.build_agent_bundle())) as archive:

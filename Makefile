@@ -21,7 +21,7 @@ BOTH_LINES = $(shell grep -rlE 'mark\.torchx' tests --include='test_*.py')
 CONTROL := tests/docker/test_docker_control.py tests/docker/test_docker_contract.py tests/docker/test_docker_agents.py \
 	tests/docker/test_docker_container_restart.py tests/docker/test_docker_killed_submission.py \
 	tests/docker/test_docker_host_network.py tests/docker/test_docker_afterwards.py tests/docker/test_docker_limits.py \
-	tests/docker/test_docker_caches.py tests/docker/test_docker_golden.py tests/docker/test_docker_hold.py \
+	tests/docker/test_docker_golden.py tests/docker/test_docker_hold.py \
 	tests/process/control/test_local_control.py tests/process/control/test_resize.py \
 	tests/process/kubernetes/test_control.py tests/process/kubernetes/test_pod.py tests/process/kubernetes/test_queue.py \
 	tests/unit/schedulers/test_bundle.py tests/unit/cli/test_afterwards.py

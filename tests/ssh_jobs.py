@@ -62,11 +62,15 @@ def read(scheduler, app_id: str, index: int) -> list[str]:
 
 
 def wait_text(scheduler, app_id: str, text: str, index: int, times: int = 1) -> None:
-    wait_until(
-        lambda: "".join(read(scheduler, app_id, index)).count(text) >= times,
-        what=f"{times} times {text} in the log of {index}",
-        timeout_s=LIMIT_S,
-    )
+    try:
+        wait_until(
+            lambda: "".join(read(scheduler, app_id, index)).count(text) >= times,
+            what=f"{times} times {text} in the log of {index}",
+            timeout_s=LIMIT_S,
+        )
+    except AssertionError as error:
+        told = scheduler.describe(app_id)
+        raise AssertionError(f"{error}; {told and told.msg}; its log: {read(scheduler, app_id, index)}") from error
 
 
 def wait_gone(runs: Path) -> None:

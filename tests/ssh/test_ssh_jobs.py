@@ -226,7 +226,8 @@ def test_a_spare_takes_the_place_of_a_lost_host(world, scheduler, cfg, runs):
     connection = find_ssh(find_link(scheduler, app_id, 0))
     world.stop("a")
     try:
-        for pid in (*find_processes(f"{runs}/muster-{app_id}/w-0-1"), connection):
+        # The connection first: an exit that is still told would use the only retry on a host that is gone.
+        for pid in (connection, *find_processes(f"{runs}/muster-{app_id}/w-0-1")):
             with contextlib.suppress(ProcessLookupError):  # one that ends takes others along
                 os.kill(pid, signal.SIGKILL)
         wait_text(scheduler, app_id, "counts", 0, times=2)

@@ -63,7 +63,8 @@ def find_first_failure(records: bytes) -> tuple[int, int] | None:
 
 def find_world_size(records: bytes) -> int:
     """Return the size of the largest round that any node has recorded; 0: the records tell of none."""
-    sizes = (event.get("world_size") for event in _parse_events(records) if event.get("what") == "round_formed")
+    details = (event.get("detail") for event in _parse_events(records) if event.get("what") == "round_formed")
+    sizes = (detail.get("world_size") for detail in details if isinstance(detail, dict))
     return max((size for size in sizes if isinstance(size, int)), default=0)
 
 

@@ -147,7 +147,7 @@ def test_where_no_file_can_be_read_the_lines_come_from_the_nodes_output(log):
 
 
 def test_a_rank_whose_node_has_no_records_here_yet_is_found_in_its_output(log):
-    first = write({"what": "round_formed", "world_size": 4}, {**START, "ranks": [0, 1]})
+    first = write({"what": "round_formed", "detail": {"world_size": 4}}, {**START, "ranks": [0, 1]})
     code, out, _ = log(Apps({(0, "events.jsonl"): first}), "--rank", "2")
     assert (code, out) == (0, "two\n")
     code, out, err = log(Apps({(0, "events.jsonl"): first}), "--rank", "9")

@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from muster.agent.runtime.event_log import ConsoleSink, EventLog
+from muster.agent.runtime.loop import SystemClock
 from muster.cli.output.log_command import follow_files, names_rank, select_rank
-from muster.cli.output.rank_logs import RankPlace, find_first_failure, find_rank, list_places
+from muster.cli.output.rank_logs import RankPlace, find_first_failure, find_rank, find_world_size, list_places
 
 pytestmark = pytest.mark.torchx
 
@@ -35,6 +37,15 @@ def test_a_rank_is_on_the_node_of_its_attempt():
     assert find_rank(RECORDS, 3, 0) == place(3, 1, 1, 0)
     assert find_rank(RECORDS, 9) is find_rank(RECORDS, 3, 2) is None
     assert find_rank(RECORDS, 3).list_paths("stderr") == ["node_0/attempt_1/1/stderr.log", "attempt_1/1/stderr.log"]
+
+
+def test_the_size_of_the_largest_round_as_an_agent_records_it():
+    lines = []
+    log = EventLog(SystemClock(), [ConsoleSink(lines.append)])
+    for size in (2, 4, 3):
+        log.write("round_formed", world_size=size)
+    assert find_world_size("\n".join(lines).encode()) == 4
+    assert find_world_size(b'{"what": "round_formed", "detail": null}') == find_world_size(RECORDS) == 0
 
 
 def test_the_first_failure_of_the_last_attempt_that_failed():

@@ -80,7 +80,7 @@ soak: $(STABLE)/.ready $(NIGHTLY)/.ready ## the tests marked long; 10 times, wit
 	$(MAKE) --no-print-directory soak-loops
 
 soak-long: $(STABLE)/.ready $(NIGHTLY)/.ready
-	$(PYTEST) -q --numprocesses 4 -m long --ignore $(REHEARSED) tests/unit tests/process tests/fault tests/conformance tests/ssh
+	$(PYTEST) -q --numprocesses 4 -m 'long and not soak' --ignore $(REHEARSED) tests/unit tests/process tests/fault tests/conformance tests/ssh
 
 soak-docker: $(STABLE)/.ready $(NIGHTLY)/.ready
 	$(call print_at_its_end,$(PYTEST) -q -m long tests/docker)

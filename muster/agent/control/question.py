@@ -44,7 +44,8 @@ class TerminalQuestion:
         if not self._logs.is_console_held:
             self._timer = self._loop.call_later(_HELD_S, self._read_when_held)
             return
-        # The agent is in the background of its terminal, and would be stopped if it read. A session of its own may.
+        # In the background of its terminal, the agent would be stopped for reading. A process with its own session may
+        # read.
         try:
             self._reader = subprocess.Popen(
                 [sys.executable, "-IS", "-c", _READ], stdout=subprocess.PIPE, start_new_session=True

@@ -70,7 +70,7 @@ class ControlServer:
     def _accept(self) -> None:
         try:
             link, _ = self._listener.accept()
-        except BlockingIOError:  # it has gone again
+        except BlockingIOError:  # already gone
             return
         except OSError:
             self._loop.unwatch_readable(self._listener.fileno())
@@ -152,7 +152,7 @@ class _Peer:
             self._close()
             return
         if self._has_request:
-            return  # one request is one connection
+            return  # one request per connection
         self._received += data
         line, newline, _ = self._received.partition(b"\n")
         if not newline and len(self._received) <= LINE_LIMIT_BYTES:

@@ -142,8 +142,8 @@ class FailureBuilder:
         raised_age_s = self._find_exception_age_s(end, worker.streams, now_s)
         signal_age_s = None if end.signalled_s is None else now_s - end.signalled_s
         if raised_age_s is not None and (signal_age_s is None or raised_age_s > signal_age_s):
-            # It takes an interpreter with torch up to a second to end after an exception, and its connections close
-            # somewhere in between: the exit status may come after a victim's, or after our signal.
+            # An interpreter with torch takes up to a second to end after an exception and closes its connections
+            # meanwhile. Its exit status may follow a victim's or our signal.
             return raised_age_s, False
         return max(0.0, now_s - end.ended_s), signal_age_s is not None
 
@@ -153,7 +153,7 @@ class FailureBuilder:
         if not written_s:
             return None
         age_s = self._clock.wall_s() - min(written_s)
-        # The wall clock may have been set since then.
+        # The wall clock may have changed.
         return min(max(age_s, now_s - end.ended_s), now_s - end.worker.started_s)
 
     def _find_oom(self, code: int) -> OomEvidence | None:

@@ -20,7 +20,7 @@ from muster.agent.diagnosis.hangs.sessions import (
 )
 from muster.agent.runtime.loop import Loop, Timer
 
-if TYPE_CHECKING:  # only --hang-timeout auto needs it
+if TYPE_CHECKING:  # only for --hang-timeout auto
     from muster.agent.diagnosis.hangs.limits import LearnedLimits
 
 _LONGEST_INTERVAL_S = 5.0
@@ -208,7 +208,7 @@ class HangWatch:
             return
         late_s = self._loop.clock.now_s() - now_s
         if late_s > self._interval_s:
-            # What kept it from reading may have kept the workers from working.
+            # The workers may have been delayed as well.
             self._active_s += late_s
             self._busy_s += late_s
             self._still.forget()

@@ -178,7 +178,7 @@ def _find_place(text: str) -> _Place | None:
         return None
     program = next(filter(_is_of_program, frames), frames[0])
     in_torch = []
-    for frame in frames:  # the innermost frames first
+    for frame in frames:  # innermost first
         if _is_of_program(frame):
             break
         if any(part in frame["file"] for part in _WAITING):

@@ -105,9 +105,9 @@ def _read_records(opened: int) -> Iterator[bytes]:
     for _ in range(_MOST_RECORDS):
         try:
             data = os.read(opened, _RECORD_BYTES)
-        except BrokenPipeError:  # a record was overwritten before it was read
+        except BrokenPipeError:  # overwritten before it was read
             continue
-        except OSError:  # BlockingIOError: there is no more
+        except OSError:  # BlockingIOError: no more records
             return
         if not data:
             return

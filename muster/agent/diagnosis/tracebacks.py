@@ -92,7 +92,7 @@ def trim_traceback(text: str) -> str:
     lines = text.rstrip().split("\n")
     if len(lines) <= _TRACEBACK_LINES:
         return "\n".join(lines)
-    # A fatal error's innermost frames come first, an exception's last.
+    # A fatal error lists its innermost frames first, an exception last.
     if text.startswith(_FATAL):
         return "\n".join([*lines[:_TRACEBACK_LINES], "  ..."])
     return "\n".join([lines[0], "  ...", *lines[-_TRACEBACK_LINES:]])

@@ -33,7 +33,7 @@ def find_launch_cause(views: Iterable[RankView]) -> Finding | None:
             communicators.setdefault(each.communicator, {})[rank] = each
     judged = (_judge(name, members, by_rank) for name, members in communicators.items())
     found = [finding for finding in judged if finding is not None]
-    # A rank that is missing here and waits there is not the cause. Where all launched the same, none waits for sure.
+    # A rank that is missing here but waits elsewhere is not the cause. If all launched the same, none surely waits.
     waiting = {rank for finding in found if finding.ranks for rank in finding.waiting}
     causes = [finding for finding in found if not finding.ranks & waiting] or found
     return max(causes, key=lambda finding: bool(finding.ranks), default=None)
@@ -64,7 +64,7 @@ def _judge(name: str, members: Mapping[int, Launches], by_rank: Mapping[int, Ran
     apart = _list_apart(running)
     if apart:
         return _find(apart, _describe_apart(what, apart, running), running, still_s, by_rank)
-    # Who has launched less than ranks of which nothing else is known, such as those of other nodes, is behind already.
+    # A rank is behind if it launched less than ranks of which nothing else is known, such as other nodes'.
     ended = {rank: "has ended" for rank, view in by_rank.items() if view.state == ENDED and len(members) < size}
     gone = lost or ended
     if gone:
@@ -87,7 +87,7 @@ def _judge_joining(
     what: str, size: int, running: Mapping[int, Launches], still_s: float, by_rank: Mapping[int, RankView]
 ) -> Finding:
     inside = [rank for rank, each in running.items() if each.state == INITIALISING]
-    # Whose ranks are missing is known only where it is to have all ranks.
+    # Missing ranks are known only if all ranks should be inside.
     outside = by_rank.keys() - running.keys() if len(by_rank) == size else set()
     if outside:
         clause = f"did not join {what}, for which {name_ranks(inside)} {use_plural('has waited', len(inside))}"
@@ -119,7 +119,7 @@ def _list_apart(running: Mapping[int, Launches]) -> dict[int, Launches]:
     if not kinds:
         return {}
     (usual, count), *_ = Counter(kinds.values()).most_common()
-    if 2 * count == len(kinds):  # no majority: the one with the lowest rank counts as what was meant
+    if 2 * count == len(kinds):  # no majority: the lowest rank defines what was meant
         usual = kinds[min(kinds)]
     others = {rank for rank, kind in kinds.items() if kind != usual}
     return {rank: running[rank] for rank in others or kinds}

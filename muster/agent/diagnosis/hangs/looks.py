@@ -58,10 +58,10 @@ def look(
     found = sessions.read_sessions(dict.fromkeys(pids.values()))
     if monitor is None:
         launches = {}
-    else:  # a stop waits for two looks, and for no monitor that is slow
+    else:  # a stop waits for two looks, not for a slow monitor
         launches = monitor.look_twice(found) if is_first is None else monitor.look(found, MONITOR_S)
     places = servers.find_places(found)
-    # NCCL's recorder may end the capture of a CUDA graph: where its monitor knows that the job goes on it is not read.
+    # Reading NCCL's recorder may end a CUDA graph's capture, so not if its monitor shows progress.
     is_harmless = is_first is None or not launches or _stands_still(launches.values())
     answers = servers.read_workers(places) if is_harmless else servers.read_workers(places, servers.LOOK)
     if is_first:

@@ -130,8 +130,8 @@ class Monitor:
         own = [each for each in report.members if each.pid in owners and self._is_here(each.host)]
         if not own and report.processes != self._world_size:
             return None
-        # An older NCCL does not list ranks that agree. Of a communicator of all ranks, each worker is one of them. Of a
-        # process that does not answer 2.24 does not say in which communicators it is.
+        # An older NCCL omits ranks that agree. In a communicator of all ranks, each worker is one of them. For a
+        # process that does not answer, 2.24 names no communicators.
         rest = [each for each in report.unlisted if each.state == UNNAMED or each.size == self._world_size]
         lost = {owners[each.pid]: each.state for each in own if not each.communicator}
         listed = {(owners[each.pid], each.communicator) for each in own}

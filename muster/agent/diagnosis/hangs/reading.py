@@ -46,7 +46,7 @@ def read_groups(text: bytes) -> KnownGroups:
 def _load(text: bytes) -> Mapping[str, object]:
     try:
         return to_dict(parse_json(text))
-    except ValueError:  # it is being written
+    except ValueError:  # being written
         return {}
 
 
@@ -82,7 +82,7 @@ def _read_group(
     read = [_read_entry(entry, now_ns) for entry in entries]
     counted = [entry for entry in read if not entry.is_p2p]
     own = to_dict(status.get(str(entries[-1].get("pg_id"))))
-    # Many may be open at once: the first of them is what the rank waits in.
+    # Of many open ones, the rank waits in the first.
     first = [place for place, entry in enumerate(read) if not entry.is_done][: ENTRY_LIMIT // 2]
     last = range(max(0, len(read) - ENTRY_LIMIT + len(first)), len(read))
     kept = [read[place] for place in sorted({*first, *last})]

@@ -104,7 +104,7 @@ def read_workers(places: Mapping[int, Place], handlers: tuple[str, ...] = DIAGNO
         RuntimeError: no thread is left.
     """
     answers = {key: Answer() for key in places}
-    now_ns = time.time_ns()  # one moment for all: ages of one collective are compared
+    now_ns = time.time_ns()  # one moment, because ages of one collective are compared
 
     def read(key: int, pid: int) -> None:
         answers[key] = _read_worker(pid, handlers, now_ns)
@@ -191,10 +191,10 @@ class WorkerReader:
                 progress = RankView(global_rank=0, node=0, host="", groups=answer.groups).progress
                 if progress is not None:
                     self._progress[pid] = progress
-                elif answer.is_initialising:  # a rank that hosts the store uses some CPU time while it waits in there
+                elif answer.is_initialising:  # the rank that hosts the store uses some CPU time while waiting
                     self._progress.setdefault(pid, ())
                 elif answer.has_begun and self._progress.get(pid) == ():
-                    del self._progress[pid]  # it has come back; an older torch shows no collectives after it
+                    del self._progress[pid]  # it has returned; an older torch shows no collectives after it
             took_s = max((answer.took_s for answer in answers.values()), default=0.0)
             self._due_s = time.monotonic() + min(took_s / _SHARE, self._longest_s)
             timeouts = [answer.device_timeout_s for answer in answers.values() if answer.device_timeout_s]
@@ -239,7 +239,7 @@ class WorkerReader:
 
     def _find_waits(self, answers: Mapping[int, Answer]) -> None:
         now_s = time.monotonic()
-        # Ages are measured by the wall clock. When it is set, or the machine was suspended, they are less certain.
+        # Ages use the wall clock: setting it or suspending the machine makes them less certain.
         since_s = now_s + abs(time.time() - now_s - self._offset_s)
         self._waits = {pid: wait for pid, wait in self._waits.items() if pid in answers}
         for pid, answer in answers.items():
@@ -334,7 +334,7 @@ def _read_worker(pid: int, handlers: tuple[str, ...], now_ns: int) -> Answer:
         if text is None and handler not in LOOK:
             continue
         found = read_recorder(text or b"{}", now_ns, known.ranks)
-        # A group may have two backends, each of which counts by itself.
+        # Each of a group's two backends may count by itself.
         groups += found if handler in LOOK else [replace(each, name=f"{each.name} nccl") for each in found]
     return Answer(
         groups=tuple(groups),

@@ -82,7 +82,7 @@ def main(argv: "list[str]") -> int:
     if "refused" in answer:
         return _fail(answer["refused"])
     _say_cold(answer["cold"])
-    os.set_inheritable(holder.fileno(), True)  # the guard's: the hold is in use until it ends
+    os.set_inheritable(holder.fileno(), True)  # for the guard: the hold is in use until it ends
     return _become_agent(command)
 
 
@@ -125,7 +125,7 @@ def run_on_default(
     if reason:
         _say_cold(reason)
     if "late" in answer:
-        holder.close()  # it must not begin the run any more
+        holder.close()  # it must not start the run now
     else:
         os.set_inheritable(holder.detach(), True)
     return None
@@ -145,7 +145,7 @@ def _converse(holder: socket.socket, wake_fd: int, parent: "int | None", *, is_d
             return {"late": "the default hold does not answer"}
         if wake_fd in ready:
             if parent is not None and os.getppid() != parent:
-                return {"exit": str(128 + signal.SIGTERM)}  # its supervisor has died: its run ends at once
+                return {"exit": str(128 + signal.SIGTERM)}  # its supervisor died: its run ends at once
             early += os.read(wake_fd, 4096)
         if holder.fileno() in ready:
             answer, fds = _read_answer(holder)
@@ -154,7 +154,7 @@ def _converse(holder: socket.socket, wake_fd: int, parent: "int | None", *, is_d
             elif answer:
                 return answer
             elif guard_fd >= 0:
-                return {"exit": str(128 + signal.SIGKILL)}  # the guard has had no time to say it
+                return {"exit": str(128 + signal.SIGKILL)}  # the guard had no time to report it
             else:
                 return {"cold": ""} if is_default else {"refused": "the hold has ended while this run was on it"}
         if not is_default:
@@ -201,7 +201,7 @@ def _pass_on(holder: socket.socket, signums: bytes) -> None:
         for number in dict.fromkeys(signums):
             holder.send(json.dumps({"signal": number}).encode())
     except OSError:
-        return  # it has ended: the next read says so
+        return  # ended: the next read reports it
 
 
 def _signal_guard(guard_fd: int, signums: bytes) -> None:
@@ -209,9 +209,9 @@ def _signal_guard(guard_fd: int, signums: bytes) -> None:
         try:
             signal.pidfd_send_signal(guard_fd, number)
         except ProcessLookupError:
-            return  # it has ended: the next read says so
+            return  # ended: the next read reports it
         if number == signal.SIGTSTP and os.environ.get(STOPS_TOGETHER) != "1":
-            os.kill(os.getpid(), signal.SIGSTOP)  # the shell that waits must see it, as it sees a guard
+            os.kill(os.getpid(), signal.SIGSTOP)  # the waiting shell must see it stop
 
 
 def _read_answer(holder: socket.socket) -> "tuple[dict[str, str], list[int]]":
@@ -235,7 +235,7 @@ def _say_cold(reason: str) -> None:
 def _become_agent(command: "list[str]") -> int:
     """Run the agent in this process."""
     for signum in (signal.SIGPIPE, signal.SIGXFSZ):
-        signal.signal(signum, signal.SIG_DFL)  # the interpreter ignores them; those with a handler become so by exec
+        signal.signal(signum, signal.SIG_DFL)  # the interpreter ignores them; exec resets those with a handler
     os.execve(command[0], command, _read_environ())  # noqa: S606  # no shell, on purpose
 
 

@@ -27,7 +27,7 @@ def main() -> int:
 def _is_plain_job(args: list[str]) -> bool:
     """Return whether a client can send all that the agent would have got."""
     is_job = bool(args) and args[0] not in _NOT_JOBS and not args[0].startswith("--muster-")
-    is_plain = len(sys.orig_argv) - len(sys.argv) == 1  # the interpreter has no flags
+    is_plain = len(sys.orig_argv) - len(sys.argv) == 1  # without interpreter flags
     return is_job and is_plain and not any(name in os.environ for name in _OF_PROGRAMS) and _has_streams()
 
 

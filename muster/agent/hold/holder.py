@@ -185,7 +185,7 @@ class Holder:
         self._about = json.loads(message)
         made.is_ready = True
         self._failed = 0
-        self._since_s = time.monotonic()  # while nothing could run here it was not idle
+        self._since_s = time.monotonic()  # it was not idle while nothing could run here
         self._write_state(self._name_state())
         self._serve_next()
 
@@ -214,7 +214,7 @@ class Holder:
     def _accept(self) -> None:
         try:
             connection, _ = self._listener.accept()
-        except OSError:  # it has gone again, or no descriptors are left
+        except OSError:  # already gone, or no descriptors left
             return
         if hold_socket.read_peer(connection) != os.geteuid():
             connection.close()
@@ -265,7 +265,7 @@ class Holder:
             self._free()
             self._serve_next()
         else:
-            if self._waiting.control in self._selector.get_map():  # else its guard ends just now
+            if self._waiting.control in self._selector.get_map():  # otherwise its guard is just ending
                 self._selector.unregister(self._waiting.control)
             self._waiting.end()
 
@@ -342,7 +342,7 @@ class Holder:
 
     def _find_difference(self, order: Mapping[str, Any]) -> str:
         """Return why a process here cannot become what the client's would be; "": it can."""
-        if "facts" not in order:  # of another machine's run none would be anything else
+        if "facts" not in order:  # a run from another machine has none
             return ""
         reason = difference.find_difference(order, self._facts, self._prefix)
         if reason:
@@ -394,7 +394,7 @@ def hold(args: list[str]) -> int:
     flags = args[1:]
     listener = os.environ.pop(Env.RDZV_FD, None)
     if listener is not None:
-        os.close(int(listener))  # no agent of the hold itself ever leads
+        os.close(int(listener))  # no agent of the hold itself leads
     try:
         return Holder(int(index), float(idle_s), flags).run()
     except OSError as error:

@@ -195,7 +195,7 @@ class Pool:
 
     def _end_agent(self, agent: _Agent) -> None:
         """Close its connection: its guard sees that, and kills all below it."""
-        agent.is_ready = True  # it is not its fault
+        agent.is_ready = True  # the agent is not at fault
         self._forget_control(agent)
 
     def _forget_control(self, agent: _Agent) -> None:
@@ -235,7 +235,7 @@ class Pool:
     def _accept(self) -> None:
         try:
             connection, _ = self._listener.accept()
-        except OSError:  # it has gone again, or no descriptors are left
+        except OSError:  # already gone, or no descriptors left
             return
         if hold_socket.read_peer(connection) != os.geteuid():
             connection.close()
@@ -252,7 +252,7 @@ class Pool:
             if "run" in message and fds:
                 self._serve(connection, str(message["run"]), list(fds))
             elif "end" in message:
-                self._is_over = True  # the connection closes when all of it is gone
+                self._is_over = True  # the connection closes after all of it is sent
             elif default_hold.IDLE_LIMIT_KEY in message:
                 self._idle_s = float(message[default_hold.IDLE_LIMIT_KEY])
             elif not message:
@@ -298,7 +298,7 @@ class Pool:
     def _hand(self, agent: _Agent, connection: socket.socket, fds: list[int]) -> None:
         del self._agents[agent.pid]
         self._running.add(agent.pid)
-        with contextlib.suppress(OSError):  # it was killed just now: the client sees the end of the connection
+        with contextlib.suppress(OSError):  # just killed: the client sees the connection close
             socket.send_fds(agent.control, [HANDED], [*fds, connection.fileno()])
         self._forget_control(agent)
         self._selector.unregister(connection)
@@ -315,7 +315,7 @@ class Pool:
         orders = [order for wish in self._wishes.values() for order in wish.build_orders()]
         for agent in self._agents.values():
             agent.control.close()
-        running = [*self._running, *self._agents]  # those that wait are about to end
+        running = [*self._running, *self._agents]  # the waiting ones are about to end
         started_with = {"orders": orders, default_hold.IDLE_LIMIT_KEY: self._idle_s, "after_pid": 0, "running": running}
         fd = os.memfd_create("orders")
         os.write(fd, json.dumps(started_with).encode())
@@ -325,7 +325,7 @@ class Pool:
         command = [self._command[0], "-I", default_hold.POOL, default_hold.POOL_AGAIN, self._folder, *self._command]
         try:
             os.execve(command[0], command, os.environ)  # noqa: S606  # no shell, on purpose
-        except OSError as error:  # this Python is not there any more
+        except OSError as error:  # this Python is gone
             processes.write_stderr(f"muster: {command[0]}: {error.strerror}\n")
             os._exit(1)
 
@@ -392,7 +392,7 @@ def lock_folder(folder: str) -> int | None:
 
 def detach(folder: str) -> None:
     """Keep nothing of the process that has started this one, but its standard input, which is read already."""
-    with contextlib.suppress(PermissionError):  # it leads one already, having begun again
+    with contextlib.suppress(PermissionError):  # already a leader after beginning again
         os.setsid()
     os.chdir("/")
     log = os.open(os.path.join(folder, LOG_NAME), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
@@ -400,7 +400,7 @@ def detach(folder: str) -> None:
     for fd, number in ((null, 0), (log, 1), (log, 2)):
         os.dup2(fd, number)
     for signum in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, *processes.IGNORED_BY_PYTHON}:
-        with contextlib.suppress(OSError, ValueError):  # those of the C library
+        with contextlib.suppress(OSError, ValueError):  # signals of the C library
             signal.signal(signum, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
@@ -416,6 +416,6 @@ def main(argv: Sequence[str]) -> int:
     detach(folder)
     processes.become_subreaper()
     pool = Pool(folder, command, json.loads(text))
-    del text  # it has the environment of a job
+    del text  # its environment is a job's
     pool.run()
     return 0

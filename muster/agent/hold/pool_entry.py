@@ -4,10 +4,10 @@ import os
 import sys
 
 if __name__ == "__main__":
-    # One that has begun again (`_shared.holds.default.POOL_AGAIN`) is detached already.
+    # A pool that has begun again (`_shared.holds.default.POOL_AGAIN`) is already detached.
     if sys.argv[1:2] != ["--again"] and os.fork():
-        os._exit(0)  # whoever has started it waits for this process
-    # Our own package, also where it is not installed; -I has left out the folder of this file.
+        os._exit(0)  # its starter waits for this process
+    # Our package may not be installed, and -I omits this file's folder.
     sys.path.append(os.path.abspath(f"{__file__}/../../../.."))
     from muster.agent.hold.pool import main
 

@@ -87,7 +87,7 @@ def _meet_client(fd: int, control: socket.socket) -> socket.socket:
     processes.set_death_signal(0)
     control.close()
     if os.getppid() != holder:
-        signal.sigtimedwait({signal.SIGTERM}, 0)  # the hold's death has sent it: all signals are blocked
+        signal.sigtimedwait({signal.SIGTERM}, 0)  # sent at the hold's death: all signals are blocked
     return socket.socket(fileno=fd)
 
 
@@ -113,7 +113,7 @@ def _guard_driven(lease: guard.GuardLease, control: socket.socket, pid: int, fds
         fds: the connection to the program, a pidfd of it, and the lock that keeps the hold.
         folder: the job's.
     """
-    from muster.agent import driven  # it does not travel: such a program is on this machine
+    from muster.agent import driven  # such a program does not travel
 
     connection, caller_fd, lock_fd = socket.socket(fileno=fds[0]), fds[1], fds[2]
     driven.send_identity(connection, "guard")
@@ -121,7 +121,7 @@ def _guard_driven(lease: guard.GuardLease, control: socket.socket, pid: int, fds
     ends.register(control, select.EPOLLIN)
     ends.register(caller_fd, select.EPOLLIN)
     code = guard.Guard(lease, ends.fileno()).adopt(pid)
-    fcntl.flock(lock_fd, fcntl.LOCK_UN)  # the program may start its next job at once
+    fcntl.flock(lock_fd, fcntl.LOCK_UN)  # the program may start its next job
     driven.send_end(connection.fileno(), caller_fd, folder, code)
     return code
 

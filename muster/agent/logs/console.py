@@ -113,7 +113,7 @@ class Feed:
 
     def _queue_bytes(self, device: ConsoleWriter, chunk: bytes) -> None:
         if self._cut_off:
-            # The first bytes after dropped ones are the rest of a line whose beginning was dropped.
+            # The rest of a line whose beginning was dropped.
             rest, newline, chunk = chunk.partition(b"\n")
             self._drop_lines(device, rest + newline)
             if not chunk:
@@ -316,7 +316,7 @@ class Console:
 
 def _wait_read(fd: int, until_s: float, find_delay_s: Callable[[], float]) -> None:
     """Wait until a pipe's reader has read all that is in it, and written it down; other devices need no wait."""
-    import fcntl  # only a failed job needs it
+    import fcntl
     import termios
 
     with contextlib.suppress(OSError):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from muster.agent.logs.lines import AgentLine, End, Gap, Hold, Piece, Source, Span, prefix_lines
 from muster.agent.runtime.loop import Clock, SideThread
 
-if TYPE_CHECKING:  # needed on a terminal only, or when workers write
+if TYPE_CHECKING:  # only on a terminal or when workers write
     from muster._shared.console.alike_lines import AlikeLines, Said
     from muster._shared.console.progress_bars import ProgressBars
 
@@ -133,7 +133,7 @@ class ConsoleWriter:
         """
         if self._queue and not self._thread.is_started and not self._thread.wake():
             self._thread.is_closing = True
-            self._run()  # still no thread: a stuck console would block us here, but lost output is worse
+            self._run()  # still no thread: a stuck console would block us, but lost output is worse
         return 0 if self.wait_written(limit_s, cap_s) else self._discard_queue()
 
     def find_delay_s(self) -> float:
@@ -223,7 +223,7 @@ class ConsoleWriter:
 
     def _wait_released(self) -> None:
         if self._screen is not None and self._is_holding:
-            self._write(self._size_fd, self._screen.erase())  # drawn again below what the debugger has printed
+            self._write(self._size_fd, self._screen.erase())  # drawn again below the debugger's output
         with self.changed:
             self.is_held = self._is_holding
             while self._is_holding and self.is_open and not self._thread.is_closing:
@@ -315,7 +315,7 @@ class ConsoleWriter:
         if self._alike is None:
             try:
                 from muster._shared.console.alike_lines import AlikeLines
-            except OSError:  # no descriptors left: the job's failure has to be seen
+            except OSError:  # no descriptors left: the failure must be seen
                 yield source.fd, prefix_lines(source.assembler.prefix, lines)
                 return
             self._alike = AlikeLines(merges_lines=self._merges_lines)

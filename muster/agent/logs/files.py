@@ -65,7 +65,7 @@ class LogFile:
         """Release the descriptor. Idempotent."""
         fd, self.fd = self.fd, None
         if fd is not None:
-            with contextlib.suppress(OSError):  # a network file system may fail here, too late to act on it
+            with contextlib.suppress(OSError):  # a network file system may fail here, too late to act
                 os.close(fd)
 
 
@@ -98,7 +98,7 @@ class RunFolder:
         self.base_owner = min(_find_owners(os.path.abspath(self._base)) - _OWN, default=None)
         """Another user on the way to the folder, who can replace what is in it; None: there is none."""
         if os.path.basename(self.run_dir) == LogNames.LATEST and os.path.islink(self.run_dir):
-            os.unlink(self.run_dir)  # of an earlier run, with another id
+            os.unlink(self.run_dir)  # of an earlier run
         _make_own_dir(self.run_dir, 0o777 if self.base_owner is not None else _choose_mode(self._base))
         if not os.access(self.run_dir, os.W_OK | os.X_OK):
             raise PermissionError(13, "Permission denied", self.run_dir)
@@ -133,7 +133,7 @@ class RunFolder:
             path = os.path.join(path, f"agent_{os.uname().nodename}_{os.getpid()}")
             _make_own_dir(path)
         elif round.number <= 1:
-            # Only the first round may find files of another job: an agent that joins later finds its own job's.
+            # Only the first round may find another job's files: an agent that joins later finds its own job's.
             _move_earlier_run(path, self.run_dir if round.group_rank == 0 else path)
         return path
 
@@ -154,7 +154,7 @@ class RunFolder:
     def close(self) -> None:
         """Release the claim; remove a temporary folder that holds nothing of use. Idempotent."""
         if self._lock_fd is not None:
-            if self._temporary:  # elsewhere it stays: if another agent has just opened it, both would own the folder
+            if self._temporary:  # a folder elsewhere stays: another agent may have just opened it
                 with contextlib.suppress(OSError):
                     os.unlink(os.path.join(self._node_dir or self.run_dir, _LOCK))
             os.close(self._lock_fd)
@@ -180,7 +180,7 @@ def _remove_if_unused(base: str) -> None:
 
 
 def _make_temporary_dir() -> str:
-    import tempfile  # takes several ms; not needed with --log-dir
+    import tempfile  # takes several ms
 
     return tempfile.mkdtemp(prefix="muster_")
 
@@ -191,7 +191,7 @@ def _hold(folder: str) -> int | None:
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:
         return None
-    with contextlib.suppress(OSError):  # a file system without locks: nothing is pruned there
+    with contextlib.suppress(OSError):  # a file system without locks: nothing is pruned
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     return fd
 
@@ -242,7 +242,7 @@ def open_own(path: str, flags: int) -> int:
         OSError: it cannot be opened, or it is such a file.
     """
     try:
-        # Opening a named pipe would block. Writes may: they wait for a disk in threads of their own.
+        # Opening a named pipe would block. Writes may: separate threads write to disks.
         fd = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
     except OSError as error:
         if error.errno == errno.ELOOP:

@@ -128,7 +128,7 @@ class LineAssembler:
         return self.cut_rest() if self._held_bytes > self._limit_bytes else b""
 
     def _trim_bar(self) -> None:
-        # A bar that runs for days must not grow: earlier states are never shown.
+        # Earlier states are never shown, so a bar must not grow for days.
         line = b"".join(self._held)
         self._is_data = not is_text(line)
         self.holds_bar = is_bar(line)

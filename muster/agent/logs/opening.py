@@ -111,7 +111,7 @@ class FileOpener:
         opening = self._opening = _Opening()
         layout = self._layout
         if isinstance(layout, FolderLayout) and layout.run_dir is None:
-            self._end_opening(opening, round, self._open(layout, round))  # there is nothing that could hang
+            self._end_opening(opening, round, self._open(layout, round))  # nothing could hang
             return
 
         def open_files() -> None:

@@ -32,7 +32,7 @@ def open_pipe() -> tuple[int, int]:
 
     read_fd, write_fd = os.pipe()
     os.set_blocking(read_fd, False)
-    resize = getattr(fcntl, "F_SETPIPE_SZ", None)  # Linux only; in Python from 3.10 on
+    resize = getattr(fcntl, "F_SETPIPE_SZ", None)  # Linux only, from Python 3.10 on
     size = _PIPE_BYTES
     while resize is not None and size > 64 << 10:
         try:
@@ -64,7 +64,7 @@ class LineFilter:
         self._pick(self._lines.finish())
 
     def _pick(self, lines: bytes) -> None:
-        # Most chunks match nothing: one search over a whole chunk is far cheaper than splitting it.
+        # Few chunks match: one search over a chunk is far cheaper than splitting it.
         if not any(needle in lines for needle in self._needles):
             return
         picked = [line for line in lines[:-1].split(b"\n") if any(needle in line for needle in self._needles)]
@@ -166,7 +166,7 @@ class StreamPump:
             if self._feed is not None:
                 self._feed.offer(chunk, file.fd, file.size_bytes)
             return
-        # The disk is full: from the first byte that was not written, only the console gets the output.
+        # The disk is full: the rest goes only to the console.
         self._file = None
         if self._feed is not None:
             self._feed.offer(chunk)

@@ -99,7 +99,7 @@ class LogRouter:
         self._pumps, self._feeds = {}, {}
         self._console.begin_launch()
         if self._thread is not None and self._group is not None:
-            # Its streams have ended, unless the disk hung: their limit, when it is due, is not this round's.
+            # Its streams have ended, or the disk hung: either way its limit is not this round's.
             self._thread.submit(self._group.close)
             self._group = PumpGroup(self._thread.loop)
         self._files.open_round(round)
@@ -165,7 +165,7 @@ class LogRouter:
             self._loop.call_soon(call_once)
             return
         thread.submit(lambda: group.finish(limit_s, lambda: thread.reply(call_once)))
-        # A disk that hangs must not stop the agent.
+        # A hanging disk must not stop the agent.
         call_once.timer = self._loop.call_later(limit_s + 1.0, call_once)
 
     # -- the run's folder -------------------------------------------------------------------------------------------
@@ -353,7 +353,7 @@ class LogRouter:
             return child_fds[-1]
         if not plan.captured:
             return None
-        self._start_thread()  # first: if that fails, no pipe is left
+        self._start_thread()  # first, so that a failure leaves no pipe
         read_fd, write_fd = open_pipe()
         child_fds.append(write_fd)
         self._start_pump(source, std, files, read_fd)

@@ -182,7 +182,7 @@ stands in `_on_timer_expired`, by its purpose.
 
 def decide(state: NodeState, event: Event) -> Decision:  # noqa: C901  # one line for each event
     """Decide what follows from one event, if this phase accepts it and it is not about another round."""
-    # What has travelled may be of a class derived from the event's: `report_messages.RequestAnswer` is.
+    # What travelled may be of a derived class, such as `report_messages.RequestAnswer`.
     accepting = next((ACCEPTED[kind] for kind in type(event).__mro__ if kind in ACCEPTED), _ANY)
     if not isinstance(state.phase, accepting) or _is_outdated(state, event):
         return state, ()
@@ -296,7 +296,7 @@ def _enter_round(state: NodeState, event: RoundFormed) -> Decision:
     if isinstance(phase, Running | Succeeded):
         if state.preemption is not None:
             return _leave_drained(state, phase, kill=True)
-        # Only after a change of leader: end the old round first, then start without asking again.
+        # After a change of leader, end the old round, then start without another request.
         return begin_stop(state, phase, kill=True, then=StartNext(round=new, is_held=event.is_held))
     if not isinstance(phase, Stopping):
         return _begin_round(state, new, is_held=event.is_held)
@@ -424,7 +424,7 @@ def _on_round_broken(state: NodeState, event: RoundBroken) -> Decision:
         and isinstance(phase.then, StartNext)
         and phase.then.round.number == event.round_number
     ):
-        # The round that formed during the stop is broken before its workers were started.
+        # The round formed during the stop; it breaks before its workers start.
         state = replace(state, phase=replace(phase, then=Rejoin(round=phase.then.round)))
         actions: tuple[Action, ...] = ()
     elif state.round is not None:
@@ -434,7 +434,7 @@ def _on_round_broken(state: NodeState, event: RoundBroken) -> Decision:
     state, told = _tell_break(state, event)
     kinds = (BreakKind.FAILURE, BreakKind.MEMBERSHIP, BreakKind.DRAINED)
     is_followed = event.kind in kinds and not _is_leaving(state)
-    # Forked while the old ones are being stopped.
+    # Forked while the old ones stop.
     park: tuple[Action, ...] = (ParkWorkers(),) if is_followed else ()
     return state, (*told, *park, *actions)
 
@@ -443,7 +443,7 @@ def _tell_break(state: NodeState, event: RoundBroken) -> Decision:
     """Print why the round was broken; hold it back if that may be a consequence of what is not known yet."""
     line = None if _is_leaving(state) or state.round is None else _describe_break(state, event, state.round)
     state = replace(state, break_line=line or "")
-    if event.is_provisional:  # where there is no line, the record waits
+    if event.is_provisional:  # without a line, the record waits
         return _hold_lines(state, () if line is None else (line,), CAUSE_LIMIT_S)
     if line is None:
         return state, ()
@@ -467,12 +467,12 @@ def _break_round(state: NodeState, event: RoundBroken, broken: Round) -> Decisio
         if state.preemption is not None or _is_over(state, phase, event):
             return _leave_drained(state, phase, kill=is_fenced)
         stacks = CollectStacks(round=phase.round, is_hang=event.is_hang) if event.want_stacks else None
-        # Nodes that stop together all get the Ctrl-C: whether it or the break comes first, workers get the same signal.
+        # With one Ctrl-C for all nodes, workers get the same signal whether it or the break comes first.
         signum = signal.SIGINT if event.is_interrupt and state.rules.stops_together else signal.SIGTERM
         return begin_stop(state, phase, kill=is_fenced, stacks=stacks, then=Rejoin(round=broken), signum=signum)
     if isinstance(phase, Stopping):
         return kill_now(state, phase) if event.kind is BreakKind.FENCED else (state, ())
-    return _report_stopped(state, broken)  # no worker was started, or none is left
+    return _report_stopped(state, broken)  # no workers to stop
 
 
 def _is_leaving(state: NodeState) -> bool:
@@ -485,7 +485,7 @@ def _describe_break(state: NodeState, event: RoundBroken, broken: Round) -> str 
     match event.kind:
         case BreakKind.FINAL:  # the report shows it
             return None
-        case BreakKind.FAILURE:  # every node hears of it in the same words
+        case BreakKind.FAILURE:  # all nodes hear of it in the same words
             number, allowed = broken.attempt + 1, broken.attempt + broken.restarts_left
             rest = "(free)" if event.is_free else f"of {allowed}"
             return None if broken.group_rank > 0 else f"{event.reason}; restart {number} {rest}"
@@ -501,7 +501,7 @@ def _describe_break(state: NodeState, event: RoundBroken, broken: Round) -> str 
 
 
 def _on_notice(state: NodeState, event: Notice) -> Decision:
-    # What a node hears of the others while it leaves explains nothing to the user who stopped it.
+    # To the user who stopped this node, the others' notices explain nothing.
     if _is_leaving(state) or (event.is_leader_lost and not state.rules.prints_leader_loss):
         return state, ()
     text = event.text
@@ -570,7 +570,7 @@ def _end_requests(state: NodeState, line: str) -> Decision:
 
 
 def _on_request(state: NodeState, event: Requested | RequestAnswered | StacksWanted | PersonChose) -> Decision:
-    from muster.agent.node.request_decisions import decide_request  # most jobs end without one
+    from muster.agent.node.request_decisions import decide_request
 
     state, actions, interrupt = decide_request(state, event)
     state, stop = (state, ()) if interrupt is None else _stop_on_signal(state, interrupt)
@@ -589,7 +589,7 @@ def _end_workers_with(state: NodeState, finish: Finish) -> Decision:
         return begin_stop(state, phase, kill=True, then=finish)
     if not isinstance(phase, Stopping):
         return _end(state, finish)
-    if isinstance(phase.then, Finish):  # a signal came first: its exit code stays, but the job's end is still reported
+    if isinstance(phase.then, Finish):  # an earlier signal sets the exit code; the job's end is still reported
         finish = replace(finish, code=phase.then.code)
     return kill_now(state, replace(phase, then=finish))
 
@@ -634,7 +634,7 @@ def _on_workers_gone(state: NodeState) -> Decision:
         case StartNext():
             return _begin_round(state, then.round, is_held=then.is_held)
         case Rejoin():
-            if then.round.number != phase.round.number:  # late failures and stacks would be of a round before it
+            if then.round.number != phase.round.number:  # late failures and stacks belong to the round before
                 return _report_stopped(state, then.round)
             report = ReportStopped(round=phase.round, late=phase.failures.unreported, stacks=phase.stacks)
             return replace(state, phase=Joining(last=phase.round)), (report,)
@@ -673,7 +673,7 @@ def _on_signal(state: NodeState, event: SignalReceived) -> Decision:
         return _stop_on_signal(state, event)
     if state.interrupt is not None:
         state, actions = _stop_on_signal(state, event)
-        state, kill = _stop_on_signal(state, event)  # it is the second one
+        state, kill = _stop_on_signal(state, event)  # second signal
         return state, (*actions, *kill)
     if not is_running or not event.is_at_terminal:
         return _stop_on_signal(state, event)
@@ -708,18 +708,18 @@ def _leave_on_signal(state: NodeState, event: SignalReceived) -> Decision:
         return kill_now(state, phase) if again else (state, ())
     may_drain = event.is_asked if isinstance(phase, Running) else isinstance(phase, Succeeded) and phase.is_told
     if may_drain and isinstance(phase, Running | Succeeded) and event.signum in state.rules.preempt_signals:
-        from muster.agent.node.drain_decisions import on_preemption  # most jobs end without one
+        from muster.agent.node.drain_decisions import on_preemption
 
         if (decided := on_preemption(state, phase, event)) is not None:
             return decided
     is_preemption = event.signum in state.rules.preempt_signals
     finish = Finish(code=ExitCode.TERMINATED if is_preemption else ExitCode.of_signal(event.signum))
     if isinstance(phase, Running | Succeeded):
-        # Whoever stops a job that stands still wants to know what its workers do.
+        # Whoever stops a job that stands still wants to see what its workers do.
         page = CollectStacks(round=phase.round, is_hang=True) if event.still_s >= STILL_S else None
         state, actions = begin_stop(state, phase, signum=event.signum, kill=event.guard_died, stacks=page, then=finish)
     elif isinstance(phase, Stopping):
-        # The sender counts the grace period from its signal: do not wait for stacks any longer.
+        # The sender's grace period counts from its signal: stop waiting for stacks.
         phase = replace(phase, signum=event.signum, then=finish)
         state, actions = kill_now(state, phase) if event.guard_died else end_stacks_wait(state, phase)
     else:
@@ -766,7 +766,7 @@ def _leave_at_fault(state: NodeState, event: RoundBroken) -> Decision:
     if isinstance(phase, Running | Succeeded):
         state, actions = begin_stop(state, phase, then=finish)
     elif isinstance(phase, Stopping):
-        then = phase.then if isinstance(phase.then, Finish) else finish  # a signal came first
+        then = phase.then if isinstance(phase.then, Finish) else finish  # an earlier signal
         state, actions = replace(state, phase=replace(phase, then=then)), ()
     else:
         state, actions = _end(state, finish)
@@ -797,7 +797,7 @@ def _end_drain_grace(state: NodeState) -> Decision:
     if not isinstance(phase, Running | Succeeded) or not _is_told_to_stop(phase):
         return state, ()
     if state.rules.is_elastic and state.preemption is None:
-        return state, ()  # the node that must leave does, and that breaks the round
+        return state, ()  # the node that must leave breaks the round
     line = PrintLine(text="the drain's time limit has passed: killing the remaining workers")
     state, actions = begin_stop(state, phase, kill=True, then=Finish(code=ExitCode.TERMINATED))
     return state, (line, *actions)

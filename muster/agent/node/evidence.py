@@ -44,7 +44,7 @@ class Evidence:
         self._has_reported_disk = False
         self._thread = logs.files.thread
         """The stack files may be on a disk that hangs; a stop waits for stacks within its own limit."""
-        self._stacks = StackCollector(self._thread.loop)  # one for all requests: overlapping ones share dumps
+        self._stacks = StackCollector(self._thread.loop)  # shared, so that overlapping requests share dumps
 
     def skip_kernel_log(self) -> None:
         """Skip the kernel's log so far, and read only what comes from now on."""
@@ -128,7 +128,7 @@ class Evidence:
             else:
                 on_done(stacks)
 
-        # First the recorders: the signal for the stacks ends a sleep in native code, and the hang with it.
+        # Recorders first: the stacks' signal interrupts a native sleep, which ends the hang.
         self._workers.read_views(
             round, self._host, lambda views: self._collect_texts(lambda texts: finish(_join(texts, views)))
         )
@@ -163,7 +163,7 @@ class Evidence:
 
     def print_page(self, round: Round, stacks: Mapping[int, WorkerStack]) -> None:  # noqa: A002
         """Print who keeps the others waiting, as far as this node knows it, and the stacks, equal ones once."""
-        from muster.agent.diagnosis.hangs.page import format_page  # only this needs it
+        from muster.agent.diagnosis.hangs.page import format_page
 
         known = (*build_stacks(round, stacks), *self.list_ended(round))
         for line in format_page(known, missing=self._count_missing(stacks)):
@@ -210,7 +210,7 @@ def _join_seen(texts: Mapping[int, str], seen: Mapping[int, tuple[RankView, Rank
 
 def build_stacks(round: Round, found: Mapping[int, WorkerStack]) -> tuple[Stack, ...]:  # noqa: A002
     """Name the workers that these are of, by local rank."""
-    from muster.agent.diagnosis.hang_cause import put_program_first  # only stacks need it
+    from muster.agent.diagnosis.hang_cause import put_program_first
 
     return tuple(
         Stack(

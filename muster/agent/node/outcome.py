@@ -79,7 +79,7 @@ def prints_last_line(finish: Finish, config: AgentConfig, last: "Round | None") 
     if ended is None:
         return finish.code > ExitCode.of_signal(0) and is_first_node and config.control_fd is None
     if config.control_fd is not None and int(finish.code) == 0:
-        return False  # the program that drives this agent is told
+        return False  # the driving program gets the report
     if ended.is_leader is not None:
         return ended.is_leader
     return ended.prints_report if ended.report is not None else is_first_node
@@ -89,7 +89,7 @@ def format_page(
     report: "Report", config: AgentConfig, logs: LogRouter, last: "Round | None", *, has_colour: bool
 ) -> str:
     """Format the report as this node prints it."""
-    from muster.agent.diagnosis.report_text import format_report  # only a failed job needs it
+    from muster.agent.diagnosis.report_text import format_report
 
     printed_as = _find_printed(report, config, logs, last)
     return format_report(report, has_colour=has_colour, printed_as=printed_as, columns=config.report_columns)
@@ -110,7 +110,7 @@ def _find_printed(report: "Report", config: AgentConfig, logs: LogRouter, last: 
     own = replace(last, group_rank=root.node, node_index=root.node_index, rank_offset=offset)
     prefix = logs.find_stderr_prefix(root.local_rank, own)
     prefix = (logs.find_merged_prefix(root.local_rank) if is_here else None) or prefix
-    if not prefix:  # not read by the agent: Python prints what it records, and a crash is in a file
+    if not prefix:  # the agent does not read it: Python prints what it records, and a file has the crash
         return prefix if root.error_file is not None or root.traceback is None else None
     lines = logs.read_stderr_text(root.local_rank).splitlines() if is_here else root.stderr_tail
     return prefix if has_printed(lines, root.exception, root.traceback) else None
@@ -141,7 +141,7 @@ def _write_or_report(path: str, logs: LogRouter, write: Callable[[], object]) ->
     try:
         if not run_limited([write_or_report], _WRITE_LIMIT_S):
             logs.print_line(f"cannot write {path}: its disk does not answer")
-    except RuntimeError:  # no thread is left: what it has to write is worth more than the limit
+    except RuntimeError:  # no threads left: the output matters more than the limit
         write_or_report()
 
 
@@ -215,7 +215,7 @@ def describe_logs(config: AgentConfig, run_dir: str | None, *, succeeded: bool) 
     nothing = StdChoice()
     writes_files = (config.logs.redirects, config.logs.tee) != (nothing, nothing)
     if run_dir is None and config.logs.base_dir:
-        return "no log files"  # none were asked for, or an earlier line says why
+        return "no log files"  # none requested, or an earlier line says why
     if run_dir is None or not (writes_files or config.logs.base_dir or not succeeded):
         return "no log files (--log-dir and --tee 3 keep them)"
     return f"logs: {run_dir}"

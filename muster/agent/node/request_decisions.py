@@ -106,7 +106,7 @@ def _print_stacks(state: NodeState, answer: Answer) -> Decision:
     if answer.outcome is AskOutcome.REFUSED:
         phase = state.phase
         return state, (PrintStacks(round=phase.round),) if isinstance(phase, Running | Stopping) else ()
-    from muster.agent.diagnosis.report_text import format_stacks  # only this needs it
+    from muster.agent.diagnosis.report_text import format_stacks
 
     texts = {stack.global_rank: stack.text for stack in answer.stacks}
     return state, tuple(PrintLine(text=line) for line in (*format_stacks(texts, missing=0), answer.line))
@@ -136,7 +136,7 @@ def parse_choice(typed: str | None) -> Choice | None:
 
 
 def _ask_leader(state: NodeState, interrupt: Interrupt, step: InterruptStep) -> RequestDecision:
-    if not isinstance(state.phase, Running | Succeeded):  # another signal stops the workers already
+    if not isinstance(state.phase, Running | Succeeded):  # another signal is already stopping the workers
         return _stop(state, interrupt)
     state = replace(state, interrupt=replace(interrupt, step=step))
     return *_send(state, Requested(request=TERMINAL_REQUEST, kind=_KINDS[step], limit_s=TERMINAL_LIMIT_S)), None
@@ -151,7 +151,7 @@ def _follow_answer(state: NodeState, answer: Answer) -> RequestDecision:
     interrupt = state.interrupt
     if interrupt is None:
         return state, (), None
-    # Of the others that were done the leader tells; a node that leaves would not print it.
+    # The leader reports what the others did; a leaving node would not print it.
     is_printed = interrupt.step in (InterruptStep.PAUSE, InterruptStep.CHECKPOINT)
     is_printed = is_printed or answer.outcome is not AskOutcome.DONE
     told = (PrintLine(text=answer.line),) if is_printed else ()
@@ -166,7 +166,7 @@ def _find_next(state: NodeState, interrupt: Interrupt, outcome: AskOutcome) -> R
             return replace(state, interrupt=replace(interrupt, step=InterruptStep.PERSON)), (AskPerson(),), None
         case InterruptStep.CONTINUE:
             return replace(state, interrupt=None), (EndQuestion(),), None
-        case InterruptStep.RESUME:  # also when the pause has ended by itself
+        case InterruptStep.RESUME:  # even if the pause has ended by itself
             return _ask_leader(state, interrupt, InterruptStep.STOP)
         case InterruptStep.STOP if is_done:
             return replace(state, interrupt=replace(interrupt, step=InterruptStep.END)), (), None

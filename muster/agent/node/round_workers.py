@@ -27,7 +27,7 @@ from muster.agent.workers.memory import MemoryWatch
 from muster.agent.workers.pool import LiveWorker, WorkerEnd, WorkerPool
 from muster.agent.workers.spec import ProgramKind, WorkerSpec, WorkerStarter
 
-if TYPE_CHECKING:  # loaded when first needed: every import delays the first worker
+if TYPE_CHECKING:  # imports delay the first worker
     from muster._shared.guard import GuardLease
     from muster._shared.reports import RankProgress, RankView
     from muster.agent.diagnosis.hang import Activity, HangWatch
@@ -195,7 +195,7 @@ class RoundWorkers:
             case actions.InterruptWorker():
                 for worker in self._pool.live:
                     if worker.local_rank == action.local_rank:
-                        os.kill(worker.pid, signal.SIGINT)  # not reaped, so the number is its own
+                        os.kill(worker.pid, signal.SIGINT)  # not reaped: the number is still its own
             case actions.KillWorkers():
                 self._starter.check_store()
                 self._kill(action.round_number)
@@ -296,7 +296,7 @@ class RoundWorkers:
     def _create_snapshot_files(self) -> "SnapshotFiles | None":
         config = self._config
         if config.snapshot_limit_bytes == 0 or self._page_failed:
-            return None  # what has kept the status page from being made keeps these, too
+            return None  # what prevented the status page prevents these
         from muster.agent.workers.status_page import SnapshotFiles
 
         copies = config.rendezvous.snapshot_copies if config.rendezvous.max_nodes > 1 else 0
@@ -349,7 +349,7 @@ class RoundWorkers:
 
     def _start_opened(self, action: actions.StartWorkers) -> None:
         formed = action.round
-        if self._opening is not action:  # cancelled while it was opened
+        if self._opening is not action:  # cancelled during opening
             return
         self._opening = None
         local_rank = 0
@@ -425,7 +425,7 @@ class RoundWorkers:
         else:
             self._saved_timer = self._loop.call_later(_SAVED_LOOK_S, lambda: self._watch_saved(formed))
             if formed.rank_offset == 0 and self._trainer_port is None:
-                with suppress(OSError):  # then it is not shown how far a Trainer is
+                with suppress(OSError):  # no Trainer progress is shown then
                     self._trainer_port = TrainerPort(self._loop, self._open_trainer_endpoint)
 
     def _watch_saved(self, formed: Round) -> None:
@@ -520,7 +520,7 @@ class RoundWorkers:
         return None if self.page is None else self.page.read_slot(local_rank).asked[Layout.STOP]
 
     def _read_slots(self, kind: int) -> "tuple[RankSlot, ...] | None":
-        from muster.agent.rendezvous.drain_ceiling import RankSlot  # only a drain needs it
+        from muster.agent.rendezvous.drain_ceiling import RankSlot
 
         page = self.page
         if page is None:
@@ -564,7 +564,7 @@ class RoundWorkers:
                 self.page.write_command(0)
                 if self._pause is not None and self._pool.live:
                     self._pause = None
-                    self._watch_for_hangs(self._pool.live[0].round_number)  # the time of the pause does not count
+                    self._watch_for_hangs(self._pool.live[0].round_number)  # the pause does not count
             case actions.WriteDeadline():
                 due_ns = 0 if action.delay_s is None else time.monotonic_ns() + int(action.delay_s * 1e9)
                 self.page.write_deadline(due_ns)
@@ -572,7 +572,7 @@ class RoundWorkers:
                 assert_never(action)
 
     def _build_pause(self, step: int) -> "Pause":
-        from muster.agent.telemetry import Pause  # most jobs are never paused
+        from muster.agent.telemetry import Pause
 
         return Pause(step=step, since_s=self._loop.clock.wall_s())
 
@@ -598,7 +598,7 @@ class RoundWorkers:
         self._post(events.WorkerStarted(round_number=worker.round_number, local_rank=worker.local_rank))
 
     def _on_spawn_failed(self, number: int, local_rank: int, error: SpawnError) -> None:
-        # When descriptors run out, the imports for the failure's description need one of these.
+        # The imports for the failure's description need a descriptor.
         self._logs.close_child_ends(local_rank)
         self._post(events.SpawnFailed(round_number=number, local_rank=local_rank, reason=str(error), errno=error.errno))
 
@@ -638,13 +638,13 @@ class RoundWorkers:
             self._hang = self._reader = None
         self._watched_round = number
         if self._config.hang_timeout_s == HANG_TIMEOUT_AUTO:
-            # Nothing of it is needed before the workers' first line, which its imports would delay.
+            # Its imports would delay the workers' first line.
             self._loop.call_later(_AUTO_BEGINS_S, lambda: self._begin_auto_watch(number))
         elif self._config.hang_timeout_s is not None:
             self._begin_hang_watch(number, self._config.hang_timeout_s)
 
     def _begin_auto_watch(self, number: int) -> None:
-        with suppress(OSError, ImportError):  # no descriptors left, or no disk: the job goes on without the watch
+        with suppress(OSError, ImportError):  # no descriptors or disk space: continue without the watch
             self._begin_hang_watch(number, HANG_TIMEOUT_AUTO)
 
     def _begin_hang_watch(self, number: int, limit_s: float) -> None:
@@ -753,7 +753,7 @@ class RoundWorkers:
         if page is None or page.round_number != formed.number:
             return {}
         at_s = time.monotonic()
-        # Other nodes do not know what a Trainer has told: their steps could not be compared.
+        # Other nodes do not know a Trainer's steps, so they could not be compared.
         read = page.read_shown if formed.group_world_size == 1 else page.read_slot
         return {
             rank: Reported(at_s=at_s, slot=read(rank), values=page.read_values(rank))
@@ -777,7 +777,7 @@ class RoundWorkers:
             try:
                 sessions = read_sessions(stack_files, sizes)
                 return sessions, reader.read_progress(sessions, *for_s)
-            except (OSError, RuntimeError):  # no descriptors or threads left: no reason to end workers that run
+            except (OSError, RuntimeError):  # no descriptors or threads left: the workers keep running
                 return None
 
         def add_output(found: "tuple[Sessions, Mapping[int, Progress]] | None") -> None:
@@ -801,7 +801,7 @@ class RoundWorkers:
                 }
             )
 
-        # A machine may run many thousand processes.
+        # A machine may run thousands of processes.
         self._loop.call_in_thread(read, add_output)
 
     def _read_progress_ns(self, local_rank: int) -> int | None:

@@ -323,7 +323,7 @@ class NodeState:
             return None
         return found if found.number == number else None
 
-    # The phase, for an event that the table of `decisions` has only these phases accept.
+    # The phase of an event that `decisions`' table restricts to one phase.
 
     @property
     def running(self) -> Running:

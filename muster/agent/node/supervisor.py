@@ -38,7 +38,7 @@ from muster.agent.runtime.loop import Loop
 from muster.agent.runtime.signals import ChildWatch, SignalWatch
 from muster.agent.workers.spec import WorkerStarter
 
-if TYPE_CHECKING:  # loaded when first needed: every import delays the first worker
+if TYPE_CHECKING:  # imports delay the first worker
     from muster._shared.contract import AskKind
     from muster._shared.reports import Failure, Stack
     from muster.agent.control import ControlServer
@@ -216,7 +216,7 @@ class Supervisor:
 
     def _reach_master(self, action: actions.ReachMaster) -> None:
         from muster._shared.preflight import REACH
-        from muster.agent.preflight.reach import find_obstacle  # only a node that does not host it needs it
+        from muster.agent.preflight.reach import find_obstacle
 
         formed, rules = action.round, self._config.rendezvous
         limit_s = rules.keep_alive_interval_s * rules.keep_alive_max_attempt + _REACH_MARGIN_S
@@ -315,7 +315,7 @@ class Supervisor:
                 assert_never(action)
 
     def _load_evidence(self) -> None:
-        with suppress(OSError, ImportError):  # no descriptors left: no reason to end workers that run
+        with suppress(OSError, ImportError):  # no descriptors left: the workers keep running
             self._open_control()
         with suppress(OSError, ImportError):
             self._read_evidence().skip_kernel_log()
@@ -413,7 +413,7 @@ class Supervisor:
     def _note_sending(self, message: PlainNodeMessage) -> None:
         if isinstance(message, AllStarted) and self._state.round is not None:
             self._transition_log.write_started(self._state.round, self._config.nproc)
-            # What a failure needs costs some 6 ms to load: then they would be part of the recovery.
+            # Loading the diagnosis of failures takes 6 ms, which would delay a recovery.
             self._loop.call_later(_LOAD_EVIDENCE_AFTER_S, self._load_evidence)
         elif isinstance(message, DrainAsked | Leaving):
             self._logs.mute_notices()
@@ -491,7 +491,7 @@ class Supervisor:
                     self._remove_checkpoint(self._logs.run_dir)
                 self._prints_report = action.ended is not None and action.ended.prints_report
                 if self._state.round is not None and self._workers.has_stepped(self._state.round.number):
-                    self._begin_telemetry()  # it has not lasted a second
+                    self._begin_telemetry()  # the round lasted less than a second
                 if self._telemetry is not None:
                     # the summary has the last step
                     self._telemetry.look(is_stopped=action.code > ExitCode.of_signal(0))
@@ -516,7 +516,7 @@ class Supervisor:
         self._events.append(events.PersonChose(choice=parse_choice(typed)))
 
     def _keep_checkpoint(self, checkpoint: "Checkpoint") -> None:
-        from muster.agent import checkpoint_file  # most jobs end without one
+        from muster.agent import checkpoint_file
 
         self._has_checkpoint = True
         self._transition_log.write_checkpoint(checkpoint)
@@ -534,7 +534,7 @@ class Supervisor:
 
 
 def _create_notifier(config: AgentConfig, parts: AgentParts) -> "Notifier":
-    from muster.agent.node.notify import Notifier  # only the flag needs it
+    from muster.agent.node.notify import Notifier
 
     return Notifier(config, parts.loop, parts.children, parts.logs)
 
@@ -548,7 +548,7 @@ def _find_stacks_command(config: AgentConfig) -> str:
 def _build_rules(config: AgentConfig) -> NodeRules:
     share = 1.0
     if config.restart_backoff_s > 0.0:
-        import random  # only a job with a back-off needs it
+        import random
 
         share = random.uniform(0.5, 1.0)  # noqa: S311  # no secret
     return NodeRules(
@@ -566,7 +566,7 @@ def _build_rules(config: AgentConfig) -> NodeRules:
         host=config.node_name,
         is_elastic=config.rendezvous.min_nodes < config.rendezvous.max_nodes,
         restart_backoff_s=config.restart_backoff_s,
-        # A program that starts functions has its own output, and torch's API says nothing of threads, either.
+        # A program that starts functions prints its own output, and torch's API does not print thread counts either.
         omp_num_threads=config.omp_num_threads if config.control_fd is None else None,
         backoff_share=share,
     )

@@ -141,7 +141,7 @@ _CHOICES: Mapping[str, Callable[[CpuTopology, Sequence[int], int], frozenset[int
 
 def find_numactl() -> str | None:
     """Find the path of a numactl that works here; a container's seccomp profile often blocks its system calls."""
-    import shutil  # 10 ms with its imports: only for --numa-binding
+    import shutil  # 10 ms
     import subprocess
 
     path = shutil.which("numactl")

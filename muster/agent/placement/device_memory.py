@@ -90,14 +90,14 @@ class DeviceMemory:
         found: list[Devices | None] = []
         try:
             is_done = run_limited([lambda: found.append(read_devices(self._library))], self._answer_s)
-        except RuntimeError:  # no thread is left
+        except RuntimeError:  # no threads left
             return ()
         if not is_done:
             return None
         if not found or found[0] is None:
             return ()
         chosen = choose_devices(found[0], self._need)
-        # Where nothing says which devices these are, local rank n uses the n-th.
+        # If unspecified, local rank n uses the n-th.
         return chosen[: self._need.nproc] if self._need.visible is None else chosen
 
     def _is_free(self, device: Device) -> bool:

@@ -145,7 +145,7 @@ def _read_uuid(path: str) -> str:
 
 
 def _query_nvidia_smi() -> str | None:
-    import subprocess  # 5 ms: only where the driver's folder is missing
+    import subprocess  # 5 ms
 
     try:
         done = subprocess.run(_NVIDIA_SMI, capture_output=True, text=True, timeout=30, check=False)

@@ -62,7 +62,7 @@ def _find_fabric(library: str | None) -> str:
     """Ask the driver within a limit: that of a GPU that hangs may not answer."""
     found: list[str] = []
     if library is not None:
-        with contextlib.suppress(RuntimeError):  # no thread is left
+        with contextlib.suppress(RuntimeError):  # no threads left
             run_limited([lambda: found.append(_read_fabric(library))], _DRIVER_S)
     return found[0] if found else ""
 
@@ -72,7 +72,7 @@ def _read_fabric(library: str) -> str:
         nvml = ctypes.CDLL(library)
         if nvml.nvmlInit_v2() != _SUCCESS:
             return ""
-    except (OSError, AttributeError):  # there is none, or it is another library
+    except (OSError, AttributeError):  # none, or another library
         return ""
     try:
         handle, fabric = ctypes.c_void_p(), _Fabric()
@@ -102,7 +102,7 @@ def _read_label(environ: Mapping[str, str], account_dir: str) -> str:
         with open(f"{account_dir}/token", encoding="ascii") as file:
             headers = {"Authorization": f"Bearer {file.read().strip()}", "Accept": "application/json"}
         context = ssl.create_default_context(cafile=f"{account_dir}/ca.crt")
-        context.verify_flags &= ~ssl.VERIFY_X509_STRICT  # a cluster's own authority seldom has all extensions
+        context.verify_flags &= ~ssl.VERIFY_X509_STRICT  # clusters' CAs often lack extensions
         port = int(environ.get("KUBERNETES_SERVICE_PORT", "443"))
         connection = http.client.HTTPSConnection(host, port, timeout=_ANSWER_S, context=context)
         try:

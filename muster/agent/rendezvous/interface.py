@@ -56,7 +56,7 @@ from muster._shared.fields import (
 from muster._shared.records import record
 from muster.agent.round import Checkpoint, CheckpointPath, Generation, Holding, Round, Source
 
-if TYPE_CHECKING:  # only a failure loads the report
+if TYPE_CHECKING:
     from muster._shared.reports import Answer, Report
     from muster.agent.rendezvous.report_messages import EvidenceMessage
 

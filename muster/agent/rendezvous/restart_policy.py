@@ -20,7 +20,7 @@ from muster.agent.rendezvous.interface import (
 )
 from muster.agent.runtime.loop import Clock
 
-if TYPE_CHECKING:  # only a failure loads them
+if TYPE_CHECKING:
     from collections.abc import Callable
 
     from muster._shared.reports import Failure, FinalFailure, Stack

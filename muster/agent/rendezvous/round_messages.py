@@ -40,7 +40,7 @@ def tell_round(state: JobState, new: NewRound) -> Decision:
         )
     )
     neighbours: list[Source | None] = [None] * len(members)
-    if state.rules.copies_snapshots and len(members) > 1:  # each node's is the one with the next ranks
+    if state.rules.copies_snapshots and len(members) > 1:  # each node's neighbour has the next ranks
         sources = [build_source(member, group_rank, leader_host) for group_rank, member in enumerate(members)]
         neighbours = [*sources[1:], sources[0]]
     starts = [

@@ -35,7 +35,7 @@ from muster.agent.round import Checkpoint, Generation, Holding, Round, choose_ba
 from muster.agent.runtime.loop import Loop
 from muster.agent.runtime.ports import PortReservation
 
-if TYPE_CHECKING:  # only a failure loads the report
+if TYPE_CHECKING:
     from muster.agent.rendezvous.consensus.drain import CommonStepMessage
     from muster.agent.rendezvous.interface import NodeMessage, Stream
     from muster.agent.rendezvous.local_leader import LocalLeader

@@ -184,7 +184,7 @@ def _handle_report(state: JobState, event: Reported, now_s: float) -> Decision:
         case Checked():
             return on_checked(state, sender, message, now_s)
         case DrainAsked() | DrainReported() | DrainFollowed() | Asked() | StacksTaken() | StoodStill() | Saved():
-            from muster.agent.rendezvous.consensus.drain import decide_common_step  # most jobs end without one
+            from muster.agent.rendezvous.consensus.drain import decide_common_step
 
             return decide_common_step(state, sender, message, now_s)
         case SnapshotKept() | SnapshotCopied() | SnapshotSought():
@@ -222,7 +222,7 @@ def _on_round_acknowledged(state: JobState, sender: str) -> Decision:
 
 
 def _on_all_succeeded(state: JobState, sender: str, message: AllSucceeded, now_s: float) -> Decision:
-    # The others may have waited for this node: one that stays idle for another timeout reports it again.
+    # The others may have waited for this node; one that stays idle reports again after its timeout.
     phase = state.running
     told = (GOES_ON,) if phase.has_reported_hang else ()
     phase = replace(
@@ -278,7 +278,7 @@ def _on_idle(state: JobState, sender: str, message: Idle, now_s: float) -> Decis
     is_new = isinstance(phase, RoundRunning) and phase.has_reported_hang
     if not is_new or (isinstance(before, RoundRunning) and before.has_reported_hang):
         return state, actions
-    from muster.agent.rendezvous.consensus.drain import ask_for_stacks  # most jobs never hang
+    from muster.agent.rendezvous.consensus.drain import ask_for_stacks
 
     state, more = ask_for_stacks(state, now_s)
     return state, (*actions, *more)

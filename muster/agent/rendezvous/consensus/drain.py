@@ -333,7 +333,7 @@ def _judge_followed(state: JobState, now_s: float) -> Decision:
     if drain.kind == Layout.CHECKPOINT:
         answer = replace(answer, line=f"{line}; they may still save")
     waits = () if queued is None else queued.askers
-    if queued is not None and waits:  # a person is told; a preemption has a limit of its own
+    if queued is not None and waits:  # a preemption has its own limit
         queued = replace(queued, askers=(), leaving=queued.preempted) if queued.preempted else None
     state = replace(state, phase=replace(phase, drain=replace(drain, askers=(), queued=queued)))
     return state, (*_answer(drain.askers, answer), *_refuse(waits, line))
@@ -349,7 +349,7 @@ def ask_for_stacks(state: JobState, now_s: float) -> Decision:
 
 def _want_stacks(state: JobState, phase: RoundRunning, asker: Asker, now_s: float) -> Decision:
     number = 1 + max((each.number for each in phase.wanted_stacks), default=0)
-    # Also those whose workers have all ended: the others may wait for them.
+    # Even members whose workers have ended: others may wait for them.
     ids = tuple(each for each in state.assignments if each in state.members)
     if all(each in phase.succeeded for each in ids):
         return state, _refuse((asker,), "all workers have ended")
@@ -373,7 +373,7 @@ def _on_stacks_taken(state: JobState, sender: str, message: StacksTaken, now_s: 
     )
     if wanted.ids:
         return replace(state, phase=replace(phase, wanted_stacks=(*others, wanted))), ()
-    from muster.agent.diagnosis.hangs.page import (  # only this needs it
+    from muster.agent.diagnosis.hangs.page import (
         describe_hang,
         describe_ranks,
         format_known_stacks,
@@ -453,7 +453,7 @@ def _tell_standstill(state: JobState, phase: RoundRunning, stacks: tuple[Stack, 
         stacks: of all ranks.
         now_s: now.
     """
-    from muster.agent.diagnosis.hangs.page import format_standstill  # only this needs it
+    from muster.agent.diagnosis.hangs.page import format_standstill
 
     for_s = _find_still_s(state, phase, now_s)
     text = None if for_s is None or phase.has_reported_hang else format_standstill(stacks, for_s)
@@ -538,7 +538,7 @@ def _decide_drain(state: JobState, now_s: float) -> Decision:
 
 
 def _explain_no_step(reports: Iterable[DrainReport], kind: int) -> str:
-    from muster.agent.rendezvous.drain_ceiling import ASKING_FUNCTIONS  # only here
+    from muster.agent.rendezvous.drain_ceiling import ASKING_FUNCTIONS
 
     return NO_COMMON_STEP if any(each.ranks for each in reports) else f"no rank has called {ASKING_FUNCTIONS[kind]} yet"
 

@@ -56,7 +56,7 @@ def on_failed(
     if isinstance(phase, Ending):
         return state, ()
     if isinstance(phase, Forming) and not (phase.is_new_attempt or phase.final):
-        return state, ()  # The round was broken for another reason: this is collateral.
+        return state, ()  # The round broke for another reason: this is collateral.
     limit_s = now_s + suspicion_s + state.rules.batch_limit_s
     before = state.failures
     failures = replace(
@@ -85,12 +85,12 @@ def on_idle(state: JobState, sender: str, message: Idle, now_s: float) -> Decisi
     One node may wait for another; see `_check_hang`.
     """
     phase = state.phase
-    if isinstance(phase, Forming) and _has_hung(state):  # its workers do not hang by themselves: others wait for them
+    if isinstance(phase, Forming) and _has_hung(state):  # its workers do not hang alone: others wait for them
         return on_failed(state, sender, message.failures, now_s)
     if not isinstance(phase, RoundRunning) or sender in phase.succeeded:
         return state, ()
     if message.failures and now_s < phase.succeeded_s + STALE_IDLE_S:
-        return state, ()  # it may have waited for the member that has just succeeded; if it hangs, it says so again
+        return state, ()  # perhaps it waited for the member that has just succeeded; if not, it reports again
     idle = phase.idle.with_item(sender, message.failures) if message.failures else phase.idle.without(sender)
     urgent = phase.urgent.with_item(sender) if message.is_urgent else phase.urgent.without(sender)
     phase = replace(phase, idle=idle, urgent=urgent)
@@ -248,7 +248,7 @@ def settle_failure(state: JobState, phase: Forming, now_s: float) -> Decision:
 
 def _explain_hang(failures: RoundFailures) -> tuple[Action, ...]:
     """Say which ranks kept the others waiting; of a job that ends, its report does."""
-    from muster.agent.diagnosis.hangs.page import name_hang_cause  # only a hang needs it
+    from muster.agent.diagnosis.hangs.page import name_hang_cause
 
     found = name_hang_cause(failures.stacks)
     return () if found is None else (Notify(text=found[0], kind=NoticeKind.HANG_CAUSE, ranks=found[1]),)
@@ -273,7 +273,9 @@ def _send_away(state: JobState, phase: Forming, member_id: str, reason: str, now
         stopping=phase.stopping.with_item(member_id),
         stop_deadline_s=now_s + state.rules.stop_margin_s,
     )
-    failures = replace(state.failures, failed_by=state.failures.failed_by.with_item(member_id))  # its end explains none
+    failures = replace(
+        state.failures, failed_by=state.failures.failed_by.with_item(member_id)
+    )  # this member's end explains no failure
     state = replace(_record_leaving(state, BreakKind.FAILURE, (member_id,)), phase=phase, failures=failures)
     state = update_recovery(state)
     broken = RoundBroken(round_number=state.round_number, kind=BreakKind.FAILURE, reason=reason, leaves=True)
@@ -400,8 +402,8 @@ def on_stopped(state: JobState, sender: str, message: Stopped, now_s: float) -> 
         state = record_progress(state)
     member, phase = state.members[sender], state.phase
     if isinstance(phase, RoundRunning) and sender not in phase.succeeded:
-        # It was fenced without losing its connection: its round ends for all members. They are fenced, too, if it was
-        # the leader: its lease has expired, so another leader may have formed a round.
+        # It was fenced without losing its connection, so its round ends for all members. If it led, they are fenced
+        # too: its lease has expired, and another leader may have formed a round.
         state = replace(state, failures=RoundFailures())
         reason = f"{describe_member(state, member)} had to stop its workers"
         kind = BreakKind.FENCED if member.is_leader else BreakKind.MEMBERSHIP

@@ -82,7 +82,7 @@ def _can_form(state: JobState, phase: Forming, now_s: float) -> bool:
         state, phase, len(state.members), now_s
     ):
         return False
-    # Checking each member comes last: for most events, and for all but the last of many joins, it is too early.
+    # Checking each member comes last: it is too early for most events and most joins.
     ready = _choose_members(state, phase)
     if not any(member.is_leader for member in ready) or not _is_due(state, phase, len(ready), now_s):
         return False
@@ -95,8 +95,8 @@ def _has_quorum(state: JobState, ready: Iterable[MemberRecord]) -> bool:
     if _must_find_last_round(state, ready):
         if not quorum_rounds:
             return False
-        # The members may have been left behind. Then this leader's old process, or that of another node that has come
-        # back, may have formed rounds with nodes that are not here.
+        # The members may have been left behind: this leader's old process, or another returned node's, may have formed
+        # rounds with absent nodes.
         quorum_rounds = tuple(replace(each, claimed=frozenset()) for each in quorum_rounds)
     return may_form_round(quorum_rounds, state.rules.min_nodes)
 
@@ -117,7 +117,7 @@ def _is_due(state: JobState, phase: Forming, count: int, now_s: float) -> bool:
     rules = state.rules
     if count < rules.min_nodes:
         return False
-    # Also when enough are here: with a spare in its place, a member of the last round may still have a lease.
+    # Even if enough are here: a spare may replace a member that still has a lease.
     if now_s < state.rejoin_wait_until_s and any(each.has_missing() for each in state.quorum_rounds):
         return False
     if phase.skips_last_call or count >= rules.max_nodes:
@@ -256,7 +256,7 @@ def _fill_segments(
         return member.id in suspected, -(1 + max(counts.values()) - count) if count else 0
 
     while rest and len(chosen) < max_nodes:
-        rest.sort(key=find_lack)  # the order of equal ones stays
+        rest.sort(key=find_lack)  # keeps the order of equals
         chosen.append(rest.pop(0))
         counts[chosen[-1].segment] += 1
     return chosen

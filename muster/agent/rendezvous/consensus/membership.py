@@ -45,7 +45,7 @@ def on_joined(state: JobState, event: Joined, now_s: float) -> Decision:
     if any(
         new.ended != quorum_round.ended for new, quorum_round in zip(quorum_rounds, state.quorum_rounds, strict=True)
     ):
-        # That process may have ended a moment ago: its workers are killed within the fence time, counted from now.
+        # That process may have just ended: its workers are killed within the fence time from now.
         state = replace(state, fence_until_s=max(state.fence_until_s, now_s + state.rules.fence_s))
     state = replace(
         state,
@@ -150,7 +150,7 @@ def _adopt_recovery(state: JobState, recovered: RecoveryRecord, now_s: float) ->
     if state.has_formed_round:
         if recovered.round_number < state.round_number:
             return state
-        # There were two leaders: keep the higher attempt. (For the same round a member may know the next one already.)
+        # There were two leaders: keep the higher attempt. (A member may know the same round's next attempt already.)
         is_later = recovered.round_number > state.round_number
         if is_later and recovered.attempt > state.attempt:
             state = replace(state, attempt=recovered.attempt, restarts=recovered.restarts)
@@ -172,7 +172,7 @@ def _adopt_recovery(state: JobState, recovered: RecoveryRecord, now_s: float) ->
         return state
     members = state.members.values()
     quorum_rounds = tuple(_build_quorum_round(state, each, claimants=members) for each in known)
-    # The guard of a node that was seen to end kills its workers within the fence time.
+    # The guard of an ended node kills its workers within the fence time.
     is_complete = all(len(each.connected) == each.size for each in quorum_rounds)
     return replace(
         state,
@@ -284,8 +284,8 @@ def on_process_ended(state: JobState, event: ProcessEnded) -> Decision:
     assignment = state.assignments.get(event.id)
     if assignment is None or event.id in state.members or not state.quorum_rounds:
         return state, ()
-    # The assignments are those of the last quorum round. This member's rank in an older one is not known any more and
-    # not needed: the process end can only make a takeover easier, never a wrong one possible.
+    # The assignments are the last quorum round's. The rank in an older round is unknown and not needed: a process end
+    # only eases a takeover and never makes a wrong one possible.
     last = state.quorum_rounds[-1]
     if last.round_number == state.round_number:
         last = replace(last, ended=last.ended | {assignment.group_rank})
@@ -301,6 +301,6 @@ def on_leaving(state: JobState, sender: str, message: Leaving, now_s: float) -> 
     if message.ends_job:
         cause = f"{describe_member(state, member)}: {message.reason}"
         return break_round(state, BreakKind.FINAL, cause, now_s, FinalFailure(cause=cause))
-    # It counts as stopping until its connection closes: only then have its workers ended.
+    # It is stopping until its connection closes, because only then have its workers ended.
     reason = f"{describe_member(state, member)} left: {message.reason}"
     return break_for_loss(state, sender, reason, now_s, is_interrupt=message.is_interrupt)

@@ -330,7 +330,7 @@ def build_initial_state(
     It waits for an acting leader's announcement, a candidate for members to rejoin.
     """
     if takeover:
-        # The node whose end caused this takeover has a guard, too: its workers are killed within the fence time.
+        # The guard of the node that ended kills its workers within the fence time.
         return JobState(
             rules=rules,
             phase=Forming(since_s=now_s, skips_last_call=True),

@@ -72,7 +72,7 @@ def find_batch_due_s(state: JobState, phase: RoundRunning) -> float:
         return FOREVER
     importing = 0 if state.importing_in_round else len(state.importing)
     if len(state.members) - importing >= state.rules.max_nodes:
-        return phase.batch_since_s  # the job is full: no other node can join
+        return phase.batch_since_s  # the job is full
     if importing:
         return phase.batch_since_s + state.rules.import_limit_s
     return min(state.last_join_s + state.rules.batch_s, phase.batch_since_s + state.rules.batch_limit_s)

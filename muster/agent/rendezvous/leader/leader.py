@@ -183,7 +183,7 @@ class Leader:
     def _handle_message(self, connection: MemberConnection, message: MemberMessage | None) -> None:
         self._losses.check_pause()
         if self._connections.find_link(connection.link) is not connection:
-            return  # it was silent for too long while this process was stopped, and has just been removed
+            return  # removed as silent while this process was stopped
         connection.received_s = self._clock.boottime_s()
         self._claims.record_message(connection)
         match message:
@@ -193,7 +193,7 @@ class Leader:
                 self._summaries[connection.id] = (connection.received_s, message)
             case EndAcknowledged():
                 self._outgoing.record_acknowledgement(connection.id, message.peak_bytes)
-            case Join() | None:  # it has joined already; a message of a newer version
+            case Join() | None:  # already joined; a message of a newer version
                 return
             case _:
                 is_first = isinstance(message, Failed) and not self.state.failures.seen
@@ -204,7 +204,7 @@ class Leader:
     def _reply_to_heartbeat(self, connection: MemberConnection, heartbeat: Heartbeat) -> None:
         now_s = self._clock.boottime_s()
         if heartbeat.echo_s is not None:
-            # At most now: no member can have received a time stamp that was not sent yet.
+            # At most now: no member can echo a later time stamp.
             connection.echoed_s = max(connection.echoed_s, min(heartbeat.echo_s, now_s))
         recovery = self.state.recovery
         is_known = heartbeat.recovery_version == recovery.value.version
@@ -284,7 +284,7 @@ class Leader:
             return
         self._events.append(event)
         if len(self._events) > 1:
-            return  # an action caused this event: all actions of the event before it come first
+            return  # caused by an action: the event before it finishes first
         while self._events:
             self.state, actions = decide(self.state, self._events[0], self._clock.now_s())
             for action in actions:

@@ -292,7 +292,7 @@ class Member:
     def _feed(self, event: do.Event) -> None:
         self._events.append(event)
         if len(self._events) > 1:
-            return  # an action caused this event: all actions of the event before it come first
+            return  # caused by an action: the event before it finishes first
         try:
             while self._events:
                 self.state, actions = decide_member(self.state, self._events[0], self._loop.clock.boottime_s())
@@ -300,7 +300,7 @@ class Member:
                     self._act(action)
                 self._events.popleft()
         finally:
-            self._events.clear()  # a bug surfaces, and the next event is decided on
+            self._events.clear()  # a bug surfaces, and the next event still is decided
 
     def _act(self, action: do.Action) -> None:
         match action:

@@ -86,7 +86,7 @@ def _on_started(state: MemberState, event: do.Started) -> Decision:
     if config.is_host is None and config.node_index is None:
         return state, (*begun, do.CheckLocal())
     is_local = config.node_index == 0 or config.listen_fd is not None
-    # --rdzv-conf is_host overrides what the name resolves to
+    # --rdzv-conf is_host overrides the resolved name
     state, actions = _choose_role(state, is_local=is_local if config.is_host is None else config.is_host)
     return state, (*begun, *actions)
 
@@ -114,7 +114,7 @@ def _on_endpoint_opened(state: MemberState) -> Decision:
         )
         notices = (build_notice(line),)
     state, actions = _lead(state, takeover=False)
-    # It leads for its --node-rank alone, for the first time: that may be a mistake on the command line.
+    # Only its --node-rank makes it lead, for the first time: that may be a mistake.
     is_sure = config.node_index != 0 or config.listen_fd is not None or config.is_host is not None or config.incarnation
     return state, (*notices, *actions, *(() if is_sure else (do.CheckLocal(is_check=True),)))
 
@@ -173,7 +173,7 @@ def _on_answered(state: MemberState, event: do.Answered, boottime_s: float) -> D
         return state, ()
     if reply.id != recovery.leader_id:
         if recovery.is_leaders_index(reply.index):
-            # It was started because the old leader's process had ended.
+            # It started because the old leader's process ended.
             state = replace(state, promise_until_s=-NEVER)
         if boottime_s < state.promise_until_s:
             return state, ()
@@ -231,7 +231,7 @@ def _on_search_turned(state: MemberState, event: do.SearchTurned, boottime_s: fl
         if all(rank >= group_rank for rank in event.unanswered):
             state, actions = _lead(state, takeover=True)
     elif event.has_endpoint and event.age_s > ENDPOINT_SEARCH_S:
-        # New nodes search for a leader here: gather them even if this node was not in the last round.
+        # New nodes search here: gather them even if this node was not in the last round.
         state, actions = _lead(state, takeover=recovery.round_number > 0)
     return state, (*notices, *actions)
 

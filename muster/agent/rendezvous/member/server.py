@@ -165,18 +165,18 @@ class Server:
         if parse_numeric(told or "") is None or (
             is_loopback(told or "") and not is_loopback(self._options.endpoint[0])
         ):
-            told = None  # a name; or the leader is on this machine, and other nodes reach both at another address
+            told = None  # a name; or the leader is on this machine, and other nodes use another address
         return self._listen_own(told) and self._listen_own(host)
 
     def _listen_own(self, host: str | None) -> bool:
         if host in self._listeners or None in self._listeners:
             return True
-        if host is None:  # no socket can listen at all addresses beside one that listens at one of them
+        if host is None:  # sockets cannot listen on all addresses and on one of them
             while self._listeners:
                 self._listeners.popitem()[1].close()
         try:
             self._listeners[host] = self._network.listen(host, self.port, self._on_link, self._on_refused)
-        except OSError as error:  # another machine's address (NAT), or one that is local to a link of this machine
+        except OSError as error:  # another machine's address (NAT), or link-local
             return host is not None and error.errno != errno.EADDRINUSE and self._listen_own(None)
         return True
 
@@ -281,7 +281,7 @@ class Server:
             try:
                 self.open_endpoint()
             except OSError:
-                local = False  # another process was faster, most likely the old leader's successor
+                local = False  # another process was faster, probably the old leader's successor
         if not local:
             options = self._options
             self._announcer = TakeoverAnnouncer(
@@ -354,7 +354,7 @@ class Server:
                 state.recovery.round_number,
             )
         if state.job_end is not None:
-            role = DiscoveryRole.LEADER  # the node that asks will join, and is sent the end
+            role = DiscoveryRole.LEADER  # the node that asks will join and receive the end
         return QueryReply(
             role=role,
             round_number=round_number,

@@ -43,7 +43,7 @@ def describe_wait(config: RendezvousConfig, endpoint: tuple[str, int], facts: Wa
         reach = f"; {address} is on loopback: nodes on other machines cannot join" if is_closed else ""
         return f"{_describe_missing(config, facts.present)}{_describe_flags(config, address)}{reach} ({left})"
     if facts.is_accepted:
-        # The leader has said more already.
+        # The leader has said more.
         return f"joined the job at {address}: waiting for more nodes ({left})" if waited_s >= LONG_S else None
     if facts.last_error:
         return f"no leader found yet: {facts.last_error}; still trying ({left})"

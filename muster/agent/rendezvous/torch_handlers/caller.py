@@ -100,7 +100,7 @@ class CallerThread:
         except OSError:
             data = b""
         if not data:
-            self.stop()  # the program has ended: the guard ends this agent
+            self.stop()  # as above
             return
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:

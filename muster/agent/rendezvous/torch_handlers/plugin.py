@@ -147,7 +147,7 @@ class MusterHandler(RendezvousHandler):  # type: ignore[misc] # torch's types ar
 
                 logging.getLogger(__name__).info(event.text)
             case _:
-                pass  # torch's agent starts its workers by itself, asks for no drain, and reads no status page
+                pass  # torch's agent starts its workers, drains nothing, and reads no status page
 
     def _report_bug(self) -> None:
         """Report a bug of ours that ended the thread: torch's agent must not wait for a round that never comes."""
@@ -174,13 +174,13 @@ class MusterHandler(RendezvousHandler):  # type: ignore[misc] # torch's types ar
             self._thread = self._start_member()
             self._thread.submit(self._member.join)
         elif self._round is not None:
-            # torch's agent comes back because the round broke or because its own workers failed. Either way they are
-            # stopped; it counts its restarts itself, so for us both are a change of membership.
+            # torch's agent comes back because the round broke or its workers failed. Either way they are stopped. It
+            # counts its restarts, so we count both as a membership change.
             number = self._round.number
             self._thread.submit(lambda: self._member.send(Stopped(round_number=number)))
         result = self._results.get()
         if not isinstance(result, Round):
-            self._results.put(result)  # for a later call, too
+            self._results.put(result)  # for later calls
         if isinstance(result, InternalError):
             raise result
         if isinstance(result, RendezvousFailed):
@@ -222,7 +222,7 @@ class MusterHandler(RendezvousHandler):  # type: ignore[misc] # torch's types ar
             wait_for_workers=False,
             multi_tenant=True,
         )
-        # Keys of torch's agent and of the workers share one store, as with torch's c10d: the prefix keeps them apart.
+        # As with torch's c10d, torch's agent and the workers share one store: the prefix separates their keys.
         store = PrefixStore(f"muster.agent/{round_.number}", self._store)
         info = RendezvousStoreInfo(round_.master_addr, round_.master_port)
         return RendezvousInfo(store, round_.group_rank, round_.group_world_size, info)

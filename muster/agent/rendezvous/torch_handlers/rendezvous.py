@@ -208,10 +208,10 @@ class TorchRendezvous(Leaderless):
                 | SnapshotCopied()
                 | SnapshotSought()
             ):
-                pass  # a round forms of the nodes that have joined, and the others detect that heartbeats stop
+                pass  # the joined nodes form a round, and the others miss heartbeats
             case Idle() if self._config.hang_action == "report":
                 self._policy.record_idle(number, message.failures)
-            case Failed() | Idle():  # the others cannot be asked whether they make progress: an idle node has failed
+            case Failed() | Idle():  # the others cannot be asked for progress: an idle node has failed
                 self._record_failures(message)
             case AllSucceeded() | StacksTaken():
                 self._record_end_or_stacks(message)
@@ -250,7 +250,7 @@ class TorchRendezvous(Leaderless):
         self._still_since_s = self._loop.clock.now_s() - message.for_s if is_still else None
         self._thread.send_command(Command(order=Order.STAND_STILL if is_still else Order.MOVE))
         if self._has_told_still and not is_still:
-            from muster.agent.rendezvous.consensus.drain import MOVES  # only this needs it
+            from muster.agent.rendezvous.consensus.drain import MOVES
 
             self._has_told_still = False
             self._post(Notice(text=MOVES.text, kind=MOVES.kind))
@@ -259,7 +259,7 @@ class TorchRendezvous(Leaderless):
         """Say what the ranks of this node wait for: each node judges alone."""
         if not self._is_still() or self._still_since_s is None:
             return
-        from muster.agent.diagnosis.hangs.page import format_standstill  # only this needs it
+        from muster.agent.diagnosis.hangs.page import format_standstill
 
         text = format_standstill(message.stacks, self._loop.clock.now_s() - self._still_since_s)
         if text is not None:

@@ -41,7 +41,7 @@ class Probe:
         family, host = self._address
         try:
             self._socket = socket.socket(family, socket.SOCK_STREAM)
-        except OSError:  # no descriptor left: nothing can be proven
+        except OSError:  # no descriptors left: nothing can be proven
             self._finish(refused=False)
             return
         self._socket.setblocking(False)  # SOCK_NONBLOCK is Linux's alone

@@ -87,7 +87,7 @@ class TcpLink:
             self._loop.watch_writable(self._socket.fileno(), self._flush)
             return
         except OSError:
-            # Reading fails as well, and reports it to the owner once.
+            # Reading fails too and reports it once.
             self._out.clear()
         if self._is_waiting:
             self._is_waiting = False

@@ -72,10 +72,10 @@ class TcpListener:
                 return
             except OSError as error:
                 if error.errno in _EXHAUSTED:
-                    if place == 0:  # later it may mean nothing: Linux looks for a descriptor first, then who waits
+                    if place == 0:  # later it may mean nothing: Linux finds a descriptor before those that wait
                         self._make_room()
                     return
-                continue  # that connection was closed before it was accepted
+                continue  # closed before it was accepted
             sock.setblocking(False)
             self._add_unauthenticated(sock)
 
@@ -112,7 +112,7 @@ class TcpListener:
         link.on_settled = settle
         link.on_first_message = lambda message: self._pass_on(link, message)
         if self._token is not None:
-            link.on_open = lambda: self._unauthenticated.pop(link, None)  # it has proved the token
+            link.on_open = lambda: self._unauthenticated.pop(link, None)  # token proved
         self._pending.add(link)
         self._unauthenticated[link] = None
 
@@ -183,7 +183,7 @@ class TcpNetwork:
                 sock = _listen(address, port)
             except OSError as error:
                 if error.errno == errno.EADDRINUSE:
-                    raise  # of localhost, the next address would be free: two nodes would lead
+                    raise  # localhost's next address may be free: two nodes would lead
                 last = error
                 continue
             return TcpListener(self.loop, sock, self.token, on_link, on_refused)

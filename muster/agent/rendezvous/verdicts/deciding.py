@@ -26,7 +26,7 @@ from muster._shared.verdicts.causes import DEVICE, HOST_OOM, NETWORK, PREEMPTION
 from muster.agent.diagnosis.root_cause import describe_failure, find_kind
 from muster.agent.rendezvous.verdicts.restarts import CauseCount, Restarts
 
-if TYPE_CHECKING:  # only a failure loads them
+if TYPE_CHECKING:
     from muster._shared.verdicts.policy import Rule
 
 _FROM_OUTSIDE = (HOST_OOM, DEVICE, NETWORK, PREEMPTION, TIME_LIMIT)

@@ -127,7 +127,7 @@ class JsonlSink:
         try:
             if self._fd is None:
                 self._fd = self._open_file(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-            # One write for one record: agents that share the folder append to the same file.
+            # One write per record, because agents append to the same file.
             _append(self._fd, data)
         except OSError as error:
             self._stop(error.strerror or str(error))
@@ -305,7 +305,7 @@ class EventLog:
             self._held.append(record)
 
     def _pass_on(self, record: EventRecord) -> None:
-        if len(self._kept) < _KEPT_RECORDS and record.what != "worker_released":  # there may be hundreds
+        if len(self._kept) < _KEPT_RECORDS and record.what != "worker_released":  # possibly hundreds
             self._kept.append(record)
         for sink in self._sinks:
             sink.write(record)

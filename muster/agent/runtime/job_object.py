@@ -113,7 +113,7 @@ class JobObject:
     def write_status(self, status: "JobStatus") -> None:
         """Tell how far the job is, at most twice a minute. `status` is what `telemetry.StatusFile` writes."""
         progress = self._clean(status.describe())
-        if not progress:  # of a new attempt before its first step: the last one stays
+        if not progress:  # new attempt before its first step: the last one stays
             return
         now_s = time.monotonic()
         self._progress = progress
@@ -171,7 +171,7 @@ class JobObject:
             import ssl
 
             context = ssl.create_default_context(cafile=os.path.join(self._account_dir, "ca.crt"))
-            # Set by Python 3.13. CAs of clusters often lack the key identifier that it wants.
+            # Set by Python 3.13. Clusters' CAs often lack the key identifier.
             context.verify_flags &= ~ssl.VERIFY_X509_STRICT
             host, port = self._address
             connection = http.client.HTTPSConnection(host, int(port), timeout=_ANSWER_S, context=context)
@@ -184,7 +184,7 @@ class JobObject:
                     del events[0]
             finally:
                 connection.close()
-        except (FileNotFoundError, ImportError) as error:  # no token is mounted, or this Python has no TLS
+        except (FileNotFoundError, ImportError) as error:  # no token mounted, or Python without TLS
             self._has_given_up = True
             return str(error)
         except (OSError, ValueError, KeyError, TypeError, http.client.HTTPException) as error:
@@ -222,7 +222,7 @@ class JobObject:
         Raises:
             OSError, http.client.HTTPException: it was not carried out. `_has_given_up` if it never will be.
         """
-        with open(os.path.join(self._account_dir, "token"), encoding="ascii") as file:  # it is replaced once an hour
+        with open(os.path.join(self._account_dir, "token"), encoding="ascii") as file:  # it is replaced hourly
             token = file.read().strip()
         headers = {"Authorization": f"Bearer {token}", "Content-Type": content_type, "Accept": "application/json"}
         connection.request(verb, f"{path}?fieldManager=muster", json.dumps(body), headers)

@@ -35,7 +35,7 @@ class PersistentMap(Mapping[K, V], Generic[K, V]):
         """Return the next version, in which `key` has this value."""
         items = self._get_items()
         if not items:
-            return PersistentMap({key: value})  # an empty map keeps its dict: it may be a shared default
+            return PersistentMap({key: value})  # an empty map keeps its dict, perhaps a shared default
         old = items.get(key, _ABSENT)
         items[key] = value
         return self._make_next(items, key, old)
@@ -84,7 +84,7 @@ class PersistentMap(Mapping[K, V], Generic[K, V]):
     def __len__(self) -> int:
         return len(self._get_items())
 
-    # A dict's own views are several times faster than those of `Mapping`.
+    # Several times faster than `Mapping`'s views.
     def keys(self) -> KeysView[K]:
         """See `Mapping`."""
         return self._get_items().keys()

@@ -36,7 +36,7 @@ class OwnSessions:
         Raises:
             OSError: it cannot be started.
         """
-        with self._lock:  # no list of processes has it before its session is known
+        with self._lock:  # before its session is known, no list of processes has it
             process = start()
             self._ids.add(process.pid)
         return process
@@ -121,7 +121,7 @@ class ChildWatch:
     def _reap_orphans(self) -> None:
         while True:
             try:
-                # WNOWAIT only looks: a watched child that has ended just now is not an orphan.
+                # WNOWAIT leaves a watched child that has just ended: it is not an orphan.
                 found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             except ChildProcessError:
                 return
@@ -133,13 +133,13 @@ class ChildWatch:
             try:
                 os.waitpid(found.si_pid, os.WNOHANG)
             except ChildProcessError:
-                continue  # the command of a thread, which has just waited for it itself
+                continue  # a thread's command, just collected by the thread
             if self.on_orphan_end is not None:
                 self.on_orphan_end(found.si_pid)
 
     def _handle_pidfd(self, pid: int) -> None:
         if not self._collect(pid):
-            # It has ended, but a debugger collects it first; SIGCHLD comes after that.
+            # A debugger collects it first, then SIGCHLD comes.
             self._close_pidfd(pid)
 
     def _collect(self, pid: int) -> bool:
@@ -206,11 +206,11 @@ class SignalWatch:
             signal.signal(number, _do_nothing)
         signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
         loop.watch_readable(self._read, self._handle_wakeup)
-        loop.call_soon(children.reap)  # a child may have ended before the handler was set
+        loop.call_soon(children.reap)  # a child may end before the handler is set
 
     def _handle_wakeup(self) -> None:
         received = set(os.read(self._read, 4096))
-        # Children first: a worker's own end, seen together with a signal, happened before it.
+        # Children first: a worker's end that is seen together with a signal came before it.
         if signal.SIGCHLD in received:
             self._children.reap()
         if signal.SIGUSR2 in received:

@@ -68,7 +68,7 @@ def describe_machine() -> str:
     """Return what two nodes must have in common, so that one may load what the other has compiled for itself."""
     facts = [str(os.geteuid()), os.uname().machine, str(os.confstr("CS_GNU_LIBC_VERSION")), str(read_versions())]
     with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
-        first = file.read(1 << 14).split("\n\n")[0]  # `-march=native`: code may need all that this processor has
+        first = file.read(1 << 14).split("\n\n")[0]  # `-march=native`: code may need all features of this processor
         facts += [line for line in first.splitlines() if line.startswith(_PROCESSOR)]
     return hashlib.blake2b("\n".join(facts).encode(), digest_size=16).hexdigest()
 

@@ -29,7 +29,7 @@ from muster.agent.snapshots.transfer import (
     send_extents,
 )
 
-if TYPE_CHECKING:  # most nodes never fetch anything
+if TYPE_CHECKING:  # most nodes never fetch
     from muster.agent.snapshots.fetching import Fetch
 
 OpenStream = Callable[[Source, Callable[[Stream], None], Callable[[str], None]], None]
@@ -294,7 +294,7 @@ class Exchange:
         return self.copies.open(key, group_rank) if isinstance(group_rank, int) else None
 
     def _close(self, part: Part) -> None:
-        if not part.serials:  # by the files it could not be told: at the agent's end they are closed before its threads
+        if not part.serials:  # the files cannot tell: the agent's end closes them before its threads
             os.close(part.extents[0].fd)
 
     # -- threads ----------------------------------------------------------------------------------------------------

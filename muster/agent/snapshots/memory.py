@@ -76,7 +76,7 @@ class SnapshotMemory:
         self._owners[formed.lineage] = formed.group_rank, formed.group_world_size
         base = None if formed.snapshot is None else formed.snapshot.lineage
         for lineage in sorted(self._owners)[:-16]:
-            if lineage != base:  # however many rounds have saved nothing since
+            if lineage != base:  # however many rounds saved nothing since
                 del self._owners[lineage]
 
     def begin_round(self, formed: Round) -> None:
@@ -242,7 +242,7 @@ class SnapshotMemory:
         formed, words = self._round, self.control.words
         if formed is None or snapshot.lineage != formed.lineage:
             return
-        if self._sends_copies:  # soon the leader says so: until then, too, no newer one is kept
+        if self._sends_copies:  # no newer one is kept until the leader confirms
             self.is_copying = True
             if self.control.confirmed is not None:
                 self.pin(self.control.confirmed)

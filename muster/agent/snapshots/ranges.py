@@ -42,7 +42,7 @@ class RangeServer:
             self._listener.bind(build_address(memory.control) or b"")
             self._listener.listen(64)
             start_thread(self._accept, "muster-ranges")
-        except BaseException:  # whatever it is, it is raised again
+        except BaseException:
             self._listener.close()
             raise
 
@@ -50,7 +50,7 @@ class RangeServer:
         while True:
             try:
                 connection, _ = self._listener.accept()
-            except OSError:  # closed, or no descriptor is left for now: a worker waits
+            except OSError:  # closed, or no descriptors left for now: a worker waits
                 if self._closed.wait(_ACCEPT_RETRY_S):
                     return
                 continue
@@ -59,7 +59,7 @@ class RangeServer:
                 if uid in (os.getuid(), 0):
                     start_thread(functools.partial(self._serve, connection), "muster-range")
                     continue
-            except RuntimeError:  # no thread is left: the worker sees that the connection ends
+            except RuntimeError:  # no threads left: the worker sees the connection end
                 pass
             connection.close()
 
@@ -81,7 +81,7 @@ class RangeServer:
                     self._read_range((lineage, step), rank, offset, length, connection.sendall, answer)
                 except (OSError, ProtocolError, TransferError) as error:
                     if has_answered:
-                        return  # in the middle of the bytes: the worker sees that the connection ends
+                        return  # mid-transfer: the worker sees the connection end
                     try:
                         connection.sendall(ANSWER.pack(NOT_KEPT if isinstance(error, NotKept) else NOT_REACHED))
                     except OSError:

@@ -75,7 +75,7 @@ class AmdDevices:
             if library.amdsmi_init(ctypes.c_uint64(_GPUS)) != _SUCCESS:
                 return False
             handles = _list_handles(library)
-        except (OSError, AttributeError):  # there is none, or it is another library
+        except (OSError, AttributeError):  # none, or another library
             return False
         self._handles = {rank: handles[index] for rank, index in self._wanted.items() if index < len(handles)}
         self._library = library

@@ -128,7 +128,7 @@ class Devices:
                 handle = self._find_handle(library, local_rank)
                 if handle is not None:
                     self._devices[local_rank] = _Device(handle, self._find_whole(handle))
-        except (OSError, AttributeError):  # there is none, or it is another library
+        except (OSError, AttributeError):  # none, or another library
             self._library = None
             return False
         if not self._devices:
@@ -231,7 +231,7 @@ class Devices:
     def _read_reasons(self, whole: ctypes.c_void_p) -> str:
         for name in ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"):
             found = self._read_number(name, whole, kind=ctypes.c_ulonglong)
-            if found is not None:  # drivers before 535 know the second name only
+            if found is not None:  # drivers before 535 have only the second name
                 return ", ".join(text for bit, text in _REASONS.items() if found & bit)
         return ""
 

@@ -41,7 +41,7 @@ def connect(
     settings = _read_settings(environ, print_line)
     parent = parse_trace_parent(environ.get(OtelEnv.TRACE_PARENT, ""))
     job = _name_job(config, parent)
-    if "traces" in settings.addresses:  # else the workers' spans would belong to one that nobody gets
+    if "traces" in settings.addresses:  # without an exporter, the workers' parent span would be missing
         config = replace(config, trace_parent=job.format())
     rendezvous = config.rendezvous
     source = MetricsSource(rendezvous.run_id, config.role, config.max_restarts, config.trace_parent)

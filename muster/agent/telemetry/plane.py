@@ -388,9 +388,9 @@ class Telemetry:
         def read() -> "tuple[Mapping[int, Usage], Mapping[int, DeviceUse]]":
             usage: Mapping[int, Usage] = NO_ITEMS
             devices: Mapping[int, DeviceUse] = NO_ITEMS
-            with suppress(Exception):  # no descriptors left: an error would end the agent
+            with suppress(Exception):  # no descriptors left: the agent continues
                 usage = read_usage(pids, clock.now_s())
-            with suppress(Exception):  # another NVML than this one knows
+            with suppress(Exception):  # an unknown NVML
                 devices = NO_ITEMS if self._devices is None else self._devices.read()
             return usage, devices
 

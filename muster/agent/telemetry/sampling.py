@@ -167,7 +167,7 @@ class NodeSampler:
         if observed.arrived_s != self._last_arrived_s:
             self._last_arrived_s = observed.arrived_s
             arrivals = {rank: round(late_s, 6) for rank, late_s in observed.arrivals.items()}
-            if arrivals != self._last_arrivals:  # of a job that hangs each look shows the same collectives
+            if arrivals != self._last_arrivals:  # a hanging job shows the same collectives at each look
                 self._last_arrivals = arrivals
                 self._at_collectives.record(arrivals)
         rates = [rank.rate for rank in ranks if rank.rate]
@@ -189,7 +189,7 @@ class NodeSampler:
             pace.record(done, now_s - still_s)
         collective, usage = observed.collectives.get(local_rank), self._usage.get(local_rank)
         if slot.changed_ns is not None and slot.changed_ns / 1e9 > observed.arrived_s:
-            collective = None  # the rank has gone on since that look
+            collective = None  # the rank has continued since that look
         device = self._devices.get(local_rank)
         is_live = local_rank in observed.pids
         return RankStatus(
@@ -282,6 +282,6 @@ def clean_line(end: bytes) -> str:
     if "\x1b" in text:
         import re
 
-        # Control sequences, and those that set a title; the last one may be cut off.
+        # Control and title sequences; the last may be cut off.
         text = re.sub(r"\x1b\][^\x07\x1b]*(?:\x07|\x1b\\|$)|\x1b\[[0-?]*[ -/]*(?:[@-~]|$)|\x1b[@-Z\\^_]?", "", text)
     return shorten(show_controls(" ".join(text.split())), _LINE_BYTES, keeps_end=False)

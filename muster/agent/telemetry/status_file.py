@@ -76,5 +76,5 @@ def _write(path: str, text: str) -> None:
             with open(fd, "w", encoding="utf-8") as file:
                 file.write(text)
             os.replace(temporary, path)
-        except OSError:  # a full disk: the file stays as it was
+        except OSError:  # full disk: the file stays unchanged
             os.unlink(temporary)

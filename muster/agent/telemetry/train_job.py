@@ -98,7 +98,7 @@ class TrainJob:
         try:
             import http.client
 
-            with open(self._token_path, encoding="ascii") as file:  # it is replaced once an hour
+            with open(self._token_path, encoding="ascii") as file:  # it is replaced hourly
                 token = file.read().strip()
             headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
             connection, path = self._connect()
@@ -132,7 +132,7 @@ class TrainJob:
         import ssl
 
         context = ssl.create_default_context(cafile=self._ca_path)
-        # Set by Python 3.13. CAs of clusters often lack the key identifier that it wants.
+        # Set by Python 3.13. Clusters' CAs often lack the key identifier.
         context.verify_flags &= ~ssl.VERIFY_X509_STRICT
         return http.client.HTTPSConnection(parts.hostname, parts.port, timeout=_ANSWER_S, context=context), path
 

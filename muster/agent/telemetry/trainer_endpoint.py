@@ -79,7 +79,7 @@ class TrainerEndpoint:
         """
         try:
             link, _ = listener.accept()
-        except (BlockingIOError, ConnectionAbortedError):  # it has gone again
+        except (BlockingIOError, ConnectionAbortedError):  # already gone
             return
         if len(self._peers) >= PEERS:
             link.close()

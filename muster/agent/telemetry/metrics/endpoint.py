@@ -90,7 +90,7 @@ class MetricsEndpoint:
     def _accept(self) -> None:
         try:
             link, _ = self._listener.accept()
-        except OSError:  # it has gone again, or no descriptor is left: then the next turn tries once more
+        except OSError:  # already gone, or no descriptors left: the next turn retries
             time.sleep(0.01)
             return
         if len(self._peers) >= PEERS:

@@ -68,7 +68,7 @@ def write_metrics(
         now_s: of the values.
     """
     began, now = _write_time(began_s), _write_time(now_s)
-    # One by one: together they would take ten times the memory of their text.
+    # One by one: all together take ten times their text's memory.
     metrics = ",".join(to_json(_build_metric(family, common, began, now)) for family in families)
     scope = f'{{"scope":{to_json(_SCOPE)},"metrics":[{metrics}]}}'
     head = to_json(_build_resource(resource))

@@ -62,7 +62,7 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
         if address is not None:
             addresses[signal] = address
         else:
-            shown = f"...@{url.rpartition('@')[2]}" if "@" in url else url  # a password is not printed
+            shown = f"...@{url.rpartition('@')[2]}" if "@" in url else url  # hides passwords
             problems.append(problem or f"{name} is {shown!r}, which is not the address of an HTTP server")
     return Settings(
         addresses=addresses,

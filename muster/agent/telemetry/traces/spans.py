@@ -140,7 +140,7 @@ class SpanMaker:
             self._is_stopped = False
         elif record.what == "signal":
             self._is_stopped = True
-            if record.detail.get("guard_died") is True:  # the node is lost, and not told to end
+            if record.detail.get("guard_died") is True:  # lost, not told to end
                 self._has_successor = self._nodes > 1
         elif record.what in ("job_ended", "rendezvous_lost"):
             self._has_successor = False
@@ -160,7 +160,7 @@ class SpanMaker:
                 "cicd.pipeline.task.run.id": f"{self._job.attributes['cicd.pipeline.run.id']}-{record.attempt}",
                 **_pick(detail, "world_size", "nodes", "restarts_left"),
             }
-            if "recovery" in self._open:  # the round that it leads to names it
+            if "recovery" in self._open:  # the next round names it
                 own_id = derive_span_id(self._trace_id, "recovery", record.round)
                 self._open["recovery"] = replace(self._open["recovery"], span_id=own_id)
             self._open_span("attempt", record.round, at_s, attributes)
@@ -216,7 +216,7 @@ class SpanMaker:
             self._close_span("hang", at_s, ERROR)
             self._close_span("drain", at_s, OK)
             self._end_attempt(record, at_s)
-            if what == "job_ended":  # with nothing to recover
+            if what == "job_ended":  # nothing to recover
                 self._open.pop("recovery", None)
             elif what == "agent_ended":
                 self._close_span("recovery", at_s, ERROR)
@@ -225,12 +225,12 @@ class SpanMaker:
         """Mark why an attempt ends: spans show a class, of which there are few, and the reason as text."""
         kind = "hang" if record.detail.get("hang") is True else str(record.detail.get("kind", "fenced"))
         attempt = self._open["attempt"]
-        if kind == "final":  # nothing follows that could be a recovery
+        if kind == "final":  # no recovery can follow
             begun = self._open.pop("recovery", None)
             attempt = replace(attempt, events=attempt.events + (() if begun is None else begun.events))
         is_failure = kind in ("failure", "final", "hang", "fenced")
         result = "failure" if is_failure else "cancellation"
-        cause = str(record.detail.get("cause") or kind)  # the class, where there is one
+        cause = str(record.detail.get("cause") or kind)  # the class, if any
         attributes = {**attempt.attributes, "error.type": cause, "cicd.pipeline.task.run.result": result}
         self._open["attempt"] = replace(
             attempt,

@@ -14,7 +14,7 @@ from muster.agent.config import AgentConfig
 from muster.agent.errors import UsageError
 from muster.agent.workers.spec import Program, ProgramKind
 
-if TYPE_CHECKING:  # imported before the template starts: its imports delay every first worker
+if TYPE_CHECKING:  # imported before the template: imports delay the first worker
     from muster.agent.round import Round
 
 MONITOR_ADDRESS: Final = "NCCL_RAS_ADDR"
@@ -66,7 +66,7 @@ def build_worker_env(config: AgentConfig, round: "Round", local_rank: int, *, er
     if config.control_fd is not None:
         env[Env.ROUND] = str(round.number)
     if config.program.kind is ProgramKind.COMMAND:
-        # A command may start Python. Never beside an empty entry: that would mean the working directory.
+        # A command may start Python. An empty entry would mean the working directory.
         env |= _join_paths(env.get("PYTHONPATH"), _find_bundle(), _find_torch_backend())
     if config.virtual_local_rank:
         env["LOCAL_RANK"] = "0"
@@ -85,7 +85,7 @@ def _build_run_names(
     is_tracked = config.tracker_run and round.rank_offset + local_rank == 0
     names = {} if run_id == DEFAULT_RUN_ID else {Env.JOB_ID: run_id, Env.ATTEMPT_ID: f"{run_id}-{round.attempt}"}
     if is_tracked or config.trace_parent:
-        from muster.agent.workers import run_names  # only these options need it
+        from muster.agent.workers import run_names
 
         names |= run_names.build_tracker_env(run_id, round.attempt, env) if is_tracked else {}
         names |= run_names.build_trace_env(config.trace_parent, round.number) if config.trace_parent else {}
@@ -121,7 +121,7 @@ def build_common_env(config: AgentConfig) -> dict[str, str]:
     env = dict(config.base_env)
     if config.omp_num_threads is not None:
         env.setdefault("OMP_NUM_THREADS", str(config.omp_num_threads))
-    # torch's own default. torchrun's is 1, which ends NCCL's communicators first, and then its dumps are not written.
+    # torch's default. torchrun's 1 ends NCCL's communicators first, which prevents its dumps.
     env.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "3")
     env.setdefault("PYTHONBREAKPOINT", "muster.worker.breakpoint")
     return env
@@ -159,6 +159,6 @@ def substitute_macros(program: Program, local_rank: int) -> Program:
 def _substitute(text: str, local_rank: int) -> str:
     if "$" not in text:
         return text
-    from string import Template  # compiles a regular expression: only a program with a macro needs it
+    from string import Template  # compiles a regular expression: only for macros
 
     return Template(text).safe_substitute(local_rank=local_rank)

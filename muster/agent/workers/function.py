@@ -103,12 +103,12 @@ def call(
     global_rank = int(os.environ["RANK"])
     try:
         result = function(*args, **kwargs)
-    except BaseException as error:  # sys.exit too: the program that waits gets it as it was; raised again
+    except BaseException as error:  # sys.exit too: the waiting program gets it unchanged
         _send_exception(connection, error)
         raise
     _send(connection, {"returned": True}, _write(result, f"the result of {_name(function)} on rank {global_rank}"))
-    with contextlib.suppress(OSError):  # a function may close what it did not open
-        connection.recv(1)  # until all have returned, or the program that waits for results is gone
+    with contextlib.suppress(OSError):  # a function may close any descriptor
+        connection.recv(1)  # until all have returned or the program is gone
 
 
 def _receive_descriptors(connection: socket.socket) -> list[int]:
@@ -135,7 +135,7 @@ def _send(connection: socket.socket, message: dict[str, object], fd: int) -> Non
 
 def _send_exception(connection: socket.socket, error: BaseException) -> None:
     with contextlib.suppress(Exception):  # many exceptions cannot be pickled; the report has their text
-        import traceback  # only a failure needs it
+        import traceback
 
         shown = error.__traceback__
         while shown is not None and "muster_frames" in shown.tb_frame.f_globals:

@@ -51,13 +51,13 @@ class MemoryWatch:
             return MemoryCounters(kills=None, limit_hits=0, machine_kills=machine_kills)
         own = self.cgroup.folders[0]
         if self.cgroup.version == 2:
-            # Counted in the killed process's cgroup, whichever ancestor's limit was reached. Source: the kernel's
+            # Counted in the killed process's cgroup, whichever ancestor reached its limit. Source: the kernel's
             # Documentation/admin-guide/cgroup-v2.rst, memory.events.
             events = read_fields(f"{own}/memory.events")
             return MemoryCounters(
                 kills=events.get("oom_kill"), limit_hits=events.get("max", 0), machine_kills=machine_kills
             )
-        # oom_kill in memory.oom_control came with Linux 4.13; before that failcnt is all there is.
+        # Linux before 4.13 has only failcnt, no oom_kill in memory.oom_control.
         return MemoryCounters(
             kills=read_fields(f"{own}/memory.oom_control").get("oom_kill"),
             limit_hits=read_number(f"{own}/memory.failcnt") or 0,

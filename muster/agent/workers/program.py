@@ -18,7 +18,7 @@ cold worker loads it by its path, before there is a package that parts could be 
 import os
 import sys
 
-TYPE_CHECKING = False  # not typing's: importing typing would cost every worker 10 ms
+TYPE_CHECKING = False  # importing typing takes 10 ms
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from importlib.machinery import ModuleSpec
@@ -123,7 +123,7 @@ def read_words(words: "list[str]") -> "WorkerSpec":
         name, _, text = words[0].partition("=")
         named[name], words = text, words[1:]
     kind, target, *args = words
-    namespace: Any = type(sys.implementation)  # the record's class is not imported here
+    namespace: Any = type(sys.implementation)  # avoids importing the record's class
     spec: WorkerSpec = namespace(program=namespace(kind=kind, target=target, args=args), **named)
     return spec
 
@@ -142,9 +142,9 @@ def main(argv: "list[str]") -> None:
     else:
         spec = read_words(argv)
         for name in [name for name in sys.modules if name == "muster" or name.startswith("muster.")]:
-            del sys.modules[name]  # ours, perhaps from the bundle; the program imports the installed one
+            del sys.modules[name]  # the program imports the installed one
     if not os.path.isdir(own_root) or os.path.exists(f"{own_root}/muster/_bundled.py"):
-        # The bundle, or where it is unpacked.
+        # The bundle or its unpacked folder.
         sys.path.insert(_choose_place(own_root), own_root)
     run(spec, interpreter_argv, record_code)
 
@@ -184,7 +184,7 @@ def _read_version(path: str) -> str:
         else:
             with open(path, "rb") as file:
                 text = file.read()
-    except OSError:  # it has none, or not for this user
+    except OSError:  # not there, or not readable
         pass
     version: str = text.partition(b'__version__ = "')[2].partition(b'"')[0].decode(errors="replace")
     return version or "an unknown version"
@@ -240,19 +240,17 @@ def run(
         if error_file and before == (os.getpid(), _stat_file(error_file)):
             if _is_runpy_error(stop.__context__):
                 write_error_file(ImportError(str(stop.__context__)), None, error_file)
-            elif not (stop.code is None or isinstance(stop.code, int)):  # sys.exit("text"): the text is the reason
+            elif not (stop.code is None or isinstance(stop.code, int)):  # sys.exit("text")
                 write_error_file(stop, find_user_frames(stop.__traceback__), error_file)
-            elif spec.crash_file and (refusal := find_refusal(stop)):  # else the agent reads it on stderr
+            elif spec.crash_file and (refusal := find_refusal(stop)):  # otherwise the agent reads it on stderr
                 write_error_file(stop, None, error_file, refusal)
         raise
-    except BaseException as error:  # all but sys.exit are recorded, GeneratorExit too, and raised again
+    except BaseException as error:  # recorded and raised again, all but sys.exit
         shown = find_user_frames(error.__traceback__)
         _limit_traceback(error, shown, record_code)
         if error_file and not isinstance(error, KeyboardInterrupt) and before == (os.getpid(), _stat_file(error_file)):
             write_error_file(error, shown, error_file)
-        del (
-            shown
-        )  # this frame is below the program's: they would hold each other, and end when the interpreter collects
+        del shown  # a reference cycle with the program's frame would live until the next collection
         raise
 
 
@@ -266,7 +264,7 @@ def prepare_main(program: "Program") -> None:
     _create_main()
     if kind == "module":
         _insert_first(os.getcwd())
-    elif kind == "script" and _is_importable(target):  # a folder or a zip with a __main__.py
+    elif kind == "script" and _is_importable(target):  # a folder or zip with __main__.py
         sys.path.insert(0, target)
     else:
         _insert_first(os.path.dirname(os.path.realpath(target)))
@@ -374,18 +372,18 @@ def find_refusal(stop: SystemExit) -> str:
     if refusal:
         return refusal
     path, names = frames[-1].f_code.co_filename, frames[-1].f_locals
-    report = names.get("report") if "/click/" in path else None  # of click 8.5
+    report = names.get("report") if "/click/" in path else None  # click 8.5
     context = getattr(report, "__self__", stop.__context__)
     if isinstance(context, SystemExit):
         return find_refusal(context)
     try:
         if hasattr(stop, "trace"):
-            return f"ERROR: {stop.trace.elements[-1].ErrorAsStr()}"  # Fire's, as it prints it
+            return f"ERROR: {stop.trace.elements[-1].ErrorAsStr()}"  # as Fire prints it
         if not isinstance(context, BaseException) or isinstance(context, KeyboardInterrupt):
             return ""
         if hasattr(context, "format_message"):
-            return f"Error: {context.format_message()}"  # click's, as it prints it
-        is_plain = type(context).__str__ is BaseException.__str__  # of several arguments the first is the text
+            return f"Error: {context.format_message()}"  # click's
+        is_plain = type(context).__str__ is BaseException.__str__  # of several arguments, the first is the text
         text = context.args[0] if is_plain and context.args else _format_message(context)
         text = "".join(str(text).splitlines()[:1])
     except BaseException:  # noqa: BLE001  # the user's code
@@ -404,7 +402,7 @@ def _find_argparse_message(frames: "list[FrameType]") -> str:
     for frame in reversed(frames[-2:]):
         names, name = frame.f_locals, frame.f_code.co_name
         if name in ("exit", "error") and hasattr(names.get("self"), "parse_known_args"):
-            message = names.get("message")  # of `exit` it is None where the parser has printed it
+            message = names.get("message")  # `exit` passes None if the parser has printed it
             if isinstance(message, str):
                 message = " ".join(message.split())
                 return message if name == "exit" else f"error: {message}"
@@ -437,7 +435,7 @@ class _HookFinder:
         self._hooks = hooks
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> "ModuleSpec | None":
-        hook = self._hooks.pop(name, None)  # first: the search below comes here again
+        hook = self._hooks.pop(name, None)  # first, because the search below comes here again
         if hook is None:
             return None
         if not self._hooks and self in sys.meta_path:  # the program may have removed it
@@ -534,7 +532,7 @@ def _note_exit_code(code: int, error_file: str, pid: int) -> None:
         with open(f"{error_file}{_EXIT_SUFFIX}", "w", encoding="ascii") as file:
             file.write(str(code))
     except OSError:
-        pass  # then its end tells it
+        pass  # the program's end shows it
 
 
 def _tell_groups_of_failure() -> None:
@@ -546,7 +544,7 @@ def _tell_groups_of_failure() -> None:
 
 def _load_own_file(name: str) -> "dict[str, Any]":
     """Run a file beside this one; its globals. By its path: `muster` may be another package in this process."""
-    loader = globals().get("__loader__")  # globals, this file's and those returned, are `Any`: of every type
+    loader = globals().get("__loader__")  # globals are `Any`
     if not hasattr(loader, "archive"):
         path = os.path.join(os.path.dirname(os.path.abspath(__file__)), f"{name}.py")
         loader = sys.modules["_frozen_importlib_external"].SourceFileLoader(name, path)
@@ -563,7 +561,7 @@ def get_stack_signal() -> "int | None":
 
     None where there is none.
     """
-    highest = getattr(sys.modules["_signal"], "SIGRTMAX", None)  # `signal` would import more
+    highest = getattr(sys.modules["_signal"], "SIGRTMAX", None)  # importing `signal` loads more
     return None if highest is None else int(highest) - 5
 
 
@@ -584,8 +582,8 @@ def enable_faulthandler(stack_file: str, crash_file: str = "") -> None:
     try:
         number = _open_stack_file(stack_file)
     except OSError:
-        return  # no folder: the agent sees that the signal is not caught and does not send it
-    # Also when the disk is full now: it may have room when stacks are requested.
+        return  # the agent sees that the signal is not caught and does not send it
+    # Even if the disk is full now: it may have room later.
     faulthandler.register(stack_signum, number, all_threads=True, chain=False)
     if is_ours and crash_file:
         faulthandler.enable(number)
@@ -597,7 +595,7 @@ def _open_stack_file(path: str) -> int:
     The agent reports incomplete log files, once for all its workers: its own are on the same disk.
     """
     opened = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o644)
-    # A high number: the program's own files get the numbers they get in plain Python.
+    # A high number leaves the program's files the numbers that plain Python gives them.
     number = min(os.sysconf("SC_OPEN_MAX"), 1024) - 1
     os.dup2(opened, number, inheritable=False)
     _call_ignoring_errors(os.close, opened)  # a network file system may report a full disk only now
@@ -646,8 +644,8 @@ def _limit_traceback(
         sys.excepthook = hook
         _show_at_once(hook, kind, value, tb)
         if shown is None:
-            # No line of the program has run. The interpreter still removes names from the module that was its first
-            # `__main__`, and only our frames hold that now. Source: _PyRun_SimpleFileObject in Python/pythonrun.c.
+            # No line of the program has run. The interpreter still clears the module that was its first `__main__`, and
+            # now only our frames hold that module's names. Source: _PyRun_SimpleFileObject in Python/pythonrun.c.
             sys.last_traceback = whole
         if record_code is not None and value is error and not isinstance(value, KeyboardInterrupt):
             record_code(1)
@@ -659,7 +657,7 @@ def _show_at_once(
     hook: "Callable[..., object]", kind: "type[BaseException]", value: BaseException, tb: "TracebackType | None"
 ) -> None:
     """Show a failure in one write, where Python's own hook does: ranks that fail together share a terminal."""
-    import io  # the interpreter has it
+    import io  # already loaded by the interpreter
 
     stream = sys.stderr
     if hook is not sys.__excepthook__ or not isinstance(stream, io.TextIOWrapper):
@@ -691,7 +689,7 @@ def write_error_file(error: BaseException, shown: "TracebackType | None", error_
     path = sys.path[:]
     temporary = f"{error_file}.{os.getpid()}"
     try:
-        del sys.path[:1]  # not a json.py beside the user's script
+        del sys.path[:1]  # the user's folder may have a json.py
         import json
         import time
         import traceback
@@ -706,8 +704,8 @@ def write_error_file(error: BaseException, shown: "TracebackType | None", error_
         with open(temporary, "w", encoding="utf-8") as file:
             json.dump(data, file)
         os.replace(temporary, error_file)
-    # An exception's __str__, __notes__ and __cause__ are user code that may raise anything, and an error here must not
-    # replace the exception that is being recorded.
+    # An exception's __str__, __notes__ and __cause__ are user code and may raise anything. Such an error must not
+    # replace the recorded exception.
     except Exception as failure:  # noqa: BLE001
         _call_ignoring_errors(os.unlink, temporary)
         reason = (isinstance(failure, OSError) and failure.strerror) or type(failure).__name__
@@ -738,4 +736,4 @@ def rename_process(words: "list[str]") -> None:
             memory.seek(start)
             memory.write(text.ljust(end - start, b"\0"))
     except OSError:
-        return  # not Linux, or the kernel forbids it: the name is optional
+        return  # not Linux or forbidden: the name is optional

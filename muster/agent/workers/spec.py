@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from muster._shared.records import build, record
 
-if TYPE_CHECKING:  # the template imports this module, and no error
+if TYPE_CHECKING:  # the template imports this module but not `errors`
     from muster.agent.errors import SpawnError
 
 

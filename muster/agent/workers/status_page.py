@@ -87,7 +87,7 @@ class StatusPage:
         self._fd = _create_allocated("muster-status-page", size)
         try:
             self._memory = mmap.mmap(self._fd, size)
-        except BaseException:  # whatever it is, it is raised again
+        except BaseException:
             os.close(self._fd)
             raise
         self._words = memoryview(self._memory).cast("q")
@@ -261,7 +261,7 @@ def create_memory_file(name: str, size: int) -> int:
         import fcntl
 
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
-    except BaseException:  # whatever it is, it is raised again
+    except BaseException:
         os.close(fd)
         raise
     return fd
@@ -276,7 +276,7 @@ def _create_allocated(name: str, size: int) -> int:
     fd = create_memory_file(name, size)
     try:
         os.posix_fallocate(fd, 0, size)
-    except BaseException:  # whatever it is, it is raised again
+    except BaseException:
         os.close(fd)
         raise
     return fd
@@ -309,7 +309,7 @@ class SnapshotFiles:
             self._write(SnapshotHeader.LIMIT, limit_bytes)
             self._write(SnapshotHeader.COPIES, copies)
             self._write(SnapshotHeader.MAGIC, SnapshotHeader.MAGIC_VALUE)
-        except BaseException:  # whatever it is, it is raised again
+        except BaseException:
             self.close()
             raise
 
@@ -381,7 +381,7 @@ class TrainerPort:
         with contextlib.ExitStack() as undo:
             self._listener = undo.enter_context(socket.create_server(("127.0.0.1", 0), backlog=8))
             self._listener.setblocking(False)
-            # The callback reads the token from a file; of this one only this user's processes can open the link.
+            # The callback reads the token from a file that only this user's processes can open.
             self._token_fd = os.memfd_create("muster-trainer-token", os.MFD_CLOEXEC)
             undo.callback(os.close, self._token_fd)
             os.write(self._token_fd, self._token.encode())
@@ -402,7 +402,7 @@ class TrainerPort:
             KubeflowEnv.URL: f"http://127.0.0.1:{port}{path}",
             KubeflowEnv.TOKEN: f"/proc/{os.getpid()}/fd/{self._token_fd}",
         }
-        if not {"http_proxy", "all_proxy"}.isdisjoint(map(str.lower, environ)):  # urllib asks it for loopback, too
+        if not {"http_proxy", "all_proxy"}.isdisjoint(map(str.lower, environ)):  # urllib uses it for loopback too
             for name, other in (_NO_PROXY, _NO_PROXY[::-1]):
                 given = environ.get(name, environ.get(other, ""))
                 env[name] = given if given.strip() == "*" else ",".join(filter(None, (given, "127.0.0.1")))
@@ -413,7 +413,7 @@ class TrainerPort:
             if self._endpoint is None:
                 self._endpoint = self._open_endpoint(self._token)
             self._endpoint.accept(self._listener)
-        except (OSError, ImportError):  # no descriptor left: the loop would turn for ever, and the job matters more
+        except (OSError, ImportError):  # no descriptors left: the loop would spin
             self.close()
 
     def close(self) -> None:

@@ -24,7 +24,7 @@ import contextlib
 import ctypes
 import json
 import os
-import posix  # its putenv is none that others watch: `late_changes` looks at all modules for each call
+import posix  # its putenv has no watchers: `late_changes` searches all modules on each call
 import sys
 import tempfile
 import time
@@ -64,7 +64,7 @@ def begin_group(module: "ModuleType", *, is_watched: bool) -> None:
         is_watched: also start the server, once per process, and record the call.
     """
     groups: Any = getattr(module, "_pg_group_ranks", None)
-    # Not by its class: this file is run again for each call.
+    # Not isinstance: this file runs again for each call.
     if getattr(groups, "owner_pid", None) == os.getpid():
         groups.write({"init": True})
         return
@@ -75,7 +75,7 @@ def begin_group(module: "ModuleType", *, is_watched: bool) -> None:
         _set_defaults()
         groups.open_file()
         groups.write({"init": True})
-        _start_server()  # last: an old torch has none, and its groups are worth knowing all the same
+        _start_server()  # last: an old torch has none, but its groups are still useful
 
 
 class _Groups(dict):  # type: ignore[type-arg]  # torch's own is a plain dict
@@ -111,7 +111,7 @@ class _Groups(dict):  # type: ignore[type-arg]  # torch's own is a plain dict
         """
         groups = [group for group in (self if groups is None else groups) if group in self._threads]
         if not groups or os.getpid() != self.owner_pid:
-            return  # they have been waited for, or this is a fork, which has not the threads
+            return  # already waited for, or a fork without the threads
         threads = [thread for group in groups for thread in self._threads.get(group, ())]
         until_s = time.monotonic() + _FAILING_LIMIT_S if self._is_failing() else None
         if not _wait_idle(threads, until_s):
@@ -172,14 +172,14 @@ def _wait_idle(threads: "list[str]", until_s: "float | None") -> bool:
     pause_s = 0.0005
     try:
         threads = [thread for thread in threads if _read_about_thread(thread, "comm") == _GLOO_THREAD]
-        if not threads:  # also a torch (before 2.6) that does not name them
+        if not threads:  # also torch before 2.6, which does not name them
             time.sleep(_UNSEEN_S)
         while not all(map(_is_idle, threads)):
             if until_s is not None and time.monotonic() >= until_s:
                 return False
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, 0.02)
-    except (OSError, LookupError, ValueError):  # not Linux's /proc, or another processor
+    except (OSError, LookupError, ValueError):  # not Linux, or another processor
         time.sleep(_UNSEEN_S)
     return True
 
@@ -227,7 +227,7 @@ def _move_descriptor(fd: int, number: int) -> int:
     except FileNotFoundError:
         taken = ""
     try:
-        if taken and "muster-" not in taken:  # else it is that of the process that this one was forked from
+        if taken and "muster-" not in taken:  # otherwise inherited from the process that forked this one
             raise OSError(f"descriptor {number} is taken")
         os.dup2(fd, number, inheritable=False)
     finally:
@@ -288,9 +288,9 @@ def _listen(start: "Callable[[str], object]") -> int:
             failed = error
             continue
         try:
-            # Not the folder's path: a socket's has at most 107 bytes.
+            # A socket's path has at most 107 bytes.
             server = start(f"/proc/self/fd/{fd}/{name}")
-            # Its destructor waits for its threads, at a moment when they may wait for the interpreter: it never runs.
+            # Never destroyed: the destructor waits for threads that may wait for the interpreter.
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(server))
             return os.open(name, os.O_PATH, dir_fd=fd)
         except (OSError, RuntimeError) as error:

@@ -83,7 +83,7 @@ def _measure_all() -> None:
 
     def run(name: str, place: int, size: int) -> float:
         """Return the bytes a second of an all-reduce of these ranks; 0: there is no other."""
-        if size < 2:  # nobody to reduce with
+        if size < 2:  # no partner
             return 0.0
         distributed.init_process_group(
             "nccl" if has_device else "gloo",
@@ -121,7 +121,7 @@ def _time_all_reduce(torch: "Any", device: "Any", size: int) -> float:
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
             times_s.append(time.monotonic() - begun_s)
-        # What each rank sends and receives, as NCCL's own tests count it ("bus bandwidth").
+        # Sent and received bytes per rank, as in NCCL's tests ("bus bandwidth").
         rate = size_bytes * 2 * (size - 1) / size / max(min(times_s[1:]), 1e-9)
     return rate
 
@@ -131,7 +131,7 @@ def _measure_pairs(run: "Any", node: int, nodes: int) -> float:
     rates = []
     for shift in (0, 1):
         place = (node - shift) % nodes
-        is_single = place == nodes - 1 and nodes % 2 == 1  # an odd one has no neighbour this time
+        is_single = place == nodes - 1 and nodes % 2 == 1  # an odd node without a neighbour
         rates.append(0.0 if is_single else run(f"pair{shift}-{place // 2}", place % 2, 2))
     return max(rates)
 

@@ -70,7 +70,7 @@ def build_step_counter() -> "Callable[[Any], object]":
             words[_STEP] = written = 1 + entry[2] + entry[0]  # as `Trainer.global_step`, which counts from 1
         if entry[0] > words[_OPTIMIZER_STEPS]:
             words[_OPTIMIZER_STEPS] = entry[0]
-        words[_CHANGED_NS] = time.monotonic_ns()  # of any: a new optimizer has few steps, and is a sign of life
+        words[_CHANGED_NS] = time.monotonic_ns()  # any optimizer's step is a sign of life, even a new one's
 
     os.register_at_fork(after_in_child=stop)
     return count

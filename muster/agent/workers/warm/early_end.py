@@ -103,7 +103,7 @@ class EarlyEnd:
             self._destroy_own_objects()
             ctypes.PyDLL(None).fflush(None)
             os._exit(self._code)
-        self.template_modules.clear()  # a module that nothing holds is destroyed, another one's names are cleared
+        self.template_modules.clear()  # modules without references are destroyed; the others' names are cleared
         if self._code is None:
             return
         for finalizer in reversed(self._finalizers):
@@ -120,7 +120,7 @@ class EarlyEnd:
             and len(sys._current_frames()) == 1  # noqa: SLF001  # daemon threads run on until the interpreter ends
             and sys.gettrace() is sys.getprofile() is None
             and not (sys.warnoptions or sys.flags.dev_mode or gc.get_debug() or gc.callbacks)
-            and not (sys.flags.inspect or os.environ.get("PYTHONINSPECT"))  # whose prompt ends it with another code
+            and not (sys.flags.inspect or os.environ.get("PYTHONINSPECT"))  # its prompt changes the exit code
             and not any(name in os.environ for name in _TOOLS)
             and not any(getattr(sys.modules.get(name), "_initialized", False) for name in _DEVICE_MODULES)
             and not any("interpreters" in name for name in sys.modules.keys() - self.template_modules.keys())
@@ -179,11 +179,11 @@ class EarlyEnd:
     def _is_visible(self, callback: object) -> bool:
         """Return whether a weak reference's callback is the program's, not of a package of the template."""
         if type(callback) is BuiltinFunctionType:
-            # Those of an abstract class's registry and of `threading.local` are methods of such.
+            # Those of an abstract class's registry and of `threading.local` are its methods.
             return type(callback.__self__) not in (weakref.ReferenceType, tuple)
         if type(callback) is not FunctionType:
             return callback is not None
-        name = callback.__module__  # of muster's own hooks it is in no list
+        name = callback.__module__  # muster's own hooks have it in no list
         return name == "__main__" or (name in sys.modules and name.partition(".")[0] not in self.template_modules)
 
     # -- at the end ---------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ _HARMLESS_DEVICES: Final = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random"
 def list_descriptors() -> frozenset[int]:
     """List the open descriptors."""
     found = {int(name) for name in os.listdir("/proc/self/fd")}
-    return frozenset(fd for fd in found if os.path.exists(f"/proc/self/fd/{fd}"))  # without the one that listed them
+    return frozenset(fd for fd in found if os.path.exists(f"/proc/self/fd/{fd}"))  # without the listing's own
 
 
 def find_hazard(known_fds: Container[int]) -> str | None:
@@ -70,7 +70,7 @@ def _find_threads() -> str | None:
     if _count_threads() == 1:
         return None
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Python 3.12 warns about the threads that are counted here
+        warnings.simplefilter("ignore")  # Python 3.12 warns about these threads
         pid = os.fork()
     if pid == 0:
         os._exit(0)
@@ -105,10 +105,10 @@ _START_NAMES: Final = ("TEMP", "TMP")
 """torch's modules ask for the temporary folder at their import; `TMPDIR` comes first."""
 _IMPORT_PREFIXES: Final = (
     *("OMP_", "KMP_", "GOMP_", "MKL_", "OPENBLAS_", "GOTO_", "BLIS_", "NUMEXPR_"),  # thread pools
-    *("ACC_", "I_MPI_", "MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "NVPL_"),  # MKL and OpenMP, too
+    *("ACC_", "I_MPI_", "MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "NVPL_"),  # MKL and OpenMP too
     *("DNNL_", "ONEDNN_", "MKLDNN_", "GFORTRAN_", "OPENSSL_", "INTEL_LIBITTNOTIFY"),
-    *("NPY_", "NUMPY_", "TQDM_"),  # what torch imports where it is installed
-    *("INDUCTOR_", "AOT", "PARTITIONER_", "CUTLASS_", "CUTEDSL_", "PT2_COMPILE_", "FAKE_ALLOW_META"),  # the compiler
+    *("NPY_", "NUMPY_", "TQDM_"),  # imported by torch if installed
+    *("INDUCTOR_", "AOT", "PARTITIONER_", "CUTLASS_", "CUTEDSL_", "PT2_COMPILE_", "FAKE_ALLOW_META"),  # compiler
     *("ENABLE_PERSISTENT_TMA_", "ENABLE_TEMPLATE_TMA_", "ENABLE_TMA_LOAD_", "LOG_AUTOTUNE_", "LOG_TLPARSE"),
     *("COMPILE_STROBELIGHT_", "FX_", "KINETO_USE_DAEMON", "TORCHEXPORT_"),
     *("TORCH_", "TORCHINDUCTOR_", "TORCHDYNAMO_", "TORCH_LOGS", "PYTORCH_", "TRITON_"),

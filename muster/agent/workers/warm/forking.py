@@ -145,14 +145,14 @@ def fork_on_demand(
     is_due = hand_out is None
     while True:
         if is_due and not select.select([control], (), (), _AHEAD_AFTER_S)[0]:
-            is_due = False  # once per request: what keeps it from forking may stay
+            is_due = False  # once per request: what prevents forking may persist
             forked = _fork_ahead(control, agent_pid)
             if isinstance(forked, socket.socket):
                 return forked
             ahead = forked
         message, fds, _flags, _address = socket.recv_fds(control, _MESSAGE_BYTES, _MAX_SOCKETS)
         if not message:
-            os._exit(0)  # the agent has closed its end; exit handlers run in workers only
+            os._exit(0)  # the agent has closed its end; only workers run exit handlers
         sockets = [socket.socket(fileno=fd) for fd in fds]
         if len(sockets) < (requested := json.loads(message)["fork"]):  # the kernel drops descriptors beyond the limit
             for one in sockets:
@@ -214,7 +214,7 @@ def fork_batch(sockets: list[socket.socket], agent_pid: int, ahead: _Ahead | Non
     began_s = time.monotonic()
     intermediate = _hand_over(ahead, [pids_write, go_read, *(one.fileno() for one in sockets)])
     try:
-        intermediate = intermediate or posix.fork()  # a debugger replaces `os.fork`, and is for the workers only
+        intermediate = intermediate or posix.fork()  # debuggers replace `os.fork` for workers only
     except OSError as error:
         for fd in (pids_read, pids_write, go_read, go_write):
             os.close(fd)
@@ -227,7 +227,7 @@ def fork_batch(sockets: list[socket.socket], agent_pid: int, ahead: _Ahead | Non
     os.close(go_read)
     with os.fdopen(pids_read, "rb") as pipe:
         answer = json.loads(pipe.read() or b'{"forked": [], "error": "the forking process died"}')
-    # Only once the intermediate has been reaped are its children the agent's.
+    # The children become the agent's only once the intermediate is reaped.
     os.waitpid(intermediate, 0)
     os.close(go_write)
     duration_s = time.monotonic() - began_s
@@ -308,12 +308,12 @@ def wait_for_release(parked: socket.socket, rename_process: Callable[[list[str]]
     if not message:
         os._exit(0)  # not needed any more
     if len(message) > 1 and fds:
-        from muster.agent.workers.warm import store  # no other process needs it
+        from muster.agent.workers.warm import store
 
         rename_process(["muster-store"])
         store.serve(parked, int.from_bytes(message, "big"), fds[0])
     if len(fds) != 3:
-        os._exit(1)  # the kernel drops descriptors beyond the limit: no line of the program can run
+        os._exit(1)  # the kernel drops descriptors beyond the limit: the program cannot start
     parked.close()
     with os.fdopen(fds[0], "rb") as file:
         file.seek(0)

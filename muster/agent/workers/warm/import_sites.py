@@ -63,7 +63,7 @@ class ImportSites:
         path = find_source(kind, target)
         if path is not None:
             self._read_module(os.path.join(os.getcwd(), path), "__main__")
-        while self._function_bodies:  # functions run, if at all, when their modules are complete
+        while self._function_bodies:  # functions run after their modules, if at all
             self._read_statements(*self._function_bodies.pop(0))
 
     def find(self, name: str) -> ImportSite:
@@ -185,7 +185,7 @@ def _is_main_test(test: ast.expr) -> bool:
 
 def _may_change_filters(node: ast.AST) -> bool:
     """Return whether it may change filters for longer than a filter scope."""
-    todo = [node]  # no recursion: an expression may be deeper than the interpreter's limit
+    todo = [node]  # iterative: expressions may exceed the recursion limit
     while todo:
         node = todo.pop()
         if isinstance(node, ast.With) and _is_filter_scope(node):

@@ -123,7 +123,7 @@ class LateChanges:
         self._has_said = False
         self._putenv = os.putenv
         if "torch" in sys.modules:
-            os.putenv = self._set_variable  # what `os.environ` calls, too
+            os.putenv = self._set_variable  # `os.environ` calls it too
 
     def _set_variable(self, key: "StrOrBytesPath", value: "StrOrBytesPath") -> None:
         self._putenv(key, value)

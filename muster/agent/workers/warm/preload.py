@@ -229,7 +229,7 @@ def parse(path: str) -> ast.Module | None:
         with open(path, "rb") as file:
             return ast.parse(file.read())
     except (OSError, SyntaxError, ValueError, RecursionError):
-        return None  # the worker will report what is wrong with it
+        return None  # the worker will report the fault
 
 
 def _list_imports(tree: ast.Module) -> Iterator[str]:

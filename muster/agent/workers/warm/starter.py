@@ -27,7 +27,7 @@ from muster.agent.workers.spec import ProgramKind, WorkerSpec, WorkerStarter
 from muster.agent.workers.warm.fork_safety import find_early_difference
 from muster.agent.workers.warm.template_handle import TemplateHandle, TemplateOptions, release_worker
 
-if TYPE_CHECKING:  # loaded when needed: most answers come in time, and only a program with torch needs a store
+if TYPE_CHECKING:  # most answers come in time, and only torch needs a store
     from muster.agent.workers.stall_watch import StallWatch
     from muster.agent.workers.warm.forking import Forked, Imported, TemplateMessage
     from muster.agent.workers.warm.store_handle import StoreHandle
@@ -183,7 +183,7 @@ class TemplateStarter:
             reason = self._template.request_forks(count - len(self._parked) - pending)
             self._follow_requests()
             if reason is not None:
-                self._fail_waiting(reason)  # none waits when this was early: then the start requests again
+                self._fail_waiting(reason)  # if none waits yet, the start requests again
 
     def can_host_store(self) -> bool:
         """See `spec.WorkerStarter`. The user's switch is torchrun's: each process group then has its own store."""
@@ -428,7 +428,7 @@ class TemplateStarter:
             try:
                 spec_fd = release_worker(parked.socket, start.spec)
                 if spec_fd is None:
-                    self._waiting.appendleft(start)  # it ended while it was parked
+                    self._waiting.appendleft(start)  # it ended while parked
                     continue
             except SpawnError as error:
                 self._start_cold([start.spec], start.on_started, start.on_failed, str(error))

@@ -66,7 +66,7 @@ def serve(control: socket.socket, world_size: int, listen_fd: int) -> NoReturn:
                 pass  # until the agent closes it
         code = 0
     finally:
-        os._exit(code)  # the template's exit handlers are the workers' alone
+        os._exit(code)  # only workers run the template's exit handlers
 
 
 def _silence() -> None:
@@ -95,12 +95,12 @@ def _open_store(listen_fd: int) -> "TCPStore | None":
     except ImportError:
         return None
     return TCPStore(
-        "127.0.0.1",  # where its own client connects to
+        "127.0.0.1",  # its own client connects there
         _find_port(listen_fd),
         is_master=True,
         wait_for_workers=False,
         master_listen_fd=listen_fd,
-        # Before torch 2.8 that implementation cannot take a listening socket over.
+        # Before 2.8, torch's libuv store cannot take over a listening socket.
         use_libuv=_parse_version(torch.__version__) >= (2, 8),
     )
 

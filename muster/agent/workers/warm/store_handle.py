@@ -117,7 +117,7 @@ class StoreHandle:
         with theirs:
             try:
                 pid = spawn(options.build_spec(program.STORE, str(theirs.fileno())), keep_fd=theirs.fileno())
-            except BaseException:  # whatever it is, it is raised again
+            except BaseException:
                 ours.close()
                 raise
         if not self.hand_over(ours, pid):
@@ -156,7 +156,7 @@ class StoreHandle:
         elif received:
             self._on_again()
         else:
-            self._close_control()  # `ChildWatch` says how it ended
+            self._close_control()  # `ChildWatch` reports how it ended
 
     def check(self) -> None:
         """Have the process look now whether workers have connected again."""
@@ -191,7 +191,7 @@ class StoreHandle:
         self._expect_no_answer()
         self._close_control()
         with suppress(OSError):
-            # The process has the socket, too: without this the next round could not listen on the same port.
+            # The process shares the socket, which would block the port for the next round.
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         if self.pid:

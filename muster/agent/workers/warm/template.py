@@ -78,7 +78,7 @@ def serve(
     first_folder = sys.path[0] if len(sys.path) > path_before else None
     modules = _import_all(control, requested, program, _Before(known=known, early=early, folder=first_folder))
     early_end.record_template()
-    # Listed here: a worker that looks at the names of all modules copies their pages.
+    # Listed here: a worker that lists modules would copy their pages.
     own_modules = [name for name in sys.modules if name == "muster" or name.startswith("muster.")]
     send(control, {"ready": {"modules": modules, "pid": os.getpid(), "memory": _read_memory()}})
     parked = fork_on_demand(control, int(agent_pid))
@@ -131,7 +131,7 @@ def _import_early(control: socket.socket, requested: str) -> "tuple[EarlyImports
 
 def _import_all(control: socket.socket, requested: str, program: Program, before: _Before) -> list[str]:
     """Import the requested modules and prepare memory for forking; exits when forking cannot be safe."""
-    # A program that is the template of its own workers needs neither.
+    # A program that is its own template needs neither.
     from muster.agent.workers.warm.import_sites import ImportSites
     from muster.agent.workers.warm.preload import brings_torch, choose_modules
 
@@ -149,7 +149,7 @@ def _import_all(control: socket.socket, requested: str, program: Program, before
             send(control, {"refused": obstacle})
             os._exit(0)
         show_warnings(before.early.warnings, sites.find("torch"))
-    hidden = sites.find_hidden()  # before anything of the program's is imported
+    hidden = sites.find_hidden()  # before the program's imports
     if hidden is not None:
         exit_unsafe(control, f"the program imports {hidden}, and another module of that name is loaded already")
     send(control, {"brings_torch": brings_torch(preload.modules)})
@@ -173,7 +173,7 @@ def _import_all(control: socket.socket, requested: str, program: Program, before
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             stream.flush()
-    # No collection visits what exists now, so its pages stay shared with the workers.
+    # No collection visits the existing objects, so workers share their pages.
     gc.freeze()
     return imported
 

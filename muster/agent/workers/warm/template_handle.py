@@ -79,8 +79,8 @@ class TemplateHandle:
             try:
                 self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
                 theirs = stack.enter_context(theirs)
-                # What the imports print belongs to each worker: the template's own streams are memory files, whose
-                # content a worker first writes to its streams.
+                # Each worker repeats what the imports print: the template's streams are memory files, copied to the
+                # worker's streams first.
                 out_fd = os.memfd_create("stdout")
                 stack.callback(os.close, out_fd)
                 self._stderr_fd = os.memfd_create("stderr")
@@ -90,8 +90,8 @@ class TemplateHandle:
             known = (program.TEMPLATE, str(theirs.fileno()), str(os.getpid()), options.preload)
             prog = (HELD,) if waits else _list_words(options.program)
             spec = options.build_spec(*known, *prog, stdout_fd=out_fd, stderr_fd=self._stderr_fd)
-            # Started like a cold worker, so that warm workers inherit the same. (Not by posix_spawn: glibc's leaves its
-            # two internal signals ignored.)
+            # Started like a cold worker, so that warm workers inherit the same. (With posix_spawn, glibc leaves its two
+            # internal signals ignored.)
             self.pid = spawn(spec, keep_fd=theirs.fileno())
             on_failure.pop_all()
 
@@ -135,8 +135,8 @@ class TemplateHandle:
                     ours.close()
                 if isinstance(error, ConnectionError):
                     return None
-                # No answer would come. The processes of one user may have only so many descriptors under way, and
-                # data loaders send them, too.
+                # No answer would come. A user's processes share a limit on descriptors in transit, which data loaders
+                # use too.
                 return f"cannot send sockets for {what}: {error.strerror}"
             finally:
                 for _, theirs in pairs:

@@ -35,7 +35,7 @@ def main(args: Sequence[str]) -> int:
         sys.stdout.write(USAGE)
         return GO_ON
     if args[:1] == ["job"]:
-        from muster.agent.control import client  # only people ask so, through an adapter
+        from muster.agent.control import client
 
         return client.main(args[1:])
     try:

@@ -74,7 +74,7 @@ def write(run_dir: str, checkpoint: Checkpoint, on_error: Callable[[str], None])
     """
     path = os.path.join(run_dir, LogNames.CHECKPOINT)
     temporary = f"{path}.{os.uname().nodename}.{os.getpid()}"
-    from muster._shared.codec import encode  # only here
+    from muster._shared.codec import encode
 
     try:
         with open(open_own(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "w", encoding="utf-8") as file:

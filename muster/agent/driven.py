@@ -37,7 +37,7 @@ def main(args: list[str]) -> int:
         os._exit(0)
     os.setpgid(0, 0)
     reset_dispositions()
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # a thread may block everything
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # a thread may block all signals
     control = socket.socket(fileno=int(control_fd))
     send_identity(control, "guard")
     code = guard.run_guarded(lambda lease: run_agent(control, folder, flags, lease), caller_fd=int(caller_fd))
@@ -48,8 +48,8 @@ def main(args: list[str]) -> int:
 def send_end(control_fd: int, caller_fd: int, folder: str, code: int) -> None:
     """Send the end; called in the guard, last of all."""
     send_message(control_fd, ended=code)
-    if processes.wait_readable(caller_fd, 0.0):  # the caller has ended; else it reads the report there
-        import shutil  # only then
+    if processes.wait_readable(caller_fd, 0.0):  # a caller that has ended reads no report
+        import shutil
 
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -66,7 +66,7 @@ def send_identity(control: socket.socket, who: str) -> None:
     try:
         socket.send_fds(control, [encode_message({who: os.getpid()})], [fd])
     except OSError:
-        os._exit(1)  # the caller is gone already
+        os._exit(1)  # the caller has gone
     finally:
         os.close(fd)
 

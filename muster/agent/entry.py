@@ -8,11 +8,11 @@ import os
 import sys
 
 if __name__ == "__main__":
-    # Not the first with -P or PYTHONSAFEPATH.
+    # With -P or PYTHONSAFEPATH it is not first.
     if sys.path[:1] == [os.path.dirname(os.path.realpath(__file__))]:
         del sys.path[0]
 
-    if sys.flags.no_site:  # then installed packages, ours among them, are not found (see `runtime.packages`)
+    if sys.flags.no_site:  # hides installed packages, even ours (see `runtime.packages`)
         sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
     from muster.agent.__main__ import main

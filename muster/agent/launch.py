@@ -140,7 +140,7 @@ def _run_supervisor(
     Raises:
         MusterError: the log folder, the event sink or the rendezvous is not available.
     """
-    # Imported while the template, which needs none of this, imports torch.
+    # Imported while the template imports torch.
     from muster.agent.logs import LogRouter
     from muster.agent.node.supervisor import AgentParts, Supervisor
     from muster.agent.rendezvous.selection import create_rendezvous
@@ -345,7 +345,7 @@ def _look(config: AgentConfig, workspace: str) -> "LocalChecked":
         machine = preflight.read_machine(_list_folders(config), nvml=nvml)
         findings = preflight.find_problems(machine, need)
         if config.stops_together and rendezvous.node_index not in (None, 0):
-            shared = {row.name for row in preflight.TABLE if row.is_shared}  # node 0, of the same machine, says it
+            shared = {row.name for row in preflight.TABLE if row.is_shared}  # node 0 of this machine reports it
             findings = tuple(each for each in findings if each.check not in shared)
         site_folder = environ.get(Env.PREFLIGHT_DIR)
         site_checks = preflight.find_site_checks(site_folder)
@@ -355,7 +355,7 @@ def _look(config: AgentConfig, workspace: str) -> "LocalChecked":
             from muster.agent.preflight.facts import read_facts
 
             facts = read_facts(config, workspace, machine)
-    except (OSError, ImportError):  # no descriptors left: an agent without them says so elsewhere
+    except (OSError, ImportError):  # no descriptors left: reported elsewhere
         return LocalChecked(is_last=True)
     return LocalChecked(findings=findings, facts=facts, site_checks=site_checks, is_last=not site_checks)
 

@@ -1,4 +1,4 @@
-"""Cold workers: fork and exec, one process each."""
+"""Cold workers, each started by fork and exec."""
 
 import contextlib
 import errno
@@ -17,11 +17,11 @@ from muster.agent.workers.spec import ProgramKind, WorkerSpec
 
 _EXEC_FAILED = 127
 _EXEC_LIMIT_S = 1.0
-"""How long the agent's loop may wait for a program's disk; one heartbeat a second is sent, and four may be missed."""
+"""How long the agent's loop may wait for a program's disk. It sends one heartbeat a second and may miss four."""
 _RESET_SIGNALS = tuple(
     getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGCHLD")
 )
-"""Signals that the agent may handle; those that were ignored at its start stay ignored (nohup)."""
+"""Signals that the agent may handle. Signals that were ignored at its start (nohup) stay ignored."""
 
 
 class CommandStarter:
@@ -49,10 +49,10 @@ class CommandStarter:
         raise NotImplementedError
 
     def check_store(self) -> None:
-        """Do nothing: there is none."""
+        """Do nothing: there is no store."""
 
     def end_store(self) -> None:
-        """Do nothing: there is none."""
+        """Do nothing: there is no store."""
 
     def start(
         self,
@@ -60,9 +60,9 @@ class CommandStarter:
         on_started: Callable[[int, int], None],
         on_failed: Callable[[int, SpawnError], None],
     ) -> None:
-        """See `spec.WorkerStarter`. Stops at the first worker that cannot be started: the round fails anyway.
+        """See `spec.WorkerStarter`. Stop at the first worker that cannot be started, because the round fails anyway.
 
-        This runs on the agent's loop, see `spawn`. All of them together wait at most `_EXEC_LIMIT_S` for their disk.
+        This runs on the agent's loop (see `spawn`). All workers together wait at most `_EXEC_LIMIT_S` for their disk.
         """
         until_s = time.monotonic() + _EXEC_LIMIT_S
         for spec in specs:
@@ -82,7 +82,7 @@ class CommandStarter:
         """Do nothing: starts happen at once."""
 
     def list_own_pids(self) -> frozenset[int]:
-        """Return none: this starter has no processes of its own."""
+        """Return an empty list: this starter has no processes of its own."""
         return frozenset()
 
     def close(self) -> None:
@@ -100,18 +100,18 @@ def build_command(spec: WorkerSpec) -> list[str]:
 def spawn(spec: WorkerSpec, *, keep_fd: int | None = None, until_s: float | None = None) -> int:
     """Start one worker, and return its process id.
 
-    This must be the thread that lives as long as the agent: a death signal comes at the end of the *thread* that
-    forked, and the thread that collects children must know a worker before it can end. So the agent's loop waits for
-    both, 4 ms a worker (33 ms where ten processes wait for each core), and not longer than `until_s`.
+    This must run in the thread that lives as long as the agent, for two reasons. A death signal comes at the end of the
+    *thread* that forked. The thread that collects children must know a worker before it can end. So the agent's loop
+    waits for fork and exec: 4 ms per worker (33 ms if ten processes wait for each core), and never beyond `until_s`.
 
     Args:
         spec: what to start.
         keep_fd: a descriptor it keeps besides 0, 1 and 2, under the same number (the template's control socket).
-        until_s: how long to wait for the exec, by the monotonic clock; None: `_EXEC_LIMIT_S`. The disk with the program
-            may hang. An exec that fails later is a worker that exits with 127.
+        until_s: how long to wait for the exec, by the monotonic clock; None means `_EXEC_LIMIT_S`. The disk with the
+            program may hang. If the exec fails later, the worker exits with 127.
 
     Raises:
-        SpawnError: there is no such program, or memory, descriptors or processes ran out; one line that says which.
+        SpawnError: there is no such program, or memory, descriptors or processes ran out. One line says which.
     """
     command = build_command(spec)
     try:
@@ -142,12 +142,12 @@ def spawn(spec: WorkerSpec, *, keep_fd: int | None = None, until_s: float | None
 
 
 def _read_report(fd: int, until_s: float) -> bytes:
-    """Return the errno of the exec; empty when it has succeeded, or has not ended yet."""
+    """Return the errno of the exec; empty if the exec has succeeded or has not finished yet."""
     return os.read(fd, 16) if processes.wait_readable(fd, until_s - time.monotonic()) else b""
 
 
 def _close_other_descriptors(kept: Iterable[int]) -> None:
-    """Close every descriptor from 3 on that is not kept, also those that were inheritable when the agent started."""
+    """Close every descriptor from 3 on that is not kept, even if it was inheritable when the agent started."""
     first = 3
     for fd in sorted(kept):
         os.closerange(first, fd)
@@ -158,7 +158,7 @@ def _close_other_descriptors(kept: Iterable[int]) -> None:
 def _exec_worker(
     spec: WorkerSpec, command: list[str], report_write: int, agent_pid: int, keep_fd: int | None
 ) -> NoReturn:
-    """Become the worker in the child: own session, death signal, descriptors, affinity, exec. Never returns.
+    """Set up session, death signal, descriptors and affinity in the child, then exec the worker. Never returns.
 
     The exec closes `report_write`. If a step fails before, its errno is written there.
     """

@@ -1,6 +1,7 @@
 """The file that the interpreter runs in a worker: it runs `program` from its compiled form.
 
-The interpreter compiles the file it is given each time; all of `program` would cost every cold worker 5 ms.
+The interpreter compiles the file that it is given each time. Compiling all of `program` would cost every cold worker 5
+ms.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""A worker's environment: torchrun's variables, built from one round and one local rank. Pure.
+"""Builds a worker's environment, which is torchrun's, from one round and one local rank. Pure.
 
 Source: torch/distributed/elastic/agent/server/local_elastic_agent.py (`_start_workers`, `_set_local_rank_env`) and
 torch/distributed/launcher/api.py of torch 2.13, compared name by name in tests/conformance.
@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # imported before the template: imports delay the first worke
     from muster.agent.round import Round
 
 MONITOR_ADDRESS: Final = "NCCL_RAS_ADDR"
-"""Where NCCL's own monitor of the workers answers."""
+"""The variable with the address of NCCL's own monitor in the workers."""
 
 
 def build_worker_env(config: AgentConfig, round: "Round", local_rank: int, *, error_file: str | None) -> dict[str, str]:  # noqa: A002
@@ -28,11 +28,11 @@ def build_worker_env(config: AgentConfig, round: "Round", local_rank: int, *, er
         config: the agent's; `base_env` is what the worker inherits.
         round: the round the worker takes part in.
         local_rank: 0 to nproc - 1.
-        error_file: where the worker writes its error.json; None when there is no folder for it (`--log-dir
+        error_file: where the worker writes its error.json. None means that there is no folder for it (`--log-dir
             /dev/null`): the variable is then empty, as torchrun leaves it.
 
     Raises:
-        UsageError: --virtual-local-rank and CUDA_VISIBLE_DEVICES names fewer devices than there are workers.
+        UsageError: with --virtual-local-rank, CUDA_VISIBLE_DEVICES names fewer devices than there are workers.
     """
     env = build_common_env(config)
     env.update(
@@ -93,9 +93,9 @@ def _build_run_names(
 
 
 def _find_bundle() -> str | None:
-    """Return the bundle that this agent runs from, which holds `muster.worker`, or where it is unpacked.
+    """Return the bundle that this agent runs from, or the folder where it is unpacked; both hold `muster.worker`.
 
-    None: the agent runs from an installed package.
+    None means that the agent runs from an installed package.
     """
     archive: str | None = getattr(globals().get("__loader__"), "archive", None)
     if archive is not None:
@@ -105,7 +105,10 @@ def _find_bundle() -> str | None:
 
 
 def _find_torch_backend() -> str | None:
-    """Return the folder that names `workers.program`'s hook to torch; None in a zip, where torch would not find it."""
+    """Return the folder that names `workers.program`'s hook to torch.
+
+    Return None in a zip, where torch would not find it.
+    """
     folder = os.path.join(os.path.dirname(os.path.abspath(__file__)), "torch_backend")
     return folder if os.path.isdir(folder) else None
 
@@ -117,7 +120,7 @@ def _join_paths(*paths: str | None) -> dict[str, str]:
 
 
 def build_common_env(config: AgentConfig) -> dict[str, str]:
-    """Build what all workers' environments have in common, for any round and rank; the warm template gets it too."""
+    """Build what all workers' environments have in common, for any round and rank. The warm template gets it too."""
     env = dict(config.base_env)
     if config.omp_num_threads is not None:
         env.setdefault("OMP_NUM_THREADS", str(config.omp_num_threads))
@@ -148,7 +151,7 @@ def choose_visible_device(env: Mapping[str, str], local_rank: int) -> str:
 def substitute_macros(program: Program, local_rank: int) -> Program:
     """Substitute `${local_rank}` by the rules of `string.Template` (`$$` is a dollar), as torchrun does.
 
-    The executable of `--no-python` stays as it is, also as with torchrun.
+    As with torchrun, the executable of `--no-python` stays unchanged.
     """
     args = tuple(_substitute(arg, local_rank) for arg in program.args)
     if program.kind is ProgramKind.COMMAND:

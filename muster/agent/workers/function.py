@@ -1,8 +1,8 @@
 """The program of a worker that runs a Python function; `muster.elastic` starts it.
 
-Its arguments are the job's folder and the local rank. It connects to the program that started the job, gets the pickled
-call, imports that program's `__main__` as multiprocessing's spawn does, calls the function and sends back a descriptor
-of an unnamed file with the result. What the function raises is the worker's failure; the exception is sent too.
+Its arguments are the job's folder and the local rank. It connects to the program that started the job and gets the
+pickled call. It imports that program's `__main__` as multiprocessing's spawn does, calls the function, and sends back a
+descriptor of an unnamed file with the result. An exception of the function is the worker's failure and is sent as well.
 
 The worker ends when all workers of the node have returned.
 """
@@ -33,7 +33,7 @@ _ROUND = "MUSTER_ROUND"
 
 
 class _PositionedFile(io.RawIOBase):
-    """Reads a file that other processes read through the same description: each from a position of its own."""
+    """Reads a file from its own position, although other processes read the file through the same description."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -77,7 +77,7 @@ def substitute_macros(args: tuple[object, ...], local_rank: str) -> tuple[object
 
 
 def connect(folder: str, local_rank: str) -> socket.socket:
-    """Connect to the program that started the job, and send this worker's place."""
+    """Connect to the program that started the job, and send this worker's local rank."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     connection.connect(os.path.join(folder, SOCKET_NAME))
     hello = {
@@ -99,7 +99,7 @@ def connect(folder: str, local_rank: str) -> socket.socket:
 def call(
     connection: socket.socket, function: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]
 ) -> None:
-    """Call the function and send what it returns, or raises; return when all workers of the node have returned."""
+    """Call the function and send what it returns or raises. Return when all workers of the node have returned."""
     global_rank = int(os.environ["RANK"])
     try:
         result = function(*args, **kwargs)
@@ -145,7 +145,7 @@ def _send_exception(connection: socket.socket, error: BaseException) -> None:
 
 
 def _write(value: object, what: str) -> int:
-    """Pickle into an unnamed file; its descriptor.
+    """Pickle an object into an unnamed file, and return its descriptor.
 
     Raises:
         PicklingError: names what cannot be pickled.
@@ -164,7 +164,7 @@ def _write(value: object, what: str) -> int:
 
 
 def _dump_by_value(value: object, file: IO[bytes]) -> bool:
-    """Pickle with cloudpickle, where it is installed; False when that does not help."""
+    """Pickle by value with cloudpickle; return False if it is not installed or does not help."""
     try:
         import cloudpickle
 

@@ -1,8 +1,8 @@
 """Workers forked from the image of the program that started the job; `muster.elastic.fork.image` is the other side.
 
-The image is a template (`warm.template` describes the protocol) that nothing can replace: what it holds cannot be
-imported, so no worker can start cold, and when it has ended no worker can start at all. It hosts no store, which would
-be one more copy of the program's page tables: global rank 0's worker does.
+The image is a template (`warm.template` describes the protocol) that nothing can replace. What it holds cannot be
+imported, so no worker can start cold. When the image has ended, no worker can start at all. Global rank 0's worker
+hosts the store, because in the image it would need one more copy of the program's page tables.
 """
 
 import os
@@ -22,12 +22,12 @@ class ImageHandle(TemplateHandle):
     is_image = True
 
     def __init__(self, loop: Loop, pid: int, control_fd: int) -> None:
-        """Take it over.
+        """Take over the image.
 
         Args:
             loop: calls back with messages.
             pid: a child of this process.
-            control_fd: to it.
+            control_fd: the socket to the image.
         """
         self._loop = loop
         self._on_message = None
@@ -52,7 +52,7 @@ class ImageStarter(TemplateStarter):
     def _find_obstacle(self, specs: Sequence[WorkerSpec]) -> str | None:
         """Find an obstacle.
 
-        Variables that are read early are none: the program has read them, as with any fork.
+        Variables that are read early are no obstacle: the program has already read them, as with any fork.
         """
         prefixes = (spec.command_prefix[0] for spec in specs if spec.command_prefix)
         wrapper = next(prefixes, None)
@@ -65,7 +65,7 @@ class ImageStarter(TemplateStarter):
         on_failed: Callable[[int, SpawnError], None],
         reason: str,
     ) -> None:
-        """Say why it fails: nothing can start cold here."""
+        """Report why the start fails: nothing can start cold here."""
         for spec in specs[:1]:
             on_failed(
                 spec.local_rank, SpawnError(f"cannot fork a worker from the program that started the job: {reason}")

@@ -8,7 +8,7 @@ from muster._shared.records import record
 
 @record
 class MemoryCgroup:
-    """The agent's memory cgroup: its folder and those above it, innermost first, as far as they are visible."""
+    """The agent's memory cgroup: its folder and the visible folders above it, innermost first."""
 
     version: int
     folders: tuple[str, ...]
@@ -38,7 +38,7 @@ class MemoryWatch:
         self.proc = proc
         self.cgroup = find_memory_cgroup(proc)
         self.before = self.read()
-        """At the last `reset`."""
+        """The counters at the last `reset`."""
 
     def reset(self) -> None:
         """Forget what was counted earlier, because workers are about to start."""
@@ -66,11 +66,11 @@ class MemoryWatch:
 
 
 def find_memory_cgroup(proc: str) -> MemoryCgroup | None:
-    """Return the memory cgroup of this process; None when there is none or it is not mounted.
+    """Return the memory cgroup of this process; None if there is none or it is not mounted.
 
-    Source: cgroups(7), proc(5) on /proc/[pid]/cgroup and /proc/[pid]/mountinfo. In a container with a cgroup
-    namespace the path is relative to the mount; without one it names a folder that the mount does not show, and the
-    mount's top folder is used.
+    Source: cgroups(7), proc(5) on /proc/[pid]/cgroup and /proc/[pid]/mountinfo. In a container with a cgroup namespace
+    the path is relative to the mount. Without one it names a folder that the mount does not show; then the mount's top
+    folder is used.
     """
     paths = _read_cgroup_paths(f"{proc}/self/cgroup")
     mounts = _read_cgroup_mounts(f"{proc}/self/mountinfo")
@@ -100,7 +100,7 @@ def _walk_up(path: str, top: str) -> Iterator[str]:
 
 
 def _read_cgroup_paths(path: str) -> dict[str, str]:
-    """Read the paths by controller; "" is cgroup v2."""
+    """Read the paths by controller; "" stands for cgroup v2."""
     paths: dict[str, str] = {}
     for line in _read_lines(path):
         _, controllers, inside = [*line.split(":", 2), "", ""][:3]
@@ -110,7 +110,7 @@ def _read_cgroup_paths(path: str) -> dict[str, str]:
 
 
 def _read_cgroup_mounts(path: str) -> dict[int, tuple[str, str]]:
-    """Read (root, mount point) by version, of the mounts with the memory controller."""
+    """Read (root, mount point) by version for the mounts with the memory controller."""
     mounts: dict[int, tuple[str, str]] = {}
     for line in _read_lines(path):
         left, _, right = line.partition(" - ")
@@ -133,12 +133,12 @@ def _read_lines(path: str) -> list[str]:
 
 
 def read_fields(path: str) -> dict[str, int]:
-    """Return the lines of "name number"."""
+    """Return the values by name from lines of "name number"."""
     pairs = (line.split() for line in _read_lines(path))
     return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
 
 
 def read_number(path: str) -> int | None:
-    """Read a number; None when the file does not exist or contains "max"."""
+    """Read a number; None if the file does not exist or contains "max"."""
     lines = _read_lines(path)
     return int(lines[0]) if lines and lines[0].isdigit() else None

@@ -13,12 +13,15 @@ from muster.agent.workers.spec import WorkerSpec, WorkerStarter
 
 _FIRST_PAUSE_S = 0.02
 _LONGEST_PAUSE_S = 0.64
-"""A sweep lists all processes again once all that it killed have ended. The agent does not see the end of a live
-child's child: for those it looks again after such pauses, each twice as long as the one before."""
+"""The longest pause before a sweep lists all processes again.
+
+A sweep lists them again once all that it killed have ended. The agent does not see the end of a live child's child. For
+such processes it looks again after pauses, each twice as long as the one before.
+"""
 
 
 class _Sweep:
-    """One sweep that is under way."""
+    """One sweep that is in progress."""
 
     def __init__(
         self, on_swept: Callable[[], None], on_not_ended: Callable[[tuple[int, ...]], None], end_s: float
@@ -26,12 +29,12 @@ class _Sweep:
         self.on_swept = on_swept
         self.on_not_ended = on_not_ended
         self.end_s = end_s
-        """When it gives up, by the loop's clock."""
+        """When the sweep gives up, by the loop's clock."""
         self.killed: set[int] = set()
-        """What the last look killed and has not been collected yet."""
+        """Processes that the last look killed and that have not been collected yet."""
         self.is_looking = False
         self.collected: set[int] = set()
-        """Since the look that is under way began: these numbers may be other processes' by now."""
+        """Processes collected since the current look began: their numbers may be other processes' by now."""
         self.pause_s = _FIRST_PAUSE_S
         self.timer: Timer | None = None
 
@@ -56,7 +59,7 @@ class WorkerEnd:
     """As from os.waitstatus_to_exitcode."""
     ended_s: float
     signalled_s: float | None = None
-    """When the agent had sent the workers a signal before; None: it had not."""
+    """When the agent had sent the workers a signal before the end; None if it had not."""
 
 
 class WorkerPool:
@@ -72,7 +75,7 @@ class WorkerPool:
         on_spawn_failed: Callable[[int, int, SpawnError], None],
         on_ended: Callable[[WorkerEnd], None],
     ) -> None:
-        """Keep the callbacks. They get a started worker; (round number, local rank, why); a worker's end."""
+        """Keep the callbacks: for a started worker, for (round number, local rank, why), and for a worker's end."""
         self._loop = loop
         self._children = children
         children.on_orphan_end = self._forget_killed
@@ -115,7 +118,7 @@ class WorkerPool:
         self._forget_killed(worker.pid)
 
     def send(self, signum: int) -> None:
-        """Signal the workers themselves. A stopped one (SIGSTOP) is continued, or it would not handle the signal."""
+        """Signal the workers themselves. Continue a stopped worker (SIGSTOP), which could not handle the signal."""
         self._record_signal()
         pids = list(self._by_pid)
         processes.send_signal(pids, signum)
@@ -128,12 +131,12 @@ class WorkerPool:
     def sweep(
         self, on_swept: Callable[[], None], on_not_ended: Callable[[tuple[int, ...]], None], *, limit_s: float
     ) -> None:
-        """Send SIGKILL to all descendants but the starter's own and those of `--notify`, until none is left.
+        """Send SIGKILL to all descendants except the starter's own and those of `--notify`, until none is left.
 
         Args:
             on_swept: called once none is left.
-            on_not_ended: called instead, after `limit_s`, with those that have been killed but have not ended: the
-                kernel keeps a process in uninterruptible sleep (a hung device or network file system).
+            on_not_ended: called instead, after `limit_s`, with the processes that have been killed but have not ended.
+                The kernel keeps a process in uninterruptible sleep (a hung device or network file system).
             limit_s: seconds from now.
         """
         self._record_signal()
@@ -143,7 +146,7 @@ class WorkerPool:
         self._look(self._sweep)
 
     def _look(self, sweep: _Sweep) -> None:
-        """List what is to be killed, in a thread: a machine may run many thousand processes, and all are read."""
+        """List the processes to kill, in a thread: a machine may run many thousand processes, and all are read."""
         if sweep is not self._sweep or sweep.is_looking:
             return
         if sweep.timer is not None:
@@ -157,7 +160,7 @@ class WorkerPool:
         )
 
     def _kill(self, sweep: _Sweep, found: list[int]) -> None:
-        """Kill what a look has found, and look again until one finds nothing."""
+        """Kill what a look has found, and look again until a look finds nothing."""
         sweep.is_looking = False
         if sweep is not self._sweep:
             return
@@ -177,7 +180,7 @@ class WorkerPool:
             sweep.pause_s = min(2 * sweep.pause_s, _LONGEST_PAUSE_S)
 
     def _forget_killed(self, pid: int) -> None:
-        """Forget a child that has ended; when it was the last that a sweep waits for, look again."""
+        """Forget a child that has ended; if it was the last that a sweep waits for, look again."""
         sweep = self._sweep
         if sweep is not None:
             sweep.collected.add(pid)

@@ -2,17 +2,17 @@
 
 A cold worker is `python <flags> entry.py --muster-worker ...`; in the bundle, the zip replaces `entry.py` and its
 `__main__` calls `main`. A warm worker is a fork of the template and calls `run`. Both run the program in a new
-`__main__`, from the interpreter's outermost frames, and let every exception leave through the interpreter itself: the
-effects of `sys.exit`, KeyboardInterrupt, atexit and non-daemon threads are never imitated. A warm worker
-may leave out the interpreter's own end, where none of it could be seen: `warm/early_end` says when, and what it does.
+`__main__`, from the interpreter's outermost frames. Both let every exception leave through the interpreter itself, so
+the effects of `sys.exit`, KeyboardInterrupt, atexit and non-daemon threads are never imitated. A warm worker may skip
+the interpreter's own end if nobody could see the difference: `warm/early_end` says when, and what it does instead.
 
-Beyond plain Python, a worker also writes an uncaught exception in torch's error.json format, has faulthandler on, and
-writes all threads' stacks to a file on one real-time signal. What cannot be hidden: three frames of this file lie below
-the program's own in `inspect.stack()`, and two below those of a `sys.excepthook` that fails itself.
+Beyond plain Python, a worker also writes an uncaught exception in torch's error.json format, enables faulthandler, and
+writes all threads' stacks to a file on one real-time signal. Some frames cannot be hidden: three frames of this file
+lie below the program's own in `inspect.stack()`, and two below those of a `sys.excepthook` that fails itself.
 
-This file runs before the user's `sys.path` is set, and its time is added to every cold start: it imports only `sys` and
-`os` at the top, which every interpreter has already loaded. It is one file of over 400 lines for the same reason: a
-cold worker loads it by its path, before there is a package that parts could be imported from.
+This file runs before the user's `sys.path` is set, and its time is added to every cold start. So it imports only `sys`
+and `os` at the top, which every interpreter has already loaded. It is one file of over 400 lines for the same reason: a
+cold worker loads it by its path, before parts could be imported from a package.
 """
 
 import os
@@ -28,46 +28,46 @@ if TYPE_CHECKING:
     from muster.agent.workers.spec import Program, WorkerSpec
 
 muster_frames = True
-"""Marks a file of ours whose frames are left out of what is shown of a failure."""
+"""Marks a file of ours, whose frames are omitted from what is shown of a failure."""
 
 WORKER_FLAG = "--muster-worker"
-"""First argument of our own processes; in the bundle, `__main__` passes what follows it to `main`."""
+"""The first argument of our own processes; in the bundle, `__main__` passes what follows it to `main`."""
 
 TEMPLATE = "template"
-"""In place of a worker's kind: become a template."""
+"""Replaces a worker's kind: the process becomes a template."""
 STORE = "store"
-"""In place of a worker's kind: become the store's process."""
+"""Replaces a worker's kind: the process becomes the store's."""
 _FLAGS_WITH_VALUE = "XW"
 _LAST_FLAGS = "cm"
 _DROPPED_FLAGS = "ixhV?"
-"""-i waits for a terminal at the end; -x skips the first line of *our* file; the others print and exit."""
+"""-i waits for a terminal at the end, and -x skips the first line of *our* file; the others print and exit."""
 _WATCHED = "MUSTER_WATCHED"
 _STATUS_PAGE = "MUSTER_STATUS_PAGE"
 _PREFLIGHT = "MUSTER_PREFLIGHT"
 _EXIT_SUFFIX = ".exit"
-"""Names of `_shared.contract.Env`, which a cold worker has not imported."""
+"""From `_shared.contract.Env`, which a cold worker has not imported."""
 _GROUPS_MODULE = "torch.distributed.distributed_c10d"
 _OPTIMIZER_MODULE = "torch.optim.optimizer"
 _OLDEST_TORCH = (2, 4)
-"""Whose optimizers are counted."""
+"""The oldest torch whose optimizers are counted."""
 
 
 # -- in the agent -----------------------------------------------------------------------------------------------------
 
 
 def build_argv(words: "Sequence[str]") -> "list[str]":
-    """Build the command line of a process of ours, without the interpreter; `main` gets the words."""
+    """Build the command line of one of our processes, without the interpreter; `main` gets the words."""
     return [*list_interpreter_flags(sys.orig_argv), find_entry_path(), WORKER_FLAG, *words]
 
 
 def build_words(spec: "WorkerSpec") -> "list[str]":
-    """Build what a cold worker is told: the fields that are text, by name, then kind, target and arguments."""
+    """Build the words for a cold worker: the text fields by name, then kind, target and arguments."""
     named = [f"{name}={text}" for name, text in vars(spec).items() if isinstance(text, str)]
     return [*named, spec.program.kind.value, spec.program.target, *spec.program.args]
 
 
 def find_entry_path() -> str:
-    """Find the file that the interpreter must run: `entry.py` beside this file, or the zip this file is in."""
+    """Find the file that the interpreter must run: `entry.py` beside this file, or the zip that contains this file."""
     entry = os.path.join(os.path.dirname(os.path.abspath(__file__)), "entry.py")
     if os.path.isfile(entry):
         return entry
@@ -77,7 +77,7 @@ def find_entry_path() -> str:
 def list_interpreter_flags(orig_argv: "Sequence[str]") -> "list[str]":
     """List the options of the agent's own Python (-X, -W, -E, -I, ...), which its workers get too.
 
-    `-u` is always among them, as with torchrun: a killed worker loses no output.
+    As with torchrun, `-u` is always among them, so that a killed worker loses no output.
 
     Args:
         orig_argv: `sys.orig_argv` of the agent.
@@ -117,7 +117,7 @@ def _split_options(word: str) -> "tuple[str, str, bool]":
 
 
 def read_words(words: "list[str]") -> "WorkerSpec":
-    """Read the words of `build_words`: a spec without the fields that are no text."""
+    """Read the words of `build_words`: a spec with only its text fields."""
     named = {}
     while "=" in words[0]:
         name, _, text = words[0].partition("=")
@@ -150,7 +150,7 @@ def main(argv: "list[str]") -> None:
 
 
 def _remove_own_folder(entry: str) -> str:
-    """Remove from `sys.path` the entry that the interpreter added for us; returns the folder that holds the package."""
+    """Remove from `sys.path` the entry that the interpreter added for us, and return the package's folder."""
     folder = os.path.dirname(os.path.realpath(entry))
     if sys.path and sys.path[0] in (entry, folder):
         del sys.path[0]
@@ -160,7 +160,7 @@ def _remove_own_folder(entry: str) -> str:
 def _choose_place(own_root: str) -> int:
     """Return where on `sys.path` `import muster.worker` must find the job's own.
 
-    Before an installed muster, else at the end.
+    The place is before an installed muster, or else the end.
     """
     for place, folder in enumerate(sys.path):
         package = os.path.join(folder, "muster")
@@ -211,9 +211,9 @@ def run(
     """Run the user's program in this process; its exceptions pass through.
 
     Args:
-        spec: of this worker, perhaps only what `read_words` returns. No COMMAND.
+        spec: the worker's spec, perhaps only what `read_words` returns, and never a COMMAND.
         interpreter_argv: the interpreter and its flags, for `sys.orig_argv`.
-        record_code: called with the exit code as soon as it is known; None: only the interpreter can tell.
+        record_code: called with the exit code as soon as it is known. None means that only the interpreter can tell.
     """
     program, error_file = spec.program, spec.error_file
     words = [*interpreter_argv, *(["-m"] if program.kind == "module" else []), program.target, *program.args]
@@ -346,7 +346,7 @@ def _load_script(path: str, main_module: "ModuleType") -> "CodeType | None":
 def choose_exit_code(stop: SystemExit) -> "int | None":
     """Return the exit code by the interpreter's rules.
 
-    None for those that differ between its versions or are user code.
+    Return None if the rule differs between its versions or runs user code.
     """
     if type(stop) is not SystemExit:
         return None
@@ -356,10 +356,10 @@ def choose_exit_code(stop: SystemExit) -> "int | None":
 
 
 def find_refusal(stop: SystemExit) -> str:
-    """Return why a program that says it on stderr called `sys.exit(CODE)`; "" when that is only there.
+    """Return why a program called `sys.exit(CODE)`; "" if only its stderr says so.
 
-    It is the line in which its parser has just refused the arguments (argparse and what is made of it, click, Fire), or
-    the exception that the program handles.
+    The reason is the line in which its parser has just refused the arguments (argparse and parsers built on it, click,
+    Fire), or the exception that the program handles.
     """
     frames = []
     tb = stop.__traceback__
@@ -394,7 +394,7 @@ def find_refusal(stop: SystemExit) -> str:
 
 
 def _find_argparse_message(frames: "list[FrameType]") -> str:
-    """Return what a parser of argparse refused; also one whose `error` is not argparse's, as jsonargparse's.
+    """Return what an argparse parser refused, even if its `error` is not argparse's, such as jsonargparse's.
 
     Args:
         frames: down to the one that called `sys.exit`.
@@ -415,7 +415,7 @@ def _find_argparse_message(frames: "list[FrameType]") -> str:
 def hook_torch() -> None:
     """Have `hooks.groups` run when the program initialises a process group, `hooks.steps` when an optimizer steps.
 
-    The one place where muster adds to torch. It imports nothing of it.
+    This is the only place where muster adds to torch. It imports nothing from torch.
     """
     hooks: dict[str, Callable[[ModuleType], None]] = {}
     if _WATCHED in os.environ:
@@ -429,7 +429,7 @@ def hook_torch() -> None:
 
 
 class _HookFinder:
-    """Waits for the import of modules, calls a function with each, and is gone after the last."""
+    """Waits for the import of modules, calls a function with each, and removes itself after the last."""
 
     def __init__(self, hooks: "dict[str, Callable[[ModuleType], None]]") -> None:
         self._hooks = hooks
@@ -457,8 +457,8 @@ class _HookFinder:
 def _hook_optimizers(module: "ModuleType") -> None:
     """Count the steps of optimizers in `hooks.steps`, which the first step loads.
 
-    While torch.compile traces a step, nothing is counted: a hook that did more would break its graph, and an option
-    `fullgraph` makes an error of that.
+    While torch.compile traces a step, nothing is counted: a hook that did more would break its graph, which is an error
+    with `fullgraph`.
 
     Args:
         module: torch.optim.optimizer.
@@ -471,7 +471,7 @@ def _hook_optimizers(module: "ModuleType") -> None:
     if not is_known:
         return
     begun: set[int] = set()
-    """Optimizers in their step, by id. A step that calls its base class's is hooked twice and counts once."""
+    """Ids of optimizers in their step. A step that calls its base class's is hooked twice and counts once."""
     counter: list[Callable[[object], object]] = []
 
     def begin(optimizer: object, _args: object, _kwargs: object) -> None:
@@ -499,7 +499,7 @@ def _load_step_counter() -> "Callable[[object], object]":
 def _hook_groups(module: "ModuleType") -> None:
     """Put a call of `hooks.groups` before the first function that `init_process_group` calls.
 
-    Not around `init_process_group` itself: that would add a frame to the traceback of its errors.
+    A wrapper around `init_process_group` itself would add a frame to the traceback of its errors.
     """
     name = "set_pytorch_distributed_envs_from_justknobs"
     original = getattr(module, name, None)
@@ -519,12 +519,12 @@ def _hook_groups(module: "ModuleType") -> None:
 
 
 def _note_exit_code(code: int, error_file: str, pid: int) -> None:
-    """Write it down before connections close: peers may fail before this process has ended, and the agent end it.
+    """Record the exit code before connections close: peers may fail first, and the agent would end this process.
 
     Args:
-        code: that the program has called `sys.exit` with.
-        error_file: "": there is none.
-        pid: of the worker; a fork of it writes nothing.
+        code: the argument of the program's `sys.exit`.
+        error_file: "" if there is none.
+        pid: the worker's; a fork of the worker writes nothing.
     """
     if not error_file or os.getpid() != pid:
         return
@@ -536,14 +536,14 @@ def _note_exit_code(code: int, error_file: str, pid: int) -> None:
 
 
 def _tell_groups_of_failure() -> None:
-    """Have `hooks.groups` end a program that calls `sys.exit` as one that raises, which it sees by itself."""
+    """Have `hooks.groups` treat a program that calls `sys.exit` as one that raises, which it sees by itself."""
     groups: Any = getattr(sys.modules.get(_GROUPS_MODULE), "_pg_group_ranks", None)
     if hasattr(groups, "has_failed"):
         groups.has_failed = True
 
 
 def _load_own_file(name: str) -> "dict[str, Any]":
-    """Run a file beside this one; its globals. By its path: `muster` may be another package in this process."""
+    """Run a file beside this one by its path, and return its globals: `muster` may be another package here."""
     loader = globals().get("__loader__")  # globals are `Any`
     if not hasattr(loader, "archive"):
         path = os.path.join(os.path.dirname(os.path.abspath(__file__)), f"{name}.py")
@@ -559,7 +559,7 @@ def _load_own_file(name: str) -> "dict[str, Any]":
 def get_stack_signal() -> "int | None":
     """Return the signal that makes a Python worker append its threads' stacks to its stack file.
 
-    None where there is none.
+    Return None on systems without one.
     """
     highest = getattr(sys.modules["_signal"], "SIGRTMAX", None)  # importing `signal` loads more
     return None if highest is None else int(highest) - 5
@@ -568,8 +568,8 @@ def get_stack_signal() -> "int | None":
 def enable_faulthandler(stack_file: str, crash_file: str = "") -> None:
     """Make fatal signals print the Python stack, and the stack signal append it to `stack_file` at any time.
 
-    If the agent does not see this worker's stderr, a crash goes to the stack file, so that the report can show it.
-    PYTHONFAULTHANDLER, set to anything, is the user's decision and is respected.
+    If the agent does not see this worker's stderr, a crash goes to the stack file, so that the report can show it. If
+    the user has set PYTHONFAULTHANDLER to any value, that decision is respected.
     """
     import faulthandler
 
@@ -590,9 +590,9 @@ def enable_faulthandler(stack_file: str, crash_file: str = "") -> None:
 
 
 def _open_stack_file(path: str) -> int:
-    """Open the file for appending. A full disk is no reason to fail: the program can do without stacks.
+    """Open the file for appending. A full disk is no failure: the program can do without stacks.
 
-    The agent reports incomplete log files, once for all its workers: its own are on the same disk.
+    The agent reports incomplete log files once for all its workers, because its own are on the same disk.
     """
     opened = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o644)
     # A high number leaves the program's files the numbers that plain Python gives them.
@@ -604,7 +604,7 @@ def _open_stack_file(path: str) -> int:
 
 
 def _call_ignoring_errors(call: "Callable[..., object]", *args: object, **kwargs: object) -> None:
-    """Call, for output that the program can do without: a full disk or a closed stream never ends a worker."""
+    """Call a function for output that the program can do without: a full disk or closed stream never ends a worker."""
     try:
         call(*args, **kwargs)
     except (OSError, ValueError):
@@ -612,12 +612,12 @@ def _call_ignoring_errors(call: "Callable[..., object]", *args: object, **kwargs
 
 
 def _is_runpy_error(error: "BaseException | None") -> bool:
-    """Return whether runpy raised it before it exits with 1: there is no such module, or it cannot be run."""
+    """Return whether runpy raised the error before it exits with 1: the module is missing or cannot be run."""
     return error is not None and (type(error).__module__, type(error).__name__) == ("runpy", "_Error")
 
 
 def find_user_frames(tb: "TracebackType | None") -> "TracebackType | None":
-    """Return the traceback without our frames at its outer end: those of files with this mark."""
+    """Return the traceback without our frames at its outer end, which are those of files with our mark."""
     while tb is not None and "muster_frames" in tb.tb_frame.f_globals:
         tb = tb.tb_next
     return tb
@@ -626,9 +626,9 @@ def find_user_frames(tb: "TracebackType | None") -> "TracebackType | None":
 def _limit_traceback(
     error: BaseException, shown: "TracebackType | None", record_code: "Callable[[int | None], None] | None"
 ) -> None:
-    """Make the interpreter's report of `error`, through any hook the user set, show the user's frames only.
+    """Make the interpreter's report of `error`, through any hook the user set, show only the user's frames.
 
-    Only a hook that returns lets the interpreter end with 1; and of an interrupt it dies.
+    The hook must return so that the interpreter ends with 1, or dies of an interrupt.
     """
     hook = getattr(sys, "excepthook", None)
 
@@ -656,7 +656,7 @@ def _limit_traceback(
 def _show_at_once(
     hook: "Callable[..., object]", kind: "type[BaseException]", value: BaseException, tb: "TracebackType | None"
 ) -> None:
-    """Show a failure in one write, where Python's own hook does: ranks that fail together share a terminal."""
+    """Show a failure in one write if Python's own hook would show it: ranks that fail together share a terminal."""
     import io  # already loaded by the interpreter
 
     stream = sys.stderr
@@ -670,7 +670,7 @@ def _show_at_once(
 
 
 def _stat_file(path: str) -> "tuple[int, int, int] | None":
-    """Return a value that changes when the file is written: what torch's @record wrote has more detail and is kept."""
+    """Return a value that changes when the file is written. What torch's @record wrote has more detail and is kept."""
     try:
         stat = os.stat(path)
     except OSError:
@@ -681,7 +681,7 @@ def _stat_file(path: str) -> "tuple[int, int, int] | None":
 def write_error_file(error: BaseException, shown: "TracebackType | None", error_file: str, reason: str = "") -> None:
     """Write torch's error.json: `{"message": {"message", "extraInfo": {"py_callstack", "timestamp"}}}`.
 
-    With a `reason` that alone, without exception and traceback.
+    With a `reason`, write only that, without exception and traceback.
 
     Source: torch/distributed/elastic/multiprocessing/errors/error_handler.py.
     """

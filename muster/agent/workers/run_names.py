@@ -1,11 +1,11 @@
-"""The names that a run has for trackers and traces, the same after every restart. Pure.
+"""Names of a run for trackers and traces, which stay the same after every restart. Pure.
 
-One run in a tracker: Weights & Biases, Comet and MLflow take what `init` of a script continues from variables. They
-are set for global rank 0 alone, and for no tracker of which the user has set a variable. Several runs that one script
-begins in one attempt would become one, so that all of it is by option (`--tracker-run`).
+A job is one run in a tracker: the `init` of Weights & Biases, Comet and MLflow reads from variables which run it
+continues. The variables are set only for global rank 0, and not for a tracker of which the user has set a variable. If
+one script began several runs in one attempt, they would become one run. So all of this is optional (`--tracker-run`).
 
-MLflow's server gives a run its id, which cannot be known before: there each attempt's run gets tags with the ids, by
-which the script finds the one to continue.
+MLflow's server gives a run its id, which cannot be known before. There each attempt's run gets tags with the ids, by
+which the script finds the run to continue.
 
 Source: wandb 0.31 (sdk/wandb_settings.py, `validate_run_id`), comet_ml 3.58 (`is_valid_experiment_key`), mlflow 3.17
 (tracking/context/system_environment_context.py); https://www.w3.org/TR/trace-context (traceparent).
@@ -26,7 +26,7 @@ _WANDB_CHARS: Final = 128
 
 
 def build_tracker_env(run_id: str, attempt: int, env: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that let trackers continue one run; `env` is the worker's, with what the user has set."""
+    """Return the variables that let trackers continue one run; `env` is the worker's, with the user's variables."""
     tags = {"muster.job_id": run_id, "muster.attempt_id": f"{run_id}-{attempt}"}
     trackers = (
         (_WANDB, {"WANDB_RUN_ID": _name_wandb_run(run_id), "WANDB_RESUME": "allow"}),
@@ -63,7 +63,7 @@ class TraceParent:
     span_id: str
     """16 hexadecimal digits."""
     flags: str = "01"
-    """2 hexadecimal digits; the lowest bit: spans are recorded."""
+    """2 hexadecimal digits; the lowest bit means that spans are recorded."""
 
     @property
     def is_sampled(self) -> bool:
@@ -71,12 +71,12 @@ class TraceParent:
         return int(self.flags, 16) & 1 == 1
 
     def format(self) -> str:
-        """Format it as the variable has it."""
+        """Format the span as the variable has it."""
         return f"00-{self.trace_id}-{self.span_id}-{self.flags}"
 
 
 def parse_trace_parent(text: str) -> TraceParent | None:
-    """Parse the variable TRACEPARENT; None for anything else, which begins a trace of its own.
+    """Parse the variable TRACEPARENT. Return None for anything else: the job then begins its own trace.
 
     >>> parse_trace_parent("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01").span_id
     '00f067aa0ba902b7'
@@ -92,12 +92,12 @@ def parse_trace_parent(text: str) -> TraceParent | None:
 
 
 def derive_span_id(trace_id: str, what: str, number: int) -> str:
-    """Return the id of a span that every node of the job knows, such as the attempt of a round."""
+    """Return the id of a span that every node of the job can derive, such as the attempt of a round."""
     return hashlib.sha256(f"{trace_id} {what} {number}".encode()).hexdigest()[:16]
 
 
 def build_trace_env(job_parent: str, round_number: int) -> dict[str, str]:
-    """Return the variable by which spans of the workers belong to their attempt's; `job_parent` names the job's."""
+    """Return the variable that makes the workers' spans part of their attempt's; `job_parent` names the job's."""
     job = parse_trace_parent(job_parent)
     if job is None:
         return {}
@@ -106,5 +106,5 @@ def build_trace_env(job_parent: str, round_number: int) -> dict[str, str]:
 
 
 def derive_trace_id(run_id: str) -> str:
-    """Return the id of a job's trace that is no part of another one."""
+    """Return the trace id of a job whose trace is not part of another one."""
     return _hash(f"muster trace {run_id}")

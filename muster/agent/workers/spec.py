@@ -1,4 +1,4 @@
-"""What a worker is, cold or warm: the user's program, its environment, its descriptors."""
+"""Describes a worker, cold or warm: the user's program, its environment and its descriptors."""
 
 import json
 from collections.abc import Callable, Collection, Container, Sequence
@@ -12,7 +12,7 @@ if TYPE_CHECKING:  # the template imports this module but not `errors`
 
 
 class ProgramKind(str, Enum):
-    """How the user named the program. A worker gets the text, and compares it with `==`."""
+    """How the user named the program. A worker gets the value as text and compares it with `==`."""
 
     SCRIPT = "script"
     """`python script.py args`."""
@@ -25,12 +25,12 @@ class ProgramKind(str, Enum):
 
 
 HELD = "held"
-"""In place of a program's kind: the template waits for one, see `warm.preload`."""
+"""Replaces a program's kind: the template waits for its program, see `warm.preload`."""
 
 
 @record
 class Program:
-    """The user's program and its arguments, `${local_rank}` not yet substituted."""
+    """The user's program and its arguments, before `${local_rank}` is substituted."""
 
     kind: ProgramKind
     target: str
@@ -40,10 +40,10 @@ class Program:
 
 @record
 class WorkerSpec:
-    """How one worker is launched: the one record that says it, made once.
+    """The single record that says how a worker is launched.
 
-    A cold worker is told the program and the fields that are text, see `program.build_words`; what the rest says is
-    done before its first line runs. A parked worker gets all of it as JSON. Both read them by these names.
+    A cold worker gets the program and the text fields (see `program.build_words`); what the other fields say is done
+    before its first line runs. A parked worker gets all of it as JSON. Both read the fields by these names.
     """
 
     local_rank: int
@@ -52,21 +52,24 @@ class WorkerSpec:
     env: dict[str, str]
     """The worker's whole environment."""
     stdout_fd: int = 1
-    """Write end the worker gets as its descriptor 1, by default the agent's own. The caller closes it."""
+    """Write end that becomes the worker's descriptor 1, by default the agent's own. The caller closes it."""
     stderr_fd: int = 2
     cpus: Collection[int] | None = None
-    """CPU affinity; None: the agent's own."""
+    """CPU affinity; None means the agent's own."""
     command_prefix: Sequence[str] = ()
-    """Words put before the command (numactl ...); cold workers only."""
+    """Words put before the command (numactl ...); only for cold workers."""
     error_file: str = ""
-    """Where an uncaught exception is written in torch's format; also in env as TORCHELASTIC_ERROR_FILE. "": nowhere."""
+    """Where an uncaught exception is written in torch's format; "" means nowhere.
+
+    The environment has it too, as TORCHELASTIC_ERROR_FILE.
+    """
     stack_file: str = ""
-    """Where the worker appends its Python stacks when it receives `program.get_stack_signal()`; "": nowhere."""
+    """Where the worker appends its Python stacks when it receives `program.get_stack_signal()`; "" means nowhere."""
     crash_file: str = ""
-    """Where the worker writes the stack of a crash; "": on its stderr, because the agent reads that."""
+    """Where the worker writes the stack of a crash; "" means its stderr, because the agent reads that."""
 
     def to_json(self) -> str:
-        """Return all of it, for a parked worker; the descriptors travel beside."""
+        """Return all fields for a parked worker; the descriptors are sent beside them."""
         return json.dumps(self, default=_list_parts)
 
     @classmethod
@@ -84,8 +87,8 @@ def _list_parts(value: object) -> object:
 class WorkerStarter(Protocol):
     """Starts workers: `cold.CommandStarter` or `warm.starter.TemplateStarter`.
 
-    A started worker is a direct child of the agent, leads its own session, is killed by SIGKILL when the agent dies,
-    has default signal dispositions and an empty signal mask, and only the descriptors 0, 1, 2. Only the agent's
+    A started worker is a direct child of the agent and leads its own session. SIGKILL ends it when the agent dies. It
+    has default signal dispositions, an empty signal mask, and only the descriptors 0, 1 and 2. Only the agent's
     `ChildWatch` collects workers; a starter never does.
     """
 
@@ -93,8 +96,8 @@ class WorkerStarter(Protocol):
         """Start what needs no ranks (the template's imports). Returns at once.
 
         Args:
-            on_read: called once, possibly before this returns; from then on `can_host_store` is known.
-            on_prepared: called once, possibly before this returns; from then on workers start at once.
+            on_read: called once, possibly before this returns. From then on `can_host_store` is known.
+            on_prepared: called once, possibly before this returns. From then on workers start at once.
         """
         ...
 
@@ -103,23 +106,23 @@ class WorkerStarter(Protocol):
         ...
 
     def start_store(self, addr: str, port: int, world_size: int, on_lost: Callable[[str], None]) -> None:
-        """Listen on MASTER_PORT at once and have a process serve the round's store, and end the one before.
+        """Listen on MASTER_PORT at once, have a process serve the round's store, and end the store before.
 
         Args:
             addr: MASTER_ADDR.
             port: MASTER_PORT.
             world_size: how many workers the round has.
-            on_lost: called at most once, on the loop, possibly before this returns, with a clause about the round's
-                rank 0: there is no store (any more).
+            on_lost: called at most once, on the loop, possibly before this returns, if there is no store (any more).
+                Its argument is a clause about the round's rank 0.
         """
         ...
 
     def check_store(self) -> None:
-        """Have the store's process look now at what it else sees within a second: the workers are about to end."""
+        """Have the store's process check at once what it otherwise checks each second: the workers are about to end."""
         ...
 
     def end_store(self) -> None:
-        """End the store's process, if there is one: no worker of its round is left on any node."""
+        """End the store's process, if there is one: no node has a worker of its round any more."""
         ...
 
     def start(
@@ -133,13 +136,13 @@ class WorkerStarter(Protocol):
         Args:
             specs: length nproc, in order of local rank.
             on_started: called with (local_rank, pid) once the worker exists.
-            on_failed: called with (local_rank, why) for a worker that could not be started; the
-                supervisor then stops those that were.
+            on_failed: called with (local_rank, why) for a worker that could not be started. The supervisor then stops
+                the started ones.
         """
         ...
 
     def park(self, count: int) -> None:
-        """Prepare a start of `count` workers that will come soon, as far as it needs no ranks."""
+        """Prepare a start of `count` workers that will come soon, as far as this needs no ranks."""
         ...
 
     def cancel(self) -> None:
@@ -147,7 +150,7 @@ class WorkerStarter(Protocol):
         ...
 
     def list_own_pids(self) -> Container[int]:
-        """Return the processes of the starter (the template) that a stop of the workers must not kill."""
+        """Return the starter's own processes (the template), which a stop of the workers must not kill."""
         ...
 
     def close(self) -> None:

@@ -1,10 +1,10 @@
-"""Notices that a process which owes the agent an answer stands still: a template, or the process of a store.
+"""Detects that a process which owes the agent an answer stands still: a template, or the process of a store.
 
-How long an answer may take cannot be known: an import may compile something, a fork copies the page tables of all that
-there is. So the limit is on standing still: for so long neither the process nor one below it has run, not even for a
-moment. An import that reads slowly, computes, or waits for a program that it has started is none of that.
+It is not known how long an answer may take: an import may compile something, and a fork copies all page tables. So the
+limit is on standing still, which means that neither the process nor one below it has run, not even for a moment. An
+import that reads slowly, computes, or waits for a program that it has started does not stand still.
 
-An import that waits for one answer from a network looks like one that waits for a lock: for both the limit is long.
+An import that waits for one answer from a network looks like one that waits for a lock. For both the limit is long.
 """
 
 import os
@@ -14,21 +14,21 @@ from muster._shared import processes
 from muster.agent.runtime.loop import Loop
 
 IMPORT_LIMIT_S = 60.0
-"""Of a process that imports."""
+"""For a process that imports."""
 ANSWER_LIMIT_S = 10.0
-"""Of a process that has imported everything."""
+"""For a process that has imported everything."""
 SLOW_S = 60.0
-"""So long after the request it is said that the answer is still missing."""
+"""How long after the request a line says that the answer is still missing."""
 
 LOOK_S = 1.0
 _PARENT, _SESSION = 1, 3  # indices in `_shared.processes.read_stat`
 
 Activity = Mapping[int, tuple[str, ...]]
-"""By process id, what changes whenever the process runs."""
+"""By process id, a value that changes whenever the process runs."""
 
 
 class StallWatch:
-    """Watches a process that owes an answer, until `end`."""
+    """Watches a process that owes an answer, until `end` is called."""
 
     def __init__(
         self,
@@ -43,12 +43,13 @@ class StallWatch:
         """Begin.
 
         Args:
-            loop: the agent's. Looks are counted, not seconds: time in which the agent could not run does not count.
+            loop: the agent's. The watch counts looks instead of seconds, so time in which the agent could not run does
+                not count.
             pid: the process.
             limit_s: how long it may stand still.
-            on_stalled: called once then, with the processes that stand still: this one and those below it.
-            list_others: processes in its session that it has nothing to do with any more.
-            on_slow: called once after `SLOW_S`, if it moves.
+            on_stalled: called once when it has, with the processes that stand still: this one and those below it.
+            list_others: processes in its session that are no longer related to it.
+            on_slow: called once after `SLOW_S` if the process does not stand still.
         """
         self._loop = loop
         self._pid = pid
@@ -63,7 +64,7 @@ class StallWatch:
         self._timer = loop.call_later(LOOK_S, self._look)
 
     def end(self) -> None:
-        """End the watch: the answer has come, or is not expected any more. May be called again."""
+        """End the watch: the answer has come, or is no longer expected. May be called again."""
         self._has_ended = True
         self._timer.cancel()
 
@@ -89,13 +90,9 @@ class StallWatch:
 
 
 def read_activity(root: int, others: Container[int]) -> Activity:
-    """Return what changes when this process, one in its session or one below it runs.
+    """Return values that change when this process, one in its session or one below it runs.
 
-    Their CPU time has a resolution of 10 ms; a main thread that wakes up for less changes its counts of switches.
-
-    Args:
-        root: the process.
-        others: processes that are left out, with what is below them.
+    Their CPU time has a resolution of 10 ms. A main thread that wakes up for less time changes its counts of switches.
     """
     stats = {pid: stat for pid in _list_pids() if pid not in others and (stat := processes.read_stat(pid))}
     tree = {root} & stats.keys()
@@ -115,7 +112,7 @@ def _is_below(stat: list[str], root: int, tree: set[int]) -> bool:
 
 
 def _read_switches(pid: int) -> list[str]:
-    """Count the main thread's switches, voluntary and not; empty: it has ended, or the kernel counts none."""
+    """Count the main thread's switches, voluntary and not; empty if it has ended or the kernel counts none."""
     try:
         with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as file:
             return [line.rpartition("\t")[2] for line in file if "ctxt_switches" in line]

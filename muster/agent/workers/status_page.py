@@ -1,13 +1,14 @@
 """The agent's side of the status page: creates it, reads what workers report, writes commands.
 
-One page per round. It is an anonymous memory file, which workers open as `/proc/<agent>/fd/<n>`: it goes with the last
-process that uses it, however the agent ends, and no full /dev/shm is in its way. Its size is sealed, so that no worker
-can cut it under the agent's reads (SIGBUS). Only Linux has it; elsewhere workers run without a page.
+Each round has one page. It is an anonymous memory file, which workers open as `/proc/<agent>/fd/<n>`. It disappears
+with the last process that uses it, however the agent ends, and does not depend on free space in /dev/shm. Its size is
+sealed, so that no worker can truncate it while the agent reads (SIGBUS). Only Linux has such files; elsewhere workers
+run without a page.
 
-The other side is `muster.worker`; the layout is `_shared.contract.StatusPageLayout`. What a Trainer tells by HTTP is
-kept beside it, and shown where the rank reports no step by `muster.worker`.
+The other side is `muster.worker`; the layout is `_shared.contract.StatusPageLayout`. What a Trainer reports by HTTP is
+kept beside the page, and shown if the rank reports no step by `muster.worker`.
 
-The files for snapshots are made here, too, empty: what they are for is loaded once a worker has used them.
+The empty files for snapshots are made here as well. The code that uses them is loaded once a worker has used them.
 """
 
 import contextlib
@@ -26,7 +27,7 @@ from muster._shared.records import NO_ITEMS, record, replace
 from muster.agent.runtime.loop import Loop
 
 _NOEXEC_SEAL = 0x0008
-"""MFD_NOEXEC_SEAL of Linux 6.3, which a hardened kernel demands; older kernels refuse it.
+"""MFD_NOEXEC_SEAL of Linux 6.3, which a hardened kernel requires and older kernels refuse.
 
 Source: memfd_create(2).
 """
@@ -37,33 +38,34 @@ _HEAD = struct.Struct(f"@{Layout.STRIDE + len(Layout.KINDS)}q")
 class SlotStatus(NamedTuple):
     """What one rank has reported. A rank that never called `muster.worker` has no `owner_pid`.
 
-    A tuple and no record: nodes read all their slots every second, and a record takes twice as long to build.
+    This is a tuple instead of a record, because nodes read all their slots every second and a record takes twice as
+    long to build.
     """
 
     owner_pid: int | None
     step: int | None
     total: int | None
     phase: str
-    """The innermost phase that the rank has named; "": none."""
+    """The innermost phase that the rank has named; "" if none."""
     changed_ns: int | None
     """CLOCK_MONOTONIC of the last change of step or phase, or of the last step of any optimizer."""
     saved_step: int | None
     optimizer_steps: int | None
-    """What the busiest optimizer has done, for a rank that reports no steps (`hooks.steps`); None: nothing."""
+    """Steps of the busiest optimizer, for a rank that reports no steps (`hooks.steps`); None if there are none."""
     asked: tuple[int | None, ...]
-    """Length 3, by kind: the step last asked about; None: never asked, or it asks about falling steps."""
+    """The step last asked about, by kind (length 3); None if it never asked, or asks about falling steps."""
     is_asking: tuple[bool, ...]
-    """Length 3, by kind: False for a rank that asked about falling steps."""
+    """Whether the rank asks, by kind (length 3); False for a rank that asked about falling steps."""
     stride: tuple[int, ...]
-    """Length 3, by kind: the distance of the last two steps asked about; 0: asked at most once."""
+    """The distance of the last two steps asked about, by kind (length 3); 0 if it asked at most once."""
 
 
 @record
 class Told:
-    """What a Trainer has told of its progress."""
+    """What a Trainer has reported of its progress."""
 
     step: int | None = None
-    """Steps that it has done, those of earlier runs that it continues too; None: it has not said."""
+    """Steps that it has done, including those of earlier runs that it continues; None if it has not reported any."""
     total: int | None = None
     values: Mapping[str, float] = NO_ITEMS
 
@@ -76,8 +78,8 @@ class StatusPage:
 
         Args:
             nproc: number of slots, one per local rank.
-            round_number: of the round; workers check it.
-            attempt: likewise.
+            round_number: the round's, which workers check.
+            attempt: the attempt's number, which workers check as well.
 
         Raises:
             OSError: the system has no memory files, or memory or descriptors ran out.
@@ -95,7 +97,7 @@ class StatusPage:
         self._words[Layout.MAGIC_WORD] = Layout.MAGIC
         self._told = Told()
         self._told_base: int | None = None
-        """Steps of the Trainer before the first one that the optimizer's hook has counted."""
+        """Steps that the Trainer had done before the first one that the optimizer's hook has counted."""
 
     def build_env(self, local_rank: int) -> dict[str, str]:
         """Build the variable by which the worker of a local rank finds its slot."""
@@ -106,11 +108,11 @@ class StatusPage:
         self._words[Layout.COMMAND] = command
 
     def write_deadline(self, deadline_ns: int) -> None:
-        """Write when the workers will be ended, by CLOCK_MONOTONIC; 0: no limit."""
+        """Write when the workers will be ended, by CLOCK_MONOTONIC; 0 means that there is no limit."""
         self._words[Layout.DEADLINE_NS] = deadline_ns
 
     def read_slot(self, local_rank: int) -> SlotStatus:
-        """Read what a rank has reported. Needs nothing of the worker: it may hold its GIL, hang or be stopped."""
+        """Read what a rank has reported. The worker need not help: it may hold its GIL, hang or be stopped."""
         owner, step, total, phase, changed_ns, saved, optimizer_steps, _values, *kinds = _HEAD.unpack_from(
             self._memory, (local_rank + 1) * Layout.BLOCK_BYTES
         )
@@ -133,15 +135,15 @@ class StatusPage:
         )
 
     def record_told(self, local_rank: int, told: Told) -> None:
-        """Record what the Trainer of a local rank reports. At its end it names no step: the last one stays."""
+        """Record what the Trainer of a local rank reports. At its end it names no step, and the last one stays."""
         if told.step is not None:
             self._told_base = told.step - (self.read_slot(local_rank).optimizer_steps or 0)
         self._told = replace(told, total=told.total or self._told.total, values=told.values or self._told.values)
 
     def read_shown(self, local_rank: int) -> SlotStatus:
-        """Do as `read_slot`, for people: where a Trainer has told its step, all ranks of the node have one.
+        """Read a slot for people: where a Trainer has reported its step, all ranks of the node have one.
 
-        It says so every few seconds only. Between, each rank's optimizer counts on.
+        The Trainer reports only every few seconds. In between, each rank's optimizer continues the count.
         """
         slot = self.read_slot(local_rank)
         if slot.step is not None or self._told_base is None:
@@ -150,9 +152,9 @@ class StatusPage:
         return slot._replace(step=step, total=self._told.total)
 
     def read_first(self, local_rank: int) -> tuple[int, int] | None:
-        """Read how many steps a rank has done with its first one, and when, by CLOCK_MONOTONIC in ns; None: none yet.
+        """Read a rank's step count after its first step, and that step's time by CLOCK_MONOTONIC in ns; None: no step.
 
-        Counted as the steps of `read_shown`.
+        Steps are counted as in `read_shown`.
         """
         block = (local_rank + 1) * Layout.WORDS
         done, at_ns = self._words[block + Layout.FIRST], self._words[block + Layout.FIRST_NS]
@@ -161,7 +163,7 @@ class StatusPage:
         return (done, at_ns) if 0 < done <= Layout.MAX_STEP and at_ns > 0 else None
 
     def read_wish(self, local_rank: int) -> tuple[str, str] | None:
-        """Read what the rank has said itself should follow from its end, and why; None: nothing."""
+        """Read what the rank has said should follow its end, and why; None if nothing."""
         text = self._read_text(local_rank, Layout.WISH, Layout.WISH_BYTES)
         if not text or not text.startswith((Layout.WISH_STOP, Layout.WISH_ELSEWHERE)):
             return None
@@ -169,17 +171,17 @@ class StatusPage:
         return wish, reason
 
     def read_debugger(self, local_rank: int) -> int:
-        """Read what the rank asks of the terminal: `Layout.DEBUGGER_NONE`, `_WANTS` or `_QUIT`."""
+        """Read what the rank requests of the terminal: `Layout.DEBUGGER_NONE`, `_WANTS` or `_QUIT`."""
         return self._words[(local_rank + 1) * Layout.WORDS + Layout.DEBUGGER]
 
     def write_terminal(self, local_rank: int, answer: int) -> None:
-        """Answer it with `Layout.TERMINAL_LENT` or `_NONE`; 0 takes the answer back."""
+        """Answer the rank's request with `Layout.TERMINAL_LENT` or `_NONE`; 0 withdraws the answer."""
         self._words[(local_rank + 1) * Layout.WORDS + Layout.TERMINAL] = answer
 
     def read_values(self, local_rank: int) -> dict[str, float]:
-        """Read the values a rank shows, by name. Entries that are being written are left out.
+        """Read the values that a rank shows, by name. Entries that are being written are omitted.
 
-        Of a rank that shows none: what a Trainer has told.
+        For a rank that shows none, return what a Trainer has reported.
         """
         values: dict[str, float] = {}
         block = (local_rank + 1) * Layout.WORDS
@@ -192,7 +194,10 @@ class StatusPage:
         return values or dict(self._told.values)
 
     def read_saved(self, local_rank: int) -> tuple[int, str] | None:
-        """Read step and path ("": none that can be used) of the rank's last checkpoint; None: none, or in between."""
+        """Read step and path of the rank's last checkpoint; None if there is none, or it is being written.
+
+        The path is "" if none can be used.
+        """
         text = self._read_text(local_rank, Layout.SAVED_PATH, 8 + Layout.PATH_BYTES)
         saved = self._words[(local_rank + 1) * Layout.WORDS + Layout.SAVED]
         if text is None or saved <= 0 or int.from_bytes(text[:8], sys.byteorder) != saved:
@@ -201,9 +206,9 @@ class StatusPage:
         return saved - 1, "" if has_controls(path) else path
 
     def read_checkpoint(self) -> tuple[int, str] | None:
-        """Read the step that all ranks of the node have saved last, and the path that the lowest of them has named.
+        """Read the step that all ranks of the node saved last, and the path that the lowest of them has named.
 
-        None: one of them has saved another step, or none. Path "": none has named one.
+        None means that one of them has saved another step, or none. The path "" means that none has named one.
         """
         first = self.read_saved(0)
         if first is None:
@@ -214,7 +219,7 @@ class StatusPage:
         return first[0], next((each[1] for each in found if each is not None and each[1]), "")
 
     def close(self) -> None:
-        """Unmap and close; workers that have mapped the page keep it. Idempotent."""
+        """Unmap and close the page; workers that have mapped it keep it. Idempotent."""
         if self._fd >= 0:
             self._words.release()
             self._memory.close()
@@ -239,15 +244,14 @@ class StatusPage:
 
 
 def _clean(number: int) -> int | None:
-    """Return a step or number of steps; None where there is none, or where the worker has written something else."""
+    """Return a step or number of steps; None if there is none, or if the worker has written something else."""
     return number if 0 <= number <= Layout.MAX_STEP else None
 
 
 def create_memory_file(name: str, size: int) -> int:
-    """Create a memory file of a sealed size; its memory is allocated where something is written.
+    """Create a memory file of a sealed size; its memory is allocated when something is written.
 
-    Raises:
-        OSError: the system has no memory files, or descriptors ran out.
+    Raises: OSError: the system has no memory files, or descriptors ran out.
     """
     if not hasattr(os, "memfd_create"):
         raise OSError("this system has no memory files (memfd_create)")
@@ -268,7 +272,7 @@ def create_memory_file(name: str, size: int) -> int:
 
 
 def _create_allocated(name: str, size: int) -> int:
-    """Create a memory file with its memory allocated: a page that is missing later is a SIGBUS.
+    """Create a memory file with its memory allocated: a page that is missing later would cause a SIGBUS.
 
     Raises:
         OSError: as `create_memory_file`, or memory ran out.
@@ -283,7 +287,10 @@ def _create_allocated(name: str, size: int) -> int:
 
 
 class SnapshotFiles:
-    """The memory files for snapshots: one that controls them, and one for the content of each rank. Close it."""
+    """The memory files for snapshots: one that controls them, and one for the content of each rank.
+
+    The owner closes them.
+    """
 
     def __init__(self, *, nproc: int, share: int, limit_bytes: int, copies: int) -> None:
         """Create them. None of the content's memory is used yet.
@@ -315,21 +322,21 @@ class SnapshotFiles:
 
     @property
     def control_fd(self) -> int:
-        """The file that controls the others."""
+        """The descriptor of the file that controls the others."""
         return self._fds[0]
 
     @property
     def content_fds(self) -> list[int]:
-        """By local rank."""
+        """The descriptors of the content's files, by local rank."""
         return self._fds[1:]
 
     @property
     def is_used(self) -> bool:
-        """A worker has used them."""
+        """Whether a worker has used the files."""
         return any(os.pread(self._fds[0], 8, 8 * SnapshotHeader.USED))
 
     def begin_round(self, round_number: int, lineage: int) -> None:
-        """Let the workers of a round save, while there is nothing to continue."""
+        """Let the workers of a round save, if there is nothing to continue."""
         self._write(SnapshotHeader.ROUND, round_number)
         self._write(SnapshotHeader.LINEAGE, lineage)
 
@@ -350,10 +357,10 @@ _NO_PROXY = ("no_proxy", "NO_PROXY")
 
 
 class Endpoint(Protocol):
-    """What answers at the port."""
+    """What answers at a Trainer's port."""
 
     def accept(self, listener: socket.socket) -> None:
-        """Accept one connection, and raise OSError when no descriptor is left."""
+        """Accept one connection. Raise OSError when no descriptor is left."""
         ...
 
     def close(self) -> None:
@@ -362,14 +369,18 @@ class Endpoint(Protocol):
 
 
 class TrainerPort:
-    """Where a Hugging Face Trainer tells its progress: a port on loopback, open before the workers start. Close it."""
+    """The loopback port where a Hugging Face Trainer reports its progress, open before the workers start.
+
+    The owner closes it.
+    """
 
     def __init__(self, loop: Loop, open_endpoint: Callable[[str], Endpoint]) -> None:
         """Listen.
 
         Args:
             loop: the agent's.
-            open_endpoint: makes, when something connects, what answers; gets the token that a request must bring.
+            open_endpoint: makes the endpoint that answers, when something connects. It gets the token that a request
+                must bring.
 
         Raises:
             OSError: no descriptor is left, or the system has no memory files.
@@ -389,11 +400,11 @@ class TrainerPort:
         loop.watch_readable(self._listener.fileno(), self._accept)
 
     def build_env(self, environ: Mapping[str, str], path: str) -> dict[str, str]:
-        """Build the variables of the worker whose Trainer speaks. None that is set is changed, but for `no_proxy`.
+        """Build the variables of the worker whose Trainer reports. Only `no_proxy` is changed if it is already set.
 
         Args:
-            environ: of the worker. A job inside a TrainJob of Kubeflow has an address already.
-            path: of the requests.
+            environ: the worker's. A job inside a TrainJob of Kubeflow has an address already.
+            path: the path of the requests.
         """
         if not {KubeflowEnv.URL, KubeflowEnv.TOKEN, KubeflowEnv.CA}.isdisjoint(environ):
             return {}
@@ -417,7 +428,7 @@ class TrainerPort:
             self.close()
 
     def close(self) -> None:
-        """Close it. May be called again."""
+        """Close the port. May be called again."""
         if self._listener.fileno() >= 0:
             self._loop.unwatch(self._listener.fileno())
             if self._endpoint is not None:

@@ -1,22 +1,23 @@
 """In a worker: follows torch's process groups, for the hang watch and so that the process can end.
 
-`program` runs this file when the worker calls `init_process_group`, and not before; a program without process groups
-is left alone. Whatever fails here leaves the worker as it was. The standard library and torch only. `Any` is what
-torch's objects are here: this file must not import torch for their types.
+`program` runs this file when the worker calls `init_process_group`, and not before. A program without process groups is
+not affected. A failure here leaves the worker unchanged. The file uses only the standard library and torch. Torch's
+objects are `Any`, because this file must not import torch for their types.
 
-*For the hang watch*: it starts torch's worker server, which answers without the interpreter's lock, in threads of its
-own, and keeps in a memory file which ranks each group has: gloo's recorder does not say it. The agent finds both as
-descriptors of this process, under fixed high numbers. The socket has no name any more by then: nothing is left on disk
-however the worker ends. A fork inherits the descriptors and must not be taken for the worker; the agent gives each
-request a deadline.
+*For the hang watch*: it starts torch's worker server, which answers in its own threads without the interpreter's lock.
+It also records in a memory file which ranks each group has, because gloo's recorder does not tell. The agent finds both
+as descriptors of this process, under fixed high numbers. The socket's name has been removed by then, so nothing is left
+on disk however the worker ends. A fork inherits the descriptors and must not be mistaken for the worker. The agent
+gives each request a deadline.
 
-*For the end*: a gloo group has threads that run its collectives. Such a thread puts a finished collective down, with
-its tensors, and needs the interpreter's lock for that. torch does not wait for it. The group's destructor waits for the
-thread while it holds the lock: that never ends (a DDP model that is the last to know its group is enough). And once the
-interpreter has begun to end, the thread's wait for the lock is `std::terminate`. So this file waits without the lock
-until the threads of a group have put everything down: before `destroy_process_group` lets go of it, and at exit.
-Collectives that are still pending are waited for, as the destructor would; but a program that is failing ends after
-`_FAILING_LIMIT_S`: others may wait for its end to give up theirs. Then nothing destroys the group any more.
+*For the end*: a gloo group has threads that run its collectives. Such a thread releases a finished collective and its
+tensors, and needs the interpreter's lock to do so. torch does not wait for that. The group's destructor holds the lock
+while it waits for the thread, which is a deadlock. (It is enough that a DDP model has the last reference to its group.)
+Once the interpreter has begun to end, a thread that waits for the lock calls `std::terminate`. So this file waits
+without the lock until the threads of a group have released everything: before `destroy_process_group` drops the group,
+and at exit. Like the destructor, it waits for collectives that are still pending. A program that is failing waits only
+for `_FAILING_LIMIT_S`, because other ranks may need its end to give up their collectives. After that nothing destroys
+the group.
 """
 
 import atexit
@@ -36,18 +37,20 @@ if TYPE_CHECKING:
     from typing import Any
 
 _ERROR_LEVEL = 2
-"""Of torch's native log: the server would print four warnings on the worker's stderr."""
+"""Level of torch's native log. The server would print four warnings on the worker's stderr."""
 _BUFFERS = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
-"""How many collectives the recorder keeps: 0 by default before torch 2.11. The second name is the older one: a torch
-that knows the first warns of it."""
+"""How many collectives the recorder keeps; 0 by default before torch 2.11.
+
+The second name is the older one: a torch that knows the first warns of it.
+"""
 _ENTRIES = "2000"
 _FULL_BY_DEFAULT = (2, 11)
 _DUMP_FILES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
-"""Where the recorder is dumped; the second name is the older one."""
+"""Where the recorder's dumps go. The second name is the older one."""
 _NEW_NAMES = (2, 8)
 _FAILING_LIMIT_S = 2.0
 _UNSEEN_S = 0.02
-"""How long threads that cannot be seen get for it."""
+"""How long to wait for threads that cannot be observed."""
 _GLOO_THREAD = "pt_gloo_runloop"
 _FUTEX = {"x86_64": 202, "aarch64": 98}
 _WAIT_BITSET = 9
@@ -57,7 +60,7 @@ _DUMP_SWITCH = "TORCH_NCCL_DUMP_ON_TIMEOUT"
 
 
 def begin_group(module: "ModuleType", *, is_watched: bool) -> None:
-    """Replace torch's table of groups, once per process: the worker calls `init_process_group` now.
+    """Replace torch's table of groups, once per process, when the worker calls `init_process_group`.
 
     Args:
         module: torch.distributed.distributed_c10d.
@@ -79,35 +82,35 @@ def begin_group(module: "ModuleType", *, is_watched: bool) -> None:
 
 
 class _Groups(dict):  # type: ignore[type-arg]  # torch's own is a plain dict
-    """Torch's table of groups, which also waits for a group's threads before it lets go of the group.
+    """Torch's table of groups, which also waits for a group's threads before it drops the group.
 
-    And it writes each new group to the memory file, as one line of JSON.
+    It also writes each new group to the memory file, as one line of JSON.
     """
 
     def __init__(self, groups: "dict[object, object]") -> None:
         super().__init__(groups)
         self.owner_pid = os.getpid()
         self.has_failed = False
-        """The program exits with another code than 0; `program` says so."""
+        """Whether the program exits with another code than 0; `program` sets it."""
         self._fd = -1
         self._known = _list_threads()
         self._threads: dict[object, set[str]] = {}
-        """Of each group: what has started since the one before it."""
+        """For each group, the threads that have started since the group before it."""
 
     def __delitem__(self, group: object) -> None:
         self.settle([group])
         super().__delitem__(group)
 
     def clear(self) -> None:
-        """Let go of all groups."""
+        """Drop all groups."""
         self.settle()
         super().clear()
 
     def settle(self, groups: "list[object] | None" = None) -> None:
-        """Wait until the groups' threads have put down all they had; see the top of this file.
+        """Wait until the groups' threads have released everything; see the top of this file.
 
         Args:
-            groups: None: all.
+            groups: None means all.
         """
         groups = [group for group in (self if groups is None else groups) if group in self._threads]
         if not groups or os.getpid() != self.owner_pid:
@@ -160,14 +163,14 @@ def _list_threads() -> "set[str]":
 
 
 def _wait_idle(threads: "list[str]", until_s: "float | None") -> bool:
-    """Wait without the interpreter's lock until gloo's threads among these have nothing left to do.
+    """Wait, without the interpreter's lock, until the gloo threads among these have nothing left to do.
 
     Args:
-        threads: ids.
-        until_s: by the monotonic clock; None: without a limit, as torch would.
+        threads: their ids.
+        until_s: by the monotonic clock; None means without a limit, as torch waits.
 
     Returns:
-        False: `until_s` has passed.
+        False if `until_s` has passed.
     """
     pause_s = 0.0005
     try:
@@ -187,7 +190,7 @@ def _wait_idle(threads: "list[str]", until_s: "float | None") -> bool:
 def _is_idle(thread: str) -> bool:
     """Return whether a thread waits for its next collective: on a condition, without a time limit.
 
-    It waits for the interpreter's lock and for other ranks with a limit, and for a mutex by another operation.
+    For the interpreter's lock and for other ranks it waits with a limit; for a mutex it uses another operation.
 
     Source: futex(2), and `syscall` in proc(5): the call's number and its arguments, or "running".
     """
@@ -212,7 +215,7 @@ def _read_about_thread(thread: str, name: str) -> str:
 
 
 def choose_number(place: int) -> int:
-    """Return the number of the server's socket (0) or of the groups' file (1), below that of the stack file."""
+    """Return the number for the server's socket (0) or the groups' file (1), below that of the stack file."""
     return min(os.sysconf("SC_OPEN_MAX"), 1024) - 2 - place
 
 
@@ -236,9 +239,10 @@ def _move_descriptor(fd: int, number: int) -> int:
 
 
 def _set_defaults() -> None:
-    """Set what the recorder reads from the environment, where the user has not. `os.environ` stays as it is.
+    """Set what the recorder reads from the environment, unless the user has. `os.environ` stays unchanged.
 
-    NCCL's dumps go to the rank's log folder: torch's default is a folder of the home, which goes with a container.
+    NCCL's dumps go to the rank's log folder. torch's default is a folder in the home directory, which is lost with a
+    container.
     """
     version = _read_version()
     has_new_names = version >= _NEW_NAMES
@@ -256,7 +260,7 @@ def _set_defaults() -> None:
 
 
 def _read_version() -> "tuple[int, ...]":
-    """Read the version: (2, 13) of "2.13.0+cpu"."""
+    """Read the version: "2.13.0+cpu" gives (2, 13)."""
     return tuple(int(part) for part in sys.modules["torch"].__version__.split(".")[:2])
 
 
@@ -274,9 +278,9 @@ def _start_server() -> None:
 
 
 def _listen(start: "Callable[[str], object]") -> int:
-    """Start the server on a socket whose name is removed at once; returns a descriptor of it.
+    """Start the server on a socket whose name is removed at once, and return a descriptor of the socket.
 
-    The folder is the rank's own: the name would stay behind if the worker were killed just now.
+    The socket is made in the rank's own folder, because its name would remain if the worker were killed just now.
     """
     name = f"muster-{os.getpid()}.sock"
     log_folder = os.path.dirname(os.environ.get("TORCHELASTIC_ERROR_FILE", ""))

@@ -1,11 +1,11 @@
-"""In a worker, with `--preflight full`: an all-reduce within each node and over all, before the program starts.
+"""With `--preflight full`, measures an all-reduce within each node and over all nodes before the program starts.
 
-In a fork of the worker, so that the program finds a process that has done nothing: no group, no context, no thread. The
-groups meet in the round's store under names of their own. Where global rank 0's worker would host the store, its fork
-does, at the same port: the others wait until it is gone, because their programs come to that port next.
+It runs in a fork of the worker, so that the program finds a process without group, context or thread. The groups meet
+in the round's store under their own names. If global rank 0's worker would host the store, its fork hosts it at the
+same port. The other ranks wait until that store is gone, because their programs connect to the port next.
 
-`program` runs this file, and only then. `Any` is what torch's objects are here: the module that imports it must not be
-changed by it. The advice is that of `_shared.preflight.checks`, which is not imported here.
+`program` runs this file only for that flag. Torch's objects are `Any`, because this file must not import torch for
+their types. The advice is that of `_shared.preflight.checks`, which is not imported here.
 """
 
 import os
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 _MIB = 1 << 20
 _SIZES_CPU, _SIZES_DEVICE = (_MIB, 8 * _MIB, 32 * _MIB), (8 * _MIB, 64 * _MIB, 256 * _MIB)
-"""Bytes of each rank; the rate of the largest counts."""
+"""Sizes in bytes per rank; the rate of the largest size counts."""
 _REPEATS = 3
 _LIMIT_S = 120
 _SLOW = 0.5
-"""Of the median: a node below this is named."""
+"""Fraction of the median below which a node is named as slow."""
 _SHOWN = 8
 _ADVICE = "look at its links (`nvidia-smi topo -m`, `nvidia-smi nvlink -s`, `ibstat`)"
 
@@ -31,7 +31,7 @@ def measure() -> None:
     """Measure with all ranks of the round; global rank 0 prints what was found.
 
     Raises:
-        SystemExit: with a line that says why no all-reduce could be done.
+        SystemExit: with a line that says why no all-reduce was possible.
     """
     read, write = os.pipe()
     pid = os.fork()
@@ -82,7 +82,7 @@ def _measure_all() -> None:
         torch.cuda.set_device(device)
 
     def run(name: str, place: int, size: int) -> float:
-        """Return the bytes a second of an all-reduce of these ranks; 0: there is no other."""
+        """Return the rate of an all-reduce of these ranks in bytes per second; 0 if there is no other rank."""
         if size < 2:  # no partner
             return 0.0
         distributed.init_process_group(
@@ -127,7 +127,7 @@ def _time_all_reduce(torch: "Any", device: "Any", size: int) -> float:
 
 
 def _measure_pairs(run: "Any", node: int, nodes: int) -> float:
-    """Measure one rank a node with the neighbour on either side, and keep the better: a slow neighbour slows both."""
+    """Measure one rank per node with both neighbours, and keep the better rate: a slow neighbour slows both."""
     rates = []
     for shift in (0, 1):
         place = (node - shift) % nodes

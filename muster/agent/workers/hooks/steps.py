@@ -1,11 +1,12 @@
-"""In a worker: counts the steps of optimizers in the status page, for scripts that report none by `muster.worker`.
+"""Counts a worker's optimizer steps in the status page, for scripts that report none by `muster.worker`.
 
-For progress and as a sign of life only, never for an agreement. `program` runs this file when an optimizer has stepped,
-and not before. The page's layout stands here again, because `muster` may be another package in this process. `Any` is
-what torch's and Lightning's objects are here: this file must not import them for their types.
+The count serves only for progress and as a sign of life, never for an agreement. `program` runs this file when an
+optimizer has stepped, and not before. The page's layout is repeated here, because `muster` may be another package in
+this process. Objects of torch and Lightning are `Any`, because this file must not import those packages for their
+types.
 
-A Trainer of Lightning knows more: the steps of the run that it continues, and how many there will be. It is found in
-the frames above an optimizer's first step, so nothing of Lightning is changed.
+A Trainer of Lightning also knows the steps of the run that it continues, and the total. It is found in the frames above
+an optimizer's first step, so Lightning itself stays unchanged.
 """
 
 import mmap
@@ -25,27 +26,31 @@ _BLOCK_BYTES = 4096
 _MAGIC_WORD, _SLOTS, _ROUND, _ATTEMPT = 0, 1, 2, 3
 _STEP, _TOTAL, _CHANGED_NS, _OPTIMIZER_STEPS, _FIRST, _FIRST_NS = 1, 2, 4, 6, 88, 89
 _MAX_STEP = (1 << 47) - 2
-"""Of `_shared.contract.StatusPageLayout`."""
+"""See `_shared.contract.StatusPageLayout`."""
 _LIGHTNING = ("lightning.pytorch", "pytorch_lightning")
 
 
 def build_step_counter() -> "Callable[[Any], object]":
-    """Return what to call with an optimizer after each of its steps.
+    """Return the function to call with an optimizer after each of its steps.
 
-    It writes into this rank's slot of the status page.
+    The function writes into this rank's slot of the status page.
 
-    The most that one optimizer has done counts: a GAN has two, which step in turn. The steps of Lightning's Trainer are
-    written as if the script reported them. Once the script reports steps itself, and in forks of this process, it does
-    nothing.
+    The count is that of the optimizer with the most steps: a GAN has two, which step in turn. The steps of Lightning's
+    Trainer are written as if the script reported them. The function does nothing once the script reports steps itself,
+    and nothing in forks of this process.
 
     Raises:
         OSError: there is no page.
-        ValueError: likewise, or it is of another round.
+        ValueError: there is no page, or it is of another round.
     """
     words = _map_slot(os.environ["MUSTER_STATUS_PAGE"])
     counts: dict[int, list[Any]] = {}
-    """By the optimizer's id: its steps, a reference that removes the entry with it, before the id is used again, and
-    the steps that Lightning's Trainer had done before; None: it is not Lightning's."""
+    """Three values by the optimizer's id: its steps, a reference, and the steps that Lightning's Trainer had done
+    before.
+
+    The reference removes the entry together with the optimizer, before the id is used again. The last value is None if
+    the optimizer is not Lightning's.
+    """
     is_fork, written = False, 0
 
     def stop() -> None:
@@ -80,10 +85,11 @@ def _find_fit(frame: "FrameType | None") -> "tuple[int | None, int]":
     """Return how many steps a Trainer of Lightning had done before this one, and how many it will have done.
 
     Args:
-        frame: of the optimizer's step. One with several optimizers counts the steps of all: nothing is told of it.
+        frame: the frame of the optimizer's step. A Trainer with several optimizers counts the steps of all, so it is
+            not used.
 
     Returns:
-        None: there is none. A total of 0: it is not known, as of data of unknown length.
+        None if there is no Trainer. A total of 0 means that it is unknown, as for data of unknown length.
     """
     if not any(name in sys.modules for name in _LIGHTNING):
         return None, 0
@@ -97,7 +103,7 @@ def _find_fit(frame: "FrameType | None") -> "tuple[int | None, int]":
 
 
 def _read_trainer(part: "Any") -> "tuple[int | None, int] | None":
-    """Read it of the Trainer that an object of Lightning belongs to; None: it has none."""
+    """Read these numbers from the Trainer that an object of Lightning belongs to; None if it has none."""
     try:
         trainer = part.trainer
         before, optimizers, total = trainer.global_step, len(trainer.optimizers), trainer.estimated_stepping_batches
@@ -108,11 +114,11 @@ def _read_trainer(part: "Any") -> "tuple[int | None, int] | None":
 
 
 def _map_slot(where: str) -> "memoryview[int]":
-    """Map the slot at `FILE:ROUND:SLOT`, without claiming it: another process of the rank may be the one that speaks.
+    """Map the slot at `FILE:ROUND:SLOT` without claiming it: another process of the rank may own it.
 
     Raises:
         OSError: see `build_step_counter`.
-        ValueError: likewise.
+        ValueError: see `build_step_counter`.
     """
     path, round_number, slot = where.rsplit(":", 2)
     opened = os.open(path, os.O_RDWR | os.O_CLOEXEC)

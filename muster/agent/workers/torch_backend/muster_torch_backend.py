@@ -1,9 +1,9 @@
 # ruff: noqa: INP001  # a folder on sys.path of its own, no package
 """What `import torch` calls in the Python programs below a `--no-python` worker: installs `workers.program`'s hook.
 
-And, while the agent watches for hangs, has the program write its stacks on the agent's signal. This folder is on their
-PYTHONPATH; the metadata beside this file name it to torch (2.5 and later). Whatever fails leaves the program as it was:
-torch would refuse to be imported.
+While the agent watches for hangs, the hook also has the program write its stacks on the agent's signal. This folder is
+on the programs' PYTHONPATH, and the metadata beside this file name it to torch (2.5 and later). A failure here leaves
+the program unchanged; otherwise `import torch` would fail.
 """
 
 import os
@@ -33,7 +33,7 @@ def hook() -> None:
 
 
 def _is_hooked() -> bool:
-    """Return whether this is a Python worker, below an agent that a command has started."""
+    """Return whether the hook is installed: in a Python worker, or below an agent that a command has started."""
     groups = sys.modules.get(_GROUPS_MODULE)
     if groups is None:
         return any(type(each).__name__ == "_HookFinder" for each in sys.meta_path)

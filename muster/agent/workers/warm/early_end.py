@@ -1,26 +1,26 @@
-"""Ends a warm worker early, where nothing that the interpreter's own end does could be seen.
+"""Ends a warm worker early if a user could not see the difference from the interpreter's own end.
 
-That end destroys every object, clears every module and then runs the static destructors of every library: for torch
-some 0.3 s of CPU per worker, and all workers of a node end at once. The last exit handler (it was registered first, in
-the template) leaves with `os._exit` in place of it, if nothing is left that has an end of its own: no object that runs
-code when it is destroyed (`__del__`, an open file or socket, a suspended generator, a weak reference with the program's
-callback), no other thread, no library loaded since, no device, no profiler. Else it returns, and the interpreter goes
-on as it always does. So an early end runs no code of the program's.
+The interpreter's end destroys every object, clears every module and then runs the static destructors of every library.
+For torch this takes some 0.3 s of CPU per worker, and all workers of a node end at once. The last exit handler, which
+the template registered first, calls `os._exit` instead if nothing is left that has an end of its own. That means no
+object that runs code when it is destroyed (`__del__`, an open file or socket, a suspended generator, a weak reference
+with the program's callback), no other thread, no library loaded since, no device and no profiler. Otherwise the handler
+returns, and the interpreter continues as usual. So an early end runs no code of the program's.
 
-This is the one place that does what `Py_FinalizeEx` would, and what it does is this, in this order:
+This is the only place that does part of what `Py_FinalizeEx` does, in this order:
 
-    - flush standard output and standard error; what fails there is left to the interpreter
+    - flush standard output and standard error; a failure there is left to the interpreter
     - destroy gloo's process groups
     - collect garbage, unless the program has switched that off
-    - clear the program's modules and collect: what C libraries do when their objects are destroyed is done
+    - clear the program's modules and collect, so that C libraries do what they do when their objects are destroyed
     - flush C's streams
 
-What still differs, and why: in the `__del__` of what that collection finds `sys.is_finalizing()` is false, since the
-interpreter has not begun to end. An object of a C library that only a module of the template or a context variable
-holds is not destroyed (a program that keeps a connection to a database in `json`, say), since no list of such objects
-exists. Torch's own operators stay in torch's tables, which no code reads any more.
+Some things still differ. In the `__del__` of what that collection finds, `sys.is_finalizing()` is false, because the
+interpreter has not begun to end. If only a module of the template or a context variable holds an object of a C library,
+that object is not destroyed, because no list of such objects exists. (For example, a program may keep a connection to a
+database in `json`.) Torch's own operators stay in torch's tables, which no code reads any more.
 
-Which programs end in which way, and that each ends as in plain Python: `tests/end_programs.py`.
+`tests/end_programs.py` shows which programs end in which way, and that each ends as in plain Python.
 
 Source: Py_FinalizeEx and finalize_modules in CPython's Python/pylifecycle.c.
 """
@@ -41,17 +41,17 @@ _TOOLS: Final = (
     *("LD_PRELOAD", "LD_AUDIT", "CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH", "OMP_TOOL_LIBRARIES"),
     *("KINETO_USE_DAEMON", "LLVM_PROFILE_FILE", "GCOV_PREFIX"),
 )
-"""Variables by which profilers enter a process; they write what they have seen when its libraries end."""
+"""Variables by which profilers enter a process. Profilers write what they have seen when their libraries end."""
 
 _NAME_SERVICE: Final = (b"libnss_", b"libresolv.", b"libcap.", b"libbsd.", b"libmd.")
-"""The libraries of the name service, and what they bring: /etc/nsswitch.conf says which, and any look-up of a host or
-a user loads them, `init_process_group` too. At their end they close what they have to their own services."""
+"""The libraries of the name service, and what they load. /etc/nsswitch.conf names them, and any look-up of a host or
+user loads them, as `init_process_group` does. At their end they close their connections to their own services."""
 
 _DEVICE_MODULES: Final = ("torch.cuda", "torch.xpu", "torch.mtia", "torch.hpu", "torch.npu")
 _GENERATORS: Final = (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)
 _IN_MEMORY: Final = (io.StringIO, io.BytesIO)
 _HAS_COLLECTOR: Final = 1 << 14
-"""Py_TPFLAGS_HAVE_GC: the collector knows the instances of such a class."""
+"""Py_TPFLAGS_HAVE_GC: the collector knows the instances of a class with this flag."""
 _LAST_ERROR: Final = ("last_exc", "last_type", "last_value", "last_traceback")
 
 
@@ -61,34 +61,36 @@ class EarlyEnd:
     def __init__(self) -> None:
         """Register the handler: before any other, so that it runs after all of them.
 
-        Where a start-up hook (sitecustomize) was faster, the interpreter ends every worker: its handlers come after.
+        If a start-up hook (sitecustomize) registered handlers earlier, they run later, so the interpreter ends every
+        worker.
         """
         self._is_first = atexit._ncallbacks() == 0  # noqa: SLF001
         self._code: int | None = None
         self.template_modules: dict[str, ModuleType] = {}
-        """Imported before the program began. Recorded in the template: in a worker that copies all their pages."""
+        """Modules imported before the program began. The template records them: recording in a worker would copy all
+        their pages."""
         self._libraries: frozenset[bytes] = frozenset()
         self._streams: tuple[TextIO | None, ...] = ()
         self._witness: list[object] = []
-        """Made when the program begins: the collector lists it, unless the program has frozen what there was."""
+        """Made when the program begins. The collector lists it unless the program has frozen the existing objects."""
         self._finalizers: list[weakref.finalize[..., object]] = []
         self._before: Callable[[], object] = bool
         atexit.register(self._end)
 
     def record_template(self) -> None:
-        """Record what is there before the program begins; in the template, when all is imported."""
+        """Record what exists before the program begins; called in the template, after all imports."""
         self.template_modules = dict(sys.modules)
         self._libraries = _list_libraries()
         self._finalizers = _list_finalizers()
 
     def record_start(self, before: Callable[[], object]) -> None:
-        """Record the program's standard streams, and what to call first at the end; in the worker."""
+        """Record the program's standard streams, and what to call first at the end; called in the worker."""
         self._before = before
         self._streams = (sys.stdout, sys.stderr)
         self._witness = []
 
     def record_code(self, code: int | None) -> None:
-        """Record the exit code that the program has chosen, 0 to 255; None: only the interpreter can tell."""
+        """Record the exit code that the program has chosen, 0 to 255; None means that only the interpreter can tell."""
         self._code = code
         for finalizer in self._finalizers:
             finalizer.atexit = code is None  # the program's own run with the other exit handlers, before `_end`
@@ -131,9 +133,9 @@ class EarlyEnd:
         )
 
     def _loaded_no_library(self) -> bool:
-        """Return whether no library came with the program: its static destructors may have something to do.
+        """Return whether the program loaded no library, whose static destructors might have something to do.
 
-        Those of the standard library's own modules have not, nor have those of the name service.
+        Destructors of the standard library's own modules and of the name service have nothing to do.
         """
         own = tuple(f"{path}/".encode() for path in sys.path if str(path).endswith("lib-dynload"))
         loaded = _list_libraries() - self._libraries
@@ -142,7 +144,7 @@ class EarlyEnd:
     def _has_an_end(self) -> bool:
         """Return whether there is an object whose destruction a user could see.
 
-        Of those that are older than the program, no.
+        Objects that are older than the program do not count.
         """
         if gc.isenabled():
             gc.collect()
@@ -161,9 +163,10 @@ class EarlyEnd:
         )
 
     def _has_an_end_of_its_own(self, thing: object) -> bool:
-        """Return whether something happens when this object is destroyed that a user could see.
+        """Return whether a user could see the destruction of this object.
 
-        Asks for its type, not by `isinstance`: that also asks the object for its class, and a weak proxy its referent.
+        It checks the type instead of `isinstance`, which would also ask the object for its class, and a weak proxy for
+        its referent's.
         """
         kind = type(thing)
         if issubclass(kind, type):
@@ -177,7 +180,7 @@ class EarlyEnd:
         return True
 
     def _is_visible(self, callback: object) -> bool:
-        """Return whether a weak reference's callback is the program's, not of a package of the template."""
+        """Return whether a weak reference's callback is the program's, and not that of a package of the template."""
         if type(callback) is BuiltinFunctionType:
             # Those of an abstract class's registry and of `threading.local` are its methods.
             return type(callback.__self__) not in (weakref.ReferenceType, tuple)
@@ -189,7 +192,7 @@ class EarlyEnd:
     # -- at the end ---------------------------------------------------------------------------------------------------
 
     def _destroy_own_objects(self) -> None:
-        """Let go of all that the program's modules, its exit handlers and its failure hold."""
+        """Drop all that the program's modules, its exit handlers and its failure hold."""
         atexit._clear()  # noqa: SLF001
         for name in _LAST_ERROR:
             vars(sys).pop(name, None)
@@ -204,7 +207,7 @@ class EarlyEnd:
 
 
 def _list_layers(stream: TextIO | None) -> Iterator[object]:
-    """Return the stream, its buffer and its file: as many as it has."""
+    """Return the stream, its buffer and its file, as far as it has them."""
     layer: object = stream
     while layer is not None:
         yield layer
@@ -215,7 +218,7 @@ def _list_layers(stream: TextIO | None) -> Iterator[object]:
 
 
 def _list_finalizers() -> "list[weakref.finalize[..., object]]":
-    """Return the exit handlers of torch's own operators, oldest first: over half of the CPU of a worker's end.
+    """Return the exit handlers of torch's own operators, oldest first. They use over half of the CPU of a worker's end.
 
     They take the operators out of torch's tables, which nothing reads any more.
     """
@@ -227,14 +230,14 @@ def _list_finalizers() -> "list[weakref.finalize[..., object]]":
 
 
 def _list_libraries() -> frozenset[bytes]:
-    """Return the paths of all files that this process executes code from."""
+    """Return the paths of all files that this process has mapped as executable."""
     with open("/proc/self/maps", "rb") as file:
         fields = (line.split(maxsplit=5) for line in file)
         return frozenset(words[5].rstrip() for words in fields if len(words) == 6 and words[1][2:3] == b"x")
 
 
 def _flush(streams: tuple[TextIO | None, ...]) -> bool:
-    """Flush Python's and C's streams; False where the interpreter has an error to report."""
+    """Flush Python's and C's streams; return False if the interpreter has an error to report."""
     try:
         for stream in streams:
             if stream is not None:
@@ -246,7 +249,7 @@ def _flush(streams: tuple[TextIO | None, ...]) -> bool:
 
 
 def _leave_process_groups() -> bool:
-    """Destroy gloo's process groups: their destructors wait for what is still being sent. False for other backends."""
+    """Destroy gloo's process groups, whose destructors wait for pending sends. Return False for other backends."""
     c10d = sys.modules.get("torch.distributed.distributed_c10d")
     rpc = sys.modules.get("torch.distributed.rpc")
     if rpc is not None and getattr(rpc, "_is_current_rpc_agent_set", bool)():

@@ -17,7 +17,7 @@ def list_descriptors() -> frozenset[int]:
 
 
 def find_hazard(known_fds: Container[int]) -> str | None:
-    """Return why workers must not be forked from this process, in one line; None: they may.
+    """Return why workers must not be forked from this process, in one line; None if they may.
 
     Args:
         known_fds: our descriptors, which were open before the imports.
@@ -26,7 +26,7 @@ def find_hazard(known_fds: Container[int]) -> str | None:
 
 
 def find_hazard_now() -> str | None:
-    """Return the checks of `find_hazard` whose results may change while the template waits."""
+    """Make those checks of `find_hazard` whose results may change while the template waits."""
     return _find_device() or _find_threads()
 
 
@@ -64,7 +64,7 @@ def _find_device() -> str | None:
 def _find_threads() -> str | None:
     """Find threads: they do not survive a fork, and the locks they held stay locked.
 
-    OpenBLAS starts its pool when numpy is imported, and has fork handlers that stop it: after one discarded fork only
+    OpenBLAS starts its pool when numpy is imported, and has fork handlers that stop it. After one discarded fork, only
     threads without such handlers are left.
     """
     if _count_threads() == 1:
@@ -100,9 +100,9 @@ def _find_open_file(known_fds: Container[int]) -> str | None:
 
 
 _START_PREFIXES: Final = ("LD_", "MALLOC_", "GLIBC_TUNABLES", "LANG", "LC_", "TZDIR", "TMPDIR", "PYTHON")
-"""The C library and the interpreter read these."""
+"""Prefixes of variables that the C library and the interpreter read at start."""
 _START_NAMES: Final = ("TEMP", "TMP")
-"""torch's modules ask for the temporary folder at their import; `TMPDIR` comes first."""
+"""torch's modules look up the temporary folder at their import; `TMPDIR` comes first."""
 _IMPORT_PREFIXES: Final = (
     *("OMP_", "KMP_", "GOMP_", "MKL_", "OPENBLAS_", "GOTO_", "BLIS_", "NUMEXPR_"),  # thread pools
     *("ACC_", "I_MPI_", "MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "NVPL_"),  # MKL and OpenMP too
@@ -117,9 +117,9 @@ _IMPORT_PREFIXES: Final = (
 
 
 _LATE_PREFIXES: Final = ("TORCH_NCCL_", "TORCH_ELASTIC_", "PYTORCH_NVML_BASED_CUDA_CHECK")
-"""Exceptions: read when a process group is made; the last, which `import lightning` sets, at each look for a GPU.
-PYTORCH_CUDA_ALLOC_CONF is not one: torch built for CUDA chooses its allocator, and since 2.9 reads all of the variable,
-while its libraries are loaded.
+"""Exceptions, which are read when a process group is made. The last one, which `import lightning` sets, is read at each
+look for a GPU. PYTORCH_CUDA_ALLOC_CONF is not an exception: torch built for CUDA chooses its allocator while its
+libraries are loaded, and since 2.9 reads all of the variable then.
 
 Source: BackendStaticInitializer in torch's c10/cuda/CUDACachingAllocator.cpp.
 """
@@ -138,7 +138,7 @@ def is_read_at_import(name: str) -> bool:
 def find_early_difference(
     template: Mapping[str, str], worker: Mapping[str, str], *, without: Container[str] = ()
 ) -> str | None:
-    """Return the first variable, in alphabetical order, that a fork of the template could not adopt; None: none.
+    """Return the first variable, in alphabetical order, that a fork of the template could not adopt, or None.
 
     Args:
         template: its environment.

@@ -1,4 +1,4 @@
-"""Makes a fork of the template equal to a worker that was started cold."""
+"""Makes a fork of the template equal to a cold worker."""
 
 import contextlib
 import io
@@ -23,7 +23,7 @@ def become_worker(spec: WorkerSpec) -> None:
 
 
 def _replace_streams(stdout_fd: int, stderr_fd: int) -> None:
-    """Replace the template's streams by the worker's, and write to them first what the imports have printed."""
+    """Replace the template's streams by the worker's, and first write to them what the imports have printed."""
     printed = [os.pread(number, os.fstat(number).st_size, 0) for number in (1, 2)]
     os.dup2(stdout_fd, 1)
     os.dup2(stderr_fd, 2)
@@ -66,7 +66,7 @@ def _open_stream(name: str, fd: int, old: io.TextIOWrapper) -> io.TextIOWrapper:
 
 
 def _choose_buffer_bytes(fd: int) -> int:
-    """Choose it as `open` does."""
+    """Choose the buffer size as `open` does."""
     size = os.fstat(fd).st_blksize
     return size if size > 1 else io.DEFAULT_BUFFER_SIZE
 
@@ -83,7 +83,7 @@ def replace_environment(env: dict[str, str]) -> None:
 
 
 def _find_coerced_locale() -> str | None:
-    """Return LC_CTYPE if the interpreter itself has set it at its start under the C locale (PEP 538)."""
+    """Return LC_CTYPE if the interpreter itself set it at its start under the C locale (PEP 538)."""
     value = os.environ.get("LC_CTYPE")
     if value is None:
         return None
@@ -93,7 +93,7 @@ def _find_coerced_locale() -> str | None:
 
 
 def apply_settings(settings: Mapping[str, Any]) -> None:
-    """Set what a process of a run on a hold would have inherited: folder, umask, limits, priority, affinity.
+    """Set what a process of a run on a hold would have inherited: folder, umask, limits, priority and affinity.
 
     Args:
         settings: see `hold.client`.
@@ -113,7 +113,7 @@ def apply_settings(settings: Mapping[str, Any]) -> None:
 
 
 def bind_to_cpus(cpus: Collection[int]) -> None:
-    """Set the affinity, and thread pools to its size."""
+    """Set the affinity, and size thread pools to it."""
     os.sched_setaffinity(0, cpus)
     _fit_to_cpus(len(cpus))
 
@@ -121,7 +121,7 @@ def bind_to_cpus(cpus: Collection[int]) -> None:
 def _fit_to_cpus(count: int) -> None:
     """Set `count` threads in torch and in every loaded OpenBLAS, unless the environment names a number.
 
-    They counted the template's CPUs at import; in a fresh process they would count the worker's.
+    These libraries counted the template's CPUs at import; in a fresh process they would count the worker's.
     """
     is_set = "OMP_NUM_THREADS" in os.environ
     torch = sys.modules.get("torch")

@@ -1,9 +1,9 @@
-"""Forks workers: the part of a template's process that answers the agent's requests, and the messages that it sends.
+"""Forks workers: the part of a template's process that answers the agent's requests, and its messages.
 
 `template` describes the protocol.
 
-An intermediate forks the workers of one request, and is forked itself ahead of it, while nothing else happens: it holds
-page tables and no more, and a restart waits for one fork less. What there is of it ends with the template.
+An intermediate process forks the workers of one request. It is itself forked before that request, while nothing else
+happens, so a restart waits for one fork less. It holds only page tables, and ends with the template.
 """
 
 import ctypes
@@ -26,26 +26,26 @@ _MESSAGE_BYTES: Final = 65536
 _MAX_SOCKETS: Final = 250
 """SCM_MAX_FD is 253."""
 _AHEAD_AFTER_S: Final = 0.1
-"""So long after a request the next one's intermediate is forked: the workers' own start comes first."""
+"""How long after a request the next one's intermediate is forked: the workers' own start comes first."""
 _PR_SET_PDEATHSIG: Final = 1
 
 
 @final
 class BringsTorch(TypedDict):
-    """Whether what it is about to import includes torch."""
+    """Whether the coming imports include torch."""
 
     brings_torch: bool
 
 
 @final
 class Importing(TypedDict):
-    """The module that it begins to import."""
+    """The module that the template begins to import."""
 
     importing: str
 
 
 class Imported(TypedDict):
-    """What the template is when all is imported."""
+    """The state of the template after all imports."""
 
     modules: list[str]
     pid: int
@@ -55,20 +55,20 @@ class Imported(TypedDict):
 
 @final
 class Ready(TypedDict):
-    """It can fork."""
+    """The template can fork."""
 
     ready: Imported
 
 
 @final
 class Forked(TypedDict):
-    """It has forked, or could not."""
+    """The template has forked, or could not."""
 
     asked: int
     forked: list[int]
     """Process ids."""
     error: str
-    """Why there are fewer than asked for; empty: there are not."""
+    """Why there are fewer than requested; "" if there are not."""
     duration_s: float
 
 
@@ -81,21 +81,21 @@ class TemplateNotice(TypedDict):
 
 @final
 class Unsafe(TypedDict):
-    """Why no worker may be forked; it ends."""
+    """Why no worker may be forked; the template ends."""
 
     unsafe: str
 
 
 @final
 class WaitsHeld(TypedDict):
-    """What it has imported; it waits for its program."""
+    """What the template has imported; it waits for its program."""
 
     held: list[str]
 
 
 @final
 class Refused(TypedDict):
-    """Why it is not the program's template; it ends, and another one may be."""
+    """Why this is not the program's template; it ends, and another one may be."""
 
     refused: str
 
@@ -105,7 +105,7 @@ TemplateMessage = WaitsHeld | Refused | BringsTorch | Importing | Ready | Forked
 
 
 def exit_with_agent(agent_pid: int) -> None:
-    """Have the kernel kill this process when the agent dies. The check comes second: the agent may have died before."""
+    """Have the kernel kill this process when the agent dies, then check whether the agent had already died."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != agent_pid:
         os._exit(1)
@@ -117,14 +117,14 @@ def send(control: socket.socket, message: TemplateMessage) -> None:
 
 
 def exit_unsafe(control: socket.socket, reason: str) -> NoReturn:
-    """End the template: no worker may be forked."""
+    """End the template because no worker may be forked."""
     send(control, {"unsafe": reason})
     os._exit(0)
 
 
 @record
 class _Ahead:
-    """An intermediate that was forked before it is needed, and waits for the sockets of its workers."""
+    """An intermediate that is forked before it is needed and waits for the sockets of its workers."""
 
     pid: int
     socket: socket.socket
@@ -138,8 +138,8 @@ def fork_on_demand(
     Args:
         control: to the agent.
         agent_pid: the workers' parent.
-        hand_out: gives the sockets to workers that were forked before any request, if there are so many; None: there
-            are none, and intermediates are forked ahead.
+        hand_out: gives the sockets to workers that were forked before any request, if there are so many. None means
+            that there are none, and intermediates are forked ahead.
     """
     ahead: _Ahead | None = None
     is_due = hand_out is None
@@ -173,9 +173,9 @@ def fork_on_demand(
 
 
 def _fork_ahead(control: socket.socket, agent_pid: int) -> "_Ahead | socket.socket | None":
-    """Fork the next request's intermediate: a third of the forks' time. Returns a worker's socket in a worker.
+    """Fork the next request's intermediate, which is a third of the forks' time. Return its socket in a worker.
 
-    None: it cannot be forked. The next request forks its own, or says why not.
+    None means that it cannot be forked. The next request then forks its own or reports why not.
     """
     if fork_safety.find_hazard_now() is not None:
         return None
@@ -206,7 +206,10 @@ def _fork_ahead(control: socket.socket, agent_pid: int) -> "_Ahead | socket.sock
 
 
 def fork_batch(sockets: list[socket.socket], agent_pid: int, ahead: _Ahead | None = None) -> "socket.socket | Forked":
-    """Fork one worker per socket through an intermediate. Returns its socket in a worker, what it has forked else."""
+    """Fork one worker per socket through an intermediate.
+
+    In a worker, return its socket; otherwise, return what was forked.
+    """
     try:
         pids_read, pids_write, go_read, go_write = *os.pipe(), *os.pipe()
     except OSError as error:
@@ -235,7 +238,7 @@ def fork_batch(sockets: list[socket.socket], agent_pid: int, ahead: _Ahead | Non
 
 
 def _hand_over(ahead: _Ahead | None, fds: list[int]) -> int:
-    """Have an intermediate fork, and return its process id, 0 when there is none any more."""
+    """Have an intermediate fork, and return its process id; 0 if it has ended."""
     if ahead is None:
         return 0
     with ahead.socket:
@@ -248,7 +251,7 @@ def _hand_over(ahead: _Ahead | None, fds: list[int]) -> int:
 
 
 def _be_intermediate(sockets: list[socket.socket], pids_write: int, go_read: int, agent_pid: int) -> socket.socket:
-    """Fork the workers and exit; returns in each, as the agent's child."""
+    """Fork the workers and exit; return in each worker, as the agent's child."""
     own = _fork_workers(sockets, pids_write)
     _wait_for_adoption(go_read, agent_pid)
     for one in sockets:
@@ -262,7 +265,7 @@ def _build_failed(asked: int, error: OSError) -> Forked:
 
 
 def _fork_workers(sockets: list[socket.socket], pids_write: int) -> socket.socket:
-    """Fork in the intermediate, report the process ids and exit. Returns in a worker."""
+    """Fork in the intermediate, report the process ids and exit. Return in a worker."""
     pids: list[int] = []
     error = ""
     for one in sockets:
@@ -282,14 +285,14 @@ def _fork_workers(sockets: list[socket.socket], pids_write: int) -> socket.socke
 
 
 def _wait_for_adoption(go_read: int, agent_pid: int) -> None:
-    """Wait until this worker is the agent's child; the death signal may be set only then."""
+    """Wait until this worker is the agent's child; only then may the death signal be set."""
     os.read(go_read, 1)
     os.close(go_read)
     exit_with_agent(agent_pid)
 
 
 def receive_order(control: socket.socket) -> tuple[dict[str, Any], Program]:
-    """Wait for the program of a template that has imported early; what its run is, and the program."""
+    """Wait for the program of a template that has imported early; return its run's settings and the program."""
     _message, fds, _flags, _address = socket.recv_fds(control, 4, 2)
     if len(fds) < 2:
         os._exit(0)  # released, or the run starts cold
@@ -303,7 +306,7 @@ def receive_order(control: socket.socket) -> tuple[dict[str, Any], Program]:
 
 
 def wait_for_release(parked: socket.socket, rename_process: Callable[[list[str]], None]) -> WorkerSpec:
-    """Sleep until the agent says which worker to become. Does not return in the store's process."""
+    """Sleep until the agent says which worker to become. Never return in the store's process."""
     message, fds, _flags, _address = socket.recv_fds(parked, 4, 3)
     if not message:
         os._exit(0)  # not needed any more

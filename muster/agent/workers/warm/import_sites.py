@@ -1,11 +1,11 @@
-"""Finds where the program first imports a module, and which warnings filters it has set by then, from its source.
+"""Finds in the source where the program first imports a module, and which warnings filters it has set by then.
 
-The template imports before the program's first line has run. So that its imports warn as the program's own would, each
-runs with the same filters and names the same file and line. Where the filters cannot be read from the source (a
-category that is not a builtin, a call under a condition), the import shows no warnings: a line that a cold worker would
-not show is worse than one that is missing.
+The template imports before the program's first line has run. Each import runs with the same filters and names the same
+file and line, so that it warns as the program's own would. If the filters cannot be read from the source (a category
+that is not a builtin, a call under a condition), the import shows no warnings. A line that a cold worker would not show
+is worse than one that is missing.
 
-Only used in the template process.
+It is used only in the template process.
 """
 
 import ast
@@ -21,7 +21,7 @@ from muster.agent.workers.warm.preload import BRING_TORCH, MAX_FILES, find_modul
 
 _SETTERS: Final = frozenset(("filterwarnings", "simplefilter"))
 _FILTER_NAMES: Final = _SETTERS | {"resetwarnings", "captureWarnings", "showwarning", "formatwarning", "filters"}
-"""Names whose use, anywhere, may change which warnings are shown and how."""
+"""Names that, wherever they are used, may change which warnings are shown and how."""
 
 
 @record
@@ -34,16 +34,16 @@ class FilterCall:
 
 
 Filters = tuple[FilterCall, ...] | None
-"""In the order of the calls; None when the source does not determine them."""
+"""In the order of the calls; None if the source does not determine them."""
 
 
 @record
 class ImportSite:
-    """Where and with which filters the program imports one module."""
+    """The place where the program imports one module, and the filters set by then."""
 
     filters: Filters
     path: str = ""
-    """The file that imports it; "" when the program does not name it."""
+    """The file that imports it; "" if the program does not name it."""
     lineno: int = 0
     module: str = "__main__"
     """`__name__` in that file."""
@@ -58,7 +58,7 @@ class ImportSites:
         self._filters: Filters = ()
         self._seen: set[str] = set()
         self._own: dict[str, str] = {}
-        """Modules and packages that lie beside the program and are imported: name -> file."""
+        """Modules and packages beside the program that it imports: name -> file."""
         self._function_bodies: list[tuple[list[ast.stmt], str, str]] = []
         path = find_source(kind, target)
         if path is not None:
@@ -71,10 +71,10 @@ class ImportSites:
         return self._sites.get(name) or ImportSite(filters=self._filters)
 
     def find_hidden(self) -> str | None:
-        """Return a file that the program imports and a fork of this process would not: its name is another module's.
+        """Return a file that the program imports but a fork of this process would not, because of its name.
 
-        A fresh process finds first what lies beside the program, such as a types.py; here the standard library's is
-        loaded already.
+        A fresh process first finds what lies beside the program, such as a types.py. Here the standard library's module
+        of that name is already loaded.
         """
         for name, path in self._own.items():
             if name != "muster" and name not in sys.builtin_module_names and name in sys.modules:
@@ -119,7 +119,7 @@ class ImportSites:
             self._check_filters(node)
 
     def _read_branch(self, statements: Iterable[ast.stmt], path: str, module: str) -> None:
-        """Read statements that may run or not."""
+        """Read statements that may or may not run."""
         for statement in statements:
             self._check_filters(statement)
             self._read_statement(statement, path, module)
@@ -172,7 +172,7 @@ def _called_name(node: ast.AST) -> str:
 
 
 def _is_filter_scope(node: ast.With) -> bool:
-    """Return whether it is `with warnings.catch_warnings():`, which restores the filters at its end."""
+    """Return whether the statement is `with warnings.catch_warnings():`, which restores the filters at its end."""
     call = node.items[0].context_expr
     if len(node.items) != 1 or _called_name(call) != "catch_warnings" or not isinstance(call, ast.Call):
         return False
@@ -184,7 +184,7 @@ def _is_main_test(test: ast.expr) -> bool:
 
 
 def _may_change_filters(node: ast.AST) -> bool:
-    """Return whether it may change filters for longer than a filter scope."""
+    """Return whether the statement may change filters for longer than a filter scope."""
     todo = [node]  # iterative: expressions may exceed the recursion limit
     while todo:
         node = todo.pop()
@@ -265,7 +265,7 @@ def _apply_filters(filters: tuple[FilterCall, ...]) -> Iterator[None]:
 
 @contextmanager
 def _hide_warnings() -> Iterator[None]:
-    """Show no warnings; code that catches warnings or reads filters sees all that it would."""
+    """Show no warnings; code that catches warnings or reads filters still sees what it would otherwise."""
     import warnings
 
     def show_nothing(_: object) -> None:

@@ -1,10 +1,10 @@
-"""What a program changes that a fresh process would have seen at its imports, and a fork of the template does not.
+"""Detects changes by a program that a fresh process would see at its imports but a fork of the template does not.
 
-The template imports torch, and what torch needs, before the program's first line. Two changes come too late for that: a
-variable that modules read when they are imported, set before the program's own `import torch`, and a folder inserted
-into `sys.path` that holds another module of an imported name. What the source shows is found before: then torch is not
-preloaded (`preload`), or workers start cold (`find_inserted`). `LateChanges` notices the rest in the worker, and says
-it in one line on its stderr.
+The template imports torch, and what torch needs, before the program's first line. Two kinds of change come too late for
+that. One is a variable that modules read when they are imported, set before the program's own `import torch`. The other
+is a folder inserted into `sys.path` that holds another module of an imported name. Changes that the source shows are
+found before: then torch is not preloaded (`preload`), or workers start cold (`find_inserted`). `LateChanges` detects
+the rest in the worker, and prints one line on its stderr.
 """
 
 import ast
@@ -32,10 +32,7 @@ _CALLED: Final = frozenset(
 
 
 def find_shadowed(folders: Iterable[str], modules: Mapping[str, ModuleType]) -> str | None:
-    """Return a file that would be imported from these folders in place of a module that was imported; None.
-
-    There is none.
-    """
+    """Return a file in these folders that an import would find in place of an imported module, or None."""
     for folder in folders:
         for name in _list_names(folder, modules):
             own, loaded = _find_file(folder, name), getattr(modules[name], "__file__", None)
@@ -63,7 +60,7 @@ def _find_file(folder: str, name: str) -> str | None:
 
 
 def find_inserted(files: Iterable[str]) -> str | None:
-    """Return a file that the program would import in place of a loaded module, as far as its source shows it.
+    """Return a file that the program would import in place of a loaded module, as far as the source shows it.
 
     Args:
         files: the program's, see `preload.Preload`.
@@ -86,7 +83,7 @@ def _list_folders(path: str) -> Iterator[str]:
 
 
 def _is_insertion(node: ast.Call) -> bool:
-    """Return whether it is `sys.path.insert(index, folder)`."""
+    """Return whether the node is `sys.path.insert(index, folder)`."""
     return len(node.args) == 2 and ast.unparse(node.func) == "sys.path.insert"
 
 
@@ -107,14 +104,14 @@ def _evaluate(node: ast.expr, values: dict[str, object]) -> object:
 
 
 class LateChanges:
-    """Watches one worker, from its release to its end. Says each kind of change once."""
+    """Watches one worker from its release to its end. Reports each kind of change once."""
 
     def __init__(self, modules: Mapping[str, ModuleType], *, says: bool) -> None:
-        """Begin; in the worker, before the program begins.
+        """Begin in the worker, before the program begins.
 
         Args:
             modules: what is imported.
-            says: False on all ranks but one.
+            says: whether to print lines; False on all ranks but one.
         """
         self._says = says
         self._modules = modules
@@ -150,7 +147,7 @@ class LateChanges:
         return any(_is_of_torch(value) for scope in scopes for value in list(scope.values()))
 
     def check_path(self) -> None:
-        """Look at `sys.path` as the program leaves it."""
+        """Look at `sys.path` after the program has run."""
         if os.getpid() != self._pid or tuple(sys.path) == self._path:
             return
         first = next((at for at, folder in enumerate(sys.path) if folder in self._path), len(sys.path))
@@ -173,7 +170,7 @@ class LateChanges:
 def _is_of_torch(value: object) -> bool:
     """Return True for torch, its modules, classes and functions.
 
-    No attribute of anything else is read: it may act on that.
+    No attribute of anything else is read, because reading may have effects.
     """
     kind = type(value)
     if issubclass(kind, ModuleType):

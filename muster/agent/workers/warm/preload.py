@@ -1,9 +1,9 @@
 """Chooses what the template imports before it forks, from the program's source, without running it.
 
-On a node that is held it imports before there is a program (`import_early`), and is the program's template only if that
-would have imported the same (`find_early_obstacle`).
+On a held node the template imports before there is a program (`import_early`). It becomes the program's template only
+if the program's own would have imported the same (`find_early_obstacle`).
 
-Only used in the template process: the agent does not pay for `ast` and the parsing.
+It is used only in the template process, so that the agent need not load `ast` and parse.
 """
 
 import ast
@@ -16,7 +16,7 @@ from muster._shared.records import record
 from muster.agent.workers.warm.fork_safety import is_read_early
 
 MAX_FILES = 40
-"""Limit on the local modules that are searched; a preload that is not found only makes the start slower."""
+"""Limit on the local modules that are searched. A preload that is not found only makes the start slower."""
 
 BRING_TORCH = frozenset(
     ("accelerate", "composer", "deepspeed", "fairscale", "lightning", "peft", "pytorch_lightning", "timm", "torchaudio")
@@ -24,9 +24,9 @@ BRING_TORCH = frozenset(
 """Packages that import torch themselves."""
 
 _COMPILER = "torch._dynamo"
-"""torch imports it when the first optimizer or data-parallel model is made; it takes as long as torch itself."""
+"""torch imports this when the first optimizer or data-parallel model is made. It takes as long as torch itself."""
 _OF_ITS_END = "tabulate"
-"""The compiler's own exit handler imports it where it is installed. A library that comes so late (that of `wcwidth`,
+"""The compiler's own exit handler imports this if it is installed. A library that is loaded so late (that of `wcwidth`,
 which it imports) would keep every worker from ending early."""
 
 _NEED_COMPILER = ("torch.optim", "torch.nn.parallel", "torch.distributed.fsdp", "torch.distributed.optim")
@@ -41,7 +41,7 @@ class Preload:
     modules: tuple[str, ...]
     notice: str = ""
     files: tuple[str, ...] = ()
-    """The program, the packages it lies in, and the modules beside it that it imports; empty without "auto"."""
+    """The program, the packages that contain it, and the modules beside it that it imports; empty without "auto"."""
 
 
 @record
@@ -50,13 +50,13 @@ class EarlyImports:
 
     modules: tuple[str, ...]
     stamps: dict[str, int]
-    """When something was last installed or removed, by folder."""
+    """The time when something was last installed or removed, by folder."""
     warnings: tuple[Any, ...]
-    """They are shown by the program's own filters, see `import_sites.show_warnings`."""
+    """Warnings to show with the program's own filters, see `import_sites.show_warnings`."""
 
 
 def import_early(requested: str) -> EarlyImports:
-    """Import what nearly every program does: torch, and what `--preload` names; what is not installed is left out."""
+    """Import what nearly every program imports: torch, and what `--preload` names. Skip what is not installed."""
     import warnings
 
     stamps, shown = _read_stamps(), list[Any]()
@@ -71,7 +71,7 @@ def import_early(requested: str) -> EarlyImports:
 
 
 def _import_installed(name: str) -> bool:
-    """Import it; False: it is not installed."""
+    """Import a module; return False if it is not installed."""
     try:
         __import__(name)
     except ModuleNotFoundError as error:
@@ -82,7 +82,7 @@ def _import_installed(name: str) -> bool:
 
 
 def find_early_obstacle(early: EarlyImports, modules: Iterable[str]) -> str | None:
-    """Return why a template that has imported early cannot be a program's that would import `modules`; None: it can."""
+    """Return why a template that has imported early cannot serve a program that imports `modules`; None if it can."""
     more = sorted({*early.modules}.difference(modules))
     if more:
         return f"the program does not import {more[0]}"
@@ -101,17 +101,17 @@ class _Findings:
         self.files: list[str] = []
         self.torch_modules: list[str] = []
         self.early_variable = ""
-        """The first variable that the program sets itself and that is read at import, and where."""
+        """The first variable that the program sets itself and that is read at import, with its place."""
         self.needs_compiler = False
-        """It uses an optimizer, a data-parallel model or torch.compile."""
+        """Whether the program uses an optimizer, a data-parallel model or torch.compile."""
 
 
 def choose_modules(requested: str, *, kind: str, target: str) -> Preload:
     """Choose the modules for `--preload`.
 
     Args:
-        requested: module names separated by commas; "auto" means torch and those of its modules that the program
-            imports, when it imports any.
+        requested: module names separated by commas. "auto" means torch and those of its modules that the program
+            imports, if it imports any.
         kind: value of a `spec.ProgramKind`.
         target: script path or module name; `sys.path` is already the program's.
     """
@@ -129,7 +129,7 @@ def choose_modules(requested: str, *, kind: str, target: str) -> Preload:
 
 
 def _list_compiler() -> list[str]:
-    """Return the modules; a file of the program's that has the name of one is left alone."""
+    """Return the modules, except those that share their name with a file of the program."""
     own, others = sys.path[:1], sys.path[1:]
     is_installed = find_module(_OF_ITS_END, own) is None and find_module(_OF_ITS_END, others) is not None
     return [_COMPILER, _OF_ITS_END] if is_installed else [_COMPILER]
@@ -141,7 +141,7 @@ def brings_torch(modules: Iterable[str]) -> bool:
 
 
 def find_source(kind: str, target: str) -> str | None:
-    """Find the file with the program's first line; None when there is none."""
+    """Find the file with the program's first line; None if there is none."""
     if kind == "module":
         return find_module(target, sys.path)
     if os.path.isdir(target):
@@ -150,7 +150,7 @@ def find_source(kind: str, target: str) -> str | None:
 
 
 def find_module(name: str, folders: list[str]) -> str | None:
-    """Find the source file of a module; importlib's finder would import its parent packages."""
+    """Find the source file of a module without importing its parent packages, as importlib's finder would."""
     parts = name.split(".")
     for folder in folders:
         stem = os.path.join(folder or os.getcwd(), *parts)
@@ -161,7 +161,7 @@ def find_module(name: str, folders: list[str]) -> str | None:
 
 
 def _search_program(path: str | None) -> _Findings:
-    """Search all that `_walk_files` finds."""
+    """Search all files that `_walk_files` finds."""
     findings = _Findings()
     for current, tree in _walk_files(path):
         findings.files.append(current)
@@ -191,7 +191,7 @@ def _walk_files(path: str | None) -> Iterator[tuple[str, ast.Module]]:
 
 
 def _list_packages(path: str) -> Iterator[str]:
-    """Return the `__init__.py` of every package that a file beside the program lies in: they run before it."""
+    """Return the `__init__.py` of every package that a file beside the program lies in: they run before the file."""
     root = os.path.abspath(sys.path[0] if sys.path else "")
     folder = os.path.dirname(path)
     while folder.startswith(f"{root}{os.sep}"):
@@ -202,7 +202,7 @@ def _list_packages(path: str) -> Iterator[str]:
 
 
 def _list_local_files(tree: ast.Module, path: str) -> Iterator[str]:
-    """Return the files beside the program that a file imports, also by `from . import x`."""
+    """Return the files beside the program that a file imports, including by `from . import x`."""
     for node in _walk_executed(tree):
         if isinstance(node, ast.Import):
             found = [find_module(alias.name, sys.path[:1]) for alias in node.names]
@@ -217,14 +217,14 @@ def _list_local_files(tree: ast.Module, path: str) -> Iterator[str]:
 
 
 def _find_parent(path: str, level: int) -> str:
-    """Return the folder that a relative import of this level begins in."""
+    """Find the folder in which a relative import of this level begins."""
     for _ in range(level):
         path = os.path.dirname(path)
     return path
 
 
 def parse(path: str) -> ast.Module | None:
-    """Parse a file; None when it cannot be read or parsed."""
+    """Parse a file; None if it cannot be read or parsed."""
     try:
         with open(path, "rb") as file:
             return ast.parse(file.read())
@@ -233,7 +233,7 @@ def parse(path: str) -> ast.Module | None:
 
 
 def _list_imports(tree: ast.Module) -> Iterator[str]:
-    """Return the names of the modules imported anywhere, except for type checkers only."""
+    """Return the names of the modules imported anywhere, except those for type checkers only."""
     for node in _walk_executed(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -274,7 +274,7 @@ def is_type_checking(test: ast.expr) -> bool:
 def _list_early_variables(tree: ast.Module) -> Iterator[str]:
     """Return the variables that the program sets in its own environment and that modules read when they are imported.
 
-    Where it sets variables whose names are not written there (a loop, a dict), every such name in the file counts.
+    If it sets variables whose names are not written there (a loop, a dict), every such name in the file counts.
     """
     computes = False
     names = _list_environ_names(tree)
@@ -305,7 +305,7 @@ def _list_environ_names(tree: ast.Module) -> set[str]:
 def _list_keys(node: ast.AST, names: set[str]) -> Iterator[ast.expr]:
     """Return the keys of `os.environ["X"] = ...`, `setdefault`, `update`, `|=` and `os.putenv`.
 
-    The whole where it has no keys.
+    Return the whole expression if it has no keys.
     """
     if isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign)):
         for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
@@ -324,7 +324,7 @@ def _list_keys(node: ast.AST, names: set[str]) -> Iterator[ast.expr]:
 
 
 def _list_dict_keys(node: ast.expr) -> Iterator[ast.expr]:
-    """Return the keys of a dict display; the expression itself for anything else, and for what `**` brings into one."""
+    """Return the keys of a dict display. Return the expression itself for anything else, and for what `**` adds."""
     if isinstance(node, ast.Dict):
         yield from (key or value for key, value in zip(node.keys, node.values, strict=True))
     else:

@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 @record
 class LocalFailure:
-    """A worker of this node that failed; `reason` is set when there was no process to exit, or it still runs."""
+    """A worker of this node that failed; `reason` is set if no process exited, or if it still runs."""
 
     local_rank: int
     reason: str = ""
     errno: int | None = None
-    """Of the call that could not start it."""
+    """The error of the call that could not start the worker."""
     check: str = ""
-    """The preflight check that has found `reason`; "": none has."""
+    """The preflight check that has found `reason`; "" if none has."""
 
 
 # -- workers ---------------------------------------------------------------------------------------------------------
@@ -38,7 +38,7 @@ class LocalFailure:
 
 @record
 class ParkWorkers:
-    """Prepare a start that will come soon, as far as it needs no ranks."""
+    """Prepare a start that will come soon, as far as this needs no ranks."""
 
 
 @record
@@ -69,9 +69,9 @@ class InterruptWorker:
 
 @record
 class KillWorkers:
-    """SIGKILL every process of the workers until none is left, drain their output, post `WorkersGone`.
+    """Send SIGKILL to every process of the workers until none is left, drain their output, and post `WorkersGone`.
 
-    Post `WorkersNotEnded` instead when some have not ended within the limit.
+    Post `WorkersNotEnded` instead if some have not ended within the limit.
     """
 
     round_number: int
@@ -83,9 +83,9 @@ class ReadSlots:
 
     round_number: int
     drain: int
-    """Number of the drain that it is for."""
+    """Number of the drain that this is for."""
     kind: int = StatusPageLayout.STOP
-    """Of that drain."""
+    """The drain's kind."""
 
 
 @record
@@ -101,20 +101,20 @@ class WriteCommand:
 
 @record
 class WithdrawCommand:
-    """Workers that wait go on."""
+    """Withdraw the command, so that workers that wait continue."""
 
 
 @record
 class WriteDeadline:
-    """Write when the workers will be ended, whether they have saved or not."""
+    """Write when the workers will be ended, whether or not they have saved."""
 
     delay_s: float | None
-    """None: no such limit any more."""
+    """Seconds from now; None means that there is no such limit any more."""
 
 
 @record
 class KeepSnapshots:
-    """Do with this node's snapshots what the leader says."""
+    """Handle this node's snapshots as the leader says."""
 
     told: KeepSnapshot | CopySnapshot | SnapshotFound | SnapshotConfirmed
 
@@ -138,7 +138,7 @@ WorkerAction: TypeAlias = (
 
 @record
 class SettleFailure:
-    """A worker failed: post `FailureSettled` once its last output has been read."""
+    """After a worker's failure, post `FailureSettled` once its last output has been read."""
 
     round: Round
     failure: LocalFailure
@@ -150,19 +150,19 @@ class CollectStacks:
 
     round: Round
     is_hang: bool = False
-    """Read their flight recorders first."""
+    """Read the workers' flight recorders first."""
 
 
 @record
 class PrintStacks:
-    """Print the stacks of the live workers on the console, equal ones once."""
+    """Print the stacks of the live workers on the console, and equal stacks only once."""
 
     round: Round
 
 
 @record
 class PrintPage:
-    """Print these stacks: workers that have stood still are being stopped."""
+    """Print these stacks of workers that stood still and are being stopped."""
 
     round: Round
     stacks: Mapping[int, WorkerStack]
@@ -197,14 +197,14 @@ class Send:
 
 @record
 class ReachMaster:
-    """Find out whether the round's MASTER_ADDR can be reached; if it cannot, post `StoreLost`."""
+    """Find out whether the round's MASTER_ADDR can be reached; if not, post `StoreLost`."""
 
     round: Round
 
 
 @record
 class ReportFailed:
-    """Send `Failed` of this worker."""
+    """Send `Failed` for this worker."""
 
     round: Round
     failure: LocalFailure
@@ -212,7 +212,7 @@ class ReportFailed:
 
 @record
 class ReportIdle:
-    """Send `Idle` of these workers; empty: they are active again. The leader decides whether the whole job hangs."""
+    """Send `Idle` for these workers; empty if they are active again. The leader decides whether the whole job hangs."""
 
     round: Round
     local_ranks: tuple[int, ...] = ()
@@ -222,13 +222,13 @@ class ReportIdle:
 
 @record
 class ReportStopped:
-    """Send `Stopped`: no worker of the round is left."""
+    """Send `Stopped`, because no worker of the round is left."""
 
     round: Round
     late: tuple[LocalFailure, ...] = ()
     """Failures that no `ReportFailed` has reported."""
     stacks: Mapping[int, WorkerStack]
-    """By local rank, as far as they were collected."""
+    """Stacks by local rank, as far as they were collected."""
 
 
 RendezvousAction: TypeAlias = JoinJob | Send | ReachMaster | ReportFailed | ReportIdle | ReportStopped
@@ -238,7 +238,7 @@ RendezvousAction: TypeAlias = JoinJob | Send | ReachMaster | ReportFailed | Repo
 
 @record
 class StartTimer:
-    """Post `TimerExpired` after the delay. No timer is cancelled: one of an older round changes nothing."""
+    """Post `TimerExpired` after the delay. No timer is cancelled, because one of an older round has no effect."""
 
     timer: RoundTimer
     delay_s: float
@@ -246,7 +246,7 @@ class StartTimer:
 
 @record
 class BeginRound:
-    """The node takes part in the round from now on: record it, and open its log folders."""
+    """The node takes part in the round from now on; record this and open its log folders."""
 
     round: Round
 
@@ -258,7 +258,7 @@ class RecordFencing:
 
 @record
 class KeepCheckpoint:
-    """Write it to the run's folder, for the job's next incarnation."""
+    """Write the checkpoint to the run's folder, for the job's next incarnation."""
 
     checkpoint: Checkpoint
 
@@ -272,7 +272,7 @@ class PrintLine:
 
 @record
 class AnswerPerson:
-    """Answer these requests of people."""
+    """Send the answer to these requests of people."""
 
     requests: tuple[int, ...]
     answer: "Answer"
@@ -280,22 +280,22 @@ class AnswerPerson:
 
 @record
 class AskPerson:
-    """Ask the person at the terminal what Ctrl-C is to do; `PersonChose` follows. The console waits."""
+    """Ask the person at the terminal what Ctrl-C is to do; `PersonChose` follows. Until then the console waits."""
 
 
 @record
 class EndQuestion:
-    """The question at the terminal is over: release the console."""
+    """Release the console, because the question at the terminal is over."""
 
 
 @record
 class RecordJobFailure:
-    """The job has failed, as every agent of it learns now: some of them exit in an order."""
+    """Record that the job has failed. Every agent of the job learns it now, and some of them exit in a given order."""
 
 
 @record
 class Finish:
-    """The agent is done: report `ended` or `rendezvous_failed`, if set, then exit with `code`."""
+    """Report `ended` or `rendezvous_failed` if set, then exit with `code`."""
 
     code: int
     ended: JobEnded | None = None

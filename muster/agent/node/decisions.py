@@ -1,7 +1,7 @@
 """What one node does about each event: a pure function from state and event to new state and actions.
 
-Nothing here reads a clock, a process or a socket, and nothing outside decides: `supervisor` posts the events of
-`node.events`, rendezvous those of `rendezvous.interface`, and `supervisor` carries the actions out, in order.
+Nothing here reads a clock, a process or a socket, and nothing outside decides. `supervisor` posts the events of
+`node.events`, and rendezvous those of `rendezvous.interface`. `supervisor` carries out the actions in order.
 
     STARTING
        v          RoundFormed                             all exited 0
@@ -10,9 +10,9 @@ Nothing here reads a clock, a process or a socket, and nothing outside decides: 
        |                                      v                               |
        +---------- no worker is left ----- STOPPING <---------RoundBroken-----+
 
-`worker_decisions` has the decisions about one round's workers, and the steps of a stop; `drain_decisions` those about a
-common step of all ranks, `request_decisions` those about what people ask for. Both are loaded when needed.
-Over 400 lines: every event of a node is here, in the order of a round.
+`worker_decisions` has the decisions about one round's workers, and the steps of a stop. `drain_decisions` has those
+about a common step of all ranks, and `request_decisions` those about requests of people. The latter two are loaded when
+needed. This module has over 400 lines because it handles every event of a node, in the order of a round.
 """
 
 import signal
@@ -129,16 +129,16 @@ from muster.agent.rendezvous.interface import (
 from muster.agent.round import Round
 
 HELD_LINES_S = 0.5
-"""How long after another node's end this node may be stopped, too, if both are stopped together."""
+"""How long after another node's end this node may be stopped too, if both are stopped together."""
 
 CAUSE_LIMIT_S = 1.0
-"""How long the line about a break waits for its cause, if what is known may be a consequence."""
+"""How long the line about a break waits for its cause, if the known one may be a consequence."""
 
 CHECKS_LIMITS_S = {"quick": 0.3, "full": 60.0}
-"""How long workers wait for the checks of this machine, by --preflight. A finding that comes later ends the attempt."""
+"""How long workers wait for the checks of this machine, by --preflight. A later finding ends the attempt."""
 
 HOLD_S = 5.0
-"""The longest that workers wait for global rank 0: its node may have more to import, but a program may need no process
+"""The longest that workers wait for global rank 0, whose node may have more to import; a program may need no process
 group."""
 
 
@@ -174,14 +174,14 @@ ACCEPTED: Mapping[type[Event], tuple[type[Phase], ...]] = {
 }
 """Which phase accepts which event; `decide` drops all others, any after the end, and those that `_is_outdated` names.
 
-`Saved` is reported also while the workers are being stopped: a checkpoint of the last moment counts. `DrainBegun` is
-refused before the workers have been started, `Requested` while none run, each with a line. Which phase a timer is for
-stands in `_on_timer_expired`, by its purpose.
+`Saved` is reported even while the workers are being stopped: a checkpoint of the last moment counts. `DrainBegun` is
+refused before the workers have been started, and `Requested` while none run, each with a line. `_on_timer_expired` says
+which phase a timer is for, by its purpose.
 """
 
 
 def decide(state: NodeState, event: Event) -> Decision:  # noqa: C901  # one line for each event
-    """Decide what follows from one event, if this phase accepts it and it is not about another round."""
+    """Decide what follows from one event, if this phase accepts it and it is about this round."""
     # What travelled may be of a derived class, such as `report_messages.RequestAnswer`.
     accepting = next((ACCEPTED[kind] for kind in type(event).__mro__ if kind in ACCEPTED), _ANY)
     if not isinstance(state.phase, accepting) or _is_outdated(state, event):
@@ -247,9 +247,9 @@ def decide(state: NodeState, event: Event) -> Decision:  # noqa: C901  # one lin
 
 
 def _is_outdated(state: NodeState, event: Event) -> bool:
-    """Tell whether an event is about another round than this node's.
+    """Return whether an event is about another round than this node's.
 
-    While the workers of a round are being stopped, the next may have formed, and may be broken or be drained.
+    While the workers of a round are being stopped, the next round may have formed, and may be broken or drained.
     """
     current = -1 if state.round is None else state.round.number
     match event:
@@ -266,7 +266,7 @@ def _is_outdated(state: NodeState, event: Event) -> bool:
 
 
 def _on_round_changed(state: NodeState, event: RoundFormed | RoundBroken | JobEnded) -> Decision:
-    """Handle a change of the round; whatever was asked of the last one is answered first."""
+    """Handle a change of the round; first answer all requests that concern the last one."""
     match event:
         case JobEnded():
             state, answers = _end_requests(state, "the job has ended")
@@ -307,7 +307,10 @@ def _enter_round(state: NodeState, event: RoundFormed) -> Decision:
 
 
 def _begin_round(state: NodeState, new: Round, *, is_held: bool) -> Decision:
-    """Start the workers, or wait; then look at what takes other nodes. A new attempt of the same nodes is told all."""
+    """Start the workers or wait, then make the checks that need other nodes.
+
+    A new attempt of the same nodes makes none.
+    """
     last, rules = state.round, state.rules
     state, actions = _begin_workers(state, new, is_held=is_held)
     if not rules.compares_nodes or new.group_world_size == 1:
@@ -326,9 +329,9 @@ def _tell_facts(state: NodeState, current: Round) -> Decision:
 
 
 def _begin_workers(state: NodeState, new: Round, *, is_held: bool) -> Decision:
-    """Start the workers, or first wait: for global rank 0, whose node backs off for all, or for the own back-off.
+    """Start the workers, or first wait for global rank 0, whose node backs off for all, or for this node's back-off.
 
-    Where an agent hosts the store, it listens already: then only a back-off is waited for.
+    If an agent hosts the store, the store listens already, and only a back-off is awaited.
     """
     delay_s = state.rules.find_longest_backoff_s(new.repeats)
     is_held = is_held and state.rank0_started < new.number and (delay_s > 0.0 or not new.use_agent_store)
@@ -353,20 +356,20 @@ def _begin_workers(state: NodeState, new: Round, *, is_held: bool) -> Decision:
 
 
 def _describe_threads(count: int) -> str:
-    """Describe the threads of a worker. torchrun sets 1, and warns of it."""
+    """Describe the threads of a worker. torchrun sets 1, and warns about it."""
     return f"OMP_NUM_THREADS is not set: each worker gets {count} (a node's usable cores / its workers)"
 
 
 def _start_workers(
     state: NodeState, new: Round, before: tuple[Action, ...] = (), problem: LocalFailure | None = None
 ) -> Decision:
-    """Start the workers once this machine is checked; what is wrong with it is the round's failure at once.
+    """Start the workers once this machine is checked; a finding is the round's failure at once.
 
     Args:
-        state: of the node.
+        state: the node's.
         new: their round.
         before: actions that come first.
-        problem: why its store is lost: without it they would only wait.
+        problem: why the round's store is lost. Without it the workers would only wait.
     """
     if state.is_unchecked:
         timer = RoundTimer(purpose=TimerPurpose.CHECKS, round_number=new.number)
@@ -386,7 +389,7 @@ def _end_delay(state: NodeState, phase: Delaying) -> Decision:
 
 
 def _on_local_checked(state: NodeState, event: LocalChecked) -> Decision:
-    """Print what was found; the first error ends the attempt, and no worker is started if none runs yet."""
+    """Print the findings. The first error ends the attempt, and no worker is started if none runs yet."""
     error = None if state.problem else next((each for each in event.findings if each.level.value == "error"), None)
     node = "" if state.rules.node_index is None else f"node {state.rules.node_index} "
     where = f"preflight: {node}({state.rules.host})" if node else f"preflight: {state.rules.host}"
@@ -440,7 +443,7 @@ def _on_round_broken(state: NodeState, event: RoundBroken) -> Decision:
 
 
 def _tell_break(state: NodeState, event: RoundBroken) -> Decision:
-    """Print why the round was broken; hold it back if that may be a consequence of what is not known yet."""
+    """Print why the round was broken. Hold the line back if that may be a consequence of something unknown yet."""
     line = None if _is_leaving(state) or state.round is None else _describe_break(state, event, state.round)
     state = replace(state, break_line=line or "")
     if event.is_provisional:  # without a line, the record waits
@@ -451,7 +454,7 @@ def _tell_break(state: NodeState, event: RoundBroken) -> Decision:
 
 
 def _on_break_explained(state: NodeState, event: RoundBroken) -> Decision:
-    """Handle that all failures of the round are known, which replace a line that is held."""
+    """Handle that all failures of the round are known, which replace a line that is held back."""
     known, is_held = state.break_line, state.break_line in state.held_lines
     state = replace(state, held_lines=tuple(line for line in state.held_lines if line != known))
     state, told = _tell_break(state, event)
@@ -481,7 +484,7 @@ def _is_leaving(state: NodeState) -> bool:
 
 
 def _describe_break(state: NodeState, event: RoundBroken, broken: Round) -> str | None:
-    """Return the line about it; None: this node prints none."""
+    """Return the line about the break; None if this node prints none."""
     match event.kind:
         case BreakKind.FINAL:  # the report shows it
             return None
@@ -544,7 +547,7 @@ def _on_job_ended(state: NodeState, event: JobEnded) -> Decision:
 
 
 def _on_worker_exited(state: NodeState, event: WorkerExited) -> Decision:
-    """Return one that the guard has killed ends the round for this node, and with it a question at the terminal."""
+    """Handle a worker's end. If the guard killed it, the round and any question end for this node."""
     state, actions = on_worker_exited(state, event)
     if isinstance(state.phase, Running | Succeeded):
         return state, actions
@@ -643,9 +646,9 @@ def _on_workers_gone(state: NodeState) -> Decision:
 
 
 def _on_workers_not_ended(state: NodeState, event: WorkersNotEnded) -> Decision:
-    """Leave workers that the kernel cannot end, and the job: they would block the other nodes for ever.
+    """Leave behind workers that the kernel cannot end, and leave the job: they would block the other nodes for ever.
 
-    With an exit code after which adapters replace the node: 1 would end the job for all.
+    The exit code makes adapters replace the node; 1 would end the job for all.
     """
     phase = state.stopping
     if phase.step is not StopStep.KILLING:
@@ -663,7 +666,7 @@ def _on_workers_not_ended(state: NodeState, event: WorkersNotEnded) -> Decision:
 def _on_signal(state: NodeState, event: SignalReceived) -> Decision:
     """Decide what a signal does.
 
-    The first Ctrl-C at the terminal may ask, and while a debugger has it, Ctrl-C is for it.
+    The first Ctrl-C at the terminal may ask. While a debugger has the terminal, Ctrl-C is for the debugger.
     """
     is_ctrl_c = event.signum == signal.SIGINT and not event.guard_died and not event.is_quit
     is_running = isinstance(state.phase, Running)
@@ -695,7 +698,7 @@ def _end_round_of_question(state: NodeState) -> RequestDecision:
 
 
 def _stop_on_signal(state: NodeState, event: SignalReceived) -> Decision:
-    """Send the first signal on to the workers; a second Ctrl-C kills them, other repetitions change nothing."""
+    """Send the first signal on to the workers. A second Ctrl-C kills them; other repetitions change nothing."""
     state, question = _close_question(state)
     state, actions = _leave_on_signal(state, event)
     return state, (*question, *actions)
@@ -739,7 +742,7 @@ def _leave_on_signal(state: NodeState, event: SignalReceived) -> Decision:
 def _on_drain(
     state: NodeState, event: DrainBegun | DrainCommitted | DrainWithdrawn | SlotsRead | RoundTimer
 ) -> Decision:
-    """Decide what follows in a drain. A node that is preempted leaves when no step was agreed on."""
+    """Decide what follows in a drain. A preempted node leaves if no step was agreed on."""
     from muster.agent.node.drain_decisions import decide_drain
 
     state, actions, leaves = decide_drain(state, event)
@@ -751,7 +754,7 @@ def _on_drain(
 
 
 def _leave_drained(state: NodeState, phase: Running | Succeeded, *, kill: bool = False) -> Decision:
-    """Leave with 143: this node is preempted, or its ranks were told to stop and the round has ended since."""
+    """Leave with 143 because this node is preempted, or its ranks were told to stop and the round has ended since."""
     signum = signal.SIGTERM if state.preemption is None else state.preemption.signum
     reason = "its ranks were told to stop" if state.preemption is None else _name_cause(signum)
     state, actions = begin_stop(state, phase, signum=signum, kill=kill, then=Finish(code=ExitCode.TERMINATED))
@@ -759,7 +762,7 @@ def _leave_drained(state: NodeState, phase: Running | Succeeded, *, kill: bool =
 
 
 def _leave_at_fault(state: NodeState, event: RoundBroken) -> Decision:
-    """Leave with an exit code after which adapters replace the node: its failure is to be kept off the job."""
+    """Leave with an exit code that makes adapters replace the node, so that its failure is kept off the job."""
     failed = RendezvousFailed(reason=f"this node leaves the job: {event.reason}")
     finish = Finish(code=ExitCode.RENDEZVOUS, rendezvous_failed=failed)
     phase, leave = state.phase, Send(message=Leaving(reason="it is at fault"))
@@ -774,9 +777,10 @@ def _leave_at_fault(state: NodeState, event: RoundBroken) -> Decision:
 
 
 def _is_over(state: NodeState, phase: Running | Succeeded, broken: RoundBroken) -> bool:
-    """Return whether a drain ends the job for this node with the round.
+    """Return whether a drain ends the job for this node together with the round.
 
-    In an elastic job the others go on without those that asked for the drain; the leader says if too few are left.
+    In an elastic job the others continue without the nodes that asked for the drain. The leader says if too few are
+    left.
     """
     if broken.leaves:
         return True
@@ -792,7 +796,7 @@ def _is_told_to_stop(phase: Running | Succeeded) -> bool:
 
 
 def _end_drain_grace(state: NodeState) -> Decision:
-    """End the grace period of ranks that were told a drain's step: it was not long enough for them."""
+    """End the grace period of ranks that were told a drain's step, because it was too short for them."""
     phase = state.phase
     if not isinstance(phase, Running | Succeeded) or not _is_told_to_stop(phase):
         return state, ()

@@ -4,12 +4,12 @@
         DrainCommitted: WriteCommand(step), the workers save and end, JobEnded(is_drained=True)
         DrainWithdrawn: the workers go on; a node that is preempted leaves, which stops them on all nodes
 
-`rendezvous.drain_ceiling` has the rule for the ceiling. Two waits have limits: a node that is preempted leaves when
-no step was agreed on in time, and ranks that were told the step get the grace period after that to save and to end,
-without a stop signal: they have been told. After a second signal the node leaves at once.
+`rendezvous.drain_ceiling` has the rule for the ceiling. Two waits have limits. A preempted node leaves if no step was
+agreed on in time. Ranks that were told the step get the grace period after that to save and end, and no stop signal,
+because they have been told. After a second signal the node leaves at once.
 
-Ranks that save or pause at a step go on afterwards. When a person has asked, this node reports at the end of the limit
-which of its ranks are late, and of a pause also when all of them wait.
+Ranks that save or pause at a step continue afterwards. If a person has asked, this node reports at the end of the limit
+which of its ranks are late. For a pause, it also reports when all of them wait.
 """
 
 from typing import TypeAlias
@@ -58,17 +58,17 @@ from muster.agent.rendezvous.interface import (
 )
 
 DrainDecision: TypeAlias = tuple[NodeState, tuple[Action, ...], bool]
-"""As `Decision`, and whether a node that is preempted leaves now."""
+"""As `Decision`, and whether a preempted node leaves now."""
 
 REPEAT_S = 1.0
-"""A signal within this time of the first is the same one: some senders reach the guard and the agent."""
+"""A signal within this time of the first is the same one, because some senders reach both the guard and the agent."""
 
 STRIDE_LOOK_S = 0.02
-"""Between two looks at a rank that has asked once: its stride is known when it asks again."""
+"""Time between two looks at a rank that has asked once. Its stride is known when it asks again."""
 
 
 def on_preemption(state: NodeState, phase: Running | Succeeded, event: SignalReceived) -> Decision | None:
-    """Ask for a drain, also if one is under way: the leader must know who leaves. None: the node leaves now."""
+    """Ask for a drain, even during another one, so that the leader knows which node leaves. None: leave now."""
     known = state.preemption
     if known is not None:
         return (state, ()) if event.at_s < known.at_s + REPEAT_S else None
@@ -97,7 +97,7 @@ def on_preemption(state: NodeState, phase: Running | Succeeded, event: SignalRec
 def decide_drain(
     state: NodeState, event: DrainBegun | DrainCommitted | DrainWithdrawn | SlotsRead | RoundTimer
 ) -> DrainDecision:
-    """Decide what follows. An event of another drain changes nothing."""
+    """Decide what follows in a drain. An event of another drain changes nothing."""
     phase = state.phase
     if not isinstance(phase, Running | Succeeded):
         return state, _refuse(event) if isinstance(event, DrainBegun) else (), False
@@ -122,7 +122,7 @@ def decide_drain(
 
 
 def _refuse(event: DrainBegun) -> tuple[Action, ...]:
-    """Refuse a drain: without a report of this node the ranks of all others would wait for ever."""
+    """Refuse a drain: without a report of this node, the ranks of all others would wait for ever."""
     report = DrainReport(ceiling=0, refusal="a node has not started its workers yet")
     return (_send_report(event.round_number, event.drain, report),)
 
@@ -186,7 +186,7 @@ def _build_write(drain: NodeDrain, ceiling: Ceiling) -> WriteCommand:
 
 
 def _look_for_followers(state: NodeState, phase: Running, drain: NodeDrain, event: SlotsRead) -> DrainDecision:
-    """Report that all ranks wait, or after the limit which do not; else look again soon."""
+    """Report that all ranks wait, or after the limit which ranks do not; otherwise look again soon."""
     slots = _list_live_slots(phase, event)
     has_agreed = drain.step is not None or drain.is_reported
     late = list_late(slots, drain.kind, drain.step) if drain.step is not None or not has_agreed else ()
@@ -202,7 +202,7 @@ def _look_for_followers(state: NodeState, phase: Running, drain: NodeDrain, even
 def _list_live_slots(phase: Running, event: SlotsRead) -> list[RankSlot]:
     """Return the ranks whose process lives.
 
-    One that has ended holds nothing up, one that starts later sees the command.
+    A rank that has ended delays nothing, and one that starts later sees the command.
     """
     return [slot for local_rank, slot in enumerate(event.slots or ()) if local_rank in phase.alive]
 

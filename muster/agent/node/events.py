@@ -1,9 +1,9 @@
 """Events of one node: the input of `decisions.decide`.
 
-Those of rendezvous are in `rendezvous.interface`, also those that the node sends on as they are: Saved, StoodStill,
-SnapshotKept, SnapshotCopied, SnapshotSought.
+Events of rendezvous are in `rendezvous.interface`, including those that the node sends on unchanged: Saved, StoodStill,
+SnapshotKept, SnapshotCopied and SnapshotSought.
 
-An event about workers or a timer carries the number of the round that it belongs to: an older round's changes nothing.
+An event about workers or a timer carries the number of its round. An event of an older round changes nothing.
 """
 
 from collections.abc import Mapping
@@ -34,21 +34,21 @@ class TimerPurpose(Enum):
     """What a timer is for."""
 
     START = "start"
-    """Start the round's workers: the back-off is over, or the wait for global rank 0."""
+    """Start the round's workers: the back-off, or the wait for global rank 0, is over."""
     STACKS = "stacks"
     """Do not wait for stacks any longer."""
     GRACE = "grace"
-    """The grace period of a stop is over, or that of ranks that have been told a drain's step."""
+    """The grace period is over: that of a stop, or that of ranks that have been told a drain's step."""
     SLOW = "slow"
-    """Say which workers have not ended since the signal of a stop."""
+    """Print which workers have not ended since the signal of a stop."""
     LOOK = "look"
     """Look again at what the workers have published: a drain's ceiling was written."""
     DRAIN = "drain"
-    """The time of a drain is over."""
+    """The time limit of a drain is over."""
     LINES = "lines"
     """Print the lines that are held back: the job is not being stopped."""
     CHECKS = "checks"
-    """Start the round's workers, although the checks of this machine are not over."""
+    """Start the round's workers although the checks of this machine are not over."""
 
 
 @record
@@ -58,12 +58,12 @@ class RoundTimer:
     purpose: TimerPurpose
     round_number: int
     number: int = 0
-    """Of the drain that it is for; 0: it is for none, or for the preemption of this node."""
+    """Number of the drain that the timer is for; 0 if it is for none, or for the preemption of this node."""
 
 
 @record
 class AgentStarted:
-    """The agent is ready to take part in the job: it knows whether it could host a store."""
+    """The agent is ready to take part in the job and knows whether it could host a store."""
 
 
 @record
@@ -77,11 +77,11 @@ class LocalChecked:
 
     findings: "tuple[Finding, ...]" = ()
     facts: NodeFacts | None = None
-    """What the other nodes compare; None: nothing new."""
+    """What the other nodes compare; None if there is nothing new."""
     site_checks: tuple[str, ...] = ()
-    """The executables that the site has added, which run from now on: their findings follow."""
+    """The executables that the site has added. They run from now on, and their findings follow."""
     is_last: bool = False
-    """No findings follow."""
+    """Whether no findings follow."""
 
 
 @record
@@ -94,7 +94,7 @@ class WorkerStarted:
 
 @record
 class WorkerExited:
-    """A worker of the round has ended; `code` as of `os.waitstatus_to_exitcode` (negative: signal)."""
+    """A worker of the round has ended; `code` is that of `os.waitstatus_to_exitcode` (negative for a signal)."""
 
     round_number: int
     local_rank: int
@@ -102,7 +102,7 @@ class WorkerExited:
     fencings: int = 0
     """How often the guard has fenced this node since the round's workers were started."""
     asked: int | None = None
-    """During a drain: the step that it last asked `should_stop` about."""
+    """During a drain, the step that the worker last asked `should_stop` about."""
 
 
 @record
@@ -113,20 +113,20 @@ class SpawnFailed:
     local_rank: int
     reason: str
     errno: int | None = None
-    """Of the call that failed; None where no system call has."""
+    """The error of the call that failed; None if no system call has."""
 
 
 @record
 class StoreLost:
-    """The agent hosts the store of the round, and it has none (any more); `reason` is a clause about rank 0.
+    """The agent should host the round's store but has none (any more); `reason` is a clause about rank 0.
 
-    Or it has learned that its workers cannot reach MASTER_ADDR.
+    Or the agent has learned that its workers cannot reach MASTER_ADDR.
     """
 
     round_number: int
     reason: str
     check: str = ""
-    """The check that says so; "": none."""
+    """The check that found this; "" if none did."""
 
 
 @record
@@ -144,7 +144,7 @@ class WorkersIdle:
     round_number: int
     reason: str
     is_urgent: bool = False
-    """Or torch is about to end one that waits in a collective."""
+    """Or torch is about to end a worker that waits in a collective."""
 
 
 @record
@@ -164,16 +164,16 @@ class WorkerStack:
     """What a live worker of this node was doing."""
 
     text: str = ""
-    """Its Python stacks; "": it gave none."""
+    """The worker's Python stacks; "" if it gave none."""
     view: "RankView | None" = None
-    """What its flight recorder says; None: it was not read."""
+    """What the worker's flight recorder says; None if it was not read."""
     progress: "RankProgress | None" = None
-    """How far it is; None: it was not looked at twice."""
+    """The worker's progress; None if it was not looked at twice."""
 
 
 @record
 class StacksCollected:
-    """`CollectStacks` of the round is done as far as possible; by local rank."""
+    """`CollectStacks` of the round is done as far as possible; the stacks are by local rank."""
 
     round_number: int
     stacks: Mapping[int, WorkerStack]
@@ -207,19 +207,19 @@ class SignalReceived:
 
     signum: int
     guard_died: bool = False
-    """It is the death signal: no guard would sweep after the agent, so there is no grace period."""
+    """Whether it is the death signal: without a guard nothing sweeps after the agent, so there is no grace period."""
     is_asked: bool = False
-    """A worker of this node has asked `should_stop`: a drain can stop all ranks at one step."""
+    """Whether a worker of this node has asked `should_stop`, so that a drain can stop all ranks at one step."""
     at_s: float = 0.0
     """By the agent's clock."""
     debugged: int | None = None
     """The local rank whose debugger has the terminal."""
     is_quit: bool = False
-    """It is not a signal: a debugger was quit, which ends the whole job."""
+    """Whether a debugger was quit, which is no signal but ends the whole job."""
     still_s: float = 0.0
-    """For how long all workers of this node have stood still."""
+    """How long all workers of this node have stood still."""
     is_at_terminal: bool = False
-    """The agent's standard input is a terminal: a person can be asked."""
+    """Whether the agent's standard input is a terminal, where a person can be asked."""
 
 
 class Choice(Enum):
@@ -232,14 +232,14 @@ class Choice(Enum):
 
 @record
 class PersonChose:
-    """After `AskPerson`: the choice; None: what was typed is none."""
+    """The choice after `AskPerson`; None if the typed text is no choice."""
 
     choice: Choice | None
 
 
 @record
 class SlotsRead:
-    """After `ReadSlots` of the round: what the workers have published, by local rank; None: there is no page."""
+    """After `ReadSlots` of the round, what the workers have published, by local rank; None if there is no page."""
 
     round_number: int
     drain: int
@@ -248,7 +248,7 @@ class SlotsRead:
 
 @record
 class Requested:
-    """A person asks for something through this node; `request` is the number of the question."""
+    """A request of a person through this node; `request` is its number."""
 
     request: int
     kind: AskKind
@@ -275,7 +275,7 @@ WorkersEvent: TypeAlias = (
     | DrainCommitted
     | DrainWithdrawn
 )
-"""About the workers of a round: `decisions.ACCEPTED` says which phase accepts which."""
+"""Events about the workers of a round; `decisions.ACCEPTED` says which phase accepts which."""
 
 Event: TypeAlias = (
     RendezvousEvent

@@ -1,4 +1,7 @@
-"""Collects what failures and stops leave behind: failures, and the stacks of live workers. Loaded when first needed."""
+"""Collects what failures and stops leave behind: reports of failures, and stacks of live workers.
+
+It is loaded when first needed.
+"""
 
 from collections.abc import Callable, Mapping
 
@@ -20,15 +23,18 @@ from muster.agent.runtime.loop import Loop
 from muster.agent.workers.spec import ProgramKind
 
 TEXTS_LIMIT_S = 2.5
-"""How long stacks may take: more than `StackCollector` allows, unless its files are on a disk that hangs."""
+"""How long stacks may take. This is more than `StackCollector` allows, unless its files are on a disk that hangs."""
 
 OTHERS_S = 0.5
-"""How long a hang's stop takes at least where there are several nodes. All read their workers at about the same time.
-The first worker that is stopped breaks the connections to the others: they wait in their collective no more."""
+"""The least time that a hang's stop takes if there are several nodes.
+
+All nodes read their workers at about the same time. The first worker that is stopped breaks the connections to the
+others, which then no longer wait in their collective.
+"""
 
 
 class Evidence:
-    """Reads about the workers of a round; changes nothing."""
+    """Reads evidence about the workers of a round, and changes nothing."""
 
     def __init__(self, config: AgentConfig, loop: Loop, logs: LogRouter, workers: RoundWorkers) -> None:
         self._host = config.node_name
@@ -43,7 +49,7 @@ class Evidence:
         )
         self._has_reported_disk = False
         self._thread = logs.files.thread
-        """The stack files may be on a disk that hangs; a stop waits for stacks within its own limit."""
+        """The stack files may be on a disk that hangs, but a stop limits its wait for stacks."""
         self._stacks = StackCollector(self._thread.loop)  # shared, so that overlapping requests share dumps
 
     def skip_kernel_log(self) -> None:
@@ -51,11 +57,11 @@ class Evidence:
         self._kernel.skip()
 
     def collect_failures(self, round: Round, failures: tuple[LocalFailure, ...]) -> tuple[Failure, ...]:  # noqa: A002
-        """Collect why these workers failed, from their files as far as a disk that hangs allows it."""
+        """Collect why these workers failed, from their files as far as a disk that hangs allows."""
         return tuple(self._collect(round, each) for each in failures)
 
     def collect_idle(self, round: Round, local_ranks: tuple[int, ...], reason: str) -> tuple[Failure, ...]:  # noqa: A002
-        """Collect what these workers do not do; those that have ended by then are left out."""
+        """Collect how these workers are idle; omit those that have ended by then."""
         pids = {worker.local_rank: worker.pid for worker in self._workers.live}
         return tuple(
             self._collect(round, LocalFailure(local_rank=each, reason=reason), hung_pid=pids[each])
@@ -102,14 +108,16 @@ class Evidence:
         is_hang: bool = False,
         always: bool = False,
     ) -> None:
-        """Request the stacks of all live workers, in a hang also their flight recorders; calls back by local rank.
+        """Request the stacks of all live workers, and in a hang their flight recorders.
+
+        Call back with them by local rank.
 
         Args:
-            round: theirs.
+            round: the workers'.
             on_done: called once.
             is_hang: the job hangs, whatever this node's workers do.
-            always: read the recorders also when no hang is known, twice: what moves does not hang. What they say of a
-                failure is not worth its time.
+            always: also read the recorders if no hang is known, twice, because what moves does not hang. For a failure,
+                the recorders are not worth the time.
         """
         if always:
             self._workers.read_progress(
@@ -134,7 +142,7 @@ class Evidence:
         )
 
     def _collect_texts(self, on_done: Callable[[dict[int, str]], None]) -> None:
-        """Request the stacks of all live workers; calls back once with texts by local rank, within `TEXTS_LIMIT_S`."""
+        """Request the stacks of all live workers; call back once with texts by local rank, within `TEXTS_LIMIT_S`."""
         is_done = False
 
         def finish(texts: dict[int, str]) -> None:
@@ -158,11 +166,11 @@ class Evidence:
         self._thread.submit(collect)
 
     def print_stacks(self, round: Round) -> None:  # noqa: A002
-        """Print the stacks of all live workers on the console, equal ones once. The workers keep running."""
+        """Print the stacks of all live workers on the console, and equal stacks only once. The workers keep running."""
         self.collect_stacks(round, lambda stacks: self.print_page(round, stacks), always=True)
 
     def print_page(self, round: Round, stacks: Mapping[int, WorkerStack]) -> None:  # noqa: A002
-        """Print who keeps the others waiting, as far as this node knows it, and the stacks, equal ones once."""
+        """Print who blocks the others, as far as this node knows, and the stacks, equal stacks only once."""
         from muster.agent.diagnosis.hangs.page import format_page
 
         known = (*build_stacks(round, stacks), *self.list_ended(round))
@@ -180,7 +188,7 @@ class Evidence:
         self.collect_stacks(round, send_them, always=True)
 
     def list_ended(self, round: Round) -> tuple[Stack, ...]:  # noqa: A002
-        """Return a stack without text for each worker that has ended with success: the others may wait for it."""
+        """Return a stack without text for each worker that has succeeded, because the others may wait for it."""
         return tuple(
             Stack(
                 global_rank=round.rank_offset + rank,
@@ -195,7 +203,7 @@ class Evidence:
         )
 
     def _count_missing(self, stacks: Mapping[int, WorkerStack]) -> int:
-        """Return how many live workers have given no stack; some that have may have ended since."""
+        """Return how many live workers have given no stack; some of the others may have ended since."""
         return max(0, len(self._workers.live) - sum(1 for stack in stacks.values() if stack.text))
 
 
@@ -209,7 +217,7 @@ def _join_seen(texts: Mapping[int, str], seen: Mapping[int, tuple[RankView, Rank
 
 
 def build_stacks(round: Round, found: Mapping[int, WorkerStack]) -> tuple[Stack, ...]:  # noqa: A002
-    """Name the workers that these are of, by local rank."""
+    """Name the workers of these stacks, by local rank."""
     from muster.agent.diagnosis.hang_cause import put_program_first
 
     return tuple(

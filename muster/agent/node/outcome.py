@@ -21,31 +21,33 @@ if TYPE_CHECKING:
     from muster.agent.round import Round
 
 _WRITE_LIMIT_S = 2.0
-"""How long each report may take: the agent's end must not wait for a disk that hangs."""
+"""How long each report may take, because the agent's end must not wait for a disk that hangs."""
 
 COMMON_EXIT_S = 0.5
-"""Agents in containers exit this long after they have learned of the job's failure: every report is written by then."""
+"""Agents in containers exit this long after they have learned of the job's failure. By then every report is written."""
 LATER_EXIT_S = 2.0
-"""Of the pods that do not print the report: later by what a kubelet may need to see the end of the one that does. They
-may be removed while they wait: the longer they do, the more often."""
+"""How much later pods exit that do not print the report, so that a kubelet can first see the end of the one that does.
+
+They may be removed while they wait: the longer they wait, the more often.
+"""
 NOTIFY_LIMIT_S = 30.0
 """How long `--notify` may take."""
 _OUTPUT_CAP_S = 10.0
 _POD_OUTPUT_CAP_S = 1.0
-"""How long the report may wait until the console has the workers' last lines."""
+"""How long the report may wait for the console to show the workers' last lines."""
 
 
 def report_outcome(finish: Finish, config: AgentConfig, logs: LogRouter, times: RunTimes, last: "Round | None") -> int:
-    """Print and write the reports, and the job's last line; the agent's exit code.
+    """Print and write the reports and the job's last line; return the agent's exit code.
 
-    Nothing here may keep the agent from ending: a file that cannot be written is named in one line.
+    Nothing here may prevent the agent's end: a file that cannot be written is named in one line.
 
     Args:
-        finish: how it ends.
+        finish: how the job ends.
         config: the agent's.
         logs: where it prints.
-        times: of this agent.
-        last: the last round this node took part in; None: none.
+        times: this agent's.
+        last: the last round this node took part in; None if there was none.
     """
     logs.hide_status()
     if finish.rendezvous_failed is not None and finish.code in (ExitCode.RENDEZVOUS, ExitCode.USAGE):
@@ -64,7 +66,7 @@ def report_outcome(finish: Finish, config: AgentConfig, logs: LogRouter, times: 
 
 
 def _print_summary(logs: LogRouter) -> None:
-    """Print what there is to say of a job whose status is known."""
+    """Print the summary of a job whose status is known."""
     if logs.status is None:
         return
     from muster._shared.console.summary import format_summary
@@ -74,7 +76,7 @@ def _print_summary(logs: LogRouter) -> None:
 
 
 def prints_last_line(finish: Finish, config: AgentConfig, last: "Round | None") -> bool:
-    """Say whether this node prints it: the one that leads, or the first; stopped by a signal too, if workers ran."""
+    """Return whether this node prints the last line: it leads or is the first, or ran workers until a signal."""
     ended, is_first_node = finish.ended, last is not None and last.group_rank == 0
     if ended is None:
         return finish.code > ExitCode.of_signal(0) and is_first_node and config.control_fd is None
@@ -96,7 +98,7 @@ def format_page(
 
 
 def _find_printed(report: "Report", config: AgentConfig, logs: LogRouter, last: "Round | None") -> str | None:
-    """Return the prefix under which this console has what the root cause's rank wrote; None: it does not have it."""
+    """Return the prefix under which this console shows the output of the root cause's rank; None if it does not."""
     from muster.agent.diagnosis.root_cause import find_root
     from muster.agent.diagnosis.tracebacks import has_printed
 
@@ -157,16 +159,16 @@ def _write(path: str, data: bytes) -> None:
 
 
 def wait_for_exit(config: AgentConfig, failed_s: float, *, prints_report: bool) -> None:
-    """Wait in containers until all agents have written their reports, in pods until the node with the page has ended.
+    """Wait in containers until all agents have written their reports, and in pods until the page's node has ended.
 
     The first pod that ends with a failure makes the Job controller remove all pods that it does not know to have ended,
-    and with them their logs. A kubelet checks once a second which pods have ended. So the pod whose log has the report
-    ends first by more than that: it is never one of those that are removed. The others may be.
+    together with their logs. A kubelet checks once a second which pods have ended. So the pod whose log has the report
+    ends first, by more than a second, and is never removed. The others may be.
 
     Args:
         config: the agent's.
         failed_s: when the agent learned of the job's failure, time.monotonic; all agents do within one network delay.
-        prints_report: this node does.
+        prints_report: whether this node does.
     """
     if config.termination_log is not None:
         later_s = LATER_EXIT_S + (NOTIFY_LIMIT_S if config.notify else 0.0)  # the node with the page waits for it
@@ -183,13 +185,13 @@ def describe_job(
     run_dir: str | None,
     ended: JobEnded | None,
 ) -> str:
-    """Format the line.
+    """Format the job's last line.
 
     Args:
-        times: of this agent.
-        config: of this agent.
-        run_dir: the folder of the run's logs; None: there is none.
-        ended: how the job ended; None: a signal has stopped this node.
+        times: this agent's.
+        config: this agent's.
+        run_dir: the folder of the run's logs; None if there is none.
+        ended: how the job ended; None if a signal has stopped this node.
     """
     if ended is None:
         end = "stopped"

@@ -1,13 +1,13 @@
-"""What one node does about what people ask for. Pure, a part of `decisions`; imported when one asks.
+"""What one node does about requests of people. Pure, a part of `decisions`; imported at the first request.
 
-A request is passed on to the leader, and its answer back. With `--interrupt-action ask`, Ctrl-C at the terminal asks,
-too, as ice-learn's launcher does:
+A request is passed on to the leader, and the leader's answer back. With `--interrupt-action ask`, Ctrl-C at the
+terminal also asks, as ice-learn's launcher does:
 
     Ctrl-C --pause--> all ranks wait at one step --AskPerson--> save: resume, stop: ranks that ask `should_stop` save
                                                                 stop: the signal, as without the option
                                                                 continue: resume
 
-Ranks that never ask `should_stop` save a checkpoint instead, and get the signal then. Whatever is refused, late or
+Ranks that never ask `should_stop` save a checkpoint instead, and then get the signal. If anything is refused, late or
 lost, the job ends as without the option. A second Ctrl-C kills the workers, as always.
 """
 
@@ -30,17 +30,17 @@ from muster.agent.node.worker_decisions import OWN_REQUEST, Decision, RequestDec
 from muster.agent.rendezvous.interface import Asked, RequestAnswered, StacksWanted
 
 TERMINAL_REQUEST = 1 << 40
-"""The number of the terminal's requests; other people's begin with 1."""
+"""The number of the terminal's requests; those of other people begin with 1."""
 
 TERMINAL_LIMIT_S = 60.0
-"""How long the ranks may take for each of them."""
+"""How long the ranks may take for each of the terminal's requests."""
 
 _CHOICES = {
     **dict.fromkeys(("", "y", "yes"), Choice.SAVE),
     **dict.fromkeys(("n", "no"), Choice.STOP),
     **dict.fromkeys(("c", "continue"), Choice.CONTINUE),
 }
-"""Nothing, or the end of the terminal, saves: what can be saved is."""
+"""Typed words and their choices. An empty line, or the end of the terminal, saves what can be saved."""
 
 _KINDS = {
     InterruptStep.PAUSE: AskKind.PAUSE,
@@ -54,7 +54,7 @@ _KINDS = {
 def decide_request(
     state: NodeState, event: Requested | RequestAnswered | StacksWanted | PersonChose
 ) -> RequestDecision:
-    """Decide what follows. An answer to no open request, and a choice after the question, change nothing."""
+    """Decide what follows. An answer to no open request changes nothing, nor does a choice after the question."""
     match event:
         case Requested():
             return *_send(state, event), None
@@ -95,14 +95,14 @@ def _on_answered(state: NodeState, event: RequestAnswered) -> RequestDecision:
 
 
 def end_requests(state: NodeState, line: str) -> Decision:
-    """Answer all people, because no leader can any more."""
+    """Answer all people, because no leader can do so any more."""
     asked = tuple(sorted(state.requests - {OWN_REQUEST, TERMINAL_REQUEST}))
     lost = AnswerPerson(requests=asked, answer=Answer(outcome=AskOutcome.LOST, line=line))
     return replace(state, requests=frozenset()), (lost,) if asked else ()
 
 
 def _print_stacks(state: NodeState, answer: Answer) -> Decision:
-    """Print what all ranks do, as the leader has collected it."""
+    """Print what all ranks are doing, as the leader has collected it."""
     if answer.outcome is AskOutcome.REFUSED:
         phase = state.phase
         return state, (PrintStacks(round=phase.round),) if isinstance(phase, Running | Stopping) else ()
@@ -116,21 +116,22 @@ def _print_stacks(state: NodeState, answer: Answer) -> Decision:
 
 
 def begin_question(state: NodeState, event: SignalReceived) -> Decision:
-    """Pause the job first: what is saved after the answer is of the step at which the person asked."""
+    """Pause the job first, so that a save after the answer is of the step at which the person asked."""
     line = PrintLine(text="pausing all ranks at one step; Ctrl-C again kills")
     state, actions, _ = _ask_leader(state, Interrupt(signal=event), InterruptStep.PAUSE)
     return state, (line, *actions)
 
 
 def parse_choice(typed: str | None) -> Choice | None:
-    """Return what the person chooses; None: it is none of yes, no and continue.
+    """Return what the person chooses; None if it is none of yes, no and continue.
 
-    An end of file (Ctrl-D, or a terminal that is gone) is the default answer, as an empty line is: the person wanted to
-    stop, saving loses nothing, and after it no other answer may ever come. ice-learn ends there with an error, and what
-    was not saved is lost; `muster.elastic` saves, too. A terminal that is gone also sends SIGHUP, which ends the job.
+    An end of file (Ctrl-D, or a terminal that is gone) is the default answer, as an empty line is. The person wanted to
+    stop, saving loses nothing, and no other answer may ever follow. ice-learn ends there with an error, which loses
+    what was not saved; `muster.elastic` saves as well. A terminal that is gone also sends SIGHUP, which ends the job.
 
     Args:
-        typed: one line; "": the end of file; None: nothing can be typed, and Ctrl-C is as without the option.
+        typed: one line; "" is the end of file. None means that nothing can be typed, and Ctrl-C acts as without the
+            option.
     """
     return Choice.STOP if typed is None else _CHOICES.get(typed.strip().lower())
 
@@ -143,7 +144,7 @@ def _ask_leader(state: NodeState, interrupt: Interrupt, step: InterruptStep) -> 
 
 
 def _stop(state: NodeState, interrupt: Interrupt) -> RequestDecision:
-    """End the question by Ctrl-C, which has its ordinary effect."""
+    """End the question by the ordinary effect of Ctrl-C."""
     return state, (), interrupt.signal
 
 
@@ -195,7 +196,7 @@ def _on_choice(state: NodeState, interrupt: Interrupt, choice: Choice | None) ->
 
 
 def end_round_of_question(state: NodeState, interrupt: Interrupt) -> RequestDecision:
-    """End a pause with its round: what was chosen holds, and a person that is being asked is told."""
+    """End a pause with its round: a choice holds, and a person who is being asked is informed."""
     told: tuple[Action, ...] = ()
     match interrupt.step:
         case InterruptStep.PERSON:

@@ -1,6 +1,6 @@
 """Acts on the workers of the current round: starts, signals and kills them, and posts what becomes of them.
 
-Over 400 lines: one class carries out every action on workers, as `supervisor` does all others.
+This module has over 400 lines because one class carries out every action on workers, as `supervisor` does all others.
 """
 
 import os
@@ -48,12 +48,12 @@ if TYPE_CHECKING:  # imports delay the first worker
 
 
 _AUTO_BEGINS_S = 2.0
-"""How long after the start of the workers `--hang-timeout auto` begins to look."""
+"""How long after the start of the workers `--hang-timeout auto` begins to watch."""
 _SAVED_LOOK_S = 1.0
 """How often the page is read for checkpoints that all workers have saved."""
 
 _DRAIN_LOOK_S = 0.1
-"""The same once a drain has begun in the round: a person may wait for it."""
+"""The same once a drain has begun in the round, because a person may wait for it."""
 
 
 @record
@@ -66,11 +66,11 @@ class WorkerParts:
     children: ChildWatch
     starter: WorkerStarter
     placements: "tuple[WorkerPlacement, ...]"
-    """Length nproc, indexed by local rank; empty: workers run where the agent may."""
+    """Placements by local rank (length nproc). If empty, workers run where the agent may run."""
 
 
 class RoundWorkers:
-    """Carries out `WorkerAction`s. Close it: that ends the starter's own processes."""
+    """Carries out `WorkerAction`s. The owner closes it, which ends the starter's own processes."""
 
     def __init__(
         self,
@@ -102,43 +102,43 @@ class RoundWorkers:
         self._formed: Round | None = None
         """The round of the page."""
         self._reader: WorkerReader | None = None
-        """Of the round's watch for hangs."""
+        """The reader of the round's hang watch."""
         self._monitor: Monitor | None = None
-        """NCCL's, of the round, once it was asked."""
+        """NCCL's monitor of the round, once it was asked."""
         self._fencings = 0
         """The guard's count when the workers were started."""
         self._page_failed = False
         self._is_draining = False
-        """A command was written for this round."""
+        """Whether a command was written for this round."""
         self._pause: Pause | None = None
-        """The workers were told to wait."""
+        """The pause, if the workers were told to wait."""
         self._reported: tuple[int, str] | None = None
         """The checkpoint of this round that was posted last."""
         self._saved_timer: Timer | None = None
         self._terminal: TerminalLoan | None = None
-        """Of this round, once a worker has asked for the terminal."""
+        """The terminal's loan in this round, once a worker has asked for the terminal."""
         self._rank_offset = 0
         self._device_memory: DeviceMemory | None = None
-        """Once workers were started on a node with devices."""
+        """Set once workers were started on a node with devices."""
         self._snapshot_files: SnapshotFiles | None = None
-        """Made for the first round; None also where they are switched off, or cannot be made."""
+        """Made for the first round. None also means that they are switched off, or cannot be made."""
         self._snapshots: NodeSnapshots | None = None
-        """Once a worker has used them."""
+        """Set once a worker has used the snapshot files."""
         self._snapshots_timer: Timer | None = None
         self._trainer_port: TrainerPort | None = None
-        """Once this node has had global rank 0."""
+        """Set once this node has had global rank 0."""
         self.page: StatusPage | None = None
-        """Of this round; None: none could be made, and steps are not shown."""
+        """The page of this round. None means that none could be made, and steps are not shown."""
         self.memory = MemoryWatch()
-        """Has been reset when the workers were started."""
+        """Reset when the workers were started."""
         self.streams: dict[int, WorkerStreams] = {}
-        """By local rank."""
+        """The workers' streams, by local rank."""
         self.ends: dict[int, WorkerEnd] = {}
-        """By local rank."""
+        """The workers' ends, by local rank."""
 
     @property
     def debugged(self) -> int | None:
-        """The local rank whose debugger has the terminal; None: none has."""
+        """The local rank whose debugger has the terminal; None if none has."""
         return None if self._terminal is None else self._terminal.debugged
 
     def has_stepped(self, round_number: int) -> bool:
@@ -155,7 +155,7 @@ class RoundWorkers:
         return self._pool.live
 
     def prepare(self) -> None:
-        """Start what needs no ranks; posts `AgentStarted` and `WorkersPrepared`, perhaps before this returns."""
+        """Start what needs no ranks; post `AgentStarted` and `WorkersPrepared`, perhaps before this returns."""
         self._starter.prepare(lambda: self._post(events.AgentStarted()), lambda: self._post(events.WorkersPrepared()))
 
     def can_host_store(self) -> bool:
@@ -228,7 +228,7 @@ class RoundWorkers:
         )
 
     def _get_compile_caches(self, source: "Source") -> None:
-        """Get what another node of a running job has compiled; this node's workers, its first, do not wait for it."""
+        """Get what another node of a running job has compiled. The first workers of this node do not wait for it."""
         env = self._config.base_env
 
         def give_up(stream: "Stream") -> str:
@@ -253,7 +253,10 @@ class RoundWorkers:
         )
 
     def _await_memory(self, action: actions.StartWorkers, on_ready: Callable[[], None], *, is_restart: bool) -> None:
-        """Call back at once, or where workers on devices were stopped before, once their memory is free, or told of."""
+        """Call back at once.
+
+        However, if workers on devices were stopped before, first wait until their memory is free or reported.
+        """
         library = find_nvml(self._config.base_env)
         if library is None:
             on_ready()
@@ -276,7 +279,7 @@ class RoundWorkers:
             on_ready()
 
     def _begin_snapshots(self, formed: Round, on_ready: Callable[[], None]) -> None:
-        """Have the workers continue the round's snapshot; call back when this node has its part of it."""
+        """Have the workers continue the round's snapshot, and call back when this node has its part of it."""
         files = self._snapshot_files = self._snapshot_files or self._create_snapshot_files()
         if files is None:
             on_ready()
@@ -311,7 +314,7 @@ class RoundWorkers:
             return None
 
     def _plan_snapshots(self, formed: Round) -> None:
-        """Look once a second whether a worker uses snapshots: only then what keeps them is loaded."""
+        """Check once a second whether a worker uses snapshots. Only then load what keeps them."""
         if self._snapshots_timer is not None:
             self._snapshots_timer.cancel()
         self._snapshots_timer = self._loop.call_later(_SAVED_LOOK_S, lambda: self._look_for_snapshots(formed))
@@ -383,7 +386,7 @@ class RoundWorkers:
         )
 
     def _build_page_env(self, formed: Round, local_rank: int, env: Mapping[str, str]) -> dict[str, str]:
-        """Return the variables by which a worker reports; the first rank's Trainer has one more way to."""
+        """Return the variables by which a worker reports; the first rank's Trainer has one more way to report."""
         if self.page is None:
             return {}
         is_first = formed.rank_offset + local_rank == 0 and self._trainer_port is not None
@@ -400,12 +403,12 @@ class RoundWorkers:
         return TrainerEndpoint(self._loop, token, self._record_told)
 
     def _record_told(self, path: str, told: "Told") -> None:
-        """Record what the Trainer of global rank 0 reports; nothing of an earlier round is shown."""
+        """Record what the Trainer of global rank 0 reports; show nothing of an earlier round."""
         if self.page is not None and self._rank_offset == 0 and path == f"/{self.page.round_number}":
             self.page.record_told(0, told)
 
     def _renew_page(self, formed: Round) -> None:
-        """Make a new page for each round: workers of the last one cannot be mistaken for these."""
+        """Make a new page for each round, so that workers of the last one cannot be mistaken for this one's."""
         from muster.agent.workers.status_page import StatusPage, TrainerPort  # loaded while the template imports
 
         self._close_page()
@@ -462,9 +465,9 @@ class RoundWorkers:
         )
 
     def _find_collectives(self, pids: Mapping[int, int]) -> "dict[int, OpenCollective]":
-        """Return those that the workers are in, as the watch for hangs has seen last.
+        """Return the collectives that the workers are in, as the hang watch has last seen them.
 
-        They are not asked for this alone.
+        The workers are not asked for this alone.
         """
         reader = self._reader
         if reader is None:
@@ -482,7 +485,7 @@ class RoundWorkers:
         return found
 
     def _find_arrivals(self, pids: Mapping[int, int]) -> dict[int, float]:
-        """Return how late they were at their last collectives, by local rank, from the same look."""
+        """Return how late the workers were at their last collectives, by local rank, from the same look."""
         if self._reader is None:
             return {}
         from muster.agent.diagnosis.hangs.servers import find_arrivals
@@ -680,7 +683,7 @@ class RoundWorkers:
         )
 
     def _get_monitor(self) -> "Monitor | None":
-        """Return NCCL's monitor of this round's workers; None: they have no address of it, as there are no devices."""
+        """Return NCCL's monitor of this round's workers. None: without devices they have no address of it."""
         address = self._config.base_env.get(MONITOR_ADDRESS)
         if self._monitor is None and address is not None and self._formed is not None:
             from muster.agent.diagnosis.hangs.monitor import Monitor
@@ -695,7 +698,7 @@ class RoundWorkers:
 
     @property
     def early_exits(self) -> tuple[int, ...]:
-        """Local ranks that have ended with code 0, and not because of a signal of ours."""
+        """Local ranks that have ended with code 0, but not because of a signal of ours."""
         return tuple(rank for rank, end in sorted(self.ends.items()) if end.code == 0 and end.signalled_s is None)
 
     @property
@@ -705,11 +708,11 @@ class RoundWorkers:
 
     @property
     def still_s(self) -> float:
-        """For how long all workers have stood still; 0: one does not, or that is not known."""
+        """How long all workers have stood still; 0 if one has not, or if that is unknown."""
         return 0.0 if self._hang is None else self._hang.still_s
 
     def read_views(self, formed: Round, host: str, then: "Callable[[dict[int, RankView]], None]") -> None:
-        """Read the flight recorders of the live workers; calls back with what they say, by local rank."""
+        """Read the flight recorders of the live workers; call back with what they say, by local rank."""
         from muster.agent.diagnosis.hangs import looks
 
         pids = {worker.local_rank: worker.pid for worker in self._pool.live}
@@ -726,7 +729,7 @@ class RoundWorkers:
     def read_progress(
         self, formed: Round, host: str, then: "Callable[[dict[int, tuple[RankView, RankProgress]]], None]"
     ) -> None:
-        """Look at the live workers twice; calls back with what was seen last and what has moved, by local rank."""
+        """Look at the live workers twice; call back with what was seen last and what has moved, by local rank."""
         from muster.agent.diagnosis.hangs import looks
 
         pids = {worker.local_rank: worker.pid for worker in self._pool.live}
@@ -746,7 +749,7 @@ class RoundWorkers:
         self._loop.call_in_thread(read, compare)
 
     def _read_reported(self, formed: Round) -> "dict[int, Reported]":
-        """Return what all workers of the round have reported, by local rank; empty where there is no page of it."""
+        """Return what all workers of the round have reported, by local rank; empty if there is no page of it."""
         from muster.agent.diagnosis.hangs.looks import Reported
 
         page = self.page
@@ -807,7 +810,8 @@ class RoundWorkers:
     def _read_progress_ns(self, local_rank: int) -> int | None:
         """Return the time of the last progress.
 
-        While a debugger has the terminal, no worker hangs: the others wait for that rank. Nor in a pause.
+        While a debugger has the terminal, no worker hangs, because the others wait for that rank. Nor does one hang in
+        a pause.
         """
         if self.debugged is not None or self._pause is not None:
             return time.monotonic_ns()

@@ -1,4 +1,4 @@
-"""The state of one node, input and output of `decisions.decide`: the phase it is in, and what outlives phases."""
+"""The state of one node, which is input and output of `decisions.decide`: its phase, and what outlives phases."""
 
 import signal
 from collections.abc import Mapping
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from muster.agent.rendezvous.drain_ceiling import Ceiling
 
 _MOST_DOUBLINGS = 6
-"""A script that tells no progress may fail now and then for weeks: a minute is the longest wait of a base of 1 s."""
+"""For a script that reports no progress and fails now and then for weeks: the longest wait is a minute for a base of 1
+s."""
 
 
 @record
@@ -30,34 +31,34 @@ class NodeRules:
     shutdown_timeout_s: float = 30.0
     """The grace period."""
     stops_together: bool = False
-    """All nodes of the job share a console and are stopped together: what one of them prints, the others do not."""
+    """All nodes of the job share a console and are stopped together: what one node prints, the others do not."""
     node_index: int | None = None
     """See `config.RendezvousConfig`."""
     restart_backoff_s: float = 0.0
-    """Base of the exponential back-off before the second and later restarts of one cause; 0: none."""
+    """Base of the exponential back-off before the second and later restarts of one cause; 0 means no back-off."""
     drain_limit_s: float = DEFAULT_DRAIN_LIMIT_S
-    """How long a preemption may take until the workers get the stop signal; 0: they get it at once."""
+    """How long a preemption may take until the workers get the stop signal; 0 means at once."""
     preempt_signals: frozenset[int] = frozenset({signal.SIGTERM})
-    """What announces a preemption."""
+    """The signals that announce a preemption."""
     is_elastic: bool = False
-    """The job goes on with fewer nodes, as long as `min` of them are left."""
+    """Whether the job continues with fewer nodes, as long as `min` of them are left."""
     stacks_command: str = ""
-    """What prints the stacks of all ranks."""
+    """The command that prints the stacks of all ranks."""
     asks_at_interrupt: bool = False
-    """The person at the terminal is asked what the first Ctrl-C is to do."""
+    """Whether the person at the terminal is asked what the first Ctrl-C is to do."""
     checks: str = "off"
-    """--preflight."""
+    """The value of --preflight."""
     compares_nodes: bool = False
-    """With checks: the leader compares what the nodes have read."""
+    """Whether the leader compares what the nodes have read, in checks."""
     reaches_master: bool = False
-    """With checks: MASTER_ADDR is dialled."""
+    """Whether MASTER_ADDR is dialled, in checks."""
     host: str = ""
     """This machine's name, for findings."""
     omp_num_threads: int | None = None
-    """OMP_NUM_THREADS that workers get because the user has set none, for a line about it; None: no line."""
+    """OMP_NUM_THREADS that workers get because the user has set none, for a line about it; None means no line."""
     backoff_share: float = 1.0
-    """Which share of the longest back-off this agent waits: drawn at random once, so that jobs that failed together do
-    not restart together."""
+    """Which share of the longest back-off this agent waits. It is drawn at random once, so that jobs that failed
+    together do not restart together."""
 
     @property
     def prints_stop(self) -> bool:
@@ -66,14 +67,14 @@ class NodeRules:
 
     @property
     def prints_leader_loss(self) -> bool:
-        """Whether this node prints that the leader, which most often is node 0, was lost."""
+        """Whether this node prints that the leader, which is usually node 0, was lost."""
         return not self.stops_together or self.node_index in (None, 0, 1)
 
     def find_longest_backoff_s(self, repeats: int) -> float:
         """Find the longest wait before the workers start: 0 for the first restart of a cause, then doubled.
 
         Args:
-            repeats: restarts because of one cause with no progress between, this one included.
+            repeats: restarts because of one cause without progress in between, including this one.
         """
         if repeats < 2 or self.restart_backoff_s <= 0.0:
             return 0.0
@@ -87,18 +88,18 @@ class NodeDrain:
     number: int
     kind: int = StatusPageLayout.STOP
     is_asked: bool = False
-    """A person waits for `DrainFollowed`."""
+    """Whether a person waits for `DrainFollowed`."""
     is_over: bool = False
-    """Its limit has passed: the next look says who is late."""
+    """Whether the limit has passed: the next look reports which ranks are late."""
     has_followed: bool = False
-    """`DrainFollowed` has said that all ranks have done it."""
+    """Whether `DrainFollowed` has reported that all ranks have done it."""
     ceiling: "Ceiling | None" = None
-    """What the workers wait at; None: they have not been looked at yet, or the drain is decided."""
+    """What the workers wait at; None if they have not been looked at yet, or if the drain is decided."""
     is_reported: bool = False
     step: int | None = None
     """The committed step."""
     last_rank: int | None = None
-    """Of the local ranks that have stopped at it, the one that ended last."""
+    """Of the local ranks that have stopped at the step, the one that ended last."""
 
     @property
     def is_told(self) -> bool:
@@ -120,20 +121,20 @@ class Preemption:
     """This node must leave soon."""
 
     signum: int
-    """The signal that said so."""
+    """The signal that announced it."""
     at_s: float
 
 
 class InterruptStep(Enum):
-    """How far the question at the terminal is; an answer of the leader is awaited, or the choice of the person."""
+    """How far the question at the terminal is. An answer of the leader is awaited, or the choice of the person."""
 
     PAUSE = "pause"
     PERSON = "person"
     """The ranks wait, and the person is being asked."""
     CONTINUE = "continue"
-    """The ranks are told to go on, and the question is over."""
+    """The ranks are told to continue, and the question is over."""
     RESUME = "resume"
-    """The ranks are told to go on, and will be asked to stop."""
+    """The ranks are told to continue, and will be asked to stop."""
     STOP = "stop"
     CHECKPOINT = "checkpoint"
     """The ranks save, but do not stop by themselves."""
@@ -146,17 +147,17 @@ class Interrupt:
     """A Ctrl-C at the terminal, until the person's choice is carried out."""
 
     signal: "SignalReceived"
-    """It has its ordinary effect if what is asked of the job is refused, late or lost."""
+    """The signal, which has its ordinary effect if what is asked of the job is refused, late or lost."""
     step: InterruptStep = InterruptStep.PAUSE
 
 
 @record
 class FailureBook:
-    """Which failures of a round rendezvous has, and which it does not have yet. Each worker has at most one."""
+    """Which failures of a round have been reported to rendezvous, and which have not. Each worker has at most one."""
 
     unreported: tuple[LocalFailure, ...] = ()
     reported: frozenset[int] = frozenset()
-    """Local ranks. Idleness is no failure: it is reported besides."""
+    """Local ranks. Idleness is no failure and is reported separately."""
 
 
 NO_FAILURES = FailureBook()
@@ -168,12 +169,12 @@ NO_STACKS: Mapping[int, WorkerStack] = MappingProxyType({})
 
 @record
 class Starting:
-    """The agent puts itself together; rendezvous has not been asked yet."""
+    """The agent builds its parts; rendezvous has not been asked yet."""
 
 
 @record
 class Joining:
-    """No workers; waiting for a round."""
+    """The node has no workers and waits for a round."""
 
     last: Round | None = None
     """The last round this node took part in."""
@@ -185,11 +186,11 @@ class Delaying:
 
     round: Round
     is_held: bool
-    """Until global rank 0 of the round has been started on another node; else until the back-off is over."""
+    """Whether the start waits until global rank 0 has started on another node, instead of for the back-off."""
     store_problem: LocalFailure | None = None
-    """Why the round's store is lost, or cannot be reached; None while it is not."""
+    """Why the round's store is lost, or cannot be reached; None otherwise."""
     is_unchecked: bool = False
-    """Only the checks of this machine are waited for."""
+    """Whether only the checks of this machine are awaited."""
 
 
 @record
@@ -204,27 +205,27 @@ class Running:
     succeeded: frozenset[int] = frozenset()
     failures: FailureBook = NO_FAILURES
     drain: NodeDrain | None = None
-    """The drain that is under way."""
+    """The drain that is in progress."""
 
 
 @record
 class Succeeded:
-    """All workers of the round exited with 0, or stopped at the step of a drain; waiting for the other nodes."""
+    """All workers of the round exited with 0, or stopped at a drain's step; the node waits for the others."""
 
     round: Round
     is_told: bool = False
-    """A drain's step was committed before the last of them ended."""
+    """Whether a drain's step was committed before the last of them ended."""
 
 
 class StopStep(Enum):
-    """How far a stop is."""
+    """How far a stop has proceeded."""
 
     STACKS = "stacks"
-    """Stacks are being collected, the signal comes after that."""
+    """Stacks are being collected; the signal follows."""
     GRACE = "grace"
-    """The workers have the signal, and may end by themselves."""
+    """The workers have the signal and may end by themselves."""
     KILLING = "killing"
-    """`KillWorkers` is under way."""
+    """`KillWorkers` is in progress."""
 
 
 @record
@@ -249,15 +250,15 @@ class Stopping:
     round: Round
     step: StopStep
     signum: int
-    """What the workers are asked to end with."""
+    """The signal with which the workers are asked to end."""
     alive: frozenset[int]
     failures: FailureBook
     then: Rejoin | StartNext | Finish
     """What follows once the workers are gone."""
     stacks: Mapping[int, WorkerStack] = NO_STACKS
-    """By local rank, as far as they were collected."""
+    """Stacks by local rank, as far as they were collected."""
     leave: Leaving | None = None
-    """What is sent after the stacks: the other nodes stop their workers then, which these may wait for."""
+    """Sent after the stacks: the other nodes then stop their workers, which these workers may wait for."""
 
 
 @record
@@ -279,28 +280,29 @@ class NodeState:
     rank0_started: int = 0
     """The number of the last round whose global rank 0 is known to have been started."""
     is_prepared: bool = False
-    """Workers would start at once."""
+    """Whether workers would start at once."""
     held_lines: tuple[str, ...] = ()
-    """About other nodes that ended; not printed if this node is stopped, too: then the whole job is."""
+    """Lines about other nodes that ended. They are not printed if this node is stopped too, because then the whole job
+    is."""
     break_line: str = ""
-    """Why the round was broken, as far as it is known yet; one of those that are held, unless it is printed."""
+    """Why the round was broken, as far as it is known yet. The line is one of the held ones unless it is printed."""
     preemption: Preemption | None = None
-    """A drain was asked for, because this node must leave soon."""
+    """Set if a drain was asked for because this node must leave soon."""
     is_unchecked: bool = False
-    """The checks of this machine are not over."""
+    """Whether the checks of this machine still run."""
     problem: LocalFailure | None = None
-    """A finding with which no workers are started."""
+    """A finding that prevents the start of workers."""
     facts: NodeFacts | None = None
     """What other nodes compare, once it is known."""
     has_told_facts: bool = False
     requests: frozenset[int] = frozenset()
-    """Of people, that the leader has not answered."""
+    """Numbers of people's requests that the leader has not answered."""
     interrupt: Interrupt | None = None
     """The question at the terminal, while it is open."""
 
     @property
     def round(self) -> Round | None:
-        """The round this node takes part in, or took part in last; None before the first. Kept nowhere else."""
+        """The round this node takes part in, or last took part in; None before the first. It is kept nowhere else."""
         phase = self.phase
         match phase:
             case Starting():

@@ -1,8 +1,9 @@
-"""Runs the node: passes events to `decisions`, and carries out the actions that follow. It decides nothing.
+"""Runs the node: passes events to `decisions` and carries out the actions that follow. It decides nothing.
 
 Rendezvous, `ChildWatch`, timers and signals post events on the node's queue. Between two turns of the loop all are
-decided, in order. `round_workers` acts on workers, `evidence` reads about them; this module does all the rest. Every
-transition writes one record to the event log. Over 400 lines: one class carries out every action not on workers.
+decided, in order. `round_workers` acts on workers, and `evidence` reads about them; this module does all the rest.
+Every transition writes one record to the event log. This module has over 400 lines because one class carries out every
+action that is not on workers.
 """
 
 import os
@@ -54,21 +55,22 @@ if TYPE_CHECKING:  # imports delay the first worker
     from muster.agent.telemetry.devices import Devices
 
 _LOAD_EVIDENCE_AFTER_S = 1.0
-"""After the start of a round, when its workers are likely to be past their own."""
+"""How long after the start of a round evidence is loaded, when its workers probably do not load their own modules any
+more."""
 _HANDLE = "TORCHX_JOB_ID"
-"""Where TorchX puts the app's handle."""
+"""The variable in which TorchX puts the app's handle."""
 _REACH_MARGIN_S = 2.0
-"""How much longer than the silence after which a node is lost MASTER_ADDR is dialled: then a loss is known first."""
+"""How much longer MASTER_ADDR is dialled than the silence after which a node is lost, so that a loss is known first."""
 _SETTLE_TURNS = 2
-"""Turns of the loop between a worker's end and its failure record: its last output is in the pipes by then."""
+"""Turns of the loop between a worker's end and its failure record. By then its last output is in the pipes."""
 
 
 @record
 class AgentParts:
-    """What an agent is made of."""
+    """The parts of an agent."""
 
     loop: Loop
-    """The clock, and where callbacks run."""
+    """The clock, and the thread where callbacks run."""
     lease: GuardLease
     """The guard's fencing lease."""
     logs: LogRouter
@@ -76,13 +78,13 @@ class AgentParts:
     event_log: EventLog
     """Receives the records; closed by `Supervisor.run`."""
     children: ChildWatch
-    """Tells the ends of the workers; closed by `Supervisor.run`."""
+    """Reports the ends of the workers; closed by `Supervisor.run`."""
     starter: WorkerStarter
-    """How workers are started; closed by `Supervisor.run`."""
+    """Starts workers; closed by `Supervisor.run`."""
     placements: "tuple[WorkerPlacement, ...]"
-    """Length nproc, indexed by local rank; empty: workers run where the agent may."""
+    """Placements by local rank (length nproc). If empty, workers run where the agent may run."""
     checks: "Awaited[events.LocalChecked] | None"
-    """The look at this machine, which runs; None: --preflight off."""
+    """The running checks of this machine; None with --preflight off."""
     connect: Callable[[Callable[[RendezvousEvent], None]], Rendezvous]
     """Builds the rendezvous, which posts its events through the argument; closed by `Supervisor.run`."""
 
@@ -91,7 +93,7 @@ class Supervisor:
     """One agent, from the first signal handler to the exit code. Call `run` once."""
 
     def __init__(self, config: AgentConfig, parts: AgentParts) -> None:
-        """Connect the parts; nothing is started yet."""
+        """Connect the parts without starting anything."""
         self._config = config
         self._guard_pid = os.getppid()
         self._loop = parts.loop
@@ -136,7 +138,7 @@ class Supervisor:
     # -- running ----------------------------------------------------------------------------------------------------
 
     def run(self) -> int:
-        """Take part in the job until it has ended; the exit code. Leaves no process of the workers behind."""
+        """Take part in the job until it has ended; return the exit code. No process of the workers is left behind."""
         become_subreaper()
         signals = SignalWatch(
             self._loop,
@@ -174,7 +176,7 @@ class Supervisor:
                 outcome.wait_for_exit(self._config, self._job_failed_s, prints_report=self._prints_report)
 
     def _handle_events(self) -> int | None:
-        """Decide all queued events, in order; the exit code once the agent is done."""
+        """Decide all queued events in order; return the exit code once the agent is done."""
         while self._code is None and self._events:
             event = self._events.popleft()
             self._transition_log.record(event)
@@ -201,7 +203,7 @@ class Supervisor:
         self._events.append(events.Requested(request=request, kind=kind, limit_s=limit_s))
 
     def _on_looked(self, looked: events.LocalChecked) -> None:
-        """Handle the end of the checks. Those of the site come last: they take as long as they take."""
+        """Handle the end of the checks. Those of the site come last, because their duration is unknown."""
         self._events.append(looked)
         if looked.site_checks:
             from muster.agent.preflight.site import SiteChecks  # most machines have none
@@ -246,7 +248,7 @@ class Supervisor:
         self._logs.close()
 
     def _wait_for_notifier(self) -> None:
-        """Wait for `--notify`, which has its limit. A signal leaves it the grace period, Ctrl-C ends it."""
+        """Wait for `--notify`, which has its limit. After a signal it gets the grace period; Ctrl-C ends it."""
         notifier = self._notifier
         while self._code is not None and notifier is not None and notifier.is_busy:
             self._loop.turn()
@@ -346,7 +348,7 @@ class Supervisor:
         self._telemetry.watch(self._event_log)
 
     def _find_devices(self) -> "Devices | AmdDevices | None":
-        """Return what reads the node's GPUs; nothing is loaded for it where there is no driver."""
+        """Return what reads the node's GPUs; load nothing for it if there is no driver."""
         nproc, env = self._config.nproc, self._config.base_env
         library = find_nvml(env)
         if library is not None:
@@ -360,7 +362,7 @@ class Supervisor:
         return AmdDevices(nproc, env.get("HIP_VISIBLE_DEVICES", env.get("CUDA_VISIBLE_DEVICES")))
 
     def _open_control(self) -> None:
-        """Let people ask from now on, unless the job has no token: no adapter has started it."""
+        """Accept requests of people from now on, unless the job has no token because no adapter has started it."""
         token = self._config.rendezvous.token
         if self._control is None and token is not None:
             from muster.agent.control import ControlServer
@@ -526,7 +528,7 @@ class Supervisor:
             logs.files.thread.submit(lambda: checkpoint_file.write(run_dir, checkpoint, on_error))
 
     def _remove_checkpoint(self, run_dir: str) -> None:
-        """Remove the checkpoint of a job that succeeded: another one with its run id must not resume from it."""
+        """Remove the checkpoint of a job that succeeded, so that no other job with its run id resumes from it."""
         if self._has_checkpoint:
             from muster.agent import checkpoint_file
 
@@ -540,7 +542,7 @@ def _create_notifier(config: AgentConfig, parts: AgentParts) -> "Notifier":
 
 
 def _find_stacks_command(config: AgentConfig) -> str:
-    """Return the command with the app's handle; of an agent that no adapter has started, the signal."""
+    """Find the command with the app's handle; if no adapter has started this agent, find the signal."""
     handle = config.base_env.get(_HANDLE) if config.rendezvous.token is not None else None
     return f"muster stacks {handle}" if handle else f"kill -USR2 {os.getpid()}"
 

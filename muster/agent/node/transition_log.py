@@ -24,7 +24,7 @@ from muster.agent.runtime.event_log import EventLog, JsonlSink
 
 
 class TransitionLog:
-    """Receives every event before it is decided, and what follows from some."""
+    """Receives every event before it is decided, and some of what follows."""
 
     def __init__(
         self,
@@ -34,11 +34,11 @@ class TransitionLog:
         submit: Callable[[Callable[[], None]], None],
         on_trouble: Callable[[str], None],
     ) -> None:
-        """Connect it; every record is stamped with the current round.
+        """Connect the log; every record is stamped with the current round.
 
         Args:
             log: gets the records.
-            find_round: the current round; None before the first.
+            find_round: returns the current round; None before the first.
             submit: runs a call in the thread that writes the file.
             on_trouble: gets a line about a file that cannot be written.
         """
@@ -52,7 +52,7 @@ class TransitionLog:
         """The ranks of the last record of idle workers."""
 
     def open_file(self, run_dir: str | None) -> None:
-        """Write the records into the run's folder, earlier ones too. Only the first call has an effect."""
+        """Write the records, including earlier ones, into the run's folder. Only the first call has an effect."""
         if run_dir is None or self._has_file:
             return
         self._has_file = True
@@ -60,7 +60,7 @@ class TransitionLog:
         self._log.add_sink(JsonlSink(path, self._submit, open_own, self._on_trouble), replay=True)
 
     def record(self, event: events.Event) -> None:  # noqa: C901  # one line for each event
-        """Record one event; those that are not listed are recorded with what follows from them, or not at all."""
+        """Record one event. Unlisted events are recorded with what follows from them, or not at all."""
         log = self._log
         match event:
             case Notice():
@@ -112,7 +112,7 @@ class TransitionLog:
                 pass
 
     def _write_break(self, event: RoundBroken) -> None:
-        """Write why the round ends; of what may be a consequence, once its cause is known."""
+        """Record why the round ends. If that may be a consequence, record it once its cause is known."""
         log, current = self._log, self._find_round()
         if log.is_holding:
             log.release(kind=event.kind.value, reason=event.reason, cause=event.cause)
@@ -130,7 +130,7 @@ class TransitionLog:
             )
 
     def _find_ranks(self, number: int, *local_ranks: int) -> tuple[int, ...]:
-        """Return the global ranks in the current round; empty for another."""
+        """Return the global ranks in the current round; empty for another round."""
         current = self._find_round()
         if current is None or current.number != number:
             return ()
@@ -165,7 +165,7 @@ class TransitionLog:
         self._log.write("worker_failed", ranks=_list_ranks(current, failure.local_rank), reason=failure.reason)
 
     def write_idle(self, current: Round, local_ranks: tuple[int, ...]) -> None:
-        """Record which workers are idle, none if they are active again. What is known already makes no record."""
+        """Record which workers are idle, or none if they are active again. What is known already makes no record."""
         ranks = _list_ranks(current, *local_ranks)
         if ranks != self._idle:
             self._idle = ranks

@@ -1,4 +1,4 @@
-"""What follows from events of the workers of one round, and how a stop goes on. Pure, a part of `decisions`.
+"""What follows from events of the workers of one round, and how a stop continues. Pure, a part of `decisions`.
 
 A failure is judged here alone. It is *new* when its worker was alive in the current round, exited with another code
 than 0, and was not killed by the guard. It is reported once: at once when its last output has been read
@@ -82,7 +82,7 @@ _FENCED_LINE = "this node lost contact with the job: its workers were killed, be
 
 
 def on_worker_started(state: NodeState, event: WorkerStarted) -> Decision:
-    """Return a worker exists."""
+    """Handle that a worker exists."""
     phase = state.running_or_stopping
     phase = replace(phase, alive=phase.alive | {event.local_rank})
     if isinstance(phase, Stopping):  # started just before its start was cancelled
@@ -94,7 +94,7 @@ def on_worker_started(state: NodeState, event: WorkerStarted) -> Decision:
 
 
 def on_worker_exited(state: NodeState, event: WorkerExited) -> Decision:
-    """Handle the end of a worker: a success, a failure, or the guard's doing."""
+    """Handle the end of a worker: a success, a failure, or a kill by the guard."""
     phase = state.running_or_stopping
     if event.local_rank not in phase.alive:
         return state, ()
@@ -128,7 +128,7 @@ def _on_succeeded(state: NodeState, phase: Running, local_rank: int) -> Decision
 def _on_drained(state: NodeState, phase: Running, drain: NodeDrain, event: WorkerExited) -> Decision:
     """Handle the end of a worker that was told to stop.
 
-    Its exit code says nothing of the job, which may be run again.
+    Its exit code says nothing about the job, which may be run again.
     """
     phase = replace(phase, drain=replace(drain, last_rank=event.local_rank))
     state, actions = _on_succeeded(state, phase, event.local_rank)
@@ -142,7 +142,7 @@ def _on_drained(state: NodeState, phase: Running, drain: NodeDrain, event: Worke
 
 
 def _on_fenced(state: NodeState, phase: Running | Stopping) -> Decision:
-    """Handle that the guard has killed the workers, because the lease ran out: none of them has failed."""
+    """Handle that the guard has killed the workers because the lease ran out. None of them has failed."""
     if isinstance(phase, Running):
         state, actions = begin_stop(state, phase, kill=True, then=Rejoin(round=phase.round))
     elif phase.step is StopStep.KILLING:  # known, or killed by the agent anyway
@@ -153,7 +153,7 @@ def _on_fenced(state: NodeState, phase: Running | Stopping) -> Decision:
 
 
 def on_spawn_failed(state: NodeState, event: SpawnFailed) -> Decision:
-    """Handle that a worker could not be started: it has failed."""
+    """Handle that a worker could not be started as its failure."""
     phase = state.running
     if event.local_rank not in phase.awaited:
         return state, ()
@@ -164,11 +164,12 @@ def on_spawn_failed(state: NodeState, event: SpawnFailed) -> Decision:
 
 
 def on_store_lost(state: NodeState, event: StoreLost) -> Decision:
-    """Handle the loss of the store as a failure of the worker that would host it otherwise.
+    """Handle the loss of the store as a failure of the worker that would otherwise host it.
 
     Workers may wait for the store for minutes.
 
-    A process that is killed closes its connections before its parent can know: a worker may have failed of it by then.
+    A killed process closes its connections before its parent can know, so a worker may already have failed because of
+    it.
     """
     failure = LocalFailure(local_rank=0, reason=event.reason, check=event.check)
     if isinstance(state.phase, Delaying):
@@ -184,7 +185,7 @@ def on_store_lost(state: NodeState, event: StoreLost) -> Decision:
 
 
 def fail_round(state: NodeState, phase: Running, failure: LocalFailure) -> Decision:
-    """Count something that is wrong with the node as a failure of a worker."""
+    """Count a fault of the node as a failure of a worker."""
     phase = replace(phase, failures=_add_failure(phase.failures, failure))
     return replace(state, phase=phase), (SettleFailure(round=phase.round, failure=failure),)
 
@@ -215,7 +216,7 @@ def on_idle_changed(state: NodeState, event: WorkersIdle | WorkersActive) -> Dec
 
 
 def on_still(state: NodeState, event: StoodStill) -> Decision:
-    """Report that the workers stand still: only rendezvous knows what those of other nodes do."""
+    """Report that the workers stand still, because only rendezvous knows what those of other nodes do."""
     phase = state.running
     if event.for_s > 0.0 and phase.drain is not None:
         return state, ()
@@ -223,7 +224,7 @@ def on_still(state: NodeState, event: StoodStill) -> Decision:
 
 
 def _add_failure(book: FailureBook, failure: LocalFailure) -> FailureBook:
-    """Add a failure to report once: by `ReportFailed`, or by `ReportStopped` if the round's workers are gone first."""
+    """Add a failure to report once: by `ReportFailed`, or by `ReportStopped` if the round's workers end first."""
     known = book.reported | {each.local_rank for each in book.unreported}
     return book if failure.local_rank in known else replace(book, unreported=(*book.unreported, failure))
 
@@ -240,7 +241,7 @@ def begin_stop(
     stacks: CollectStacks | None = None,
     signum: int = signal.SIGTERM,
 ) -> Decision:
-    """Stop the workers: at once with `kill`, else with a grace period, after `stacks` have been collected if wanted."""
+    """Stop the workers: at once with `kill`, otherwise with a grace period. Collect `stacks` first if wanted."""
     if isinstance(phase, Succeeded):
         phase = Running(round=phase.round, awaited=frozenset())
     number = phase.round.number
@@ -258,7 +259,7 @@ def begin_stop(
 
 
 def _report_awaited(current: Round, alive: frozenset[int], stacks: CollectStacks) -> tuple[Action, ...]:
-    """Report busy workers in a hang: those of other nodes may wait for them, so the report needs them, too."""
+    """Report busy workers in a hang: those of other nodes may wait for them, so the report needs them."""
     if not stacks.is_hang or current.group_world_size == 1:
         return ()
     return (ReportIdle(round=current, local_ranks=tuple(sorted(alive)), reason=_AWAITED),)
@@ -274,7 +275,7 @@ def _signal_workers(state: NodeState, phase: Stopping) -> Decision:
 
 
 def on_slow_stop(state: NodeState) -> Decision:
-    """Say what the silence is about; a stop that the workers heed is over before."""
+    """Print what the silence is about. A stop that the workers obey is over before."""
     phase = state.phase
     if not isinstance(phase, Stopping) or phase.step is not StopStep.GRACE:
         return state, ()
@@ -286,7 +287,7 @@ def on_slow_stop(state: NodeState) -> Decision:
 
 
 def kill_now(state: NodeState, phase: Stopping) -> Decision:
-    """Kill what is left of the workers, once."""
+    """Kill the remaining workers, once."""
     if phase.step is StopStep.KILLING:
         return replace(state, phase=phase), ()
     leave = () if phase.leave is None else (Send(message=phase.leave),)
@@ -306,7 +307,7 @@ def end_stacks_wait(state: NodeState, phase: Stopping) -> Decision:
 
 
 def continue_stop(state: NodeState, phase: Stopping) -> Decision:
-    """Continue a stop: once no worker is left, the processes that they left behind get no grace period."""
+    """Continue a stop. Once no worker is left, the processes that they left behind get no grace period."""
     if phase.alive or phase.step is not StopStep.GRACE:
         return replace(state, phase=phase), ()
     return kill_now(state, phase)
@@ -323,7 +324,7 @@ def on_stacks_requested(state: NodeState) -> Decision:
 
 
 def on_stacks_collected(state: NodeState, event: StacksCollected) -> Decision:
-    """Keep them for the report, or print them if this node leaves; and go on with the stop that waits for them."""
+    """Keep the stacks for the report, or print them if this node leaves. Continue the stop that waits for them."""
     phase = state.running_or_stopping
     if isinstance(phase, Running):
         return state, (PrintPage(round=phase.round, stacks=event.stacks),)

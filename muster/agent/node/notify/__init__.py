@@ -1,7 +1,7 @@
-"""`--notify`: tells a command of the user's what has become of the job. Loaded with the flag only.
+"""`--notify`: reports to a command of the user what has become of the job. Loaded only with the flag.
 
-`decisions` is pure: which event is told, on which node, with which facts. `notifier` runs the command for it, once, and
-gives it its environment; `runtime.limited_command` is the run, with its time limit.
+`decisions` is pure: it decides which event is reported, on which node, and with which facts. `notifier` builds the
+command's environment and runs the command once per event. `runtime.limited_command` is the run with its time limit.
 
 From outside, import `Notifier`.
 """

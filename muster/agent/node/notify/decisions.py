@@ -1,7 +1,8 @@
-"""Which event of the job `--notify` tells of, and on which node. Pure; imported with the flag only.
+"""Decides which event of the job `--notify` reports, and on which node. Pure; imported only with the flag.
 
-One node of the job tells of an event: of a hang the one that leads, since only it has the lines about it; of a failure
-the one that prints the report; of all else the first node of the round. With a handler of torch it is always the first.
+One node of the job reports an event. The leading node reports a hang, because only it has the lines about it. The node
+that prints the report reports a failure. The first node of the round reports all else. With a handler of torch, the
+first node reports everything.
 """
 
 from muster._shared.contract import ExitCode
@@ -27,26 +28,26 @@ FAILED, HANG, PREEMPTED, ENDED, STOPPED = "failed", "hang", "preempted", "ended"
 
 @record
 class Notification:
-    """What the command is told."""
+    """What the command receives."""
 
     event: str
     round: int
-    """Of the event; 0: there was none yet."""
+    """The event's round; 0 if there was none yet."""
     attempt: int
     reason: str
     """One line."""
     text: str
-    """Its standard input."""
+    """The command's standard input."""
     number: int = 1
-    """Of the hangs of a round; 1 for all else."""
+    """The number of this hang in its round; 1 for all else."""
     step: int | None = None
-    """None: the last that the job's status has."""
+    """The step; None means the last one in the job's status."""
     exit_code: int | None = None
-    """None: the job goes on, or has not ended yet."""
+    """The exit code; None if the job continues or has not ended yet."""
 
     @property
     def key(self) -> str:
-        """What is told once."""
+        """The key under which an event is reported once."""
         return f"{self.event}_{self.round}_{self.number}"
 
 
@@ -54,23 +55,26 @@ class NotifyStory:
     """What one node has seen of the job."""
 
     def __init__(self, *, is_agreed: bool) -> None:
-        """Begin; `is_agreed`: the agents agree among themselves, else each decides alone, behind a handler of torch."""
+        """Begin.
+
+        If `is_agreed`, the agents agree among themselves. Otherwise each decides alone, behind a handler of torch.
+        """
         self._is_agreed = is_agreed
         self._hang_lines: list[str] = []
         self._is_hanging = False
         self._hangs = 0
         self._asked: set[int] = set()
-        """Numbers of this round's drains that end it."""
+        """Numbers of this round's drains that end the round."""
         self._preempted: set[int] = set()
         self._was_asked = False
-        """The last committed of these was what a person has asked for."""
+        """Whether a person had asked for the last committed one of these drains."""
 
     def read(self, event: Event, current: Round | None) -> Notification | None:
         """Read an event of the node before it is decided.
 
         Args:
             event: the event.
-            current: the round; None: there is none yet.
+            current: the round; None if there is none yet.
         """
         match event:
             case RoundFormed():
@@ -114,25 +118,25 @@ class NotifyStory:
 
     @property
     def has_hang(self) -> bool:
-        """Lines about a hang were read, which `build_hang` has not returned yet: more may follow at once."""
+        """Whether lines about a hang were read that `build_hang` has not returned yet; more may follow at once."""
         return bool(self._hang_lines)
 
     def build_hang(self, current: Round | None) -> Notification | None:
-        """Build what is told of the hang, from all of its lines; None: it is told."""
+        """Build the notification of the hang from all of its lines; None if it was reported."""
         lines, self._hang_lines = self._hang_lines, []
         if not lines or current is None:
             return None
         return _build(HANG, current, lines[0], text="\n".join(lines), number=self._hangs)
 
     def end(self, finish: Finish, last: Round | None, *, is_first: bool, line: str, page: str) -> Notification | None:
-        """Return what is told of the job's end, or of this node's.
+        """Return the notification of the job's end, or of this node's.
 
         Args:
-            finish: how it ends.
-            last: the last round of this node; None: there was none.
-            is_first: this node is the first of it, or of the job.
+            finish: how the job ends.
+            last: the last round of this node; None if there was none.
+            is_first: whether this node is the first of that round, or of the job.
             line: the job's last line.
-            page: the report as printed; "": there is none.
+            page: the report as printed; "" if there is none.
         """
         code, ended, failed = int(finish.code), finish.ended, finish.rendezvous_failed
         if failed is not None:

@@ -1,7 +1,7 @@
-"""Runs `--notify` for what `decisions` names: with its environment, once. Imported with the flag only.
+"""Runs `--notify` once for each event that `decisions` names, with its environment. Imported only with the flag.
 
-In the run's folder a file for each event says that it is told: another agent of the same run does not tell it again.
-The next run with the same folder moves them away with the report (`logs.files`).
+A file per event in the run's folder says that the event is reported, so that no other agent of the run reports it
+again. The next run with the same folder moves these files away with the report (`logs.files`).
 """
 
 import json
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from muster.agent.runtime.limited_command import LimitedCommand
 
 STOPPED_LIMIT_S = 3.0
-"""How long the command may take after a signal has ended the job: within what every adapter's grace period leaves."""
+"""How long the command may take after a signal has ended the job; every adapter's grace period allows this."""
 _LINES_S = 0.2
-"""After the first line about a hang, all others are there."""
+"""How long after the first line about a hang all other lines have arrived."""
 _HANDLE = "TORCHX_JOB_ID"
 
 
 class Notifier:
-    """Of one agent."""
+    """The notifier of one agent."""
 
     def __init__(self, config: AgentConfig, loop: Loop, children: ChildWatch, logs: LogRouter) -> None:
         self._config = config
@@ -62,7 +62,7 @@ class Notifier:
             self._run(notification)
 
     def read_end(self, finish: Finish, last: "Round | None", times: "RunTimes") -> None:
-        """Read the job's end, once the agent is done and its report is printed."""
+        """Read the job's end, after the agent is done and its report is printed."""
         self._run_hang()
         node_index, is_alone = self._config.rendezvous.node_index, self._config.rendezvous.max_nodes == 1
         is_first = last.group_rank == 0 if last is not None else is_alone or node_index == 0
@@ -98,18 +98,18 @@ class Notifier:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a command runs that the agent waits for."""
+        """Whether a command runs that the agent must wait for."""
         return any(not command.is_over for command in self._commands)
 
     def shorten(self, limit_s: float) -> None:
-        """End all commands after so long at most; 0: at once."""
+        """End all commands after at most this time; 0 means at once."""
         for command in self._commands:
             command.shorten(limit_s)
 
     # -- in the command's thread --------------------------------------------------------------------------------------
 
     def _prepare(self, notification: Notification) -> Mapping[str, str] | None:
-        """Return the command's environment; None: another agent of this run has told it."""
+        """Return the command's environment; None if another agent of this run has reported the event."""
         run_dir = self._logs.run_dir
         if run_dir is not None and notification.round > 0 and self._is_shared() and not _claim(run_dir, notification):
             return None
@@ -123,7 +123,7 @@ class Notifier:
 
 
 def build_env(config: AgentConfig, notification: Notification, run_dir: str | None) -> dict[str, str]:
-    """Return the workers' environment, which has no token, and what is known of the event."""
+    """Return the workers' environment, which has no token, with the known facts of the event."""
     facts = {
         "RUN_ID": config.rendezvous.run_id,
         "APP": config.base_env.get(_HANDLE),
@@ -139,7 +139,7 @@ def build_env(config: AgentConfig, notification: Notification, run_dir: str | No
 
 
 def _claim(run_dir: str, notification: Notification) -> bool:
-    """Claim an event; False: it is reported already. A disk that takes no file costs no notification."""
+    """Claim an event; return False if it is reported already. A disk that takes no file suppresses no notification."""
     folder = os.path.join(run_dir, LogNames.NOTIFIED)
     try:
         os.makedirs(folder, mode=0o700, exist_ok=True)
@@ -153,7 +153,7 @@ def _claim(run_dir: str, notification: Notification) -> bool:
 
 
 def read_step(run_dir: str, round_number: int) -> int | None:
-    """Return the step of the job's status in this round; None: it is not known."""
+    """Return the step of the job's status in this round; None if it is unknown."""
     try:
         with open(os.path.join(run_dir, LogNames.STATUS), encoding="utf-8") as file:
             status = json.load(file)

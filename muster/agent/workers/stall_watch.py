@@ -14,9 +14,9 @@ from muster._shared import processes
 from muster.agent.runtime.loop import Loop
 
 IMPORT_LIMIT_S = 60.0
-"""For a process that imports."""
+"""The limit for a process that imports."""
 ANSWER_LIMIT_S = 10.0
-"""For a process that has imported everything."""
+"""The limit for a process that has imported everything."""
 SLOW_S = 60.0
 """How long after the request a line says that the answer is still missing."""
 

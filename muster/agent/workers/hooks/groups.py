@@ -1,4 +1,4 @@
-"""In a worker: follows torch's process groups, for the hang watch and so that the process can end.
+"""Follows torch's process groups in a worker, for the hang watch and so that the process can end.
 
 `program` runs this file when the worker calls `init_process_group`, and not before. A program without process groups is
 not affected. A failure here leaves the worker unchanged. The file uses only the standard library and torch. Torch's

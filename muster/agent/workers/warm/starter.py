@@ -1,12 +1,13 @@
-"""Warm workers: forked from a template that has imported the program's modules already.
+"""Warm workers, which are forked from a template that has already imported the program's modules.
 
-The agent's side; `template` is the other side and describes the protocol. Every warm worker is first *parked*: it is
-forked, is the agent's child, and waits on its own socket. One message starts it. Workers are parked when the template
-is ready and while older ones are being stopped, so that a restart waits for no fork.
+This is the agent's side; `template` is the other side and describes the protocol. Every warm worker is first *parked*:
+it is forked, is the agent's child, and waits on its own socket. One message starts it. Workers are parked when the
+template is ready and while older ones are being stopped, so that a restart waits for no fork.
 
-When forking is not safe, or the template has died, the cold starter starts the workers and a notice says why, once. So
-it does when the template stands still while it owes an answer (`stall_watch`): then it is killed, and none follows.
-Over 400 lines: one class follows the template, the parked workers and the store from start to end.
+If forking is not safe, or the template has died, the cold starter starts the workers and one notice says why. The same
+happens if the template stands still while it owes an answer (`stall_watch`): then it is killed, and no other follows.
+This module has over 400 lines because one class follows the template, the parked workers and the store from start to
+end.
 """
 
 import os
@@ -33,7 +34,7 @@ if TYPE_CHECKING:  # most answers come in time, and only torch needs a store
     from muster.agent.workers.warm.store_handle import StoreHandle
 
 _IN_TIME_S = 1.0
-"""So long after a request the answer is not late."""
+"""Until so long after a request the answer is not late."""
 _SESSION = 3
 """Index of the session in `_shared.processes.read_stat`."""
 
@@ -46,14 +47,14 @@ class TemplatePhase(Enum):
     IMPORTING = "importing"
     READY = "ready"
     GONE = "gone"
-    """No template any more, or none is possible; `TemplateStarter.cold_reason` says why."""
+    """There is no template any more, or none is possible; `TemplateStarter.cold_reason` says why."""
 
 
 @record
 class _OwnPids:
     """Known processes, and those in the template's session: a worker leads its own session only after its release.
 
-    A sweep lists processes after it has asked what to keep, and more may be forked in between: so each process is
+    A sweep lists processes after it has asked what to keep, and more may be forked in between. So each process is
     checked when the sweep asks for it.
     """
 
@@ -89,7 +90,7 @@ class TemplateStarter:
     """Starts workers by forking a template (see `spec.WorkerStarter`)."""
 
     max_template_ends = 3
-    """After so many ends of a template no new one is started."""
+    """After this many ends of a template no new one is started."""
     imports = True
     """Whether a template that is not ready imports something."""
 
@@ -109,13 +110,13 @@ class TemplateStarter:
 
         Args:
             loop: the agent's.
-            children: tells the ends of the template and of parked workers.
-            cold: starts workers that cannot be started warm; closed by `close`.
+            children: reports the ends of the template and of parked workers.
+            cold: starts workers that cannot be started warm. `close` closes it.
             options: what the template is started with.
-            on_notice: called with a line for the console, with each different line once.
+            on_notice: called with a line for the console, once for each different line.
             on_record: `EventLog.write`, or a function with its arguments.
-            early: a template that was started already, closed by `close`; None: `prepare` starts one.
-            refused: why the hold's template is not used; "": it is, or there is no hold.
+            early: a template that was started already; `close` closes it. If None, `prepare` starts one.
+            refused: why the hold's template is not used; "" if it is, or if there is no hold.
         """
         self._loop = loop
         self._children = children
@@ -139,7 +140,7 @@ class TemplateStarter:
         self._watch: StallWatch | None = None
         self._importing = ""
         self._spec_fd: int | None = None
-        """The file with which local rank 0 was released: `muster exec` reads its variables there."""
+        """The file with which local rank 0 was released; `muster exec` reads its variables there."""
         self._refused = refused
         self.cold_reason: str | None = None
         """Why workers start cold from now on; None while they start warm."""
@@ -173,7 +174,8 @@ class TemplateStarter:
     def park(self, count: int) -> None:
         """Have `count` workers forked and parked for a start that will come soon, if the template is ready.
 
-        And one for the store, if this node hosts the store now: it most likely will again.
+        If this node hosts the store now, one more is parked for the store, because the node will probably host it
+        again.
         """
         self._request_forks(count + (self._store is not None))
 
@@ -186,7 +188,10 @@ class TemplateStarter:
                 self._fail_waiting(reason)  # if none waits yet, the start requests again
 
     def can_host_store(self) -> bool:
-        """See `spec.WorkerStarter`. The user's switch is torchrun's: each process group then has its own store."""
+        """See `spec.WorkerStarter`.
+
+        The user can switch it off as with torchrun: each process group then has its own store.
+        """
         is_shared = self._options.env.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE") != "1"
         return self._brings_torch and is_shared and self._phase is not TemplatePhase.GONE
 
@@ -215,7 +220,7 @@ class TemplateStarter:
             self._release_store()
 
     def check_store(self) -> None:
-        """See `spec.WorkerStarter`. A job that fails of a store that is used twice needs the line."""
+        """See `spec.WorkerStarter`. A job that fails because its store is used twice needs the line."""
         if self._store is not None:
             self._store.check()
 
@@ -231,19 +236,19 @@ class TemplateStarter:
         self._cold.cancel()
 
     def list_own_pids(self) -> Container[int]:
-        """See `spec.WorkerStarter`: the template, parked workers, those that are being forked, and the store."""
+        """See `spec.WorkerStarter`: the template, parked workers, processes that are being forked, and the store."""
         known = self._list_known()
         if self._template is None:
             return known
         return _OwnPids(known=known, session=self._template.pid, released=frozenset(self._released))
 
     def _list_known(self) -> frozenset[int]:
-        """List parked workers, and the store's process if there is one."""
+        """List the parked workers, and the store's process if there is one."""
         known = frozenset(one.pid for one in self._parked)
         return known if self._store is None else known | {self._store.pid}
 
     def close(self) -> None:
-        """Kill the template, all parked workers and the store: they have nothing to clean up."""
+        """Kill the template, all parked workers and the store, which have nothing to clean up."""
         own = self.list_own_pids()
         pids = [pid for pid in processes.list_parents() if pid in own] if self._template or self._parked else []
         self._waiting.clear()
@@ -312,7 +317,7 @@ class TemplateStarter:
         self._call_on_prepared()
 
     def _handle_template_end(self, template: TemplateHandle, status: int) -> None:
-        """Start the workers that waited for it cold; start a new template, unless it would end the same way."""
+        """Start the waiting workers cold. Start a new template, unless it would end the same way."""
         if template is not self._template:
             return
         template.receive()  # its last messages may still be in the socket
@@ -345,7 +350,7 @@ class TemplateStarter:
             self._watch = None
 
     def _watch_template(self) -> None:
-        """Watch that the template does not stand still: its answer is late."""
+        """Watch for a standstill of the template, because its answer is late."""
         from muster.agent.workers import stall_watch
 
         if self._template is None:
@@ -362,7 +367,7 @@ class TemplateStarter:
         )
 
     def _give_template_up(self, pids: list[int], limit_s: float) -> None:
-        """Kill a template that stands still, and what it has not reported. A new one would most likely do the same."""
+        """Kill a template that stands still, and its unreported forks. A new one would probably do the same."""
         where = " when it was to fork workers" if self._phase is TemplatePhase.READY else self._say_what_is_imported()
         reason = f"the template stood still for {limit_s:.0f} s{where}, and was killed"
         processes.send_signal(pids, signal.SIGKILL)
@@ -412,7 +417,7 @@ class TemplateStarter:
     # -- parking and releasing --------------------------------------------------------------------------------------
 
     def _follow_requests(self) -> None:
-        """Keep orphans while forks are requested, which may be workers, and watch whether the template stands still."""
+        """Collect no orphans, which may be workers, while forks are requested. Watch for a standstill."""
         template = self._template
         if template is None or not template.pending_sockets:
             self._children.hold_orphans(False)
@@ -422,7 +427,7 @@ class TemplateStarter:
             self._expect_answer()
 
     def _release_waiting(self) -> None:
-        """Release a parked worker for each waiting start; request forks when there are too few."""
+        """Release a parked worker for each waiting start; request forks if there are too few."""
         while self._waiting and self._parked:
             start, parked = self._waiting.popleft(), self._parked.popleft()
             try:
@@ -446,7 +451,7 @@ class TemplateStarter:
             self._close_parked()
 
     def _release_store(self) -> None:
-        """Make a parked worker the store's process; it comes before all workers. Request a fork when there is none."""
+        """Make a parked worker the store's process, before releasing workers. Request a fork if there is none."""
         store = self._store
         while store is not None and store.waits:
             if not self._parked:
@@ -459,7 +464,7 @@ class TemplateStarter:
                 store.fail(f"cannot send its socket: {error.strerror}")
 
     def _replace_store(self) -> None:
-        """Replace the store's process, a fork of the template that stood still and was killed; its socket is open."""
+        """Replace the store's process, a fork that stood still and was killed; its socket stays open."""
         self._notify_once("the store's process stood still and was killed; another one is started cold")
         self._start_store_cold()
 

@@ -1,12 +1,12 @@
 """The store's process: serves one round's TCPStore on a listening socket that the agent has opened.
 
-A parked worker of the template becomes it, or a process of its own where there is no template any more. It runs no line
-of the user's, writes nothing, and stays in the template's session, which no stop of the workers touches. It ends when
-the agent closes its socket or kills it, or dies.
+It is a parked worker of the template, or a separate process if there is no template any more. It runs no code of the
+user and writes nothing. It stays in the template's session, which no stop of the workers touches. It ends when the
+agent closes its socket, kills it, or dies.
 
-Protocol, over the socket that the worker was parked on: the agent sends the number of workers, four bytes in network
-order, with the listening socket attached; the process sends `SERVES` when it serves, and `AGAIN` when more clients have
-come than there are workers. It looks each second, and at once when the agent sends a byte.
+The protocol runs over the socket on which the worker was parked. The agent sends the number of workers, four bytes in
+network order, with the listening socket attached. The process sends `SERVES` when it serves, and `AGAIN` when more
+clients have connected than there are workers. It checks this each second, and at once when the agent sends a byte.
 """
 
 import ctypes
@@ -24,20 +24,21 @@ SERVES = b"s"
 AGAIN = b"!"
 
 _POLL_S = 1.0
-"""How soon it is noticed that workers have connected again; one request to its own store each time."""
+"""How soon the process sees that workers have connected again. Each check is one request to its own store."""
 _ASK_LIMIT_S = 5.0
 _VALIDATE = struct.pack("=BI", 0, 0x3C85F7CE)
 _COUNT = struct.pack("=BQ5sq", 4, 5, b"init/", 0)
-"""The store's first message on a connection, and the request to add 0 to a key, which answers with its value. Every
-client that is made with the number of workers adds 1 to this key, which Python's TCPStore cannot name (it puts a slash
-before each).
+"""The store's first message on a connection, and a request to add 0 to a key, whose answer is the key's value.
+
+Every client that is made with the number of workers adds 1 to this key. Python's TCPStore cannot name the key, because
+it puts a slash before each name.
 
 Source: QueryType in torch's TCPStoreBackend.hpp, and TCPStore::waitForWorkers in TCPStore.cpp, torch 2.4 to 2.13.
 """
 
 
 def serve_cold(control_fd: int) -> NoReturn:
-    """Be the store's process from scratch: wait for the socket, then import torch."""
+    """Be the store's process without a template: wait for the socket, then import torch."""
     control = socket.socket(fileno=control_fd)
     message, fds, _flags, _address = socket.recv_fds(control, 4, 1)
     if len(fds) != 1:
@@ -46,10 +47,12 @@ def serve_cold(control_fd: int) -> NoReturn:
 
 
 def serve(control: socket.socket, world_size: int, listen_fd: int) -> NoReturn:
-    """Serve until the agent closes its end of `control`. Exit code 0 also where there is no torch: none needs a store.
+    """Serve until the agent closes its end of `control`, and return the exit code.
+
+    It is 0 even without torch, because then no worker needs a store.
 
     Args:
-        control: to the agent.
+        control: the socket to the agent.
         world_size: how many workers the round has.
         listen_fd: the listening socket.
     """
@@ -70,17 +73,17 @@ def serve(control: socket.socket, world_size: int, listen_fd: int) -> NoReturn:
 
 
 def _silence() -> None:
-    """Print nothing: the template's streams are what its workers print first."""
+    """Print nothing: what the template's streams contain, its workers would print first."""
     null_fd = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1, 2):
         os.dup2(null_fd, fd)
 
 
 def _ask_no_name_server() -> None:
-    """Find names of hosts in /etc/hosts only from now on, in this process.
+    """Look up hosts only in /etc/hosts from now on, in this process.
 
-    torch's store looks up the names of clients that connect one after the other, and answers none of them until then.
-    A name server that does not answer costs 5 s and more each time. Workers of a crashed job once waited for 60 s.
+    torch's store looks up the names of connecting clients one after the other, and answers none until then. A name
+    server that does not answer costs 5 s or more each time. Workers of a crashed job once waited for 60 s.
     """
     configure = getattr(ctypes.CDLL(None), "__nss_configure_lookup", None)  # glibc has it
     if configure is not None:
@@ -88,7 +91,7 @@ def _ask_no_name_server() -> None:
 
 
 def _open_store(listen_fd: int) -> "TCPStore | None":
-    """Return the TCPStore on this socket; None: no program on this machine can import torch's stores."""
+    """Return the TCPStore on this socket; None if no program on this machine can import torch's stores."""
     try:
         import torch
         from torch.distributed import TCPStore
@@ -117,10 +120,12 @@ def _parse_version(text: str) -> tuple[int, ...]:
 
 
 def _watch(control: socket.socket, port: int, world_size: int) -> None:
-    """Tell the agent once when more clients than workers have connected, and return then, or when it closes the socket.
+    """Tell the agent once that more clients than workers have connected.
+
+    Return then, or when the agent closes the socket.
 
     Raises:
-        OSError: this torch's store does not answer as expected.
+        OSError: the store of this torch does not answer as expected.
     """
     with socket.create_connection(("127.0.0.1", port), _ASK_LIMIT_S) as connection:
         connection.sendall(_VALIDATE)

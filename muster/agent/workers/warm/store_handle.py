@@ -1,7 +1,7 @@
 """One round's store as the agent of global rank 0 holds it: the listening socket, and the process that serves it.
 
-The socket is open before any worker of the round runs: a client that comes before the process serves waits in the
-backlog. torch's client that is refused would try again a quarter to a whole second later.
+The socket is open before any worker of the round runs, so a client that connects before the process serves waits in the
+backlog. If it were refused, torch's client would only try again a quarter to a whole second later.
 """
 
 import os
@@ -22,7 +22,7 @@ from muster.agent.workers.warm.store import SERVES
 from muster.agent.workers.warm.template_handle import TemplateOptions
 
 _BACKLOG = 4096
-"""All workers of the job may come at once; the kernel has its own limit, usually this."""
+"""All workers of the job may connect at once. The kernel has its own limit, which is usually this."""
 
 AGAIN_LINE = (
     "a worker has connected to the round's store a second time: a second init_process_group in one attempt can meet "
@@ -45,16 +45,16 @@ class StoreHandle:
         on_stalled: Callable[[], None],
         on_lost: Callable[[str], None],
     ) -> None:
-        """Listen; a process follows with `hand_over` or `start_cold`.
+        """Listen. A process follows with `hand_over` or `start_cold`.
 
         Args:
             loop: the agent's.
-            children: tells the end of the process.
-            addr: MASTER_ADDR: the socket listens there alone, if it can.
+            children: reports the end of the process.
+            addr: MASTER_ADDR. The socket listens only there, if it can.
             port: MASTER_PORT.
             world_size: how many workers the round has.
             on_again: called once when more clients than workers have connected.
-            on_stalled: called when a forked process stood still before it served, and was killed: `waits` is True.
+            on_stalled: called when a forked process stood still before it served, and was killed. Then `waits` is True.
             on_lost: called once with a reason when the process has ended before `close`.
 
         Raises:
@@ -68,7 +68,7 @@ class StoreHandle:
         self._on_lost = on_lost
         self._watch: stall_watch.StallWatch | None = None
         self.pid = 0
-        """The process; 0: there is none yet."""
+        """The process id; 0 if there is none yet."""
         self._control: socket.socket | None = None
         self._closed = False
         self._listener = bind_address(addr, port)
@@ -80,11 +80,11 @@ class StoreHandle:
 
     @property
     def waits(self) -> bool:
-        """True while no process serves it."""
+        """Whether no process serves the store yet."""
         return not self.pid and not self._closed
 
     def hand_over(self, control: socket.socket, pid: int) -> bool:
-        """Make a parked worker the store's process; False when it has ended. Closes `control` unless it is True.
+        """Make a parked worker the store's process; return False and close `control` if the worker has ended.
 
         Raises:
             OSError: the socket cannot be sent.
@@ -104,14 +104,14 @@ class StoreHandle:
         return True
 
     def start_cold(self, options: TemplateOptions) -> None:
-        """Start a process that imports torch by itself: the workers of this round count on the store.
+        """Start a process that imports torch by itself, because the workers of this round need the store.
 
         Args:
-            options: of the template that there is none of any more.
+            options: those of the template that no longer exists.
 
         Raises:
             OSError: there are no descriptors left, or the socket cannot be sent.
-            SpawnError: it cannot be started, or has ended at once.
+            SpawnError: the process cannot be started, or has ended at once.
         """
         ours, theirs = socket.socketpair()
         with theirs:
@@ -134,14 +134,14 @@ class StoreHandle:
             self._watch.end()
 
     def _kill_stalled(self, pids: list[int]) -> None:
-        """Kill a process that stands still; clients that have come wait in the backlog for the next one."""
+        """Kill a process that stands still. Connected clients wait in the backlog for the next process."""
         self._close_control()
         self.pid = 0
         processes.send_signal(pids, signal.SIGKILL)
         self._on_stalled()
 
     def _receive(self) -> None:
-        """Receive that the process has counted too many clients, or has ended."""
+        """Receive that the process has counted too many clients, or that it has ended."""
         control = self._control
         if control is None:
             return
@@ -159,20 +159,20 @@ class StoreHandle:
             self._close_control()  # `ChildWatch` reports how it ended
 
     def check(self) -> None:
-        """Have the process look now whether workers have connected again."""
+        """Have the process check now whether workers have connected again."""
         if self._control is not None:
             with suppress(OSError):
                 self._control.send(b"?")
 
     def _handle_end(self, pid: int, status: int) -> None:
-        """Handle the end of a store that ended by itself: it has found no torch, so no worker can need it."""
+        """Handle the end of a store that ended by itself because it found no torch, so that no worker can need it."""
         if not self._closed and pid == self.pid:
             self.close()
             if status:
                 self._on_lost(f"lost its store: the store's process {describe_end(status)}")
 
     def fail(self, reason: str) -> None:
-        """Fail: no process can be started for it."""
+        """Fail because no process can be started for the store."""
         if not self._closed:
             self.close()
             self._on_lost(f"has no store: {reason}")

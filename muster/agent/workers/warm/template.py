@@ -1,15 +1,15 @@
 """The template: a Python process that has imported what the program will import, and forks workers from itself.
 
-Runs from `program.main`; `serve` returns in each worker, in the interpreter's outermost frames, with its `WorkerSpec`.
-How a worker starts::
+It runs from `program.main`. `serve` returns in each worker, in the interpreter's outermost frames, with the worker's
+`WorkerSpec`. A worker starts like this::
 
     template --fork--> intermediate --fork--> worker (parked)   the intermediate ends: the worker is the agent's child
     agent    ------- release, over its own socket ------> worker runs the program
 
-Control is a SOCK_SEQPACKET pair, one JSON object per message: from the agent {"fork": n} with n sockets attached, to
-the agent a `TemplateMessage`. A release is one byte with three descriptors: a memory file with the `WorkerSpec`,
-standard output, standard error. One with a single descriptor makes it the store's process instead, see `store`. On end
-of file the template and parked workers exit.
+Control is a SOCK_SEQPACKET pair with one JSON object per message. The agent sends {"fork": n} with n sockets attached;
+the template sends a `TemplateMessage`. A release is one byte with three descriptors: a memory file with the
+`WorkerSpec`, standard output, and standard error. A release with a single descriptor makes the worker the store's
+process instead, see `store`. On end of file the template and parked workers exit.
 """
 
 import gc
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 _LINE_CHARACTERS: Final = 500
 _PAUSED_THRESHOLD: Final = 1_000_003
-"""Hardly any import leaves so many objects; no module sets exactly this, and one that multiplies it can."""
+"""Hardly any import leaves so many objects. No module sets exactly this value, but one may multiply it."""
 
 
 def serve(
@@ -51,11 +51,10 @@ def serve(
     """Import, then fork on demand, and return only in a worker that has been released and set up.
 
     Args:
-        argv: control descriptor, the agent's pid, --preload, and the program's kind, target and arguments; the kind
-            `HELD` without target: it comes later, see
-            `preload.import_early`.
-        prepare_main: as in `workers.program`, which imports this module.
-        rename_process: likewise.
+        argv: control descriptor, the agent's pid, --preload, and the program's kind, target and arguments. The kind
+            `HELD` has no target: the program comes later, see `preload.import_early`.
+        prepare_main: see `workers.program`, which imports this module.
+        rename_process: see `workers.program`.
 
     Returns:
         What this process is launched as, and what ends it when the program has ended.
@@ -100,17 +99,17 @@ def serve(
 
 @record
 class _Before:
-    """What was before the program's own imports."""
+    """What existed before the program's own imports."""
 
     known: frozenset[int]
     """Our descriptors."""
     early: "EarlyImports | None"
     folder: str | None
-    """That the program's start has put first in `sys.path`."""
+    """The folder that the program's start has put first in `sys.path`."""
 
 
 def _import_early(control: socket.socket, requested: str) -> "tuple[EarlyImports, str, Program]":
-    """Import without a program, then wait for one, and become what its processes inherit."""
+    """Import without a program, then wait for one, and take over what its processes inherit."""
     from muster.agent.placement.thread_counts import adopt_settings, read_settings
     from muster.agent.workers.warm.preload import import_early
 
@@ -130,7 +129,7 @@ def _import_early(control: socket.socket, requested: str) -> "tuple[EarlyImports
 
 
 def _import_all(control: socket.socket, requested: str, program: Program, before: _Before) -> list[str]:
-    """Import the requested modules and prepare memory for forking; exits when forking cannot be safe."""
+    """Import the requested modules and prepare memory for forking; exit if forking cannot be safe."""
     # A program that is its own template needs neither.
     from muster.agent.workers.warm.import_sites import ImportSites
     from muster.agent.workers.warm.preload import brings_torch, choose_modules
@@ -181,7 +180,8 @@ def _import_all(control: socket.socket, requested: str, program: Program, before
 def _pause_collections() -> tuple[int, int, int]:
     """Stop automatic collections until `_resume_collections`: they take a seventh of the time of importing torch.
 
-    By the threshold, not by `gc.disable`: a module that disables the collector keeps its effect.
+    This sets the threshold instead of calling `gc.disable`, so that a module that disables the collector keeps its
+    effect.
     """
     thresholds = gc.get_threshold()
     gc.set_threshold(_PAUSED_THRESHOLD, *thresholds[1:])
@@ -200,11 +200,11 @@ class _ImportFailure:
 
     line: str
     partial: bool
-    """Parts of it may be in `sys.modules`: a second import would differ from one in a fresh process."""
+    """Whether parts of it may be in `sys.modules`: a second import would differ from one in a fresh process."""
 
 
 def _import(name: str, site: "ImportSite") -> _ImportFailure | None:
-    """Import by name; a module that does not exist leaves nothing behind, any other failure may."""
+    """Import by name. A module that does not exist leaves nothing behind; any other failure may."""
     from muster.agent.workers.warm.import_sites import import_at_site
 
     try:
@@ -219,10 +219,10 @@ def _import(name: str, site: "ImportSite") -> _ImportFailure | None:
 def _read_memory() -> dict[str, int]:
     """Read this process's memory in bytes.
 
-    `rss_bytes`, and `pss_bytes`, in which a shared page counts in equal parts for its processes.
+    The values are `rss_bytes` and `pss_bytes`; in the latter a shared page counts in equal parts for its processes.
 
-    Read here and not by the agent: the kernel visits every page, and waits for a page fault that waits for a disk.
-    Source: proc(5), smaps_rollup. Empty when the kernel has no such file.
+    The template reads them instead of the agent, because the kernel visits every page, and waits for page faults that
+    wait for a disk. The result is empty if the kernel has no such file. Source: proc(5), smaps_rollup.
     """
     try:
         with open("/proc/self/smaps_rollup", encoding="ascii") as file:
@@ -234,7 +234,7 @@ def _read_memory() -> dict[str, int]:
 
 
 def _find_hiding(folder: str | None) -> str | None:
-    """Find a loaded module whose name a file in the program's folder has, which would be found first."""
+    """Find a loaded module whose name is that of a file in the program's folder, which would be found first."""
     from muster.agent.workers.warm.late_changes import find_shadowed
 
     found = None if folder is None else find_shadowed([folder], sys.modules)

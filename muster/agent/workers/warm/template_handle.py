@@ -1,4 +1,4 @@
-"""One template process, controlled by the agent: start it, request forks, receive its messages, end it."""
+"""Controls one template process from the agent: starts it, requests forks, receives its messages, and ends it."""
 
 import json
 import os
@@ -27,7 +27,7 @@ _MESSAGE_BYTES = 65536
 
 @record
 class TemplateOptions:
-    """What a template is started with."""
+    """The settings with which a template is started."""
 
     program: Program
     nproc: int
@@ -35,11 +35,11 @@ class TemplateOptions:
     """What all workers' environments have in common, including OMP_NUM_THREADS."""
     preload: str = "auto"
     cpus: frozenset[int] | None = None
-    """CPU affinity: with bound workers as many CPUs as the one with the fewest has, because libraries count them at
-    import, and their thread pools can grow later but not shrink."""
+    """CPU affinity. With bound workers, it has as many CPUs as the worker with the fewest, because libraries count them
+    at import, and their thread pools can grow later but not shrink."""
 
     def build_spec(self, *words: str, stdout_fd: int = 1, stderr_fd: int = 2) -> WorkerSpec:
-        """Build what a process of ours is started with in this environment; `program.main` gets the words."""
+        """Build the spec of one of our processes in this environment; `program.main` gets the words."""
         command = Program(kind=ProgramKind.COMMAND, target=sys.executable, args=tuple(program.build_argv(words)))
         return WorkerSpec(
             local_rank=-1, program=command, env=self.env, stdout_fd=stdout_fd, stderr_fd=stderr_fd, cpus=self.cpus
@@ -49,7 +49,7 @@ class TemplateOptions:
 class TemplateHandle:
     """A running template. Close it to end it; the agent's reaper collects its exit.
 
-    It may start before most of the agent is imported: messages that come before `watch` are kept in the socket.
+    It may start before most of the agent is imported. Messages that arrive before `watch` stay in the socket.
     """
 
     is_image = False
@@ -61,10 +61,10 @@ class TemplateHandle:
         Args:
             loop: calls back with messages.
             options: what to start it with.
-            waits: it imports early and gets its program later, see `preload`.
+            waits: whether it imports early and gets its program later, see `preload`.
 
         Raises:
-            SpawnError: it cannot be started.
+            SpawnError: the process cannot be started.
         """
         self._loop = loop
         self._on_message: Callable[[TemplateMessage], None] | None = None
@@ -96,7 +96,7 @@ class TemplateHandle:
             on_failure.pop_all()
 
     def watch(self, on_message: "Callable[[TemplateMessage], None]") -> None:
-        """Call back on the loop with each message, see `template`."""
+        """Call back on the loop with each message (see `template`)."""
         self._on_message = on_message
         if self._control is not None:
             self._loop.watch_readable(self._control.fileno(), self.receive)
@@ -116,9 +116,9 @@ class TemplateHandle:
             self._on_message(json.loads(data))
 
     def request_forks(self, count: int) -> str | None:
-        """Request `count` forks, and return why the agent cannot request them, None when it could.
+        """Request `count` forks; return why the agent cannot request them, or None if it did.
 
-        A template that is dying does not answer; `ChildWatch` collects its exit.
+        A dying template does not answer; `ChildWatch` collects its exit.
         """
         while count > 0 and self._control is not None:
             batch = min(count, _MAX_FORKS_PER_REQUEST)
@@ -146,13 +146,13 @@ class TemplateHandle:
         return None
 
     def read_last_line(self) -> str:
-        """Return the last line it has written to its stderr; "" when there is none."""
+        """Return the last line that the template has written to its stderr; "" if there is none."""
         size = os.fstat(self._stderr_fd).st_size
         lines = os.pread(self._stderr_fd, 4096, max(0, size - 4096)).decode(errors="replace").split("\n")
         return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
     def close_control(self) -> None:
-        """Close the control socket: the template ends at its next read, and so do workers that were not reported."""
+        """Close the control socket. The template ends at its next read, and so do workers that were not reported."""
         if self._control is not None:
             self._loop.unwatch(self._control.fileno())
             self._control.close()
@@ -182,11 +182,11 @@ class HeldTemplate(TemplateHandle):
 
     @property
     def fd(self) -> int:
-        """Readable when it has something to say, or has ended."""
+        """Readable when the template has sent something or has ended."""
         return -1 if self._control is None else self._control.fileno()
 
     def receive_held(self) -> list[str] | None:
-        """Return what it has imported, without a program; None: it has ended."""
+        """Return what it has imported, without a program; None if it has ended."""
         assert self._control is not None  # noqa: S101  # called before `close`
         self._control.setblocking(True)
         try:
@@ -200,11 +200,11 @@ class HeldTemplate(TemplateHandle):
         return found
 
     def find_obstacle(self, options: TemplateOptions, cwd: str) -> str | None:
-        """Return why it cannot become a program's template, as far as this process knows; None: it may.
+        """Return why it cannot become a program's template, as far as this process knows; None if it can.
 
         Args:
-            options: what that program's template would be started with.
-            cwd: where this one was started.
+            options: those with which that program's template would be started.
+            cwd: the folder in which this one was started.
         """
         from muster.agent.placement.thread_counts import THREAD_VARIABLES  # only a held node needs it
 
@@ -219,10 +219,10 @@ class HeldTemplate(TemplateHandle):
         return None
 
     def send_program(self, options: TemplateOptions, settings: Mapping[str, Any]) -> None:
-        """Give it its program, and what its workers inherit.
+        """Send the template its program, and what its workers inherit.
 
         Raises:
-            SpawnError: it has ended, or no descriptor is left.
+            SpawnError: the template has ended, or no descriptor is left.
         """
         assert self._control is not None  # noqa: S101  # called before `close`
         order = {
@@ -243,7 +243,7 @@ class HeldTemplate(TemplateHandle):
 
 
 def _make_pairs(count: int) -> list[tuple[socket.socket, socket.socket]]:
-    """Make all pairs or, with an OSError, none."""
+    """Make all pairs, or raise OSError and make none."""
     with ExitStack() as stack:
         pairs: list[tuple[socket.socket, socket.socket]] = []
         for _ in range(count):
@@ -255,9 +255,9 @@ def _make_pairs(count: int) -> list[tuple[socket.socket, socket.socket]]:
 
 
 def release_worker(parked: socket.socket, spec: WorkerSpec) -> int | None:
-    """Send a parked worker its spec; None when it has ended. Closes the socket.
+    """Send a parked worker its spec; return None if the worker has ended. Close the socket.
 
-    The spec goes in a memory file: an environment may be larger than a socket accepts without blocking.
+    The spec is sent in a memory file, because an environment may be larger than a socket accepts without blocking.
 
     Returns:
         That file's descriptor, which the caller closes.

@@ -1,4 +1,4 @@
-"""A node that is held: between runs an agent with its template waits, and the next run goes on as that very agent.
+"""A held node: between runs an agent with its template waits, and the next run continues as that very agent.
 
     holder      the process that a replica of a hold runs: it starts agents that wait, and gives one to each run
     waiting     guard and agent before their run; from then on they are those of any job
@@ -12,8 +12,8 @@
     pool_entry  the file that starts it
     command     `muster-agent`, which starts on the default hold where there is one
 
-Nothing of a run outlives it: each has guard, agent, template and workers of its own. Adapters run `client` as a file.
+Nothing of a run outlives it: each run has its own guard, agent, template and workers. Adapters run `client` as a file.
 
-From outside, import `holder` and `waiting`, which are what `muster.agent.__main__` starts, and `start.HeldStart`;
+From outside, import `holder` and `waiting`, which `muster.agent.__main__` starts, and `start.HeldStart`.
 `muster.elastic` imports `facts`.
 """

@@ -21,8 +21,8 @@ def start_waiting(
     Args:
         prefix: the command, without flags.
         flags: the agent's, without a program.
-        env: its environment; None: this process's.
-        cpus: its affinity; empty: this process's.
+        env: its environment; None means this process's.
+        cpus: its affinity; empty means this process's.
 
     Returns:
         The guard's pid, and our end of the connection to it.

@@ -3,15 +3,16 @@
     python -I -S client.py [--default] FOLDER NAME WORDS COMMAND ...
 
 FOLDER is the holder's, NAME the run's, and COMMAND the agent's whole command, whose first WORDS words are not its
-flags. Arguments, environment, folder, limits and descriptors go to an agent that waits there; signals are passed on,
-and its exit code becomes this process's. Where the hold cannot run it as this process would, one line says why, and
-this process becomes the agent: it starts cold. When this process ends, the holder ends the run.
+flags. Arguments, environment, folder, limits and descriptors go to an agent that waits there. Signals are passed on,
+and the agent's exit code becomes this process's. If the hold cannot run the command as this process would, one line
+says why, and this process becomes the agent, which starts cold. When this process ends, the holder ends the run.
 
-With --default the folder is that of the default hold (`pool`). It hands the connection to the guard of the run, and has
-nothing more to do with it: the guard tells this process who it is, gets signals from it, and tells it the exit code.
-Where that hold has no agent, or has ended, this process becomes the agent without a word.
+With --default the folder is that of the default hold (`pool`). That hold hands the connection to the guard of the run
+and has no further part in the run. The guard sends this process its own pid and later the exit code, and gets signals
+from it. If that hold has no agent, or has ended, this process silently becomes the agent.
 
-It is started for every run, so it imports next to nothing. It does not travel: who submits has muster installed.
+This file is started for every run, so it imports next to nothing. It does not travel, because muster is installed where
+a run is submitted.
 """
 
 import json
@@ -26,27 +27,27 @@ DEFAULT = "--default"
 LISTENER = "MUSTER_RDZV_FD"
 """`Env.RDZV_FD`."""
 STOPS_TOGETHER = "MUSTER_STOPS_TOGETHER"
-"""`Env.STOPS_TOGETHER`: no shell must see that this process stops."""
+"""`Env.STOPS_TOGETHER`: no shell may see that this process stops."""
 _USAGE = 2
-"""`ExitCode.USAGE`: what this process says in its last line is the reason, and no retry would help."""
+"""`ExitCode.USAGE`: the last line of this process is the reason, and no retry would help."""
 _FORWARDED = (
     *(signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2),
     *(signal.SIGTSTP, signal.SIGCONT),
 )
 _MESSAGE_BYTES = 65536
 _ANSWER_S = 5.0
-"""A default hold that is stopped must not hold a job up."""
+"""A stopped default hold must not delay a job."""
 
 
 def _read_environ() -> "dict[str, str]":
-    """Return the environment as it was given: the interpreter may have added a variable to its own."""
+    """Return the environment as it was given; the interpreter may have added a variable to `os.environ`."""
     with open("/proc/self/environ", "rb") as file:
         pairs = [os.fsdecode(each).partition("=") for each in file.read().split(b"\0") if b"=" in each]
     return {name: value for name, _, value in pairs}
 
 
 def _build_order(words: int, command: "list[str]") -> "tuple[bytes, list[int]]":
-    """Build what the holder gets: JSON, and the descriptors beside it."""
+    """Build the holder's message: JSON, and the descriptors beside it."""
     from muster.agent.hold.facts import read_facts, read_settings
 
     env, facts = _read_environ(), read_facts()
@@ -64,7 +65,7 @@ def _build_order(words: int, command: "list[str]") -> "tuple[bytes, list[int]]":
 
 
 def main(argv: "list[str]") -> int:
-    """Run; the exit code."""
+    """Run and return the exit code."""
     is_default = argv[:1] == [DEFAULT]
     folder, name, words, *command = argv[is_default:]
     parent = os.getppid()
@@ -89,16 +90,16 @@ def main(argv: "list[str]") -> int:
 def run_on_default(
     folder: str, name: str, words: int, command: "list[str]", *, parent: "int | None" = None
 ) -> "int | None":
-    """Run on the default hold; the exit code. None: this process must run the agent, and nothing has begun.
+    """Run on the default hold and return the exit code. None: this process must run the agent, and nothing has begun.
 
-    The connection then stays open, until this process and its forks have ended: the hold imports after that.
+    In that case the connection stays open until this process and its forks have ended; the hold imports after that.
 
     Args:
         folder: the hold's.
-        name: of the job.
+        name: the job's.
         words: how many of the command's words are not the agent's flags.
         command: the agent's.
-        parent: this process ends with it; None: it does not.
+        parent: a process with which this one ends; None if there is none.
     """
     from muster._shared.holds.default import check_folder
 
@@ -132,7 +133,7 @@ def run_on_default(
 
 
 def _converse(holder: socket.socket, wake_fd: int, parent: "int | None", *, is_default: bool) -> "dict[str, str]":
-    """Pass signals on until the run has ended or cannot be here; return what was answered."""
+    """Pass signals on until the run has ended or cannot be here; return the answer."""
     poller = select.poll()
     poller.register(holder, select.POLLIN)
     poller.register(wake_fd, select.POLLIN)
@@ -166,7 +167,7 @@ def _converse(holder: socket.socket, wake_fd: int, parent: "int | None", *, is_d
 
 
 def _watch_signals() -> int:
-    """Have each signal that is passed on written to a pipe; the end to read. What is ignored stays so."""
+    """Have each passed-on signal written to a pipe, and return the end to read. Ignored signals stay ignored."""
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_read, False)
     os.set_blocking(wake_write, False)

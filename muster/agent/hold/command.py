@@ -1,4 +1,4 @@
-"""`muster-agent`: the agent, on this user's default hold where there is one with an agent that can become it."""
+"""`muster-agent`: the agent, on this user's default hold if that has an agent that can become it."""
 
 import os
 import sys
@@ -8,7 +8,7 @@ from muster._shared.holds import default as default_hold
 
 _NOT_JOBS = ("ask", "--help", "-h", "--version")
 _OF_PROGRAMS = ("MUSTER_CONTROL_FD", "MUSTER_IMAGE")
-"""`Env.CONTROL_FD` and `Env.IMAGE`: started by a program, which is the template or passes more than can be sent."""
+"""`Env.CONTROL_FD` and `Env.IMAGE`: a program started it, and is the template or passes more than can be sent."""
 
 
 def main() -> int:
@@ -25,14 +25,14 @@ def main() -> int:
 
 
 def _is_plain_job(args: list[str]) -> bool:
-    """Return whether a client can send all that the agent would have got."""
+    """Return whether a client can send everything that the agent would have received."""
     is_job = bool(args) and args[0] not in _NOT_JOBS and not args[0].startswith("--muster-")
     is_plain = len(sys.orig_argv) - len(sys.argv) == 1  # without interpreter flags
     return is_job and is_plain and not any(name in os.environ for name in _OF_PROGRAMS) and _has_streams()
 
 
 def _has_streams() -> bool:
-    """Return whether no standard stream is closed: a descriptor of ours would get its number."""
+    """Return whether no standard stream is closed; a descriptor of ours would get its number."""
     try:
         return all(os.fstat(number) for number in range(3))
     except OSError:
@@ -40,7 +40,7 @@ def _has_streams() -> bool:
 
 
 def _run_on_default(args: list[str], idle_limit_s: float) -> int | None:
-    """Run on the hold, or start it; the exit code, or None: this process must run the agent."""
+    """Run on the hold, or start the hold. Return the exit code, or None if this process must run the agent."""
     entry = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "entry.py")
     words = [sys.executable, entry]
     folder = default_hold.find_folder(os.environ, words, __version__)
@@ -54,7 +54,7 @@ def _run_on_default(args: list[str], idle_limit_s: float) -> int | None:
 
 
 def _start(folder: str, words: list[str], args: list[str], idle_limit_s: float) -> None:
-    """Start the hold, as no child of this process: its guard would end it with the job."""
+    """Start the hold, but not as a child of this process, whose guard would end it with the job."""
     order = {
         "name": f"muster-agent-{os.getpid()}",
         "command": words,

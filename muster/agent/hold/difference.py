@@ -1,4 +1,4 @@
-"""Why an agent that waits cannot become what a client's process would be: what no process can set for itself."""
+"""Finds why a waiting agent cannot become what a client's process would be: what no process can set for itself."""
 
 import contextlib
 import os
@@ -10,7 +10,7 @@ _CGROUP_LIMITS: Final = ("memory.max", "memory.high", "cpu.max", "cpuset.cpus", 
 
 
 def find_difference(order: Mapping[str, Any], ours: Mapping[str, str], prefix: Sequence[str]) -> str:
-    """Return the reason in one clause; "": it can.
+    """Return the reason in one clause; "" if it can.
 
     Args:
         order: see `client`.
@@ -41,12 +41,12 @@ def find_difference(order: Mapping[str, Any], ours: Mapping[str, str], prefix: S
 
 
 def _is_same_python(one: str, other: str) -> bool:
-    """Return whether it is the same file in the same folder: Pythons of virtual environments link to one file."""
+    """Return whether file and folder are the same: Pythons of virtual environments link to one file."""
     return os.path.dirname(one) == os.path.dirname(other) and os.path.realpath(one) == os.path.realpath(other)
 
 
 def _list_python_flags() -> list[str]:
-    """Return those that this interpreter has from its command line or from variables."""
+    """Return the flags that this interpreter has from its command line or from variables."""
     import subprocess  # only for `muster.elastic`
 
     found: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # noqa: SLF001
@@ -54,7 +54,7 @@ def _list_python_flags() -> list[str]:
 
 
 def _is_same_file(one: str, other: str) -> bool:
-    """Return whether it is the same file, or a copy: each app has a bundle of its own."""
+    """Return whether it is the same file or a copy, because each app has its own bundle."""
     if one == other:
         return True
     try:
@@ -65,9 +65,9 @@ def _is_same_file(one: str, other: str) -> bool:
 
 
 def read_cgroup_limits(text: str) -> list[str]:
-    """Return what limits the processes of a cgroup, from /proc/PID/cgroup.
+    """Return the limits of the processes of a cgroup, from the text of /proc/PID/cgroup.
 
-    The text itself where version 1 is in use.
+    With version 1, return the text itself.
     """
     path = text.strip().partition("0::")[2] if text.startswith("0::") else ""
     if not path:

@@ -1,4 +1,4 @@
-"""What a process inherits: what it cannot set for itself, and what it can. For both sides."""
+"""What a process inherits: facts that it cannot set for itself, and settings that it can. For both sides."""
 
 import os
 import resource
@@ -13,7 +13,7 @@ def read_limits() -> "dict[str, tuple[int, int]]":
 
 
 def read_settings(facts: "dict[str, str]") -> "dict[str, object]":
-    """Return what a run sets for itself, as this process has it; the umask is taken out of the facts."""
+    """Return the settings that a run sets for itself, as this process has them. Remove the umask from the facts."""
     return {
         "cwd": os.getcwd(),
         "umask": int(facts.pop("umask"), 8),
@@ -24,7 +24,7 @@ def read_settings(facts: "dict[str, str]") -> "dict[str, object]":
 
 
 def read_facts() -> "dict[str, str]":
-    """Return what a process inherits and what no run can set for itself, by its name in messages."""
+    """Return what a process inherits and no run can set for itself, by its name in messages."""
     with open("/proc/self/status", encoding="ascii", errors="replace") as file:
         rows = dict(line.rstrip("\n").split(":\t", 1) for line in file if ":\t" in line)
     facts = {name: rows.get(name, "") for name in _ROWS}

@@ -1,16 +1,17 @@
-"""Holds one node: keeps an agent that waits with its template, and gives it to the next run.
+"""Holds one node: keeps a waiting agent with its template, and gives it to the next run.
 
     guard -> holder -> waiting guard -> agent -> template         between runs
     guard -> holder -> the run's guard -> agent -> workers        the same processes, once a run has come
 
-Another agent waits after the end of each run. Runs come over a socket in a folder that only this user can enter; each
-connection is one `client`, which sends one message with a memory file and its descriptors, and then signals; it gets
-one answer, and the exit code in the end. When it ends, its run ends. One run at a time: a second one is refused with
-the name of the first, unless that is ending, or has no agent yet. A run from another machine claims the node first,
-before its files travel; what its order does not say the holder adds.
+Another agent waits after the end of each run. Runs arrive over a socket in a folder that only this user can enter. Each
+connection is one `client`, which sends one message with a memory file and its descriptors, and then signals. It gets
+one answer, and the exit code in the end. When it ends, its run ends. There is one run at a time: a second one is
+refused with the name of the first, unless the first is ending or has no agent yet. A run from another machine first
+claims the node, before its files travel. The holder adds what its order does not say.
 
-On one machine node 0 decides that the hold is idle; the others end with it, by a connection that they keep. Elsewhere
-each node does, node 0 first: a run claims all nodes of a hold, also those that it does not use.
+On one machine node 0 decides that the hold is idle, and the others end with it, by a connection that they keep. On
+several machines each node decides, node 0 first, because a run claims all nodes of a hold, even those that it does not
+use.
 """
 
 import contextlib
@@ -36,14 +37,14 @@ from muster.agent.hold.agents import start_waiting
 _MESSAGE_BYTES: Final = 65536
 _MOST_FDS: Final = 8
 _FAILED_STARTS: Final = 3
-"""After so many agents that have ended before they were ready, runs start cold."""
+"""After this many agents that ended before they were ready, runs start cold."""
 _JOIN_S: Final = 60.0
 _LOOK_S: Final = 0.5
 _LAST_S: Final = 20.0
-"""So much later than node 0 the others of several machines are idle: a run claims it first."""
+"""How much later than node 0 the other nodes on several machines are idle, because a run claims node 0 first."""
 _LOCAL: Final = "local_cwd"
 _GUARD_VARIABLES: Final = (STOP_LIMIT_VARIABLE, Env.STOPS_TOGETHER)
-"""What a guard reads when it starts; the second one only a run of an adapter has."""
+"""What a guard reads when it starts; only a run of an adapter has the second variable."""
 
 
 class _Waiting:
@@ -56,19 +57,19 @@ class _Waiting:
         self.is_ready = False
 
     def end(self) -> None:
-        """Close the connection: the guard sees its end, and kills all below it."""
+        """Close the connection: the guard sees that, and kills all below it."""
         self.control.close()
 
 
 class Holder:
-    """One node of a hold. For one use."""
+    """One node of a hold. Use it once."""
 
     def __init__(self, index: int, idle_s: float, flags: list[str]) -> None:
         """Make the folder and listen.
 
         Args:
-            index: of the node.
-            idle_s: node 0 ends the hold after so long without a run.
+            index: the node's.
+            idle_s: node 0 ends the hold after this time without a run.
             flags: the agent's, without a program.
 
         Raises:
@@ -88,22 +89,22 @@ class Holder:
         self._waiting: _Waiting | None = None
         self._failed = 0
         self._about: dict[str, Any] = {}
-        """What the waiting agent has told."""
+        """What the waiting agent has reported."""
         self._connection: socket.socket | None = None
-        """Of the run that is on this node; also while it ends, then None with `_run` set."""
+        """The connection of the run on this node, even while the run ends; then None with `_run` set."""
         self._run = ""
         self._is_cold = False
         self._claim: tuple[socket.socket, str] | None = None
-        """A run that has come for this node, whose order has not."""
+        """A run that has come for this node, but whose order has not."""
         self._queue: deque[tuple[socket.socket, str, list[int]]] = deque()
         self._members: list[socket.socket] = []
         self._since_s = time.monotonic()
         self._code: int | None = None
         self._last_code: int | None = None
-        """The exit code after the run that is on this node; None: another agent waits then."""
+        """The exit code after the run on this node; None if another agent waits then."""
 
     def run(self) -> int:
-        """Hold the node until it is released or idle; the exit code."""
+        """Hold the node until it is released or idle; return the exit code."""
         wake_read, wake_write = os.pipe()
         for fd in (wake_read, wake_write):
             os.set_blocking(fd, False)
@@ -130,7 +131,7 @@ class Holder:
         return self._code
 
     def _stop(self, signums: bytes) -> None:
-        """Stop a run on the hold as any job, with the grace that the hold's supervisor gives."""
+        """Stop a run on the hold like any job, with the grace that the hold's supervisor gives."""
         if self._run and self._waiting is not None and not self._is_cold:
             for signum in signums:
                 processes.send_signal([self._waiting.pid], signum)
@@ -139,7 +140,7 @@ class Holder:
         self._code = ExitCode.of_signal(signums[0])
 
     def _join(self) -> None:
-        """Join node 0, which may start later; its end is the hold's."""
+        """Join node 0, which may start later and whose end is the hold's end."""
         folder = find_hold_dir(os.environ[Env.LOG_DIR], 0)
         deadline_s = time.monotonic() + _JOIN_S
         while True:
@@ -190,7 +191,7 @@ class Holder:
         self._serve_next()
 
     def _handle_end(self) -> None:
-        """Tell the run its exit code, and let another agent wait."""
+        """Tell the run its exit code, and have another agent wait."""
         made, self._waiting = self._waiting, None
         assert made is not None  # noqa: S101  # its pidfd is watched
         self._selector.unregister(made.pidfd)
@@ -270,7 +271,7 @@ class Holder:
             self._waiting.end()
 
     def _find_other(self) -> str:
-        """Return the name of a run that has this node, or has come for it; "": none."""
+        """Return the name of a run that has this node, or has come for it; "" if there is none."""
         if self._claim is not None:
             return self._claim[1]
         if self._connection is None and not self._queue:
@@ -301,7 +302,7 @@ class Holder:
         self._serve_next()
 
     def _serve_next(self) -> None:
-        """Give the waiting agent to the next run, when both are there."""
+        """Give the waiting agent to the next run, if both are there."""
         if not (self._queue and self._is_free()):
             return
         connection, self._run, fds = self._queue.popleft()
@@ -322,7 +323,7 @@ class Holder:
         self._write_state("busy")
 
     def _complete(self, fd: int, order: Mapping[str, Any]) -> None:
-        """Add to the order of another machine's run what its processes have from this one."""
+        """Add to the order of another machine's run what its processes get from this one."""
         content = json.dumps({**facts.read_settings(facts.read_facts()), **order}).encode()
         os.ftruncate(fd, 0)
         os.pwrite(fd, content, 0)
@@ -341,7 +342,7 @@ class Holder:
         self._write_state(self._name_state())
 
     def _find_difference(self, order: Mapping[str, Any]) -> str:
-        """Return why a process here cannot become what the client's would be; "": it can."""
+        """Return why a process here cannot become what the client's would be; "" if it can."""
         if "facts" not in order:  # a run from another machine has none
             return ""
         reason = difference.find_difference(order, self._facts, self._prefix)
@@ -366,7 +367,7 @@ class Holder:
         return "ready" if self._waiting and self._waiting.is_ready else "starting"
 
     def _write_state(self, state: str) -> None:
-        """Tell people and schedulers; a full disk loses it."""
+        """Write the state for people and schedulers; a full disk loses it."""
         run = self._run or (self._claim[1] if self._claim is not None else "")
         content = {
             HoldKey.STATE: state,
@@ -384,7 +385,7 @@ class Holder:
 
 
 def hold(args: list[str]) -> int:
-    """Hold this node; the exit code.
+    """Hold this node and return the exit code.
 
     Args:
         args: the node's index and the idle limit in seconds as `INDEX:SECONDS`, and the agent's flags without a
@@ -404,7 +405,7 @@ def hold(args: list[str]) -> int:
 
 
 def _make_folder(index: int) -> str:
-    """Make the folder of the socket, for this user alone."""
+    """Make the folder of the socket, for this user only."""
     folder = find_hold_dir(os.environ[Env.LOG_DIR], index)
     os.makedirs(os.path.dirname(folder), exist_ok=True)
     with contextlib.suppress(FileExistsError):

@@ -3,19 +3,19 @@
     pool -> waiting guard -> agent -> template           between jobs
     pool -> a job's guard -> agent -> workers            the same processes, once a job has come
 
-It is reached as a holder is (`client --default`), and is a holder's opposite in what follows: once a client has an
-agent, the agent's guard has the client's connection, and the pool has no part in the job any more. So jobs go on when
-it ends, however that happens, and nothing waits for it.
+Clients reach it as they reach a holder (`client --default`), but what follows is the opposite. Once a client has an
+agent, the agent's guard has the client's connection, and the pool has no part in the job any more. So jobs continue
+when the pool ends, however that happens, and nothing waits for it.
 
-An agent can only become what was started with the same command, the same variables that are read at imports, and as
-many cores (`wishes`). A client for which there is none starts cold, and the pool has agents of that kind ready later:
-as many as one of the last jobs had nodes, most recent kinds first, of all kinds together at most as many as there are
-cores. It does not import while a job of its clients runs that has just begun: the job comes first. Of a client's
+An agent can only become a process that was started with the same command, the same variables that are read at imports,
+and as many cores (`wishes`). A client without such an agent starts cold, and the pool keeps agents of that kind ready
+later. It keeps as many as one of the last jobs had nodes, the most recent kinds first, and never more in total than
+there are cores. It does not import while a client's job has just begun, because the job comes first. Of a client's
 environment it keeps only variables that are read at imports.
 
-It is no descendant of any job, and has nothing of the process that has started it but uid, groups, namespaces, cgroup
-and hard limits; clients for which these differ start cold, in one line. It begins again, as the same process, when
-packages were installed or removed. `_shared.holds.default` says where it is.
+The pool is no descendant of any job. From the process that started it, it keeps only uid, groups, namespaces, cgroup
+and hard limits. Clients for which these differ start cold, and one line says so. It begins again, as the same process,
+when packages were installed or removed. `_shared.holds.default` says where it is.
 """
 
 import contextlib
@@ -44,7 +44,7 @@ _MESSAGE_BYTES: Final = 65536
 _MOST_FDS: Final = 8
 _MOST_AGENTS: Final = 8
 _HOLD_BACK_S: Final = 10.0
-"""So long after the start of a job that still runs, nothing is imported."""
+"""How long after the start of a job that still runs nothing is imported."""
 _STOP_S: Final = 10.0
 _CONTROLLED: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
 
@@ -59,15 +59,16 @@ class _Agent:
 
 
 class Pool:
-    """For one use."""
+    """The default hold. Use it once."""
 
     def __init__(self, folder: str, command: Sequence[str], started_with: Mapping[str, Any]) -> None:
         """Listen.
 
         Args:
-            folder: made already, and locked by this process.
-            command: what starts an agent, without flags.
-            started_with: see `default_hold.write_order`; `running`: guards of jobs, if this process has begun again.
+            folder: a folder that exists and is locked by this process.
+            command: the command that starts an agent, without flags.
+            started_with: see `default_hold.write_order`; `running` has the guards of jobs, if this process has begun
+                again.
 
         Raises:
             OSError: the socket cannot be made.
@@ -79,25 +80,25 @@ class Pool:
         self._facts = facts.read_facts()
         self._most = min(_MOST_AGENTS, max(1, processes.count_allowed_cores()))
         self._wishes: OrderedDict[str, Wish] = OrderedDict()
-        """By key, the most recent last."""
+        """Wishes by key, the most recent last."""
         self._agents: dict[int, _Agent] = {}
         self._running: set[int] = {int(pid) for pid in started_with.get("running", ())}
         self._cold: set[socket.socket] = set()
-        """Connections of clients that have started cold; they close with the job."""
+        """Connections of clients that have started cold. They close with the job."""
         self._about: dict[str, Any] = {}
         self._selector = selectors.DefaultSelector()
         self._listener = hold_socket.listen(folder)
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
         self._first_fd = self._watch_first(int(started_with["after_pid"]))
         self._begun_s = time.monotonic()
-        """When the last job has begun."""
+        """When the last job began."""
         self._since_s = time.monotonic()
         self._is_over = False
         for order in started_with["orders"]:
             self._note(read_wish(order), str(order["name"]))
 
     def run(self) -> None:
-        """Hold until the user wants it no more, or it was idle for too long."""
+        """Hold until the user does not want it any more, or it was idle for too long."""
         wake_read, wake_write = os.pipe()
         for fd in (wake_read, wake_write):
             os.set_blocking(fd, False)
@@ -133,7 +134,7 @@ class Pool:
             self._is_over = True
 
     def _watch_first(self, pid: int) -> int:
-        """Watch the process whose job has started this one, and return its pidfd; -1: there is none."""
+        """Watch the process whose job has started this one, and return its pidfd; -1 if there is none."""
         try:
             fd = os.pidfd_open(pid) if pid else -1
         except OSError:
@@ -151,7 +152,7 @@ class Pool:
     # -- agents that wait -------------------------------------------------------------------------------------------
 
     def _note(self, wish: Wish | None, job: str) -> Wish | None:
-        """Note that a job has wished an agent, and return the wish that is kept."""
+        """Note that a job has wished for an agent, and return the wish that is kept."""
         if wish is None:
             return None
         kept = self._wishes.setdefault(wish.key, wish)
@@ -160,7 +161,7 @@ class Pool:
         return kept
 
     def _fill(self) -> None:
-        """Start agents that lack, and end those for which there is no room."""
+        """Start missing agents, and end those for which there is no room."""
         if not self._is_idle() and time.monotonic() < self._begun_s + _HOLD_BACK_S:
             return
         room = self._most
@@ -194,7 +195,7 @@ class Pool:
             self._selector.unregister(agent.control)  # its end follows
 
     def _end_agent(self, agent: _Agent) -> None:
-        """Close its connection: its guard sees that, and kills all below it."""
+        """Close the agent's connection: its guard sees that, and kills all below it."""
         agent.is_ready = True  # the agent is not at fault
         self._forget_control(agent)
 
@@ -204,7 +205,7 @@ class Pool:
         agent.control.close()
 
     def _reap(self) -> None:
-        """Collect children that have ended. What a job's guard has left behind, if that was killed, is killed."""
+        """Collect children that have ended. Kill what a killed guard of a job has left behind."""
         while True:
             while True:
                 try:
@@ -269,7 +270,7 @@ class Pool:
             self._since_s = time.monotonic()
 
     def _serve(self, connection: socket.socket, job: str, fds: list[int]) -> None:
-        """Hand an agent to a client, or say that it must start cold."""
+        """Hand an agent to a client, or tell the client to start cold."""
         order = json.loads(os.pread(fds[0], os.fstat(fds[0]).st_size, 0))
         self._begun_s = self._since_s = time.monotonic()
         stamps = read_stamps()
@@ -311,7 +312,7 @@ class Pool:
     # -- the end ----------------------------------------------------------------------------------------------------
 
     def _begin_again(self) -> None:
-        """Become a new pool with the same wishes: what this one has imported may be another version's."""
+        """Become a new pool with the same wishes, because the imports of this one may be of another version."""
         orders = [order for wish in self._wishes.values() for order in wish.build_orders()]
         for agent in self._agents.values():
             agent.control.close()
@@ -347,7 +348,7 @@ class Pool:
         processes.send_signal(self._agents, signal.SIGKILL)
 
     def _write_state(self) -> None:
-        """Tell people; a full disk loses it."""
+        """Write the state for people; a full disk loses it."""
         is_idle = self._is_idle()
         starting = [each for each in self._agents.values() if not each.is_ready]
         content: dict[str, Any] = {
@@ -368,10 +369,10 @@ class Pool:
 
 
 def lock_folder(folder: str) -> int | None:
-    """Make the folder and lock it; return a descriptor that keeps it. None: another pool has it.
+    """Make the folder and lock it; return a descriptor that keeps the lock, or None if another pool has it.
 
     Raises:
-        OSError: it cannot be made, or is not this user's alone.
+        OSError: the folder cannot be made, or is not this user's alone.
     """
     while True:
         default_hold.make_folder(folder)
@@ -391,7 +392,7 @@ def lock_folder(folder: str) -> int | None:
 
 
 def detach(folder: str) -> None:
-    """Keep nothing of the process that has started this one, but its standard input, which is read already."""
+    """Keep nothing of the process that has started this one, except its standard input, which has been read."""
     with contextlib.suppress(PermissionError):  # already a leader after beginning again
         os.setsid()
     os.chdir("/")

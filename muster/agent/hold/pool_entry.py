@@ -1,4 +1,4 @@
-"""The file by which the default hold is started: it becomes nobody's child, then imports."""
+"""The file by which the default hold is started: it detaches itself from its parent, then imports."""
 
 import os
 import sys

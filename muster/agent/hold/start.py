@@ -13,11 +13,11 @@ from muster.agent.workers.environment import build_common_env
 from muster.agent.workers.warm.template_handle import HeldTemplate, TemplateHandle, TemplateOptions
 
 _PROGRAM: Final = ("-m", "muster.hold")
-"""Flags are parsed with a program, and there is none yet."""
+"""Flags are parsed together with a program, which does not exist yet."""
 
 
 class HeldStart:
-    """For one run."""
+    """The start of one run."""
 
     def __init__(self, flags: Sequence[str], environ: Mapping[str, str], lease: GuardLease) -> None:
         """Start the template.
@@ -33,7 +33,7 @@ class HeldStart:
         config = parse_args([*flags, *_PROGRAM], environ)
         self.loop = Loop(JobClock(lease.suspended))
         self.refused = ""
-        """Why the template is not the run's; "": it is, or the run starts cold anyway."""
+        """Why the template is not the run's; "" if it is, or if the run starts cold anyway."""
         self._cwd = os.getcwd()
         self._nproc = config.nproc
         self._settings: Mapping[str, Any] = {}
@@ -49,14 +49,14 @@ class HeldStart:
         return self._template.fd
 
     def read_ready(self) -> dict[str, object] | None:
-        """Wait until the template has imported; what people are told of it. None: it has ended."""
+        """Wait until the template has imported, and return what people see of it; None if it has ended."""
         modules = self._template.receive_held()
         if modules is None:
             return None
         return {"nproc": self._nproc, "modules": modules, "import_s": round(time.monotonic() - self._began_s, 3)}
 
     def become_run(self, env: Mapping[str, str], settings: Mapping[str, Any]) -> None:
-        """Give this process what the run's own would have inherited; see `client`."""
+        """Give this process what the run's own process would have inherited; see `client`."""
         from muster.agent.workers.warm.forked_worker import apply_settings, replace_environment
 
         self._settings = settings
@@ -64,10 +64,10 @@ class HeldStart:
         apply_settings(settings)
 
     def take(self, warm: TemplateOptions | None) -> TemplateHandle | None:
-        """Make it the run's template; None: it cannot be, and is closed.
+        """Make this the run's template; return None if it cannot be, and is closed.
 
         Args:
-            warm: what the run's template would be started with; None: its workers start cold.
+            warm: the settings of the run's template; None if its workers start cold.
         """
         template = self._template
         obstacle = None if warm is None else template.find_obstacle(warm, self._cwd)

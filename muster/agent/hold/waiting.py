@@ -1,14 +1,14 @@
-"""Guard and agent that wait for their run, on a node that is held. The agent's template has imported torch.
+"""Guard and agent that wait for their run on a held node. The agent's template has imported torch.
 
-The run comes as one message with descriptors: the order of `client` in a memory file, its standard streams, and the
-leader's listening socket, if it has one. The guard takes the streams and guards from then on; the agent takes all of it
-and goes on as if it had been started so. Both end when the holder closes the connection.
+The run arrives as one message with descriptors: the order of `client` in a memory file, its standard streams, and the
+leader's listening socket, if it has one. The guard takes the streams and guards from then on. The agent takes all of it
+and continues as if it had been started so. Both end when the holder closes the connection.
 
-The default hold gives its client's connection, too (`HANDED`): the guard answers the client itself, and the hold is no
-part of the run any more.
+The default hold also passes its client's connection (`HANDED`). Then the guard answers the client itself, and the hold
+has no part in the run any more.
 
-A job of `muster.elastic` has `driven` in its order, the job's folder, and in place of the listening socket three
-descriptors: the connection to the program, a pidfd of it, and the hold's lock. Both sides then do as in `driven`.
+The order of a `muster.elastic` job has `driven`, which is the job's folder. Three descriptors replace the listening
+socket: the connection to the program, a pidfd of it, and the hold's lock. Both sides then act as in `driven`.
 """
 
 import contextlib
@@ -26,11 +26,11 @@ from muster._shared.contract import Env
 
 _FDS: Final = 8
 HANDED: Final = b"+"
-"""The message where the last descriptor is the client's connection."""
+"""The message if the last descriptor is the client's connection."""
 
 
 def main(args: list[str]) -> int:
-    """Be the guard: wait for the run, then guard its agent; the exit code.
+    """Be the guard: wait for the run, then guard its agent, and return the exit code.
 
     Args:
         args: the descriptor of the connection to the holder, and the agent's flags.
@@ -82,7 +82,7 @@ def main(args: list[str]) -> int:
 
 
 def _meet_client(fd: int, control: socket.socket) -> socket.socket:
-    """Take the client's connection, whatever becomes of the hold now."""
+    """Take the client's connection. From now on the hold may end."""
     holder = os.getppid()
     processes.set_death_signal(0)
     control.close()
@@ -92,7 +92,7 @@ def _meet_client(fd: int, control: socket.socket) -> socket.socket:
 
 
 def _begin(client: socket.socket) -> bool:
-    """Tell the client that its run begins, and which process is its guard. False: the client has given up."""
+    """Tell the client that its run begins, and which process is its guard; return False if the client has given up."""
     pidfd = os.pidfd_open(os.getpid())
     try:
         socket.send_fds(client, [b'{"started": true}'], [pidfd])
@@ -104,12 +104,12 @@ def _begin(client: socket.socket) -> bool:
 
 
 def _guard_driven(lease: guard.GuardLease, control: socket.socket, pid: int, fds: Sequence[int], folder: str) -> int:
-    """Guard the agent of a job that a program of `muster.elastic` drives; the exit code.
+    """Guard the agent of a job that a program of `muster.elastic` drives; return the exit code.
 
     Args:
         lease: the guard's.
         control: the connection to the holder.
-        pid: of the agent.
+        pid: the agent's.
         fds: the connection to the program, a pidfd of it, and the lock that keeps the hold.
         folder: the job's.
     """

@@ -1,4 +1,4 @@
-"""What kinds of agents the default hold has: what clients of late would have needed."""
+"""Which kinds of agents the default hold keeps: those that recent clients would have needed."""
 
 import contextlib
 import json
@@ -17,17 +17,17 @@ from muster.agent.hold import difference
 from muster.agent.workers.warm.fork_safety import is_read_early
 
 FAILED_STARTS: Final = 3
-"""After so many agents of a kind that have ended before they were ready, none is started any more."""
+"""After this many agents of a kind that ended before they were ready, no more are started."""
 _REMEMBERED_JOBS: Final = 4
 _BASE_VARIABLES: Final = ("HOME", "PATH")
 _DEVICE_VARIABLES: Final = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
-"""They count where an agent counts devices: `--nproc-per-node gpu`."""
+"""Variables that matter if an agent counts devices: `--nproc-per-node gpu`."""
 _LOGINS: Final = "0::/user.slice/user-{uid}.slice/"
-"""Below this systemd gives each login and each terminal a cgroup of its own."""
+"""Below this path systemd gives each login and each terminal its own cgroup."""
 
 
 class Wish:
-    """A kind of agent, and how many are to wait."""
+    """A kind of agent, and how many of them should wait."""
 
     def __init__(self, command: Sequence[str], nproc: str, env: Mapping[str, str], cpus: Sequence[int]) -> None:
         self.command = list(command)
@@ -46,22 +46,22 @@ class Wish:
         self._jobs.append((job, count))
 
     def build_orders(self) -> list[Mapping[str, Any]]:
-        """Build orders from which `read_wish` makes it again."""
+        """Build orders from which `read_wish` makes the wish again."""
         args = [*self.flags, "-m", "job"]
         order = {"name": "again", "command": self.command, "args": args, "env": self.env, "cpus": self.cpus}
         return [order] * max(1, self.count)
 
     @property
     def count(self) -> int:
-        """Return how many agents are to wait."""
+        """Return how many agents should wait."""
         return 0 if self.failed >= FAILED_STARTS else max((count for _, count in self._jobs), default=1)
 
 
 def read_wish(order: Mapping[str, Any]) -> Wish | None:
-    """Return what an agent must be to become that of an order; None: the order's agent would not fork from a template.
+    """Return what an agent must be to become an order's agent; None if that would not fork from a template.
 
     Args:
-        order: `command`, `args`, `env` and `cpus` of what `client` sends.
+        order: `command`, `args`, `env` and `cpus` of the message that `client` sends.
     """
     env = order["env"]
     try:
@@ -82,9 +82,9 @@ def read_wish(order: Mapping[str, Any]) -> Wish | None:
 
 
 def is_other_cgroup(theirs: str, ours: str) -> bool:
-    """Return whether the workers of a client would escape its cgroup here; from /proc/PID/cgroup.
+    """Return whether a client's workers would escape its cgroup here, given texts of /proc/PID/cgroup.
 
-    The cgroups of one user's logins and terminals are one, as long as their limits are alike.
+    The cgroups of one user's logins and terminals count as one, as long as their limits are equal.
     """
     logins = _LOGINS.format(uid=os.getuid())
     if theirs == ours:

@@ -1,7 +1,7 @@
 """Every transition of an agent as one frozen record, and the sinks that write the records.
 
-What a record can tell of, and what its detail has, is declared in `muster.cli.afterwards.event_kinds`: a test of every
-file that an agent writes fails on what is not declared there. The records of one node show a recovery: `worker_failed`
+`muster.cli.afterwards.event_kinds` declares what a record can report and what its detail has. A test of every file that
+an agent writes fails on anything that is not declared there. The records of one node show a recovery: `worker_failed`
 (detected), `round_broken`, `workers_stopped`, `round_formed`, `workers_started`.
 """
 
@@ -25,7 +25,8 @@ EVENT_LOG_HANDLERS = ("null", "console", "dynamic_rendezvous")
 """Values of `--event-log-handler`, by torchrun's names."""
 
 _KEPT_RECORDS = 32
-"""Records kept for a sink that is added later: the log folder is known only after the first round has formed."""
+"""Records kept for a sink that is added later, because the log folder is known only after the first round has formed.
+"""
 
 
 _WAITING_RECORDS = 1000
@@ -37,11 +38,11 @@ class EventRecord:
     """One transition."""
 
     schema: int = EVENT_SCHEMA
-    """Of records; those without it are of schema 1, which lacks this field, `agent` and some events."""
+    """The records' schema. Records without it are of schema 1, which lacks this field, `agent` and some events."""
     agent: str = ""
-    """Names the process that wrote it: agents of one machine may share a file."""
+    """Names the process that wrote the record, because agents of one machine may share a file."""
     time_s: float
-    """Wall clock, seconds since the epoch; for people, never compared across hosts."""
+    """Wall clock, in seconds since the epoch; for people, never compared across hosts."""
     monotonic_s: float
     """Monotonic clock of this node, for durations between records of one agent."""
     node: int | None
@@ -53,7 +54,7 @@ class EventRecord:
     attempt: int
     """How often workers were restarted because one failed."""
     what: str
-    """The name of the transition: of `event_kinds.EVENT_KINDS`."""
+    """The name of the transition, one of `event_kinds.EVENT_KINDS`."""
     ranks: tuple[int, ...] = ()
     """Global ranks concerned."""
     duration_s: float | None = None
@@ -62,12 +63,12 @@ class EventRecord:
     """More fields, which depend on the transition."""
 
     def to_json(self) -> dict[str, object]:
-        """Return JSON types, if the detail's values are of such types."""
+        """Return JSON types, provided that the detail's values are of such types."""
         return {**self.__dict__, "detail": dict(self.detail)}
 
 
 class EventSink(Protocol):
-    """Writes records. Must not raise for outside failures (a full disk), must not block."""
+    """Writes records. It must not raise for outside failures (a full disk), and must not block."""
 
     def write(self, record: EventRecord) -> None:
         """Write one record."""
@@ -79,9 +80,9 @@ class EventSink(Protocol):
 
 
 class JsonlSink:
-    """One JSON object per line, appended soon: after a kill the file is complete but for the last moments.
+    """One JSON object per line, appended soon: after a kill the file lacks only the last moments.
 
-    All that touches the file runs in another thread, because its disk may hang.
+    Everything that touches the file runs in another thread, because its disk may hang.
     """
 
     def __init__(
@@ -105,12 +106,12 @@ class JsonlSink:
         self._on_trouble = on_trouble
         self._is_open = True
         self._waiting = 0
-        """Records that the thread has not written; changed by both threads, so it is only about right."""
+        """Records that the thread has not written. Both threads change it, so it is only roughly right."""
         self._fd: int | None = None
         """Belongs to the thread."""
 
     def write(self, record: EventRecord) -> None:
-        """See `EventSink`. A full disk ends the file, not the job; so does one that has hung for too long."""
+        """See `EventSink`. A full disk ends the file but not the job; so does a disk that has hung for too long."""
         if not self._is_open:
             return
         if self._waiting >= _WAITING_RECORDS:
@@ -151,7 +152,7 @@ class JsonlSink:
 
 
 def _append(fd: int, data: bytes) -> None:
-    """Write all of it, in one write if there is room; a second write only finds the reason for a short one.
+    """Write all data, in one write if there is room. A second write only finds the reason for a short one.
 
     Raises:
         OSError: not all of it was written.
@@ -161,7 +162,7 @@ def _append(fd: int, data: bytes) -> None:
 
 
 class ConsoleSink:
-    """One JSON object per record and line, printed as the agent's other lines are."""
+    """One JSON object per record and line, printed like the agent's other lines."""
 
     def __init__(self, print_text: Callable[[str], None]) -> None:
         """Keep `print_text`, which prints one line unchanged and must not block."""
@@ -176,16 +177,16 @@ class ConsoleSink:
 
 
 def open_sinks(handler: str, print_text: Callable[[str], None]) -> list[EventSink]:
-    """Open the sinks of one of `EVENT_LOG_HANDLERS`; only `console` has one, which prints through `print_text`."""
+    """Open the sinks of one of `EVENT_LOG_HANDLERS`. Only `console` has one, which prints through `print_text`."""
     return [ConsoleSink(print_text)] if handler == "console" else []
 
 
 class StampedRound(Protocol):
-    """What records say about the round that they were written in."""
+    """What records say about their round."""
 
     @property
     def number(self) -> int:
-        """Counts up until the job ends."""
+        """The round's number, which grows until the job ends."""
         ...
 
     @property
@@ -195,12 +196,12 @@ class StampedRound(Protocol):
 
     @property
     def group_rank(self) -> int:
-        """This node's."""
+        """This node's group rank."""
         ...
 
     @property
     def node_index(self) -> int:
-        """This node's."""
+        """This node's index."""
         ...
 
 
@@ -209,16 +210,16 @@ class RunTimes:
 
     def __init__(self) -> None:
         self.restarts = 0
-        """How often workers were started again, whatever the reason."""
+        """How often workers were started again, for whatever reason."""
         self.without_workers_s = 0.0
-        """From the ends of rounds to the starts of the next ones."""
+        """Time from the ends of rounds to the starts of the next ones."""
         self._began_s: float | None = None
         self._last_s = 0.0
         self._broken_s: float | None = None
 
     @property
     def duration_s(self) -> float:
-        """From the first record to the last."""
+        """Time from the first record to the last."""
         return self._last_s - (self._began_s or 0.0)
 
     def add(self, what: str, now_s: float) -> None:
@@ -243,19 +244,19 @@ class EventLog:
         self._since: dict[str, float] = {}
         self._kept: list[EventRecord] = []
         self._held: list[EventRecord] | None = None
-        """What waits for `release`; None: nothing does."""
+        """Records that wait for `release`; None if nothing waits."""
         self.times = RunTimes()
         self.find_round: Callable[[], StampedRound | None] = lambda: None
-        """Finds the current round, for every record; None before the first."""
+        """Returns the current round, for every record; None before the first."""
         self.on_status: Callable[[JobStatus], None] | None = None
-        """Gets what the status file says whenever that changes; must not block."""
+        """Gets the content of the status file whenever that changes; must not block."""
         self.on_look: OnLook | None = None
         """Gets each look at the workers; must not block."""
         self.metrics_address = ""
-        """Where this agent serves metrics; "": it does not."""
+        """Where this agent serves metrics; "" if it does not."""
 
     def add_sink(self, sink: EventSink, *, replay: bool = False) -> None:
-        """Pass every record from now on to `sink`; with `replay`, this agent's first ones too. `close` closes it."""
+        """Pass every record from now on to `sink`; with `replay`, also this agent's first ones. `close` closes it."""
         self._sinks.append(sink)
         if replay:
             for record in self._kept:
@@ -267,15 +268,15 @@ class EventLog:
 
     @property
     def is_holding(self) -> bool:
-        """Records wait for `release`."""
+        """Whether records wait for `release`."""
         return self._held is not None
 
     def hold(self) -> None:
-        """Hold the next record back, and all after it, until `release`: some of its detail is not known yet."""
+        """Hold back the next record and all after it until `release`, because some of its detail is not known yet."""
         self._held = []
 
     def release(self, **detail: object) -> None:
-        """Pass on what was held back; the first record gets this detail."""
+        """Pass on the records that were held back; the first one gets this detail."""
         held, self._held = self._held or [], None
         for number, each in enumerate(held):
             self._pass_on(each if number else replace(each, detail={**each.detail, **detail}))
@@ -311,7 +312,7 @@ class EventLog:
             sink.write(record)
 
     def close(self) -> None:
-        """Pass on what is held back, and close every sink."""
+        """Pass on the records that are held back, and close every sink."""
         self.release()
         for sink in self._sinks:
             sink.close()

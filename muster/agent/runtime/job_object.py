@@ -1,8 +1,8 @@
-"""Tells users of kubectl how the job fares: Events and annotations of its Job. Only where an adapter asks for it.
+"""Tells users of kubectl how the job fares, by Events and annotations of its Job, if an adapter asks for it.
 
-The agent of group rank 0 does it, with the pod's service account, in a thread of its own: nothing ever waits for the
-API server but the agent's end, which does for `_CLOSE_S`. What cannot be sent is sent later; an account without the
-right to it is told so in one line, once. `http.client` and `ssl` are imported when there is something to send.
+The agent of group rank 0 does this with the pod's service account, in a thread of its own. Only the agent's end waits
+for the API server, for `_CLOSE_S`. What cannot be sent is sent later. If the account lacks the right, one line says so
+once. `http.client` and `ssl` are imported when there is something to send.
 """
 
 import json
@@ -21,39 +21,39 @@ if TYPE_CHECKING:
     from muster.agent.runtime.event_log import EventRecord
 
 _PREFIX = "muster.torchx/"
-"""Of annotations."""
+"""The prefix of annotations."""
 _FAILED, _HANG, _DRAIN = "MusterFailed", "MusterHang", "MusterDrain"
 _RESIZED, _RESTARTED = "MusterResized", "MusterRestarted"
 _DONE = {"checkpoint": "save a checkpoint", "pause": "pause"}
-"""What is done at the step of a drain; else the ranks stop."""
+"""What the ranks do at the step of a drain; for other kinds they stop."""
 _PROGRESS_S = 30.0
 _AGAIN_S = 5.0
-"""Until what could not be sent is sent again."""
+"""Time until a failed request is sent again."""
 _COLLECT_S = 0.3
-"""A report of a hang has several lines, which become one Event."""
+"""A report of a hang has several lines, which are collected into one Event."""
 _CLOSE_S = 2.0
 _ANSWER_S = 5.0
 """How long the API server may take."""
 _KEPT = 20
-"""Events that wait for it."""
+"""The most Events that wait for the API server."""
 _LIMIT_BYTES = 1000
-"""Of a message without a role's name: Kubernetes' limit is 1,024."""
+"""Limit on a message without a role's name; Kubernetes' limit is 1,024."""
 _SHORTEST = 4
-"""Shorter values of secret variables are not looked for."""
+"""Shorter values of secret variables are not searched for."""
 _PASSING = (401, 408, 429)
-"""The only ones of 4xx after which the same request may succeed: a token expires, a server is busy."""
+"""The only 4xx codes after which the same request may succeed: a token expires, a server is busy."""
 
 
 class JobObject:
-    """Of one app, or of one role of it; an `EventSink`."""
+    """The Job object of one app, or of one role of it; an `EventSink`."""
 
     def __init__(self, environ: Mapping[str, str], node_index: int | None, print_line: Callable[[str], None]) -> None:
         """Send nothing yet.
 
         Args:
-            environ: the agent's, with what the adapter and Kubernetes have set.
-            node_index: this node's. Before the first round, node 0 tells.
-            print_line: prints a line; called in any thread.
+            environ: the agent's, including what the adapter and Kubernetes have set.
+            node_index: this node's. Before the first round, node 0 reports.
+            print_line: prints a line. It is called in any thread.
         """
         self._path, _, role = environ[Env.JOB_OBJECT].partition(" ")
         self._account_dir = environ[Env.ACCOUNT_DIR]
@@ -70,7 +70,7 @@ class JobObject:
         self._events: list[dict[str, str]] = []
         self._annotations: dict[str, str] = {}
         self._owner: dict[str, object] = {}
-        """The Job as Events name it, once it is known."""
+        """The Job as Events refer to it, once it is known."""
         self._count = 0
         self._progress = ""
         self._progress_s: float | None = None
@@ -111,7 +111,7 @@ class JobObject:
         self._annotations[self._annotation + reason.removeprefix("Muster").lower()] = f"{stamp} {clean}"
 
     def write_status(self, status: "JobStatus") -> None:
-        """Tell how far the job is, at most twice a minute. `status` is what `telemetry.StatusFile` writes."""
+        """Report the job's progress, at most twice a minute. `status` is what `telemetry.StatusFile` writes."""
         progress = self._clean(status.describe())
         if not progress:  # new attempt before its first step: the last one stays
             return
@@ -122,7 +122,7 @@ class JobObject:
             self._add_progress()
 
     def close(self) -> None:
-        """See `EventSink`. What waits is sent, within a limit."""
+        """See `EventSink`. Waiting Events are sent, within a limit."""
         if self._progress:
             self._add_progress()
         self._thread.close(_CLOSE_S)
@@ -165,7 +165,7 @@ class JobObject:
             time.sleep(_COLLECT_S)  # also when closing
 
     def _send(self, events: list[dict[str, str]], annotations: dict[str, str]) -> str:
-        """Send all; those that were sent are removed. Why not all were, "" if they were."""
+        """Send all, and remove those that were sent. Return why not all were, or "" if they were."""
         try:
             import http.client
             import ssl
@@ -217,10 +217,10 @@ class JobObject:
     def _ask(
         self, connection: "http.client.HTTPSConnection", verb: str, path: str, body: object, content_type: str
     ) -> bytes:
-        """Return one request; the answer's body.
+        """Send one request, and return the answer's body.
 
         Raises:
-            OSError, http.client.HTTPException: it was not carried out. `_has_given_up` if it never will be.
+            OSError, http.client.HTTPException: the request was not carried out; `_has_given_up` if it never will be.
         """
         with open(os.path.join(self._account_dir, "token"), encoding="ascii") as file:  # it is replaced hourly
             token = file.read().strip()
@@ -254,19 +254,19 @@ def _format_time(time_s: float) -> str:
 
 
 class _Story:
-    """What has been recorded of the job so far; finds what of a new record is to be told."""
+    """What has been recorded of the job so far; finds what a new record has to report."""
 
     def __init__(self) -> None:
         self._nodes = 0
-        """Of the last round; 0: there was none."""
+        """Number of nodes in the last round; 0 if there was none."""
         self._attempt = 0
         self._broken = ""
-        """Why it ended."""
+        """Why the last round ended."""
         self._kind = ""
-        """Of the last drain."""
+        """The kind of the last drain."""
 
     def read(self, record: "EventRecord") -> tuple[str, str, str] | None:
-        """Return the reason, type and message of an Event; None: nothing is told."""
+        """Return the reason, type and message of an Event; None if there is nothing to report."""
         detail = record.detail
         match record.what:
             case "hang_named" | "stood_still":

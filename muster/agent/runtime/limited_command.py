@@ -1,7 +1,7 @@
-"""Runs a command of the user's beside the job, with a time limit. Nothing waits for it but the agent's end.
+"""Runs a command of the user beside the job, with a time limit. Only the agent's end waits for it.
 
-It leads its own session, which no sweep of workers ends. It is started in a thread, because its disk may hang; the loop
-reads what it writes, and collects it.
+The command leads its own session, which no sweep of workers ends. It is started in a thread, because its disk may hang.
+The loop reads what it writes and collects it.
 """
 
 import contextlib
@@ -15,13 +15,13 @@ from muster.agent.runtime.loop import Loop
 from muster.agent.runtime.signals import ChildWatch
 
 _OUTPUT_LIMIT_BYTES = 1 << 16
-"""Of its output that is printed; the rest is read, and dropped."""
+"""Limit on its printed output; the rest is read and dropped."""
 _KILLED_S = 1.0
-"""How long the agent waits for a command that it has killed: the kernel may not end it."""
+"""How long the agent waits for a command that it has killed, because the kernel may not end it."""
 
 
 class LimitedCommand:
-    """One run of the command; started at once."""
+    """One run of the command, started at once."""
 
     def __init__(
         self,
@@ -43,13 +43,13 @@ class LimitedCommand:
             loop: the agent's.
             children: collects it.
             words: the command.
-            prepare: called in the thread; gives its environment, or None: it is not to run.
+            prepare: called in the thread; returns its environment, or None if it must not run.
             text: its standard input.
-            limit_s: after so long it is killed.
-            label: what it is called in lines about it.
+            limit_s: the time after which it is killed.
+            label: its name in lines about it.
             on_line: gets each line that it writes.
-            on_trouble: gets a line: it cannot be started, has failed, or is killed.
-            on_over: called once: it has ended, or is waited for no longer.
+            on_trouble: gets a line if it cannot be started, has failed, or is killed.
+            on_over: called once, when it has ended or the agent no longer waits for it.
         """
         self._loop = loop
         self._children = children
@@ -66,7 +66,7 @@ class LimitedCommand:
         self._printed_bytes = 0
         self.is_killed = False
         self.is_over = False
-        """It has ended, or the agent waits for it no longer."""
+        """Whether it has ended, or the agent no longer waits for it."""
         children.hold_orphans(True, self)
         self._timer = loop.call_later(limit_s, self.kill)
         loop.call_in_thread(self._start, self._on_started, without=str)
@@ -74,7 +74,7 @@ class LimitedCommand:
     # -- in the thread ------------------------------------------------------------------------------------------------
 
     def _start(self) -> "subprocess.Popen[bytes] | str | None":
-        """Return the process; why there is none; None: it is not to run."""
+        """Return the process, or why there is none, or None if it must not run."""
         env = self._prepare()
         if env is None:
             return None
@@ -162,12 +162,12 @@ class LimitedCommand:
             self._on_over()
 
     def shorten(self, limit_s: float) -> None:
-        """End it after so long from now, if its own limit is not over sooner."""
+        """End it after this time from now, unless its own limit is over sooner."""
         self._loop.call_later(limit_s, self.kill)
         self._limit_s = min(self._limit_s, limit_s)
 
     def kill(self) -> None:
-        """Kill it, and say so. Idempotent; nothing follows once it is over."""
+        """Kill it, and print a line. Idempotent; it does nothing after the end."""
         if self.is_over or self.is_killed:
             return
         self.is_killed = True

@@ -8,15 +8,15 @@ What may block runs in threads of its own: log files on a network file system ca
 workers wait for their pipes, as they would for their files, but heartbeats and the fencing lease do not. The agent
 starts threads in four ways, all of them here:
 
-- `Loop.call_in_thread` does one thing that may take long; the loop gets the result.
-- `SideThread` prints or sends what waits, by blocking calls: the console, a Job's Events, a TrainJob, OpenTelemetry.
-  No loop could do that: a descriptor that others share must not become non-blocking, and `http.client` blocks.
-- `LoopThread` has a loop for many descriptors: log files, the output of workers, metrics, torchrun's plug-in.
-- `run_limited` has its caller wait so long: in a thread already, or at the agent's end, when no loop turns.
+- `Loop.call_in_thread` makes one call that may take long; the loop gets the result. - `SideThread` prints or sends what
+waits, by blocking calls: the console, a Job's Events, a TrainJob, OpenTelemetry. No loop could do that, because a
+descriptor that others share must not become non-blocking, and `http.client` blocks.
+- `LoopThread` has a loop for many descriptors: log files, the output of workers, metrics, torchrun's plug-in. -
+  `run_limited` has its caller wait for a limited time: in another thread, or at the agent's end, when no loop turns.
 
 Two more must stay apart. `snapshots.ranges` sends gigabytes to workers over blocking sockets, each in a thread by
 `start_thread`; no loop has a part in it. `rendezvous.torch_handlers.thread` owns an object of torch that only one
-thread may use, that blocks for minutes, and that a program may own that has no loop.
+thread may use and that blocks for minutes. A program without a loop may own it.
 
 `selectors` rather than asyncio: importing asyncio costs about 50 ms and 8 MB, half of what the agent may take before
 its first worker starts.
@@ -38,7 +38,10 @@ Callback = Callable[[], None]
 
 
 class Clock(Protocol):
-    """Monotonic seconds for decisions; wall-clock seconds for records that people read, never compared across hosts."""
+    """Monotonic seconds for decisions.
+
+    Wall-clock seconds are for records that people read, never compared across hosts.
+    """
 
     def now_s(self) -> float:
         """Return the seconds of a monotonic clock that does not run while the machine sleeps."""
@@ -57,14 +60,14 @@ class Clock(Protocol):
 
 
 class Suspensions(Protocol):
-    """How long the job was stopped: `muster._shared.guard.SuspendedTime`."""
+    """How long the job was stopped; see `muster._shared.guard.SuspendedTime`."""
 
     def read_s(self) -> float:
-        """Return the suspended time in all."""
+        """Return the total suspended time."""
         ...
 
     def read_lease_s(self) -> float:
-        """Return the time while the lease stood still."""
+        """Return the time during which the lease stood still."""
         ...
 
 
@@ -95,7 +98,7 @@ class JobClock(SystemClock):
         return super().now_s() - self._suspended.read_s()
 
     def boottime_s(self) -> float:
-        """See `Clock`. It runs on while other nodes may replace this one."""
+        """See `Clock`. It continues while the job is stopped, because other nodes may replace this one."""
         return super().boottime_s() - self._suspended.read_lease_s()
 
 
@@ -113,12 +116,12 @@ class Timer:
         self.cancelled = False
 
     def cancel(self) -> None:
-        """Do not call back. Calling it again, or after the call, does nothing."""
+        """Cancel the call. Calling this again, or after the call, does nothing."""
         self.cancelled = True
 
 
 class Loop:
-    """Watches descriptors, keeps timers. Close it to release the selector."""
+    """Watches descriptors and keeps timers. Close it to release the selector."""
 
     def __init__(self, clock: Clock | None = None) -> None:
         self.clock: Clock = clock or SystemClock()
@@ -140,7 +143,7 @@ class Loop:
         self._soon.append(callback)
 
     def call_from_thread(self, callback: Callback) -> None:
-        """Call back soon, in order. Any thread may call this, also after `close`, when it does nothing."""
+        """Call back soon, in order. Any thread may call this, even after `close`, when it does nothing."""
         self._from_threads.append(callback)
         try:
             os.write(self._wake_write, b"!")
@@ -155,15 +158,15 @@ class Loop:
     def call_in_thread(
         self, read: Callable[[], T], then: Callable[[T], None], without: Callable[[RuntimeError], T] | None = None
     ) -> None:
-        """Call `read`, which may take long, in a thread of its own; then `then` with the result, on the loop.
+        """Call `read`, which may take long, in its own thread; then call `then` with the result on the loop.
 
-        Its errors are raised on the loop.
+        Errors of `read` are raised on the loop.
 
         Args:
-            read: what may take long.
+            read: the call that may take long.
             then: gets its result.
-            without: gives the result where no thread is left; None: then `read` is called here, because what waits
-                for its result could not go on without it.
+            without: gives the result if no thread is left. If it is None, `read` is called here in that case, because
+                its caller could not continue without the result.
         """
         results: list[T] = []
         errors: list[BaseException] = []
@@ -208,11 +211,11 @@ class Loop:
         self._watch(fd, selectors.EVENT_WRITE, callback)
 
     def unwatch_readable(self, fd: int) -> None:
-        """Stop watching for reading. Nothing happens if it is not watched."""
+        """Stop watching for reading. Do nothing if it is not watched."""
         self._unwatch(fd, selectors.EVENT_READ)
 
     def unwatch_writable(self, fd: int) -> None:
-        """Stop watching for writing. Nothing happens if it is not watched."""
+        """Stop watching for writing. Do nothing if it is not watched."""
         self._unwatch(fd, selectors.EVENT_WRITE)
 
     def unwatch(self, fd: int) -> None:
@@ -243,9 +246,10 @@ class Loop:
     # -- one turn ---------------------------------------------------------------------------------------------------
 
     def turn(self, limit_s: float | None = None) -> None:
-        """Wait for something (at most `limit_s`; None: without limit) and run the callbacks that are due.
+        """Wait for something (at most `limit_s`; None means without limit) and run the callbacks that are due.
 
-        Does not wait when soon-calls are queued. The owner must have handled its events: they do not end the wait.
+        This does not wait if soon-calls are queued. The owner must have handled its events, because they do not end the
+        wait.
         """
         self._call_ready(self._wait_s(limit_s))
         self._call_timers()
@@ -279,7 +283,7 @@ class Loop:
                 timer.callback()
 
     def close(self) -> None:
-        """Release the selector. Watched descriptors stay open: their owners close them."""
+        """Release the selector. Watched descriptors stay open, because their owners close them."""
         self._selector.close()
         read_fd, write_fd = self._wake_read, self._wake_write
         self._wake_read = self._wake_write = -1  # no thread may write to the reused numbers
@@ -288,7 +292,7 @@ class Loop:
 
 
 class Awaited(Generic[T]):
-    """What a thread reads, for one reader, who may come before it is read or after."""
+    """A value that a thread reads for one reader, who may come before or after the value is read."""
 
     def __init__(self, loop: Loop, read: Callable[[], T], without: Callable[[RuntimeError], T]) -> None:
         """Begin to read; the arguments are those of `Loop.call_in_thread`."""
@@ -309,22 +313,22 @@ class Awaited(Generic[T]):
 
 
 class LoopThread:
-    """A loop in its own thread; the agent's thread submits commands, the thread replies."""
+    """A loop in its own thread. The agent's thread submits commands, and the thread replies."""
 
     def __init__(self, agent_loop: Loop | None, name: str, *, on_failure: Callback) -> None:
         """Start it.
 
         Args:
-            agent_loop: where replies run; None: in the thread, for a program that has no loop.
-            name: of the thread.
-            on_failure: a reply, when a command has raised: the thread runs no others.
+            agent_loop: where replies run; None means in the thread, for a program that has no loop.
+            name: the thread's.
+            on_failure: a reply when a command has raised; after that the thread runs no others.
 
         Raises:
             OSError: no descriptors left.
-            RuntimeError: no threads left; how `threading` reports EAGAIN.
+            RuntimeError: no threads left, which is how `threading` reports EAGAIN.
         """
         self.loop = Loop(agent_loop.clock if agent_loop else None)
-        """Belongs to the thread: only commands may use it."""
+        """The thread's loop: only commands may use it."""
         self._agent_loop = agent_loop
         self._on_failure = on_failure
         self._stopping = False
@@ -336,20 +340,20 @@ class LoopThread:
             raise
 
     def submit(self, command: Callback) -> None:
-        """Run it in the thread, soon, in order."""
+        """Run a command in the thread, soon and in order."""
         self.loop.call_from_thread(command)
 
     def reply(self, command: Callback) -> None:
-        """Run it on the agent's loop, soon, in order."""
+        """Run a call on the agent's loop, soon and in order."""
         if self._agent_loop is None:
             command()
         else:
             self._agent_loop.call_from_thread(command)
 
     def run(self, command: Callback, limit_s: float) -> bool:
-        """Run it in the thread and wait for it; False when it took longer than `limit_s` (it may still run later).
+        """Run a command in the thread and wait; return False if it took longer than `limit_s` (it may still run later).
 
-        While an earlier one has not finished, the thread hangs: then returns False at once.
+        If an earlier command has not finished, the thread hangs; then return False at once.
         """
         if self._pending is not None and not self._pending.is_set():
             return False
@@ -363,7 +367,7 @@ class LoopThread:
         return done.wait(limit_s)
 
     def close(self, limit_s: float) -> bool:
-        """Stop after the commands submitted so far. False when the thread hangs; then it is abandoned."""
+        """Stop after the commands submitted so far. Return False if the thread hangs; then it is abandoned."""
         self.submit(self._stop)
         self._thread.join(limit_s)
         if self._thread.is_alive():
@@ -384,22 +388,22 @@ class LoopThread:
 
 
 class SideThread:
-    """A thread that works off what waits for it, by blocking calls; it starts with the first of it.
+    """A thread that processes what waits for it by blocking calls; it starts with the first item.
 
-    No caller waits for it but the agent's end, and that for a limited time.
+    Only the agent's end waits for it, and for a limited time.
     """
 
     def __init__(self, run: Callback, name: str) -> None:
         """Start nothing yet.
 
         Args:
-            run: what the thread does; it returns soon after `is_closing`, if no call of it hangs.
-            name: of the thread.
+            run: what the thread does. It returns soon after `is_closing`, unless one of its calls hangs.
+            name: the thread's.
         """
         self.changed = threading.Condition()
-        """For what the thread and its callers share; notified when it changes."""
+        """Guards what the thread and its callers share; notified when that changes."""
         self.is_closing = False
-        """No more will come."""
+        """Whether no more items will come."""
         self._run = run
         self._name = name
         self._thread: threading.Thread | None = None
@@ -410,7 +414,7 @@ class SideThread:
         return self._thread is not None
 
     def wake(self) -> bool:
-        """Say that there is something to do. False: no thread is left, try again with the next."""
+        """Wake the thread because there is work. False: no thread is left, so try again with the next item."""
         with self.changed:
             if self._thread is None:
                 try:
@@ -421,12 +425,12 @@ class SideThread:
             return True
 
     def wait_closing(self, limit_s: float) -> None:
-        """Wait, in the thread, until it has to end, at most for so long."""
+        """Wait in the thread until it has to end, for at most this time."""
         with self.changed:
             self.changed.wait_for(lambda: self.is_closing, limit_s)
 
     def close(self, limit_s: float) -> None:
-        """Have it do what waits, and end; wait so long for that, 0: not at all. Idempotent."""
+        """Have the thread process what waits, and end. Wait at most this time; 0 means not at all. Idempotent."""
         with self.changed:
             self.is_closing = True
             self.changed.notify_all()
@@ -435,10 +439,10 @@ class SideThread:
 
 
 def run_limited(commands: Iterable[Callback], limit_s: float) -> bool:
-    """Run each in a thread of its own and wait for all; False when one took longer than `limit_s`.
+    """Run each call in its own thread and wait for all; return False if one took longer than `limit_s`.
 
     Raises:
-        RuntimeError: no thread is left. Those that have started run on.
+        RuntimeError: no thread is left. Calls that have started continue.
     """
     threads = [start_thread(command, "muster-limited") for command in commands]
     until_s = time.monotonic() + limit_s
@@ -448,10 +452,10 @@ def run_limited(commands: Iterable[Callback], limit_s: float) -> bool:
 
 
 def start_thread(run: Callback, name: str) -> threading.Thread:
-    """Return one that does not keep the process alive.
+    """Start a thread that does not keep the process alive, and return it.
 
     Raises:
-        RuntimeError: no thread is left; how `threading` reports EAGAIN.
+        RuntimeError: no thread is left, which is how `threading` reports EAGAIN.
     """
     thread = threading.Thread(target=run, name=name, daemon=True)
     thread.start()

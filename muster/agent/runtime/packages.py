@@ -1,7 +1,7 @@
 """Installed packages, for the few choices of the command line that name one.
 
-The agent of a forked job starts without them (`python -S`, see `elastic.fork.tree`): what they have Python run at its
-start takes longer than the interpreter itself.
+The agent of a forked job starts without them (`python -S`, see `elastic.fork.tree`), because what they make Python run
+at start takes longer than the interpreter's own start.
 """
 
 import sys
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def add_installed() -> None:
-    """Let installed packages be imported, if this process was started without them."""
+    """Make installed packages importable, if this process was started without them."""
     if sys.flags.no_site:
         import site  # already imported by the interpreter
 
@@ -20,7 +20,7 @@ def add_installed() -> None:
 
 
 def find_entry_points(group: str) -> "dict[str, EntryPoint]":
-    """Return what installed packages offer in this group, by name."""
+    """Find what installed packages offer in this group, by name."""
     add_installed()
     from importlib.metadata import entry_points  # 15 ms
 

@@ -15,7 +15,7 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 _ABSENT: Any = object()
-"""`Any`: it takes the place of a value, whatever type the values of a mapping have."""
+"""`Any`, because it replaces a value of whatever type a mapping has."""
 
 
 class PersistentMap(Mapping[K, V], Generic[K, V]):
@@ -26,7 +26,7 @@ class PersistentMap(Mapping[K, V], Generic[K, V]):
     def __init__(self, items: Mapping[K, V] | None = None) -> None:
         self._items: dict[K, V] | None = dict(items or {})
         self._next: PersistentMap[K, V] | None = None
-        """The version after this one; it, or a later one, owns the dict."""
+        """The next version. It, or a later one, owns the dict."""
         self._key: Any = None
         """The key that differs in the next version. `_old` is its value here."""
         self._old: Any = _ABSENT
@@ -41,7 +41,7 @@ class PersistentMap(Mapping[K, V], Generic[K, V]):
         return self._make_next(items, key, old)
 
     def without(self, key: K) -> "PersistentMap[K, V]":
-        """Return the next version, which has no `key`; this one when there is none."""
+        """Return the next version, without `key`; return this version if it has no such key."""
         items = self._get_items()
         if key not in items:
             return self
@@ -57,7 +57,7 @@ class PersistentMap(Mapping[K, V], Generic[K, V]):
         return self._rebuild() if self._items is None else self._items
 
     def _rebuild(self) -> dict[K, V]:
-        """Build an old version's items: the newest version's, with every change since undone."""
+        """Build an old version's items: take the newest version's, and undo every change since."""
         changes: list[tuple[K, V]] = []
         version: PersistentMap[K, V] = self
         while version._next is not None:
@@ -110,11 +110,11 @@ class PersistentSet(AbstractSet[K], Generic[K]):
         self._map: PersistentMap[K, None] = PersistentMap(dict.fromkeys(content))
 
     def with_item(self, item: K) -> "PersistentSet[K]":
-        """Return the next version, which contains `item`; this one when it does already."""
+        """Return the next version, which contains `item`; return this version if it already does."""
         return self if item in self._map else self._make_next(self._map.with_item(item, None))
 
     def without(self, item: K) -> "PersistentSet[K]":
-        """Return the next version, which does not contain `item`; this one when it does not."""
+        """Return the next version, without `item`; return this version if it has no such item."""
         return self._make_next(self._map.without(item))
 
     def _make_next(self, items: PersistentMap[K, None]) -> "PersistentSet[K]":

@@ -7,8 +7,8 @@ import socket
 class PortReservation:
     """A MASTER_PORT reserved for a round: bound but not listening, with SO_REUSEADDR.
 
-    While it is reserved, the kernel assigns the port to no other program, and still lets TCPStore, which sets
-    SO_REUSEADDR too, bind and listen on it.
+    While it is reserved, the kernel assigns the port to no other program. It still lets TCPStore, which also sets
+    SO_REUSEADDR, bind and listen on it.
     """
 
     def __init__(self) -> None:
@@ -21,13 +21,13 @@ class PortReservation:
 
 
 def bind_wildcard(port: int = 0) -> socket.socket:
-    """Return a dual-stack socket where there is IPv6 (TCPStore listens on both), else IPv4.
+    """Return a dual-stack socket if there is IPv6 (TCPStore listens on both), otherwise an IPv4 socket.
 
     Args:
         port: 0 for any that is free.
 
     Raises:
-        OSError: it is not free.
+        OSError: the port is not free.
     """
     try:
         return _bind_family(socket.AF_INET6, "::", port)
@@ -38,7 +38,7 @@ def bind_wildcard(port: int = 0) -> socket.socket:
 
 
 def bind_address(host: str, port: int) -> socket.socket:
-    """Return a socket at MASTER_ADDR alone; at all addresses where that is a name, or not this machine's (NAT).
+    """Return a socket at MASTER_ADDR only, or at all addresses if that is a name or not this machine's (NAT).
 
     Raises:
         OSError: the port is not free.

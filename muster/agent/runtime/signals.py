@@ -1,8 +1,8 @@
 """Signals and children's ends, as calls on the loop.
 
-Handlers do nothing; the wake-up descriptor wakes the loop, which does all the work, in one thread, between two
-decisions. A child that is watched ends on a descriptor of its own (a pidfd); where there is none (a kernel before 5.3,
-a Python built for one, no descriptor left) SIGCHLD makes the agent ask for each. The agent is a child subreaper: every
+Handlers do nothing. The wake-up descriptor wakes the loop, which does all the work, in one thread, between two
+decisions. A watched child's end shows on its own descriptor (a pidfd). Without a pidfd (a kernel before 5.3, a Python
+built for one, no descriptor left), SIGCHLD makes the agent ask for each child. The agent is a child subreaper: every
 other child that ends is an orphan of the workers, and only needs to be collected.
 """
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     import subprocess
 
 _START_LIMIT_S = 1.0
-"""How long a sweep waits for the start of a command: its disk may hang."""
+"""How long a sweep waits for the start of a command, whose disk may hang."""
 _LOST_STATUS = 1
-"""The exit code of a child whose status was taken by another thread (`os.wait` in a plug-in): never a success."""
+"""The exit code of a child whose status another thread took (`os.wait` in a plug-in): never a success."""
 
 
 class OwnSessions:
-    """Sessions of commands of the agent's own: a sweep of workers leaves them alone. For any thread."""
+    """Sessions of the agent's own commands, which a sweep of workers spares. Any thread may use it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -34,7 +34,7 @@ class OwnSessions:
         """Start a command that leads a session.
 
         Raises:
-            OSError: it cannot be started.
+            OSError: the command cannot be started.
         """
         with self._lock:  # before its session is known, no list of processes has it
             process = start()
@@ -46,7 +46,7 @@ class OwnSessions:
         self._ids.discard(pid)
 
     def find_others(self, find: Callable[[], list[int]]) -> list[int]:
-        """Return the processes of those that `find` lists that belong to none of these sessions."""
+        """Return those processes that `find` lists and that belong to none of these sessions."""
         has_lock = self._lock.acquire(timeout=_START_LIMIT_S)
         try:
             found, ids = find(), tuple(self._ids)
@@ -66,7 +66,7 @@ def _find_session(pid: int) -> int | None:
 class ChildWatch:
     """Collects the ends of this process's children. Close it.
 
-    Only `watch` and `reap` collect, both on the loop: until the callback is called, a watched child's pid is its own
+    Only `watch` and `reap` collect, both on the loop. Until the callback is called, a watched child's pid is its own
     and may be signalled.
     """
 
@@ -77,10 +77,10 @@ class ChildWatch:
         self._holders: set[object] = set()
         self.sessions = OwnSessions()
         self.on_orphan_end: Callable[[int], None] | None = None
-        """Called with the pid of each other child that ended."""
+        """Called with the pid of each unwatched child that ended."""
 
     def watch(self, pid: int, on_end: Callable[[int], None]) -> None:
-        """Call back once, on the loop, when this child ends; a second call replaces the callback.
+        """Call back once on the loop when this child ends. A second call replaces the callback.
 
         Args:
             pid: a child of this process that has not been collected.
@@ -98,13 +98,13 @@ class ChildWatch:
             self._loop.watch_readable(fd, lambda: self._handle_pidfd(pid))
 
     def hold_orphans(self, holds: bool, holder: object = None) -> None:
-        """Collect no orphan while this is on: a child that is not watched yet may be a worker that is not reported yet.
+        """Collect no orphan while this is on: a child that is not watched yet may be an unreported worker.
 
-        It stays a zombie, so that its pid belongs to no other process and its status is still there.
+        Such a child stays a zombie, so that its pid belongs to no other process and its status is still available.
 
         Args:
             holds: on or off.
-            holder: for whom; None: the workers' starter. While it is on for one, it is on.
+            holder: for whom; None means the workers' starter. It is on while it is on for any holder.
         """
         was_holding = bool(self._holders)
         (self._holders.add if holds else self._holders.discard)(holder)
@@ -143,7 +143,7 @@ class ChildWatch:
             self._close_pidfd(pid)
 
     def _collect(self, pid: int) -> bool:
-        """Collect this child if it has ended; False if it has not."""
+        """Collect this child if it has ended; return False if it has not."""
         if pid not in self._callbacks:
             return True
         try:
@@ -172,7 +172,7 @@ class ChildWatch:
 
 
 class SignalWatch:
-    """Owns the process's handlers while open; one per process, in the main thread."""
+    """Owns the process's signal handlers while open. There is one per process, in the main thread."""
 
     def __init__(
         self,
@@ -190,7 +190,7 @@ class SignalWatch:
             children: reaps at SIGCHLD.
             handled: names of the signals that end this node (--signals-to-handle). One that was ignored when the agent
                 started (nohup) stays ignored.
-            on_signal: called with the number of each that arrived.
+            on_signal: called with the number of each signal that arrived.
             on_stacks: called for SIGUSR2.
         """
         self._loop = loop
@@ -227,4 +227,4 @@ class SignalWatch:
 
 
 def _do_nothing(_signum: int, _frame: object) -> None:
-    """Do nothing: the wake-up descriptor carries the number."""
+    """Do nothing, because the wake-up descriptor carries the number."""

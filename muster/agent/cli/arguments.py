@@ -1,7 +1,7 @@
 """The agent's command line: flags and environment in, one `AgentConfig` out. The only place that reads variables.
 
-torchrun's flags, abbreviations and PET_* variables with torchrun's meaning, and a few of ours; `flag_table` lists them
-all. Nothing here acts: cores, devices and entry points are looked up only when a flag asks for them.
+Flags, abbreviations and PET_* variables are torchrun's with torchrun's meaning, plus a few of ours; `flag_table` lists
+them all. Nothing here acts: cores, devices and entry points are looked up only if a flag asks for them.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ _PREFLIGHTS = ("quick", "full", "off")
 _NUMA_BINDINGS = ("node", "socket", "exclusive", "core-complex")
 _LOCAL_ADAPTERS = ("local_cwd", "detached")
 _PREEMPTION_SIGNALS = ("SIGUSR1", "SIGHUP", "SIGQUIT", "SIGTERM")
-"""Those that the guard passes on; SIGINT is Ctrl-C, and SIGUSR2 prints stacks."""
+"""Signals that the guard passes on. SIGINT is Ctrl-C, and SIGUSR2 prints stacks."""
 DEFAULT_RESTART_BACKOFF_S = 1.0
 _LEAST_COLUMNS = 40
 _HELP_COLUMNS = 110
@@ -201,7 +201,7 @@ def _build_log_config(values: FlagValues, environ: Mapping[str, str], *, nproc: 
 
 
 def _shows_prefixed(values: FlagValues, environ: Mapping[str, str], *, nproc: int) -> bool:
-    """See `LogConfig`. A program that draws bars itself is a notebook: there even one rank's lines have its name."""
+    """See `LogConfig`. A program that draws bars itself is a notebook, where even one rank's lines have its name."""
     if environ.get(Env.CONTROL_FD) and environ.get(Env.LIVE_BARS) == "1":
         return all((values.text(name) or "0") == "0" for name in ("redirects", "tee"))
     return nproc > 1 and _is_terminal() and not any(map(values.is_given, ("redirects", "tee")))
@@ -314,7 +314,7 @@ def _parse_devices(values: FlagValues) -> int | None:
 
 
 def _parse_notify(values: FlagValues, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Refuse a command that does not exist now: when it is needed, it is too late."""
+    """Refuse a command that does not exist, because it is too late when the command is needed."""
     text = values.text("notify")
     if text is None:
         return ()
@@ -365,7 +365,7 @@ def _read_drain_limit_s(environ: Mapping[str, str]) -> float:
 def _choose_omp_num_threads(environ: Mapping[str, str], nproc: int) -> int | None:
     """Divide the cores among several workers, so that they do not start cores x workers threads.
 
-    Not for forks of the program that started the job: its libraries have read the variable.
+    Forks of the program that started the job are excluded, because its libraries have read the variable.
     """
     if "OMP_NUM_THREADS" in environ or nproc == 1 or environ.get(Env.IMAGE):
         return None
@@ -375,7 +375,7 @@ def _choose_omp_num_threads(environ: Mapping[str, str], nproc: int) -> int | Non
 def _choose_report_columns(environ: Mapping[str, str], role: str, rendezvous: RendezvousConfig) -> int:
     """Choose the width of reports.
 
-    TorchX puts `ROLE/NODE ` before each line: both together fit in a terminal's 80 columns.
+    TorchX puts `ROLE/NODE ` before each line, and both together fit in a terminal's 80 columns.
     """
     if not environ.get(Env.ADAPTER):
         return AgentConfig.report_columns

@@ -1,9 +1,10 @@
 """Parses the command line: which flags were given, with the PET_* variables as defaults; formats `--help`.
 
-The grammar is argparse's as torchrun uses it: flags up to the first other word, which is the script; everything after
-it belongs to the script. Not argparse itself, for three reasons. Its rule for abbreviations changed between Python 3.11
-and 3.13 (`--start_m` and `--start-m` name one flag, but 3.11 finds two spellings for `--star` and fails); our flags
-must never make an abbreviation of torchrun's ambiguous; its errors print a page of usage before the line that matters.
+The grammar is argparse's as torchrun uses it. Flags come up to the first other word, which is the script, and
+everything after it belongs to the script. argparse itself is not used, for three reasons. Its rule for abbreviations
+changed between Python 3.11 and 3.13: `--start_m` and `--start-m` name one flag, but 3.11 finds two spellings for
+`--star` and fails. Our flags must never make an abbreviation of torchrun's ambiguous. And argparse's errors print a
+page of usage before the line that matters.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,9 +24,9 @@ class CommandLine:
     """The command line, split into flags, script and the script's arguments."""
 
     given: Mapping[str, str]
-    """dest -> text, `ON` for a switch; only flags of the command line."""
+    """The text by dest, or `ON` for a switch; only flags of the command line."""
     script: str | None
-    """None when there was none."""
+    """The script; None if there was none."""
     script_args: tuple[str, ...]
     wants_help: bool = False
     wants_version: bool = False
@@ -104,7 +105,7 @@ def _pop_value(flag: Flag, words: list[str]) -> str:
 def find_flag(spelling: str) -> Flag:
     """Find the flag for `--name`, `--na_me` or an unambiguous prefix of it.
 
-    torchrun's flags go first: a flag of ours never makes a prefix ambiguous that torchrun understands.
+    torchrun's flags take precedence, so our flags never make a prefix ambiguous that torchrun understands.
 
     Raises:
         UsageError: no flag matches, or several do.
@@ -133,7 +134,7 @@ def _list_short() -> str:
 
 
 class FlagValues:
-    """The values of flags: the command line's, else the PET_* variables'. Every error names the value's origin."""
+    """The values of flags, from the command line or the PET_* variables. Every error names the value's origin."""
 
     def __init__(self, given: Mapping[str, str], environ: Mapping[str, str]) -> None:
         self._given = given
@@ -160,7 +161,7 @@ class FlagValues:
         return self._environ.get(flag.variable) if value is None and flag.has_variable else value
 
     def switch(self, name: str) -> bool:
-        """Return whether it is on, by the flag or by a variable that is a number other than 0."""
+        """Return whether the switch is on, by the flag or by a variable that is a number other than 0."""
         value = self.text(name)
         if value is None:
             return False
@@ -206,7 +207,7 @@ class FlagValues:
 
 
 def parse_seconds(text: str, *, zero: bool) -> float | None:
-    """Return a finite number of seconds, from 0 on (`zero`) or above it; None when the text is no such number."""
+    """Return a finite number of seconds, from 0 on (`zero`) or above it; None if the text is no such number."""
     try:
         number = float(text)
     except ValueError:
@@ -254,7 +255,7 @@ formed in time, 128+n ended by signal n.
 
 
 def format_help(width: int = 110) -> str:
-    """Format the text of `--help`, for a terminal of so many columns."""
+    """Format the text of `--help` for a terminal with this many columns."""
     from textwrap import indent
 
     parts = [_fill_paragraphs(HEAD, width)]
@@ -271,7 +272,7 @@ def format_help(width: int = 110) -> str:
 
 
 def _fill_paragraphs(text: str, width: int) -> str:
-    """Wrap each paragraph; one with indented lines stays as it is."""
+    """Wrap each paragraph, except those with indented lines."""
     from textwrap import fill
 
     paragraphs = text.rstrip().split("\n\n")

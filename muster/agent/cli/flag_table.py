@@ -10,23 +10,23 @@ from muster._shared.records import record
 
 @record
 class Flag:
-    """One flag. `name` has dashes and no leading ones; underscores are as good on the command line."""
+    """One flag. `name` has dashes and no leading ones; the command line may have underscores instead."""
 
     name: str
     text: str
-    """What it means, for --help; also where torchrun differs."""
+    """What the flag means, for --help, and where torchrun differs."""
     metavar: str = ""
-    """Name of its value in --help; "" for a switch, which has none."""
+    """The name of the value in --help; "" for a switch, which has none."""
     short: str = ""
     """One letter: `-m`."""
     default: str = ""
-    """For --help only; `arguments` sets the value."""
+    """The default, for --help only; `arguments` sets the value."""
     ours: bool = False
-    """torchrun does not have it."""
+    """Whether torchrun does not have it."""
     has_variable: bool = True
-    """PET_<NAME> is its default."""
+    """Whether PET_<NAME> is its default."""
     repeats: bool = False
-    """Given again, it adds to what it was given before, after a semicolon; of all others the last one counts."""
+    """Whether a repeated flag adds to the earlier value, after a semicolon. For all others the last value counts."""
 
     @property
     def dest(self) -> str:
@@ -40,7 +40,7 @@ class Flag:
 
     @property
     def is_switch(self) -> bool:
-        """True when it takes no value."""
+        """Whether it takes no value."""
         return not self.metavar
 
 

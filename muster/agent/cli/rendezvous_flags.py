@@ -1,4 +1,4 @@
-"""From flags to `RendezvousConfig`: which backend, where the leader is, what torch's keys mean here."""
+"""From flags to `RendezvousConfig`: which backend is used, where the leader is, and what torch's keys mean here."""
 
 import os
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ _STATIC_TIMEOUT_S: Final = 900.0
 _OURS: Final = ("muster", "c10d")
 _TORCHS: Final = ("c10d-torch", "etcd", "etcd-v2")
 _CALLERS: Final = "caller"
-"""For programs that start an agent, see `muster.elastic`; not for people."""
+"""For programs that start an agent (see `muster.elastic`), not for people."""
 _TRUE: Final = ("1", "true", "t", "yes", "y")
 _FALSE: Final = ("0", "false", "f", "no", "n")
 
@@ -31,11 +31,11 @@ def build_rendezvous_config(
     Args:
         values: the flags.
         environ: the agent's environment, for the variables that adapters set and the one --rank0-env names.
-        host_name: this machine's; node 0's address when no address is given.
-        stop_limit_s: how long this node takes at most to stop its workers.
+        host_name: this machine's, which is node 0's address if no address is given.
+        stop_limit_s: the most time that this node takes to stop its workers.
 
     Raises:
-        UsageError: a value that is not allowed, flags that contradict each other, or a missing token.
+        UsageError: a value is not allowed, flags contradict each other, or the token is missing.
     """
     nnodes = values.text("nnodes")
     min_nodes, max_nodes = parse_nnodes("1" if nnodes is None else nnodes, origin=values.origin("nnodes"))
@@ -93,7 +93,7 @@ def build_rendezvous_config(
 
 
 def _parse_policy(values: FlagValues) -> str:
-    """Refuse rules that cannot be read: when they are needed, it is too late."""
+    """Refuse rules that cannot be parsed, because it is too late when they are needed."""
     text = values.text("on")
     if not text:
         return ""
@@ -116,7 +116,7 @@ def _read_machine() -> str:
 
 
 def _read_conf(values: FlagValues, *, is_torchs: bool) -> "tuple[dict[str, str], _ConfReader]":
-    """Return the keys and values of --rdzv-conf, and what reads ours; torch's backends read them themselves."""
+    """Return the keys and values of --rdzv-conf, and a reader of ours; torch's backends read theirs themselves."""
     origin = values.origin("rdzv-conf")
     conf = parse_conf(values.text("rdzv-conf") or "", origin=origin)
     if not is_torchs:
@@ -125,7 +125,7 @@ def _read_conf(values: FlagValues, *, is_torchs: bool) -> "tuple[dict[str, str],
 
 
 def _choose_node_index(values: FlagValues, backend: str, max_nodes: int) -> int | None:
-    """Return the node's index; None: the leader gives this node its place."""
+    """Return the node's index; None if the leader gives this node its place."""
     index = values.integer("node-rank", minimum=0)
     if index is None:
         return 0 if backend in ("standalone", "static") else None
@@ -176,7 +176,7 @@ def parse_endpoint(text: str, *, default_port: int, origin: str) -> tuple[str, i
 
 
 def parse_conf(text: str, *, origin: str) -> dict[str, str]:
-    """Parse `key=value,key=value`, also within a pair of quotes that no shell has removed, as in a Kubernetes manifest.
+    """Parse `key=value,key=value`, even within quotes that no shell has removed, as in a Kubernetes manifest.
 
     Raises:
         UsageError: a key without a value, or a value without a key.
@@ -194,7 +194,7 @@ def parse_conf(text: str, *, origin: str) -> dict[str, str]:
 
 
 def _choose_backend(values: FlagValues, max_nodes: int) -> str:
-    """Return `muster`, `static`, `standalone` or the name of a handler of torch's."""
+    """Return `muster`, `static`, `standalone` or the name of one of torch's handlers."""
     if values.switch("standalone"):
         return "standalone"
     named = values.text("rdzv-backend")
@@ -351,7 +351,7 @@ class _ConfReader:
 
 
 def parse_hang_timeout_s(values: FlagValues) -> float | None:
-    """Return the seconds; `HANG_TIMEOUT_AUTO` for auto; None: off.
+    """Return the seconds, `HANG_TIMEOUT_AUTO` for auto, or None for off.
 
     Raises:
         UsageError: it is neither.

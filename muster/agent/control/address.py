@@ -13,7 +13,7 @@ from muster._shared.records import record
 LEAST_LIMIT_S = 1.0
 MOST_LIMIT_S = 86400.0
 LINE_LIMIT_BYTES = 4096
-"""Of a greeting or a request."""
+"""Limit on a greeting or a request."""
 
 _PREFIX = "muster-control-"
 _SOCKETS = "/proc/net/unix"
@@ -31,16 +31,16 @@ class Greeting:
 
 @record
 class SignedRequest:
-    """The answer to it: what a person asks for."""
+    """The answer to the greeting: a person's request."""
 
     kind: AskKind
     limit_s: LimitSeconds
-    """How long the ranks may take."""
+    """How long the ranks may take to do what is asked."""
     signature: _Hex
 
 
 def build_address(token: str, pid: int) -> bytes:
-    """Return the abstract name of the socket of one agent; 73 bytes at most of the 107 that a name may have."""
+    """Build the abstract name of one agent's socket, which takes at most 73 of the 107 bytes of a name."""
     salt = os.urandom(8).hex()
     return f"\0{_PREFIX}{salt}-{_compute_mac(token, salt)}-{pid}".encode()
 
@@ -48,7 +48,7 @@ def build_address(token: str, pid: int) -> bytes:
 def list_addresses(token: str) -> list[bytes]:
     """Return the sockets of the job's agents on this machine, or in this container.
 
-    None where sockets have no abstract names.
+    Return none on systems without abstract names.
     """
     try:
         with open(_SOCKETS, encoding="utf-8", errors="replace") as file:
@@ -59,7 +59,10 @@ def list_addresses(token: str) -> list[bytes]:
 
 
 def _is_named(name: str, token: str) -> bool:
-    """Return whether an agent with this token has made the name. Its salt is its own: equal tokens do not show."""
+    """Return whether an agent with this token has made the name.
+
+    Each name has its own salt, which hides equal tokens.
+    """
     salt, _, rest = name.removeprefix(f"@{_PREFIX}").partition("-")
     return name.startswith(f"@{_PREFIX}") and rest.startswith(f"{_compute_mac(token, salt)}-")
 
@@ -74,7 +77,7 @@ def sign(token: str, nonce: str, kind: AskKind, limit_s: float) -> str:
 
 
 def is_same_user(peer: socket.socket) -> bool:
-    """Return whether the other process belongs to this user, or to root. Source: unix(7), SO_PEERCRED."""
+    """Return whether the other process belongs to this user or to root. Source: unix(7), SO_PEERCRED."""
     size = struct.calcsize("3i")
     _pid, uid, _gid = struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
     return uid in (os.geteuid(), 0)

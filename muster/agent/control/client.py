@@ -40,9 +40,9 @@ DEFAULT_LIMIT_S = 60.0
 APPEAR_S = 8.0
 """How long to wait for an agent that has just been started."""
 GREETING_S = 3.0
-"""How long an agent may take to greet: one that is stopped does not."""
+"""How long an agent may take to greet. A stopped one does not greet."""
 MARGIN_S = 20.0
-"""How much longer than the limit the answer may take."""
+"""How much longer than the limit of the request the answer may take."""
 _ANSWER_LIMIT_BYTES = 16 << 20
 
 
@@ -51,11 +51,11 @@ class _Misuse(Exception):
 
 
 class _SilentError(Exception):
-    """This agent does not greet; another one may."""
+    """This agent does not greet, but another one may."""
 
 
 def main(args: Sequence[str]) -> int:
-    """Ask, and print the answer; the exit code."""
+    """Ask, print the answer, and return the exit code."""
     try:
         kind, limit_s = _parse(args)
     except _Misuse as error:
@@ -92,7 +92,7 @@ def _parse(args: Sequence[str]) -> tuple[AskKind, float]:
 
 
 def _ask_any(token: str, kind: AskKind, limit_s: float) -> str | None:
-    """Ask the first agent that greets; None: none does."""
+    """Ask the first agent that greets; return None if none does."""
     deadline_s = time.monotonic() + APPEAR_S
     while True:
         for address in list_addresses(token):
@@ -104,11 +104,11 @@ def _ask_any(token: str, kind: AskKind, limit_s: float) -> str | None:
 
 
 def _ask_one(address: bytes, token: str, kind: AskKind, limit_s: float) -> str:
-    """Ask one agent; its answer as JSON.
+    """Ask one agent, and return its answer as JSON.
 
     Raises:
-        _SilentError: it does not greet: nothing was asked.
-        OSError: it cannot be reached.
+        _SilentError: the agent does not greet, so nothing was asked.
+        OSError: the agent cannot be reached.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
         link.settimeout(GREETING_S)
@@ -128,7 +128,7 @@ def _ask_one(address: bytes, token: str, kind: AskKind, limit_s: float) -> str:
 
 
 def _read_answer(lines: BinaryIO, limit_s: float) -> str:
-    """Return the answer, or one that says why there is none: what was asked for may have been done."""
+    """Return the answer, or one that says why there is none; the request may have been carried out."""
     try:
         line = lines.readline(_ANSWER_LIMIT_BYTES)
     except TimeoutError:

@@ -18,15 +18,15 @@ _READ = "import os; os.write(1, os.read(0, 4096))"
 
 
 class TerminalQuestion:
-    """The question and its answer. `close` it when the answer is not needed any more."""
+    """The question and its answer. Call `close` when the answer is not needed any more."""
 
     def __init__(self, loop: Loop, logs: LogRouter, on_typed: Callable[[str | None], None]) -> None:
         """Ask nothing yet.
 
         Args:
             loop: the agent's.
-            logs: has the console, which waits while the person is asked.
-            on_typed: receives one line, or what there is at the end of the terminal; None: nothing can be typed.
+            logs: has the console, which waits while the person is being asked.
+            on_typed: receives one line, or what was typed before the end of file; None if nothing can be typed.
         """
         self._loop = loop
         self._logs = logs

@@ -1,4 +1,4 @@
-"""Listens for people's requests in the agent: reads and checks them, posts them, sends the answers."""
+"""Listens for people's requests in the agent: reads and checks them, posts them, and sends the answers."""
 
 import contextlib
 import hmac
@@ -21,20 +21,20 @@ from muster.agent.control.address import (
 from muster.agent.runtime.loop import Loop, Timer
 
 PEERS = 16
-"""How many people are answered at once."""
+"""How many people can be answered at once."""
 REQUEST_LIMIT_S = 5.0
 """How long the other side may take to send its request."""
 ANSWER_LIMIT_S = 30.0
 """How long the other side may take to read the answer."""
 FLUSH_S = 0.5
-"""How long the end of the agent may wait, in all, for people to read their answers."""
+"""How long the agent's end may wait in total for people to read their answers."""
 ACCEPT_PAUSE_S = 0.25
-"""Without a descriptor left: the kernel would report in each turn that a connection waits."""
+"""A pause if no descriptor is left: otherwise the kernel would report in each turn that a connection waits."""
 _ANSWER_LIMIT_BYTES = 15 << 20
 
 
 class ControlServer:
-    """Close it with the agent."""
+    """The agent's server for requests. Close it with the agent."""
 
     def __init__(self, loop: Loop, token: str, on_request: Callable[[int, AskKind, float], None]) -> None:
         """Begin to listen.
@@ -42,16 +42,16 @@ class ControlServer:
         Args:
             loop: the agent's.
             token: the job's.
-            on_request: gets each request: its number, what is asked for, and how long it may take.
+            on_request: gets each request: its number, what is requested, and how long it may take.
 
         Raises:
-            OSError: no descriptors left, or a system without abstract names: then no person can ask.
+            OSError: no descriptors are left, or the system has no abstract names. Then no person can ask.
         """
         self._loop = loop
         self._token = token
         self._on_request = on_request
         self._peers: dict[int, _Peer] = {}
-        """By the number of the request."""
+        """Connections by the number of their request."""
         self._last = 0
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -91,14 +91,14 @@ class ControlServer:
         peer.greet()
 
     def answer(self, requests: tuple[int, ...], answer: Answer) -> None:
-        """Answer these requests; of people that have gone, nothing."""
+        """Answer these requests; send nothing to people that have gone."""
         for request in requests:
             peer = self._peers.get(request)
             if peer is not None:
                 peer.send_answer(answer)
 
     def close(self) -> None:
-        """Answer what is left, and stop listening."""
+        """Answer the remaining requests, and stop listening."""
         lost = Answer(outcome=AskOutcome.LOST, line="the agent that was asked has ended")
         for peer in list(self._peers.values()):
             peer.end(lost)
@@ -112,7 +112,7 @@ class ControlServer:
 
 
 class _Peer:
-    """One connection: a greeting, one request, one answer."""
+    """One connection, with a greeting, one request and one answer."""
 
     def __init__(
         self,
@@ -177,7 +177,7 @@ class _Peer:
         return request
 
     def send_answer(self, answer: Answer) -> None:
-        """Send it, and close when it has been sent."""
+        """Send the answer, and close the connection once it has been sent."""
         self._has_answer = True
         self._timer.cancel()
         self._timer = self._loop.call_later(ANSWER_LIMIT_S, self._close)
@@ -189,7 +189,7 @@ class _Peer:
             self.send_answer(answer)
 
     def close(self, limit_s: float) -> None:
-        """Close it; what is unsent may take `limit_s`."""
+        """Close the connection. Unsent data may take `limit_s`."""
         with contextlib.suppress(OSError):
             self._link.settimeout(limit_s)
             self._link.sendall(self._unsent)

@@ -1,7 +1,7 @@
-"""Which CPUs each worker runs on: `--numa-binding`.
+"""Decides which CPUs each worker runs on, for `--numa-binding`.
 
 Source: torch/numa/binding.py of torch 2.13 defines the four values for a machine with GPUs. Without GPUs torch ends
-with an error; here the workers are spread over the NUMA nodes, neighbours together. Only NVIDIA GPUs are looked for.
+with an error; here the workers are spread over the NUMA nodes, neighbours together. Only NVIDIA GPUs are considered.
 """
 
 from collections import defaultdict
@@ -17,9 +17,9 @@ class WorkerPlacement:
     """Where one worker runs. Either field is enough; a warm worker has only the first."""
 
     cpus: frozenset[int]
-    """For `os.sched_setaffinity`."""
+    """The CPUs, for `os.sched_setaffinity`."""
     command_prefix: tuple[str, ...] = ()
-    """`numactl --physcpubind=...`; empty when numactl is missing or does not work here."""
+    """`numactl --physcpubind=...`; empty if numactl is missing or does not work here."""
 
 
 def plan_affinity(
@@ -37,12 +37,12 @@ def plan_affinity(
         kind: node, socket, exclusive or core-complex.
         nproc: workers on this node.
         env: for CUDA_VISIBLE_DEVICES.
-        topology: None: this machine's.
-        gpus: all of the machine's, in CUDA's order; None: find them.
-        numactl: finds the command; None: `find_numactl`.
+        topology: None means this machine's.
+        gpus: all of the machine's, in CUDA's order; None means that they are searched.
+        numactl: finds the command; None means `find_numactl`.
 
     Raises:
-        UsageError: more workers than GPUs, or than cores with `exclusive`.
+        UsageError: there are more workers than GPUs, or with `exclusive` more than cores.
         EnvironmentFault: the topology cannot be read.
     """
     topology = topology or _read_machine()
@@ -76,7 +76,7 @@ def _read_machine() -> CpuTopology:
 
 
 def _find_homes(nproc: int, gpus: Sequence[Gpu], topology: CpuTopology) -> list[int]:
-    """Return the NUMA node of each GPU, or of each worker when there are no GPUs."""
+    """Return the NUMA node of each GPU, or of each worker if there are no GPUs."""
     if gpus:
         return [topology.node_of_device(gpu.address) for gpu in gpus]
     nodes = topology.nodes()
@@ -99,7 +99,7 @@ def _choose_socket(topology: CpuTopology, homes: Sequence[int], index: int) -> f
 
 
 def _choose_exclusive(topology: CpuTopology, homes: Sequence[int], index: int) -> frozenset[int]:
-    """Return an even share of the node's physical cores; the first workers get one more when there is a remainder."""
+    """Return an even share of the node's physical cores. The first workers get one more if there is a remainder."""
     cores = _group_cpus(topology.cpus_of_node(homes[index]), topology.core_of)
     neighbours = [other for other, home in enumerate(homes) if home == homes[index]]
     if len(cores) < len(neighbours):
@@ -115,7 +115,7 @@ def _choose_exclusive(topology: CpuTopology, homes: Sequence[int], index: int) -
 
 
 def _choose_core_complex(topology: CpuTopology, homes: Sequence[int], index: int) -> frozenset[int]:
-    """Return one core complex each, those with most usable CPUs first; shared when there are fewer than workers."""
+    """Return one core complex each, those with most usable CPUs first; workers share if there are too few."""
     complexes = _group_cpus(topology.cpus_of_node(homes[index]), topology.complex_of)
     if not complexes:
         return frozenset()
@@ -140,7 +140,7 @@ _CHOICES: Mapping[str, Callable[[CpuTopology, Sequence[int], int], frozenset[int
 
 
 def find_numactl() -> str | None:
-    """Find the path of a numactl that works here; a container's seccomp profile often blocks its system calls."""
+    """Find a numactl that works here; a container's seccomp profile often blocks its system calls."""
     import shutil  # 10 ms
     import subprocess
 

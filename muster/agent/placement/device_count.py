@@ -1,4 +1,4 @@
-"""How many workers `--nproc-per-node` means where it is a word.
+"""Counts the workers that `--nproc-per-node` means if it is a word.
 
 Source: torch/distributed/run.py (`determine_local_world_size`) of torch 2.13.
 """
@@ -11,7 +11,7 @@ from muster._shared.processes import count_allowed_cores
 from muster.agent.errors import UsageError
 
 _LIMIT_S = 120.0
-"""Importing torch from a cold network file system can take most of a minute (seen)."""
+"""Importing torch from a cold network file system can take most of a minute, as measured."""
 
 _COUNT_DEVICES = """
 import sys
@@ -50,7 +50,7 @@ def count_workers(text: str, *, origin: str, env: Mapping[str, str], python: str
         python: the interpreter that has torch.
 
     Raises:
-        UsageError: less than 1, no such device, or torch cannot be imported.
+        UsageError: the number is less than 1, there is no such device, or torch cannot be imported.
     """
     if text == "cpu":
         return count_allowed_cores()

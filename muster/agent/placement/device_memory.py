@@ -1,10 +1,10 @@
-"""Waits until the memory of this node's devices is free, before workers are started again. It may block: in a thread.
+"""Waits until the memory of this node's devices is free before workers are restarted. It may block, so use a thread.
 
-The driver frees the memory of a process that was killed some time after its end. A worker that is forked 44 ms later
-could meet a device that is still full, and fail for it.
+The driver frees the memory of a killed process some time after its end. A worker that is forked 44 ms later could find
+the device still full, and fail because of that.
 
-A device is free when no more is in use than before the first workers of the job, or than what `preflight` takes for
-free. Parts of devices (MIG) are not waited for: NVML tells their memory by handles of their own.
+A device is free when no more memory is in use than before the first workers of the job, or than what `preflight` counts
+as free. Parts of devices (MIG) are not awaited, because NVML reports their memory by separate handles.
 """
 
 import time
@@ -16,15 +16,15 @@ from muster._shared.preflight.gpus import Device, Devices, read_devices
 from muster.agent.runtime.loop import run_limited
 
 LIMIT_S: Final = 50.0
-"""NVRx waits as long."""
+"""NVRx waits equally long."""
 ANSWER_S: Final = 10.0
 _TOLD_S: Final = 5.0
-"""A wait that was longer is a line."""
+"""A longer wait is reported in a line."""
 _POLL_S: Final = 0.25
 
 
 class DeviceMemory:
-    """Of the devices of one node's workers. Its methods may block, each in a thread of its own."""
+    """The memory of the devices of one node's workers. Its methods may block, each in its own thread."""
 
     def __init__(
         self,
@@ -42,9 +42,9 @@ class DeviceMemory:
         Args:
             library: NVML's.
             nproc: workers.
-            visible: CUDA_VISIBLE_DEVICES of the workers; None: it is not set.
+            visible: CUDA_VISIBLE_DEVICES of the workers; None if it is not set.
             limit_s: the longest wait.
-            answer_s: the longest that one answer of the driver may take.
+            answer_s: the limit for one answer of the driver.
             sleep: passes the time.
             now_s: the monotonic clock.
         """
@@ -58,12 +58,12 @@ class DeviceMemory:
         """Bytes in use before the first workers, by device."""
 
     def remember(self) -> None:
-        """Remember what is in use now: it is none of the workers', which have just been started for the first time."""
+        """Record what is in use now. It is not the workers', which have just been started for the first time."""
         if not self._before:
             self._before = {device.index: device.used_bytes for device in self._read() or ()}
 
     def wait(self, is_cancelled: Callable[[], bool]) -> tuple[str, ...]:
-        """Wait until all devices are free, for `limit_s` at most, and not after `is_cancelled`; lines for people."""
+        """Wait until all devices are free, at most for `limit_s` and until `is_cancelled`; return lines for people."""
         began_s = self._now_s()
         first: tuple[Device, ...] = ()
         while not is_cancelled():
@@ -84,7 +84,7 @@ class DeviceMemory:
         return ()
 
     def _read(self) -> tuple[Device, ...] | None:
-        """Return the job's devices; None: the driver does not answer in time, such as one whose GPU hangs."""
+        """Return the job's devices; None if the driver does not answer in time, for example because a GPU hangs."""
         if self._need.visible == ():
             return ()
         found: list[Devices | None] = []

@@ -14,14 +14,14 @@ _NVIDIA_SMI = ("nvidia-smi", "--query-gpu=pci.bus_id,uuid", "--format=csv,nohead
 
 
 class CpuTopology:
-    """Which CPUs belong together. Reads the files at each call and keeps nothing."""
+    """Knows which CPUs belong together. It reads the files at each call and keeps nothing."""
 
     def __init__(self, *, sys_root: str | os.PathLike[str] = "/sys", allowed: Iterable[int] | None = None) -> None:
         """Choose the machine.
 
         Args:
             sys_root: where /sys is; tests use a folder.
-            allowed: CPUs the workers may use; None: this process's.
+            allowed: CPUs the workers may use; None means this process's.
         """
         self._sys_root = os.fspath(sys_root)
         self.allowed = frozenset(os.sched_getaffinity(0) if allowed is None else allowed)
@@ -44,7 +44,7 @@ class CpuTopology:
         return min(parse_ranges(self._read(f"devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")))
 
     def complex_of(self, cpu: int) -> int:
-        """Return the core complex of a CPU (the CPUs that share its last-level cache), identified by its lowest CPU."""
+        """Return the core complex of a CPU (the CPUs that share its last-level cache), named by its lowest CPU."""
         folder = f"devices/system/cpu/cpu{cpu}/cache"
         shared = {}
         for index in self._list(folder):
@@ -109,7 +109,7 @@ class Gpu:
     address: str
     """PCI address as in /sys: 0000:dc:00.0."""
     uuid: str
-    """GPU-..., "" when unknown."""
+    """GPU-...; "" if unknown."""
 
 
 def list_gpus(
@@ -119,7 +119,7 @@ def list_gpus(
 
     Args:
         proc_root: where /proc is; tests use a folder.
-        query: returns what nvidia-smi prints, None without it; called only when the driver's folder is missing.
+        query: returns what nvidia-smi prints, or None without it. It is called only if the driver's folder is missing.
     """
     folder = f"{os.fspath(proc_root)}/driver/nvidia/gpus"
     try:

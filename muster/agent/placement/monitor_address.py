@@ -1,8 +1,8 @@
 """Reserves the address on which NCCL's own monitor (RAS) of this node's workers answers.
 
-NCCL's default is one port of the machine for all jobs: the kernel would give the agent's question to any of them, and
-of a job of another user there would be no monitor at all. All processes of one node listen on the same port, which
-NCCL opens with SO_REUSEPORT.
+NCCL's default is one port of the machine for all jobs. The kernel would then pass the agent's question to any of them,
+and if another user's job had the port, this job would have no monitor. All processes of one node listen on the same
+port, which NCCL opens with SO_REUSEPORT.
 
 Source: NCCL 2.27.7, src/ras/client_support.cc (`rasClientInitSocket`); socket(7) for who may share a port.
 """
@@ -14,10 +14,10 @@ from contextlib import ExitStack
 def reserve(stack: ExitStack) -> str | None:
     """Reserve a port of the loopback interface for processes of this user until `stack` is closed.
 
-    A socket that is bound and does not listen keeps the port from others, and is given no connection.
+    A socket that is bound but does not listen keeps the port from others, and gets no connection.
 
     Returns:
-        The value of NCCL_RAS_ADDR; None: there is no port, or no IPv4.
+        The value of NCCL_RAS_ADDR; None if there is no port, or no IPv4.
     """
     try:
         reserved = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))

@@ -1,11 +1,12 @@
-"""Finds the NVLink domain of this node, for `--rank-order segment`; nothing of it is loaded without that flag.
+"""Finds the NVLink domain of this node, for `--rank-order segment`. It is loaded only with that flag.
 
-Nodes of one domain reach each other faster than others. In this order, the first that says something counts:
-`MUSTER_SEGMENT`; the UUID of the cluster and the clique that the driver tells of the first GPU (what NVIDIA's operator
-makes the label of); the label of the node on Kubernetes, if the pod's service account may read nodes; the block of
-`SLURM_JOB_SEGMENT_SIZE` nodes that the node is in.
+Nodes of one domain reach each other faster than others. There are four sources, of which the first with a value counts,
+in this order. `MUSTER_SEGMENT` is the first. The second is the UUID of the cluster and the clique that the driver
+reports for the first GPU, from which NVIDIA's operator makes the label. The third is the label of the node on
+Kubernetes, if the pod's service account may read nodes. The fourth is the block of `SLURM_JOB_SEGMENT_SIZE` nodes that
+contains the node.
 
-Source: nvml.h of API version 13 (nvmlGpuFabricInfo_t); sbatch(1), `--segment`. No device has seen it.
+Source: nvml.h of API version 13 (nvmlGpuFabricInfo_t); sbatch(1), `--segment`. It was never tested on a device.
 """
 
 import contextlib
@@ -20,7 +21,7 @@ from muster._shared.processes import find_nvml
 from muster.agent.runtime.loop import run_limited
 
 LABEL: Final = "nvidia.com/gpu.clique"
-"""UUID of the cluster, a point, and the clique."""
+"""The value is the UUID of the cluster, a point, and the clique."""
 _ACCOUNT_DIR: Final = "/var/run/secrets/kubernetes.io/serviceaccount"
 _ANSWER_S: Final = 2.0
 _DRIVER_S: Final = 10.0
@@ -42,7 +43,7 @@ class _Fabric(ctypes.Structure):
 
 
 def find_segment(environ: Mapping[str, str], account_dir: str = _ACCOUNT_DIR) -> str:
-    """Return the name of the node's domain; "": nothing tells it.
+    """Return the name of the node's domain; "" if nothing tells it.
 
     It may take `_DRIVER_S`, and `_ANSWER_S` for the label.
 
@@ -59,7 +60,7 @@ def find_segment(environ: Mapping[str, str], account_dir: str = _ACCOUNT_DIR) ->
 
 
 def _find_fabric(library: str | None) -> str:
-    """Ask the driver within a limit: that of a GPU that hangs may not answer."""
+    """Ask the driver within a limit, because the driver of a hanging GPU may not answer."""
     found: list[str] = []
     if library is not None:
         with contextlib.suppress(RuntimeError):  # no threads left

@@ -1,12 +1,12 @@
 """Gives a template on a held node the thread counts that a fresh process with the run's environment would have.
 
-The libraries have read OMP_NUM_THREADS and MKL_NUM_THREADS when the template imported torch. A fresh process takes the
-first for OpenMP, the second or else the first for MKL, and torch then takes what MKL would use, which has a limit of
-its own. Each of the three is set here the way in which the library would have set it. `torch.set_num_threads` is not
-used: it starts another pool's threads, and switches MKL's choice off.
+The libraries read OMP_NUM_THREADS and MKL_NUM_THREADS when the template imported torch. A fresh process uses the first
+for OpenMP, and the second or else the first for MKL. torch then takes what MKL would use, which has its own limit. Each
+of the three is set here as the library would have set it. `torch.set_num_threads` is not used, because it starts
+another pool's threads, and disables MKL's choice.
 
-What stays different: another thread than the main one learns the count from torch, not from OpenMP, so OpenMP code that
-is not torch's sees the template's there; and MKL keeps its count when a program calls `omp_set_num_threads`.
+Two differences remain. Threads other than the main one learn the count from torch, not from OpenMP, so OpenMP code that
+is not torch's sees the template's count there. And MKL keeps its count when a program calls `omp_set_num_threads`.
 """
 
 import ctypes
@@ -23,12 +23,12 @@ _OPENBLAS_VARIABLES: Final = ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS")
 _SETTERS: Final = tuple(
     f"{prefix}openblas_set_num_threads{suffix}" for prefix in ("scipy_", "") for suffix in ("64_", "", "_64")
 )
-"""The names that builds of OpenBLAS export: numpy's wheels add a prefix, 64-bit builds a suffix."""
+"""The names that builds of OpenBLAS export. numpy's wheels add a prefix, and 64-bit builds a suffix."""
 
 
 @record
 class ThreadSettings:
-    """What the libraries count their threads by."""
+    """The settings from which the libraries derive their thread counts."""
 
     variables: dict[str, str]
     cpus: frozenset[int]
@@ -41,11 +41,11 @@ def read_settings(environ: Mapping[str, str]) -> ThreadSettings:
 
 
 def adopt_settings(before: ThreadSettings, modules: Collection[str]) -> str | None:
-    """Set the counts by this process's settings; return why they cannot be a fresh process's, None: they are.
+    """Set the counts by this process's settings; return why they cannot be a fresh process's, or None if they are.
 
     Args:
         before: the settings when the libraries were loaded.
-        modules: what was imported by name: others than torch may have read the variables.
+        modules: what was imported, by name, because modules other than torch may have read the variables.
     """
     now = read_settings(os.environ)
     if now == before or "torch" not in sys.modules:
@@ -64,12 +64,12 @@ def adopt_settings(before: ThreadSettings, modules: Collection[str]) -> str | No
 
 
 class _CannotAdoptError(Exception):
-    """The reason."""
+    """Why the settings cannot be adopted."""
 
 
 @record
 class _Wanted:
-    """None: the variable is not set."""
+    """The wanted values; None if the variable is not set."""
 
     openmp: int | None
     mkl: int | None
@@ -120,7 +120,7 @@ def _find_openmp() -> Callable[[int], object]:
 
 
 def _find_mkl(path: str) -> tuple[Callable[[int], object], Callable[[], int]]:
-    """Return what sets the number of all threads in torch's MKL, which exports these names only, and what asks."""
+    """Return what sets and gets the number of all threads in torch's MKL, which exports only these names."""
     return _find_function(path, "mkl_serv_set_num_threads"), _find_function(path, "mkl_serv_get_max_threads")
 
 
@@ -136,7 +136,7 @@ def _open_loaded(path: str) -> ctypes.CDLL:
 
 
 def fit_openblas(count: int) -> None:
-    """Set the number of threads in every loaded OpenBLAS: numpy, scipy and others bring one each."""
+    """Set the number of threads in every loaded OpenBLAS, because numpy, scipy and others each bring one."""
     with open("/proc/self/maps", "rb") as file:
         lines = [os.fsdecode(line.rstrip(b"\n")) for line in file if b"openblas" in line]
     for path in {fields[5] for line in lines if len(fields := line.split(None, 5)) == 6 and ".so" in fields[5]}:

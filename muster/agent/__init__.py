@@ -1,4 +1,4 @@
-"""The elastic agent: one process per node; starts, supervises and restarts its workers. Standard library only.
+"""The elastic agent: one process per node that starts, supervises and restarts its workers. Standard library only.
 
     __main__    `python -m muster.agent`: the guard, and the agent below it
     entry       the same as a file that adapters start
@@ -18,6 +18,6 @@
     control/    what people ask of a running job: stop, checkpoint, pause, stacks
     telemetry/  what people are shown of it             snapshots/  the ranks' state in this node's memory
 
-Adapters and components never import the agent: they know the command `python -m muster.agent` and
+Adapters and components never import the agent. They know the command `python -m muster.agent` and
 `muster._shared.contract`.
 """

@@ -1,6 +1,6 @@
 """`python -m muster.agent`, `muster-agent`, and the zip that travels with a job: the guard, and the agent below it.
 
-Only what the guard needs is imported before the fork: the guard runs as long as the job, on every node.
+Only what the guard needs is imported before the fork, because the guard runs as long as the job, on every node.
 """
 
 import os
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from muster._shared.guard import GuardLease
 
 _WORKER_FLAG = "--muster-worker"
-"""As in `workers.program`, which is imported only for this flag: in the bundle, cold workers start through here."""
+"""As in `workers.program`, which is imported only for this flag. In the bundle, cold workers start through here."""
 
 _ASK = "ask"
-"""First word of a question by a worker. A program of that name is started as `./ask`."""
+"""The first word of a worker's question. A program of that name is started as `./ask`."""
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run an agent under its guard; the exit code (see `_shared.contract.ExitCode`)."""
+    """Run an agent under its guard; return the exit code (see `_shared.contract.ExitCode`)."""
     args = sys.argv[1:] if argv is None else argv
     if args[:1] == [_WORKER_FLAG]:
         from muster.agent.workers import program

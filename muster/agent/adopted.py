@@ -5,8 +5,8 @@ The other side is `muster.elastic.fork.tree`, which forks this tree before any o
     caller --forks--> intermediate --forks--> guard --forks--> agent --forks--> image
            waits for      ends               execs            execs        forks workers
 
-Guard and agent start again by exec, so that neither keeps the program's memory; what a fork would have shared between
-them comes as descriptors. Each child was forked before its parent's exec, so it is adopted and not started here.
+Guard and agent start again by exec, so that neither keeps the program's memory. What a fork would have shared between
+them is passed as descriptors. Each child was forked before its parent's exec, so it is adopted here instead of started.
 
     entry.py --muster-adopted guard CONTROL CALLER LEASE FOLDER PID
     entry.py --muster-adopted agent CONTROL IMAGE LEASE FOLDER GUARD FLAGS ...
@@ -29,7 +29,7 @@ def encode_fds(fds: tuple[int, ...]) -> str:
 
 
 def main(args: list[str]) -> int:
-    """Run the guard, or the agent; the exit code."""
+    """Run the guard or the agent, and return the exit code."""
     who, *rest = args
     return _run_guard(*rest) if who == GUARD else _run_agent(*rest)
 

@@ -1,8 +1,8 @@
-"""`muster-agent ask stop --step I [--stride S]`: `muster.worker.should_stop` for workers that are no Python programs.
+"""`muster-agent ask stop --step I [--stride S]`: `muster.worker.should_stop` for workers without Python.
 
 `ask job` is what `muster` runs on a node, see `control.client`.
 
-A process per step, so it imports little. What the rank has asked before is in its slot.
+A process is started per step, so it imports little. What the rank has asked before is in its slot.
 """
 
 import os
@@ -30,7 +30,7 @@ class _Misuse(Exception):
 
 
 def main(args: Sequence[str]) -> int:
-    """Answer one question; the exit code."""
+    """Answer one question, and return the exit code."""
     if any(each in ("-h", "--help") for each in args):
         sys.stdout.write(USAGE)
         return GO_ON

@@ -1,6 +1,6 @@
-"""Keeps the job's last complete checkpoint in the run's folder: where that outlives the node, the next agent reads it.
+"""Keeps the job's last complete checkpoint in the run's folder. If that outlives the node, the next agent reads it.
 
-All nodes of a job write the same content, perhaps into one folder. The file goes when the job has succeeded.
+All nodes of a job write the same content, perhaps into one folder. The file is removed when the job has succeeded.
 """
 
 import contextlib
@@ -17,14 +17,14 @@ _LIMIT_BYTES = 1 << 16
 
 
 def find(run_dir: str | None, carried: str) -> Checkpoint | None:
-    """Find what an earlier incarnation of this job has kept in the run's folder, or what an adapter has carried over.
+    """Find the checkpoint that an earlier incarnation of this job kept in the run's folder, or an adapter carried over.
 
-    Workers load what it names, and a checkpoint of torch may be a program: another user's is refused.
+    Workers load what it names, and a checkpoint of torch may run code, so another user's file is refused.
 
     Args:
-        run_dir: of this agent; None: it has none.
-        carried: the content of the file of the replica that this one replaces, if an adapter has read it; else "". It
-            is kept here, too: a next incarnation may need it.
+        run_dir: this agent's; None if it has none.
+        carried: the content of the file of the replica that this one replaces, if an adapter has read it; otherwise "".
+            It is kept here as well, because a next incarnation may need it.
 
     Raises:
         EnvironmentFault: another user has put the file there.
@@ -51,7 +51,7 @@ def _read(run_dir: str) -> Checkpoint | None:
 
 
 def _parse(text: str) -> Checkpoint | None:
-    """Parse a file; None for anything that no agent has written, because a job must not end for it."""
+    """Parse a file; return None for anything that no agent has written, because a job must not end because of it."""
     if not text:
         return None
     from muster._shared.codec import decode  # most jobs begin without one
@@ -65,10 +65,10 @@ def _parse(text: str) -> Checkpoint | None:
 
 
 def write(run_dir: str, checkpoint: Checkpoint, on_error: Callable[[str], None]) -> None:
-    """Write it, whole or not at all. May block: never on the loop.
+    """Write the file, whole or not at all. This may block, so never call it on the loop.
 
     Args:
-        run_dir: of this agent.
+        run_dir: this agent's.
         checkpoint: the last one.
         on_error: gets a line if the file cannot be written.
     """
@@ -85,6 +85,6 @@ def write(run_dir: str, checkpoint: Checkpoint, on_error: Callable[[str], None])
 
 
 def remove(run_dir: str) -> None:
-    """Remove the file. May block: never on the loop."""
+    """Remove the file. This may block, so never call it on the loop."""
     with contextlib.suppress(OSError):  # another agent of the job has removed it
         os.unlink(os.path.join(run_dir, LogNames.CHECKPOINT))

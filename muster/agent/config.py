@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 
 HANG_TIMEOUT_AUTO: Final = -1.0
-"""In place of a number of seconds: learned from the job (`diagnosis.hangs.limits`)."""
+"""Replaces a number of seconds: the timeout is learned from the job (`diagnosis.hangs.limits`)."""
 
 
 class Std(IntFlag):
-    """Which of a worker's two streams; torch's numbers."""
+    """One of a worker's two output streams, with torch's numbers."""
 
     NONE = 0
     OUT = 1
@@ -49,36 +49,39 @@ class RendezvousConfig:
     """The leader's host; None with `standalone`."""
     port: int
     node_index: int | None
-    """--node-rank, if given: node 0 leads. None: the node that can bind the endpoint's local address leads."""
+    """--node-rank, if given: node 0 leads. If None, the node that can bind the endpoint's local address leads."""
     min_nodes: int
     max_nodes: int
     standalone: bool = False
-    """This node alone: no socket needed."""
+    """Whether this node is alone and needs no socket."""
     listen_fd: int | None = None
     """An inherited listening socket for the leader."""
     has_stock_host: bool = False
-    """This is node 0, and its host comes from --rank0-env of a scheduler of TorchX's own: those give node 0 loopback,
-    and the other nodes its address."""
+    """Whether this is node 0, and its host comes from --rank0-env of one of TorchX's own schedulers.
+
+    Those give node 0 loopback, and the other nodes its address.
+    """
     is_by_hand: bool = False
-    """No scheduler has started this agent."""
+    """Whether no scheduler has started this agent."""
     local_addr: str | None = None
     """--local-addr: also MASTER_ADDR when this node hosts global rank 0."""
     token: str | None = None
     has_shared_token: bool = False
-    """It is the one that all agents of this user on this machine find."""
+    """Whether the token is the one that all agents of this user on this machine find."""
     max_restarts: int = 0
     max_restarts_flag: str = "--max-restarts"
-    """What the user calls this limit."""
+    """The name of this limit that the user knows."""
     hang_action: str = "restart"
-    """What follows when the job hangs: report (nothing but a page on the console), restart or stop."""
+    """What follows when the job hangs: report (only a page on the console), restart or stop."""
     snapshot_copies: int = 1
     """How many other nodes keep a copy of a node's snapshots: 0 or 1."""
     policy: str = ""
     """--on: rules of `_shared.verdicts.policy`, separated by semicolons."""
     segment: str | None = None
-    """--rank-order segment: the NVLink domain of this node, "" where nothing tells it. None: ranks by node index."""
+    """For --rank-order segment, this node's NVLink domain, or "" if nothing tells it. None means ranks by node index.
+    """
     machine: str = ""
-    """The machine's boot id; "": not known."""
+    """The machine's boot id; "" if unknown."""
     machine_name: str = ""
     """See `contract.Env.MACHINE_NAME`."""
     join_timeout_s: float = 600.0
@@ -86,19 +89,19 @@ class RendezvousConfig:
     keep_alive_interval_s: float = 1.0
     keep_alive_max_attempt: int = 5
     checkpoint: "Checkpoint | None" = None
-    """The last one of the job's earlier incarnations."""
+    """The last checkpoint of the job's earlier incarnations."""
     incarnation: int = 0
-    """How often this node's agent was started before: its memory of the job is lost. 0 when that is not known."""
+    """How often this node's agent was started before, which lost its memory of the job; 0 if unknown."""
     stop_limit_s: float = 60.0
-    """How long this node takes at most to stop its workers: `--shutdown-timeout`, and the limit after SIGKILL."""
+    """The most time that this node takes to stop its workers: `--shutdown-timeout`, and the limit after SIGKILL."""
     is_host: bool | None = None
-    """`--rdzv-conf is_host=`: this node leads, or does not, whatever its index. None: see `node_index`."""
+    """`--rdzv-conf is_host=`: whether this node leads, whatever its index. None: see `node_index`."""
     endpoint: str = ""
     """--rdzv-endpoint as given, for torch's handlers."""
     conf: Mapping[str, str] = NO_ITEMS
     """--rdzv-conf as given, for torch's handlers."""
     control_fd: int | None = None
-    """For `caller`: the socket to the program whose handler is used."""
+    """For `caller`, the socket to the program whose handler is used."""
     master_addr: str = "127.0.0.1"
     """--master-addr, for `static`."""
     master_port: int = 29500
@@ -111,7 +114,7 @@ class RendezvousConfig:
 
     @property
     def lends_endpoint(self) -> bool:
-        """True when the workers' store listens at the endpoint while they run, and the leader between rounds."""
+        """Whether the workers' store listens at the endpoint while they run, and the leader between rounds."""
         return self.backend == "static"
 
 
@@ -120,13 +123,13 @@ class LogConfig:
     """Where the workers' output goes."""
 
     base_dir: str | None
-    """`--log-dir`; None: a temporary folder when a file is needed; "/dev/null": no files."""
+    """`--log-dir`. None means a temporary folder if a file is needed; "/dev/null" means no files."""
     links_latest: bool = False
-    """`latest` in `base_dir` names the newest attempt: a person has named the folder."""
+    """Whether `latest` in `base_dir` names the newest attempt, because a person has named the folder."""
     redirects: StdChoice = StdChoice()
     tee: StdChoice = StdChoice()
     local_ranks_filter: frozenset[int] | None = None
-    """Ranks whose lines reach the console; None: all."""
+    """Ranks whose lines reach the console; None means all."""
     duplicate_stdout_filters: tuple[str, ...] = ()
     duplicate_stderr_filters: tuple[str, ...] = ()
     logs_specs: str | None = None
@@ -134,16 +137,19 @@ class LogConfig:
     prefix_template: str | None = None
     """TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE."""
     shows_prefixed: bool = False
-    """Streams that go neither to files nor are teed pass through the agent, too: with prefixes, progress bars as live
-    rows. For a terminal that several workers would else write to at once."""
+    """Whether streams that neither go to files nor are teed also pass through the agent, with prefixes and live
+    progress bars.
+
+    It is for a terminal to which several workers would otherwise write at once.
+    """
     marks_bars: bool = False
     """See `_shared.contract.Env.LIVE_BARS`."""
     shows_status: bool = False
-    """The last row of the terminal says how far the job is. Nothing but the agent writes to that terminal."""
+    """Whether the last row of the terminal shows the job's progress. Only the agent then writes to that terminal."""
     merges_lines: bool = False
-    """What several workers write alike within a short time is on the console once."""
+    """Whether equal output of several workers within a short time is shown once on the console."""
     has_colour: bool = False
-    """Terminals may get colours: neither NO_COLOR nor TERM=dumb says otherwise."""
+    """Whether terminals may get colours: neither NO_COLOR nor TERM=dumb forbids it."""
 
 
 @record
@@ -152,13 +158,14 @@ class AgentConfig:
 
     program: Program
     nproc: int
-    """Workers on this node; `gpu`, `cpu` and `auto` are already counted."""
+    """Workers on this node. `gpu`, `cpu` and `auto` have been counted."""
     rendezvous: RendezvousConfig
     logs: LogConfig
     role: str = "default"
     max_restarts: int = 0
     restart_backoff_s: float = 0.0
-    """Base of the exponential back-off (with jitter) before the second and later restarts of one cause; 0: none."""
+    """Base of the exponential back-off (with jitter) before the second and later restarts of one cause; 0 means none.
+    """
     start: str = "auto"
     """"cold", "warm" or "auto"."""
     preload: str = "auto"
@@ -170,62 +177,64 @@ class AgentConfig:
     """How long killed workers may take to end before this node leaves the job without them."""
     signals_to_handle: tuple[str, ...] = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
     asks_at_interrupt: bool = False
-    """--interrupt-action ask."""
+    """Whether --interrupt-action is ask."""
     preempt_signal: str | None = None
-    """--preempt-signal: announces a preemption, as SIGTERM always does."""
+    """--preempt-signal: a signal that announces a preemption, as SIGTERM always does."""
     drain_limit_s: float = DEFAULT_DRAIN_LIMIT_S
     """How long a preemption may take before the workers get the stop signal; see `contract.Env.DRAIN_LIMIT_S`."""
     snapshot_share: int = DEFAULT_SNAPSHOT_SHARE
-    """Thousandths of the free memory that this node's snapshots may take; 0: `snapshot_limit_bytes` alone counts."""
+    """Thousandths of the free memory that this node's snapshots may take; 0 means that only `snapshot_limit_bytes`
+    counts."""
     snapshot_limit_bytes: int | None = None
-    """The most that they may take; None: no other limit; 0: there are none."""
+    """The most that the snapshots may take. None means no other limit, and 0 no snapshots."""
     preflight: str = "quick"
     """--preflight: quick, full or off."""
     devices: int | None = None
-    """--devices: how many GPUs this node must have; None: that is not known."""
+    """--devices: how many GPUs this node must have; None if unknown."""
     notify: tuple[str, ...] = ()
-    """--notify: the words of the command; empty: there is none."""
+    """--notify: the words of the command; empty if there is none."""
     metrics_address: tuple[str, int] | None = None
-    """--metrics-port: an IP address and a port, 0 for a free one; None: no metrics are served."""
+    """--metrics-port: an IP address and a port, 0 for a free one; None if no metrics are served."""
     tracker_run: bool = False
-    """--tracker-run."""
+    """Whether --tracker-run is given."""
     trace_parent: str = ""
-    """The span of the job, as TRACEPARENT names it; "": no traces are exported."""
+    """The span of the job, as TRACEPARENT names it; "" if no traces are exported."""
     virtual_local_rank: bool = False
     numa_binding: str | None = None
     omp_num_threads: int | None = None
-    """OMP_NUM_THREADS of workers whose `base_env` has none; None: leave it unset."""
+    """OMP_NUM_THREADS of workers whose `base_env` has none; None leaves it unset."""
     hang_timeout_s: float | None = None
-    """How long no worker of any node may show a sign of life; `HANG_TIMEOUT_AUTO`: learned; None: no limit."""
+    """How long no worker of any node may show a sign of life. `HANG_TIMEOUT_AUTO` means learned, and None no limit."""
     event_log_handler: str = "null"
     monitor_interval_s: float = 0.1
-    """Accepted because torchrun has it; without effect."""
+    """Accepted because torchrun has it, but without effect."""
     base_env: Mapping[str, str] = NO_ITEMS
     """The environment that workers inherit: the agent's without `_shared.contract.Env.PRIVATE`."""
     agent_error_file: str | None = None
-    """The agent's own TORCHELASTIC_ERROR_FILE: the root cause is copied there in torch's format."""
+    """The agent's own TORCHELASTIC_ERROR_FILE, to which the root cause is copied in torch's format."""
     node_name: str = ""
     """This machine's name in reports."""
     termination_log: str | None = None
     is_pod: bool = False
-    """If there is a termination log, Kubernetes reads it: no other adapter has submitted this agent."""
+    """Whether Kubernetes reads a termination log if there is one: no other adapter has submitted this agent."""
     report_columns: int = 70
-    """How wide the report is; an adapter's reader puts the role and the node before each line."""
+    """How wide the report is. An adapter's reader puts the role and the node before each line."""
     log_command: str | None = None
-    """What shows the logs from outside this node's container; None: they are in a folder of this machine."""
+    """The command that shows the logs from outside this node's container; None if they are in a folder of this machine.
+    """
     stops_together: bool = False
-    """The adapter starts, shows and stops all nodes of the job together, on this machine."""
+    """Whether the adapter starts, shows and stops all nodes of the job together, on this machine."""
     control_fd: int | None = None
-    """A socket to the program that drives this agent, see `control_socket`; None: there is none."""
+    """A socket to the program that drives this agent, see `control_socket`; None if there is none."""
     report_file: str | None = None
-    """Where that program reads the report of a failed job."""
+    """Where the driving program reads the report of a failed job."""
 
 
 def read_token(environ: Mapping[str, str]) -> str | None:
     """Return MUSTER_TOKEN; None without one.
 
     Raises:
-        UsageError: it is missing although it is required, or it can be guessed.
+        UsageError: the token is missing although it is required, or it can be guessed.
     """
     token = environ.get(Env.TOKEN) or None
     if token is None and environ.get(Env.REQUIRE_TOKEN, "0") not in ("", "0"):
@@ -238,7 +247,7 @@ def read_token(environ: Mapping[str, str]) -> str | None:
 
 
 def _check_token(token: str) -> None:
-    """Refuse a token that can be guessed: by its length, a digit has 3.3 bits, a hexadecimal one 4, any other 6.
+    """Refuse a token that can be guessed, by its length: a digit has 3.3 bits, a hexadecimal one 4, others 6.
 
     Raises:
         UsageError: it has less than 128 bits.

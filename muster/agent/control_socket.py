@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from muster.agent.runtime.event_log import EventRecord
 
 _SEND_LIMIT_S = 10.0
-"""How long a caller that is stopped, and does not read, may delay the end."""
+"""How long a stopped caller, which does not read, may delay the end."""
 
 
 def encode_message(message: dict[str, object]) -> bytes:
@@ -19,14 +19,14 @@ def encode_message(message: dict[str, object]) -> bytes:
 
 
 def send_message(control_fd: int, **message: object) -> None:
-    """Send one message; nothing when the caller is gone. It may block: at the start and the end only."""
+    """Send one message, or nothing if the caller is gone. This may block: call it only at the start and the end."""
     with contextlib.suppress(OSError), socket.socket(fileno=os.dup(control_fd)) as control:
         control.settimeout(_SEND_LIMIT_S)
         control.sendall(b"\n" + encode_message(message))  # a record may have been cut off
 
 
 def send_error(control_fd: int, line: str, code: int) -> int:
-    """Send why the agent cannot start or continue; the code."""
+    """Send why the agent cannot start or continue; return the exit code."""
     send_message(control_fd, error=line, code=int(code))
     return int(code)
 
@@ -34,8 +34,8 @@ def send_error(control_fd: int, line: str, code: int) -> int:
 class ControlSink:
     """Sends the event log's records to the caller (see `event_log.EventSink`).
 
-    A caller that is stopped does not read. Then the socket fills, and whole records are dropped: nothing here may delay
-    the agent, and the outcome does not depend on records.
+    A stopped caller does not read. Then the socket fills, and whole records are dropped. Nothing here may delay the
+    agent, and the outcome does not depend on records.
     """
 
     def __init__(self, control_fd: int) -> None:

@@ -5,15 +5,15 @@ The program runs `entry.py --muster-driven CONTROL CALLER FOLDER FLAGS ...` with
     caller --starts--> intermediate --forks--> guard --forks--> agent
              waits for     ends
 
-The guard is no child of the caller, so no `waitpid(-1)` of the caller can take it; it leads a process group of its
-own, so a terminal's Ctrl-C reaches the caller only. It watches CALLER, a pidfd, and kills the job when the caller ends.
-Not a death signal: that follows the *thread* that started the process. Not the end of file of CONTROL: other forks of
-the caller may hold that socket.
+The guard is no child of the caller, so no `waitpid(-1)` of the caller can take it. It leads a process group of its own,
+so a terminal's Ctrl-C reaches only the caller. It watches CALLER, a pidfd, and kills the job when the caller ends. A
+death signal would not do, because it follows the *thread* that started the process. The end of file of CONTROL would
+not do either, because other forks of the caller may hold that socket.
 
-CONTROL carries one JSON object a line, from guard and agent to the caller: {"guard": pid} and {"agent": pid}, each with
-its own pidfd attached; the event log's records; {"error": line, "code": n} when the agent could not start; and, last of
-all, {"ended": exit code} from the guard, when no process of the job is left. The other way there are only signals, sent
-to the guard by its pidfd.
+CONTROL carries one JSON object per line, from guard and agent to the caller. The first are {"guard": pid} and {"agent":
+pid}, each with its own pidfd attached. The event log's records follow, or {"error": line, "code": n} if the agent could
+not start. The last is {"ended": exit code} from the guard, when no process of the job is left. In the other direction
+there are only signals, sent to the guard by its pidfd.
 """
 
 import os
@@ -25,13 +25,13 @@ from muster._shared.contract import Env
 from muster.agent.control_socket import encode_message, send_message
 
 REPORT_NAME = "report.json"
-"""In FOLDER, which the caller made and removes (the guard, if the caller has ended): a failed job's report."""
+"""A failed job's report in FOLDER, which the caller made and removes. If the caller has ended, the guard removes it."""
 
 RESET_SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGCHLD")
 
 
 def main(args: list[str]) -> int:
-    """Run the guard and the agent; the exit code. Returns in the guard only."""
+    """Run the guard and the agent; return the exit code. Return only in the guard."""
     control_fd, caller_fd, folder, *flags = args
     if os.fork() != 0:
         os._exit(0)
@@ -46,7 +46,7 @@ def main(args: list[str]) -> int:
 
 
 def send_end(control_fd: int, caller_fd: int, folder: str, code: int) -> None:
-    """Send the end; called in the guard, last of all."""
+    """Send the end; the guard calls this last of all."""
     send_message(control_fd, ended=code)
     if processes.wait_readable(caller_fd, 0.0):  # a caller that has ended reads no report
         import shutil
@@ -55,7 +55,7 @@ def send_end(control_fd: int, caller_fd: int, folder: str, code: int) -> None:
 
 
 def reset_dispositions() -> None:
-    """Reset the dispositions: the caller's are the caller's own."""
+    """Reset the signal dispositions, because those of the caller are its own."""
     for name in RESET_SIGNALS:
         signal.signal(getattr(signal, name), signal.SIG_DFL)
 
@@ -72,7 +72,7 @@ def send_identity(control: socket.socket, who: str) -> None:
 
 
 def run_agent(control: socket.socket, folder: str, flags: list[str], lease: guard.GuardLease) -> int:
-    """Run the agent, in the guarded process; its exit code."""
+    """Run the agent in the guarded process; return its exit code."""
     from muster.agent import launch
 
     send_identity(control, "agent")
@@ -80,5 +80,5 @@ def run_agent(control: socket.socket, folder: str, flags: list[str], lease: guar
 
 
 def build_own_env(control: socket.socket, folder: str) -> dict[str, str]:
-    """Return what only the agent's environment has."""
+    """Return the variables that only the agent's environment has."""
     return {Env.CONTROL_FD: str(control.fileno()), Env.REPORT_FILE: os.path.join(folder, REPORT_NAME)}

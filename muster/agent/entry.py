@@ -1,7 +1,7 @@
-"""The file that adapters run instead of `-m muster.agent` where muster is installed.
+"""The file that adapters run instead of `-m muster.agent` if muster is installed.
 
-With `-m` the working directory is on `sys.path` before our code runs, and Python itself imports from there: a user's
-types.py or operator.py ends the agent. With a file, the working directory is not on `sys.path`.
+With `-m` the working directory is on `sys.path` before our code runs, and Python itself imports from there. So a user's
+types.py or operator.py would end the agent. With a file, the working directory is not on `sys.path`.
 """
 
 import os

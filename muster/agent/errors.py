@@ -20,20 +20,20 @@ class MusterError(Exception):
 
 
 class UsageError(MusterError, ValueError):
-    """The caller's mistake: names the value and what is allowed."""
+    """The caller's mistake. The message names the value and what is allowed."""
 
     exit_code = ExitCode.USAGE
 
 
 class EnvironmentFault(MusterError):
-    """The machine lacks something: names it."""
+    """The machine lacks something. The message names it."""
 
 
 class SpawnError(EnvironmentFault):
     """A worker could not be started."""
 
     def __init__(self, reason: str, errno: int | None = None) -> None:
-        """Keep the reason in one line, and the `errno` of the call that failed; None: no system call has."""
+        """Keep the reason in one line, and the `errno` of the failed call; None if no system call has failed."""
         super().__init__(reason)
         self.errno = errno
 

@@ -32,13 +32,13 @@ if TYPE_CHECKING:
     from muster.agent.runtime.signals import ChildWatch
 
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
-"""The machine has run out of descriptors, memory or processes: not a bug in muster."""
+"""Errors if the machine has run out of descriptors, memory or processes, which is no bug in muster."""
 
 
 def run_agent(
     args: Sequence[str], environ: Mapping[str, str], lease: GuardLease, held: "HeldStart | None" = None
 ) -> int:
-    """Run one agent to its end; its exit code. The one place that turns errors into lines and codes.
+    """Run one agent to its end, and return its exit code. Only this function turns errors into lines and codes.
 
     Args:
         args: the command line without the program's name.
@@ -67,9 +67,9 @@ def run_agent(
 
 
 def _name_exhausted(error: OSError | ImportError) -> str | None:
-    """Return what the machine has run out of, in the system's words; None when the error is another.
+    """Return what the machine has run out of, in the system's words; None for another error.
 
-    The dynamic linker gives its reason as text only, so that the ImportError of an extension module has no errno.
+    The dynamic linker gives its reason only as text, so the ImportError of an extension module has no errno.
     """
     if isinstance(error, OSError):
         return error.strerror if error.errno in _EXHAUSTED else None
@@ -77,7 +77,7 @@ def _name_exhausted(error: OSError | ImportError) -> str | None:
 
 
 def _report_error(line: str, code: int) -> int:
-    """Print one line to stderr; the code."""
+    """Print one line to stderr, and return the exit code."""
     write_stderr(f"muster: {show_controls(line)}\n")
     return int(code)
 
@@ -124,18 +124,18 @@ def _run_supervisor(
     refused: str,
     checks: "Awaited[LocalChecked] | None",
 ) -> int:
-    """Put the parts of the agent together and run it; its exit code.
+    """Put the parts of the agent together and run it; return its exit code.
 
     Args:
         config: the agent's.
-        environ: of this process.
-        loop: its one loop.
+        environ: this process's.
+        loop: the agent's only loop.
         lease: the guard's fencing lease.
-        placements: length nproc, indexed by local rank; empty: workers run where the agent may.
-        warm: how its templates are started; None: workers start cold.
+        placements: length nproc, indexed by local rank. If empty, workers run where the agent may run.
+        warm: how templates are started; None if workers start cold.
         template: the first template, if it was started already.
         refused: see `TemplateStarter`.
-        checks: the look at this machine; None: --preflight off.
+        checks: the running checks of this machine; None with --preflight off.
 
     Raises:
         MusterError: the log folder, the event sink or the rendezvous is not available.
@@ -186,7 +186,7 @@ def _add_monitor_address(config: AgentConfig, stack: ExitStack) -> AgentConfig:
 
 
 def _add_checkpoint(config: AgentConfig, run_dir: str | None, environ: Mapping[str, str]) -> AgentConfig:
-    """Add the last checkpoint of the job's earlier incarnations. A run id that every job has tells nothing of them."""
+    """Add the last checkpoint of the job's earlier incarnations, unless every job has the same run id."""
     is_kept = run_dir is not None and os.path.exists(os.path.join(run_dir, LogNames.CHECKPOINT))
     if config.rendezvous.run_id == DEFAULT_RUN_ID or not (is_kept or environ.get(Env.CHECKPOINT)):
         return config
@@ -264,8 +264,8 @@ def _build_starter(
 def _check_program(config: AgentConfig) -> None:
     """Refuse a program that does not exist, in one line.
 
-    Not in a job of several nodes, where one may lack it: the others would wait for that node. There its workers fail,
-    and the job ends with a report.
+    A job of several nodes is not checked, because only one may lack the program, and the others would wait for that
+    node. There its workers fail, and the job ends with a report.
     """
     program = config.program
     is_file = program.kind in (ProgramKind.SCRIPT, ProgramKind.RUN_PATH)
@@ -293,7 +293,7 @@ def _unpack_workspace(environ: Mapping[str, str]) -> None:
 
 
 def _starts_cold(config: AgentConfig) -> bool:
-    """Return True unless workers are warm: Python programs by default; with --run-path, --start-method decides."""
+    """Return True unless workers are warm. Python programs are by default; with --run-path, --start-method decides."""
     if config.start == "auto" and config.program.kind is ProgramKind.RUN_PATH and config.start_method == "spawn":
         return True
     return config.start == "cold" or config.program.kind is ProgramKind.COMMAND
@@ -316,7 +316,7 @@ def _adopt_template(loop: Loop, image: str) -> TemplateHandle:
 
 
 def _start_template(loop: Loop, warm: TemplateOptions | None) -> TemplateHandle | None:
-    """Start the template; None also if it cannot be started: the starter tries again and reports the result."""
+    """Start the template. Return None if it cannot be started: the starter tries again and reports the result."""
     if warm is None:
         return None
     try:
@@ -326,13 +326,13 @@ def _start_template(loop: Loop, warm: TemplateOptions | None) -> TemplateHandle 
 
 
 def _start_checks(loop: Loop, config: AgentConfig, environ: Mapping[str, str]) -> "Awaited[LocalChecked]":
-    """Begin to look at this machine, beside all that follows."""
+    """Begin to check this machine, while the agent starts."""
     workspace = environ.get(Env.WORKSPACE) or ""
     return Awaited(loop, lambda: _look(config, workspace), without=lambda _error: _look(config, workspace))
 
 
 def _look(config: AgentConfig, workspace: str) -> "LocalChecked":
-    """Look at this machine, in a thread. What cannot be looked at is no finding."""
+    """Check this machine, in a thread. What cannot be read is no finding."""
     from muster.agent.node.events import LocalChecked
 
     try:
@@ -361,7 +361,7 @@ def _look(config: AgentConfig, workspace: str) -> "LocalChecked":
 
 
 def _list_folders(config: AgentConfig) -> dict[str, str]:
-    """Return where the job writes."""
+    """Return the folders into which the job writes."""
     base_dir = config.logs.base_dir
     if base_dir == os.devnull:
         return {}
@@ -371,7 +371,7 @@ def _list_folders(config: AgentConfig) -> dict[str, str]:
 
 
 def _plan_placements(config: AgentConfig) -> "tuple[WorkerPlacement, ...]":
-    """Return the length nproc, or empty without --numa-binding. A warm worker has no command to put numactl before."""
+    """Return placements (length nproc), or none without --numa-binding. A warm worker has no command for numactl."""
     if config.numa_binding is None:
         return ()
     from muster.agent.placement.affinity import plan_affinity

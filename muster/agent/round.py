@@ -1,4 +1,4 @@
-"""One agreed membership as one node needs it: rendezvous passes it to workers, logs and reports."""
+"""One agreed membership as one node needs it, which rendezvous passes to workers, logs and reports."""
 
 import zlib
 from collections.abc import Iterable
@@ -16,48 +16,49 @@ class Checkpoint:
     """A checkpoint that all ranks of the job have saved at one step."""
 
     number: Count
-    """Counts the job's, also over its incarnations: of two, the one with the higher number is the later."""
+    """Counts the job's checkpoints, also over its incarnations: the one with the higher number is the later."""
     step: Step
     path: CheckpointPath
-    """As the lowest rank that named one has named it."""
+    """The path, as given by the lowest rank that named one."""
 
     def describe(self) -> str:
-        """Step and path, for a line on the console."""
+        """Return step and path, for a line on the console."""
         return f"step {self.step}, {self.path}"
 
 
 @record
 class Generation:
-    """A snapshot of the whole job: all ranks have saved it at one step."""
+    """A snapshot of the whole job, which all ranks have saved at one step."""
 
     lineage: Count
-    """Names the round in which it was saved; that of a later round is greater."""
+    """Names the round in which it was saved; a later round has a greater lineage."""
     step: Step
     size: Size
     """How many nodes that round had."""
     is_replicated: bool = False
-    """The tensors are the same on all ranks."""
+    """Whether the tensors are the same on all ranks."""
     is_partial: Annotated[bool, SPARSE] = False
-    """A round has continued it although a part is lost: no later one goes back to an older generation for that part."""
+    """Whether a round has continued it although a part is lost; no later round returns to an older generation for that
+    part."""
 
     @property
     def key(self) -> tuple[int, int]:
-        """Lineage and step, which name it."""
+        """Lineage and step, which together name it."""
         return self.lineage, self.step
 
 
 @record
 class Holding:
-    """What a node has in memory of a generation: the whole of one node of its round."""
+    """What a node has in memory of a generation: all that one node of its round saved."""
 
     generation: Generation
     group_rank: GroupRank
-    """Of the node whose ranks have saved it."""
+    """Group rank of the node whose ranks have saved it."""
     first_rank: Count
-    """Their lowest global rank then."""
+    """The lowest global rank of that node then."""
     nproc: Processes
     is_copy: bool = False
-    """It was sent by that node: this one is its neighbour."""
+    """Whether that node has sent it, because this node is its neighbour."""
 
 
 Holdings = Annotated[tuple[Holding, ...], Limit(most=64), SPARSE]
@@ -70,7 +71,7 @@ class Source:
     host: Host
     port: Port
     group_rank: GroupRank
-    """Of the node of the earlier round whose part it is."""
+    """Group rank, in the earlier round, of the node whose part it is."""
 
 
 @record
@@ -78,7 +79,7 @@ class Round:
     """One agreed membership, as one node needs it."""
 
     number: int
-    """Counts up until the job ends, also across leaders."""
+    """The round's number, which grows until the job ends, also across leaders."""
     attempt: int
     """How often workers were restarted because one failed: TORCHELASTIC_RESTART_COUNT."""
     restarts_left: int
@@ -93,42 +94,43 @@ class Round:
     master_addr: str
     master_port: int
     use_agent_store: bool = False
-    """TORCHELASTIC_USE_AGENT_STORE: an agent hosts the store, and all workers are its clients."""
+    """TORCHELASTIC_USE_AGENT_STORE: whether an agent hosts the store, and all workers are its clients."""
     hosts_store: bool = False
-    """This agent must host it; False also behind those of torch's handlers that do so themselves."""
+    """Whether this agent must host the store; False also for torch's handlers that host it themselves."""
     node_index: int = 0
     """The index this node joined with (--node-rank), which decides the order of ranks."""
     checkpoint: Checkpoint | None = None
-    """From which the workers can resume."""
+    """The checkpoint from which the workers can resume."""
     lineage: int = 0
-    """Of the snapshots that are saved in it; 0: none can be, for the nodes cannot agree on one."""
+    """Lineage of the snapshots that are saved in it. 0 means that none can be, because the nodes cannot agree on one.
+    """
     snapshot: Generation | None = None
-    """The one that all ranks continue."""
+    """The snapshot that all ranks continue."""
     source: Source | None = None
-    """Where this node's part of it is, if this node has none."""
+    """Where this node's part of the snapshot is, if this node has none."""
     neighbour: Source | None = None
-    """The node that gets copies of this one's snapshots; None: no node does."""
+    """The node that gets copies of this one's snapshots; None if no node does."""
     repeats: int = 0
-    """How often attempts have failed of the cause that ended the last one, with no progress between."""
+    """How often attempts have failed because of the last one's cause, without progress in between."""
 
 
 def find_lineage(round_number: int, leader_id: str) -> int:
-    """Return the lineage of a round: of two leaders that use the same number, each has another."""
+    """Return the lineage of a round. Two leaders that use the same number have different lineages."""
     return (round_number % (1 << 32)) << 20 | zlib.crc32(leader_id.encode()) >> 12
 
 
 def choose_base(holdings: Iterable[Holding], size: int, known: Generation | None = None) -> Generation | None:
-    """Choose the newest generation of which every part is held by a node, in its own memory or as a copy.
+    """Choose the newest generation of which nodes hold every part, in their own memory or as a copy.
 
-    Of a replicated one any part serves all ranks. It is not enough, though, if a node that is here has saved others in
-    that round and not this one: an older one may then be complete. Nor if the next round has as many nodes, and an
-    older one is complete: the ranks' random numbers and loaders are in the missing parts.
+    If a generation is replicated, any part serves all ranks. There are two exceptions. A node that is present may have
+    saved other generations in that round but not this one; then an older one may be complete. Or the next round may
+    have as many nodes, and an older one be complete: the missing parts have the ranks' random numbers and loaders.
 
     Args:
-        holdings: of all nodes that may take part.
+        holdings: those of all nodes that may take part.
         size: how many nodes the next round has.
-        known: the newest that all ranks of the last round had. If that round continued it without a part, a node that
-            comes back with an older one does not take the job back.
+        known: the newest generation that all ranks of the last round had. If that round continued it without a part, a
+            returning node with an older one does not take the job back.
     """
     parts: dict[tuple[int, int], set[int]] = {}
     owners: dict[int, set[int]] = {}

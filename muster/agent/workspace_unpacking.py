@@ -11,13 +11,13 @@ from muster.agent.errors import EnvironmentFault
 def unpack_workspace(bundle_path: str, into_dir: str) -> None:
     """Unpack a workspace bundle into a folder; other files in it stay.
 
-    Nothing is written outside `into_dir`: names are checked, and no entry is written through a symbolic link, neither
-    one of the archive (links are made last) nor one that was there before (it is replaced). Links themselves may point
-    anywhere, as they did where they were packed.
+    Nothing is written outside `into_dir`. Names are checked, and no entry is written through a symbolic link. Links of
+    the archive are made last, and links that existed before are replaced. Links themselves may point anywhere, as they
+    did where they were packed.
 
     Args:
         bundle_path: a tar.gz of `schedulers/workspace/packing.py`.
-        into_dir: created when missing.
+        into_dir: created if missing.
 
     Raises:
         EnvironmentFault: the bundle is missing or broken, or the folder cannot be written.

@@ -1,9 +1,9 @@
 """Finds the class of a failure's cause, of `_shared.verdicts.causes`: one pure function of what is known of one worker.
 
-What is certain goes first: what the kernel or a counter says, then the exception, then the last lines, then the signal
-and the exit code. Only a cause has a class of its own: that a peer's connection closed is the network's only where no
-other rank has failed before (`root_cause` orders). CUDA's advice about asynchronous errors, what may be the cause, and
-exceptions raised while another one was handled, are no causes.
+Certain evidence comes first: what the kernel or a counter says, then the exception, the last lines, the signal and the
+exit code. Only a cause has a class of its own. A peer's closed connection is the network's fault only if no other rank
+has failed before (`root_cause` orders). CUDA's advice about asynchronous errors, its guesses at the cause, and
+exceptions raised while another one was handled are not causes.
 """
 
 import errno
@@ -21,10 +21,10 @@ EARLY_S: Final = 30.0
 _USAGE_S: Final = 5.0
 
 _USAGE_CODE: Final = 2
-"""Python's exit code for a script that does not exist, and argparse's for a wrong argument. When stderr was captured,
-its text decides instead."""
+"""Python's exit code for a script that does not exist, and argparse's for a wrong argument. If stderr was captured, its
+text decides instead."""
 _NOT_RUN_ERRNOS: Final = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ENOEXEC)
-"""Of an exec: there is no such program, or it cannot be executed."""
+"""Errors of an exec: there is no such program, or it cannot be executed."""
 _NOT_FOUND_CODES: Final = (126, 127)
 """A shell's exit codes for a command that cannot be executed or is not found."""
 _INTERPRETER_SIGN: Final = re.compile(
@@ -38,7 +38,7 @@ _INTERPRETER_SIGN: Final = re.compile(
 _INTERPRETER_CODES: Final = (1, 2)
 
 _EARLY: Final = ("ImportError", "ModuleNotFoundError", "SyntaxError", "IndentationError", "TabError")
-"""No attempt of the unchanged program can do better."""
+"""Errors of start-up, after which another attempt of the unchanged program cannot succeed."""
 
 _DEVICE_TEXTS: Final = (
     r"uncorrectable ECC|ECC error|fallen off the bus|GPU is lost|NVLink error|hardware (?:failure|error)",
@@ -93,15 +93,15 @@ _PATTERNS: Final = tuple(
         (causes.USAGE, _FILE_TEXTS),
     )
 )
-"""In this order: what says more goes first. A missing file names a path, but so may a peer that is gone."""
+"""Patterns in this order, the more specific first. A missing file names a path, but so may a lost peer."""
 
 _CHECKS: Final = {"devices": causes.DEVICE, "reach": causes.NETWORK}
-"""By the preflight check that has found it."""
+"""Classes by the preflight check that has found the fault."""
 _NO_CAUSE: Final = re.compile(
     r"CUDA_LAUNCH_BLOCKING|asynchronously reported|may be caused by|might be caused by|TORCH_USE_CUDA_DSA|"
     r"Exception ignored in|[Ww]arning: "
 )
-"""Lines that give advice, or tell of what goes on."""
+"""Lines that give advice, or that report progress."""
 _HANDLING: Final = re.compile(
     r"(?m)^(?:During handling of the above exception, another exception occurred|"
     r"The above exception was the direct cause of the following exception):$"
@@ -111,31 +111,31 @@ _EXCEPTION_LINE: Final = re.compile(r"(?m)^[A-Za-z_][\w.]*(?:Error|Exception|Int
 _CRASHES: Final = ("SIGSEGV", "SIGABRT", "SIGILL", "SIGBUS", "SIGFPE", "SIGTRAP", "SIGSYS")
 _SHELL_SIGNALS: Final = {128 + number: name for number, name in ((11, "SIGSEGV"), (6, "SIGABRT"), (4, "SIGILL"),
     (7, "SIGBUS"), (8, "SIGFPE"), (15, "SIGTERM"))}  # fmt: skip
-"""What a shell that ran the program exits with."""
+"""Exit codes of a shell that ran the program, by signal."""
 
 
 @record
 class FoundClass:
-    """The class of a failure, and what it was found by."""
+    """The class of a failure, and the evidence for it."""
 
     cause: str
     """A name of `_shared.verdicts.causes`."""
     evidence: str = ""
-    """The line that says so; "": the end of the process does."""
+    """The line that says so; "" if the end of the process does."""
     early: bool = False
-    """It is a start-up error of the unchanged program, within seconds."""
+    """Whether it is a start-up error of the unchanged program, within seconds."""
 
 
 def classify(
     failure: Failure, run_time_s: float, spawn_errno: int | None = None, kernel: Iterable[KernelLine] = ()
 ) -> FoundClass:
-    """Find the class of what a worker has failed of.
+    """Find the class of a worker's failure.
 
     Args:
-        failure: of one worker; its class is not read.
+        failure: that of one worker; its class is not read.
         run_time_s: seconds from the worker's start to its end.
-        spawn_errno: of the call that could not start it; None when it was started.
-        kernel: what the kernel's log has said since it was started.
+        spawn_errno: the error of the call that could not start it; None if it was started.
+        kernel: what the kernel's log has said since the worker was started.
     """
     if failure.hung:
         return FoundClass(cause=causes.HANG)
@@ -153,7 +153,7 @@ def classify(
 
 
 def _find_certain(failure: Failure, kernel: tuple[KernelLine, ...]) -> FoundClass | None:
-    """Return what the kernel says, which no text of the program contradicts."""
+    """Return what the kernel says, which no text of the program can contradict."""
     killed = next((line for line in kernel if line.cause == causes.HOST_OOM and line.pid == failure.pid), None)
     if killed is not None:
         return FoundClass(cause=causes.HOST_OOM, evidence=killed.text)
@@ -179,7 +179,7 @@ def _find_usage(failure: Failure, run_time_s: float, spawn_errno: int | None) ->
 
 
 def find_usage_sign(code: int | None, tail: tuple[str, ...]) -> str | None:
-    """Return what Python says of a program that it cannot run, or argparse or click of its arguments; None: nothing."""
+    """Return Python's message about a program that cannot run, or argparse's or click's about arguments; else None."""
     if code == _USAGE_CODE and tail and (": error: " in tail[-1] or tail[-1].startswith("Error: ")):
         return tail[-1]
     if code not in _INTERPRETER_CODES:
@@ -189,7 +189,7 @@ def find_usage_sign(code: int | None, tail: tuple[str, ...]) -> str | None:
 
 
 def _find_by_text(failure: Failure) -> FoundClass | None:
-    """Judge by the exception, else by the last lines; an exception that no pattern knows is the program's."""
+    """Judge by the exception, or else by the last lines. An exception that matches no pattern is the program's."""
     kind = name_exception(failure)
     if kind.rpartition(".")[2] in _EARLY:
         return FoundClass(cause=causes.USAGE, evidence=_first_line(failure.exception or ""))
@@ -214,7 +214,7 @@ def _list_texts(failure: Failure) -> Iterator[str]:
 
 
 def _find_handled(traceback: str) -> str | None:
-    """Return the exception that was being handled when the one that ended the worker was raised: it came first."""
+    """Return the exception that was being handled when the last one was raised, because it came first."""
     first, *others = _HANDLING.split(traceback, maxsplit=1)
     lines = _EXCEPTION_LINE.findall(first) if others else []
     return lines[-1] if lines else None
@@ -237,10 +237,7 @@ def _find_by_end(failure: Failure) -> str:
 
 
 def name_exception(failure: Failure) -> str:
-    """Return the name of what it raised, with its package where Python has printed it: "torch.OutOfMemoryError".
-
-    Else "".
-    """
+    """Return the exception's name, with its package if Python has printed it, as "torch.OutOfMemoryError"; else ""."""
     name = (failure.exception or "").partition(":")[0].strip()
     return name if re.fullmatch(r"[A-Za-z_]\w*(\.\w+)*", name) else ""
 

@@ -1,4 +1,4 @@
-"""Why one worker failed: its exit status, its error file, its last output, and the kernel's memory counters."""
+"""Finds why one worker failed: from its exit status, error file and last output, and the kernel's memory counters."""
 
 import os
 import signal
@@ -23,7 +23,8 @@ from muster.agent.workers.status_page import SlotStatus
 _CRASH_BYTES = 64 << 10
 _EXIT_BYTES = 8
 _KERNEL_S = 60.0
-"""How long before the end of a worker the kernel's log may tell of its cause: what it has survived is none."""
+"""How long before a worker's end the kernel's log may show its cause. What the worker survived for longer is no cause.
+"""
 _WISH_CALLS = {STOP: "muster.worker.give_up", ELSEWHERE: "muster.worker.leave_node"}
 _STACKS_HEADER = "--- stacks of process "
 """Each process that opens a stack file writes this first, see `workers.program`."""
@@ -31,47 +32,47 @@ _STACKS_HEADER = "--- stacks of process "
 
 @record
 class FailedWorker:
-    """What its node knows of one worker that has failed, before any of its files is read."""
+    """What its node knows about a failed worker before any of its files is read."""
 
     round: Round
-    """The one it was started for."""
+    """The round that the worker was started for."""
     local_rank: int
     end: WorkerEnd | None = None
-    """None when no process has ended: the worker could not be started, or it hangs."""
+    """None if no process has ended, because the worker could not be started or hangs."""
     hung_pid: int | None = None
-    """The process of a worker that hangs; None: it has ended or was never started."""
+    """The process of a worker that hangs; None if it has ended or was never started."""
     spawn_errno: int | None = None
-    """Of the call that could not start it."""
+    """The error of the call that could not start the worker."""
     reason: str = ""
-    """One line, when there is no exit status."""
+    """One line, if there is no exit status."""
     check: str = ""
-    """The preflight check that has found it."""
+    """The preflight check that has found the failure."""
     streams: WorkerStreams | None = None
-    """None when there were none yet."""
+    """None if there were no streams yet."""
     stderr_text: str = ""
-    """The end of its stderr, some 64 KiB."""
+    """The end of the worker's stderr, some 64 KiB."""
     stderr_tail: tuple[str, ...] = ()
-    """Its last lines."""
+    """The last lines of stderr."""
     slot: SlotStatus | None = None
-    """What it has reported on the status page."""
+    """What the worker has reported on the status page."""
     values: Mapping[str, float] = NO_ITEMS
-    """The numbers that it has reported there, by name."""
+    """The numbers that the worker has reported there, by name."""
     ended_ranks: tuple[int, ...] = ()
-    """Global ranks of this node that had ended with success before."""
+    """Global ranks of this node that had succeeded before."""
     wish: tuple[str, str] | None = None
-    """What the rank has said itself should follow, and why; see `Failure.wish`."""
+    """What the rank itself has requested as follow-up, and why; see `Failure.wish`."""
 
 
 class FailureBuilder:
-    """Builds what is reported of a failed worker."""
+    """Builds the report of a failed worker."""
 
     def __init__(self, *, host: str, clock: Clock, oom: OomWatch, kernel: KernelLog) -> None:
         """Set what all failures of this node share.
 
         Args:
             host: the name of this machine in reports.
-            clock: of the agent's loop.
-            oom: has been reset when the round's workers were started.
+            clock: that of the agent's loop.
+            oom: was reset when the round's workers were started.
             kernel: the kernel's log.
         """
         self._host = host
@@ -125,7 +126,7 @@ class FailureBuilder:
         return add_early_exits(self._add_class(failure, worker), worker.ended_ranks)
 
     def _add_class(self, failure: Failure, worker: FailedWorker) -> Failure:
-        """Add the class of its cause; what we have ended ourselves has none."""
+        """Add the class of the failure's cause; a worker that we have ended has none."""
         if failure.stopped_by_us:
             return failure
         end = worker.end
@@ -135,7 +136,7 @@ class FailureBuilder:
         return replace(failure, cause=found.cause, evidence=found.evidence, early=found.early)
 
     def _date(self, worker: FailedWorker) -> tuple[float, bool]:
-        """Return how long ago it failed, in seconds, and whether it had got a signal of ours before."""
+        """Return how long ago the worker failed, in seconds, and whether it had got a signal of ours before."""
         end, now_s = worker.end, self._clock.now_s()
         if end is None:
             return 0.0, False
@@ -148,7 +149,7 @@ class FailureBuilder:
         return max(0.0, now_s - end.ended_s), signal_age_s is not None
 
     def _find_exception_age_s(self, end: WorkerEnd, streams: WorkerStreams | None, now_s: float) -> float | None:
-        """Return the seconds since the worker recorded its exception, or its exit code; None: it recorded none."""
+        """Return the seconds since the worker recorded its exception or its exit code; None if it recorded none."""
         written_s = [os.stat(path).st_mtime for path in _list_records(streams) if os.path.exists(path)]
         if not written_s:
             return None
@@ -159,21 +160,21 @@ class FailureBuilder:
     def _find_oom(self, code: int) -> OomEvidence | None:
         """Return the evidence of an OOM kill that explains the failure.
 
-        A counted kill may have hit a child, whose parent then failed; a guess must explain a SIGKILL.
+        A counted kill may have hit a child, whose parent then failed. A guess must explain a SIGKILL.
         """
         evidence = self._oom.check()
         return evidence if evidence and (evidence.certain or code == -signal.SIGKILL) else None
 
 
 def _list_records(streams: WorkerStreams | None) -> tuple[str, ...]:
-    """Return what a worker writes that begins to end by itself: its exception, or its exit code."""
+    """Return the files in which a worker that begins to end by itself records its exception or exit code."""
     if streams is None or streams.error_file is None:
         return ()
     return streams.error_file, f"{streams.error_file}{LogNames.EXIT_SUFFIX}"
 
 
 def _read_exit_code(streams: WorkerStreams | None) -> int | None:
-    """Return the exit code that it has written down; None: it has raised, or was killed."""
+    """Return the exit code that the worker has recorded; None if it has raised or was killed."""
     try:
         return int(read_regular(_list_records(streams)[1], _EXIT_BYTES))
     except (IndexError, OSError, ValueError):
@@ -181,7 +182,7 @@ def _read_exit_code(streams: WorkerStreams | None) -> int | None:
 
 
 def _find_exception(worker: FailedWorker) -> tuple[str, str | None] | None:
-    """Return exception and traceback, as far as Python has written them anywhere."""
+    """Return exception and traceback, wherever Python has written them."""
     streams = worker.streams
     found = read_error_file(streams.error_file if streams else None)
     found = found or read_stderr(worker.stderr_text or read_crash(streams))

@@ -1,9 +1,9 @@
 """Detects that this node's workers hang, from the CPU time and the bytes written in the workers' sessions.
 
-A step or phase that the worker reports through `muster.worker` counts, and a step of an optimizer where the script
-reports none. All that a process of a worker's session writes counts too: to a log file, an inherited console, a pipe, a
-checkpoint. What it reads does not: a thread that polls a pipe or /proc once a second goes on reading while everything
-else hangs, and a worker that reads something useful also computes or writes.
+A step or phase that the worker reports through `muster.worker` counts as activity, and so does an optimizer's step if
+the script reports none. All that a process of a worker's session writes also counts: to a log file, an inherited
+console, a pipe, a checkpoint. What it reads does not count. A thread that polls a pipe or /proc once a second continues
+to read while everything else hangs, and a worker that reads something useful also computes or writes.
 """
 
 from collections.abc import Callable, Mapping
@@ -24,15 +24,15 @@ if TYPE_CHECKING:  # only for --hang-timeout auto
     from muster.agent.diagnosis.hangs.limits import LearnedLimits
 
 _LONGEST_INTERVAL_S = 5.0
-"""Between two looks."""
+"""The longest time between two looks."""
 _LEAST_WAIT_S = 60.0
-"""A worker that waits for less is not said to hang, however short the timeout of its process group is."""
+"""A worker that waits for less is not reported to hang, however short the timeout of its process group is."""
 STILL_S = 50.0
-"""After so long it is said for the first time that workers stand still, and then at intervals that double."""
+"""After this time it is first reported that workers stand still, and then at intervals that double."""
 STILL_FACTOR = 5.0
-"""And not before so many times the longest time that they have stood still before."""
+"""The report comes only after this many times the longest standstill before."""
 _WAITING_SHARE = 0.1
-"""CPU share that other threads of a worker may use while it waits in a collective."""
+"""CPU share that a worker's other threads may use while it waits in a collective."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,23 +42,28 @@ class Activity:
     captured_bytes: int
     """Output that the agent captured."""
     processes: Mapping[ProcessKey, Reading]
-    """All processes of the worker's session; empty where there is no /proc."""
+    """All processes of the worker's session; empty on systems without /proc."""
     progress_ns: int | None = None
-    """When the worker last reported a step or phase through `muster.worker`, or, where its script reports no steps, an
-    optimizer of it did one; None: never."""
+    """When the worker last reported a step or phase through `muster.worker`; None if never.
+
+    If its script reports no steps, the last step of an optimizer counts.
+    """
     phase: str = ""
-    """The innermost phase that it has named with `muster.worker.phase`."""
+    """The innermost phase that the worker has named with `muster.worker.phase`."""
     collectives: tuple[int, ...] | None = None
-    """Changes whenever the worker enters or completes a collective; None: it has entered none, as far as is known."""
+    """Changes whenever the worker enters or completes a collective; None if it is not known to have entered any."""
 
     launches: tuple[int, ...] | None = None
-    """Changes whenever the ranks of an NCCL communicator, which have launched different numbers of operations, launch
-    one; None: there is none, as far as is known."""
+    """Changes whenever ranks of an NCCL communicator, having launched different numbers of operations, launch one.
+
+    None means that there is no such communicator, as far as is known.
+    """
 
     timeout_s: float = 0.0
-    """torch ends it soon: the timeout of a collective that it waits in; 0: none ends soon, as far as is known."""
+    """The timeout of a collective for which torch will soon end the waiting worker; 0 if none ends soon, as far as is
+    known."""
     is_waiting: bool = False
-    """It is in a collective, or in `init_process_group`."""
+    """Whether it is in a collective, or in `init_process_group`."""
 
     @property
     def is_judged_by_output(self) -> bool:
@@ -67,25 +72,27 @@ class Activity:
 
 
 class StandStill:
-    """Since when all workers of a node stand still: long before they count as hung, while nothing is learned yet. Pure.
+    """Finds since when all workers of a node stand still. Pure.
+
+    This is long before they count as hung, and does not need anything learned.
 
     A worker stands still if it does no step, enters and completes no collective, uses no CPU time, and writes and loads
-    nothing. While it waits in a collective, other threads of it may write and use a little CPU time. So one that
-    computes, compiles, loads its data or saves a checkpoint does not stand still, and the watch says nothing.
+    nothing. While it waits in a collective, its other threads may write and use a little CPU time. So a worker that
+    computes, compiles, loads its data or saves a checkpoint does not stand still, and the watch reports nothing.
     """
 
     def __init__(self) -> None:
         self.for_s = 0.0
-        """For how long all of them have stood still; 0: one does not, or none runs."""
+        """How long all of them have stood still; 0 if one does not, or if none runs."""
         self._before: Mapping[int, Activity] = {}
         self._before_s = 0.0
         self._since_s: dict[int, float] = {}
-        """By local rank, of those that run."""
+        """By local rank, for those that run."""
         self._longest_s = 0.0
         self._said_s = 0.0
 
     def record(self, activities: Mapping[int, Activity], now_s: float) -> None:
-        """Record what a look has found, by local rank."""
+        """Record the result of a look, by local rank."""
         took_s = now_s - self._before_s
         before, self._before, self._before_s = self._before, activities, now_s
         self._since_s = {
@@ -97,14 +104,16 @@ class StandStill:
             self._longest_s = max(self._longest_s, last_s)
 
     def forget(self) -> None:
-        """Forget the last look: the workers could not be looked at, and may not have been able to work."""
+        """Forget the last look, because the workers could not be looked at, and perhaps could not work."""
         self._before = {}
 
     def find_due_s(self, limit_s: float) -> float | None:
-        """Return how long they have stood still, if that is to be said now; 0: they did, and go on; None: nothing.
+        """Return how long they have stood still, if that must be reported now.
+
+        Return 0 if they continue, and None without a report.
 
         Args:
-            limit_s: after which workers that are quiet count as hung: it is no use to say it just before.
+            limit_s: the time after which quiet workers count as hung; a report just before is of no use.
         """
         if self.for_s < self._said_s:
             self._said_s = 0.0
@@ -140,16 +149,16 @@ class HangWatch:
         Args:
             loop: where callbacks run.
             limit_s: seconds without activity after which the workers hang; unused with `limits`.
-            limits: learn the limit, see there.
-            read: reads the activity of the live workers, and calls back on the loop with it by local rank; empty
-                when none run. While it has not called back there is no verdict, and the time does not count. Its
-                first argument is for how many seconds the worker that is idle for longest has been so, its second for
-                how many none has shown anything but CPU time.
+            limits: learns the limit, see there.
+            read: reads the activity of the live workers, and calls back on the loop with it by local rank; empty when
+                none run. Until it has called back there is no verdict, and the time does not count. Its first argument
+                is how many seconds the longest idle worker has been idle. Its second argument is for how many seconds
+                no worker has shown anything but CPU time.
             on_idle: called with what the workers have not done, and for how long (see `describe_idleness`), at the
                 limit and after each further `limit_s`; with None when a worker is active again. The second argument
-                says that torch is about to end a worker, whatever the others do.
-            on_still: called with for how long all workers have stood still, now and then, before that is a hang; and
-                with 0 when they go on (see `StandStill`).
+                says whether torch is about to end a worker, whatever the others do.
+            on_still: called now and then, before a standstill is a hang, with how long all workers have stood still;
+                called with 0 when they continue (see `StandStill`).
         """
         self._loop = loop
         self._limit_s = limit_s
@@ -158,14 +167,14 @@ class HangWatch:
             _LONGEST_INTERVAL_S if limits is not None else min(_LONGEST_INTERVAL_S, max(0.05, limit_s / 10))
         )
         self._phase = ""
-        """At the last look."""
+        """The phase at the last look."""
         self._last_look: Mapping[int, Activity] = {}
         self._busy_s = loop.clock.now_s()
-        """When a worker was last seen to use CPU time or write anything."""
+        """When a worker was last seen to use CPU time or to write anything."""
         self._longest_quiet_s = 0.0
-        """Of the pause that goes on."""
+        """The longest quiet part of the current pause."""
         self._shown: Mapping[int, Activity] = {}
-        """At the last look."""
+        """The activities at the last look."""
         self._shown_s = loop.clock.now_s()
         """When a worker last showed more than CPU time."""
         self._read = read
@@ -187,7 +196,7 @@ class HangWatch:
 
     @property
     def still_s(self) -> float:
-        """For how long all workers have stood still, as the last look saw it; or for how long they have hung."""
+        """How long all workers have stood still, as the last look saw it, or how long they have hung."""
         return max(self._still.for_s, self._loop.clock.now_s() - self._active_s if self._idle else 0.0)
 
     def close(self) -> None:
@@ -245,9 +254,10 @@ class HangWatch:
             self._on_still(due_s)
 
     def _find_timeout_s(self, activities: Mapping[int, Activity], now_s: float) -> float:
-        """Return the timeout after which torch ends one of these workers soon; 0: none.
+        """Return the timeout after which torch will soon end one of these workers; 0 if it ends none.
 
-        A worker that does something else while it waits does not count: perhaps another thread of it waits for orders.
+        A worker that does something else while it waits does not count, because perhaps another of its threads waits
+        for orders.
         """
         waits = (rank for rank in activities if now_s - self._baselines[rank].at_s >= _LEAST_WAIT_S)
         return max((activities[rank].timeout_s for rank in waits), default=0.0)
@@ -291,10 +301,10 @@ class HangWatch:
 
 
 def _has_moved(before: Activity, now: Activity, allowed_s: float) -> bool:
-    """Return whether the worker was active in between. The strongest signs that it has decide for it.
+    """Return whether the worker was active in between, by the strongest signs that it shows.
 
-    A worker that waits in a collective may print from another thread, and one that loops for ever uses the CPU: output
-    and CPU time count only while the worker has shown neither collectives nor steps.
+    A worker that waits in a collective may print from another thread, and one that loops for ever uses the CPU. So
+    output and CPU time count only while the worker has shown neither collectives nor steps.
     """
     if before.progress_ns != now.progress_ns or before.collectives != now.collectives:
         return True
@@ -328,10 +338,10 @@ def _has_written(before: Activity, now: Activity) -> bool:
 
 
 def describe_idleness(idle_s: float, activities: Mapping[int, Activity], learned: str = "") -> str:
-    """Describe what idle workers have not done, as far as it was measured; a clause that follows a worker's name.
+    """Describe what idle workers have not done, as far as it was measured, in a clause that follows a worker's name.
 
     Args:
-        idle_s: for how long, in seconds.
+        idle_s: how long they have been idle, in seconds.
         activities: the last reading, by local rank.
         learned: follows the name of the option: " auto: ...".
     """
@@ -348,6 +358,6 @@ def describe_idleness(idle_s: float, activities: Mapping[int, Activity], learned
 
 
 def describe_timeout(timeout_s: float) -> str:
-    """Return why idle workers count as hung before the limit; like `describe_idleness`."""
+    """Return why idle workers count as hung before the limit, in a clause like that of `describe_idleness`."""
     limit = f"its process group's timeout of {timeout_s:.0f} s"
     return f"hung: torch would soon end a rank that waits, at {limit} (--hang-timeout)"

@@ -1,10 +1,10 @@
-"""Finds the ranks that keep the others waiting, from the flight recorders and stacks of a job that hangs. Pure.
+"""Finds the ranks that block the others, from the flight recorders and stacks of a job that hangs. Pure.
 
-Where the recorders name one (`hangs.collectives`), that counts, else whom NCCL's own monitor names (`hangs.launches`),
-and the stack says at which line the rank is. Else the stacks alone: most hangs are one rank that does not enter the
-collective that all others wait in. Its stack shows it: the others are inside `torch.distributed`, it is elsewhere. If
-all are inside, those are named that wait elsewhere than most.
-What the stacks do not show is not guessed: where all ranks are at one place, or most at different ones, none is named.
+If the recorders name a rank (`hangs.collectives`), that rank counts; otherwise the one that NCCL's own monitor names
+(`hangs.launches`). The stack then says at which line the rank is. If neither names one, the stacks alone decide. In
+most hangs one rank does not enter the collective in which all others wait. The stacks show this: the others are inside
+`torch.distributed`, and that rank is elsewhere. If all are inside, the ranks are named that wait elsewhere than most.
+What the stacks do not show is not guessed: if all ranks are at one place, or most at different ones, none is named.
 """
 
 import re
@@ -17,25 +17,25 @@ from muster.agent.diagnosis.hangs.collectives import Finding, find_cause
 
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]*)", line (?P<line>\d+)(?: in (?P<function>.*))?$')
 _WAITING = ("/torch/distributed/", "/torch/nn/parallel/", "/torch/autograd/")
-"""Folders of the functions in which a rank waits for its peers; the last for the collectives of a backward pass."""
+"""Folders of the functions in which a rank waits for its peers; the last is for the collectives of a backward pass."""
 _WRAPPERS = ("wrapper", "_fn", "inner", "decorate_context", "wait")
-"""Functions of torch that call the one the user named."""
+"""Functions of torch that call the one that the user named."""
 _PAIRED = ("send", "recv", "send_object_list", "recv_object_list")
-"""Calls whose peer makes another call. Gloo's recorder does not have them."""
+"""Calls whose peer makes another call. Gloo's recorder does not contain them."""
 _LOADING = "/torch/utils/data/"
 _LIBRARIES = ("/torch/", "/lib/python", "<frozen ")
 
 
 @record
 class HangCause:
-    """The ranks that keep the others waiting."""
+    """The ranks that block the others."""
 
     ranks: frozenset[int]
     clause: str
     """Follows the ranks' name: "did not enter all_reduce (main.py:7), where ranks 0, 2 wait; last seen at x.py:6"."""
     waiting: frozenset[int]
     age_s: float = 0.0
-    """For how long these have waited; 0: not known."""
+    """How long these have waited; 0 if unknown."""
 
 
 @record
@@ -43,13 +43,13 @@ class _Place:
     """Where the main thread of a rank is."""
 
     is_waiting: bool
-    """In a function of torch that waits for other ranks."""
+    """Whether it is in a function of torch that waits for other ranks."""
     function: str
-    """That function; else the innermost function of the program."""
+    """That function, or else the innermost function of the program."""
     where: str
-    """`main.py:7`: the innermost line of the program itself, else the innermost of all."""
+    """`main.py:7`: the innermost line of the program itself, or else the innermost of all."""
     is_loading: bool = False
-    """It waits for its DataLoader."""
+    """Whether it waits for its DataLoader."""
 
     def describe(self) -> str:
         """Return a text such as `at main.py:7`."""
@@ -57,7 +57,7 @@ class _Place:
 
 
 def explain_hang(stacks: Iterable[Stack]) -> HangCause | None:
-    """Name the ranks that keep the others waiting; None when flight recorders, NCCL's monitor and stacks show none."""
+    """Name the ranks that block the others; None if flight recorders, NCCL's monitor and stacks show none."""
     stacks = tuple(stacks)
     places = {stack.global_rank: place for stack in stacks if (place := _find_place(stack.text)) is not None}
     views = [stack.view for stack in stacks if stack.view is not None]
@@ -94,7 +94,7 @@ def _explain_stacks(places: "dict[int, _Place]") -> HangCause | None:
 
 
 def describe_places(stacks: Iterable[Stack]) -> str | None:
-    """Return where most of the ranks are, `ranks 0-1 are at main.py:7`; None when no stack shows it."""
+    """Return where most of the ranks are: `ranks 0-1 are at main.py:7`; None if no stack shows it."""
     places = {stack.global_rank: place.describe() for stack in stacks if (place := _find_place(stack.text)) is not None}
     if not places:
         return None
@@ -104,7 +104,7 @@ def describe_places(stacks: Iterable[Stack]) -> str | None:
 
 
 def _add_places(found: Finding, places: "dict[int, _Place]", *, shows_function: bool = False) -> HangCause:
-    """Add the line at which the named ranks were seen last, and the function in which they wait there."""
+    """Add the line at which the named ranks were last seen, and the function in which they wait there."""
     seen = Counter(
         places[rank].describe()
         + (f", in {places[rank].function}" if shows_function and places[rank].is_waiting else "")
@@ -130,7 +130,7 @@ def _find_minority(waiting: dict[int, _Place]) -> HangCause | None:
 
 
 def _describe_absence(count: int, waiting: dict[int, _Place]) -> str:
-    """Return a text such as `did not enter barrier (main.py:7), where rank 0 waits`, of so many ranks."""
+    """Return a text such as `did not enter barrier (main.py:7), where rank 0 waits`, for this many ranks."""
     function, where = _find_usual(waiting)
     if function not in _PAIRED:
         return f"did not enter {_describe_wait(waiting)}"
@@ -141,7 +141,7 @@ def _describe_absence(count: int, waiting: dict[int, _Place]) -> str:
 def _describe_wait(waiting: dict[int, _Place]) -> str:
     """Return where ranks wait, `all_reduce (main.py:7), where ranks 0, 2 wait`.
 
-    Of several places, the most frequent one.
+    If there are several places, name the most frequent one.
     """
     function, where = _find_usual(waiting)
     ranks = name_ranks(waiting)
@@ -149,7 +149,7 @@ def _describe_wait(waiting: dict[int, _Place]) -> str:
 
 
 def _find_usual(waiting: dict[int, _Place]) -> tuple[str, str]:
-    """Return the function and the line at which most wait."""
+    """Return the function and the line at which most ranks wait."""
     return Counter((place.function, place.where) for place in waiting.values()).most_common(1)[0][0]
 
 
@@ -172,7 +172,7 @@ def _is_of_program(frame: "re.Match[str]") -> bool:
 
 
 def _find_place(text: str) -> _Place | None:
-    """Return where the main thread is; None when the text has no frame of it."""
+    """Return where the main thread is; None if the text has no frame of it."""
     frames = _find_frames(text)
     if not frames:
         return None

@@ -1,6 +1,6 @@
-"""What the kernel's log says of failures: a device that is lost, a process that was killed for memory.
+"""Reads what the kernel's log says of failures: a lost device, or a process that was killed for memory.
 
-`/dev/kmsg` needs a right that containers seldom have; where it cannot be read nothing is known. Loaded by a failure.
+`/dev/kmsg` needs a right that containers seldom have; if it cannot be read, nothing is known. Loaded at a failure.
 
 Source: Documentation/ABI/testing/dev-kmsg: one record per read, "priority,number,microseconds,flags;text".
 """
@@ -16,14 +16,14 @@ from muster._shared.verdicts.causes import DEVICE, HOST_OOM
 
 _RECORD_BYTES: Final = 8192
 _MOST_RECORDS: Final = 20_000
-"""A log has a megabyte or less in most kernels."""
+"""In most kernels a log has a megabyte or less."""
 
 _MOST_KEPT: Final = 64
 
 _XID: Final = re.compile(r"NVRM: Xid \(([^)]*)\): (\d+)")
 _PROGRAM_XIDS: Final = frozenset({13, 31, 43, 45, 68, 69})
-"""Faults of the program (an illegal address, an exception of a kernel), and what follows from the end of one.
-Source: NVIDIA's catalogue of Xid errors."""
+"""Faults of the program (an illegal address, an exception of a kernel), and what follows from a program's end. Source:
+NVIDIA's catalogue of Xid errors."""
 _DEVICE: Final = re.compile(
     r"NVRM: .*fallen off the bus|NVRM: .*GPU .* lost|nvidia-nvswitch.*SXid|Uncorrected hardware error|"
     r"amdgpu.*(?:GPU reset begin|uncorrectable)|mlx5_core.*(?:health|fatal|Link down)|AER: Uncorrected"
@@ -33,17 +33,17 @@ _KILLED: Final = re.compile(r"(?:Out of memory|Memory cgroup out of memory|OOM)\
 
 @record
 class KernelLine:
-    """One line of the log that tells of a failure."""
+    """One line of the log about a failure."""
 
     cause: str
     """`causes.DEVICE` or `causes.HOST_OOM`."""
     text: str
     pid: int | None = None
-    """The process that was killed for memory, by the number it has on the machine."""
+    """The process that was killed for memory, by its number on the machine."""
 
 
 def find_kernel_lines(records: Iterable[bytes]) -> Iterator[tuple[float, KernelLine]]:
-    """Find the lines that tell of a failure, each with its time (CLOCK_MONOTONIC); records as the device gives them."""
+    """Find the lines about failures, each with its time (CLOCK_MONOTONIC), in records as the device gives them."""
     for each in records:
         head, _, body = each.partition(b";")
         words = head.split(b",")
@@ -55,7 +55,7 @@ def find_kernel_lines(records: Iterable[bytes]) -> Iterator[tuple[float, KernelL
 
 
 def parse_kernel_text(text: str) -> KernelLine | None:
-    """Return what one line says; None: nothing of a failure."""
+    """Return what one line says; None if it says nothing about a failure."""
     text = text.strip()[:400]
     killed = _KILLED.search(text)
     if killed:
@@ -67,17 +67,17 @@ def parse_kernel_text(text: str) -> KernelLine | None:
 
 
 class KernelLog:
-    """Reads the log. What was there before `skip` is not read: the log of a machine may take some 10 ms.
+    """Reads the log. What was there before `skip` is not read, because the log of a machine may take some 10 ms.
 
     Args:
-        path: of the device.
+        path: the device's.
     """
 
     def __init__(self, path: str = "/dev/kmsg") -> None:
         self._path = path
         self._opened: int | None = None
         self._found: deque[tuple[float, KernelLine]] = deque(maxlen=_MOST_KEPT)
-        """The last ones: several workers fail of one."""
+        """The last lines, because several workers may fail because of one."""
 
     def skip(self) -> None:
         """Read only what comes from now on."""
@@ -86,7 +86,7 @@ class KernelLog:
             os.lseek(opened, 0, os.SEEK_END)
 
     def read(self, since_s: float) -> tuple[KernelLine, ...]:
-        """Return what it says since then (CLOCK_MONOTONIC); nothing where it cannot be read."""
+        """Return what the log has said since then (CLOCK_MONOTONIC); nothing if it cannot be read."""
         opened = self._open()
         if opened is not None:
             self._found.extend(find_kernel_lines(_read_records(opened)))

@@ -1,7 +1,7 @@
 """Finds out from the cgroup's counters whether the kernel killed a process for memory.
 
 A SIGKILL that the agent did not send has few possible senders. The counter of OOM kills in the worker's own cgroup
-proves one; a limit that was reached, or a kill anywhere on the machine, only makes it likely and is called a guess.
+proves an OOM kill. A reached limit, or a kill anywhere on the machine, only makes one likely and is called a guess.
 """
 
 from muster._shared.reports import OomEvidence
@@ -18,7 +18,7 @@ class OomWatch:
         self._memory = memory
 
     def check(self) -> OomEvidence | None:
-        """Return the evidence of an OOM kill since the reset; None when there is none."""
+        """Return the evidence of an OOM kill since the reset; None if there is none."""
         before, now, cgroup = self._memory.before, self._memory.read(), self._memory.cgroup
         if cgroup is not None and now.kills is not None and before.kills is not None and now.kills > before.kills:
             name = "memory.events" if cgroup.version == 2 else "memory.oom_control"
@@ -41,7 +41,7 @@ def _describe(cgroup: MemoryCgroup | None, *, certain: bool, source: str) -> Oom
 
 
 def find_limit(cgroup: MemoryCgroup) -> tuple[int, str] | None:
-    """Return the lowest limit of the cgroup and those above it, and its folder; None: unlimited."""
+    """Return the lowest limit of the cgroup and those above it, and its folder; None if unlimited."""
     name = "memory.max" if cgroup.version == 2 else "memory.limit_in_bytes"
     limits = [(limit, folder) for folder in cgroup.folders if (limit := read_number(f"{folder}/{name}")) is not None]
     limits = [(limit, folder) for limit, folder in limits if limit < _UNLIMITED_BYTES]

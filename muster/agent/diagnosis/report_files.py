@@ -1,4 +1,4 @@
-"""The report in files: torch's error file, `report.json`, and the termination message that Kubernetes keeps."""
+"""Writes the report to files: torch's error file, `report.json`, and the termination message that Kubernetes keeps."""
 
 import contextlib
 import json
@@ -17,7 +17,7 @@ from muster.agent.logs import open_own
 def write_torch_error_file(report: Report, path: str) -> None:
     """Write the root cause as torch's agent does to its own TORCHELASTIC_ERROR_FILE, with `errorCode`.
 
-    Source: torch/distributed/elastic/multiprocessing/errors/error_handler.py, dump_error_file. Writes nothing when no
+    Source: torch/distributed/elastic/multiprocessing/errors/error_handler.py, dump_error_file. Write nothing if no
     failure is known.
 
     Raises:
@@ -33,11 +33,11 @@ def write_torch_error_file(report: Report, path: str) -> None:
 
 
 def build_torch_error(root: Failure, stack: str = "") -> dict[str, object]:
-    """Build torch's error format for one failure; keeps what the worker itself recorded if it can be read here.
+    """Build torch's error format for one failure. Keep what the worker itself recorded if it can be read here.
 
     Args:
         root: the failure.
-        stack: of a worker that hung.
+        stack: the stack of a worker that hung.
     """
     data = load_error_file(root.error_file) or {}
     message = data.get("message")
@@ -52,7 +52,7 @@ def build_torch_error(root: Failure, stack: str = "") -> dict[str, object]:
 
 
 def _get_torch_code(failure: Failure) -> int:
-    """Return the exit code, or a signal's number, negative."""
+    """Return the exit code, or the negated number of a signal."""
     import signal
 
     if failure.signal is None:
@@ -72,7 +72,7 @@ def write_report(report: Report, path: str) -> None:
 
 
 def build_termination_message(report: Report) -> bytes:
-    """Encode the report as JSON of at most `TERMINATION_LOG_LIMIT_BYTES`: the root cause first, the rest as it fits."""
+    """Encode the report as JSON of at most `TERMINATION_LOG_LIMIT_BYTES`: the root cause first, then what fits."""
     root = find_root(report)
     for smaller in _shrink(replace(report, failures=_order_root_first(report, root), stacks=())):
         message = json.dumps(_remove_empty(to_data(smaller)), ensure_ascii=False).encode("utf-8", "backslashreplace")

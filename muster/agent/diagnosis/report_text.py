@@ -1,4 +1,4 @@
-"""A failed job's report, and stacks, as text for people."""
+"""Formats a failed job's report, and stacks, as text for people."""
 
 import textwrap
 import time
@@ -19,18 +19,18 @@ _BREAKPOINT_HINT = (
 )
 _BRIEF_CHARS = 160
 _LISTED = 16
-"""At most so many groups of other failures, or of stacks, are printed; the rest is counted."""
+"""The most groups of other failures, or of stacks, that are printed; the rest is counted."""
 
 
 def format_report(report: Report, *, has_colour: bool = False, printed_as: str | None = None, columns: int = 70) -> str:
-    """Format one page: the root cause, what failed because of it, the stacks of the others. Ends without a newline.
+    """Format one page without a final newline: the root cause, what it made fail, and the stacks of the others.
 
     Args:
         report: the job's.
         has_colour: whether the headline is red.
-        printed_as: the prefix of the root cause's lines on this console, which has its traceback already; None: this
-            console does not have it, or the reader may not see it, so the page shows it.
-        columns: how wide the page is; texts without a blank may be wider.
+        printed_as: the prefix of the root cause's lines on this console, which already has its traceback. None means
+            that this console does not have it, or the reader may not see it, so the page shows it.
+        columns: the width of the page. Texts without a blank may be wider.
     """
     root = find_root(report)
     headline = format_headline(report, columns)
@@ -109,7 +109,7 @@ def _format_failure(failure: Failure, printed_as: str | None, columns: int) -> I
 
 
 def _refer_to_traceback(failure: Failure, traceback: str, printed_as: str, columns: int) -> Iterator[str]:
-    """Say what was raised and where; the rest stands above on the same console."""
+    """Name what was raised and where; the rest is further up on the same console."""
     if failure.exception:
         yield from _wrap("  exception : ", failure.exception, columns)
     place = find_place(traceback)
@@ -131,7 +131,7 @@ def _format_texts(failure: Failure, columns: int) -> Iterator[str]:
 
 
 def _wrap(label: str, text: str, columns: int) -> Iterator[str]:
-    """Return one field; its further lines are indented below the first."""
+    """Return one field, with its further lines indented below the first."""
     width = max(columns, len(label) + 20)
     for paragraph in text.splitlines() or [""]:
         for line in textwrap.wrap(paragraph, width - len(label), break_long_words=False, break_on_hyphens=False) or [
@@ -142,7 +142,7 @@ def _wrap(label: str, text: str, columns: int) -> Iterator[str]:
 
 
 def describe_class(failure: Failure) -> str:
-    """Describe the class of its cause, and the line that it was found by if the report does not show that anyway."""
+    """Describe the class of the failure's cause, and its evidence if the report does not show that anyway."""
     name, evidence = name_class(failure.cause), failure.evidence
     is_shown = not evidence or evidence in (failure.exception or "") or evidence in failure.reason or failure.oom
     return name if is_shown else f"{name} ({evidence})"
@@ -177,7 +177,7 @@ def _format_others(title: str, failures: list[Failure], columns: int, *, with_en
 
 
 def _describe_briefly(failure: Failure, *, plural: bool) -> str:
-    """Return how it ended, or the beginning of its exception."""
+    """Return how the failure ended the worker, or the beginning of its exception."""
     if not failure.exception:
         return failure.describe_end(plural=plural)
     text = failure.exception.splitlines()[0]
@@ -188,7 +188,7 @@ def _describe_briefly(failure: Failure, *, plural: bool) -> str:
 
 
 def _format_hint(root: Failure, columns: int) -> Iterator[str]:
-    """Return what to do about failures whose text does not say it."""
+    """Return advice about failures whose text gives none."""
     kind = (root.exception or "").partition(":")[0].rpartition(".")[2]
     if kind == "BdbQuit":
         yield from textwrap.wrap(_BREAKPOINT_HINT, columns, break_long_words=False, break_on_hyphens=False)
@@ -228,12 +228,12 @@ def format_stacks(by_rank: Mapping[int, str], *, missing: int) -> Iterator[str]:
 
 
 def describe_step(step: int | None, total: int | None, optimizer_steps: int | None) -> str | None:
-    """Describe how far a rank is: by what it has reported, else by its optimizer; None: it has done no step.
+    """Describe a rank's progress by its reports, or else by its optimizer; None if it has done no step.
 
     Args:
-        step: the last one that it has reported.
-        total: how many it expects.
-        optimizer_steps: that its busiest optimizer has done.
+        step: the last step that it has reported.
+        total: how many steps it expects.
+        optimizer_steps: the steps that its busiest optimizer has done.
     """
     if step is not None:
         return f"{step} of {total}" if total else f"{step}"
@@ -241,7 +241,7 @@ def describe_step(step: int | None, total: int | None, optimizer_steps: int | No
 
 
 def describe_progress(progress: RankProgress) -> str | None:
-    """Describe how far a rank is, how fast, and what it shows: "812 of 1000, 7.9 a second, loss 0.31"; else None."""
+    """Describe a rank's progress, rate and values: "812 of 1000, 7.9 a second, loss 0.31"; else None."""
     step = describe_step(progress.step, progress.total, progress.optimizer_steps)
     if step is None:
         return None

@@ -1,10 +1,10 @@
-"""Orders failures, names the root cause, builds the job's report. Pure.
+"""Orders failures, names the root cause, and builds the job's report. Pure.
 
 The report's `reason` names the root cause for all readers: the console, `torchx status`, Docker and Kubernetes.
 
-Several ranks often fail because of one. The root cause is the first failure in time that is an error of its own: not an
-end by our signal, nor the complaint that another rank's connection closed. Ranks with the same error failed in the same
-way and are no collateral. In a hang it is the rank that is not where the others wait.
+Several ranks often fail because of one. The root cause is the first failure in time that is an error of its own, and
+neither an end by our signal nor the complaint that another rank's connection closed. Ranks with the same error failed
+in the same way and are no collateral. In a hang the root cause is the rank that is not where the others wait.
 """
 
 import json
@@ -32,7 +32,8 @@ LEFT_OUT = "(left out: the report is full)"
 _SHORT_CHARS = 60
 """Characters that are kept of a text that does not fit."""
 _SAME_TIME_S = 1.0
-"""Two ranks whose ends have no text, only an exit code, failed in the same way if they ended so close together."""
+"""Two ranks that ended without text, with only an exit code, failed in the same way if they ended this close together.
+"""
 _SYMPTOMS = (
     "Connection closed by peer",  # gloo
     "Connection reset by peer",
@@ -42,7 +43,7 @@ _SYMPTOMS = (
     "DistNetworkError",
     "failed to recv, got 0 bytes",  # TCPStore
 )
-"""In exceptions of ranks whose peer has ended."""
+"""Texts in exceptions of ranks whose peer has ended."""
 
 
 @record
@@ -57,10 +58,10 @@ class DatedFailure:
 
 
 def order_failures(seen: Iterable[DatedFailure], stacks: Iterable[Stack] = ()) -> tuple[Failure, ...]:
-    """Return the root cause first, then by time; all that did not fail in the same way marked collateral.
+    """Return the root cause first, then the others by time. Mark all that did not fail in the same way as collateral.
 
-    A worker that ended after the agent had sent it a signal is always collateral, however early its node dates it. Of
-    one worker only the first failure counts.
+    A worker that ended after the agent had sent it a signal is always collateral, however early its node dates it. Only
+    the first failure of each worker counts.
     """
     ordered = sorted(seen, key=_get_order)
     unique: dict[tuple[int, int], DatedFailure] = {}
@@ -85,7 +86,7 @@ def _get_order(entry: DatedFailure) -> tuple[bool, bool, float, int]:
 def is_symptom(failure: Failure) -> bool:
     """Return whether the rank says only that a peer is gone.
 
-    Where another failure comes to be known, that is the cause.
+    If another failure becomes known, that is the cause.
     """
     return not failure.reason and any(text in (failure.exception or "") for text in _SYMPTOMS)
 
@@ -94,8 +95,8 @@ def add_early_exits(failure: Failure, ranks: Iterable[int]) -> Failure:
     """Name the ranks that had ended with success when this one lost the connection to a peer.
 
     Args:
-        failure: as collected, or as its node has reported it: that knows of its own ranks only.
-        ranks: more that have ended.
+        failure: as collected, or as reported by its node, which knows only its own ranks.
+        ranks: more ranks that have ended.
     """
     if failure.stopped_by_us or not is_symptom(failure):
         return failure
@@ -105,7 +106,7 @@ def add_early_exits(failure: Failure, ranks: Iterable[int]) -> Failure:
 def _order_hang(failures: list[Failure], stacks: Iterable[Stack]) -> tuple[Failure, ...]:
     """Order the ranks of a hang: those that are not where the others wait come first.
 
-    If there are none, all hang in the same way.
+    If there are no such ranks, all hang in the same way.
     """
     from muster.agent.diagnosis.hang_cause import explain_hang
 
@@ -129,7 +130,7 @@ def _order_hang(failures: list[Failure], stacks: Iterable[Stack]) -> tuple[Failu
 
 
 def _is_same(root: DatedFailure, other: DatedFailure) -> bool:
-    """Return whether the other failed in the same way as the root cause."""
+    """Return whether the other failure happened in the same way as the root cause."""
     first, failure = root.failure, other.failure
     if other is root or first.stopped_by_us:
         return not first.stopped_by_us
@@ -144,19 +145,19 @@ def _is_same(root: DatedFailure, other: DatedFailure) -> bool:
 def find_kind(failure: Failure) -> str:
     """Return the exception's first line without numbers.
 
-    Ranks and sizes differ between ranks that fail in the same way.
+    The numbers of ranks and sizes differ between ranks that fail in the same way.
     """
     return re.sub(r"\d+", "#", failure.exception.splitlines()[0]) if failure.exception else ""
 
 
 def choose_root(seen: Iterable[DatedFailure]) -> Failure | None:
-    """Choose the root cause; None when our own signals ended every worker."""
+    """Choose the root cause; None if our own signals ended every worker."""
     first = min(seen, key=_get_order, default=None)
     return None if first is None or first.failure.stopped_by_us else first.failure
 
 
 def find_root(report: Report) -> Failure | None:
-    """Return the root cause: the first failure that is not collateral; None when no failure is known."""
+    """Return the root cause, the first failure that is not collateral; None if no failure is known."""
     return next((failure for failure in report.failures if not failure.collateral), None) or next(
         iter(report.failures), None
     )
@@ -192,7 +193,7 @@ def _describe_end(failure: Failure, *, plural: bool = False) -> str:
 
 
 def _describe_memory(oom: OomEvidence, *, is_killed: bool) -> str:
-    """Name the OOM killer; a guess is called one."""
+    """Name the OOM killer, and call a guess a guess."""
     if not oom.certain:
         return "possibly out of memory (OOM)"
     limit = f", limit {format_size(oom.limit_bytes, 2)}" if oom.limit_bytes else ""
@@ -231,7 +232,7 @@ def build_report(
 ) -> Report:
     """Build the one report of the job.
 
-    It fits into one message: if it is too long, the texts of the last ranks are left out.
+    It must fit into one message. If it is too long, the texts of the last ranks are omitted.
     """
     seen = tuple(seen)
     ordered = _add_ended(order_failures(seen, stacks), stacks)
@@ -258,7 +259,7 @@ def build_report(
 
 
 def _add_ended(ordered: tuple[Failure, ...], stacks: Iterable[Stack]) -> tuple[Failure, ...]:
-    """Name with the root cause what all nodes know of ranks that have ended without a failure."""
+    """Add to the root cause what all nodes know of ranks that have ended without a failure."""
     failed = {failure.global_rank for failure in ordered}
     views = (stack.view for stack in stacks if stack.view is not None)
     ended = {view.global_rank for view in views if view.state == ENDED} - failed
@@ -275,9 +276,9 @@ def _shorten(failure: Failure) -> Failure:
 
 
 def _renew_cause(final: FinalFailure, ordered: tuple[Failure, ...]) -> FinalFailure:
-    """Describe the root cause as it is known now: when several fail at once, another may have been reported first.
+    """Describe the root cause as it is known now. If several fail at once, another may have been reported first.
 
-    Not where the failure that was final is unknown: after a takeover only failures that it caused may be.
+    This does not apply if the final failure is unknown: after a takeover only failures that it caused may be known.
     """
     is_known = any(failure.global_rank == final.global_rank for failure in ordered)
     if not is_known or ordered[0].collateral:

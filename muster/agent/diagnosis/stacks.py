@@ -1,8 +1,8 @@
 """Collects Python stacks of live workers without disturbing them.
 
-Workers register faulthandler on `workers.program.get_stack_signal()`: a handler in C that writes all threads' stacks
-to the rank's stack file even when the main thread is stuck in native code. A process that has not registered it
-(a `--no-python` program, a worker that is still starting) never gets the signal: it would kill it.
+Workers register faulthandler on `workers.program.get_stack_signal()`. This handler in C writes all threads' stacks to
+the rank's stack file even if the main thread is stuck in native code. A process that has not registered it (a
+`--no-python` program, a worker that is still starting) never gets the signal, which would kill it.
 """
 
 import os
@@ -21,7 +21,7 @@ LIMIT_S = 2.0
 
 _TICK_S = 0.002
 _QUIET_S = 0.004
-"""A dump is complete when its file has not grown for this long: faulthandler writes without pauses."""
+"""A dump is complete when its file has not grown for this long, because faulthandler writes without pauses."""
 
 
 @record
@@ -33,7 +33,7 @@ class StackTarget:
 
 
 class _Dump:
-    """The stacks of one worker: requested when this is made, complete when `is_complete` is true."""
+    """The stacks of one worker: requested when this is made, and complete when `is_complete` is true."""
 
     def __init__(self, target: StackTarget, now_s: float) -> None:
         self.target = target
@@ -46,7 +46,7 @@ class _Dump:
         return self._size_bytes > self._start_bytes
 
     def update(self, now_s: float) -> None:
-        """Check the file. A complete dump does not change: what is written later belongs to another dump."""
+        """Check the file. A complete dump does not change, because what is written later belongs to another dump."""
         if self.is_complete:
             return
         size = _size_bytes(self.target.stack_file)
@@ -58,7 +58,7 @@ class _Dump:
             self.is_complete = processes.read_stat(self.target.pid) is None
 
     def read_text(self) -> str:
-        """Read what the worker has written; "" when it cannot be read."""
+        """Read what the worker has written; "" if it cannot be read."""
         try:
             data = read_regular(self.target.stack_file, self._size_bytes - self._start_bytes, self._start_bytes)
         except OSError:
@@ -90,10 +90,10 @@ def can_dump(pid: int) -> bool:
 
 
 def find_python(targets: Mapping[int, StackTarget]) -> dict[int, StackTarget]:
-    """Find the program below each worker that writes its stacks, where the worker is a shell or another command.
+    """Find the program that writes stacks below each worker that is a shell or another command.
 
     Args:
-        targets: the workers; those with nothing below them that catches the signal are kept.
+        targets: the workers. Those without such a program below them are kept.
     """
     from muster.agent.diagnosis.hangs.sessions import read_sessions
 
@@ -107,10 +107,10 @@ def find_python(targets: Mapping[int, StackTarget]) -> dict[int, StackTarget]:
 
 
 class StackCollector:
-    """Collects the stacks of several workers at once. Requests may overlap: each gets its own answer in its own limit.
+    """Collects the stacks of several workers at once. Requests may overlap: each has its own answer and its own limit.
 
-    A request for a worker that is still writing a dump shares that dump: with a second signal it would write another
-    right behind the first, and the two could not be separated.
+    A request for a worker that is still writing a dump shares that dump. With a second signal the worker would write
+    another dump right behind the first, and the two could not be separated.
     """
 
     def __init__(self, loop: Loop) -> None:
@@ -118,7 +118,7 @@ class StackCollector:
         self._requests: list[_Request] = []
 
     def collect(self, targets: Mapping[int, StackTarget], on_done: Callable[[dict[int, str]], None]) -> None:
-        """Request the stacks of every target; calls back on the loop once, within `LIMIT_S`.
+        """Request the stacks of every target. Call back on the loop once, within `LIMIT_S`.
 
         Args:
             targets: by local rank.
@@ -152,7 +152,7 @@ class StackCollector:
 
 
 def _request_dump(target: StackTarget, now_s: float) -> _Dump | None:
-    """Send the signal; None when the process does not catch it."""
+    """Send the signal; return None if the process does not catch it."""
     number = get_stack_signal()
     if number is None or not can_dump(target.pid):
         return None
@@ -173,7 +173,7 @@ def _size_bytes(path: str) -> int:
 
 
 def group_stacks(texts: Mapping[int, str]) -> list[tuple[tuple[int, ...], str]]:
-    """Group ranks with equal stacks, in order of their first rank; thread ids are ignored."""
+    """Group ranks with equal stacks, in order of their first rank. Thread ids are ignored."""
     groups: dict[str, list[int]] = {}
     first: dict[str, str] = {}
     for rank in sorted(texts):

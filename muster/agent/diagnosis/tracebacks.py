@@ -1,7 +1,7 @@
-"""What Python and torch write of an exception: error files, tracebacks, fatal errors, faulthandler's stacks. Text only.
+"""Parses what Python and torch write of an exception: error files, tracebacks, fatal errors, faulthandler's stacks.
 
 A program writes the same traceback in several places: on stderr, there again with torch's `[rank2]: ` before each line,
-and in the error file. Readers get it once, and without frames that are not theirs.
+and in the error file. Readers see it once, and without frames that are not theirs.
 """
 
 import re
@@ -19,24 +19,25 @@ _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)
 _OWN_FRAMES = "muster/agent/workers/"
 """Our frames at the outer end of a stack, which explain nothing."""
 _FORK_FRAMES = "muster/elastic/fork/"
-"""In a fork of the program that started the job: outside of them is that program, as it started the job."""
+"""Frames in a fork of the program that started the job. Outside of them is that program, at the place where it started
+the job."""
 _CURRENT = "Current thread 0x"
 _THREADS = ("Thread 0x", _CURRENT)
 _WAITING_FILES = ("/threading.py", "/queue.py", "/selectors.py", "/multiprocessing/connection.py", "/futures/thread.py")
 _WAITING_FUNCTIONS = ("wait", "_wait_for_tstate_lock", "join", "get", "select", "poll", "_poll", "_worker", "_recv")
-"""Of these files, at the inner end of a thread that waits for another."""
+"""Functions of these files at the inner end of a thread that waits for another."""
 _FORMATTING = ("/linecache.py", "/traceback.py", "/tokenize.py", "/torch/library.py", "/weakref.py")
-"""Files at the inner end of a stack when a worker is already printing its exception, or ends."""
+"""Files at the inner end of a stack if a worker is already printing its exception, or ends."""
 
 
 # -- where an exception is recorded -----------------------------------------------------------------------------------
 
 
 def read_error_file(path: str | None) -> tuple[str, str | None] | None:
-    """Read (exception, traceback) from an error file in torch's format; None when there is no such file.
+    """Read (exception, traceback) from an error file in torch's format; None if there is no such file.
 
-    Source: torch/distributed/elastic/multiprocessing/errors/error_handler.py. `message` is an object when `@record`
-    wrote it, from other writers a plain text.
+    Source: torch/distributed/elastic/multiprocessing/errors/error_handler.py. `message` is an object if `@record` wrote
+    it, and plain text from other writers.
     """
     data = load_error_file(path)
     message = data.get("message") if data else None
@@ -52,7 +53,7 @@ def read_error_file(path: str | None) -> tuple[str, str | None] | None:
 
 
 def load_error_file(path: str | None) -> dict[str, object] | None:
-    """Load the file's JSON object; None when it cannot be read or parsed."""
+    """Load the file's JSON object; None if it cannot be read or parsed."""
     if not path:
         return None
     try:
@@ -63,7 +64,7 @@ def load_error_file(path: str | None) -> dict[str, object] | None:
 
 
 def read_stderr(text: str) -> tuple[str, str | None] | None:
-    """Find (exception, traceback) in a Python program's stderr; None when it has neither."""
+    """Find (exception, traceback) in a Python program's stderr; None if it has neither."""
     text = strip_rank_prefix(text)
     fatal = text.rfind(_FATAL)
     if fatal >= 0:
@@ -74,7 +75,7 @@ def read_stderr(text: str) -> tuple[str, str | None] | None:
 
 
 def _read_traceback(text: str) -> tuple[str, str | None] | None:
-    """Split a traceback: its frames are indented; the first line after them that is not is the exception."""
+    """Split off a traceback: its frames are indented, and the first line after them that is not is the exception."""
     lines = text.rstrip().split("\n")
     for index, line in enumerate(lines[1:], start=1):
         if line and not line.startswith(" "):
@@ -99,14 +100,14 @@ def trim_traceback(text: str) -> str:
 
 
 _FRAME = re.compile(r'^ *File "(?P<file>[^"]+)", line (?P<line>\d+),? in (?P<function>.+)$', re.MULTILINE)
-"""Of a traceback, or of faulthandler's stacks, which have no comma."""
+"""A frame of a traceback, or of faulthandler's stacks, which have no comma."""
 _LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen ")
 
 
 def find_place(traceback: str) -> str | None:
-    """Return where the program raised it: `train.py, line 12, in step`; None when no frame is there.
+    """Return where the program raised it: `train.py, line 12, in step`; None if there is no frame.
 
-    The innermost frame outside of libraries; if there is none, the innermost.
+    This is the innermost frame outside of libraries, or if there is none, the innermost of all.
     """
     frames = list(_FRAME.finditer(traceback))
     if not traceback.startswith(_FATAL):  # faulthandler writes the innermost first
@@ -117,7 +118,7 @@ def find_place(traceback: str) -> str | None:
 
 
 def has_printed(tail: Iterable[str], exception: str | None, traceback: str | None = None) -> bool:
-    """Return whether the last lines of stderr have the exception, so that its traceback stands there, too.
+    """Return whether the last lines of stderr have the exception, so that its traceback is there as well.
 
     Args:
         tail: lines, oldest first.
@@ -131,7 +132,7 @@ def has_printed(tail: Iterable[str], exception: str | None, traceback: str | Non
 
 
 def _find_printed_line(exception: str, traceback: str | None) -> str:
-    """Return the first line of the exception as Python prints it; of a SyntaxError that is without file and line."""
+    """Return the first line of the exception as Python prints it; for a SyntaxError, without file and line."""
     last = traceback.rstrip().rpartition("\n")[2] if traceback else ""
     return last if last and exception.startswith(f"{last} (") else exception.splitlines()[0]
 
@@ -182,16 +183,16 @@ def _find_last(lines: list[str], matches: Callable[[str], object]) -> int | None
 
 
 def clean_stacks(text: str) -> str:
-    """Return the stacks of one process without our frames, threads without Python, and the printing of an exception.
+    """Return the stacks of one process without our frames, threads without Python, and frames that print an exception.
 
-    The thread that handled the signal comes first, the main thread as a rule: faulthandler begins with the youngest.
-    Threads of libraries that wait for work are one line at the end.
+    The thread that handled the signal, usually the main thread, comes first; faulthandler begins with the youngest.
+    Threads of libraries that wait for work become one line at the end.
     """
     return _arrange(block for each in _split_blocks(text.strip().splitlines()) if (block := _clean_block(each)))
 
 
 def _arrange_fatal(lines: list[str]) -> str:
-    """Arrange the stacks of a fatal error: between its first lines and the list of extension modules."""
+    """Arrange the stacks of a fatal error between its first lines and the list of extension modules."""
     lines = list(_drop_own_frames(lines))
     start = next((index for index, line in enumerate(lines) if line.startswith(_THREADS)), len(lines))
     end = next((index for index, line in enumerate(lines) if line.startswith("Extension modules:")), len(lines))
@@ -212,10 +213,7 @@ def _arrange(stacks: Iterable[list[str]]) -> str:
 
 
 def _find_idle(block: list[str]) -> str | None:
-    """Return the outermost file below `threading` of a library's thread that waits, as "tqdm/_monitor.py"; None.
-
-    Of others.
-    """
+    """Return the outermost file below `threading` of a library's waiting thread, as "tqdm/_monitor.py", or None."""
     if block[0].startswith(_CURRENT):
         return None
     frames = [frame for line in block if (frame := _FRAME.match(line)) is not None]
@@ -256,7 +254,7 @@ def _clean_block(block: list[str]) -> list[str]:
 
 
 def _drop_own_frames(lines: list[str]) -> list[str]:
-    """Drop our frames of stacks that have each thread's innermost frame first."""
+    """Drop our frames from stacks that begin with each thread's innermost frame."""
     kept: list[str] = []
     is_outside = False
     for line in lines:

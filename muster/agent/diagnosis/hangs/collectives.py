@@ -1,17 +1,16 @@
-"""Finds the ranks that keep the others waiting, from what the flight recorders of all ranks say. Pure.
+"""Finds the ranks that block the others, from the flight recorders of all ranks. Pure.
 
-Collectives of a group are counted by each of its ranks, so that number n is the same call on all of them.
+Each rank of a group counts the group's collectives, so number n is the same call on all of them.
 
 - Ranks that have entered fewer than the others did not enter the next one. A rank that waits in it names it.
-- Ranks that have called another operation, or with another size, under one number have come apart.
-- If all have entered it and none has completed it, the transport or a device hangs: no rank is named. Of several, the
-  first counts.
-- Ranks that have ended, are stopped or do not answer, if all others have entered it. Of ranks of which no view is known
-  (of other nodes, where each node judges alone) nothing is said.
-- Ranks that have not called `init_process_group`, or that do not answer while others are in it.
+- Ranks that have called another operation, or with another size, under one number have come apart. - If all have
+  entered it and none has completed it, the transport or a device hangs, and no rank is named. If there are several such
+  collectives, the first counts. - Ranks that have ended, are stopped or do not answer are named if all others have
+  entered it. Ranks without a known view are not mentioned (those of other nodes, if each node judges alone). - Ranks
+  that have not called `init_process_group` are named, and ranks that do not answer while others are in it.
 
-Of several groups that wait, a rank that is missing in one may wait in another itself: then the cause is there. Of those
-that are left, the one that waits longest counts.
+If several groups wait, a rank that is missing in one may itself wait in another, where the cause is then. Of the
+remaining groups, the one that has waited longest counts.
 """
 
 from collections import Counter
@@ -23,7 +22,7 @@ from muster._shared.reports import ENDED, Collective, Group, RankView, name_rank
 STATES = {"T": "is stopped (SIGSTOP)", "t": "is stopped by a debugger", "D": "is in an uninterruptible system call"}
 STATES[ENDED] = "has ended"
 _ANY_SIZES = ("broadcast", "scatter", "gather", "all_gather", "reduce_scatter", "all_to_all", "allgather", "alltoall")
-"""Their sizes may differ between ranks."""
+"""Operations whose sizes may differ between ranks."""
 
 
 @record
@@ -31,12 +30,12 @@ class Finding:
     """What a hang is about."""
 
     ranks: frozenset[int]
-    """Those that keep the others waiting; empty: all are at one place."""
+    """Those that block the others; empty if all are at one place."""
     clause: str
     """Follows the name of `ranks`, or of all ranks: "did not enter all_reduce #6 of default_pg (4 x float32), ..."."""
     waiting: frozenset[int] = frozenset()
     age_s: float = 0.0
-    """For how long the others have waited."""
+    """How long the others have waited."""
 
 
 @record
@@ -47,13 +46,13 @@ class _Member:
     group: Group
 
     def find(self, number: int) -> Collective | None:
-        """Return its collective of this number, if the recorder still has it."""
+        """Return the member's collective of this number, if the recorder still has it."""
         found = [each for each in self.group.entries if each.number == number and not each.is_p2p]
         return found[-1] if found else None
 
 
 def find_cause(views: Iterable[RankView]) -> Finding | None:
-    """Name the ranks that keep the others waiting; None when the recorders do not show any."""
+    """Name the ranks that block the others; None if the recorders do not show any."""
     by_rank = {view.global_rank: view for view in views}
     groups = _list_groups(by_rank)
     unheard = {
@@ -77,7 +76,7 @@ def find_cause(views: Iterable[RankView]) -> Finding | None:
 
 
 def _list_groups(by_rank: Mapping[int, RankView]) -> list[list[_Member]]:
-    """Return the groups that more than one rank is in, with a member for each of its ranks."""
+    """Return the groups that contain more than one rank, with a member for each of their ranks."""
     named: dict[str, dict[int, Group]] = {}
     ranks: dict[str, set[int]] = {}
     for rank, view in by_rank.items():
@@ -99,9 +98,9 @@ def _judge_group(all_members: Sequence[_Member], unheard: Mapping[int, str], see
     """Judge one group.
 
     Args:
-        all_members: of the group.
-        unheard: of ranks whose collectives cannot be read, how that comes.
-        seen: the ranks of which anything is known.
+        all_members: those of the group.
+        unheard: why the collectives of some ranks cannot be read, by rank.
+        seen: the ranks about which anything is known.
     """
     members = [member for member in all_members if member.rank in seen and member.rank not in unheard]
     if not members:
@@ -139,7 +138,7 @@ def _judge_group(all_members: Sequence[_Member], unheard: Mapping[int, str], see
 
 
 def _list_open(members: Iterable[_Member]) -> list[int]:
-    """Return the numbers of all collectives that a rank has entered and not completed."""
+    """Return the numbers of all collectives that a rank has entered but not completed."""
     return [entry.number for member in members for entry in member.group.entries if not (entry.is_done or entry.is_p2p)]
 
 
@@ -218,7 +217,7 @@ def _judge_initialisation(by_rank: Mapping[int, RankView], unheard: Mapping[int,
 
 
 def describe_states(ranks: Iterable[int], by_rank: Mapping[int, RankView]) -> str:
-    """Return a text such as `; rank 1 is stopped (SIGSTOP)`; "" where the kernel says nothing special."""
+    """Return a text such as `; rank 1 is stopped (SIGSTOP)`; "" if the kernel reports nothing special."""
     found: dict[str, list[int]] = {}
     for rank in ranks:
         text = STATES.get(by_rank[rank].state) if rank in by_rank else None
@@ -228,6 +227,6 @@ def describe_states(ranks: Iterable[int], by_rank: Mapping[int, RankView]) -> st
 
 
 def use_plural(text: str, count: int) -> str:
-    """Return a text such as `is stopped`, of several ranks `are stopped`."""
+    """Return a text such as `is stopped`, or for several ranks `are stopped`."""
     verb, _, rest = text.partition(" ")
     return text if count == 1 else f"{ {'is': 'are', 'has': 'have', 'does': 'do'}[verb] } {rest}".strip()

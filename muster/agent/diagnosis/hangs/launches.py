@@ -1,15 +1,15 @@
-"""Finds the ranks that keep the others waiting, from what NCCL's own monitor says of all ranks. Pure.
+"""Finds the ranks that block the others, from what NCCL's own monitor says of all ranks. Pure.
 
 NCCL counts the operations that a rank has launched on a communicator, not those that are complete.
 
 - Ranks that have launched fewer than the others did not launch the next one.
-- Ranks that have launched more of one operation and fewer of another have come apart.
-- Ranks whose process does not answer the other processes, or has ended.
+- Ranks that have launched more of one operation and fewer of another have come apart. - Ranks are named whose process
+  does not answer the other processes, or has ended.
 - A communicator that some ranks are still joining waits for the rest.
 - If all have launched the same, the network or a device hangs, or the ranks compute without NCCL: no rank is named.
 
-Nothing is said of a communicator of which there is only one report, or that moved between two, or that ranks leave.
-Of several that wait, a rank that is missing in one may wait in another itself: then the cause is there.
+A communicator is not judged if there is only one report of it, if it moved between two reports, or if ranks leave it.
+If several wait, a rank that is missing in one may itself wait in another, where the cause is then.
 """
 
 from collections import Counter
@@ -25,7 +25,7 @@ _HARMLESS = (RUNNING, INITIALISING, ENDING, LEFT, UNNAMED, *_LOST)
 
 
 def find_launch_cause(views: Iterable[RankView]) -> Finding | None:
-    """Name the ranks that keep the others waiting; None where NCCL's monitor says nothing, or not twice the same."""
+    """Name the ranks that block the others; None if NCCL's monitor says nothing, or not twice the same."""
     by_rank = {view.global_rank: view for view in views}
     communicators: dict[str, dict[int, Launches]] = {}
     for rank, view in by_rank.items():
@@ -40,7 +40,7 @@ def find_launch_cause(views: Iterable[RankView]) -> Finding | None:
 
 
 def _judge(name: str, members: Mapping[int, Launches], by_rank: Mapping[int, RankView]) -> Finding | None:
-    """Judge one communicator. `members`: its ranks, as far as they are known, by global rank."""
+    """Judge one communicator. `members` has its ranks by global rank, as far as they are known."""
     if any(each.still_s <= 0.0 or each.state == ENDING for each in members.values()):
         return None
     still_s = min(each.still_s for each in members.values())
@@ -164,7 +164,7 @@ def _judge_equal(
 
 
 def _describe_waiting(ranks: Collection[int]) -> str:
-    """Return a text such as `rank 0 has`; "the others have" where none is known."""
+    """Return a text such as `rank 0 has`, or "the others have" if none is known."""
     if not ranks:
         return "the others have"
     return f"{name_ranks(ranks)} {'has' if len(ranks) == 1 else 'have'}"

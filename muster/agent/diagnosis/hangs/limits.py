@@ -1,53 +1,54 @@
-"""How long a job may pause, learned from its own pauses: `--hang-timeout auto`. Pure; new for each attempt.
+"""Learns from a job's own pauses how long it may pause, for `--hang-timeout auto`. Pure; new for each attempt.
 
-A pause is a time in which no rank of the node enters or completes a collective or does a step. It is quiet while no
-worker uses CPU time or writes anything either: then the margin is smaller, since a long evaluation or a compilation is
-not quiet. Pauses are learned by the phase that workers name with `muster.worker.phase`: an evaluation or a checkpoint
-may take longer than a step. Until a phase is known, its limits are wide, but below NCCL's own timeout of 600 s, after
-which torch ends the process.
+A pause is a time in which no rank of the node enters or completes a collective or does a step. A pause is quiet while
+no worker uses CPU time or writes anything either. Then the margin is smaller, because a long evaluation or a
+compilation is not quiet. Pauses are learned by the phase that workers name with `muster.worker.phase`, because an
+evaluation or a checkpoint may take longer than a step. Until a phase is known, its limits are wide, but below NCCL's
+own timeout of 600 s, after which torch ends the process.
 
-Whatever was learned, and with a limit in seconds too, a rank that waits in a collective counts as hung before torch
-ends it.
+A rank that waits in a collective counts as hung before torch ends it, whatever was learned, and also with a limit in
+seconds.
 """
 
 from muster._shared.records import record
 
 FACTOR = 5.0
-"""A limit is so many times the longest pause. NVRx has the same margin."""
+"""A limit is this many times the longest pause. NVRx has the same margin."""
 LEAST_S = 60.0
 UNKNOWN_S = 480.0
-"""The limit of a phase that is not known, and the least one of a pause that is not quiet."""
+"""The limit of an unknown phase, and the least limit of a pause that is not quiet."""
 NAMED_BUSY_S = 1800.0
-"""The least limit of a pause that is not quiet in a phase that the program has named: it says that it is at work."""
+"""The least limit of a pause that is not quiet in a phase that the program has named, because the program says that it
+works."""
 TORCH_MARGIN_S = 30.0
-"""So long before the timeout of its process group a rank that waits in a collective counts as hung."""
+"""How long before the timeout of its process group a rank that waits in a collective counts as hung."""
 WARM_UP = 5
-"""Looks at an active job after which its steps are known: the first ones compile."""
+"""Looks at an active job after which its steps are known, because the first ones compile."""
 
 
 @record
 class Limits:
-    """In seconds."""
+    """Limits in seconds."""
 
     quiet_s: float
     busy_s: float
 
 
 class LearnedLimits:
-    """Told of each look at the workers of a node; says when they count as hung."""
+    """Learns from each look at a node's workers, and says when they count as hung."""
 
     def __init__(self) -> None:
         self._looks: dict[str, int] = {}
-        """By phase: at an active job."""
+        """Looks at an active job, by phase."""
         self._quiet_s: dict[str, float] = {}
         self._busy_s: dict[str, float] = {}
-        """By phase: the longest pauses."""
+        """The longest pauses, by phase."""
 
     def record_active(self, phase: str, *, pause_s: float, quiet_s: float) -> None:
         """Record that the workers are active after a pause.
 
         Args:
-            phase: that the pause was in; "": none was named.
+            phase: the phase of the pause; "" if none was named.
             pause_s: how long it was.
             quiet_s: its longest quiet part.
         """
@@ -56,7 +57,7 @@ class LearnedLimits:
         self._quiet_s[phase] = max(self._quiet_s.get(phase, 0.0), quiet_s)
 
     def find(self, phase: str) -> Limits:
-        """Return the limits of a pause in this phase."""
+        """Return the limits for a pause in this phase."""
         least_busy_s = NAMED_BUSY_S if phase else UNKNOWN_S
         is_known = self._looks.get(phase, 0) >= (1 if phase else WARM_UP)
         if not is_known:

@@ -1,4 +1,4 @@
-"""Looks at the workers of a node, once or twice: what moves between two looks does not hang.
+"""Looks at the workers of a node once or twice: what moves between two looks does not hang.
 
 The looks may block, and run in a thread. What the workers have reported is read from the status page, on the loop.
 """
@@ -19,14 +19,14 @@ if TYPE_CHECKING:  # only with devices
     from muster.agent.diagnosis.hangs.monitor import Monitor
 
 APART_S = 1.0
-"""Between two looks."""
+"""Time between two looks."""
 MONITOR_S = 0.3
 """How long NCCL's monitor may take for each of two looks."""
 
 
 @record
 class Reported:
-    """What a worker has reported, at one moment."""
+    """What a worker has reported at one moment."""
 
     at_s: float
     slot: SlotStatus
@@ -35,7 +35,7 @@ class Reported:
 
 @record
 class Look:
-    """What is seen of a worker, at one moment."""
+    """What was seen of a worker at one moment."""
 
     at_s: float
     view: RankView
@@ -51,9 +51,9 @@ def look(
         pids: their process ids, by local rank.
         formed: the round.
         host: the node's name.
-        monitor: NCCL's; None: the workers have none.
-        is_first: another look follows, or (False) this is the second. What the workers need to answer the first must
-            not count as their work. None: there is only this one.
+        monitor: NCCL's; None if the workers have none.
+        is_first: whether another look follows; False if this is the second. Answering the first look must not count as
+            the workers' work. None means that there is only this look.
     """
     found = sessions.read_sessions(dict.fromkeys(pids.values()))
     if monitor is None:
@@ -89,7 +89,7 @@ def look(
 def look_twice(
     pids: Mapping[int, int], formed: Round, host: str, monitor: "Monitor | None"
 ) -> dict[int, tuple[Look, Look]]:
-    """Look two times, `APART_S` apart. Arguments as of `look`."""
+    """Look two times, `APART_S` apart. The arguments are those of `look`."""
     first = look(pids, formed, host, monitor, is_first=True)
     time.sleep(APART_S)
     second = look(pids, formed, host, monitor, is_first=False)
@@ -100,8 +100,8 @@ def compare(looks: tuple[Look, Look], reported: tuple[Reported, Reported] | None
     """Return what a worker has done between two looks.
 
     Args:
-        looks: the two.
-        reported: what it had reported at about these moments; None: there is no status page.
+        looks: the two looks.
+        reported: what it had reported at about these moments; None if there is no status page.
     """
     first, second = looks
     rank, took_s = second.view.global_rank, second.at_s - first.at_s
@@ -139,10 +139,7 @@ def _count(slot: SlotStatus) -> int:
 
 
 def _describe_moved(before: RankView, now: RankView, took_s: float) -> str | None:
-    """Return the collective that was entered last in the group that moved most, and how many a second; None.
-
-    None moved.
-    """
+    """Return the last entered collective of the group that moved most, and the rate per second; None if none moved."""
     if not (before.is_answering and now.is_answering) or before.progress == now.progress:
         return None
     known = {group.name: group for group in before.groups}
@@ -156,7 +153,7 @@ def _describe_moved(before: RankView, now: RankView, took_s: float) -> str | Non
 
 
 def _stands_still(launches: Iterable[tuple[Launches, ...]]) -> bool:
-    """Return whether ranks of a communicator have launched different numbers of operations, and no more since."""
+    """Return whether ranks of a communicator have launched different numbers of operations, and none since."""
     from muster.agent.diagnosis.hangs.monitor import count_launches
 
     return any(each.still_s > 0.0 and count_launches((each,)) is not None for one in launches for each in one)

@@ -1,14 +1,14 @@
-"""Asks NCCL's own monitor (RAS) what the ranks of this node have launched. It may block: call it in a thread.
+"""Asks NCCL's own monitor (RAS) what the ranks of this node have launched. It may block, so call it in a thread.
 
-Each process that uses NCCL 2.24 or newer has a thread that answers without Python, CUDA and torch, for the whole job.
+Each process that uses NCCL 2.24 or newer has a thread that answers for the whole job, without Python, CUDA and torch.
 The agent gives all workers of its node one address (`placement.monitor_address`), on which the kernel lets any of them
-answer. Where a user has given an address that other jobs share, their answers are recognised: none of their processes
-is a worker of this node. Nothing is asked while the job shows signs of life.
+answer. If a user has given an address that other jobs share, their answers are recognised, because none of their
+processes is a worker of this node. Nothing is asked while the job shows signs of life.
 
-A rank is said to stand still only after two reports. The reports are kept, so that a later look knows since when.
+A rank is reported to stand still only after two reports. The reports are kept, so that a later look knows since when.
 
 Source: NCCL 2.24.3 to 2.30.7, src/ras/client_support.cc (`rasClientEventLoop`), and its user guide,
-troubleshooting/ras.rst. Several commands may be sent at once: what an older NCCL does not know it answers with ERROR.
+troubleshooting/ras.rst. Several commands may be sent at once. An older NCCL answers unknown commands with ERROR.
 """
 
 import re
@@ -27,52 +27,53 @@ from muster.agent.diagnosis.hangs.monitor_reports import (
 )
 
 DEADLINE_S = 2.0
-"""The longest that an answer may take: NCCL gives its own processes `_TIMEOUT_S`."""
+"""The longest that an answer may take. NCCL gives its own processes `_TIMEOUT_S`."""
 APART_S = 0.5
-"""Between two reports, if only one look is taken."""
+"""Time between two reports, if only one look is taken."""
 _TIMEOUT_S = 1
 _TRIES = 4
-"""Other jobs may answer on a shared address: the kernel chooses by the port of the one that asks."""
+"""Other jobs may answer on a shared address, because the kernel chooses by the port of the asking process."""
 _LIMIT_BYTES = 32 << 20
 _COMMANDS = f"CLIENT PROTOCOL 2\nTIMEOUT {_TIMEOUT_S}\nSET FORMAT json\nVERBOSE STATUS\n".encode()
 _CONNECT_S = 0.2
 _EVENT_BYTES = 1 << 16
 _DEATH = re.compile(rb"PEER_DEAD: Process (\d+) on node (\S+)")
 _MOST_COMMUNICATORS = 32
-"""Of a rank."""
+"""The most communicators of one rank."""
 
 Sessions = Mapping[int, Iterable[tuple[int, int]]]
-"""By the worker's process id, id and start time of all processes of its session."""
+"""Id and start time of all processes of a worker's session, by the worker's process id."""
 _Key = tuple[str, int, int]
 """Communicator, rank in it, and process."""
 
 
 class Monitor:
-    """Of one node's workers. Close it with `stop_listening`. Looks may overlap."""
+    """The monitor of one node's workers. Close it with `stop_listening`. Looks may overlap."""
 
     def __init__(self, address: str, world_size: int) -> None:
         """Open nothing.
 
         Args:
-            address: NCCL_RAS_ADDR of the workers.
-            world_size: ranks of the job; a report that names no process belongs to a job with so many.
+            address: the workers' NCCL_RAS_ADDR.
+            world_size: the number of ranks of the job. A report that names no process belongs to a job with this many
+                ranks.
         """
         self._address = address
         self._world_size = world_size
         self._since: dict[_Key, tuple[object, float]] = {}
-        """What was last told of a rank, and when it was told first."""
+        """The last report of a rank, and when it was first made."""
         self._local: dict[str, bool] = {}
-        """Addresses that are, or are not, this host's."""
+        """Whether addresses are this host's."""
         self._events: socket.socket | None = None
-        """A connection on which the monitor tells of what changes."""
+        """A connection on which the monitor reports changes."""
         self._unread = b""
         self._has_events = True
-        """As far as it is known: NCCL before 2.29 has none."""
+        """As far as is known; NCCL before 2.29 has none."""
 
     def look(self, sessions: Sessions, deadline_s: float = DEADLINE_S) -> dict[int, tuple[Launches, ...]]:
         """Return what the workers have launched, by their process id.
 
-        None where no monitor of theirs answers in time.
+        Return None if no monitor of theirs answers in time.
         """
         owners = {pid: worker for worker, members in sessions.items() for pid, _ in members}
         until_s = time.monotonic() + deadline_s
@@ -86,14 +87,14 @@ class Monitor:
         return {}
 
     def look_twice(self, sessions: Sessions) -> dict[int, tuple[Launches, ...]]:
-        """Return two reports, `APART_S` apart; the second, which knows what has stood still."""
+        """Return two reports, `APART_S` apart. The second knows what has stood still."""
         if not self.look(sessions):
             return {}
         time.sleep(APART_S)
         return self.look(sessions)
 
     def read_deaths(self) -> list[str]:
-        """Return what processes the others have given up since the last call, "process 812 on 10.0.0.4".
+        """Return the processes that the others have given up since the last call: "process 812 on 10.0.0.4".
 
         It does not block.
         """
@@ -125,7 +126,7 @@ class Monitor:
             opened.close()
 
     def _sort(self, report: MonitorReport, owners: Mapping[int, int]) -> dict[int, tuple[Launches, ...]] | None:
-        """Return what the report says of each worker; None: it is another job's."""
+        """Return what the report says of each worker; None if the report is another job's."""
         now_s = time.monotonic()
         own = [each for each in report.members if each.pid in owners and self._is_here(each.host)]
         if not own and report.processes != self._world_size:
@@ -165,14 +166,14 @@ class Monitor:
         )
 
     def _is_here(self, host: str) -> bool:
-        """Return whether it is an address of this host: one can bind it."""
+        """Return whether the address is this host's, so that one can bind it."""
         if host not in self._local:
             self._local[host] = _can_bind(host)
         return self._local[host]
 
 
 def _has_no_others(launches: Launches) -> bool:
-    """Return whether its ranks agree: those that do not come first."""
+    """Return whether its ranks agree; those that do not are listed first."""
     return all(each.least == each.most for each in launches.counts) and launches.state == RUNNING
 
 
@@ -187,7 +188,7 @@ def _can_bind(host: str) -> bool:
 
 
 def ask(address: str, until_s: float) -> bytes | None:
-    """Ask one of the processes that listen there for its report; None: none answers wholly by then.
+    """Ask one of the processes that listen there for its report; None if none answers completely in time.
 
     Args:
         address: NCCL_RAS_ADDR.
@@ -212,7 +213,7 @@ def _connect(address: str, until_s: float) -> socket.socket:
     """Connect to one of the processes; the caller closes it.
 
     Raises:
-        OSError, ValueError, OverflowError: none listens there, or it is no address.
+        OSError, ValueError, OverflowError: no process listens there, or it is no address.
     """
     host, _, port = address.rpartition(":")
     return socket.create_connection(
@@ -221,9 +222,9 @@ def _connect(address: str, until_s: float) -> socket.socket:
 
 
 def count_launches(launches: Iterable[Launches]) -> tuple[int, ...] | None:
-    """Return what changes whenever a rank launches an operation; None where the ranks of all its communicators agree.
+    """Return what changes whenever a rank launches an operation; None if the ranks of all its communicators agree.
 
-    Ranks that agree may compute without NCCL, or compile: they are judged by what else they show.
+    Ranks that agree may compute without NCCL, or compile, so they are judged by other signs.
     """
     return (
         tuple(

@@ -1,11 +1,11 @@
-"""Reads the reports of NCCL's own monitor (RAS), text and JSON. Pure; what it does not know it leaves out.
+"""Reads the reports of NCCL's own monitor (RAS), text and JSON. Pure; it omits what it does not know.
 
-NCCL before 2.28.7 writes text only, and of a communicator whose ranks have launched different numbers of operations
-only the ranks of small sets; of one whose ranks agree nothing but its size. JSON has all ranks. Launches are counted,
-not completions, and no send and recv. 2.24 and 2.25 do not tell operations apart.
+NCCL before 2.28.7 writes only text. If the ranks of a communicator have launched different numbers of operations, the
+text lists only the ranks of small sets. If they agree, it has only the communicator's size. JSON has all ranks. NCCL
+counts launches instead of completions, and neither send nor recv. 2.24 and 2.25 do not distinguish operations.
 
 Source: NCCL 2.24.3, 2.27.7, 2.28.9, 2.29.3 and 2.30.7, src/ras/client_support.cc: `rasClientRunInit`,
-`rasClientRunComms`, `rasDumpCommsToJSON`. No GPU was at hand: what is read here is what those print.
+`rasClientRunComms`, `rasDumpCommsToJSON`. No GPU was available: this module reads what those functions print.
 """
 
 import re
@@ -16,13 +16,13 @@ from muster._shared.records import record
 from muster.agent.diagnosis.hangs.reading import to_dict, to_int, to_list
 
 RUNNING = ""
-"""The state of a rank of which nothing special is known."""
+"""The state of a rank without special state."""
 SILENT, DEAD, LEFT = "silent", "dead", "left"
-"""A rank whose process has not answered the others' monitors; one that they have given up; one that answers and is not
-in the communicator, or not any more."""
+"""States of a rank: its process has not answered the others' monitors; they have given it up; or it answers but is not
+in the communicator, or no longer."""
 INITIALISING, ENDING = "initialising", "ending"
 UNNAMED = "unnamed"
-"""Of a communicator that has several sets of ranks none of which is listed."""
+"""The state in a communicator that has several sets of ranks of which none is listed."""
 _STATES = {"INIT": INITIALISING, "FINALIZE": ENDING, "ABORT": ENDING, "NOCOMM": LEFT, "UNKNOWN": LEFT}
 _ERRORS = {1: "Unhandled CUDA error", 2: "System error", 3: "Internal error", 4: "Invalid argument"}
 _ERRORS |= {5: "Invalid usage", 6: "Remote process error"}
@@ -30,7 +30,7 @@ _IN_PROGRESS = 7
 _MOST_RANKS = 65536
 
 _MISSING_COMMA = re.compile(rb'(\d)(\s*\n\s*"status")')
-"""2.28.7 and 2.28.9 leave it out after the last number of a missing rank."""
+"""2.28.7 and 2.28.9 omit the comma after the last number of a missing rank."""
 _VERSION = re.compile(r"NCCL version (\S+)")
 _TABLE = re.compile(r"\s*(\d+)\s+\d+\s+\d+\s+[\d-]+\s+(\d+)\s+\d+\s+([A-Z]+)\s+([A-Z,]+)")
 _TOTALS = re.compile(r"\(total\)")
@@ -49,10 +49,10 @@ _PROCESS = re.compile(r"  Process (\d+) on node (\S+) managing GPU")
 
 @record
 class Launched:
-    """How often a rank has launched an operation, and the least and most of its communicator."""
+    """How often a rank has launched an operation, with the least and most of its communicator."""
 
     operation: str
-    """"AllReduce"; "": all of them together."""
+    """"AllReduce"; "" means all of them together."""
     own: int
     least: int
     most: int
@@ -60,37 +60,37 @@ class Launched:
 
 @record
 class Member:
-    """A rank of a communicator. Its process is known by host and pid."""
+    """A rank of a communicator. Host and pid identify its process."""
 
     communicator: str
-    """Its hash."""
+    """The communicator's hash."""
     size: int
     rank: int
-    """In the communicator."""
+    """The rank in the communicator."""
     host: str
-    """An address."""
+    """The host's address."""
     pid: int
     state: str = RUNNING
     """One of those above, or what NCCL calls an error."""
     counts: tuple[Launched, ...] = ()
-    """Of those operations that the ranks have launched differently often, all of them where the report has them."""
+    """Operations that the ranks have launched differently often, or all operations if the report has them."""
 
 
 @record
 class MonitorReport:
-    """One answer."""
+    """One answer of the monitor."""
 
     version: str
-    """"2.28.9": of NCCL."""
+    """NCCL's version: "2.28.9"."""
     members: tuple[Member, ...] = ()
     processes: int = 0
-    """Of the job; 0: it does not say."""
+    """The number of the job's processes; 0 if the report does not say."""
     unlisted: tuple[Member, ...] = ()
-    """For each communicator of a text what is true of its ranks that are not listed, whose ever they are."""
+    """What is true of the ranks that are not listed, for each communicator of a text, whichever ranks they are."""
 
 
 def read_report(text: bytes) -> MonitorReport | None:
-    """Read what the monitor has answered to `VERBOSE STATUS`; None: nothing that is understood, or a part only."""
+    """Read the monitor's answer to `VERBOSE STATUS`; None if it is not understood, or incomplete."""
     start = text.find(b"{\n")
     if start >= 0:
         return _read_json(text[start:])
@@ -155,20 +155,20 @@ def _read_state(status: Mapping[str, object]) -> str:
 
 
 class _TextReader:
-    """Reads a text line by line: what a line means depends on the headings above it."""
+    """Reads a text line by line, because the meaning of a line depends on the headings above it."""
 
     def __init__(self, version: str) -> None:
         self._version = version.partition("+")[0][:40]
         self._sizes: dict[str, int] = {}
-        """Ranks of a communicator, by group."""
+        """Number of ranks of a communicator, by group."""
         self._agreed = self._processes = 0
         self._communicator, self._kind, self._size = "", "", 0
         self._operation: str | None = None
-        """Whose counts follow; None: none."""
+        """The operation whose counts follow; None if none follow."""
         self._value: int | str | None = None
-        """Of the set of ranks that follows: launches, or a state."""
+        """Launches or a state, for the set of ranks that follows."""
         self._sets: dict[tuple[str, str], list[list[int]]] = {}
-        """By communicator and operation: ranks, launches and listed ranks of each set."""
+        """Ranks, launches and listed ranks of each set, by communicator and operation."""
         self._places: dict[tuple[str, int], tuple[int, str]] = {}
         """Pid and host, by communicator and rank."""
         self._states: dict[tuple[str, int], str] = {}
@@ -209,7 +209,7 @@ class _TextReader:
             yield Member(communicator="", size=self._agreed, rank=0, host="", pid=0)
 
     def _read_totals(self, before: str, line: str) -> None:
-        """Read the job summary: the columns of totals are processes and GPUs, at the end."""
+        """Read the job summary, where the last columns of totals are processes and GPUs."""
         numbers = line.split()
         if _TOTALS.search(before) and len(numbers) > 2 and all(map(str.isdecimal, numbers)):
             self._processes = int(numbers[-2])

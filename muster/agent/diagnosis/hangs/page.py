@@ -1,7 +1,7 @@
-"""What is printed of a job that hangs, or is looked at, while its workers go on. Pure.
+"""Formats what is printed of a job that hangs, or is looked at, while its workers continue. Pure.
 
-A look at a job that runs finds ranks at different places, some of them waiting: that is no hang. So nothing is said
-against a rank while it, or one that waits for it, has moved between two looks, or within the last seconds.
+A look at a running job finds ranks at different places, some of them waiting, which is no hang. So no rank is blamed
+while it, or one that waits for it, has moved between two looks, or within the last seconds.
 """
 
 from collections import Counter
@@ -13,20 +13,20 @@ from muster.agent.diagnosis.report_text import describe_progress, format_stacks,
 
 _MOST_NAMED = 64
 _LATE_S = 0.1
-"""Ranks that enter a collective so much after the first one are worth a line; ages are read at slightly other moments
-on each node."""
+"""Ranks that enter a collective this much after the first one are worth a line. Each node reads ages at a slightly
+different moment."""
 _LATE_SHARE = 0.5
-"""Of the collectives: a rank that is late less often is not slow, but the machine is busy."""
+"""Share of the collectives. A rank that is late less often is not slow; then the machine is busy."""
 _LEAST_WAIT_S = 5.0
-"""A rank that has waited for less is not said to wait for another."""
+"""A rank that has waited for less is not reported to wait for another."""
 
 
 def describe_hang(idle: Iterable[Failure], stacks: Iterable[Stack]) -> Iterator[str]:
-    """Describe a hang with which the job goes on: what the ranks have not done, and `describe_ranks`.
+    """Describe a hang with which the job continues: what the ranks have not done, and `describe_ranks`.
 
     Args:
         idle: the failures that would be recorded if the hang were one.
-        stacks: of all ranks that are known.
+        stacks: those of all known ranks.
     """
     for failure in idle:
         yield f"the job hangs: {failure.reason.removeprefix('hung: ')}"
@@ -39,11 +39,11 @@ def describe_hang(idle: Iterable[Failure], stacks: Iterable[Stack]) -> Iterator[
 
 
 def format_page(stacks: Iterable[Stack], *, missing: int) -> Iterator[str]:
-    """Format the page: who keeps the others waiting, who enters late, and the stacks, equal ones once.
+    """Format the page: who blocks the others, who enters late, and the stacks, equal ones once.
 
     Args:
-        stacks: of all ranks that are known.
-        missing: of so many workers nothing is known.
+        stacks: those of all known ranks.
+        missing: the number of workers of which nothing is known.
     """
     known = tuple(stacks)
     yield from describe_ranks(known)
@@ -51,12 +51,12 @@ def format_page(stacks: Iterable[Stack], *, missing: int) -> Iterator[str]:
 
 
 def format_known_stacks(stacks: Iterable[Stack], *, missing: int) -> Iterator[str]:
-    """Format the stacks, equal ones once. Arguments as of `format_page`."""
+    """Format the stacks, equal ones once. The arguments are those of `format_page`."""
     return format_stacks({stack.global_rank: stack.text for stack in stacks if stack.text}, missing=missing)
 
 
 def describe_ranks(stacks: Iterable[Stack]) -> Iterator[str]:
-    """Return who keeps the others waiting, or how far the job is; and who enters collectives late."""
+    """Return who blocks the others, or the job's progress, and who enters collectives late."""
     known = tuple(stacks)
     progress = list_progress(known)
     verdict = find_verdict(known)
@@ -73,10 +73,10 @@ def describe_ranks(stacks: Iterable[Stack]) -> Iterator[str]:
 
 
 def format_standstill(stacks: Iterable[Stack], for_s: float) -> str | None:
-    """Return the line about a job that has stood still for `for_s`; None: it does not, or has done nothing yet.
+    """Return the line about a job that has stood still for `for_s`; None if it has not, or has done nothing yet.
 
     Args:
-        stacks: of all ranks that are known.
+        stacks: those of all known ranks.
         for_s: seconds.
     """
     found = _describe_standstill(stacks)
@@ -100,7 +100,7 @@ def _describe_standstill(stacks: Iterable[Stack]) -> str | None:
 
 
 def find_verdict(stacks: Iterable[Stack]) -> str | None:
-    """Return who keeps the others waiting; None: nobody is known to, or it is too early to say so."""
+    """Return who blocks the others; None if nobody is known to, or if it is too early to say so."""
     known = tuple(stacks)
     cause = explain_hang(known)
     if cause is None or _find_doubt(cause, list_progress(known)) is not None:
@@ -115,10 +115,7 @@ def list_progress(stacks: Iterable[Stack]) -> tuple[RankProgress, ...]:
 
 
 def describe_movement(progress: Iterable[RankProgress]) -> str | None:
-    """Return how far the job is, if a rank of it has moved between two looks: "step 812 of 1000, 7.9 a second".
-
-    Else None.
-    """
+    """Return the job's progress: "step 812 of 1000, 7.9 a second"; None if no rank has moved between two looks."""
     ranks = tuple(progress)
     moved = [each for each in ranks if each.moved is not None]
     if not moved:
@@ -132,10 +129,7 @@ def _sort_slowest_first(ranks: Iterable[RankProgress]) -> list[RankProgress]:
 
 
 def name_hang_cause(stacks: Iterable[Stack]) -> tuple[str, tuple[int, ...]] | None:
-    """Return which ranks have kept the others waiting in a hang that has ended the round, as a line too; None.
-
-    Not seen.
-    """
+    """Return the ranks that blocked the others in a hang that ended the round, also as a line; None if none was seen."""
     known = tuple(stacks)
     cause = explain_hang(known)
     return None if cause is None else (_format_cause(cause, known), tuple(sorted(cause.ranks)[:_MOST_NAMED]))
@@ -150,7 +144,7 @@ def _format_cause(cause: HangCause, known: Iterable[Stack]) -> str:
 
 
 def _find_doubt(cause: HangCause, progress: Iterable[RankProgress]) -> str | None:
-    """Return why nothing is said against these ranks yet; None: the cause is certain. "" where a rank has moved."""
+    """Return why these ranks are not blamed yet; None if the cause is certain, "" if a rank has moved."""
     ranks = cause.ranks | cause.waiting
     concerned = [each for each in progress if each.global_rank in ranks]
     if any(each.moved is not None for each in concerned):
@@ -185,7 +179,7 @@ def _name_place(ranks: frozenset[int], views: Iterable[RankView]) -> str:
 
 
 def describe_slow_ranks(views: Iterable[RankView]) -> str | None:
-    """Return the rank that was most often the last to enter, and how late it was; None when none was clearly late."""
+    """Return the rank that was most often the last to enter, and how late it was; None if none was clearly late."""
     calls: dict[tuple[str, int], list[tuple[float, int]]] = {}
     for view in views:
         for group in view.groups:

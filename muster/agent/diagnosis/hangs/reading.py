@@ -1,7 +1,7 @@
-"""Turns what a worker's server answers into records. Pure; never raises: each torch has its own format.
+"""Turns the answers of a worker's server into records. Pure. It never raises, because each torch has its own format.
 
 Source: torch/csrc/distributed/c10d/FlightRecorderDetail.hpp, format 2.x; gloo writes it from torch 2.8 on. Gloo's
-entries stay "scheduled" and are done when `retired`; its `pg_config` says nothing, and `last_started` is -1.
+entries stay "scheduled" and are done when `retired`. Its `pg_config` is empty, and `last_started` is -1.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,11 +20,11 @@ class KnownGroups:
     """What the file of `workers.hooks.groups` says."""
 
     is_initialising: bool
-    """The worker is inside `init_process_group`."""
+    """Whether the worker is inside `init_process_group`."""
     ranks: Mapping[str, tuple[int, ...]]
     """The global ranks of its groups, by name."""
     device_timeout_s: float
-    """The shortest timeout of the groups' backends for CUDA devices; 0: there is none, or it is not known."""
+    """The shortest timeout of the groups' backends for CUDA devices; 0 if there is none, or if it is unknown."""
 
 
 def read_groups(text: bytes) -> KnownGroups:
@@ -55,11 +55,11 @@ def read_recorder(text: bytes, now_ns: int, members: Mapping[str, tuple[int, ...
 
     Args:
         text: the answer of the handler `fr_trace_json`.
-        now_ns: this host's wall clock when it was answered; entries have the time of their call by the same clock.
-        members: the global ranks of each group, by name, as far as they are known.
+        now_ns: this host's wall clock at the time of the answer. Entries have the time of their call by the same clock.
+        members: the known global ranks of each group, by name.
 
     Returns:
-        The groups in which the worker has entered anything, and those that it is known to be in.
+        The groups in which the worker has entered anything, and those that are known to contain it.
     """
     data = _load(text)
     status = to_dict(data.get("pg_status"))
@@ -119,7 +119,7 @@ def _read_entry(entry: Mapping[str, object], now_ns: int) -> Collective:
 
 
 def _describe_sizes(sizes: object, dtypes: object) -> str:
-    """Return a text such as `4 x float32`, `2x3 x float32 and 1 more`; "" when there is nothing to say."""
+    """Return a text such as `4 x float32`, `2x3 x float32 and 1 more`; "" if there is nothing to say."""
     all_sizes, kinds = to_list(sizes), to_list(dtypes)
     if not all_sizes or not isinstance(all_sizes[0], list):
         return ""
@@ -130,17 +130,17 @@ def _describe_sizes(sizes: object, dtypes: object) -> str:
 
 
 def to_dict(value: object) -> Mapping[str, object]:
-    """Return a JSON value that another program has written, where it is an object; else an empty one."""
+    """Return a JSON value that another program has written if it is an object, otherwise an empty one."""
     return value if isinstance(value, dict) else {}
 
 
 def to_list(value: object) -> Sequence[object]:
-    """Do as `to_dict`, of an array."""
+    """Return a value as `to_dict` does, for an array."""
     return value if isinstance(value, list) else ()
 
 
 def to_int(value: object) -> int:
-    """Do as `to_dict`, of a count within our limits."""
+    """Return a value as `to_dict` does, for a count within our limits."""
     try:
         return min(max(0, int(value)), MOST)  # type: ignore[call-overload, no-any-return]  # a JSON value of any kind
     except (TypeError, ValueError, OverflowError):

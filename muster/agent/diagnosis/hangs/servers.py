@@ -1,7 +1,7 @@
-"""Asks the workers of this node for their flight recorders, without disturbing them: torch's server answers by itself.
+"""Asks this node's workers for their flight recorders without disturbing them, because torch's server answers.
 
-All of it may block, and runs in a thread. A worker that is stopped does not answer: each request has a deadline, and
-workers are asked side by side.
+All of it may block, and runs in a thread. A stopped worker does not answer, so each request has a deadline, and workers
+are asked in parallel.
 """
 
 import contextlib
@@ -26,37 +26,40 @@ if TYPE_CHECKING:  # only with devices
 DEADLINE_S = 1.0
 """The longest that one worker's answer may take. 2000 entries take 0.1 s."""
 JOIN_S = 0.2
-"""How much longer the threads that ask them may take."""
+"""How much longer the asking threads may take."""
 _STOPPED = ("T", "t")
 """States in which a process answers nothing."""
 _SHARE = 0.005
-"""Of the time: one core of many would notice no more."""
+"""Share of the time. One core of many would notice no more."""
 _ANSWER_LIMIT_BYTES = 64 << 20
 _FILE_LIMIT_BYTES = 1 << 20
 LOOK = ("fr_trace_json",)
-"""The recorder of gloo and other backends without events of a device. torch before 2.10 does not answer it."""
+"""The recorder of gloo and other backends without device events. torch before 2.10 does not answer it."""
 DIAGNOSIS = (*LOOK, "dump_nccl_trace_json")
-"""And NCCL's, which is another one. It asks CUDA about its events, which may end a capture of a CUDA graph: only in a
-hang, or where a person asks and NCCL's own monitor does not know better."""
+"""And NCCL's, a separate recorder.
+
+It asks CUDA about its events, which may end a capture of a CUDA graph. So it is used only in a hang, or if a person
+asks and NCCL's own monitor does not know better.
+"""
 _GROUPS_LINK = "/memfd:muster-groups"
 
 
 @record
 class Place:
-    """Where a worker's server is, if it has one."""
+    """The place of a worker's server, if it has one."""
 
     pid: int
     state: str
     """The kernel's process state (R, S, D, T, Z) of the worker itself."""
     server_pid: int | None
-    """The process that has initialised a process group; None: none of the worker's processes has."""
+    """The process that has initialised a process group; None if none of the worker's processes has."""
 
 
 def find_places(sessions: Mapping[int, Iterable[tuple[int, int]]]) -> dict[int, Place]:
     """Find the servers of workers.
 
     Args:
-        sessions: by the worker's process id, id and start time of all processes of its session.
+        sessions: id and start time of all processes of a worker's session, by the worker's process id.
     """
     return {pid: _find_place(pid, (each for each, _ in members)) for pid, members in sessions.items()}
 
@@ -68,7 +71,7 @@ def _find_place(pid: int, members: Iterable[int]) -> Place:
 
 
 def _choose_number(place: int) -> int:
-    """Do as `workers.hooks.groups`, which imports nothing of ours, has it."""
+    """Choose the number as `workers.hooks.groups` does, which imports nothing of ours."""
     return min(os.sysconf("SC_OPEN_MAX"), 1024) - 2 - place
 
 
@@ -80,25 +83,25 @@ def _has_groups(pid: int) -> bool:
 
 @record
 class Answer:
-    """What a worker's server and its file of groups have said."""
+    """What a worker's server and its file of groups have answered."""
 
     groups: tuple[Group, ...] = ()
     has_begun: bool = False
-    """It has called `init_process_group`."""
+    """Whether it has called `init_process_group`."""
     is_initialising: bool = False
     is_answering: bool = False
     took_s: float = 0.0
-    """How long the server has taken; 0: it has not answered."""
+    """How long the server has taken; 0 if it has not answered."""
     device_timeout_s: float = 0.0
     """See `KnownGroups`."""
 
 
 def read_workers(places: Mapping[int, Place], handlers: tuple[str, ...] = DIAGNOSIS) -> dict[int, Answer]:
-    """Read all workers, side by side, within `DEADLINE_S`; the keys of `places` are kept.
+    """Read all workers in parallel within `DEADLINE_S`, by the keys of `places`.
 
     Args:
         places: by any key.
-        handlers: of the server; each gives the groups of one recorder.
+        handlers: those of the server, each of which returns the groups of one recorder.
 
     Raises:
         RuntimeError: no thread is left.
@@ -120,65 +123,66 @@ def read_workers(places: Mapping[int, Place], handlers: tuple[str, ...] = DIAGNO
 
 @record
 class Progress:
-    """How far a worker is in its collectives."""
+    """A worker's progress in its collectives."""
 
     collectives: tuple[int, ...] | None = None
-    """Changes whenever it enters or completes one; None: it has entered none, as far as is known."""
+    """Changes whenever it enters or completes one; None if it is not known to have entered any."""
     timeout_s: float = 0.0
-    """Of a collective in which it waits, once torch is about to end it for that; else 0."""
+    """The timeout of a collective in which it waits, once torch is about to end it because of that; otherwise 0."""
     is_waiting: bool = False
-    """It waits in a collective, or in `init_process_group`."""
+    """Whether it waits in a collective, or in `init_process_group`."""
     launches: tuple[int, ...] | None = None
     """See `Activity`."""
 
 
 class WorkerReader:
-    """Reads again and again how far the workers are in their collectives, at a bounded cost.
+    """Reads the workers' progress in their collectives again and again, at a bounded cost.
 
-    The recorder cannot be asked for its counters alone, and 2000 entries take a worker's threads 0.1 s of CPU time. So
-    the workers are asked the less often the longer they need: for at most `_SHARE` of the time.
+    The recorder cannot be asked only for its counters, and 2000 entries take a worker's threads 0.1 s of CPU time. So
+    the longer the workers need, the less often they are asked, to take at most `_SHARE` of the time.
     """
 
     def __init__(
         self, limit_s: float, monitor: "Monitor | None" = None, on_death: Callable[[str], None] = lambda _: None
     ) -> None:
-        """Make one.
+        """Keep the settings.
 
         Args:
-            limit_s: after which workers count as idle: they are asked several times in it, whatever it costs.
-            monitor: NCCL's. It is asked while the workers show nothing but CPU time, which NCCL uses as it waits.
-            on_death: called, by the thread that reads, with a process that NCCL's monitors have given up.
+            limit_s: the time after which workers count as idle. They are asked several times within it, whatever it
+                costs.
+            monitor: NCCL's. It is asked while the workers show only CPU time, which NCCL uses while it waits.
+            on_death: called by the reading thread with a process that NCCL's monitors have given up.
         """
         self._longest_s = limit_s / 4
         self._monitor = monitor
         self._on_death = on_death
         self._monitor_due_s = 0.0
         self._launches: dict[int, tuple[int, ...] | None] = {}
-        """By the worker's process id, while they show nothing else."""
+        """Launches by the worker's process id, while the workers show nothing else."""
         self._progress: dict[int, tuple[int, ...]] = {}
-        """By the worker's process id."""
+        """Counters by the worker's process id."""
         self._waits: dict[int, _Wait] = {}
-        """By the worker's process id."""
+        """Waits by the worker's process id."""
         self._waiting: set[int] = set()
         """The process ids of workers that wait."""
         self.answers: Mapping[int, Answer] = {}
-        """What the workers have said last, by process id: a new mapping with each look. Any thread may read it."""
+        """The workers' last answers by process id, as a new mapping at each look. Any thread may read it."""
         self.answered_s = -math.inf
-        """When, by the monotonic clock."""
+        """The time of these answers, by the monotonic clock."""
         self._due_s = 0.0
         self._device_limit_s = math.inf
-        """How long a worker is idle before NCCL's recorder is read, too."""
+        """How long a worker is idle before NCCL's recorder is read as well."""
         self._offset_s = time.time() - time.monotonic()
 
     def read_progress(
         self, sessions: Mapping[int, Iterable[tuple[int, int]]], idle_s: float, silent_s: float = 0.0
     ) -> dict[int, Progress]:
-        """Read how far the workers are, by the worker's process id; who does not answer now keeps what it said last.
+        """Read the workers' progress by process id. A worker that does not answer now keeps its last progress.
 
         Args:
             sessions: see `find_places`.
-            idle_s: for how many seconds the worker that is idle for longest has been so.
-            silent_s: for how many seconds none has shown anything but CPU time.
+            idle_s: how many seconds the longest idle worker has been idle.
+            silent_s: for how many seconds no worker has shown anything but CPU time.
         """
         if self._monitor is not None:
             self._ask_monitor(self._monitor, sessions, silent_s)
@@ -213,14 +217,14 @@ class WorkerReader:
         }
 
     def have_begun(self, pids: Iterable[int]) -> bool:
-        """Return whether all these workers have called `init_process_group`, as was seen last."""
+        """Return whether all these workers have called `init_process_group`, at the last look."""
         answers = self.answers
         return all(pid in answers and answers[pid].has_begun for pid in pids)
 
     def _ask_monitor(
         self, monitor: "Monitor", sessions: Mapping[int, Iterable[tuple[int, int]]], silent_s: float
     ) -> None:
-        """Ask the monitor, not before a quarter of the limit has passed: a job that goes on is not asked."""
+        """Ask the monitor, but not before a quarter of the limit has passed, so that a moving job is not asked."""
         from muster.agent.diagnosis.hangs.monitor import count_launches
 
         if silent_s < self._longest_s:
@@ -271,7 +275,7 @@ def _is_waiting(answer: Answer) -> bool:
 
 
 def list_open(group: Group) -> list[Collective]:
-    """Return what is not done, while nothing that was called later is: what a CUDA graph has captured is never done."""
+    """Return what is not done, except if a later call is done: what a CUDA graph has captured is never done."""
     found: list[Collective] = []
     passed: set[bool] = set()
     for entry in reversed(group.entries):
@@ -283,10 +287,7 @@ def list_open(group: Group) -> list[Collective]:
 
 
 def find_open(answer: Answer) -> tuple[str, float] | None:
-    """Return what the worker waits in for the longest time, and for how long; None.
-
-    In no collective, as far as it says.
-    """
+    """Return the collective in which the worker has waited longest, and how long; None if it reports none."""
     if answer.is_initialising:
         return "init_process_group", 0.0
     waits = [(entry.age_s, entry, group) for group in answer.groups for entry in list_open(group)]
@@ -297,10 +298,10 @@ def find_open(answer: Answer) -> tuple[str, float] | None:
 
 
 def find_arrivals(answers: Mapping[int, Answer]) -> dict[int, float]:
-    """Return how many seconds after the first of them each worker has entered the collectives that all have entered.
+    """Return how many seconds after the first worker each has entered a collective that all have entered.
 
-    By process id, at the one of these collectives where that was most: at many others of a step, all wait for one
-    another. Empty where there are none. All ages are of one moment and machine.
+    The result is by process id, at the collective where this was most, because at many others of a step all wait for
+    one another. It is empty if there is none. All ages are of one moment and machine.
     """
     ages = [_list_ages(answer) for answer in answers.values()]
     common = set(ages[0]).intersection(*ages[1:]) if len(ages) > 1 else set()
@@ -347,7 +348,7 @@ def _read_worker(pid: int, handlers: tuple[str, ...], now_ns: int) -> Answer:
 
 
 def ask(pid: int, handler: str, deadline_s: float) -> bytes | None:
-    """Call a handler of the worker's server; the body of its answer, None when there is none by the deadline."""
+    """Call a handler of the worker's server; return the body of its answer, or None if none comes by the deadline."""
     until_s = time.monotonic() + deadline_s
     request = f"POST /handler/{handler} HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
     received = bytearray()
@@ -369,7 +370,7 @@ def ask(pid: int, handler: str, deadline_s: float) -> bytes | None:
 
 
 def build_view(place: Place, answer: Answer, *, global_rank: int, node: int, host: str) -> RankView:
-    """Put together what is known of one rank."""
+    """Combine what is known of one rank."""
     return RankView(
         global_rank=global_rank,
         node=node,

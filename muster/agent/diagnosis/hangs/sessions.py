@@ -1,4 +1,4 @@
-"""Reads from /proc what the processes of the workers' sessions have done. It may take long: call it in a thread."""
+"""Reads from /proc what the processes of the workers' sessions have done. It may take long, so call it in a thread."""
 
 import contextlib
 import os
@@ -13,18 +13,18 @@ ProcessKey: TypeAlias = tuple[int, int]
 """A process id and the start time of the process (clock ticks since boot), because ids are reused."""
 
 Sessions: TypeAlias = "Mapping[int, Mapping[ProcessKey, Reading]]"
-"""By the worker's process id: the processes of its session."""
+"""The processes of a worker's session, by the worker's process id."""
 
 SIZES_LIMIT_S = 0.2
 """How long a look waits for the sizes of stack files."""
 _FAULT_BYTES = 128 << 10
-"""What the kernel reads ahead for a page that is not in memory."""
+"""How much the kernel reads ahead for a page that is not in memory."""
 _BACKGROUND_SHARE = 0.005
 """CPU share that watchdog threads of an idle worker (NCCL's, a TCPStore's) may use without counting as activity."""
 _BACKGROUND_S = 0.02
-"""How much the kernel's accounting in ticks may add to it."""
+"""How much the kernel's accounting in ticks may add to that."""
 _POLLED_BYTES = 100_000
-"""A second: what a thread that polls pipes or /proc may read."""
+"""Bytes per second that a thread which polls pipes or /proc may read."""
 
 
 @record
@@ -36,42 +36,43 @@ class Reading:
 
     cpu_s: float
     written_bytes: int | None
-    """By write(2) and similar calls; None: the kernel does not report it, or a disk does not answer."""
+    """Bytes passed to write(2) and similar calls; None if the kernel does not report them, or a disk does not answer.
+    """
     loaded_bytes: int = 0
-    """By read(2) and similar calls, and about so much by pages of files that were not in memory."""
+    """Bytes read by read(2) and similar calls, plus roughly those of file pages that were not in memory."""
 
 
 _NOTHING = Reading(cpu_s=0.0, written_bytes=0)
 
 Processes: TypeAlias = Mapping[ProcessKey, Reading]
-"""Of one session."""
+"""The processes of one session."""
 
 
 def find_background_s(took_s: float) -> float:
-    """Return how much CPU time an idle worker may use in so many seconds."""
+    """Return how much CPU time an idle worker may use in this many seconds."""
     return _BACKGROUND_S + _BACKGROUND_SHARE * took_s
 
 
 def count_cpu_s(before: Processes, now: Processes) -> float:
-    """Return the CPU seconds that the current processes have used in between."""
+    """Return the CPU seconds that the current processes have used since the earlier reading."""
     return sum(reading.cpu_s - before.get(key, _NOTHING).cpu_s for key, reading in now.items())
 
 
 def has_written(before: Processes, now: Processes) -> bool:
-    """Return whether one of the current processes has written something in between."""
+    """Return whether one of the current processes has written something since the earlier reading."""
     return any(
         (reading.written_bytes or 0) > (before.get(key, _NOTHING).written_bytes or 0) for key, reading in now.items()
     )
 
 
 def has_loaded(before: Processes, now: Processes, took_s: float) -> bool:
-    """Return whether the current processes have read more in between than a thread that polls does."""
+    """Return whether the current processes have read more since the earlier reading than a polling thread does."""
     loaded = sum(reading.loaded_bytes - before.get(key, _NOTHING).loaded_bytes for key, reading in now.items())
     return loaded > _POLLED_BYTES * took_s
 
 
 def has_worked(before: Processes, now: Processes, took_s: float) -> bool:
-    """Return whether the current processes have used the CPU, or written or loaded something, in so many seconds."""
+    """Return whether the current processes have used the CPU, or written or loaded something, in this many seconds."""
     return (
         count_cpu_s(before, now) > find_background_s(took_s)
         or has_written(before, now)
@@ -80,14 +81,14 @@ def has_worked(before: Processes, now: Processes, took_s: float) -> bool:
 
 
 class FileSizes:
-    """Sizes of files that may be on a disk that hangs: a thread of its own reads them, and at most one waits."""
+    """Sizes of files that may be on a hanging disk. A separate thread reads them, and at most one waits."""
 
     def __init__(self, limit_s: float = SIZES_LIMIT_S) -> None:
         self._limit_s = limit_s
         self._is_reading = False
 
     def read(self, paths: Collection[str]) -> Mapping[str, int] | None:
-        """Return the sizes, 0 of files that do not exist; None while the disk does not answer.
+        """Return the sizes, or 0 for files that do not exist; None while the disk does not answer.
 
         Raises:
             RuntimeError: no thread is left.
@@ -115,9 +116,9 @@ def read_sessions(
     """Read the processes of each worker's session, by the worker's process id.
 
     Args:
-        stack_files: by the worker's process id, the file it appends its stacks to. It writes there when the agent
-            requests stacks: that does not count as activity.
-        sizes: reads how much that is; None: what is written does not matter.
+        stack_files: the file to which a worker appends its stacks, by the worker's process id. It writes there when the
+            agent requests stacks, which does not count as activity.
+        sizes: reads how much that is; None if what is written does not matter.
     """
     sessions: dict[int, dict[ProcessKey, Reading]] = {pid: {} for pid in stack_files}
     tick_s = 1.0 / os.sysconf("SC_CLK_TCK")
@@ -138,9 +139,9 @@ def read_sessions(
 def _subtract_stacks(
     sessions: Mapping[int, Mapping[ProcessKey, Reading]], stack_files: Mapping[int, str | None], sizes: FileSizes
 ) -> dict[int, dict[ProcessKey, Reading]]:
-    """Do not count what the workers have written into their stack files; while their disk hangs, count nothing.
+    """Subtract what the workers have written into their stack files; while their disk hangs, count nothing.
 
-    The files are looked at last: stacks written in between make it less than before, which does not count.
+    The files are read last, so stacks written in between lower the result, which does not count as activity.
     """
     found = sizes.read(tuple(path for path in stack_files.values() if path is not None))
 
@@ -157,7 +158,7 @@ def _subtract_stacks(
 def _read_io(pid: int) -> tuple[int | None, int]:
     """Return the bytes that the process has passed to write(2) and read(2), and similar calls.
 
-    (None, 0): it cannot be read, or has ended.
+    Return (None, 0) if it cannot be read, or has ended.
 
     Source: proc(5), /proc/<pid>/io: readable with the right to trace the process, if the kernel counts at all.
     """

@@ -1,13 +1,14 @@
-"""Workers' output: captured, written to files, printed on the console, and kept for the report.
+"""Captures workers' output, writes it to files, prints it on the console, and keeps it for the report.
 
-`router` is what the supervisor uses. `routing` decides from the flags where each stream goes (`torch_logs_specs`: a
-torch plug-in decides), `files` names and owns the files of a run. `pump` reads the pipe of one stream, and filters its
-lines. `opening` opens a round's files in a thread of its own, where a disk that hangs keeps nothing else waiting.
-`console` prints on the console: `lines` cuts bytes into prefixed lines, recognises progress bars, and defines what is
-queued; `console_writer` is the thread that writes it, which draws live rows at the bottom of a terminal.
-`terminal_loan` holds the console back while the debugger of a worker has the terminal.
+`router` is what the supervisor uses. `routing` decides from the flags where each stream goes; with `torch_logs_specs` a
+torch plug-in decides. `files` names and owns the files of a run. `pump` reads the pipe of one stream, and filters its
+lines. `opening` opens a round's files in its own thread, where a disk that hangs delays nothing else. `console` prints
+on the console. `lines` cuts bytes into prefixed lines, recognises progress bars, and defines what is queued.
+`console_writer` is the thread that writes the queue, and draws live rows at the bottom of a terminal. `terminal_loan`
+holds the console back while a worker's debugger has the terminal.
 
-From outside, import `LogRouter`, `WorkerStreams` and `open_own`, and when a worker asks for it `terminal_loan`.
+From outside, import `LogRouter`, `WorkerStreams` and `open_own`, and `terminal_loan` when a worker asks for the
+terminal.
 """
 
 from muster.agent.logs.files import open_own

@@ -1,7 +1,7 @@
 """The console: workers' lines and the agent's own, whole, in order, and without blocking any caller.
 
-`offer` never waits: beyond the backlog's limit a stream with a log file only queues a span of that file, which the
-console reads when its turn comes; a stream without a file drops lines, and the console prints how many.
+`offer` never waits. Beyond the backlog's limit, a stream with a log file only queues a span of that file, which the
+console reads in its turn. A stream without a file drops lines, and the console prints how many.
 """
 
 import contextlib
@@ -17,13 +17,13 @@ from muster.agent.logs.lines import AgentLine, End, Gap, Hold, LineAssembler, Sp
 from muster.agent.runtime.loop import Clock, SystemClock
 
 BACKLOG_BYTES = 4 << 20
-"""How much may be queued in memory for one device; eight times that for streams without a log file."""
+"""How much may be queued in memory for one device. Streams without a log file may queue eight times as much."""
 
 BAR_INTERVAL_S = 5.0
-"""A console that is not a terminal gets a progress bar this often."""
+"""How often a console that is not a terminal gets a progress bar."""
 
 MARKED_BAR_INTERVAL_S = 1.0
-"""A reader that draws the bars itself gets them this often, see `Env.LIVE_BARS`."""
+"""How often a reader that draws the bars itself gets them, see `Env.LIVE_BARS`."""
 
 AGENT_PREFIX = "[muster] "
 
@@ -62,7 +62,7 @@ class Feed:
         self.assembler = LineAssembler(self.paint_prefix(prefix))
         self.order = len(prefix), prefix
         self.printed_bar = b""
-        """The state of the bar that was printed last; belongs to the device."""
+        """The state of the bar that was printed last. It belongs to the device."""
         self._last: Span | Gap | None = None
         self._cut_off = False
 
@@ -77,7 +77,7 @@ class Feed:
         return self.launch.get(self.stream, 0)
 
     def name_ranks(self, ranks: Sequence[int]) -> bytes:
-        """Return the prefix of what these ranks have said, it among them."""
+        """Return the prefix for lines that these ranks have printed, this one among them."""
         return self.assembler.prefix if self._name_ranks is None else self._name_ranks(ranks)
 
     def paint_prefix(self, prefix: bytes) -> bytes:
@@ -89,7 +89,7 @@ class Feed:
 
         Args:
             chunk: the bytes.
-            log_fd: a readable descriptor of the log file that also has them; None: there is none.
+            log_fd: a readable descriptor of the log file that also has them; None if there is none.
             log_end: the file's size after them.
         """
         device = self._device
@@ -145,7 +145,7 @@ class Feed:
 
 
 _RANK_COLOURS = (b"36", b"33", b"35", b"32", b"34", b"96", b"93", b"95", b"92", b"94")
-"""Of the prefixes of neighbouring ranks; no red, which is for failures."""
+"""Colours for the prefixes of neighbouring ranks; not red, which is for failures."""
 
 
 def paint(text: bytes, colour: bytes) -> bytes:
@@ -156,7 +156,7 @@ def paint(text: bytes, colour: bytes) -> bytes:
 class Console:
     """Standard output and error of the agent, or any two descriptors. `close` writes out what is queued.
 
-    Both are one device when they are the same terminal, pipe or file, so that their lines are never mixed.
+    Both count as one device if they are the same terminal, pipe or file, so that their lines are never mixed.
     """
 
     def __init__(
@@ -196,7 +196,7 @@ class Console:
     def has_colour(self, std: Std) -> bool:
         """Return whether what is written there may have colours.
 
-        It is a terminal, and the user has not refused them.
+        That is the case if it is a terminal, and the user has not refused colours.
         """
         return self._has_colour and os.isatty(self._fds[std])
 
@@ -215,8 +215,8 @@ class Console:
 
         Args:
             std: which stream.
-            prefix: of each line.
-            rank: in the job; decides the prefix's colour on a terminal.
+            prefix: that of each line.
+            rank: that in the job; it determines the prefix's colour on a terminal.
             name_ranks: builds the prefix of lines that several ranks have written alike.
         """
         self._launch[std] = self._launch.get(std, 0) + 1
@@ -245,22 +245,22 @@ class Console:
                 device.put(self._agent_feed, AgentLine(data=data))
 
     def show_status(self, line: str) -> None:
-        """Show how the job is doing in the last row of the terminal, "" for no such row. Elsewhere nothing is shown."""
+        """Show the job's progress in the last row of the terminal, or no such row for "". Elsewhere, show nothing."""
         device = self._devices[Std.ERR]
         if device is not None and device is self._devices[Std.OUT]:
             with device.changed:
                 device.show_status(f"{AGENT_PREFIX}{line}".encode() if line else b"")
 
     def wait_for_output(self, cap_s: float, limit_s: float = 2.0) -> None:
-        """Wait until standard output is written and read, so that what is printed on standard error comes after it.
+        """Wait until standard output is written and read, so that later output on standard error follows it.
 
-        Where lines are merged, wait for standard error, too: then it is known under which prefixes tracebacks stand.
-        Two pipes have no common order. Docker merges them, and a reader that it buffers for cannot be looked at: how
-        long that one needs is estimated.
+        If lines are merged, also wait for standard error, because then the prefixes of tracebacks are known. Two pipes
+        have no common order. Docker merges them and buffers for a reader that cannot be observed, so the time that the
+        reader needs is estimated.
 
         Args:
-            cap_s: seconds in all.
-            limit_s: how long nothing may be accepted.
+            cap_s: seconds in total.
+            limit_s: how long the console may accept nothing.
         """
         until_s = time.monotonic() + cap_s
         device, own = self._devices[Std.OUT], self._devices[Std.ERR]
@@ -272,14 +272,14 @@ class Console:
             _wait_read(self._fds[Std.OUT], until_s, device.find_delay_s)
 
     def hold(self) -> None:
-        """Print what is queued, and then nothing until `release`: a debugger gets the terminal."""
+        """Print what is queued, and then nothing until `release`, because a debugger gets the terminal."""
         for device in self._list_devices():
             with device.changed:
                 device.put(self._agent_feed, Hold())
 
     @property
     def is_held(self) -> bool:
-        """Whether all that was queued before `hold` is printed."""
+        """Whether everything that was queued before `hold` is printed."""
         return all(device.is_held for device in self._list_devices() if device.is_open)
 
     def release(self) -> None:
@@ -289,15 +289,15 @@ class Console:
                 device.release()
 
     def close(self, limit_s: float = 2.0, cap_s: float = 30.0) -> bool:
-        """Write out what is queued and stop. Returns whether everything was written.
+        """Write out what is queued and stop; return whether everything was written.
 
-        Waits while the console accepts bytes, but not after `limit_s` without progress or `cap_s` in all: then it
-        discards the workers' lines (their files have them) and tries once more to write the agent's own. A closed
+        This waits while the console accepts bytes, but not after `limit_s` without progress or `cap_s` in total. Then
+        it discards the workers' lines (their files have them) and tries once more to write the agent's own. A closed
         console ignores what it gets.
 
         Args:
             limit_s: seconds without progress.
-            cap_s: seconds in all, for each of the two devices.
+            cap_s: seconds in total, for each of the two devices.
         """
         self.release()
         devices = [device for device in self._list_devices() if device.started]
@@ -315,7 +315,7 @@ class Console:
 
 
 def _wait_read(fd: int, until_s: float, find_delay_s: Callable[[], float]) -> None:
-    """Wait until a pipe's reader has read all that is in it, and written it down; other devices need no wait."""
+    """Wait until a pipe's reader has read all that is in it, and written it down. Other devices need no wait."""
     import fcntl
     import termios
 
@@ -329,7 +329,7 @@ def _wait_read(fd: int, until_s: float, find_delay_s: Callable[[], float]) -> No
 
 
 def identify_device(fd: int) -> tuple[int, int, int] | None:
-    """Return a key that is equal for two descriptors of the same device; None: the descriptor is closed."""
+    """Return a key that is equal for two descriptors of the same device; None if the descriptor is closed."""
     try:
         status = os.fstat(fd)
     except OSError:

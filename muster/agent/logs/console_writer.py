@@ -1,6 +1,6 @@
-"""One output device: a queue, and one thread that writes it with plain blocking writes.
+"""One output device: a queue, and one thread that writes it by plain blocking writes.
 
-A thread, because a non-blocking descriptor would be non-blocking for every process that shares it.
+It is a thread, because a non-blocking descriptor would be non-blocking for every process that shares it.
 """
 
 import contextlib
@@ -21,15 +21,17 @@ _REDRAW_S = 0.05
 _UNLOGGED_FACTOR = 8
 _READER_BYTES = 1 << 20
 _READER_BYTES_PER_S = 1e6
-"""What Docker's engine writes into a container's log on a busy machine."""
+"""How fast Docker's engine writes into a container's log on a busy machine."""
 _WAIT_S = 0.1
-"""Waiting for the console counts in steps of at most this: while this process stands still (Ctrl-Z, a machine with far
-too much to do), the console has had no chance.
-"""
+"""Time of waiting for the console counts in steps of at most this. While this process stands still (Ctrl-Z, a very busy
+machine), the console has no chance."""
 
 
 class ConsoleWriter:
-    """Callers hold `changed` around `put`, `is_open` and `has_room`; the rest belongs to the thread."""
+    """The writer of one device.
+
+    Callers hold `changed` around `put`, `is_open` and `has_room`; the rest belongs to the thread.
+    """
 
     def __init__(
         self,
@@ -48,35 +50,35 @@ class ConsoleWriter:
             is_terminal: bars are live rows.
             size_fd: the terminal's descriptor.
             backlog_bytes: how much may be queued in memory.
-            bar_interval_s: elsewhere a bar is printed this often.
+            bar_interval_s: how often a bar is printed if it is no terminal.
             clock: the agent's.
             marks_bars: see `Env.LIVE_BARS`.
-            merges_lines: print once what several ranks say alike.
+            merges_lines: whether equal lines of several ranks are printed once.
         """
         self._thread = SideThread(self._run, "muster-console")
         self.changed = self._thread.changed
         self.is_open = True
-        """False once the device has no reader any more: everything is ignored then."""
+        """False once the device has no reader any more; everything is ignored then."""
         self.is_held = False
-        """All before a `Hold` is printed, and nothing more is until `release`."""
+        """Whether all before a `Hold` is printed, and nothing more is until `release`."""
         self._is_holding = False
-        """The thread has dequeued a `Hold` that is not released."""
+        """Whether the thread has dequeued a `Hold` that is not released."""
         self._limit_bytes = backlog_bytes
         self._bar_interval_s = bar_interval_s
         self._bar_mark = b"\r" if marks_bars else b""
         self._merges_lines = merges_lines
         self._alike: AlikeLines[Source] | None = None
         self._holds_lines = False
-        """`_alike` holds some."""
+        """Whether `_alike` holds any lines."""
         self._is_draining = False
-        """A caller waits until all is printed: nothing is held."""
+        """Whether a caller waits until all is printed; nothing is held then."""
         self._clock = clock
         self._queue: deque[tuple[Source, Piece]] = deque()
         self._queued_bytes = 0
         self._busy = False
         self._written_bytes = 0
         self._passed_on = 0.0
-        """Of these, what a reader with a buffer may not have written down at `_passed_on_s`, in bytes."""
+        """Of these, the bytes that a buffering reader may not have written down at `_passed_on_s`."""
         self._passed_on_s = 0.0
         self._broken_fds: set[int] = set()
         self._bars_due_s: dict[Source, float] = {}
@@ -93,7 +95,7 @@ class ConsoleWriter:
     def has_room(self, *, logged: bool) -> bool:
         """Return whether more may be queued in memory.
 
-        What is in no log file gets more room, because it would be lost.
+        Text that is in no log file gets more room, because it would be lost.
         """
         return self._queued_bytes < self._limit_bytes * (1 if logged else _UNLOGGED_FACTOR)
 
@@ -103,7 +105,7 @@ class ConsoleWriter:
         return self._thread.is_started or bool(self._queue)
 
     def put(self, source: Source, piece: Piece) -> None:
-        """Queue a piece; the caller holds `changed`."""
+        """Queue a piece. The caller holds `changed`."""
         if not self.is_open:
             return
         if isinstance(piece, bytes):
@@ -112,24 +114,24 @@ class ConsoleWriter:
         self._thread.wake()
 
     def show_status(self, row: bytes) -> None:
-        """Draw another last row at the bottom of the terminal, b"" for none; the caller holds `changed`."""
+        """Draw another last row at the bottom of the terminal, or none for b"". The caller holds `changed`."""
         if self._screen is None or not self.is_open or row == self._status:
             return
         self._status, self._has_new_status = row, True
         self._thread.wake()
 
     def release(self) -> None:
-        """Print again what is queued; the caller holds `changed`."""
+        """Print what is queued again. The caller holds `changed`."""
         self._is_holding = self.is_held = False
         self._queue = deque(queued for queued in self._queue if not isinstance(queued[1], Hold))
         self.changed.notify_all()
 
     def flush(self, limit_s: float, cap_s: float) -> int:
-        """Wait until all is written, and return how many bytes were discarded because the console accepts no more.
+        """Wait until all is written; return how many bytes were discarded because the console accepts no more.
 
         Args:
             limit_s: how long it may accept nothing.
-            cap_s: how long this may take in all.
+            cap_s: how long this may take in total.
         """
         if self._queue and not self._thread.is_started and not self._thread.wake():
             self._thread.is_closing = True
@@ -139,18 +141,18 @@ class ConsoleWriter:
     def find_delay_s(self) -> float:
         """Return how long a reader may need to write down what it has read.
 
-        Docker's keeps up to 1 MiB of each stream.
+        Docker's reader keeps up to 1 MiB of each stream.
         """
         return max(0.0, self._passed_on / _READER_BYTES_PER_S - (self._clock.now_s() - self._passed_on_s))
 
     def stop(self) -> None:
-        """End the thread if it is not stuck in a write; ignore what comes from now on."""
+        """End the thread if it is not stuck in a write. Ignore what comes from now on."""
         with self.changed:
             self.is_open = False
         self._thread.close(0.1)
 
     def wait_written(self, limit_s: float, cap_s: float) -> bool:
-        """Wait until all is written; whether it is. See `flush` for the limits."""
+        """Wait until all is written, and return whether it is. See `flush` for the limits."""
         with self.changed:
             self._is_draining = True
             self.changed.notify_all()
@@ -205,7 +207,7 @@ class ConsoleWriter:
                 self.changed.notify_all()
 
     def _wait_batch(self) -> list[tuple[Source, Piece]] | None:
-        """Return the pieces to print next, none when only bars are due; None at the end."""
+        """Return the pieces to print next; none if only bars are due, and None at the end."""
         with self.changed:
             if not self.is_open:
                 self._clear_queue()
@@ -247,7 +249,7 @@ class ConsoleWriter:
         return min(due) - self._clock.now_s() if due else None
 
     def _dequeue_batch(self) -> list[tuple[Source, Piece]]:
-        """Dequeue the next pieces, about `_WRITE_BYTES`; a span in parts."""
+        """Dequeue the next pieces, about `_WRITE_BYTES`. A span is dequeued in parts."""
         batch: list[tuple[Source, Piece]] = []
         size = 0
         while self._queue and size < _WRITE_BYTES:
@@ -286,7 +288,7 @@ class ConsoleWriter:
             self._write(fd, data)
 
     def _format(self, source: Source, piece: Piece, now_s: float) -> Iterator[tuple[int, bytes]]:
-        """Return what to print of a piece, by descriptor. What was said before a line of the agent is printed first."""
+        """Return what to print of a piece, by descriptor. Held lines from before a line of the agent come first."""
         if isinstance(piece, (AgentLine, Hold, Gap)):
             yield from self._print_all_held()
         if isinstance(piece, AgentLine):
@@ -309,7 +311,7 @@ class ConsoleWriter:
         yield source.fd, self._update_bar(source, now_s)
 
     def _say(self, source: Source, lines: bytes, now_s: float) -> Iterator[tuple[int, bytes]]:
-        """Return what to print now that a worker has written these whole lines."""
+        """Return what to print after a worker has written these whole lines."""
         if not lines:
             return
         if self._alike is None:
@@ -322,7 +324,7 @@ class ConsoleWriter:
         yield from self._build_prefixed(self._alike.push(source, lines, now_s))
 
     def _print_held(self, now_s: float) -> Iterator[tuple[int, bytes]]:
-        """Return what has been held long enough; all, if a caller waits for it and nothing else is queued."""
+        """Return what has been held long enough, or all if a caller waits for it and nothing else is queued."""
         if self._alike is None:
             return
         if (self._is_draining or self._thread.is_closing) and not self._queue:
@@ -376,7 +378,7 @@ class ConsoleWriter:
         return output
 
     def _redraw(self, screen: "ProgressBars", output: list[tuple[int, bytes]], now_s: float) -> list[tuple[int, bytes]]:
-        """Return the output, with the live rows erased before and drawn after it; both are the same terminal."""
+        """Return the output with the live rows erased before it and drawn after it. Both are on the same terminal."""
         rows = [self._rows[source] for source in sorted(self._rows, key=lambda source: source.order)]
         has_new_status, self._has_new_status = self._has_new_status, False
         if has_new_status:
@@ -412,7 +414,7 @@ class ConsoleWriter:
         return done
 
     def _mark_broken(self, fd: int) -> None:
-        """Ignore everything for this device from now on: its descriptor has no reader any more."""
+        """Ignore everything for this device from now on, because its descriptor has no reader any more."""
         self._broken_fds.add(fd)
         with self.changed:
             self.is_open = False
@@ -426,7 +428,7 @@ def _open_progress_bars(size_fd: int) -> "ProgressBars":
 
 
 def _measure_terminal(fd: int) -> os.terminal_size:
-    """Return the columns and lines; 80 by 24 for a terminal that reports none, or has just been closed."""
+    """Return the columns and lines; 80 by 24 for a terminal that reports none or has just been closed."""
     try:
         size = os.get_terminal_size(fd)
     except OSError:
@@ -435,7 +437,7 @@ def _measure_terminal(fd: int) -> os.terminal_size:
 
 
 def _wait_writable(fd: int) -> None:
-    """Wait until the descriptor accepts more: another process made it non-blocking."""
+    """Wait until the descriptor accepts more, because another process has made it non-blocking."""
     import select
 
     poller = select.poll()
@@ -444,7 +446,7 @@ def _wait_writable(fd: int) -> None:
 
 
 def _merge_output(output: list[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
-    """Join neighbours with the same descriptor: one write instead of many."""
+    """Join neighbours with the same descriptor, to make one write instead of many."""
     start = 0
     for index in range(1, len(output) + 1):
         if index == len(output) or output[index][0] != output[start][0]:

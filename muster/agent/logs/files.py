@@ -1,8 +1,8 @@
 """Files of a run: claims the run's folder, names the files, and stops writing when the disk is full.
 
-The folder may lie where other users can write, as in `--log-dir /tmp`: what one of them has put there is not used. Of
-another owner is used what no other user could have put there: a volume that an administrator has mounted or made, and
-what the volume's owner has put into it. So a container's user may be another than the volume's.
+The folder may be where other users can write, as in `--log-dir /tmp`. What another user has put there is not used.
+Files of another owner are used only if no other user could have put them there: a volume that an administrator has
+mounted or made, and what the volume's owner has put into it. So a container's user may differ from the volume's.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from muster.agent.config import Std
 from muster.agent.round import Round
 
 STACKS = "stacks.txt"
-"""Beside a worker's logs: the file it appends its Python stacks to on request."""
+"""The file beside a worker's logs to which the worker appends its Python stacks on request."""
 
 _LOCK = ".lock"
 _OWN = frozenset((os.geteuid(), 0))
@@ -32,7 +32,7 @@ class LogFile:
     """
 
     def __init__(self, path: str, on_error: Callable[[str], None]) -> None:
-        """Open or create.
+        """Open or create the file.
 
         Raises:
             OSError: the file cannot be opened.
@@ -43,7 +43,7 @@ class LogFile:
         self.size_bytes = os.fstat(self.fd).st_size
 
     def write(self, data: bytes) -> int:
-        """Append, and return how many bytes were written, fewer than given only when the file is closed now."""
+        """Append, and return how many bytes were written; they are fewer than given only if the file is closed now."""
         if self.fd is None:
             return 0
         done = 0
@@ -72,19 +72,20 @@ class LogFile:
 class RunFolder:
     """`<base>/<run_id>/attempt_<n>/<local_rank>/...`, claimed by this agent.
 
-    With more than one node an agent's files are one level deeper, in `node_<index>/`, so that agents that share a
-    folder (two on one host, or a network file system) never write the same file. A second live agent with the same
-    folder gets `agent_<host>_<pid>/` below it. Files of an earlier run with the same id are moved to `earlier_<k>/`,
-    never overwritten.
+    With more than one node an agent's files are one level deeper, in `node_<index>/`. So agents that share a folder
+    (two on one host, or on a network file system) never write the same file. A second live agent with the same folder
+    gets `agent_<host>_<pid>/` below it. Files of an earlier run with the same id are moved to `earlier_<k>/`, never
+    overwritten.
     """
 
     def __init__(self, base_dir: str | None, run_id: str, *, links_latest: bool = False) -> None:
         """Make the run's folder.
 
         Args:
-            base_dir: `--log-dir`; None: a temporary folder, which `close` removes if it holds no log, error or report.
+            base_dir: `--log-dir`. None means a temporary folder, which `close` removes if it holds no log, error or
+                report.
             run_id: a slash in it makes no sub-folder.
-            links_latest: see `LogConfig`; with several nodes the first one's.
+            links_latest: see `LogConfig`; with several nodes, that of the first one.
 
         Raises:
             OSError: the folder cannot be made.
@@ -96,7 +97,7 @@ class RunFolder:
         self._links_latest = links_latest
         os.makedirs(self._base, exist_ok=True)
         self.base_owner = min(_find_owners(os.path.abspath(self._base)) - _OWN, default=None)
-        """Another user on the way to the folder, who can replace what is in it; None: there is none."""
+        """Another user on the way to the folder, who can replace what is in it; None if there is none."""
         if os.path.basename(self.run_dir) == LogNames.LATEST and os.path.islink(self.run_dir):
             os.unlink(self.run_dir)  # of an earlier run
         _make_own_dir(self.run_dir, 0o777 if self.base_owner is not None else _choose_mode(self._base))
@@ -109,7 +110,7 @@ class RunFolder:
         """Make the folders of the round's attempt, or find them again, and return the attempt's path.
 
         Raises:
-            OSError: they cannot be made.
+            OSError: the folders cannot be made.
         """
         if self._node_dir is None:
             self._node_dir = self._claim(round)
@@ -138,7 +139,10 @@ class RunFolder:
         return path
 
     def _lock(self, path: str) -> bool:
-        """Lock the folder; False: another live agent has. If the file system has no locks, it counts as ours."""
+        """Lock the folder; return False if another live agent has it.
+
+        Without locks in the file system, it counts as ours.
+        """
         fd = open_own(os.path.join(path, _LOCK), os.O_RDWR | os.O_CREAT)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -152,7 +156,7 @@ class RunFolder:
         return True
 
     def close(self) -> None:
-        """Release the claim; remove a temporary folder that holds nothing of use. Idempotent."""
+        """Release the claim, and remove a temporary folder that holds nothing of use. Idempotent."""
         if self._lock_fd is not None:
             if self._temporary:  # a folder elsewhere stays: another agent may have just opened it
                 with contextlib.suppress(OSError):
@@ -186,7 +190,7 @@ def _make_temporary_dir() -> str:
 
 
 def _hold(folder: str) -> int | None:
-    """Lock a temporary folder as long as this process lives: `muster prune` leaves it alone."""
+    """Lock a temporary folder as long as this process lives, so that `muster prune` spares it."""
     try:
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:
@@ -228,7 +232,7 @@ def build_log_path(attempt_dir: str, local_rank: int, std: Std) -> str:
 
 
 def build_filtered_path(attempt_dir: str, std: Std) -> str:
-    """Return the path of the attempt's filtered log of one stream, shared by its ranks."""
+    """Return the path of the attempt's filtered log of one stream, which its ranks share."""
     return os.path.join(attempt_dir, LogNames.FILTERED_STDOUT if std is Std.OUT else LogNames.FILTERED_STDERR)
 
 
@@ -236,10 +240,10 @@ def build_filtered_path(attempt_dir: str, std: Std) -> str:
 
 
 def open_own(path: str, flags: int) -> int:
-    """Open a file that no other user has put there, and no link.
+    """Open a file, unless another user has put it there, or it is a link.
 
     Raises:
-        OSError: it cannot be opened, or it is such a file.
+        OSError: the file cannot be opened, or is such a file.
     """
     try:
         # Opening a named pipe would block. Writes may: separate threads write to disks.
@@ -269,7 +273,7 @@ def _make_own_dir(path: str, mode: int = 0o777) -> None:
 
 
 def _choose_mode(base: str) -> int:
-    """Choose the mode of a run's folder in `base`: this user's alone, or also readable for an inherited group.
+    """Choose the mode of a run's folder in `base`: only for this user, or also readable for an inherited group.
 
     In a folder of another user (a container's volume) the umask decides, so that its owner can read the logs.
     """
@@ -297,15 +301,15 @@ def _find_owners(path: str) -> set[int]:
 
 
 def _list_places(path: str) -> Iterator[str]:
-    """List the places on a path: `/a/b` has `/a` and `/a/b`."""
+    """List all prefixes of a path: `/a/b` has `/a` and `/a/b`."""
     names = path.split("/")[1:]
     return ("/" + "/".join(names[:count]) for count in range(1, len(names) + 1))
 
 
 def _shows_ours(path: str, uid: int) -> bool:
-    """Return whether the file system shows as this user's what this process makes beside `path`.
+    """Return whether files that this process makes beside `path` appear as this user's.
 
-    NFS with root_squash does.
+    On NFS with root_squash they do.
     """
     probe = f"{path}.{os.getpid()}.owner"
     try:

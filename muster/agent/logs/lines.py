@@ -1,7 +1,7 @@
-"""Cuts bytes into whole prefixed lines, a chunk at a time, and recognises progress bars; what is queued of them. Pure.
+"""Cuts bytes into whole prefixed lines, a chunk at a time, recognises progress bars, and defines queued pieces. Pure.
 
-Work is done per chunk (one `replace` for all its lines), not per line: 400,000 lines cost milliseconds. Only chunks
-with a carriage return, the sign of a progress bar, are processed line by line.
+Work is done per chunk (one `replace` for all its lines) instead of per line, so 400,000 lines cost milliseconds. Only
+chunks with a carriage return, the sign of a progress bar, are processed line by line.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from muster._shared.records import record
 from muster.agent.round import Round
 
 LINE_LIMIT_BYTES = 16 << 20
-"""A line is kept in memory until it is whole; a longer one is split on the console (never in the file)."""
+"""A line is kept in memory until it is whole. A longer one is split on the console (never in the file)."""
 
 _LIVE_BYTES = 512
 _OWN_FRAMES = b"/muster/agent/workers/"
@@ -47,9 +47,9 @@ def collapse_bars(lines: bytes) -> bytes:
 
 
 def drop_own_frames(lines: bytes) -> bytes:
-    r"""Remove our frames from the outer end of the stacks that faulthandler prints when a signal ends a worker.
+    r"""Remove our frames from the outer end of faulthandler's stacks of a worker that a signal ends.
 
-    Among whole lines. Its frames have no comma before `in`; those of tracebacks have one and stay.
+    The input is whole lines. faulthandler's frames have no comma before `in`; those of tracebacks have one and stay.
 
     >>> drop_own_frames(b'  File "/x/muster/agent/workers/program.py", line 7 in run\nrest\n')
     b'rest\n'
@@ -73,7 +73,7 @@ def prefix_lines(prefix: bytes, lines: bytes) -> bytes:
 
 
 class LineAssembler:
-    r"""Cuts one stream into whole lines; keeps the unterminated rest until its `\n` comes."""
+    r"""Cuts one stream into whole lines. Keeps the unterminated rest until its ` ` comes."""
 
     __slots__ = ("_held", "_held_bytes", "_is_data", "_limit_bytes", "holds_bar", "prefix")
 
@@ -87,15 +87,15 @@ class LineAssembler:
         """Whether the unterminated line is a progress bar."""
 
     def push(self, chunk: bytes) -> bytes:
-        """Add the next bytes of the stream, and return the lines that are whole now, prefixed."""
+        """Add the next bytes of the stream, and return the completed lines, prefixed."""
         return prefix_lines(self.prefix, self.cut(chunk))
 
     def finish(self) -> bytes:
-        r"""Return the unterminated last line, prefixed and ended with a `\n`; empty when there is none."""
+        r"""Return the unterminated last line, prefixed and ended with a ` `; empty if there is none."""
         return prefix_lines(self.prefix, self.cut_rest())
 
     def cut(self, chunk: bytes) -> bytes:
-        """Add the next bytes of the stream, and return the lines that are whole now, as they are."""
+        """Add the next bytes of the stream, and return the completed lines unchanged."""
         cut = chunk.rfind(b"\n") + 1
         if not cut:
             return self._keep_rest(chunk)
@@ -107,7 +107,7 @@ class LineAssembler:
         return whole + self._keep_rest(chunk[cut:]) if cut < len(chunk) else whole
 
     def cut_rest(self) -> bytes:
-        r"""Return the unterminated last line, ended with a `\n`; empty when there is none. The stream may continue."""
+        r"""Return the unterminated last line, ended with a ` `; empty if there is none. The stream may continue."""
         if not self._held_bytes:
             return b""
         line = b"".join(self._held)
@@ -208,14 +208,14 @@ def _fill_template(template: str, *, role: str, local_rank: str, global_rank: st
 
 
 class Source(Protocol):
-    """What the device needs of a stream: `console.Feed`; it is an `alike_lines.Speaker`."""
+    """What the device needs of a stream: `console.Feed`. It is an `alike_lines.Speaker`."""
 
     assembler: LineAssembler
     printed_bar: bytes
     order: tuple[int, bytes]
-    """Of its row among the live rows: by the prefix, [w2] before [w10]."""
+    """Orders its row among the live rows by the prefix: [w2] comes before [w10]."""
     merged_traceback: bytes
-    """The prefix with which its last traceback was printed, if others have written the same; b"": they have not."""
+    """The prefix with which its last traceback was printed, if others have written the same; b"" if they have not."""
 
     @property
     def fd(self) -> int:
@@ -243,16 +243,16 @@ class Source(Protocol):
         ...
 
     def name_ranks(self, ranks: Sequence[int]) -> bytes:
-        """Return the prefix of what these global ranks of its launch have said, it among them."""
+        """Return the prefix for lines that these global ranks of its launch have printed, this one among them."""
         ...
 
     def paint_prefix(self, prefix: bytes) -> bytes:
-        """Return a prefix in the colour of its own."""
+        """Return a prefix in the colour of its own rank."""
         ...
 
 
 class Span:
-    """A part of a log file that must still be printed; the device closes `fd`. `end` may grow while it is queued."""
+    """A part of a log file that must still be printed. The device closes `fd`; `end` may grow while it is queued."""
 
     def __init__(self, *, fd: int, start: int, end: int) -> None:
         self.fd = fd
@@ -262,7 +262,7 @@ class Span:
 
 
 class Gap:
-    """Lines that were dropped here; the count may grow while it is queued."""
+    """Lines that were dropped here. The count may grow while it is queued."""
 
     def __init__(self, *, lines: int) -> None:
         self.lines = lines
@@ -271,7 +271,7 @@ class Gap:
 
 @record
 class AgentLine:
-    """Lines of the agent: kept when all else is discarded."""
+    """Lines of the agent, which are kept when all else is discarded."""
 
     data: bytes
 
@@ -283,7 +283,7 @@ class End:
 
 @record
 class Hold:
-    """Print nothing from here on until `ConsoleWriter.release`: a debugger has the terminal."""
+    """Print nothing from here on until `ConsoleWriter.release`, because a debugger has the terminal."""
 
 
 Piece = bytes | Span | Gap | AgentLine | End | Hold

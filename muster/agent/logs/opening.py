@@ -1,6 +1,6 @@
 """Makes a round's folder and opens its log files, in a thread of its own because their disk may hang.
 
-The same thread does all else that touches the folder but is no worker's output: the event log, error files, stacks.
+The same thread does everything else in the folder that is no worker's output: the event log, error files, stacks.
 """
 
 import contextlib
@@ -21,10 +21,10 @@ from muster.agent.runtime.loop import Loop, LoopThread, Timer
 T = TypeVar("T")
 
 OPEN_LIMIT_S = 10.0
-"""After this long the job goes on without log files."""
+"""How long the job waits for log files before it continues without them."""
 
 _READ_LIMIT_S = 0.5
-"""How long the agent's loop may wait for a small file; heartbeats are sent once a second."""
+"""How long the agent's loop may wait for a small file; it sends a heartbeat each second."""
 
 
 @record
@@ -33,23 +33,23 @@ class WorkerFiles:
 
     route: WorkerRoute
     logs: dict[Std, LogFile]
-    """The worker's pumps close them; the opener those that get none."""
+    """The worker's pumps close them; the opener closes those without a pump."""
     filtered: dict[Std, LogFile]
-    """Shared by the ranks of an attempt; the opener closes them."""
+    """The ranks of an attempt share these files; the opener closes them."""
 
 
 @record
 class OnTrouble:
-    """Where the opener reports."""
+    """How the opener reports trouble."""
 
     report_no_files: Callable[[OSError], None]
-    """In the agent's thread: from now on there are no files."""
+    """Called in the agent's thread: from now on there are no files."""
     report_incomplete: Callable[[str], None]
-    """In any thread: one line about a file that cannot be written."""
+    """Called in any thread with one line about a file that cannot be written."""
 
 
 class _Opening:
-    """One round's files, being opened."""
+    """One round's files while they are being opened."""
 
     def __init__(self) -> None:
         self.is_over = False
@@ -63,14 +63,14 @@ class FileOpener:
     def __init__(
         self, config: LogConfig, loop: Loop, make_layout: Callable[[], Layout], *, nproc: int, on_trouble: OnTrouble
     ) -> None:
-        """Make the run's folder; when that fails, report it and write no files.
+        """Make the run's folder. If that fails, report it and write no files.
 
         Args:
             config: the flags.
             loop: the agent's.
             make_layout: makes the run's folder; raises OSError.
             nproc: workers on this node.
-            on_trouble: gets what goes wrong.
+            on_trouble: gets reports of what goes wrong.
 
         Raises:
             EnvironmentFault: the machine has no thread left.
@@ -82,9 +82,9 @@ class FileOpener:
         self._opening: _Opening | None = None
         self._workers: dict[int, WorkerFiles] = {}
         self._filtered: dict[str, LogFile] = {}
-        """By path; belongs to the thread."""
+        """Files by path; belongs to the thread."""
         self._attempt = -1
-        """What they were opened for; belongs to the thread."""
+        """The attempt that they were opened for; belongs to the thread."""
         try:
             self.thread = LoopThread(loop, "muster-files", on_failure=raise_broken)
         except RuntimeError as error:
@@ -100,11 +100,11 @@ class FileOpener:
 
     @property
     def run_dir(self) -> str | None:
-        """`<log_dir>/<run_id>`; None when there are no files."""
+        """`<log_dir>/<run_id>`; None if there are no files."""
         return self._layout.run_dir
 
     def open_round(self, round: Round) -> None:  # noqa: A002
-        """Begin to open the round's files. A round of the same attempt appends to the same ones."""
+        """Begin to open the round's files. A round of the same attempt appends to the same files."""
         if self._opening is not None:
             self._opening.is_over = True
         self._close_unused()
@@ -126,7 +126,7 @@ class FileOpener:
         opening.timer = self._loop.call_later(OPEN_LIMIT_S, lambda: self._end_opening(opening, round, late))
 
     def run_when_open(self, then: Callable[[], None]) -> None:
-        """Call `then` when the round's files are open, or cannot be opened: perhaps at once."""
+        """Call `then` when the round's files are open or cannot be opened, perhaps at once."""
         if self._opening is None:
             then()
         else:
@@ -136,7 +136,7 @@ class FileOpener:
         """Return the worker's files of the open round, once.
 
         Raises:
-            InternalError: they are not open yet.
+            InternalError: the files are not open yet.
         """
         if local_rank not in self._workers or self._opening is not None:
             raise InternalError("a worker is started before its files are open")
@@ -148,13 +148,13 @@ class FileOpener:
             self.thread.submit(file.close)
 
     def call(self, read: Callable[[], T], limit_s: float = _READ_LIMIT_S) -> T | None:
-        """Call what may block, in the thread; None when it takes longer, or when an earlier call still hangs."""
+        """Make a call that may block in the thread; return None if it takes longer, or an earlier call still hangs."""
         results: list[T] = []
         self.thread.run(lambda: results.append(read()), limit_s)
         return results[0] if results else None
 
     def close(self, limit_s: float) -> bool:
-        """Write what is waiting and release everything; False when the disk hangs. Idempotent."""
+        """Write what is waiting and release everything; return False if the disk hangs. Idempotent."""
         self._close_unused()
         self.thread.submit(self._close_filtered)
         self.thread.submit(self._layout.close)
@@ -178,7 +178,7 @@ class FileOpener:
             then()
 
     def _close_unused(self) -> None:
-        """Close the files of workers that were never started: a round may be over before."""
+        """Close the files of workers that were never started, because a round may be over before."""
         self.take_back(_list_logs(self._workers))
         self._workers = {}
 
@@ -227,7 +227,7 @@ def _list_logs(workers: dict[int, WorkerFiles]) -> list[LogFile]:
 
 
 def raise_broken() -> None:
-    """Raise on the agent's loop when a thread has failed: a failed job is better than one that hangs.
+    """Raise on the agent's loop when a thread has failed, because a failed job is better than one that hangs.
 
     Raises:
         InternalError: always.

@@ -12,16 +12,16 @@ _READ_BYTES = 256 << 10
 _PIPE_BYTES = 1 << 20
 _TAIL_BYTES = 64 << 10
 _END_BYTES = 512
-"""What is kept of every stream, for its last line."""
+"""How much is kept of every stream, for its last line."""
 _PAUSE_S = 0.002
-"""Pause before a busy stream is read again, so that bytes gather: one read of 100 KiB costs what one of 8 KiB does."""
+"""Pause before a busy stream is read again, so that bytes gather: one read of 100 KiB costs as much as one of 8 KiB."""
 _BUSY_BYTES = 4 << 10
 _BUSY_S = 0.004
-"""A stream is busy when the last read was this short a time ago or returned that much: with -u, line by line."""
+"""A stream is busy if the last read was this short a time ago or returned that much. With -u it comes line by line."""
 
 
 def open_pipe() -> tuple[int, int]:
-    """Open a pipe for a worker's output, as large as allowed: (read end, non-blocking; write end, for the worker).
+    """Open a pipe for a worker's output, as large as allowed; return a non-blocking read end and a write end.
 
     Source: fcntl(2), F_SETPIPE_SZ; /proc/sys/fs/pipe-max-size and pipe-user-pages-soft limit it.
 
@@ -46,7 +46,7 @@ def open_pipe() -> tuple[int, int]:
 class LineFilter:
     """Copies the lines of one stream that contain any of the strings (`--duplicate-stdout-filters`).
 
-    Several filters share one file; the router closes it.
+    Several filters share one file, which the router closes.
     """
 
     def __init__(self, *, prefix: bytes, needles: Sequence[str], file: LogFile) -> None:
@@ -56,7 +56,7 @@ class LineFilter:
         self._lines = LineAssembler(b"")
 
     def push(self, chunk: bytes) -> None:
-        """Take the stream's next bytes."""
+        """Take the next bytes of the stream."""
         self._pick(self._lines.push(chunk))
 
     def finish(self) -> None:
@@ -99,12 +99,12 @@ class StreamPump:
         self._keeps_tail = keeps_tail
         self._on_end = on_end
         self.read_s = float("-inf")
-        """When it was last read; may be read from another thread, too."""
+        """When the stream was last read. Other threads may read this as well."""
         self.bytes_seen = 0
         self.end = b""
         """The last few bytes of the stream."""
         self.tail = b""
-        """Many more of them, when kept."""
+        """Many more of the last bytes, if they are kept."""
 
     def start(self) -> None:
         """Start reading."""
@@ -112,7 +112,7 @@ class StreamPump:
             self._loop.watch_readable(self._read_fd, self._read)
 
     def read_rest(self) -> None:
-        """Read what is there now, at most the size of a pipe: more can only come from a live writer."""
+        """Read what is there now, at most the size of a pipe, because more can only come from a live writer."""
         for _ in range(1 + _PIPE_BYTES // _READ_BYTES * 2):
             if not self._read_chunk():
                 return
@@ -137,7 +137,7 @@ class StreamPump:
             self._loop.call_later(_PAUSE_S, self.start)
 
     def _read_chunk(self) -> int | None:
-        """Read once and pass it on, and return how many bytes, 0 for nothing now, None at the end of the stream."""
+        """Read once and pass the bytes on. Return how many, 0 for nothing now, or None at the end of the stream."""
         if self._read_fd is None:
             return 0
         try:
@@ -191,7 +191,7 @@ class StreamPump:
 
 
 class PumpGroup:
-    """The pumps of a round, all on one loop; calls back when the last one has ended."""
+    """The pumps of a round, all on one loop. Calls back when the last one has ended."""
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
@@ -214,9 +214,9 @@ class PumpGroup:
             on_finished()
 
     def finish(self, limit_s: float, on_finished: Callable[[], None]) -> None:
-        """Call back when every stream has ended; after `limit_s` the rest is ended.
+        """Call back when every stream has ended. After `limit_s`, end the rest.
 
-        A stream goes on when a process that outlived the worker holds its pipe.
+        A stream continues if a process that outlived the worker holds its pipe.
         """
         self._on_finished = on_finished
         if self._open:
@@ -226,6 +226,6 @@ class PumpGroup:
             on_finished()
 
     def close(self) -> None:
-        """End every stream now, with what its pipe holds."""
+        """End every stream now, after reading what its pipe holds."""
         for pump in list(self._open):
             pump.close()

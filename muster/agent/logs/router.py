@@ -29,10 +29,10 @@ _REST_LIMIT_S = 0.2
 class LogRouter:
     """Gives workers their pipes, and sends what they write to files and console. Close it.
 
-    All methods are for the agent's one thread. In each round: `open_round`, `run_when_open`, per worker `open_worker`
-    and, once it was started (or could not be), `close_child_ends`; when all have ended `finish_round`. One thread reads
-    the pipes and writes the files, one opens files, one writes the console: nothing here waits long for a disk or a
-    terminal.
+    All methods are for the agent's one thread. Each round calls `open_round` and `run_when_open`; then for each worker
+    `open_worker` and, once it was started (or could not be), `close_child_ends`; and when all have ended
+    `finish_round`. One thread reads the pipes and writes the files, one opens files, and one writes the console. So
+    nothing here waits long for a disk or a terminal.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class LogRouter:
         nproc: int,
         console: Console | None = None,
     ) -> None:
-        """Make the run's folder; when that fails, print one line and write no files.
+        """Make the run's folder. If that fails, print one line and write no files.
 
         Args:
             config: the flags.
@@ -53,7 +53,7 @@ class LogRouter:
             run_id: names the run's folder.
             role: used in the prefix.
             nproc: workers on this node.
-            console: closed by `close`; None: one on descriptors 1 and 2.
+            console: closed by `close`; None means one on descriptors 1 and 2.
 
         Raises:
             UsageError: `--logs-specs` names no entry point, or one that cannot be used.
@@ -78,7 +78,7 @@ class LogRouter:
         self._is_muted = False
         self._closed = False
         self.status: JobStatus | None = None
-        """How the job was doing when that was last looked at; None: it was not."""
+        """The job's status when it was last looked at; None if it was not."""
         self._files = FileOpener(
             config,
             loop,
@@ -89,13 +89,16 @@ class LogRouter:
 
     @property
     def run_dir(self) -> str | None:
-        """`<log_dir>/<run_id>`; None when there are no files."""
+        """`<log_dir>/<run_id>`; None if there are no files."""
         return self._files.run_dir
 
     # -- a round ----------------------------------------------------------------------------------------------------
 
     def open_round(self, round: Round) -> None:  # noqa: A002
-        """Make the attempt's folder, as ranks are known now. A round of the same attempt appends to the same files."""
+        """Make the attempt's folder, now that ranks are known.
+
+        A round of the same attempt appends to the same files.
+        """
         self._pumps, self._feeds = {}, {}
         self._console.begin_launch()
         if self._thread is not None and self._group is not None:
@@ -105,7 +108,7 @@ class LogRouter:
         self._files.open_round(round)
 
     def run_when_open(self, then: Callable[[], None]) -> None:
-        """Call `then` when the round's files are open, or cannot be: perhaps at once, and within a limit."""
+        """Call `then` when the round's files are open or cannot be, perhaps at once, and within a limit."""
         self._files.run_when_open(then)
 
     def open_worker(self, round: Round, local_rank: int) -> WorkerStreams:  # noqa: A002
@@ -144,14 +147,14 @@ class LogRouter:
         )
 
     def close_child_ends(self, local_rank: int) -> None:
-        """Close our copies of the worker's descriptors, once it has started or failed to. Idempotent."""
+        """Close our copies of the worker's descriptors once it has started or failed to. Idempotent."""
         for fd in self._child_fds.pop(local_rank, ()):
             os.close(fd)
 
     def finish_round(self, on_finished: Callable[[], None], limit_s: float = 1.0) -> None:
         """Read the rest of the pipes after all workers have ended, close the files, then call back on the loop.
 
-        Does not wait for the console.
+        This does not wait for the console.
 
         Args:
             on_finished: called once.
@@ -172,16 +175,13 @@ class LogRouter:
 
     @property
     def files(self) -> FileOpener:
-        """Runs in its thread whatever else reads or writes the run's folder."""
+        """Runs in its thread everything else that reads or writes the run's folder."""
         return self._files
 
     # -- captured output --------------------------------------------------------------------------------------------
 
     def read_stderr_tail(self, local_rank: int) -> tuple[str, ...]:
-        """Return the last lines of the worker's stderr, oldest first; empty when it is not captured.
-
-        Also after its end.
-        """
+        """Return the last lines of the worker's stderr, oldest first, even after its end; empty if not captured."""
         lines = self.read_stderr_text(local_rank).rstrip("\n").split("\n")[-_TAIL_LINES:]
         return tuple(line[:_TAIL_LINE_CHARS] for line in lines) if lines != [""] else ()
 
@@ -195,7 +195,7 @@ class LogRouter:
         return b"\n".join(find_last_frame(line) for line in pump.tail.split(b"\n")).decode("utf-8", "replace")
 
     def find_stderr_prefix(self, local_rank: int, of: Round) -> str | None:
-        """Return the prefix of a worker's stderr on the console, "" for none; None: the console does not have it.
+        """Return the prefix of a worker's stderr on the console, "" for none; None if the console does not have it.
 
         Args:
             local_rank: the worker's rank on its node.
@@ -219,10 +219,7 @@ class LogRouter:
         return sum(pump.bytes_seen for (rank, _), pump in self._pumps.items() if rank == local_rank)
 
     def read_last_line(self, local_rank: int) -> bytes:
-        """Return the end of what the worker has written last, as it wrote it.
-
-        Empty where its output is not captured.
-        """
+        """Return the end of the worker's last output, unchanged; empty if its output is not captured."""
         pumps = [pump for (rank, _), pump in self._pumps.items() if rank == local_rank and pump.end]
         end = max(pumps, key=lambda pump: pump.read_s).end if pumps else b""
         return find_last_frame(end.rstrip().rpartition(b"\n")[2])
@@ -234,7 +231,7 @@ class LogRouter:
         self._console.print_line(line)
 
     def print_notice(self, line: str) -> None:
-        """Print a line about a part of the agent, unless this node is leaving: then it explains nothing."""
+        """Print a line about a part of the agent, unless this node is leaving, when the line explains nothing."""
         if not self._is_muted:
             self.print_line(line)
 
@@ -243,7 +240,7 @@ class LogRouter:
         self._is_muted = True
 
     def report_incomplete_logs(self, line: str) -> None:
-        """Print once that log files will be incomplete: a full disk affects all of them. Any thread may call it.
+        """Print once that log files will be incomplete, because a full disk affects all. Any thread may call it.
 
         Args:
             line: which file cannot be written, and why.
@@ -257,7 +254,7 @@ class LogRouter:
         self._console.print_text(text)
 
     def show_status(self, status: "JobStatus") -> None:
-        """Keep it for the summary; on a terminal, show it in the last row."""
+        """Keep the status for the summary; on a terminal, show it in the last row."""
         self.status = status
         if self._config.shows_status:
             from muster._shared.console.status_line import format_status_line
@@ -265,21 +262,21 @@ class LogRouter:
             self._console.show_status(format_status_line(status))
 
     def hide_status(self) -> None:
-        """Show no last row any more: the job has ended."""
+        """Show no last row any more, because the job has ended."""
         if self._config.shows_status:
             self._console.show_status("")
 
     def wait_for_output(self, cap_s: float) -> None:
-        """Wait, no longer than this, until the workers' lines on the console come before what is printed next."""
+        """Wait, within this limit, until the workers' lines on the console precede what is printed next."""
         self._console.wait_for_output(cap_s)
 
     def hold_console(self) -> None:
-        """Print nothing more until `release_console`; log files get everything."""
+        """Print nothing more until `release_console`. Log files still get everything."""
         self._console.hold()
 
     @property
     def is_console_held(self) -> bool:
-        """Whether all that came before `hold_console` is printed."""
+        """Whether everything that came before `hold_console` is printed."""
         return self._console.is_held
 
     def release_console(self) -> None:
@@ -292,7 +289,7 @@ class LogRouter:
         return self._console.has_colour(Std.ERR)
 
     def close(self, limit_s: float = 2.0) -> None:
-        """Write out everything, release everything. Idempotent.
+        """Write out everything and release everything. Idempotent.
 
         Args:
             limit_s: see `Console.close`; also the limit for log files that hang.
@@ -315,7 +312,7 @@ class LogRouter:
     def _choose_layout(self) -> Callable[[], Layout]:
         """Return what makes the layout.
 
-        A plug-in is loaded here: its import may take any time and touches no log file.
+        A plug-in is loaded here, because its import may take any time and touches no log file.
         """
         if self._config.logs_specs is None:
             return self._make_layout
@@ -408,18 +405,18 @@ def _raise_error(error: OSError) -> NoReturn:
 
 @record
 class _Source:
-    """Whose output a stream carries."""
+    """The worker whose output a stream carries."""
 
     local_rank: int
     global_rank: int
     prefix: bytes
-    """Of its lines on the console."""
+    """The prefix of its lines on the console."""
     name_ranks: Callable[[Sequence[int]], bytes]
-    """Builds the prefix of lines that global ranks of this node have written alike."""
+    """Builds the prefix of lines that several global ranks of this node have written alike."""
 
 
 class _Once:
-    """Calls the callback the first time only."""
+    """Calls the callback only the first time."""
 
     def __init__(self, callback: Callable[[], None]) -> None:
         self._callback: Callable[[], None] | None = callback

@@ -14,14 +14,14 @@ class StreamRoute:
     """Where one stream of one worker goes."""
 
     captured: bool
-    """Read by the agent through a pipe; False: inherited or discarded."""
+    """Whether the agent reads the stream through a pipe. If False, it is inherited or discarded."""
     path: str | None = None
     """The log file."""
     to_console: bool = False
     discarded: bool = False
-    """The worker gets /dev/null."""
+    """Whether the worker gets /dev/null."""
     filtered_path: str | None = None
-    """A second file, for lines that match a `--duplicate-*-filters`."""
+    """A second file, for lines that match one of `--duplicate-*-filters`."""
 
 
 INHERITED = StreamRoute(captured=False)
@@ -40,10 +40,13 @@ class WorkerRoute:
 
 @record
 class WorkerStreams:
-    """What a worker is started with. The router closes the descriptors, see `LogRouter.close_child_ends`."""
+    """The streams with which a worker is started.
+
+    The router closes the descriptors, see `LogRouter.close_child_ends`.
+    """
 
     stdout_fd: int | None
-    """Write end for the worker's descriptor 1; None: the agent's own."""
+    """Write end for the worker's descriptor 1; None means the agent's own."""
     stderr_fd: int | None
     error_file: str | None
     stack_file: str | None
@@ -60,7 +63,7 @@ class Layout(Protocol):
     """Decides where a round's output goes: our `FolderLayout`, or one of torch's logs specs."""
 
     run_dir: str | None
-    """Folder of the run; None: no files."""
+    """Folder of the run; None if there are no files."""
 
     def open_round(self, round: Round, nproc: int) -> None:  # noqa: A002
         """Make the folders that the round needs.
@@ -111,7 +114,7 @@ class FolderLayout:
 
 
 def shows_stderr(config: LogConfig, local_rank: int, *, has_files: bool) -> bool | None:
-    """Return whether a rank's stderr is on the console: True with a prefix, False without one, None: it is not there.
+    """Return whether a rank's stderr is on the console: True with a prefix, False without one, None if it is not there.
 
     Args:
         config: the flags.
@@ -129,14 +132,15 @@ def shows_stderr(config: LogConfig, local_rank: int, *, has_files: bool) -> bool
 def route_stream(config: LogConfig, std: Std, local_rank: int, attempt_dir: str | None) -> StreamRoute:
     """Decide one stream as torchrun does.
 
-    `--local-ranks-filter` applies to the console only: a filtered rank's file is still written. A filtered rank with
-    nothing redirected prints nothing; its stderr is still read, because a report shows its last lines.
+    `--local-ranks-filter` applies only to the console: a filtered rank's file is still written. A filtered rank without
+    redirection prints nothing, but its stderr is still read, because a report shows its last lines.
 
     Args:
         config: the flags.
         std: Std.OUT or Std.ERR.
         local_rank: the worker's rank on this node.
-        attempt_dir: the attempt's folder; None when there are no files: what would go to one goes to the console.
+        attempt_dir: the attempt's folder. None means that there are no files, and what would go to one goes to the
+            console.
     """
     redirected = bool(config.redirects.of(local_rank) & std)
     teed = bool(config.tee.of(local_rank) & std)

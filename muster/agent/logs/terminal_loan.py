@@ -1,7 +1,7 @@
 """Lends this node's terminal to one worker's debugger at a time. The worker's side is `muster._shared.debugger`.
 
 A worker asks in its slot of the status page, and is answered there once all earlier output is printed. Then the console
-is held back until the worker has gone on or ended.
+is held back until the worker has continued or ended.
 """
 
 import os
@@ -22,7 +22,7 @@ _TERMINAL_FD = 0
 
 
 class TerminalLoan:
-    """From the first worker of a round that asks to the round's end. Close it."""
+    """Serves a round from its first worker that asks to the round's end. Close it."""
 
     def __init__(
         self,
@@ -37,10 +37,11 @@ class TerminalLoan:
         """Answer workers from now on.
 
         Args:
-            loop: of the agent.
-            lease: tells the guard that a debugger has the terminal: it restores the terminal if the agent is killed.
+            loop: the agent's.
+            lease: tells the guard that a debugger has the terminal. The guard restores the terminal if the agent is
+                killed.
             logs: has the console.
-            page: of the round.
+            page: the round's.
             nproc: number of its slots.
             on_quit: called when a debugger's user has ended the job.
         """
@@ -51,15 +52,15 @@ class TerminalLoan:
         self._nproc = nproc
         self._on_quit = on_quit
         self._settings: processes.TerminalSettings | None = None
-        """The terminal's before the loan."""
+        """The terminal's settings before the loan."""
         self._timer: Timer | None = None
         self.local_rank: int | None = None
-        """It has the terminal, or gets it as soon as all earlier output is printed."""
+        """The rank that has the terminal, or gets it as soon as all earlier output is printed."""
         self._look()
 
     @property
     def debugged(self) -> int | None:
-        """The local rank whose debugger has the terminal. None also between its `continue` and the next look at it."""
+        """The local rank whose debugger has the terminal; None also between its `continue` and the next look at it."""
         rank = self.local_rank
         return rank if rank is not None and self._page.read_debugger(rank) == Layout.DEBUGGER_WANTS else None
 
@@ -93,7 +94,7 @@ class TerminalLoan:
             self._on_quit()
 
     def end(self, local_rank: int) -> None:
-        """Print again, with the terminal as it was, once the worker goes on or ends. Ignore another rank's end."""
+        """Print again, with the terminal restored, once the worker continues or ends. Ignore another rank's end."""
         if local_rank != self.local_rank:
             return
         self.local_rank = None

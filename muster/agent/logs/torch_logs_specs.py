@@ -21,7 +21,7 @@ _GROUP = "torchrun.logs_specs"
 
 
 class TorchLayout:
-    """Calls the plug-in once per attempt (torch's own empties the attempt's folder at each call)."""
+    """Calls the plug-in once per attempt, because torch's own empties the attempt's folder at each call."""
 
     def __init__(self, config: LogConfig, *, run_id: str, role: str) -> None:
         """Load and construct the plug-in.
@@ -85,7 +85,7 @@ class TorchLayout:
 
 
 def build_env(round: Round, local_rank: int, nproc: int, *, run_id: str, role: str) -> dict[str, str]:  # noqa: A002
-    """Build what a plug-in may need about a worker: torchrun's variables for ranks and run."""
+    """Build the variables that a plug-in may need about a worker: torchrun's for ranks and run."""
     return {
         "RANK": str(round.rank_offset + local_rank),
         "LOCAL_RANK": str(local_rank),

@@ -1,9 +1,9 @@
-"""What TorchInductor and Triton have compiled, sent to a node that joins a running job, so that it need not compile it.
+"""Sends what TorchInductor and Triton have compiled to a node that joins a running job, which then need not compile it.
 
-The new node asks its neighbour while its workers start, and does not have them wait: whatever goes wrong, they compile.
-Code is loaded from these folders. So nothing is read from or written to one that another user can write to, no link is
-followed, no file is replaced, and a file appears only when all of it is there. What one node's machine has compiled may
-not run on another kind of machine; then nothing is sent.
+The new node asks its neighbour while its workers start, and they do not wait: if anything fails, they compile. Code is
+loaded from these folders. So nothing is read from or written to a folder that another user can write to, no link is
+followed, no file is replaced, and a file appears only when all of it is there. What one machine has compiled may not
+run on another kind of machine; then nothing is sent.
 """
 
 import contextlib
@@ -23,22 +23,22 @@ from muster.agent.snapshots.memory import Extent
 from muster.agent.snapshots.transfer import TransferError, check_end, read_counts, receive_blocks, send_extents
 
 LIMIT_BYTES: Final = 64 * 1000 * 1000
-"""Of what one node sends. Of larger caches it is what was compiled last."""
+"""Limit on what one node sends. Of larger caches, it sends what was compiled last."""
 _MOST_FILES: Final = 10_000
 _MOST_LOOKED: Final = 50_000
-"""Files of one cache: each takes some 10 us."""
+"""The most files of one cache that are looked at. Each takes some 10 us."""
 _SETTLED_S: Final = 5.0
-"""A file that was written to since may not be whole: compilers and linkers write some in place."""
+"""A file that was written to more recently may be incomplete, because compilers and linkers write some in place."""
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _PROCESSOR: Final = ("vendor_id", "cpu family", "model", "flags", "CPU implementer", "CPU part", "Features")
 
 
 class CachedFile(NamedTuple):
-    """One of a cache."""
+    """One file of a cache."""
 
     cache: str
     path: str
-    """Below the cache's folder."""
+    """The path below the cache's folder."""
     size_bytes: int
     is_executable: bool
     changed_ns: int = 0
@@ -77,11 +77,11 @@ def describe_machine() -> str:
 
 
 def serve(stream: Stream, message: dict[str, object], env: Mapping[str, str]) -> None:
-    """Tell what is here, and send what the other node lacks. It takes at most half of a core.
+    """List what is here, and send what the other node lacks. This takes at most half of a core.
 
     Raises:
-        OSError, ProtocolError: the connection broke, or a file is not there any more.
-        TransferError: the other node is of another kind, or asks for what it was not told of.
+        OSError, ProtocolError: the connection broke, or a file no longer exists.
+        TransferError: the other node is of another kind, or asks for what was not listed.
     """
     if message.get("machine") != describe_machine():
         raise TransferError("the nodes have other processors, users or versions")
@@ -95,7 +95,7 @@ def serve(stream: Stream, message: dict[str, object], env: Mapping[str, str]) ->
 
 
 def list_files(folders: Mapping[str, str]) -> list[CachedFile]:
-    """Return what is in the caches and whole, newest first, up to the limit."""
+    """Return the complete files of the caches, newest first, up to the limit."""
     found: list[CachedFile] = []
     for cache, folder in folders.items():
         with contextlib.suppress(OSError, TransferError):
@@ -148,7 +148,7 @@ def _send_file(stream: Stream, folders: Mapping[str, str], file: CachedFile) -> 
 
 
 def fetch(stream: Stream, host: str, env: Mapping[str, str]) -> str:
-    """Get what this node's caches lack, as far as it comes; a line about it, or "". Closes the stream."""
+    """Get what this node's caches lack, as far as it comes. Close the stream, and return a line about it, or ""."""
     count = total = 0
     try:
         stream.send({"do": "compile-caches", "machine": describe_machine()})
@@ -171,7 +171,7 @@ def read_files(message: dict[str, object]) -> list[CachedFile]:
     """Read what another node has.
 
     Raises:
-        TransferError: a path leaves the cache, it is too much, or no such list.
+        TransferError: a path leaves the cache, the list is too long, or it is no list.
     """
     rows, found = message.get("files"), []
     for row in rows if isinstance(rows, list) else [rows]:
@@ -188,7 +188,7 @@ def read_files(message: dict[str, object]) -> list[CachedFile]:
 
 
 def _is_path(path: str) -> bool:
-    """Return whether it stays below a folder, and every file system and console can have it."""
+    """Return whether the path stays below a folder, and suits every file system and console."""
     parts = path.split("/")
     return path.isascii() and path.isprintable() and len(path) < 1024 and not {"", ".", ".."} & {*parts}
 
@@ -222,7 +222,7 @@ def _write(_count: int) -> None:
 
 
 def _open_own(folder: str) -> int:
-    """Open a folder of this user, to which no other can write.
+    """Open a folder of this user to which no other user can write.
 
     Raises:
         OSError: it does not exist, or is a link.
@@ -237,7 +237,7 @@ def _open_own(folder: str) -> int:
 
 
 def _open_below(fd: int, parents: list[str], *, makes: bool) -> int:
-    """Open a folder below an open one, which is closed. No link is followed."""
+    """Open a folder below an open one, and close the open one. No link is followed."""
     for part in parents:
         try:
             if makes:

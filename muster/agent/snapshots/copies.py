@@ -1,6 +1,6 @@
-"""The copies of another node's snapshots that this node keeps: the last whole one, and one that is being received.
+"""The copies of another node's snapshots that this node keeps: the last complete one, and one that is being received.
 
-Methods marked so run in a thread; all others, and all that decides what stays, on the loop. The lock keeps a shelf
+Marked methods run in a thread. All others, and all that decides what stays, run on the loop. The lock prevents a copy
 that a thread reads or writes from being closed.
 """
 
@@ -28,7 +28,7 @@ def describe(part: Part) -> dict[str, object]:
 
 
 def read_description(message: dict[str, object]) -> tuple[Holding, int, list[int]]:
-    """Read what `describe` has made: the holding, the number of ranks, and the lengths.
+    """Read the result of `describe`: the holding, the number of ranks, and the lengths.
 
     Raises:
         TransferError: it is something else.
@@ -53,20 +53,20 @@ class Copies:
         """Keep none yet.
 
         Args:
-            find_limit: what a state of one rank may take, given what the copies here take; None: no limit.
+            find_limit: returns what a state of one rank may take, given what the copies here take; None means no limit.
         """
         self._find_limit = find_limit
         self._lock = threading.Lock()
         self._parts: list[Part] = []
-        """Whole ones, the newest last."""
+        """Complete copies, the newest last."""
         self._busy = False
 
     def list_holdings(self) -> tuple[Holding, ...]:
-        """Return the whole copies."""
+        """Return the complete copies."""
         return tuple(replace(part.holding, is_copy=True) for part in self._parts)
 
     def measure(self) -> int:
-        """Return the bytes that the whole copies take."""
+        """Return the bytes that the complete copies take."""
         return sum(extent.length for part in self._parts for extent in part.extents)
 
     def find(self, key: Key, group_rank: int | None = None, rank: int | None = None) -> Part | None:
@@ -79,13 +79,13 @@ class Copies:
         return None
 
     def open(self, key: Key, group_rank: int | None = None, rank: int | None = None) -> Part | None:
-        """Do as `find`, with a descriptor of its own for a thread, which closes it: the copy may go while it reads."""
+        """Find a copy as `find` does, with a separate descriptor for a thread: the copy may go while it reads."""
         with self._lock:
             part = self.find(key, group_rank, rank)
             return None if part is None else _open_again(part)
 
     def drop(self, keeps: Callable[[Key], bool]) -> None:
-        """Give up the copies of generations that are not kept."""
+        """Drop the copies of generations that are not kept."""
         with self._lock:
             kept = [part for part in self._parts if keeps(part.key)]
             dropped = [part for part in self._parts if part not in kept]
@@ -99,7 +99,7 @@ class Copies:
         Raises:
             OSError: the connection broke, or memory files are not available.
             ProtocolError: the stream has something else.
-            TransferError: it was refused, or did not arrive whole.
+            TransferError: the part was refused, or did not arrive completely.
         """
         holding, world_size, lengths = read_description(message)
         with self._lock:
@@ -153,7 +153,7 @@ class Copies:
             os.close(each.extents[0].fd)
 
     def close(self) -> None:
-        """Give up all. Idempotent."""
+        """Drop all copies. Idempotent."""
         self.drop(lambda _key: False)
 
 

@@ -1,7 +1,7 @@
-"""Parts of snapshots between nodes: sent to the neighbour, kept for one, fetched, and served to whoever lacks them.
+"""Moves parts of snapshots between nodes: sends, keeps and fetches them, and serves them to nodes that lack them.
 
-Each transfer runs in a thread of its own, on a connection of its own. What it reads is pinned, or is the base of the
-round, which no worker writes to; where a slot was written to all the same, the receiver is told at the end.
+Each transfer runs in its own thread, on its own connection. What it reads is pinned, or is the base of the round, to
+which no worker writes. If a slot was written to all the same, the receiver learns this at the end.
 """
 
 import contextlib
@@ -34,10 +34,10 @@ if TYPE_CHECKING:  # most nodes never fetch
 
 OpenStream = Callable[[Source, Callable[[Stream], None], Callable[[str], None]], None]
 Seek = Callable[[int, Callable[[Source | None], None]], None]
-"""Asks the leader who has what a global rank has saved of the base."""
+"""Asks the leader which node has what a global rank has saved of the base."""
 SEEK_LIMIT_S = 30.0
 OnEnd = Callable[[str | None], None]
-"""Gets why it failed; None: it did not."""
+"""Gets the reason of a failure; None means success."""
 
 
 class Exchange:
@@ -53,12 +53,12 @@ class Exchange:
         self._open_stream = open_stream
         self._seek = seek
         self._sent: tuple[Key, Digests] | None = None
-        """What the neighbour has got last, and its digests."""
+        """What the neighbour got last, with its digests."""
         self._sent_to: tuple[str, int] | None = None
         self.fetching: Fetch | None = None
 
     def begin_round(self, formed: Round) -> None:
-        """Give up copies that the round's snapshot does not descend from."""
+        """Drop copies that are no ancestors of the round's snapshot."""
         base = None if formed.snapshot is None else formed.snapshot.key
         lineages = self._memory.lineages
         self.copies.drop(lambda key: is_kept(key, base, lineages))
@@ -74,7 +74,7 @@ class Exchange:
     # -- to the neighbour -------------------------------------------------------------------------------------------
 
     def send(self, key: Key, neighbour: Source, on_end: OnEnd) -> None:
-        """Send this node's part of a generation, which is pinned, to another node."""
+        """Send this node's pinned part of a generation to another node."""
         part = self._memory.find_part(key)
         if part is None:
             on_end("a rank has not saved it")
@@ -98,13 +98,13 @@ class Exchange:
         on_end: Callable[[str | None, bool], None],
         print_line: Callable[[str], None],
     ) -> None:
-        """Get a part of the generation into this node's own slots. No worker runs.
+        """Get a part of the generation into this node's own slots, while no worker runs.
 
         Args:
             generation: what the round continues.
-            source: who has the part.
-            on_end: gets why it failed (None: it did not), and whether that is because this node may not keep as much.
-            print_line: tells the progress.
+            source: the node that has the part.
+            on_end: gets the reason of a failure or None, and whether the reason is that this node may not keep as much.
+            print_line: prints the progress.
         """
         from muster.agent.snapshots.fetching import Fetch
 
@@ -134,20 +134,20 @@ class Exchange:
         give: Callable[[memoryview], None],
         tell_length: Callable[[int], None],
     ) -> None:
-        """Read what a global rank has saved of a generation, from wherever it is. Runs in a thread.
+        """Read what a global rank has saved of a generation, from any node that has it. This runs in a thread.
 
         Args:
             key: the generation.
             rank: the global rank that has saved it.
-            offset: from where.
-            length: how much; 0: only the length of all is wanted.
+            offset: the first byte.
+            length: how many bytes; 0 means that only the total length is wanted.
             give: gets the bytes, block by block.
-            tell_length: gets the length of all, before the first block.
+            tell_length: gets the total length, before the first block.
 
         Raises:
             NotKept: no node has it.
             OSError: a connection broke.
-            TransferError: no node has it that can be reached.
+            TransferError: no reachable node has it.
         """
         extent, copy = self._find_extent(key, rank)
         try:
@@ -254,7 +254,7 @@ class Exchange:
     # -- for other nodes --------------------------------------------------------------------------------------------
 
     def serve(self, stream: Stream) -> None:
-        """Do what the other end of a connection asks for."""
+        """Do what the other end of a connection requests."""
         self._in_thread(lambda: self._serve(stream), lambda _problem: None, stream)
 
     def _serve(self, stream: Stream) -> None:
@@ -287,7 +287,7 @@ class Exchange:
             self._close(part)
 
     def _find(self, key: Key, group_rank: object) -> Part | None:
-        """Return the part of a node; its descriptor is closed by `_close`."""
+        """Return the part of a node; `_close` closes its descriptor."""
         own = self._memory.find_part(key)
         if own is not None and own.holding.group_rank == group_rank:
             return own
@@ -329,12 +329,15 @@ class Exchange:
         self._loop.call_in_thread(run, on_end, give_up)
 
     def close(self) -> None:
-        """Give up all copies. Idempotent."""
+        """Drop all copies. Idempotent."""
         self.copies.close()
 
 
 def _offer(stream: Stream, part: Part, before: tuple[Key, Digests] | None, memory: SnapshotMemory) -> Digests | None:
-    """Offer a part, and send what the neighbour lacks; the digests of all blocks, None if it has the part already."""
+    """Offer a part and send what the neighbour lacks.
+
+    Return the digests of all blocks; None if it has the part already.
+    """
     known = None if before is None else [*before[0]]
     stream.send({"do": "put", "before": known, **describe(part)})
     answer = stream.receive()

@@ -1,7 +1,7 @@
-"""Gets this node's part of what a round continues into its own slots: from a copy here, or from another node.
+"""Gets this node's part of what a round continues into its own slots, from a copy here or from another node.
 
-The workers of this node wait for it, and those of the others for them. So it has a limit in all, says now and then how
-far it is, and ends soon when its round is over, whatever it is doing.
+The workers of this node wait for it, and those of the other nodes wait for them. So it has a total limit, reports its
+progress now and then, and ends soon after its round is over, whatever it is doing.
 """
 
 import os
@@ -15,18 +15,18 @@ from muster.agent.snapshots.memory import Extent, Part, SnapshotMemory
 from muster.agent.snapshots.transfer import TransferError, check_end, receive_extents
 
 LIMIT_S = 600.0
-"""How long it may take in all: about as long as the other nodes' workers wait in `init_process_group`."""
+"""How long it may take in total: about as long as the other nodes' workers wait in `init_process_group`."""
 TELL_S = 10.0
-"""How often the progress is told."""
+"""How often the progress is printed."""
 _COPY_BYTES = 1 << 20
 
 
 class DoesNotFit(TransferError):
-    """The part is more than this node may keep."""
+    """The part is larger than this node may keep."""
 
 
 class Fetch:
-    """One part that is got. Methods marked so run in a thread; all others on the loop."""
+    """One part to get. Marked methods run in a thread; all others run on the loop."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class Fetch:
         find_limit: Callable[[], int | None],
         print_line: Callable[[str], None],
     ) -> None:
-        """Begin the time that it may take."""
+        """Begin the time limit."""
         self._loop = loop
         self._memory = memory
         self._generation = generation
@@ -44,20 +44,20 @@ class Fetch:
         self._print_line = print_line
         self._stream: Stream | None = None
         self._given_up = ""
-        """Why."""
+        """The reason for giving up."""
         self._received = self._total = 0
         self.does_not_fit = False
         self._limit = loop.call_later(LIMIT_S, lambda: self.cancel(f"it took longer than {LIMIT_S:.0f} s"))
         self._teller = loop.call_later(TELL_S, self._tell)
 
     def cancel(self, why: str) -> None:
-        """End it soon. Idempotent."""
+        """End the transfer soon. Idempotent."""
         self._given_up = self._given_up or why
         if self._stream is not None:
             self._stream.abort()
 
     def end(self, problem: str | None) -> str | None:
-        """Return why the thread failed once it has ended, or was not started; None: it did not fail."""
+        """Return why the thread failed once it has ended or was not started; None if it did not fail."""
         self._limit.cancel()
         self._teller.cancel()
         return self._given_up or problem
@@ -70,11 +70,11 @@ class Fetch:
     # -- in a thread ------------------------------------------------------------------------------------------------
 
     def receive(self, stream: Stream, group_rank: int) -> None:
-        """Get it from another node.
+        """Get the part from another node.
 
         Raises:
-            DoesNotFit: it is more than this node may keep.
-            OSError, ProtocolError, TransferError: it did not come, or not whole.
+            DoesNotFit: the part is larger than this node may keep.
+            OSError, ProtocolError, TransferError: the part did not arrive, or not completely.
         """
         self._stream = stream
         self._count(0)  # `cancel` sets the reason before it looks for the stream
@@ -90,11 +90,11 @@ class Fetch:
         self._adopt(holding, world_size, lengths)
 
     def copy(self, part: Part) -> None:
-        """Get it from the copy that this node keeps of another one's.
+        """Get the part from the copy that this node keeps for another one.
 
         Raises:
-            DoesNotFit: it is more than this node may keep.
-            OSError, TransferError: it is not there any more, or was given up.
+            DoesNotFit: the part is larger than this node may keep.
+            OSError, TransferError: the copy no longer exists, or the transfer was given up.
         """
         lengths = [extent.length for extent in part.extents]
         for source, target in zip(part.extents, self._begin(lengths), strict=True):

@@ -1,4 +1,4 @@
-"""Which snapshots a node keeps. Pure.
+"""Decides which snapshots a node keeps. Pure.
 
 The slots are those of all local ranks. `_shared.snapshot_file` has the rules by which a worker chooses a slot.
 """
@@ -28,8 +28,8 @@ def find_kept(ranks: Sequence[Sequence[Slot]], lineage: int, hold: int) -> int |
     """Return the step that all local ranks keep for a mark.
 
     Returns:
-        None: a rank has not reached the mark yet. Where they keep different ones, the latest of them: the leader sees
-        that the nodes do not agree, and sets another mark.
+        None if a rank has not reached the mark yet. If they keep different ones, it is the latest of them: the leader
+        sees that the nodes do not agree, and sets another mark.
     """
     held = [choose_held(slots, lineage, hold) for slots in ranks]
     steps = [each[1] for each in held if each is not None]
@@ -37,18 +37,18 @@ def find_kept(ranks: Sequence[Sequence[Slot]], lineage: int, hold: int) -> int |
 
 
 def is_split(ranks: Sequence[Sequence[Slot]], lineage: int, hold: int) -> bool:
-    """Return whether the local ranks keep different ones for a mark: some had gone on before it was set."""
+    """Return whether local ranks keep different ones for a mark, because some had continued before it was set."""
     return len({choose_held(slots, lineage, hold) for slots in ranks}) > 1
 
 
 def is_kept(key: Key, base: Key | None, lineages: Iterable[int]) -> bool:
-    """Return whether a slot stays when a round begins: its content is the base, or the base descends from it.
+    """Return whether a slot stays when a round begins, because its content is the base or an ancestor of the base.
 
     Args:
         key: the slot's.
-        base: what the round continues; None: it begins anew.
-        lineages: rounds that this node took part in. What those before the base's left here was kept then, so the
-            base descends from it. What a node has of a round that the base's round did not follow does not stay.
+        base: what the round continues; None if it begins anew.
+        lineages: rounds that this node took part in. What rounds before the base's left here was kept then, so the base
+            descends from it. What a node has of a round that the base's round did not follow does not stay.
     """
     if base is None or key > base:
         return False
@@ -57,12 +57,12 @@ def is_kept(key: Key, base: Key | None, lineages: Iterable[int]) -> bool:
 
 @record
 class Look:
-    """What a look at the slots leads to."""
+    """The result of a look at the slots."""
 
     hold: int | None = None
-    """The step to hold from now on; None: as it is."""
+    """The step to hold from now on; None keeps the current one."""
     report: int | None = None
-    """The step that all ranks keep, to be told; None: nothing new."""
+    """The step that all ranks keep, to be reported; None if there is nothing new."""
     newest: int | None = None
 
 
@@ -78,10 +78,10 @@ def decide_look(
 
     Args:
         ranks: the slots of all local ranks.
-        lineage: of the round.
+        lineage: the round's.
         confirmed: what all ranks have.
-        hold: the step that is held at present; None: none.
-        may_hold: one of three slots stays free when another one is kept.
+        hold: the step that is held at present; None if there is none.
+        may_hold: whether one of three slots stays free if another one is kept.
     """
     above = confirmed[1] if confirmed is not None and confirmed[0] == lineage else -1
     newest = find_newest(ranks, lineage, above)

@@ -1,6 +1,6 @@
-"""What is in the memory files for snapshots, and what stays in them. `workers.status_page` makes the files.
+"""Knows what is in the memory files for snapshots, and what stays in them. `workers.status_page` makes the files.
 
-Nothing is mapped but the file that controls the others: a few kilobytes.
+Only the file that controls the others is mapped, which has a few kilobytes.
 """
 
 import mmap
@@ -12,9 +12,10 @@ from muster.agent.round import Generation, Holding, Round
 from muster.agent.workers.status_page import SnapshotFiles
 
 LOOK_S = 1.0
-"""How often a node looks for a snapshot that all its ranks have: so often at most one is confirmed."""
+"""How often a node looks for a snapshot that all its ranks have. At most one is confirmed in this time."""
 MARK_LOOK_S = 0.05
-"""The same while the leader waits for a certain one: ranks that save often have one slot less until then."""
+"""The same while the leader waits for a certain snapshot, because ranks that save often have one slot less until then.
+"""
 
 
 Key = tuple[int, int]
@@ -22,7 +23,7 @@ Key = tuple[int, int]
 
 
 class Extent(NamedTuple):
-    """Where the content of one rank lies."""
+    """Where the content of one rank is."""
 
     fd: int
     offset: int
@@ -30,13 +31,13 @@ class Extent(NamedTuple):
 
 
 class Part(NamedTuple):
-    """What one node has saved of a generation, and where it lies here."""
+    """What one node has saved of a generation, and where that is here."""
 
     holding: Holding
     world_size: int
     extents: list[Extent]
     serials: tuple[int, ...] = ()
-    """How often saves into its slots had begun; of a copy nothing."""
+    """How often saves into its slots had begun; empty for a copy."""
 
     @property
     def key(self) -> Key:
@@ -53,18 +54,18 @@ class SnapshotMemory:
         self.nproc = files.nproc
         self.control = Control(mmap.mmap(files.control_fd, (self.nproc + 1) * BLOCK_BYTES))
         self._owners: dict[int, tuple[int, int]] = {}
-        """By lineage: the group rank that this node had in its round, and how many nodes that had."""
+        """By lineage, the group rank of this node in that round, and the round's number of nodes."""
         self._round: Round | None = None
         self._newest: int | None = None
-        """As the last look has found it."""
+        """The newest step at the last look."""
         self._reported: int | None = None
         self.is_copying = False
-        """The confirmed snapshot is being sent: until that is over, no newer one is kept."""
+        """Whether the confirmed snapshot is being sent. Until that is over, no newer one is kept."""
         self._sends_copies = False
 
     @property
     def is_used(self) -> bool:
-        """A worker has used snapshots."""
+        """Whether a worker has used snapshots."""
         return self.control.words[Header.USED] != 0
 
     # -- rounds -----------------------------------------------------------------------------------------------------
@@ -80,7 +81,7 @@ class SnapshotMemory:
                 del self._owners[lineage]
 
     def begin_round(self, formed: Round) -> None:
-        """Have the workers of a round continue its snapshot; none of another round may run any more."""
+        """Have the workers of a round continue its snapshot. No worker of another round may run any more."""
         words, base = self.control.words, formed.snapshot
         if self.is_used:
             self._drop_others(None if base is None else base.key)
@@ -93,7 +94,7 @@ class SnapshotMemory:
         self.note_round(formed)
 
     def _drop_others(self, base: tuple[int, int] | None) -> None:
-        """Make all slots empty that the base does not descend from, and those that were being written."""
+        """Empty all slots from which the base does not descend, and those that were being written."""
         from muster.agent.snapshots.keeping import is_kept
 
         for local_rank in range(self.nproc):
@@ -110,17 +111,17 @@ class SnapshotMemory:
 
     @property
     def lineages(self) -> tuple[int, ...]:
-        """Of the rounds that this node took part in."""
+        """Lineages of the rounds that this node took part in."""
         return tuple(self._owners)
 
     def empty(self) -> None:
-        """Make all slots empty: this node gets another node's part of the base."""
+        """Empty all slots, because this node gets another node's part of the base."""
         for local_rank in range(self.nproc):
             for number in range(len(self.control.read_slots(local_rank))):
                 self.control.empty_slot(local_rank, number)
 
     def adopt(self, holding: Holding, world_size: int, lengths: list[int]) -> None:
-        """Adopt what a rank of another node, or of this node's place, has saved, in each rank's first slot."""
+        """Adopt what another node's rank, or the rank in this place, has saved, in each rank's first slot."""
         generation = holding.generation
         self.control.words[Header.USED] = 1
         for local_rank, length in enumerate(lengths):
@@ -132,7 +133,7 @@ class SnapshotMemory:
         self._owners[generation.lineage] = holding.group_rank, generation.size
 
     def find_part(self, key: tuple[int, int]) -> Part | None:
-        """Return what the ranks of this node have saved of a generation, and where it lies; None: not all have it."""
+        """Return what this node's ranks have saved of a generation, and where it is; None if not all have it."""
         owner, extents, found = self._owners.get(key[0]), [], []
         if owner is None:
             return None
@@ -151,7 +152,7 @@ class SnapshotMemory:
         return Part(holding, found[0].world_size, extents, kept)
 
     def find_extent(self, key: Key, rank: int) -> Extent | None:
-        """Return where what a global rank has saved of a generation lies among this node's own; None: it does not."""
+        """Return where a global rank's content of a generation is among this node's own; None if it is not here."""
         for local_rank in range(self.nproc):
             for number, slot in enumerate(self.control.read_slots(local_rank)):
                 if slot.generation == key and slot.global_rank == rank:
@@ -179,7 +180,7 @@ class SnapshotMemory:
         return self.files.content_fds[local_rank]
 
     def list_holdings(self) -> tuple[Holding, ...]:
-        """Return what the ranks of this node have saved, whole. Call it while no worker runs."""
+        """Return what the ranks of this node have completely saved. Call this while no worker runs."""
         if not self.is_used:
             return ()
         from muster.agent.snapshots.keeping import find_whole
@@ -193,8 +194,8 @@ class SnapshotMemory:
         """Look for a snapshot that all ranks of this node have, and keep it.
 
         Returns:
-            Its step, how many steps the ranks have gone on since the last look, whether it is replicated, and whether
-            the ranks keep different ones; None: there is nothing new.
+            Its step, how many steps the ranks have advanced since the last look, whether it is replicated, and whether
+            the ranks keep different ones; None if there is nothing new.
         """
         formed, words = self._round, self.control.words
         if formed is None or not formed.lineage or not self.is_used:
@@ -231,13 +232,13 @@ class SnapshotMemory:
 
     @property
     def is_waiting(self) -> bool:
-        """The ranks have not reached the step that they are to keep."""
+        """Whether the ranks have not reached the step that they are to keep."""
         return self.control.words[Header.HOLD] != 0 and self._reported is None
 
     def confirm(self, snapshot: Generation) -> None:
-        """Keep a snapshot that all ranks of the round have; what was kept for it need not stay.
+        """Keep a snapshot that all ranks of the round have. What was kept for it need not stay.
 
-        Where it will be sent to a neighbour, the one before it, which the neighbour has, stays until then.
+        If it will be sent to a neighbour, the snapshot before it, which the neighbour has, stays until then.
         """
         formed, words = self._round, self.control.words
         if formed is None or snapshot.lineage != formed.lineage:
@@ -250,13 +251,13 @@ class SnapshotMemory:
         words[Header.HOLD], self._reported = 0, None
 
     def end_copy(self, *, is_over: bool) -> None:
-        """End a copy: all neighbours have the snapshot that was sent, or no more are sent in this round."""
+        """End a copy: all neighbours have the sent snapshot, or no more are sent in this round."""
         self.is_copying = False
         self._sends_copies = self._sends_copies and not is_over
         self.unpin()
 
     def pin(self, key: tuple[int, int]) -> bool:
-        """Have the workers leave the slots of a generation alone; False where a rank does not have it."""
+        """Have the workers spare the slots of a generation; return False if a rank does not have it."""
         slots = [self.control.find_slot(local_rank, key) for local_rank in range(self.nproc)]
         for local_rank, slot in enumerate(slots):
             if slot is not None:
@@ -264,6 +265,6 @@ class SnapshotMemory:
         return None not in slots
 
     def unpin(self) -> None:
-        """Let the slots be written to again."""
+        """Allow the slots to be written to again."""
         for local_rank in range(self.nproc):
             self.control.write_block(local_rank, Block.PIN, 0)

@@ -1,6 +1,6 @@
-"""The snapshots of one node: looks at what the ranks have, does what the leader says, and has copies sent and taken.
+"""Manages the snapshots of one node: looks at the ranks' slots, does what the leader says, and sends and takes copies.
 
-What is decided is decided on the loop; threads only move bytes (`exchange`).
+All decisions are made on the loop; threads only move bytes (`exchange`).
 """
 
 from collections.abc import Callable, Mapping
@@ -32,7 +32,7 @@ COPY_RETRY_S = 1.0
 
 
 class NodeSnapshots:
-    """One per agent. Close it."""
+    """The snapshots of one agent. Close it."""
 
     def __init__(
         self,
@@ -54,25 +54,25 @@ class NodeSnapshots:
         self._exchange: Exchange | None = None
         self._has_told_failure = False
         self.confirmed: tuple[int, float] | None = None
-        """The step of the newest snapshot that all ranks have, and since when that is known, by the wall clock."""
+        """The step of the newest snapshot that all ranks have, and the wall-clock time since which that is known."""
         self._confirmed_s = 0.0
-        """When, by the monotonic clock."""
+        """The time of the confirmation, by the monotonic clock."""
         self._ranges: RangeServer | None = None
-        """Once a round has continued a snapshot."""
+        """Set once a round has continued a snapshot."""
         self._sought: dict[int, list[Callable[[Source | None], None]]] = {}
-        """Who waits to hear where a rank's state is."""
+        """Callbacks that wait to hear where a rank's state is."""
         self._next: Callable[[], None] | None = None
         """Begins the round that waits for the end of a transfer."""
 
     @property
     def is_idle(self) -> bool:
-        """It looks after no round's snapshots: a connection was served, no more."""
+        """Whether it handles no round's snapshots, but only serves a connection."""
         return self._round is None
 
     # -- rounds -----------------------------------------------------------------------------------------------------
 
     def continue_round(self, formed: Round) -> None:
-        """Look after the snapshots of a round whose workers run, or have ended: the first of them have been saved."""
+        """Handle the snapshots of a round whose workers run or have ended, after their first saves."""
         self._round = formed
         self.memory.note_round(formed)
         self._plan_look(0.0)
@@ -81,7 +81,7 @@ class NodeSnapshots:
         """Have the workers of a round continue its snapshot.
 
         Args:
-            formed: the round; no worker of another one runs.
+            formed: the round. No worker of another one runs.
             on_ready: called once this node has its part of the snapshot.
             on_missing: called instead if the part cannot be had, with the reason.
         """
@@ -143,7 +143,7 @@ class NodeSnapshots:
         return self._exchange
 
     def _serve_ranges(self) -> None:
-        """Let workers read from now on what other ranks have saved of the base."""
+        """From now on, let workers read what other ranks have saved of the base."""
         if self._ranges is None:
             from muster.agent.snapshots.ranges import RangeServer
 
@@ -153,7 +153,7 @@ class NodeSnapshots:
                 self._print_line(f"workers cannot read other ranks' snapshots: {error}")
 
     def _seek(self, rank: int, give: Callable[[Source | None], None]) -> None:
-        """Ask the leader who has what a rank has saved of the base."""
+        """Ask the leader which node has what a rank has saved of the base."""
         if self._round is not None:
             self._sought.setdefault(rank, []).append(give)
             self._post(SnapshotSought(round_number=self._round.number, rank=rank))
@@ -161,7 +161,7 @@ class NodeSnapshots:
     # -- while workers run ------------------------------------------------------------------------------------------
 
     def tell(self, told: KeepSnapshot | CopySnapshot | SnapshotFound | SnapshotConfirmed) -> None:
-        """Do what the leader says; of another round than this one it changes nothing."""
+        """Do what the leader says. A message about another round changes nothing."""
         if self._round is None or told.round_number != self._round.number:
             return
         match told:
@@ -207,7 +207,7 @@ class NodeSnapshots:
         self._timer = self._loop.call_later(delay_s, self._look)
 
     def _copy(self, formed: Round, key: Key, on_end: Callable[[Round, Key, str | None], None], tries: int) -> None:
-        """Send a confirmed snapshot to the neighbour. It stays until this is over, for none that is newer is kept."""
+        """Send a confirmed snapshot to the neighbour. It stays until this is over, because no newer one is kept."""
         if self._round is not formed or formed.neighbour is None:
             return
 
@@ -225,7 +225,7 @@ class NodeSnapshots:
         self._load_exchange().send(key, formed.neighbour, end)
 
     def _copy_base(self, formed: Round) -> None:
-        """Send what the round continues to the neighbour, which may be a new one, or have none."""
+        """Send what the round continues to the neighbour, which may be a new one, or have nothing."""
         if formed.snapshot is not None and formed.neighbour is not None:
             self.memory.is_copying = True
             self._copy(formed, formed.snapshot.key, self._end_copy_of_base, COPY_TRIES)
@@ -234,13 +234,13 @@ class NodeSnapshots:
         self.memory.is_copying = False
 
     def _report_copied(self, formed: Round, key: Key, problem: str | None) -> None:
-        """Report a copy. What follows comes from the leader: `CopySnapshot` with `is_done`."""
+        """Report a copy. The leader answers with `CopySnapshot` and `is_done`."""
         self._post(
             SnapshotCopied(round_number=formed.number, lineage=key[0], step=key[1], has_failed=problem is not None)
         )
 
     def close(self) -> None:
-        """Stop looking, and give up all copies. Idempotent."""
+        """Stop looking, and drop all copies. Idempotent."""
         if self._timer is not None:
             self._timer.cancel()
         self._round = None

@@ -1,7 +1,7 @@
-"""Serves byte ranges of the base to this node's workers, wherever they are: see `_shared.snapshot_file.RemoteReader`.
+"""Serves byte ranges of the base, from any node, to this node's workers: see `_shared.snapshot_file.RemoteReader`.
 
-A worker that continues with another number of ranks reads what it needs of several of the old ones. The socket has no
-name in the file system, and one that only those know who can open the control file.
+A worker that continues with another number of ranks reads what it needs from several of the old ones. The socket has no
+name in the file system. Only processes that can open the control file know its name.
 """
 
 import contextlib
@@ -88,7 +88,7 @@ class RangeServer:
                         return
 
     def close(self) -> None:
-        """Close it. May be called again."""
+        """Close the server. May be called again."""
         self._closed.set()
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)

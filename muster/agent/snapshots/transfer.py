@@ -1,8 +1,8 @@
 """Sends what a node has of a generation to another node, block by block. Runs in threads, not on the loop.
 
-A part is the content of one slot for each rank. It travels as blocks, each after a dictionary that has its digest and,
-like every dictionary on a stream, a MAC: so the receiver knows that each byte is the sender's. A block that the
-receiver has already, in the part that it got before, is not sent again.
+A part is the content of one slot for each rank. It travels as blocks. Each follows a dictionary that has its digest
+and, like every dictionary on a stream, a MAC, so the receiver knows that each byte is the sender's. A block that the
+receiver already has, in the part that it got before, is not sent again.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ from muster.agent.snapshots.memory import Extent
 from muster.agent.workers.status_page import create_memory_file
 
 BLOCK_BYTES = 64 * 1024
-"""What each transfer has in the agent's memory. Larger ones cost as much processor time."""
+"""How much each transfer takes of the agent's memory. Larger blocks cost as much processor time."""
 _PAUSE_AFTER_BYTES = 4 * 1024 * 1024
 _DIGEST_BYTES = 16
 
@@ -29,13 +29,13 @@ class NotKept(TransferError):
 
 
 class Digests:
-    """The digests of blocks that a neighbour has got. In a memory file: of many GB they are many MB.
+    """The digests of a neighbour's blocks, in a memory file, because for many GB they take many MB.
 
-    A thread that uses them keeps them open: they are closed with the last reference.
+    A thread that uses them keeps them open, because they are closed with the last reference.
     """
 
     def __init__(self, lengths: Iterable[int]) -> None:
-        """Make room for those of these contents.
+        """Make room for the digests of these contents.
 
         Raises:
             OSError: no memory file can be made.
@@ -44,11 +44,11 @@ class Digests:
         self._fd = create_memory_file("muster-snapshot-digests", count * _DIGEST_BYTES)
 
     def read(self, number: int) -> bytes:
-        """Read that of a block, as they are numbered one content after the other."""
+        """Read the digest of a block. Blocks are numbered one content after the other."""
         return os.pread(self._fd, _DIGEST_BYTES, number * _DIGEST_BYTES)
 
     def write(self, number: int, digest: bytes) -> None:
-        """Write that of a block."""
+        """Write the digest of a block."""
         os.pwrite(self._fd, digest, number * _DIGEST_BYTES)
 
     def __del__(self) -> None:
@@ -65,9 +65,9 @@ def send_extents(
     Args:
         stream: to the receiver, which calls `receive_extents`.
         extents: one for each rank.
-        known: of what the receiver has got before; None: nothing.
-        sent: gets those of all blocks, for the next time.
-        is_gentle: take at most half of a core, since workers need it.
+        known: the digests of what the receiver got before; None if it got nothing.
+        sent: gets the digests of all blocks, for the next time.
+        is_gentle: take at most half of a core, because workers need the CPU.
 
     Raises:
         OSError: the connection broke, or the content cannot be read.
@@ -104,9 +104,9 @@ def receive_extents(
 
     Args:
         stream: from the sender, which calls `send_extents`.
-        extents: where it goes, one for each rank.
-        before: what was got before, from which blocks are taken that are still the same; empty: nothing.
-        count: gets the length of each block when it is there.
+        extents: the targets, one for each rank.
+        before: what was received before, from which unchanged blocks are taken; empty if nothing was.
+        count: gets the length of each received block.
 
     Raises:
         OSError: the connection broke, or memory ran out.
@@ -130,7 +130,7 @@ def receive_extents(
 
 
 def receive_blocks(stream: Stream, length: int, give: Callable[[memoryview], None]) -> None:
-    """Receive bytes from `send_extents` of one extent, and verify each block before it is given on.
+    """Receive bytes from `send_extents` of one extent, and verify each block before it is passed on.
 
     Raises:
         OSError: the connection broke.
@@ -151,14 +151,14 @@ def check_end(stream: Stream) -> None:
     """Have the sender of a part say that the worker did not write to it during the transfer.
 
     Raises:
-        TransferError: it has.
+        TransferError: the worker did write to it.
     """
     if stream.receive().get("end") is not True:
         raise TransferError("the worker wrote to it during the transfer")
 
 
 def compute_digest(block: memoryview) -> bytes:
-    """Return the digest of a block: long enough that two blocks with the same are the same."""
+    """Return the digest of a block, long enough that blocks with equal digests are equal."""
     return hashlib.blake2b(block, digest_size=_DIGEST_BYTES).digest()
 
 
@@ -166,9 +166,9 @@ def read_counts(message: dict[str, object], key: str, count: int | None = None) 
     """Read a list of numbers.
 
     Args:
-        message: from a stream.
+        message: a message from a stream.
         key: the list's.
-        count: how many there must be; None: at least one.
+        count: how many there must be; None means at least one.
 
     Raises:
         TransferError: it is something else.

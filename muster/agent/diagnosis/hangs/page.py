@@ -129,7 +129,7 @@ def _sort_slowest_first(ranks: Iterable[RankProgress]) -> list[RankProgress]:
 
 
 def name_hang_cause(stacks: Iterable[Stack]) -> tuple[str, tuple[int, ...]] | None:
-    """Return the ranks that blocked the others in a hang that ended the round, also as a line; None if none was seen."""
+    """Return the ranks that blocked the others in a hang that ended the round, and a line; None if none was seen."""
     known = tuple(stacks)
     cause = explain_hang(known)
     return None if cause is None else (_format_cause(cause, known), tuple(sorted(cause.ranks)[:_MOST_NAMED]))

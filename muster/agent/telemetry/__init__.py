@@ -1,21 +1,21 @@
-"""What people are shown of a running job. Nothing of it is ever waited for, and nothing is decided on it.
+"""What people see of a running job. Nothing ever waits for it, and nothing is decided on it.
 
-`plane` looks once a second, tells the leader, and has the status written. `sampling` looks at this node's workers:
-their status page, their last lines; `usage` at their CPU time and memory, `devices` and `amd_devices` at their GPUs,
-where there are any. `slow_ranks` finds ranks that keep the others waiting. `summaries` packs what travels to the
-leader, where `merging` puts it together with `_shared.job_history`: state, recoveries, events and goodput, from the
-agent's records. `status_file` writes the result, a `_shared.job_view.JobStatus`. `trainer_endpoint` receives what a
-Trainer tells; `train_job` tells a TrainJob of it.
+`plane` looks once a second, reports to the leader, and has the status written. `sampling` looks at this node's workers:
+their status page and their last lines. `usage` looks at their CPU time and memory, and `devices` and `amd_devices` at
+their GPUs, if there are any. `slow_ranks` finds ranks that block the others. `summaries` packs what travels to the
+leader. There `merging` combines it with `_shared.job_history`: state, recoveries, events and goodput, from the agent's
+records. `status_file` writes the result, a `_shared.job_view.JobStatus`. `trainer_endpoint` receives what a Trainer
+reports, and `train_job` reports to a TrainJob.
 
-`outside` connects the agent to what watches it from outside, the packages `metrics` and `traces`.
+`outside` connects the agent to its outside observers, by the packages `metrics` and `traces`.
 
 Not here: what must not be lost (failures, checkpoints), which are events and messages of rendezvous.
 
 Imported a second after the first workers have started.
 
-From outside, import `Pause`, `Observed`, `OpenCollective`, `StatusFile` and `Telemetry`, and when a Trainer connects
-`trainer_endpoint`, inside a TrainJob `train_job`, for metrics and traces `outside`, with devices `devices` and
-`amd_devices`.
+From outside, import `Pause`, `Observed`, `OpenCollective`, `StatusFile` and `Telemetry`. Import `trainer_endpoint` when
+a Trainer connects, `train_job` inside a TrainJob, `outside` for metrics and traces, and `devices` and `amd_devices` if
+there are devices.
 """
 
 from muster.agent.telemetry.plane import Telemetry

@@ -1,9 +1,9 @@
-"""Reads what AMD GPUs do through amdsmi, where AMD's driver is: as `devices`, and less. It may block.
+"""Reads what AMD GPUs do through amdsmi, if AMD's driver is there: as `devices`, but less. It may block.
 
-Power is left out: the structure that has it differs between releases.
+Power is omitted, because its structure differs between releases.
 
-Source: amdsmi.h of AMD SMI 24.7 (ROCm 6.3): names, structures and constants. No GPU was at hand: a library with these
-functions was read.
+Source: amdsmi.h of AMD SMI 24.7 (ROCm 6.3): names, structures and constants. No GPU was available: it was tested with a
+library that has these functions.
 """
 
 import ctypes
@@ -22,13 +22,13 @@ _VRAM: Final = 0
 _HOTSPOT, _CURRENT = 1, 0
 _GRAPHICS_CLOCK: Final = 0
 _MOST: Final = 64
-"""Sockets, and GPUs of one."""
+"""The most sockets, and the most GPUs of one."""
 _NO_VALUE: Final = 0xFFFF
-"""Of 16 or 32 bits: what a GPU does not say has all bits set."""
+"""Values of 16 or 32 bits: what a GPU does not report has all bits set."""
 
 
 class _Numbers(ctypes.Structure):
-    """The first fields of amdsmi_engine_usage_t and amdsmi_clk_info_t; the rest is room."""
+    """The first fields of amdsmi_engine_usage_t and amdsmi_clk_info_t; the rest is reserved space."""
 
     _fields_ = (("first", ctypes.c_uint32), ("rest", ctypes.c_uint32 * 63))
 
@@ -40,14 +40,14 @@ class _Errors(ctypes.Structure):
 
 
 class AmdDevices:
-    """The GPUs of a node's workers. All of it belongs to one thread at a time."""
+    """The GPUs of a node's workers. Only one thread may use it at a time."""
 
     def __init__(self, nproc: int, visible: str | None, library: str = LIBRARY) -> None:
         """Open nothing yet.
 
         Args:
-            nproc: workers; local rank n uses the n-th visible GPU.
-            visible: HIP_VISIBLE_DEVICES of the workers, numbers only; None where it is not set.
+            nproc: number of workers; local rank n uses the n-th visible GPU.
+            visible: the workers' HIP_VISIBLE_DEVICES, numbers only; None if it is not set.
             library: amdsmi's.
         """
         words = [str(rank) for rank in range(nproc)] if visible is None else visible.split(",")
@@ -55,13 +55,13 @@ class AmdDevices:
         self._name = library
         self._library: ctypes.CDLL | None = None
         self._handles: dict[int, ctypes.c_void_p] = {}
-        """By local rank."""
+        """The handles by local rank."""
         self._first: dict[int, tuple[int, int]] = {}
-        """Errors of memory at the first look."""
+        """Memory errors at the first look, by local rank."""
         self._has_failed = False
 
     def read(self) -> dict[int, DeviceUse]:
-        """Read all that can be read, by local rank; empty where there is no GPU, library or driver."""
+        """Read all available values by local rank; empty if there is no GPU, library or driver."""
         if self._library is None and not self._has_failed:
             self._has_failed = not self._open()
         if self._library is None:
@@ -107,7 +107,7 @@ class AmdDevices:
         )
 
     def close(self) -> None:
-        """Let the library go. Idempotent."""
+        """Release the library. Idempotent."""
         library, self._library = self._library, None
         self._handles = {}
         if library is not None:
@@ -115,7 +115,7 @@ class AmdDevices:
 
 
 def _list_handles(library: ctypes.CDLL) -> list[ctypes.c_void_p]:
-    """List the handles of all GPUs, in the order of amdsmi, which is HIP's unless it was changed."""
+    """List the handles of all GPUs in the order of amdsmi, which is HIP's unless it was changed."""
     sockets, count = (ctypes.c_void_p * _MOST)(), ctypes.c_uint32(_MOST)
     if library.amdsmi_get_socket_handles(ctypes.byref(count), sockets) != _SUCCESS:
         return []

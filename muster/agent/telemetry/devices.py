@@ -1,10 +1,11 @@
-"""Reads what NVIDIA GPUs do through NVML, where its driver is. It may block: call it in a thread.
+"""Reads what NVIDIA GPUs do through NVML, if its driver is there. It may block, so call it in a thread.
 
-By ctypes, since nothing else is installed everywhere and the agent has no dependencies. No CUDA context is made. What a
-GPU or a driver does not know is left out: each function of NVML may be missing or say that it is not supported.
+It uses ctypes, because nothing else is installed everywhere and the agent has no dependencies. No CUDA context is made.
+What a GPU or a driver does not know is omitted: each function of NVML may be missing or report that it is not
+supported.
 
 Source: NVIDIA's NVML API reference (docs.nvidia.com/deploy/nvml-api) and nvml.h of API version 13: names, structures,
-constants and return codes. No GPU was at hand: a library with these functions was read.
+constants and return codes. No GPU was available: it was tested with a library that has these functions.
 """
 
 import ctypes
@@ -24,10 +25,10 @@ _CORRECTED, _UNCORRECTED, _SINCE_DRIVER = 0, 1, 0
 _XID: Final = 8
 """nvmlEventTypeXidCriticalError."""
 _MOST_XIDS: Final = 16
-"""At one look."""
+"""The most errors read at one look."""
 _MOST_LINKS: Final = 36
 _LINKS_EACH: Final = 10
-"""Looks between two at the links: each link is a call of its own."""
+"""Looks between two looks at the links, because each link takes a separate call."""
 _REASONS: Final = {
     0x4: "power cap",
     0x8: "hardware slowdown",
@@ -35,22 +36,23 @@ _REASONS: Final = {
     0x40: "hardware thermal",
     0x80: "power brake",
 }
-"""nvmlClocksEventReason*: why the clocks are lower than they could be. Idle, and what a person has set, are none."""
+"""nvmlClocksEventReason*: why the clocks are lower than they could be. Idleness and a person's settings are not listed.
+"""
 
 
 @record
 class DeviceUse:
-    """Of one GPU."""
+    """The state of one GPU."""
 
     use: float | None
-    """The part of the last moments in which a kernel ran, 0..1; None: it does not say."""
+    """The part of the last moments in which a kernel ran, 0..1; None if the GPU does not report it."""
     memory_bytes: int | None
-    """In use, by all processes; None: it has fallen off the bus."""
+    """Memory in use by all processes; None if the GPU has fallen off the bus."""
     status: DeviceStatus
 
 
 class _Utilization(ctypes.Structure):
-    """nvmlUtilization_t: per cent."""
+    """nvmlUtilization_t, in per cent."""
 
     _fields_ = (("gpu", ctypes.c_uint), ("memory", ctypes.c_uint))
 
@@ -74,12 +76,12 @@ class _Event(ctypes.Structure):
 
 
 class _Device:
-    """One GPU, or a part of one, with what was counted at the first look."""
+    """One GPU, or a part of one, with its counts at the first look."""
 
     def __init__(self, handle: ctypes.c_void_p, whole: ctypes.c_void_p) -> None:
         self.handle = handle
         self.whole = whole
-        """The GPU that it is, or is a part of."""
+        """The whole GPU: this one, or the one that it is a part of."""
         self.first_ecc: dict[int, int] = {}
         self.xids = 0
         self.last_xid: int | None = None
@@ -88,14 +90,14 @@ class _Device:
 
 
 class Devices:
-    """The GPUs of a node's workers. All of it belongs to one thread at a time."""
+    """The GPUs of a node's workers. Only one thread may use it at a time."""
 
     def __init__(self, nproc: int, visible: str | None, library: str) -> None:
         """Open nothing yet.
 
         Args:
-            nproc: workers; local rank n uses the n-th visible GPU.
-            visible: CUDA_VISIBLE_DEVICES of the workers, None where it is not set. Numbers are NVML's order, which is
+            nproc: number of workers; local rank n uses the n-th visible GPU.
+            visible: the workers' CUDA_VISIBLE_DEVICES; None if it is not set. Numbers are in NVML's order, which is
                 CUDA's if all GPUs of the node are equal.
             library: NVML's.
         """
@@ -104,12 +106,12 @@ class Devices:
         self._name = library
         self._library: ctypes.CDLL | None = None
         self._devices: dict[int, _Device] = {}
-        """By local rank."""
+        """The devices by local rank."""
         self._events: ctypes.c_void_p | None = None
         self._has_failed = False
 
     def read(self) -> dict[int, DeviceUse]:
-        """Read all that can be read, by local rank; empty where there is no GPU, library or driver."""
+        """Read all available values by local rank; empty if there is no GPU, library or driver."""
         if self._library is None and not self._has_failed:
             self._has_failed = not self._open()
         if self._library is None:
@@ -151,13 +153,13 @@ class Devices:
         return handle if code == _SUCCESS else None
 
     def _find_whole(self, handle: ctypes.c_void_p) -> ctypes.c_void_p:
-        """Return the GPU of a part (MIG): temperature, power and errors are the whole GPU's."""
+        """Return the whole GPU of a part (MIG), which has the temperature, power and errors."""
         whole = ctypes.c_void_p()
         code = self._call("nvmlDeviceGetDeviceHandleFromMigDeviceHandle", handle, ctypes.byref(whole))
         return whole if code == _SUCCESS else handle
 
     def _call(self, name: str, *arguments: object) -> int | None:
-        """Call a function of NVML; None: this driver does not have it."""
+        """Call a function of NVML; return None if this driver does not have it."""
         try:
             function = getattr(self._library, name)
         except AttributeError:
@@ -166,12 +168,12 @@ class Devices:
         return code
 
     def _read_number(self, name: str, *arguments: object, kind: type = ctypes.c_uint) -> int | None:
-        """Return what a function writes to its last argument; None: it does not say."""
+        """Return what a function writes to its last argument; None if it reports nothing."""
         found = kind()
         return min(MOST, found.value) if self._call(name, *arguments, ctypes.byref(found)) == _SUCCESS else None
 
     def _register(self) -> None:
-        """Have the driver keep the errors (Xid) of the GPUs, from now on."""
+        """Have the driver keep the errors (Xid) of the GPUs from now on."""
         events = ctypes.c_void_p()
         if self._call("nvmlEventSetCreate", ctypes.byref(events)) != _SUCCESS:
             return
@@ -236,13 +238,13 @@ class Devices:
         return ""
 
     def _count_ecc(self, device: _Device, kind: int) -> int:
-        """Count errors of memory since the first look."""
+        """Count memory errors since the first look."""
         arguments = device.whole, ctypes.c_uint(kind), ctypes.c_uint(_SINCE_DRIVER)
         found = self._read_number("nvmlDeviceGetTotalEccErrors", *arguments, kind=ctypes.c_ulonglong)
         return 0 if found is None else max(0, found - device.first_ecc.setdefault(kind, found))
 
     def _count_links(self, whole: ctypes.c_void_p) -> int | None:
-        """Count active NVLinks; None: the GPU has none."""
+        """Count active NVLinks; None if the GPU has none."""
         states = []
         for link in range(_MOST_LINKS):
             state = self._read_number("nvmlDeviceGetNvLinkState", whole, ctypes.c_uint(link))
@@ -252,7 +254,7 @@ class Devices:
         return sum(map(bool, states)) if states else None
 
     def close(self) -> None:
-        """Let the library go. Idempotent."""
+        """Release the library. Idempotent."""
         if self._library is not None:
             if self._events is not None:
                 self._call("nvmlEventSetFree", self._events)

@@ -1,7 +1,7 @@
-"""Puts together the status of the job: what the nodes have said, and what became of the job so far. Pure.
+"""Builds the job's status from the nodes' reports and the job's history. Pure.
 
-A job of many ranks is shown by its extremes: nodes that are lost, behind, or silent come first, and only what they have
-sent is unpacked.
+A job of many ranks is shown by its extremes. Nodes that are lost, behind, or silent come first, and only their reports
+are unpacked.
 """
 
 import math
@@ -28,26 +28,26 @@ from muster.agent.telemetry.summaries import NodeSummary, unpack
 
 _MOST_S = 1e12
 _BEGUN_S = 1.0
-"""A rank without a rate that did a step so recently has begun; one that did none for longer stands still."""
+"""A rank without a rate that did a step within this time has begun; without a step for longer, it stands still."""
 
 
 @record
 class MergedNodes:
-    """All nodes."""
+    """The merged reports of all nodes."""
 
     nodes: tuple[NodeStatus, ...]
     """At most `LISTED_NODES`."""
     ranks: tuple[RankStatus, ...]
-    """Of all listed nodes; without those of jobs that list none."""
+    """The ranks of all listed nodes; empty for jobs that list no ranks."""
     summaries: tuple[NodeSummary, ...]
-    """What was unpacked."""
+    """The unpacked summaries."""
     running: int
     spare: int
     lost: int
     is_complete: bool = True
-    """Each listed node has told of this round."""
+    """Whether each listed node has reported on this round."""
     first: tuple[int, float] | None = None
-    """How many steps the ranks had done when each had done its first one, and seconds since; None: not known."""
+    """How many steps the ranks had done when each had done its first one, and the seconds since; None if unknown."""
 
 
 def merge_nodes(
@@ -56,9 +56,9 @@ def merge_nodes(
     """Merge what is known of the nodes.
 
     Args:
-        own: of this node.
-        job: what the leader knows; None: this node knows itself alone.
-        before: the members of the round when it began, by group rank: who is missing now is lost.
+        own: this node's summary.
+        job: what the leader knows; None if this node knows only itself.
+        before: the members of the round when it began, by group rank. Those that are missing now are lost.
         number: the round's.
     """
     if job is None:
@@ -101,7 +101,7 @@ def merge_nodes(
 
 
 def _find_first(told: Mapping[int | None, NodeSummary], ages_s: Mapping[int, float]) -> tuple[int, float] | None:
-    """See `MergedNodes.first`; what nodes have told, and seconds since, by group rank."""
+    """See `MergedNodes.first`. The argument has the nodes' reports and the seconds since, by group rank."""
     done = min((each.first_done for each in told.values()), default=0)
     ago_s = [each.first_ago_s + ages_s.get(-1 if rank is None else rank, 0.0) for rank, each in told.items()]
     return (done, min(ago_s)) if done else None
@@ -110,7 +110,7 @@ def _find_first(told: Mapping[int | None, NodeSummary], ages_s: Mapping[int, flo
 def _choose(
     members: Mapping[int, MemberStatus], lost: Mapping[int, MemberStatus], most: int
 ) -> dict[int, MemberStatus]:
-    """Return those that are listed: all, or the lost ones, the leader, and then those that are behind or silent."""
+    """Return the listed nodes: all, or the lost ones, the leader, and then those that are behind or silent."""
     everyone = {**members, **lost}
     if len(everyone) <= most:
         return everyone
@@ -129,7 +129,7 @@ def _unpack(member: MemberStatus, number: int) -> NodeSummary | None:
 
 
 def _describe(member: MemberStatus, rank: int | None, told: NodeStatus | None, state: NodeState) -> NodeStatus:
-    """Describe a node; what the leader knows goes before what the node says of itself."""
+    """Describe a node. What the leader knows takes precedence over the node's own report."""
     base = NodeStatus(node_index=0) if told is None else told
     return replace(
         base,
@@ -144,13 +144,13 @@ def _describe(member: MemberStatus, rank: int | None, told: NodeStatus | None, s
 
 
 def _add_lag(ranks: Sequence[RankStatus], ages_s: Mapping[int, float]) -> tuple[RankStatus, ...]:
-    """Return how far ranks are behind the first one. Steps that a node may have done since it told count as done.
+    """Return how far ranks are behind the first one. Steps that a node may have done since its report count as done.
 
-    A rank that has begun to step, so that its rate is not known yet, may be as fast as the fastest one.
+    A rank that has only begun to step has no known rate yet, and may be as fast as the fastest one.
 
     Args:
-        ranks: of all nodes.
-        ages_s: seconds since each node has told, by its group rank.
+        ranks: those of all nodes.
+        ages_s: seconds since each node's report, by its group rank.
     """
     if len(ranks) > LISTED_RANKS:
         return ()
@@ -185,7 +185,7 @@ def build_status(
     run_id: str,
     now_s: float,
 ) -> JobStatus:
-    """Return the status but for the time of its writing; `now_s` by the monotonic clock."""
+    """Return the status without the time of its writing; `now_s` is by the monotonic clock."""
     slowest = find_slowest_rank(merged)
     step = None if slowest is None else slowest.step
     total = None if slowest is None else slowest.total
@@ -246,9 +246,10 @@ def build_status(
 
 
 def find_bar(line: str) -> tuple[int, int, float | None] | None:
-    """Return the step, the total and the rate of a progress bar of tqdm that is not full; None: the line is none.
+    """Return the step, total and rate of a tqdm progress bar that is not full; None if the line is not one.
 
-    For people only: there may be one for each epoch, and one that loads a model. A bar of bytes has units.
+    This is for people only, because there may be a bar for each epoch, and one that loads a model. A bar of bytes has
+    units.
 
     >>> find_bar("epoch 2:  43%|####3     | 430/1000 [00:10<00:13, 41.90it/s, loss=0.3]")
     (430, 1000, 41.9)
@@ -268,25 +269,25 @@ def find_bar(line: str) -> tuple[int, int, float | None] | None:
 
 @record
 class StepsDone:
-    """How far a job is, now or at its first step."""
+    """The job's progress, now or at its first step."""
 
     rank: RankStatus
-    """The one that has done the fewest steps."""
+    """The rank that has done the fewest steps."""
     done: int
-    """1 + its step, or the steps of its optimizer."""
+    """1 + that rank's step, or the steps of its optimizer."""
     at_s: float
-    """When the last of the ranks did its step, or entered or left a phase, by the clock of this node."""
+    """When the last of the ranks did its step, or entered or left a phase, by this node's clock."""
     first: tuple[int, float] | None
-    """How many steps were done when each rank of the round had done its first one, and when; None: not known."""
+    """How many steps were done when each rank of the round had done its first one, and when; None if unknown."""
 
     @property
     def is_counted(self) -> bool:
-        """The script counts the steps, across attempts."""
+        """Whether the script counts the steps, across attempts."""
         return self.rank.step is not None
 
 
 def find_steps(merged: MergedNodes, now_s: float) -> StepsDone | None:
-    """Return how far the job is; None: a rank has done no step, or a node has told nothing yet."""
+    """Return the job's progress; None if a rank has done no step, or a node has not reported yet."""
     slowest = find_slowest_rank(merged)
     if slowest is None or not merged.is_complete or not all(count_steps(rank) for rank in (slowest, *merged.ranks)):
         return None

@@ -1,6 +1,6 @@
-"""Connects an agent to what watches it from outside: a port with metrics, a collector of OpenTelemetry.
+"""Connects an agent to its outside observers: a port with metrics, and a collector of OpenTelemetry.
 
-Loaded with `--metrics-port`, or where a variable names a collector, only.
+It is loaded only with `--metrics-port`, or if a variable names a collector.
 """
 
 import os
@@ -26,14 +26,14 @@ def connect(
     event_log: EventLog,
     print_line: Callable[[str], None],
 ) -> AgentConfig:
-    """Serve metrics, and export spans and metrics, as far as the configuration and the variables ask for it.
+    """Serve metrics, and export spans and metrics, as far as the configuration and the variables request it.
 
     Args:
         config: the agent's.
-        environ: of this process.
+        environ: this process's.
         loop: the agent's.
         event_log: gets the sinks, which it closes.
-        print_line: prints a line; called on the loop.
+        print_line: prints a line. It is called on the loop.
 
     Returns:
         The configuration, with the job's span if there are traces.
@@ -70,7 +70,7 @@ def _read_settings(environ: Mapping[str, str], print_line: Callable[[str], None]
 
 
 def _name_job(config: AgentConfig, parent: TraceParent | None) -> TraceParent:
-    """Return the span of the job, the same on all nodes. A job without an id of its own has a trace for each agent."""
+    """Return the span of the job, the same on all nodes. For a job without its own id, each agent has a trace."""
     run_id = config.rendezvous.run_id
     name = run_id if run_id != DEFAULT_RUN_ID else f"{run_id} {os.urandom(16).hex()}"
     trace_id = derive_trace_id(name) if parent is None else parent.trace_id

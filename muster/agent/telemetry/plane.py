@@ -1,11 +1,11 @@
-"""The telemetry plane: once a second each node looks at its workers and tells the leader, which writes the status.
+"""The telemetry plane: once a second each node looks at its workers and reports to the leader, which writes the status.
 
-It runs beside everything else. Nothing waits for it, nothing is decided on it, and what does not get through is lost.
-It begins a second after the first workers, goes on between rounds, and on whichever node leads: every agent keeps the
-history of the job. A job of more than 256 nodes is looked at less often in proportion; what a look takes of this
-process's time delays the next one, so that it never takes more than `_SHARE`.
+It runs beside everything else. Nothing waits for it, nothing is decided on it, and what does not arrive is lost. It
+begins a second after the first workers and continues between rounds. Any node that leads can run it, because every
+agent keeps the history of the job. A job of more than 256 nodes is looked at less often in proportion. The time that a
+look takes of this process delays the next one, so that looks never take more than `_SHARE`.
 
-When ranks have done the first step of an attempt they say themselves: how long a start or a restart took is exact,
+Ranks themselves record when they did the first step of an attempt. So the duration of a start or restart is exact,
 however late the first look is.
 """
 
@@ -36,30 +36,34 @@ if TYPE_CHECKING:
 LOOK_S = 1.0
 _NODES_A_SECOND = 256
 _USAGE_S = 2.0
-"""Between two looks at what the workers use."""
+"""Time between two looks at what the workers use."""
 _FRESH_S = 5.0
-"""A status in which nothing has changed is written so often, so that readers see that it is not old."""
+"""How often an unchanged status is written, so that readers see that it is not old."""
 _STEPS_S = 60.0
-"""Between two records of steps of a job that has run for an hour; at first one a second."""
+"""Time between two records of steps for a job that has run for an hour. At first there is one a second."""
 _CLOCK_S = 0.002
-"""A change of the difference of two clocks that is not worth a record, beside its uncertainty."""
+"""A smaller change of the difference of two clocks, beside its uncertainty, is not worth a record."""
 _WITHOUT_STEPS = (JobState.RESTARTING, JobState.WAITING, JobState.ENDED)
-"""No worker runs, and what other nodes have told is of before: the last steps were recorded when the round ended."""
+"""States in which no worker runs, and the other nodes' reports are older: the last steps were recorded at the round's
+end."""
 _SHARE = 0.01
 _STUCK_S = 10.0
-"""A read that takes so long has hung, as a GPU's driver may: what was read last is not shown any more."""
+"""A read that takes this long has hung, as a GPU's driver may. Then the last values are no longer shown."""
 
 
 class ObservedNode(Protocol):
-    """What the plane is told of this node."""
+    """What the plane learns about this node."""
 
     def observe(self) -> Observed | None:
-        """Return the workers of the current round, or the last one; None: there is no status page."""
+        """Return the workers of the current or last round; None if there is no status page."""
         ...
 
 
 class Telemetry:
-    """Of one agent, from the start of its first workers to its end: an `EventSink`, which closes it."""
+    """The telemetry of one agent, from the start of its first workers to its end.
+
+    It is an `EventSink`, which closes it.
+    """
 
     def __init__(
         self,
@@ -78,21 +82,21 @@ class Telemetry:
         on_trouble: Callable[[str], None],
         read_used_s: Callable[[], float] = time.thread_time,
     ) -> None:
-        """Look for the first time soon.
+        """Prepare the first look, which follows soon.
 
         Args:
             loop: the agent's.
-            node: of this agent.
+            node: this agent's.
             rendezvous: reaches the leader.
-            nproc: workers of this node.
-            host: its name.
-            run_id: of the job.
-            devices: of the workers; None: the node has none that can be read.
-            status_file: None: there are no files.
-            on_status: gets what is written.
+            nproc: the number of workers of this node.
+            host: the node's name.
+            run_id: the job's.
+            devices: the workers'; None if the node has none that can be read.
+            status_file: None if there are no files.
+            on_status: gets each status that is written.
             on_look: gets each look: at this node, at its ranks, and at the job if this agent leads.
-            metrics_address: where this agent serves metrics; "": it does not.
-            on_trouble: gets a line once, if there is a fault in here.
+            metrics_address: where this agent serves metrics; "" if it does not.
+            on_trouble: gets a line once, if there is a fault in this module.
             read_used_s: the CPU time of this thread, in seconds.
         """
         self._loop = loop
@@ -110,18 +114,18 @@ class Telemetry:
         self._devices = devices
         self._slow_ranks = JobSlowRanks()
         self._named_slow: set[int] = set()
-        """Ranks of which an event tells."""
+        """Ranks that an event has reported."""
         self._members: Mapping[int, MemberStatus] = NO_ITEMS
-        """Of the round, when all of them were there."""
+        """The members of the round when all of them were there."""
         self._at_end: dict[tuple[int | None, int | None], MemberStatus] = {}
-        """Those that were there when the job ended, or later."""
+        """Those that were there at the job's end or later."""
         self._number = 0
         self._is_reading = False
         self._usage_due_s = self._send_due_s = self._written_s = 0.0
         self._exits = 0
-        """Workers of the round that have ended."""
+        """The number of the round's workers that have ended."""
         self._unformed_s: float | None = None
-        """Since when there is no round."""
+        """Since when there has been no round."""
         self._event_log: EventLog | None = None
         self._began_s = loop.clock.now_s()
         self._recorded: tuple[int, int] = (0, 0)
@@ -129,16 +133,16 @@ class Telemetry:
         self._record_due_s = 0.0
         self._is_leading = False
         self._compared: tuple[LeaderClock, float] | None = None
-        """The last record of the leader's clock, and how far it was ahead of this agent's records."""
+        """The last record of the leader's clock, and its lead over this agent's records."""
         self._last: tuple[object, ...] = ()
-        """What of the last status does not always change."""
+        """The part of the last status that does not always change."""
         self._closed = False
         self._first_round = 0
         """The last round whose first step was recorded."""
         self._timer: Timer | None = loop.call_later(0.0, self._look)
 
     def watch(self, event_log: EventLog) -> None:
-        """Receive the agent's records, those before too."""
+        """Receive the agent's records, including those before."""
         self._event_log = event_log
         event_log.add_sink(self, replay=True)
 
@@ -180,10 +184,10 @@ class Telemetry:
     # -- looks ------------------------------------------------------------------------------------------------------
 
     def look(self, *, is_stopped: bool = False) -> None:
-        """Look once more: the job has ended, and a summary of it follows. Nothing happens after a fault in here.
+        """Look once more: the job has ended, and a summary follows. After a fault in this module, do nothing.
 
         Args:
-            is_stopped: a signal has ended it here.
+            is_stopped: whether a signal has ended the job here.
         """
         if self._closed:
             return
@@ -217,14 +221,14 @@ class Telemetry:
         return replace(job, members=tuple(self._at_end.values()))
 
     def _tell_end(self) -> None:
-        """Tell the leader at once if no worker is left here: the job may end now."""
+        """Report to the leader at once if no worker is left here, because the job may end now."""
         observed = self._node.observe()
         if observed is not None and not observed.pids and self._rendezvous.read_members() is None:
             self._send_due_s = 0.0
             self._look_at_job()
 
     def _look_at_job(self, *, is_last: bool = False) -> int:
-        """Return the number of nodes."""
+        """Look at the job, and return the number of nodes."""
         observed = self._node.observe()
         if observed is None:
             return 1
@@ -288,7 +292,7 @@ class Telemetry:
         return merged if job is not None else replace(merged, running=size)
 
     def _send(self, own: NodeSummary, number: int, now_s: float) -> None:
-        """Send to the leader, if it is time to."""
+        """Send to the leader if it is due."""
         if now_s < self._send_due_s:
             return
         text = pack(own)
@@ -297,7 +301,7 @@ class Telemetry:
         self._send_due_s = now_s + (len(text) + 150) / BYTES_PER_S - 0.01
 
     def _record_steps(self, number: int) -> None:
-        """Record the steps of this moment and round for the history. The other nodes' are about the same."""
+        """Record the current steps and round for the history. The other nodes' steps are about the same."""
         observed = self._node.observe()
         if observed is not None and observed.formed.number == number:
             now_s = self._loop.clock.now_s()
@@ -345,9 +349,9 @@ class Telemetry:
         )
 
     def _compare_clocks(self) -> None:
-        """Record how far the leader's clock is ahead, if that is news.
+        """Record how far the leader's clock is ahead, if that has changed.
 
-        Both clocks of this machine are read one after the other, however long the look has taken until here.
+        Both clocks of this machine are read one after the other, so the duration of the look does not matter.
         """
         found, clock = self._rendezvous.read_clock(), self._loop.clock
         if found is None or self._event_log is None:
@@ -416,7 +420,7 @@ class Telemetry:
 
 
 def _find_lasting(status: JobStatus) -> tuple[object, ...]:
-    """Return what of it changes only when something happens."""
+    """Return the part of the status that changes only when something happens."""
     return (
         *(status.round, status.state, status.reason, status.step, status.optimizer_steps, status.values),
         *(status.exit_code, status.events, status.recoveries, status.slow_ranks, status.nodes_spare, status.nodes_lost),

@@ -1,6 +1,6 @@
-"""Looks at the workers of this node: their status page, their use of the machine, their last lines. Acts on nothing.
+"""Looks at the workers of this node: their status page, use of the machine and last lines. It acts on nothing.
 
-A page may say anything: numbers out of range are left out by `StatusPage`, text is cleaned here.
+A page may contain anything. `StatusPage` omits numbers out of range, and text is cleaned here.
 """
 
 import math
@@ -41,53 +41,54 @@ class Pause:
 
     step: int
     since_s: float
-    """By the wall clock."""
+    """Since when, by the wall clock."""
 
 
 @record
 class OpenCollective:
-    """The one that a worker is in."""
+    """The collective that a worker is in."""
 
     text: str
-    """"all_reduce #6 of default_pg"."""
+    """Its name, such as "all_reduce #6 of default_pg"."""
     age_s: float
 
 
 @record
 class Observed:
-    """What the parts of the agent know of the round's workers, at one moment."""
+    """What the agent's parts know of the round's workers at one moment."""
 
     formed: Round
     page: StatusPage
-    """Of the round."""
+    """The round's page."""
     states: Mapping[int, RankState]
-    """By local rank; one that is missing has not been started."""
+    """States by local rank; a missing worker has not been started."""
     pids: Mapping[int, int]
-    """Of live workers, by local rank."""
+    """Process ids of live workers, by local rank."""
     read_last_line: Callable[[int], bytes]
-    """Of a local rank, as the worker wrote it."""
+    """Returns the last line of a local rank, as the worker wrote it."""
     collectives: Mapping[int, OpenCollective] = NO_ITEMS
-    """By local rank."""
+    """Open collectives, by local rank."""
     arrivals: Mapping[int, float] = NO_ITEMS
-    """By local rank, how much later than the first one it has entered the last collectives; empty: not known."""
+    """How much later than the first rank each has entered the last collectives, by local rank; empty if unknown."""
     arrived_s: float = 0.0
     """When that and the collectives were looked at."""
     are_grouped: bool = False
-    """All live workers of the node have begun a process group, as the same look has seen: they wait for one another."""
+    """Whether all live workers of the node had begun a process group at the same look, so that they wait for one
+    another."""
     pause: Pause | None = None
     snapshot: tuple[int, float] | None = None
-    """The step of the newest snapshot that all ranks have, and since when that is known, by the wall clock."""
+    """The step of the newest snapshot that all ranks have, and the wall-clock time since which that is known."""
 
 
 class _Pace:
-    """How fast one rank is, from the moments of its steps in `WINDOW_S`, and of two steps at least."""
+    """The pace of one rank, from the moments of its steps within `WINDOW_S`, and of at least two steps."""
 
     def __init__(self) -> None:
         self._seen: deque[tuple[float, int]] = deque()
         """Moments and steps done by then, oldest first."""
 
     def record(self, done: int, at_s: float) -> None:
-        """Record how many steps were done at this moment, of the last one."""
+        """Record how many steps were done by the moment of the last step."""
         if self._seen and done < self._seen[-1][1]:
             self._seen.clear()
         if not self._seen or done > self._seen[-1][1]:
@@ -96,7 +97,10 @@ class _Pace:
                 self._seen.popleft()
 
     def find_rate(self, now_s: float) -> float | None:
-        """Return the steps a second; None: not known. It falls while a step takes longer than those before it."""
+        """Return the steps per second; None if unknown.
+
+        The rate falls while a step takes longer than those before it.
+        """
         if len(self._seen) < 2:
             return None
         (first_s, first), (last_s, last) = self._seen[0], self._seen[-1]
@@ -107,13 +111,13 @@ class _Pace:
 
 
 class NodeSampler:
-    """Of one node, in all of its rounds."""
+    """The sampler of one node, in all of its rounds."""
 
     def __init__(self, host: str, metrics_address: str = "") -> None:
         self._host = host
         self._metrics_address = metrics_address
         self.ranks: tuple[RankStatus, ...] = ()
-        """Of this node, as they were looked at last; also where the job has too many ranks to list them."""
+        """The ranks of this node at the last look, even if the job has too many ranks to list them."""
         self._round = 0
         self._paces: dict[int, _Pace] = {}
         self._changed_s: dict[int, float] = {}
@@ -121,22 +125,22 @@ class NodeSampler:
         self._at_steps, self._at_collectives = Arrivals(LEAST_STEPS), Arrivals()
         self._last_step, self._last_arrived_s = -1, 0.0
         self._last_arrivals: Mapping[int, float] = NO_ITEMS
-        """What was looked at last."""
+        """The arrivals at the last look."""
         self._usage: Mapping[int, Usage] = NO_ITEMS
         self._cpu: dict[int, float | None] = {}
         self._devices: Mapping[int, DeviceUse] = NO_ITEMS
         self.peak: tuple[int, int] = (0, 0)
-        """The most memory that a rank had, and its global rank."""
+        """The most memory that a rank has used, and its global rank."""
 
     def record_usage(self, usage: Mapping[int, Usage], devices: "Mapping[int, DeviceUse]", rank_offset: int) -> None:
-        """Record what was read of the workers and of their GPUs, by local rank."""
+        """Record what the workers and their GPUs use, by local rank."""
         before, self._usage, self._devices = self._usage, usage, devices
         self._cpu = {rank: compute_cpu(before.get(rank), now) for rank, now in usage.items()}
         for rank, now in usage.items():
             self.peak = max(self.peak, (min(now.memory_bytes, MOST), rank_offset + rank))
 
     def sample(self, observed: Observed, nproc: int, now_s: float) -> NodeSummary:
-        """Look at all ranks, of which there are `nproc`; `now_s` by CLOCK_MONOTONIC, as the page's times."""
+        """Look at all `nproc` ranks; `now_s` is by CLOCK_MONOTONIC, like the page's times."""
         formed = observed.formed
         if formed.number != self._round:
             self._round, self._paces, self._changed_s = formed.number, {}, {}
@@ -158,7 +162,7 @@ class NodeSampler:
         )
 
     def _find_slow_ranks(self, observed: Observed, ranks: list[RankStatus]) -> tuple[SlowRank, ...]:
-        """Compare when they arrived at the same step, and in the same collectives. All times are of this machine."""
+        """Compare arrivals at the same step, and in the same collectives. All times are of this machine."""
         steps = {rank.step for rank in ranks}
         step = steps.pop() if len(steps) == 1 and observed.are_grouped else None
         if step is not None and step != self._last_step and len(self._changed_s) == len(ranks):
@@ -246,12 +250,12 @@ def _find_first(page: StatusPage, nproc: int) -> tuple[int, float] | None:
 
 
 def count_steps(rank: SlotStatus | RankStatus) -> int:
-    """Return the steps done so far: as the script counts them, else by its optimizer."""
+    """Return the steps done so far, as the script counts them, or else by its optimizer."""
     return (rank.optimizer_steps or 0) if rank.step is None else rank.step + 1
 
 
 def find_slowest(ranks: list[RankStatus]) -> RankStatus | None:
-    """Return the rank that has done the fewest steps, of those that report any; else of those with an optimizer."""
+    """Return the rank with the fewest steps: of those that report steps, or else of those with an optimizer."""
 
     def find_place(rank: RankStatus) -> tuple[bool, int, bool, int]:
         return rank.step is None, rank.step or 0, rank.optimizer_steps is None, rank.optimizer_steps or 0
@@ -260,7 +264,7 @@ def find_slowest(ranks: list[RankStatus]) -> RankStatus | None:
 
 
 def show_values(values: Mapping[str, float]) -> ShownValues:
-    """Return what a rank shows beside its step, as it is written: JSON has no NaN."""
+    """Return what a rank shows beside its step, as it is written, because JSON has no NaN."""
     return tuple(
         (clean_text(name), float(f"{each:.6g}") if math.isfinite(each) else str(each)) for name, each in values.items()
     )
@@ -272,9 +276,9 @@ def clean_text(text: str) -> str:
 
 
 def clean_line(end: bytes) -> str:
-    r"""Return the end of a line as people may be shown it.
+    r"""Return the end of a line in a form that is safe to show.
 
-    Escape sequences are left out, and what is not UTF-8 is replaced.
+    Escape sequences are omitted, and bytes that are not UTF-8 are replaced.
     """
     if not end:
         return ""

@@ -1,14 +1,14 @@
-"""Finds ranks that keep the others waiting. Pure.
+"""Finds ranks that make the others wait. Pure.
 
-What is compared are numbers of all ranks from one look, in seconds: when each arrived at the same step or collective,
-by one clock, or how long a step of each takes. A rank is late by how much its number is above the median of the others.
+It compares numbers of all ranks from one look, in seconds: when each arrived at the same step or collective, by one
+clock, or how long a step of each takes. A rank's lateness is how much its number exceeds the median of the others.
 
-It is chronically slow if it was the last one in most of the last looks, and in each quarter of them late by more than
-noise explains: more than 2.5 times the spread of the others' lateness, more than twice that of its own, and a
-twentieth of a step. A phase in which something else takes a rank's core is shorter.
+A rank is chronically slow if it was the last one in most of the last looks, and was later in each quarter of them than
+noise explains. That means more than 2.5 times the spread of the others' lateness, more than twice the spread of its
+own, and more than a twentieth of a step. If another process takes a rank's core for a while, that time is shorter.
 
-When ranks arrive at a step says something only of ranks that wait for one another. Of others, one that has started
-later stays as late, whatever it does.
+Arrivals at a step mean something only for ranks that wait for one another. Among others, a rank that has started later
+stays as late, whatever it does.
 """
 
 from collections import deque
@@ -18,21 +18,22 @@ from muster._shared.job_view import RankStatus, SlowRank
 from muster._shared.records import record, replace
 
 LOOKS = 32
-"""Of which the last ones count."""
+"""The number of last looks that count."""
 WINDOW_S = 10.0
-"""Between two looks at the ranks' rates, which are means of so much time: others would count the same steps twice."""
+"""Time between two looks at the ranks' rates, which are means over this time. More frequent looks would count the same
+steps twice."""
 _LEAST_LOOKS = 8
 LEAST_STEPS = 16
-"""Looks at steps: they follow one another faster than the others."""
+"""The least looks at steps, which follow one another faster than the other looks."""
 _SHARE = 0.75
 _FLOOR_S = 0.001
-"""What reading the numbers one after another may add."""
+"""What reading the numbers one after another may add to a difference."""
 _LEAST_FRACTION = 0.05
-"""Of a step: less is not worth a line."""
+"""Fraction of a step. Less is not worth a line."""
 _SIGMA = 1.4826
-"""The standard deviation of a normal distribution by its median absolute deviation."""
+"""The standard deviation of a normal distribution divided by its median absolute deviation."""
 _LEAST_RATE = 1e-9
-"""Steps a second; another node may say anything, and one over it must stay finite."""
+"""Steps per second. Another node may report anything, and the inverse must stay finite."""
 _ONCE_STEPS = 10.0
 _ONCE_S = 1.0
 _ONCE_KEPT_S = 300.0
@@ -40,12 +41,12 @@ _ONCE_KEPT_S = 300.0
 
 @record
 class Lateness:
-    """Of one rank that is chronically slow."""
+    """The lateness of one chronically slow rank."""
 
     rank: int
     late_s: float
     share: float
-    """Of the looks at which it was the last one."""
+    """The share of looks at which it was the last one."""
 
 
 class Arrivals:
@@ -54,10 +55,10 @@ class Arrivals:
     def __init__(self, least_looks: int = _LEAST_LOOKS) -> None:
         self._least_looks = least_looks
         self._looks: deque[dict[int, float]] = deque(maxlen=LOOKS)
-        """By how much each rank was later than the median of the others; less than 0: earlier."""
+        """How much later than the median of the others each rank was; less than 0 means earlier."""
 
     def record(self, numbers: Mapping[int, float]) -> None:
-        """Record one look, by rank; other ranks than before: it begins anew."""
+        """Record one look, by rank. If the ranks differ from those before, begin anew."""
         if len(numbers) < 2:
             return
         if self._looks and self._looks[-1].keys() != numbers.keys():
@@ -68,10 +69,7 @@ class Arrivals:
         self._looks.append(late)
 
     def find(self, step_s: float | None) -> list[Lateness]:
-        """Return the ranks that are chronically slow, the latest first; `step_s`: how long a step takes, None.
-
-        Not known.
-        """
+        """Return the chronically slow ranks, the latest first; `step_s` is the duration of a step, None if unknown."""
         if len(self._looks) < self._least_looks:
             return []
         found = [self._judge(rank, step_s or 0.0) for rank in self._looks[-1]]
@@ -106,14 +104,14 @@ def _find_middle(ordered: Sequence[float]) -> float:
 
 
 class SingleWaits:
-    """Ranks that have kept all others waiting once: they were behind while the first ranks stood still."""
+    """Ranks that have made all others wait once, because they were behind while the first ranks stood still."""
 
     def __init__(self) -> None:
         self._waits: dict[int, tuple[float, float]] = {}
-        """By rank: how long the others waited, and when that was seen last."""
+        """How long the others waited, and when that was last seen, by rank."""
 
     def record(self, ranks: Iterable[RankStatus], now_s: float) -> None:
-        """Record one look at all ranks of a round that runs."""
+        """Record one look at all ranks of a running round."""
         known = [rank for rank in ranks if rank.step is not None and rank.still_s is not None]
         most = max((rank.step or 0 for rank in known), default=0)
         first = [rank for rank in known if rank.step == most]
@@ -130,7 +128,7 @@ class SingleWaits:
         self._waits[rank] = (longest_s, now_s)
 
     def find(self, now_s: float) -> dict[int, float]:
-        """Return how long each such rank has kept the others waiting, of the last minutes."""
+        """Return how long each such rank has made the others wait in the last minutes."""
         self._waits = {rank: wait for rank, wait in self._waits.items() if now_s - wait[1] < _ONCE_KEPT_S}
         return {rank: wait[0] for rank, wait in self._waits.items()}
 
@@ -149,7 +147,7 @@ def build_slow_rank(found: Lateness, rank: RankStatus, host: str) -> SlowRank:
 
 
 class JobSlowRanks:
-    """Of the whole job: what nodes have found, and what their rates and steps say."""
+    """Slow ranks of the whole job: what nodes have found, and what their rates and steps show."""
 
     def __init__(self) -> None:
         self._round = 0
@@ -161,7 +159,7 @@ class JobSlowRanks:
     def find(
         self, number: int, ranks: Sequence[RankStatus], told: Iterable[SlowRank], hosts: Mapping[int, str], now_s: float
     ) -> tuple[SlowRank, ...]:
-        """Look at the ranks of a round that runs; those that are slow, the slowest first.
+        """Look at the ranks of a running round, and return the slow ones, the slowest first.
 
         Args:
             number: the round's.
@@ -204,5 +202,5 @@ class JobSlowRanks:
         return self._found
 
     def repeat(self) -> tuple[SlowRank, ...]:
-        """Return what was found last, for a job that does not run at the moment."""
+        """Return the last findings, for a job that does not run at the moment."""
         return self._found

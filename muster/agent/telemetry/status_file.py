@@ -1,6 +1,6 @@
-"""Writes `status.json` in the run's folder: how the job is doing. One line.
+"""Writes the job's status to `status.json` in the run's folder, as one line.
 
-What cannot be written is left out: the next one says the same, and newer. While the disk does not answer, at most one
+A status that cannot be written is dropped, because the next one is newer. While the disk does not answer, at most one
 waits.
 """
 
@@ -18,29 +18,30 @@ _ANOTHERS_S = 20.0
 
 
 class StatusFile:
-    """Of one node."""
+    """The status file of one node."""
 
     def __init__(self, run_dir: str, submit: Callable[[Callable[[], None]], None]) -> None:
         """Write nothing yet.
 
         Args:
-            run_dir: where it is.
+            run_dir: the folder that contains it.
             submit: runs a call in the thread that writes files.
         """
         self._path = os.path.join(run_dir, LogNames.STATUS)
         self._submit = submit
         self._is_writing = False
-        """A call waits in the thread."""
+        """Whether a call waits in the thread."""
         self._own: os.stat_result | None = None
-        """The file as the thread has written it last."""
+        """The file as the thread last wrote it."""
 
     def write(self, status: JobStatus, *, is_last: bool = False, gives_way: bool = False) -> None:
-        """Replace the file, soon; dropped while the thread has not written the one before, unless `is_last`.
+        """Replace the file soon. Drop the status while the thread has not written the one before, unless `is_last`.
 
         Args:
             status: the content.
-            is_last: of this agent.
-            gives_way: another agent knows more, and may write into the same folder: while it does, nothing is written.
+            is_last: whether it is this agent's last status.
+            gives_way: whether another agent knows more and may write into the same folder. While it does, nothing is
+                written.
         """
         if self._is_writing and not is_last:
             return
@@ -55,7 +56,7 @@ class StatusFile:
         self._is_writing = False
 
     def _is_anothers(self) -> bool:
-        """Return whether another agent has replaced the file not long ago."""
+        """Return whether another agent has recently replaced the file."""
         found = _read_stat(self._path)
         if found is None or (self._own is not None and found.st_ino == self._own.st_ino):
             return False

@@ -1,4 +1,4 @@
-"""What one node tells the leader, packed to less than half: at most 1 kB a second leaves a node."""
+"""Packs what one node reports to the leader to less than half: at most 1 kB per second leaves a node."""
 
 import base64
 import json
@@ -11,38 +11,38 @@ from muster._shared.job_view import LISTED_RANKS, MOST_SLOW_RANKS, NodeStatus, R
 from muster._shared.records import record
 
 LIMIT_BYTES = 1 << 17
-"""Before it is packed."""
+"""Limit before it is packed."""
 BYTES_PER_S = 1000
-"""What one node may send on the average."""
+"""What one node may send on average."""
 PACKED_LIMIT_BYTES = 32768
 
 
 @record
 class NodeSummary:
-    """How a node and its ranks are doing."""
+    """The status of a node and its ranks."""
 
     node: NodeStatus
     ranks: Annotated[tuple[RankStatus, ...], Limit(most=LISTED_RANKS)] = ()
-    """Empty in a job of more than `LISTED_RANKS`."""
+    """The ranks; empty in a job of more than `LISTED_RANKS`."""
     slow_ranks: Annotated[tuple[SlowRank, ...], Limit(most=MOST_SLOW_RANKS), SPARSE] = ()
     peak_bytes: Annotated[Count, SPARSE] = 0
-    """The most memory that one of its ranks had; 0: not known."""
+    """The most memory that one of its ranks had; 0 if unknown."""
     peak_rank: Annotated[Count, SPARSE] = 0
-    """Which one, by global rank."""
+    """The global rank of that one."""
     first_done: Annotated[Count, SPARSE] = 0
-    """How many steps each of its ranks has done at its first one, as the script counts; 0: one has done none."""
+    """How many steps each of its ranks has done at its first one, as the script counts; 0 if one has done none."""
     first_ago_s: Annotated[Seconds, SPARSE] = 0.0
-    """Since when all have done it."""
+    """How long ago all had done it."""
 
 
 def pack(summary: NodeSummary) -> str:
-    """Pack it as a short text; "" if there is no room for it."""
+    """Pack it as a short text; return "" if there is no room for it."""
     packed = base64.b85encode(zlib.compress(encode(summary, LIMIT_BYTES).encode(), 6)).decode()
     return packed if len(packed) <= PACKED_LIMIT_BYTES else ""
 
 
 def unpack(text: str) -> NodeSummary | None:
-    """Read what `pack` has made on another node; None if it is no summary. What is invalid of it is left out."""
+    """Read the result of `pack` from another node; None if it is no summary. Invalid parts are omitted."""
     try:
         plain = zlib.decompressobj().decompress(base64.b85decode(text), LIMIT_BYTES)
         return salvage(NodeSummary, json.loads(plain))

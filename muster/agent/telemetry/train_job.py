@@ -1,8 +1,8 @@
-"""Tells a TrainJob of Kubeflow how far the job is, for scripts without a Trainer of transformers: that tells it itself.
+"""Reports progress to a TrainJob of Kubeflow for scripts without a transformers Trainer, which reports it itself.
 
-The node that writes the status does it, in a thread of its own: nothing ever waits for the server but the agent's end,
-which does for `_CLOSE_S`. Only steps that the script reports count: of a script with a Trainer, and of a progress bar,
-nothing is told.
+The node that writes the status does this in a separate thread. Only the agent's end waits for the server, for
+`_CLOSE_S`. Only steps that the script reports count. Steps of a script with a Trainer, and those of a progress bar, are
+not reported.
 
 Source: pkg/statusserver of kubeflow/trainer; `update_trainjob_status` of the kubeflow SDK 0.5.
 """
@@ -28,7 +28,7 @@ _CLOSE_S = 2.0
 _VALUE_CHARS = 64
 """The server's limit for the name and the value of a metric."""
 _PASSING = (401, 408, 429)
-"""The only ones of 4xx after which a later request may succeed: a token expires, a server is busy."""
+"""The only 4xx codes after which a later request may succeed: a token expires, a server is busy."""
 
 
 def is_wanted(environ: Mapping[str, str]) -> bool:
@@ -39,14 +39,14 @@ def is_wanted(environ: Mapping[str, str]) -> bool:
 
 
 class TrainJob:
-    """The TrainJob that the agent runs in; an `EventSink`, which closes it."""
+    """The TrainJob that contains the agent; an `EventSink`, which closes it."""
 
     def __init__(self, environ: Mapping[str, str], print_line: Callable[[str], None]) -> None:
         """Send nothing yet.
 
         Args:
             environ: the agent's; see `is_wanted`.
-            print_line: prints a line; called in any thread.
+            print_line: prints a line. It is called in any thread.
         """
         self._url = environ[KubeflowEnv.URL]
         self._token_path = environ[KubeflowEnv.TOKEN]
@@ -54,12 +54,12 @@ class TrainJob:
         self._print_line = print_line
         self._thread = SideThread(self._run, "muster-train-job")
         self._waiting: dict[str, object] | None = None
-        """The newest that is not sent."""
+        """The newest status that is not sent."""
         self._has_given_up = False
         self._has_complained = False
 
     def write_status(self, status: JobStatus) -> None:
-        """Tell it soon, at most once in `_EVERY_S`. `status` is what `StatusFile` writes."""
+        """Report the status soon, at most once in `_EVERY_S`. `status` is what `StatusFile` writes."""
         content = build_progress(status, time.time())
         if content is None or self._has_given_up:
             return
@@ -68,10 +68,10 @@ class TrainJob:
             self._thread.wake()
 
     def write(self, record: "EventRecord") -> None:
-        """See `EventSink`: records tell nothing of it."""
+        """See `EventSink`. Records contain nothing to report here."""
 
     def close(self) -> None:
-        """See `EventSink`. What waits is sent, within a limit."""
+        """See `EventSink`. What waits is sent within a limit."""
         self._thread.close(_CLOSE_S)
 
     def _run(self) -> None:
@@ -94,7 +94,7 @@ class TrainJob:
             thread.wait_closing(_EVERY_S)
 
     def _send(self, content: Mapping[str, object]) -> str:
-        """Return why it was not taken; "": it was."""
+        """Send, and return why it was not accepted; "" if it was."""
         try:
             import http.client
 
@@ -114,10 +114,10 @@ class TrainJob:
         return "" if answer.status < 300 else f"its server answers with status {answer.status} {answer.reason}".rstrip()
 
     def _connect(self) -> "tuple[http.client.HTTPConnection, str]":
-        """Return a connection that is not open yet, and the path of requests. A proxy is not asked: the server is near.
+        """Return an unopened connection, and the path of requests. No proxy is used, because the server is near.
 
         Raises:
-            ValueError: the address is none.
+            ValueError: the address is invalid.
         """
         import http.client
         from urllib.parse import urlsplit
@@ -141,11 +141,11 @@ def build_progress(status: JobStatus, time_s: float) -> dict[str, object] | None
     """Build the body of a request.
 
     Args:
-        status: of the job.
+        status: the job's.
         time_s: now, by the wall clock.
 
     Returns:
-        What the server takes; None: the script has reported no step.
+        What the server accepts; None if the script has reported no step.
     """
     told = any(rank.step is not None for rank in status.ranks) or any(node.step is not None for node in status.nodes)
     if status.step is None or not told:

@@ -1,11 +1,11 @@
-"""Receives the progress of a Hugging Face Trainer, by Kubeflow's protocol: an HTTP request after a step, now and then.
+"""Receives the progress of a Hugging Face Trainer by Kubeflow's protocol: an HTTP request after a step, now and then.
 
-The Trainer's own callback sends it where an environment variable names an address (`workers.status_page.TrainerPort`),
-and waits for the answer with the training loop: it is given at once. Other users of this machine reach the port too, so
-a request needs the token, and what has not proved it may send little, and not for long.
+If an environment variable names an address (`workers.status_page.TrainerPort`), the Trainer's own callback sends the
+request. The training loop waits for the answer, so it is sent at once. Other users of this machine reach the port too,
+so a request needs the token. A client that has not proved the token may send only little, and not for long.
 
-Hand-written, because `http.server` blocks, and imports more than the agent does altogether.
-Source: KubeflowCallback of transformers 5.24 (integrations/integration_utils.py); pkg/statusserver of kubeflow/trainer.
+It is hand-written, because `http.server` blocks, and imports more than the whole agent does. Source: KubeflowCallback
+of transformers 5.24 (integrations/integration_utils.py); pkg/statusserver of kubeflow/trainer.
 """
 
 import contextlib
@@ -27,10 +27,10 @@ from muster.agent.workers.status_page import Told
 PEERS: Final = 8
 """How many connections may be open."""
 LIMIT_S: Final = 5.0
-"""How long one may take, from its beginning to the end of the answer."""
+"""How long a connection may take, from its beginning to the end of the answer."""
 HEAD_LIMIT_BYTES: Final = 8 << 10
 BODY_LIMIT_BYTES: Final = 64 << 10
-"""As Kubeflow's server has it."""
+"""The limit of Kubeflow's server."""
 
 _FIELDS: Final = "Content-Type: application/json\r\nContent-Length: 2\r\nConnection: close"
 _STEP, _TOTAL = "current_step", "total_steps"
@@ -63,8 +63,8 @@ class TrainerEndpoint:
 
         Args:
             loop: the agent's.
-            token: what a request must bring.
-            on_told: gets the path of a request, and what it says.
+            token: the token that a request must bring.
+            on_told: gets the path of a request, and its content.
         """
         self._loop = loop
         self._token = token
@@ -87,7 +87,7 @@ class TrainerEndpoint:
         self._peers.add(HttpPeer(self._loop, link, self._build_answer, self._peers.discard))
 
     def _build_answer(self, received: bytes) -> bytes | None:
-        """Build the answer; None: the request is not there yet."""
+        """Build the answer; None if the request is not complete yet."""
         status = self._find_status(received)
         return f"HTTP/1.1 {status}\r\n{_FIELDS}\r\n\r\n{{}}".encode() if status else None
 
@@ -125,7 +125,7 @@ class TrainerEndpoint:
 
 
 class HttpPeer:
-    """One connection: one request, one answer."""
+    """One connection, with one request and one answer."""
 
     def __init__(
         self,
@@ -137,9 +137,9 @@ class HttpPeer:
         """Read, for at most `LIMIT_S` until the answer is written.
 
         Args:
-            loop: that reads and writes.
-            link: just accepted.
-            answer: gets all that has come, and returns the answer; None: the request is not there yet.
+            loop: the loop that reads and writes.
+            link: a link that was just accepted.
+            answer: gets all data so far, and returns the answer; None if the request is not complete yet.
             on_closed: called once.
         """
         self._loop = loop
@@ -148,7 +148,7 @@ class HttpPeer:
         self._on_closed = on_closed
         self._received = b""
         self._left = b""
-        """Of the answer."""
+        """The unsent part of the answer."""
         link.setblocking(False)
         loop.watch_readable(link.fileno(), self._read)
         self._timer: Timer = loop.call_later(LIMIT_S, self.close)
@@ -186,7 +186,7 @@ class HttpPeer:
         self.close()
 
     def close(self) -> None:
-        """Close it. May be called again."""
+        """Close the connection. May be called again."""
         if self._link.fileno() >= 0:
             self._timer.cancel()
             self._loop.unwatch(self._link.fileno())
@@ -207,10 +207,10 @@ def parse_head(head: str) -> tuple[str, dict[str, str]]:
 
 
 def parse_status(body: bytes) -> Told:
-    """Return what a request says. All values are text; those that are no numbers are left out.
+    """Return what a request says. All values are text. Those that are no numbers are omitted.
 
     Raises:
-        ValueError: it is not of Kubeflow's form.
+        ValueError: it does not have Kubeflow's form.
     """
     numbers: dict[str, float] = {}
     for metric in salvage(_Request, parse_json(body)).trainerStatus.metrics:
@@ -224,7 +224,7 @@ def parse_status(body: bytes) -> Told:
 
 
 def _parse_step(number: float | None) -> int | None:
-    """Parse a number of steps; None: it is none. A Trainer that does not know its total says -1."""
+    """Parse a number of steps; None if it is none. A Trainer that does not know its total reports -1."""
     if number is None or not math.isfinite(number) or not 0 <= number <= Layout.MAX_STEP:
         return None
     return int(number)

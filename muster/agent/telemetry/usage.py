@@ -1,7 +1,7 @@
-"""Reads from /proc what workers use of CPU and memory, with their child processes. It may block: call it in a thread.
+"""Reads from /proc the CPU and memory use of workers and their children. It may block, so call it in a thread.
 
-Children are found by `/proc/PID/task/PID/children`, which a kernel without CONFIG_PROC_CHILDREN lacks: there the
-worker's own process counts alone. Those of other threads than the first are not seen.
+Children are found by `/proc/PID/task/PID/children`. A kernel without CONFIG_PROC_CHILDREN lacks it, and then only the
+worker's own process counts. Children of threads other than the first are not seen.
 """
 
 import os
@@ -11,26 +11,26 @@ from muster._shared import processes
 from muster._shared.records import record
 
 _LIMIT = 64
-"""Processes that are read of one worker."""
+"""The most processes that are read for one worker."""
 
 
 @record
 class Usage:
-    """Of one worker, at one moment."""
+    """What one worker uses at one moment."""
 
     at_s: float
-    """By the clock that the reader was given."""
+    """The time, by the clock that the reader was given."""
     cpu_s: float
-    """So far, with children that it has waited for."""
+    """CPU time so far, including children that it has waited for."""
     memory_bytes: int
-    """Resident, shared pages counted with each process."""
+    """Resident memory. Shared pages count with each process."""
 
 
 def read_usage(pids: Mapping[int, int], at_s: float) -> dict[int, Usage]:
-    """Read all workers, by local rank; one that has ended is left out.
+    """Read all workers, by local rank. A worker that has ended is omitted.
 
     Args:
-        pids: by local rank.
+        pids: process ids by local rank.
         at_s: the time now.
     """
     tick_s, page_bytes = 1.0 / os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
@@ -46,7 +46,7 @@ def read_usage(pids: Mapping[int, int], at_s: float) -> dict[int, Usage]:
 
 
 def compute_cpu(before: Usage | None, now: Usage) -> float | None:
-    """Return the cores used in between; None: not known."""
+    """Return the cores used in between; None if unknown."""
     if before is None or now.at_s <= before.at_s:
         return None
     return max(0.0, round((now.cpu_s - before.cpu_s) / (now.at_s - before.at_s), 3))

@@ -1,12 +1,13 @@
-"""What torch's elastic agent publishes of itself, by its names, from this agent's records. Pure.
+"""Builds what torch's elastic agent publishes about itself, by its names, from this agent's records. Pure.
 
-torch's `workers.ROLE.NAME` is `torchelastic_workers_NAME{role="ROLE"}` here, and what it measures of a method,
-`CLASS.METHOD.duration.ms` and `.success`, is `torchelastic_duration_ms` and `torchelastic_success` with the label
-`name`. As with torch, each agent tells of itself.
+torch's `workers.ROLE.NAME` is `torchelastic_workers_NAME{role="ROLE"}` here. Its measurements of a method,
+`CLASS.METHOD.duration.ms` and `.success`, are `torchelastic_duration_ms` and `torchelastic_success` with the label
+`name`. As with torch, each agent reports on itself.
 
-Not told, because nothing of the kind is here: the durations of `_assign_worker_ranks` (ranks come with the round),
-`_monitor_workers` (nothing polls) and `run` (who could read it when the agent has ended?), and `.failure`: a step of
-this agent that fails ends the job, which `muster_job_failures` and the report tell.
+Some values are missing, because nothing here corresponds to them. These are the durations of `_assign_worker_ranks`
+(ranks come with the round), `_monitor_workers` (nothing polls) and `run` (nobody could read it after the agent's end).
+`.failure` is missing too: a step of this agent that fails ends the job, which `muster_job_failures` and the report
+show.
 
 Source: torch/distributed/elastic/agent/server/api.py and local_elastic_agent.py (`put_metric` and `@prof`).
 """
@@ -30,24 +31,24 @@ ENDS: Final = ("run_success_no_retries", "run_success_with_retries", "run_failed
 
 @record
 class TorchNames:
-    """Of one agent, up to now."""
+    """The values of one agent up to now."""
 
     state: str = ""
-    """Of the workers, one of `STATES`; "": none has been started."""
+    """The state of the workers, one of `STATES`; "" if none has been started."""
     end: str = ""
-    """How the workers of the job have ended, one of `ENDS`; "": they have not, or were stopped."""
+    """How the workers of the job have ended, one of `ENDS`; "" if they have not, or were stopped."""
     took_ms: Mapping[str, int] = NO_ITEMS
     """How long the last call took, by torch's name of the method."""
     calls: Mapping[str, int] = NO_ITEMS
-    """How many there were."""
+    """The number of calls, by the same names."""
     rendezvous_s: float = 0.0
-    """Since when this node takes part in rendezvous, by the clock of the records."""
+    """Since when this node has taken part in rendezvous, by the clock of the records."""
     broken_s: float | None = None
-    """When the last round ended; None: its workers run."""
+    """When the last round ended; None if its workers run."""
 
 
 def follow(names: TorchNames, event: "EventRecord") -> TorchNames:
-    """Take in one record of the agent."""
+    """Apply one record of the agent."""
     now_s, what = event.monotonic_s, event.what
     if what == "agent_started":
         return replace(names, rendezvous_s=now_s)

@@ -1,10 +1,10 @@
-"""Serves metrics over HTTP to whoever asks: `/metrics`, `/healthz`, `/readyz` and `/status`. It takes no input.
+"""Serves metrics over HTTP to any client: `/metrics`, `/healthz`, `/readyz` and `/status`. It takes no input.
 
-A thread of its own reads requests and writes answers, so that neither a scrape nor a slow client delays the agent's
-loop. What a client may send is bounded, and so is its time; of too many the oldest is closed. Answers are built of what
-the last look has left (`source`): a scrape asks no other node, and starts no look.
+A separate thread reads requests and writes answers, so that neither a scrape nor a slow client delays the agent's loop.
+A client's data and time are limited; if there are too many clients, the oldest connection is closed. Answers are built
+from the last look (`source`): a scrape asks no other node, and starts no look.
 
-Hand-written, because `http.server` has a thread for each client, and imports more than the agent does altogether.
+It is hand-written, because `http.server` has a thread for each client, and imports more than the whole agent does.
 """
 
 import socket
@@ -23,7 +23,7 @@ PEERS: Final = 8
 """How many connections may be open."""
 _BEAT_S: Final = 2.0
 _DEAD_S: Final = 20.0
-"""An agent whose loop has not turned for so long is not well."""
+"""An agent whose loop has not turned for this long is not healthy."""
 _CLOSE_S: Final = 0.5
 _JSON: Final = "application/json"
 _PLAIN: Final = "text/plain; charset=utf-8"
@@ -36,12 +36,12 @@ class MetricsEndpoint:
         """Listen from now on.
 
         Args:
-            address: an IP address, and a port; 0: a free one.
-            source: of the metrics.
-            agent_loop: while it turns, the agent is well.
+            address: an IP address, and a port, or 0 for a free one.
+            source: the source of the metrics.
+            agent_loop: the agent's; while it turns, the agent is healthy.
 
         Raises:
-            OSError: the port is taken, the address is none of this machine's, or no descriptor is left.
+            OSError: the port is taken, the address is not this machine's, or no descriptor is left.
             RuntimeError: no thread is left.
         """
         self._source = source
@@ -49,7 +49,7 @@ class MetricsEndpoint:
         self._listener = open_listener(address)
         host, port = self._listener.getsockname()[:2]
         self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        """Where it listens."""
+        """The address where it listens."""
         self._beat_s = agent_loop.clock.now_s()
         self._timer: Timer | None = None
         self._peers: list[HttpPeer] = []
@@ -67,7 +67,7 @@ class MetricsEndpoint:
         self._timer = self._agent_loop.call_later(_BEAT_S, self._beat)
 
     def write(self, record: object) -> None:
-        """See `EventSink`: the source reads the records."""
+        """See `EventSink`. The source reads the records, so this does nothing."""
 
     def close(self) -> None:
         """See `EventSink`."""
@@ -98,7 +98,7 @@ class MetricsEndpoint:
         self._peers.append(HttpPeer(self._thread.loop, link, self._build_answer, self._peers.remove))
 
     def _build_answer(self, received: bytes) -> bytes | None:
-        """Build the answer; None: the request is not there yet."""
+        """Build the answer; None if the request is not complete yet."""
         is_too_long = len(received) > HEAD_LIMIT_BYTES
         if b"\r\n\r\n" not in received and not is_too_long:
             return None
@@ -141,7 +141,7 @@ class MetricsEndpoint:
 
 
 def open_listener(address: tuple[str, int]) -> socket.socket:
-    """Return a listening socket that does not block. "::" is both versions of IP where the system has them, else IPv4.
+    """Return a non-blocking listening socket. "::" means both versions of IP if the system has them, otherwise IPv4.
 
     Raises:
         OSError: see `MetricsEndpoint`.

@@ -1,4 +1,4 @@
-"""Writes metrics as Prometheus' text, version 0.0.4, and as OpenMetrics 1.0, which has exemplars. Pure.
+"""Writes metrics as Prometheus' text, version 0.0.4, and as OpenMetrics 1.0, which supports exemplars. Pure.
 
 Source: https://prometheus.io/docs/instrumenting/exposition_formats;
 https://prometheus.io/docs/specs/om/open_metrics_spec.
@@ -13,16 +13,16 @@ from muster.agent.telemetry.metrics.families import RECOVERY_BOUNDS_S, Exemplar,
 TEXT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 OPEN_TYPE: Final = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 _EXEMPLAR_CHARS: Final = 128
-"""What the labels of an exemplar may have together."""
+"""How long the labels of an exemplar may be together."""
 
 
 def write_text(families: Iterable[Family], common: Labels, *, is_open: bool) -> str:
     """Return all metrics, one line for each value.
 
     Args:
-        families: what is written.
+        families: the metrics to write.
         common: labels that every value has.
-        is_open: as OpenMetrics, else as Prometheus' text.
+        is_open: whether to write OpenMetrics instead of Prometheus' text.
     """
     lines: list[str] = []
     start = ",".join(f'{name}="{_escape(value)}"' for name, value in common)

@@ -1,6 +1,6 @@
-"""Which metrics there are, and their values from a look at the job. Pure.
+"""Defines the metrics, and builds their values from a look at the job. Pure.
 
-The agent that leads tells of the job; each agent tells of its own node and ranks, so that nothing is told twice.
+The leading agent reports on the job, and each agent on its own node and ranks, so that nothing is reported twice.
 Counters have no `_total` here: Prometheus' formats add it, and OpenTelemetry's names have none.
 
 Source: https://prometheus.io/docs/practices/naming; torch/distributed/elastic/agent/server/api.py (`put_metric`, group
@@ -23,7 +23,7 @@ RECOVERY_BOUNDS_S: Final = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 900.0
 
 
 class Kind(Enum):
-    """Of a metric, by Prometheus' name."""
+    """The kind of a metric, by Prometheus' name."""
 
     GAUGE = "gauge"
     COUNTER = "counter"
@@ -38,7 +38,7 @@ class Exemplar:
     """Its trace, or its round."""
     value: float
     time_s: float
-    """By the wall clock."""
+    """The time by the wall clock."""
 
 
 @record
@@ -52,13 +52,16 @@ class Point:
 
 @record
 class Histogram:
-    """How many values were at most as large as each bound; length of `counts`: that of the bounds, and one for all."""
+    """How many values were at most as large as each bound.
+
+    `counts` is one longer than the bounds: the last is for all.
+    """
 
     counts: tuple[int, ...] = (0,) * (len(RECOVERY_BOUNDS_S) + 1)
     total: float = 0.0
     """The sum of all values."""
     exemplars: Mapping[int, Exemplar] = NO_ITEMS
-    """By bucket, the last value that was counted there first."""
+    """The last value that was counted first in a bucket, by bucket."""
 
 
 @record
@@ -74,7 +77,7 @@ class Family:
 
 @record
 class Counts:
-    """What has been counted so far, of this agent's records."""
+    """What this agent's records have counted so far."""
 
     recoveries: Histogram = Histogram()
     causes: Mapping[str, int] = NO_ITEMS
@@ -82,9 +85,9 @@ class Counts:
     events: Mapping[str, int] = NO_ITEMS
     """Records by name."""
     exported: Mapping[str, int] = NO_ITEMS
-    """What was sent to a collector, by signal."""
+    """How much was sent to a collector, by signal."""
     lost: Mapping[str, int] = NO_ITEMS
-    """What was not, by signal."""
+    """How much was not sent, by signal."""
 
 
 @record
@@ -92,19 +95,19 @@ class View:
     """What is known at one moment."""
 
     node: NodeStatus | None = None
-    """This node; None: its workers have not been looked at yet."""
+    """This node; None if its workers have not been looked at yet."""
     ranks: tuple[RankStatus, ...] = ()
-    """Of this node."""
+    """The ranks of this node."""
     job: JobStatus | None = None
-    """None: another node leads."""
+    """The job; None if another node leads."""
     failures: tuple[tuple[str, int], ...] = ()
-    """Of the job, by cause, when `failure_exemplars` were found."""
+    """The job's failures by cause, when `failure_exemplars` were found."""
     failure_exemplars: Mapping[str, Exemplar] = NO_ITEMS
     """The last round that ended by each cause."""
     state: str = JobState.STARTING.value
     """What this node does."""
     started_s: float = 0.0
-    """When its agent started, by the wall clock."""
+    """When this node's agent started, by the wall clock."""
     round: int = 0
     attempt: int = 0
     max_restarts: int = 0
@@ -130,7 +133,7 @@ _JOB: Final = (
     ("muster_job_productive_seconds", "goodput.productive_s", "Time in steps that count; a restart may take it back."),
     ("muster_job_paused_seconds", "goodput.pause_s", "Time in pauses, which is neither productive nor lost."),
 )
-"""Name, field of `JobStatus`, meaning: those without labels."""
+"""Name, field of `JobStatus` and meaning, for metrics without labels."""
 
 _RANK: Final = (
     ("muster_rank_steps_per_second", "rate", "Its rate."),
@@ -148,10 +151,10 @@ _RANK: Final = (
     ("muster_rank_gpu_nvlinks", "device.links", "NVLinks of its GPU that are active."),
     ("muster_rank_collective_seconds", "collective_s", "Since it entered a collective."),
 )
-"""The same of `RankStatus`."""
+"""The same for `RankStatus`."""
 
 _CAUSES: Final = ("worker", "hang", "node", "fenced")
-"""They are there from the beginning: what counts up to 1 from nothing has no increase for Prometheus."""
+"""Causes that exist from the beginning: for Prometheus, a counter that begins at 1 has no increase."""
 
 
 def build_families(view: View) -> list[Family]:
@@ -322,20 +325,20 @@ def _build_torch(names: TorchNames, role: Labels) -> list[Family]:
 
 
 def _read(known: object, path: str) -> float | int | None:
-    """Return a field, or a field of it; None where it is not known."""
+    """Return a field, or a field of it; None if it is unknown."""
     for name in path.split("."):
         known = getattr(known, name, None)
     return known if isinstance(known, float | int) else None
 
 
 def _gather(name: str, text: str, points: Points, kind: Kind = Kind.GAUGE) -> Family:
-    """Return a family of the points that have a value."""
+    """Return a family with the points that have a value."""
     given = tuple(Point(labels=labels, value=value) for labels, value in points if value is not None)
     return Family(name=name, kind=kind, text=text, points=given)
 
 
 def _parse_value(value: float | str) -> float | None:
-    """Return one of a rank's values: "nan", "inf" and "-inf" are text there."""
+    """Parse one of a rank's values, in which "nan", "inf" and "-inf" are text."""
     try:
         return float(value)
     except ValueError:
@@ -343,7 +346,7 @@ def _parse_value(value: float | str) -> float | None:
 
 
 def _compute_flakiness(restarts_left: int, view: View) -> int:
-    """Compute it as torch does: 0 with all restarts left, 100 only after the job has failed."""
+    """Compute it as torch does: 0 with all restarts left, and 100 only after the job has failed."""
     if view.torch.end.startswith("run_failed"):
         return 100
     return int(100.0 - 100.0 * (restarts_left + 1) / (view.max_restarts + 1))

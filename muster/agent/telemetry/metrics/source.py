@@ -1,4 +1,7 @@
-"""Keeps what metrics are built of. The loop's thread writes, others read: each attribute is replaced as a whole."""
+"""Keeps what metrics are built from.
+
+The loop's thread writes and others read, so each attribute is replaced as a whole.
+"""
 
 import time
 from collections.abc import Mapping
@@ -15,7 +18,7 @@ if TYPE_CHECKING:
     from muster.agent.runtime.event_log import EventRecord
 
 _MOST_NAMES: Final = 64
-"""Of records and causes: what is counted has no more names."""
+"""The most names of records and causes that are counted."""
 _STATES: Final = {
     "round_formed": JobState.STARTING,
     "workers_started": JobState.RUNNING,
@@ -25,26 +28,26 @@ _STATES: Final = {
     "job_ended": JobState.ENDED,
     "agent_ended": JobState.ENDED,
 }
-"""What this node does after a record."""
+"""This node's state after a record."""
 
 
 class MetricsSource:
-    """Of one agent; an `EventSink`."""
+    """The source of one agent; an `EventSink`."""
 
     def __init__(self, run_id: str, role: str, max_restarts: int, trace_parent: str) -> None:
         """Count from now on.
 
         Args:
-            run_id: of the job; a label of all metrics.
-            role: of the workers.
+            run_id: the job's, which is a label of all metrics.
+            role: the workers'.
             max_restarts: the job's budget.
-            trace_parent: the job's span, see `run_names.TraceParent`; "": there are no traces.
+            trace_parent: the job's span, see `run_names.TraceParent`; "" if there are no traces.
         """
         self.common: Labels = (("run_id", run_id),)
         self._trace = parse_trace_parent(trace_parent)
         self._view = View(role=role, max_restarts=max_restarts, version=__version__)
         self._counted_recoveries = 0
-        """How many have been counted."""
+        """The number of recoveries that have been counted."""
         self._last_failure: Exemplar | None = None
         """The last round that has ended."""
 
@@ -93,9 +96,9 @@ class MetricsSource:
         self._view = view
 
     def _count_recoveries(self, counts: Counts, job: JobStatus) -> Counts:
-        """Return those of the listed ones that are over and have not been counted.
+        """Return the listed recoveries that are over and have not been counted.
 
-        Only the last one can be going on.
+        Only the last one can still be in progress.
         """
         first = job.recovery_count - len(job.recoveries)
         for at, recovery in enumerate(job.recoveries, first):
@@ -112,7 +115,7 @@ class MetricsSource:
         return counts
 
     def count_exported(self, signal: str, *, taken: int = 0, lost: int = 0) -> None:
-        """Count what a collector has taken of a signal ("spans", "metrics"), and what was given up. On the loop."""
+        """Count what a collector has taken of a signal ("spans", "metrics"), and what was dropped; called on the loop."""
         counts = self._view.counts
         exported, given_up = counts.exported, counts.lost
         self._view = replace(
@@ -127,7 +130,7 @@ class MetricsSource:
         return (("trace_id", self._trace.trace_id), ("span_id", span_id))
 
     def build_status(self) -> JobStatus:
-        """Return what is known of the job as `status.json` says it; where another node leads, of this node alone."""
+        """Return what is known of the job as `status.json` has it; if another node leads, only of this node."""
         view = self._view
         if view.job is not None:
             return replace(view.job, time_s=round(time.time(), 3))
@@ -145,7 +148,7 @@ class MetricsSource:
 
 
 def _add(counts: Mapping[str, int], name: str, number: int = 1) -> Mapping[str, int]:
-    """Return the counts with so many more of a name; no more names than there is room for."""
+    """Return the counts with this many more of a name, up to the limit of names."""
     if name not in counts and len(counts) >= _MOST_NAMES:
         return counts
     return {**counts, name: counts.get(name, 0) + number}

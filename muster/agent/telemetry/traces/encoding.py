@@ -1,7 +1,7 @@
 """Writes spans and metrics as OTLP's JSON. Pure.
 
-Numbers for enumerations, hexadecimal ids, 64-bit integers as text.
-Source: opentelemetry-proto (examples/trace.json, examples/metrics.json); https://opentelemetry.io/docs/specs/otlp.
+Enumerations are written as numbers, ids in hexadecimal, and 64-bit integers as text. Source: opentelemetry-proto
+(examples/trace.json, examples/metrics.json); https://opentelemetry.io/docs/specs/otlp.
 """
 
 import math
@@ -24,9 +24,9 @@ def write_spans(spans: Iterable[Span], trace_id: str, resource: Mapping[str, str
     """Return the body of a request to /v1/traces.
 
     Args:
-        spans: that have ended.
-        trace_id: of all of them, 32 hexadecimal digits.
-        resource: attributes of this agent.
+        spans: those that have ended.
+        trace_id: the trace id of all of them, 32 hexadecimal digits.
+        resource: this agent's attributes.
     """
     scope: Json = {"scope": _SCOPE, "spans": [_build_span(span, trace_id) for span in spans]}
     content = {"resourceSpans": [{"resource": _build_resource(resource), "scopeSpans": [scope]}]}
@@ -61,11 +61,11 @@ def write_metrics(
     """Return the body of a request to /v1/metrics.
 
     Args:
-        families: what is sent.
+        families: the metrics to send.
         common: attributes of every point.
         resource: attributes of this agent.
-        began_s: when counting began; all times by the wall clock.
-        now_s: of the values.
+        began_s: when counting began. All times are by the wall clock.
+        now_s: the time of the values.
     """
     began, now = _write_time(began_s), _write_time(now_s)
     # One by one: all together take ten times their text's memory.
@@ -153,7 +153,7 @@ def _build_value(value: Value) -> Json:
 
 
 def _write_number(value: float) -> float | str:
-    """Write a number; NaN and infinity as text, as protobuf's JSON does: JSON has neither."""
+    """Write a number; NaN and infinity are text, as in protobuf's JSON, because JSON has neither."""
     number = float(value)
     if math.isnan(number):
         return "NaN"

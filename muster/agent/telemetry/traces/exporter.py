@@ -1,11 +1,11 @@
-"""Sends spans and metrics to a collector, over HTTP. Nothing of the job ever waits for it.
+"""Sends spans and metrics to a collector over HTTP. Nothing of the job ever waits for it.
 
-A thread of its own sends. Spans wait in a buffer with a limit; what has no room, and what the collector refuses for
-good, is counted (`muster_agent_otlp_lost`). One that is absent, slow or busy is tried again, ever less often. Metrics
-are not kept: the next ones say the same, and newer. The agent's end waits for a collector that answers, at most
-`_CLOSE_S`, and for no other.
+A separate thread sends. Spans wait in a buffer with a limit. What has no room, and what the collector refuses for good,
+is counted (`muster_agent_otlp_lost`). A collector that is absent, slow or busy is tried again, ever less often. Metrics
+are not kept, because the next ones are newer. The agent's end waits at most `_CLOSE_S`, and only for a collector that
+answers.
 
-Hand-written, because `http.client` imports `ssl` and `email`, together 6 MB, which an http address does not need.
+It is hand-written, because `http.client` imports `ssl` and `email`, together 6 MB, which an http address does not need.
 """
 
 import contextlib
@@ -26,27 +26,27 @@ if TYPE_CHECKING:
     from muster.agent.telemetry.traces.settings import Address, Settings
 
 KEPT_SPANS: Final = 512
-"""That wait for the collector."""
+"""The most spans that wait for the collector."""
 BATCH_SPANS: Final = 128
-"""In one request."""
+"""The most spans in one request."""
 _GATHER_S: Final = 0.2
-"""Spans that end together go together."""
+"""Time in which spans that end together are collected."""
 _AGAIN_S: Final = 5.0
-"""Until a request that has failed is made again; doubled each time."""
+"""Time until a failed request is repeated, doubled each time."""
 _MOST_AGAIN_S: Final = 300.0
 _CLOSE_S: Final = 1.0
 _SLOW_S: Final = 0.5
-"""A collector that has not answered for so long is not waited for at the end."""
+"""At the end, a collector that has not answered for this long is not awaited."""
 _ANSWER_BYTES: Final = 64 << 10
 _PASSING: Final = (408, 429, 502, 503, 504)
-"""After these the same request may succeed later; after any other that is not 2xx it will not.
+"""After these codes the same request may succeed later; after any other code outside 2xx it will not.
 
 Source: https://opentelemetry.io/docs/specs/otlp/#failures-1.
 """
 
 
 class Exporter:
-    """The collector of one agent; an `EventSink`, which closes it."""
+    """The exporter of one agent; an `EventSink`, which closes it."""
 
     def __init__(
         self,
@@ -62,13 +62,13 @@ class Exporter:
         """Send nothing yet; the thread starts with the first record.
 
         Args:
-            settings: where to.
-            source: of the metrics.
-            maker: of the spans; None: none are recorded.
-            trace_id: of the spans.
-            resource: attributes of this agent.
-            on_loop: runs a call on the agent's loop, soon; any thread may call it.
-            print_line: prints a line; called on the loop.
+            settings: where to send.
+            source: the metrics'.
+            maker: makes the spans; None if none are recorded.
+            trace_id: the spans'.
+            resource: this agent's attributes.
+            on_loop: runs a call on the agent's loop soon. Any thread may call it.
+            print_line: prints a line. It is called on the loop.
         """
         self._settings = settings
         self._source = source
@@ -81,7 +81,7 @@ class Exporter:
         self._thread = SideThread(self._run, "muster-otlp")
         self._spans: deque[Span] = deque()
         self._is_silent = False
-        """The last request had no answer."""
+        """Whether the last request had no answer."""
         self._asked_s: float | None = None
         """When the request was made that has no answer yet."""
         self._has_complained = False
@@ -105,7 +105,7 @@ class Exporter:
             self._thread.wake()
 
     def close(self) -> None:
-        """See `EventSink`. What waits is sent to a collector that answers, within a limit."""
+        """See `EventSink`. Waiting spans are sent within a limit to a collector that answers."""
         asked_s = self._asked_s
         is_slow = asked_s is not None and time.monotonic() - asked_s > _SLOW_S
         self._thread.close(0.0 if self._is_silent or is_slow else _CLOSE_S)
@@ -139,7 +139,7 @@ class Exporter:
                 return
 
     def _send_spans(self) -> float | None:
-        """Send all that wait; None, or how long the collector wants to be left alone."""
+        """Send all waiting spans; return None, or how long the collector wants to be left alone."""
         while self._spans:
             with self._thread.changed:
                 batch = [self._spans.popleft() for _ in range(min(BATCH_SPANS, len(self._spans)))]
@@ -164,7 +164,7 @@ class Exporter:
         return wait_s
 
     def _post(self, signal: str, body: bytes, number: int, name: str) -> float | None:
-        """Send one request; None when it is dealt with, or how long to wait before it is sent again."""
+        """Send one request; return None when it is done, or how long to wait before it is sent again."""
         self._asked_s = time.monotonic()
         try:
             status, wait_s = post(self._settings.addresses[signal], body, self._settings)
@@ -196,11 +196,11 @@ class Exporter:
 
 
 def post(address: "Address", body: bytes, settings: "Settings") -> tuple[int, float]:
-    """Send one request and read the answer's head; its status, and its Retry-After in seconds (0: it has none).
+    """Send one request; return the status and Retry-After of the answer, in seconds (0 if it has none).
 
     Raises:
         OSError: nothing answers there, or not within the limit.
-        ValueError: the answer is none of HTTP.
+        ValueError: the answer is not HTTP.
     """
     until_s = time.monotonic() + settings.timeout_s
     host = f"[{address.host}]" if ":" in address.host else address.host
@@ -243,7 +243,7 @@ def parse_answer(answer: bytes) -> tuple[int, float]:
     (429, 7.0)
 
     Raises:
-        ValueError: it is no answer of HTTP.
+        ValueError: it is not an HTTP answer.
     """
     first, *lines = answer.partition(b"\r\n\r\n")[0].decode("latin-1").split("\r\n")
     words = first.split(" ")

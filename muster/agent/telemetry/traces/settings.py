@@ -11,12 +11,12 @@ from muster._shared.records import NO_ITEMS, record
 
 SIGNALS: Final = ("traces", "metrics")
 _PROTOCOLS: Final = ("", "http/json", "http/protobuf")
-"""A receiver of OTLP over HTTP takes JSON at the same place as protobuf."""
+"""A receiver of OTLP over HTTP takes JSON at the same address as protobuf."""
 
 
 @record
 class Address:
-    """Where one signal goes."""
+    """The destination of one signal."""
 
     scheme: str
     """http or https."""
@@ -30,20 +30,20 @@ class Settings:
     """What the variables say."""
 
     addresses: Mapping[str, Address] = NO_ITEMS
-    """By signal; one that is missing is not sent."""
+    """Addresses by signal; a missing signal is not sent."""
     headers: Mapping[str, str] = NO_ITEMS
     timeout_s: float = 10.0
-    """Of one request."""
+    """The limit for one request."""
     metrics_every_s: float = 60.0
     ca_file: str | None = None
     resource: Mapping[str, str] = NO_ITEMS
     """Attributes of the resource, as the user has given them."""
     problems: tuple[str, ...] = ()
-    """Why signals are not sent, a line for each variable."""
+    """Why signals are not sent, with a line for each variable."""
 
 
 def read_settings(environ: Mapping[str, str]) -> Settings:
-    """Read them; of a variable with a value that is none, `problems` tells."""
+    """Read the settings; `problems` names variables with invalid values."""
     if environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return Settings()
     addresses: dict[str, Address] = {}
@@ -76,7 +76,7 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
 
 
 def _check_protocol(environ: Mapping[str, str], signal: str) -> str:
-    """Return what is wrong with the protocol that is asked for; "": nothing."""
+    """Return what is wrong with the requested protocol; "" if nothing is."""
     own = f"OTEL_EXPORTER_OTLP_{signal}_PROTOCOL"
     name = own if environ.get(own) else "OTEL_EXPORTER_OTLP_PROTOCOL"
     protocol = environ.get(name, "").strip()

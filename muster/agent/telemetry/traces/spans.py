@@ -1,9 +1,9 @@
 """Makes spans of the agent's records. Pure.
 
-Every agent sees a round begin and end, so every agent makes the spans; the one of group rank 0 sends them. Spans that
-end with a round are decided on when the next one has formed, or when the job ends: if group rank 0 was lost with the
-round, its successor sends them. The ids follow from the trace and the round's number, so that all agents, and the
-workers, mean the same span.
+Every agent sees a round begin and end, so every agent makes the spans. The agent of group rank 0 sends them. It is
+decided when the next round has formed, or the job ends, who sends spans that end with a round: if group rank 0 was lost
+with the round, its successor sends them. The ids follow from the trace and the round's number, so that all agents, and
+the workers, mean the same span.
 
 The job's span ends with the job. A job of weeks shows each attempt and each recovery as soon as it is over; their
 parent arrives last.
@@ -25,14 +25,14 @@ Value = str | int | float | bool
 INTERNAL, SERVER = 1, 2
 """Kinds of spans, by OTLP's numbers."""
 UNSET, OK, ERROR = 0, 1, 2
-"""Codes of their status."""
+"""Codes of a span's status."""
 _MOST_EVENTS: Final = 64
-"""Of one span."""
+"""The most events of one span."""
 _BEGIN_HANG: Final = ("hang_named", "stood_still")
 _END_HANG: Final = ("hang_ended", "moved_again")
 _END_ROUND: Final = ("workers_stopped", "job_ended", "agent_ended")
 _NOT_TOLD: Final = ("worker_released", "notice", "steps_done", "clock_compared")
-"""Records that are no events of a span: there may be thousands."""
+"""Records that are no events of a span, because there may be thousands."""
 
 
 @record
@@ -41,17 +41,17 @@ class SpanEvent:
 
     name: str
     at_s: float
-    """By the wall clock."""
+    """The time by the wall clock."""
     attributes: Mapping[str, Value] = NO_ITEMS
 
 
 @record
 class Span:
-    """One span; all times by the wall clock of its agent."""
+    """One span. All times are by its agent's wall clock."""
 
     span_id: str
     parent_id: str
-    """"": it has none."""
+    """The id of its parent; "" if it has none."""
     name: str
     began_s: float
     kind: int = INTERNAL
@@ -63,7 +63,7 @@ class Span:
 
 
 class SpanMaker:
-    """Of one agent's records."""
+    """Makes spans from one agent's records."""
 
     def __init__(
         self,
@@ -77,11 +77,11 @@ class SpanMaker:
         """Begin with the agent.
 
         Args:
-            parent: the span that the job belongs to; None: it is a trace of its own.
+            parent: the span that the job belongs to; None if the job is its own trace.
             job: the span of the job.
-            run_id: of the job.
-            node_index: this node's; before the first round, node 0 sends.
-            is_elastic: the job goes on without this node.
+            run_id: the job's.
+            node_index: this node's. Before the first round, node 0 sends.
+            is_elastic: whether the job continues without this node.
         """
         self._trace_id = job.trace_id
         self._job = Span(
@@ -95,21 +95,22 @@ class SpanMaker:
         self._node_index = node_index
         self._is_elastic = is_elastic
         self._nodes = 1
-        """Of the round."""
+        """Number of nodes in the round."""
         self._is_stopped = False
-        """A signal ends this agent: nothing is recovered here."""
+        """Whether a signal ends this agent, after which nothing is recovered here."""
         self._has_successor = False
-        """The job has nodes that go on without this one, and send what it has not sent."""
+        """Whether the job has nodes that continue without this one, and send what it has not sent."""
         self._offset_s: float | None = None
-        """From the monotonic clock to the wall clock, when the agent started: spans follow the former."""
+        """The offset from the monotonic clock to the wall clock at the agent's start. Spans follow the monotonic clock.
+        """
         self._open: dict[str, Span] = {}
-        """By what they are of: "attempt", "recovery", "drain", "hang"."""
+        """Open spans by their subject: "attempt", "recovery", "drain" or "hang"."""
         self._ended: list[Span] = []
-        """They wait for the next round, or the end."""
+        """Spans that wait for the next round, or the end."""
         self._count = 0
 
     def read(self, record: "EventRecord") -> list[Span]:
-        """Return the spans that this agent is to send now."""
+        """Return the spans that this agent must send now."""
         if self._offset_s is None:
             self._offset_s = record.time_s - record.monotonic_s
             self._job = replace(self._job, began_s=record.time_s)
@@ -222,7 +223,7 @@ class SpanMaker:
                 self._close_span("recovery", at_s, ERROR)
 
     def _mark_attempt(self, record: "EventRecord") -> None:
-        """Mark why an attempt ends: spans show a class, of which there are few, and the reason as text."""
+        """Mark why an attempt ends. Spans show a class, of which there are few, and the reason as text."""
         kind = "hang" if record.detail.get("hang") is True else str(record.detail.get("kind", "fenced"))
         attempt = self._open["attempt"]
         if kind == "final":  # no recovery can follow
@@ -266,6 +267,6 @@ class SpanMaker:
 
 
 def _pick(detail: Mapping[str, object], *names: str) -> dict[str, Value]:
-    """Return those of a record's details that spans show, by their names there."""
+    """Return those details of a record that spans show, by their names there."""
     values = {f"muster.{name}": detail.get(name) for name in names}
     return {name: value for name, value in values.items() if isinstance(value, str | int | float | bool)}

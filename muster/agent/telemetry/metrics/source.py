@@ -115,7 +115,7 @@ class MetricsSource:
         return counts
 
     def count_exported(self, signal: str, *, taken: int = 0, lost: int = 0) -> None:
-        """Count what a collector has taken of a signal ("spans", "metrics"), and what was dropped; called on the loop."""
+        """Count what a collector has taken of a signal ("spans", "metrics"), and what was lost; called on the loop."""
         counts = self._view.counts
         exported, given_up = counts.exported, counts.lost
         self._view = replace(

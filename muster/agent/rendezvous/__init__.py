@@ -21,6 +21,6 @@
     transport/       TCP links and addresses; limits unauthenticated peers
     torch_handlers/  torch's registry, and muster inside torchrun; stands apart: nothing here but `selection` knows it
 
-From outside, import `interface`, `report_messages`, `drain_ceiling`, `protocol` and `selection`;
-`muster.elastic.rendezvous` imports the parts of `torch_handlers` that run a handler of torch's.
+From outside, import `interface`, `report_messages`, `drain_ceiling`, `protocol` and `selection`.
+`muster.elastic.rendezvous` imports the parts of `torch_handlers` that run one of torch's handlers.
 """

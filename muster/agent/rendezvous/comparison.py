@@ -1,8 +1,8 @@
 """Compares what the nodes' preflight has read: what differs, and on which nodes. Pure.
 
-Other code on some node is an error: no attempt could do better. All else is a warning. Clocks are compared by the time
-between a node's own wall clock and the arrival, so that a message that is late makes its node seem late: what a loaded
-machine may take is no finding.
+Different code on a node is an error, because no attempt could do better. All else is a warning. Clocks are compared by
+the time between a node's own wall clock and the arrival. A late message therefore makes its node seem late, and a
+difference that a loaded machine explains is no finding.
 """
 
 from collections import Counter
@@ -14,7 +14,7 @@ from muster._shared.reports import format_duration
 from muster.agent.rendezvous.interface import NodeFacts
 
 _NAMED = 8
-"""Nodes that one line names."""
+"""The most nodes that one line names."""
 VERDICT = "no attempt could do better: not retried (--preflight off starts the job anyway)"
 """What follows from an error."""
 
@@ -24,10 +24,10 @@ class CheckedNode:
     """What one node has read."""
 
     name: str
-    """For lines: "node 1 (host-b)"."""
+    """The node's name for lines: "node 1 (host-b)"."""
     facts: NodeFacts
     offset_s: float
-    """Its wall clock, minus the leader's clock when that arrived: of use only against another node's."""
+    """The node's wall clock minus the leader's clock at the arrival. It is useful only against another node's."""
 
 
 @record
@@ -62,7 +62,7 @@ def _compare(nodes: Sequence[CheckedNode]) -> Iterator[Difference]:
 
 
 def _find_odd(nodes: Sequence[CheckedNode], values: Sequence[str], what: str, *, shows_values: bool = False) -> str:
-    """Name the nodes that are not like most; "": all that know it are alike."""
+    """Name the nodes that differ from most; "" if all that know the value are alike."""
     counts = Counter(filter(None, values))
     if len(counts) <= 1:
         return ""
@@ -93,7 +93,7 @@ def _compare_devices(nodes: Sequence[CheckedNode]) -> Iterator[Difference]:
 
 
 def _compare_clocks(nodes: Sequence[CheckedNode]) -> Iterator[Difference]:
-    """Compare clocks with the median, since the leader's own may be the wrong one; of two nodes, with the first."""
+    """Compare clocks with the median, because the leader's own may be wrong; of two nodes, with the first."""
     is_pair = len(nodes) == 2  # there is no majority
     median_s = nodes[0].offset_s if is_pair else sorted(node.offset_s for node in nodes)[len(nodes) // 2]
     odd = [node for node in nodes if abs(node.offset_s - median_s) > MOST_SKEW_S]

@@ -1,12 +1,13 @@
 """A member's part of a drain: find a ceiling that no rank of the node has passed. Pure.
 
 A rank publishes the step that it asks about before it reads the command. So a rank that has read the command before the
-ceiling was written has published its step by then, but for the moment that a store takes to reach other processors: the
-member looks again `LOOK_S` after each write. It raises the ceiling while a published step has reached it, with a margin
-that doubles, so that it ends however fast the ranks are. A ceiling that no published step has reached at the second
-look is verified: every rank will wait there. Ceilings only rise.
+ceiling was written has published its step by then. Only a store needs a moment to reach other processors, so the member
+looks again `LOOK_S` after each write. It raises the ceiling while a published step has reached it, with a margin that
+doubles, so that this ends however fast the ranks are. A ceiling that no published step has reached at the second look
+is verified: every rank will wait there. Ceilings only rise.
 
-A rank's stride is known once it has asked twice. Until then the member looks on: below the ceiling its ranks go on.
+A rank's stride is known once it has asked twice. Until then the member keeps looking, and below the ceiling its ranks
+continue.
 """
 
 from collections.abc import Sequence
@@ -17,7 +18,7 @@ from muster._shared.records import record, replace
 from muster.agent.rendezvous.interface import AskingRank, DrainReport
 
 LOOK_S = 0.002
-"""Between the write of a ceiling and the second look; a store is visible to all processors long before."""
+"""Time between the write of a ceiling and the second look. A store is visible to all processors long before."""
 
 
 LATE_LIMIT = 64
@@ -26,40 +27,40 @@ LATE_LIMIT = 64
 
 @record
 class RankSlot:
-    """What a rank whose process lives has published."""
+    """What a rank with a live process has published."""
 
     global_rank: int
     step: int | None
-    """The step last reported; None: none yet."""
+    """The step last reported; None if none yet."""
     asked: int | None
-    """The step last asked about; None: it has not asked, or asks about falling steps."""
+    """The step last asked about; None if it has not asked, or asks about falling steps."""
     stride: int
-    """The distance of the last two steps asked about; 0: it has asked at most once."""
+    """The distance of the last two steps asked about; 0 if it has asked at most once."""
     is_asking: bool
     """False for a rank that asked about falling steps."""
     saved: int | None = None
     """The step of its last checkpoint."""
     silent_s: float | None = None
-    """Since it last reported a step or phase; None: it never has."""
+    """Time since it last reported a step or phase; None if it never has."""
 
 
 @record
 class Ceiling:
-    """A member's ceiling of one drain. `step` has been written, or must be now."""
+    """A member's ceiling in one drain. `step` has been written, or must be now."""
 
     step: int
     margin: int
-    """How far above the published steps it was set."""
+    """How far above the published steps the ceiling was set."""
     is_verified: bool = False
-    """No rank has passed it, and none will before the drain is decided."""
+    """Whether no rank has passed it, and none will before the drain is decided."""
 
 
 ASKING_FUNCTIONS = ("should_stop", "should_checkpoint", "wait_while_paused")
-"""Of `muster.worker`, by kind of drain."""
+"""Functions of `muster.worker`, by kind of drain."""
 
 
 def find_refusal(slots: Sequence[RankSlot], kind: int = StatusPageLayout.STOP) -> str | None:
-    """Return why no step can be agreed on with one of these ranks; None: it can."""
+    """Return why no step can be agreed on with one of these ranks; None if one can."""
     function = ASKING_FUNCTIONS[kind]
     for slot in slots:
         if not slot.is_asking:
@@ -70,12 +71,12 @@ def find_refusal(slots: Sequence[RankSlot], kind: int = StatusPageLayout.STOP) -
 
 
 def list_late(slots: Sequence[RankSlot], kind: int, step: int | None) -> tuple[LateRank, ...]:
-    """Return the ranks that have not done what a drain wants of them.
+    """Return the ranks that have not done what a drain requires.
 
     Args:
-        slots: of ranks that live.
-        kind: of the drain.
-        step: the committed one; None: none was, because of these ranks.
+        slots: those of live ranks.
+        kind: the drain's.
+        step: the committed step; None if none was committed, because of these ranks.
     """
     late = [slot for slot in slots if _is_late(slot, kind, step)]
     return tuple(
@@ -95,14 +96,14 @@ def _is_late(slot: RankSlot, kind: int, step: int | None) -> bool:
 
 
 def build_ceiling(slots: Sequence[RankSlot]) -> Ceiling:
-    """Return the first ceiling: above every step that has been published."""
+    """Return the first ceiling, which is above every published step."""
     margin = max((slot.stride for slot in slots), default=0) or 1
     highest = max((step for slot in slots for step in (slot.step, slot.asked) if step is not None), default=-1)
     return Ceiling(step=_limit(highest + margin), margin=margin)
 
 
 def check_ceiling(ceiling: Ceiling, slots: Sequence[RankSlot]) -> Ceiling:
-    """Look again at what has been published: the ceiling is verified, or it is raised and must be written again."""
+    """Look again at what has been published. The ceiling is then verified, or raised to be written again."""
     highest = max((slot.asked for slot in slots if slot.asked is not None), default=-1)
     if ceiling.is_verified or highest < ceiling.step:
         return replace(ceiling, is_verified=True)
@@ -111,7 +112,7 @@ def check_ceiling(ceiling: Ceiling, slots: Sequence[RankSlot]) -> Ceiling:
 
 
 def build_report(ceiling: Ceiling, slots: Sequence[RankSlot]) -> DrainReport | None:
-    """Return the report of a verified ceiling; None: the stride of a rank is not known yet."""
+    """Return the report of a verified ceiling; None if the stride of a rank is not known yet."""
     asking = [slot for slot in slots if slot.asked is not None]
     if any(slot.stride <= 0 for slot in asking):
         return None

@@ -1,9 +1,9 @@
-"""Nodes that are at fault: which is remembered, which is the last choice, and which leaves. Pure.
+"""Decides which faulty nodes are remembered, which are the last choice, and which leave. Pure.
 
-A node is suspected at once when a device or a link of it has failed, its preflight has found an error, or a rank has
-said so itself; otherwise when it is the first to fail twice without progress between, and no other node has failed in
-the same way. Of the nodes that may get an assignment a suspected one is the last, for a time that doubles with each
-failure. What is remembered is in the recovery record; how long it counts begins anew with a new leader.
+A node is suspected at once if one of its devices or links has failed, its preflight has found an error, or a rank has
+said so itself. Otherwise it is suspected if it is the first to fail twice without progress in between, and no other
+node has failed in the same way. A suspected node is the last to get an assignment, for a time that doubles with each
+failure. What is remembered is in the recovery record. With a new leader this time begins anew.
 """
 
 from typing import TypeAlias
@@ -23,15 +23,12 @@ SUSPECTED_S = 600.0
 """How long the first failure counts against a node."""
 _MOST_SUSPECTED_S = 4 * 3600.0
 _OF_THE_PROGRAM = (USAGE, DATA, PREEMPTION, TIME_LIMIT)
-"""Classes that say nothing of the node."""
+"""Classes that say nothing about the node."""
 _SUSPECTED_FROM = 2
 
 
 def choose_leaving(state: JobState, root: Failure | None, verdict: Verdict) -> tuple[MemberRecord, str] | None:
-    """Return the member that leaves because of a failure, and what takes its place; None.
-
-    The ranks restart where they are.
-    """
+    """Return the member that leaves because of a failure, and what replaces it; None if ranks restart in place."""
     if root is None or not verdict.is_elsewhere or root.round != state.round_number:
         return None
     member = _find_member(state, root)
@@ -62,12 +59,12 @@ def _find_member(state: JobState, root: Failure) -> MemberRecord | None:
 
 
 def judge_certain(state: JobState, root: Failure | None, now_s: float) -> Judgement:
-    """Record the node of a failure that says itself that the node is at fault."""
+    """Record the node of a failure which itself says that the node is at fault."""
     return _record_fault(state, root, now_s) if root is not None and _is_certain(root) else (state, ())
 
 
 def judge_node(state: JobState, ordered: tuple[Failure, ...], now_s: float) -> Judgement:
-    """Record the node that has failed first; `ordered` are all failures of the round, the root cause first."""
+    """Record the node that has failed first. `ordered` has all failures of the round, the root cause first."""
     root = ordered[0]
     if root.wish or root.cause in ("", *_OF_THE_PROGRAM) or _is_certain(root):
         return state, ()
@@ -108,7 +105,7 @@ def _record_fault(state: JobState, root: Failure, now_s: float) -> Judgement:
 
 
 def describe_fault(fault: NodeFault) -> str:
-    """Say what a node is suspected of: "it failed first, twice (device or link)"."""
+    """Describe why a node is suspected: "it failed first, twice (device or link)"."""
     times = {1: "once", 2: "twice"}.get(fault.count, f"{fault.count} times")
     return f"it failed first {times} ({name_class(fault.cause)})"
 
@@ -129,7 +126,7 @@ def _name(fault: NodeFault) -> str:
 
 
 def find_fault(state: JobState, member: MemberRecord) -> NodeFault | None:
-    """Return what a member is suspected of; None: nothing."""
+    """Return why a member is suspected; None if it is not."""
     found = (each for each in state.restarts.faults if each.is_suspected and _name(each) in state.suspected_until_s)
     return next((each for each in found if each.matches(member.machine, member.index)), None)
 
@@ -142,7 +139,7 @@ def list_suspected(state: JobState) -> frozenset[str]:
 
 
 def renew_suspicions(state: JobState, now_s: float) -> JobState:
-    """End what has lasted long enough; what another leader has recorded begins to count."""
+    """End suspicions that have lasted long enough. Those that another leader has recorded begin to count."""
     until_s = state.suspected_until_s
     kept = []
     for fault in state.restarts.faults:

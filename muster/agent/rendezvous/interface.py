@@ -3,9 +3,9 @@
 A backend implements the `Rendezvous` protocol below. It runs on the agent's loop, never blocks it, and posts the
 events of this module through the function it is given. The supervisor alone starts and stops workers.
 
-Each record is declared once, here, or in `report_messages` if it holds failures or stacks: what a node sends is the
-message on the wire and what the leader decides on, and what the leader sends is what the node decides on. The limits of
-the fields are those of the wire.
+Each record is declared once: here, or in `report_messages` if it holds failures or stacks. What a node sends is both
+the message on the wire and what the leader decides on. Likewise, what the leader sends is what the node decides on. The
+limits of the fields are those of the wire.
 
 The order of messages, as the supervisor sees it::
 
@@ -28,7 +28,7 @@ A drain, which ends a round at one step of all ranks::
         AllSucceeded(drained_rank=...)       JobEnded(is_drained=True)
                                              or RoundBroken(kind=DRAINED), if enough nodes stay
 
-The ranks do the same when they save, or pause, at one step: a drain has a kind. What a person asks for begins one, too:
+The ranks do the same when they save or pause at one step: a drain has a kind. A person's request also begins one:
 
     Asked .................................. DrainBegun (kind) ...              all nodes
         DrainFollowed                        RequestAnswered                    the node that was asked
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from muster.agent.rendezvous.report_messages import EvidenceMessage
 
 DrainNumber = Annotated[int, Range(least=0, most=StatusPageLayout.MAX_DRAIN)]
-"""0: the drain that was asked for has not begun."""
+"""The number of a drain; 0 if the requested drain has not begun."""
 
 DrainKind = Annotated[int, Range(least=0, most=len(StatusPageLayout.KINDS) - 1)]
 
@@ -73,16 +73,16 @@ class BreakKind(Enum):
     """Why a round ends before its workers are done."""
 
     FAILURE = "failure"
-    """A worker of some node failed, and the budget allows another attempt."""
+    """A worker failed on some node, and the budget allows another attempt."""
     MEMBERSHIP = "membership"
     """A node was lost or joined: a new round, not a new attempt."""
     FENCED = "fenced"
-    """The other members may have given this node up: kill its workers at once, without grace."""
+    """The other members may have given this node up. Kill its workers at once, without grace."""
     FINAL = "final"
-    """The job has failed for good; workers are stopped and JobEnded follows."""
+    """The job has failed for good. Workers are stopped, and JobEnded follows."""
     DRAINED = "drained"
-    """All ranks have stopped at the step of a drain: the nodes that asked for it leave, the others go on without them.
-    """
+    """All ranks have stopped at the step of a drain. The nodes that asked for it leave, and the others continue without
+    them."""
 
 
 @record
@@ -91,9 +91,11 @@ class RoundFormed:
 
     round: Round
     is_held: bool = False
-    """Start them only after GlobalRank0Started, if global rank 0's worker hosts the store: one that connects sooner is
-    refused, and torch tries again a quarter to a whole second later. Limit the wait: that node may have more to
-    prepare."""
+    """Whether to start them only after GlobalRank0Started, if global rank 0's worker hosts the store.
+
+    A worker that connects sooner is refused, and torch tries again a quarter to a whole second later. Limit the wait,
+    because that node may have more to prepare.
+    """
 
 
 @record
@@ -105,9 +107,9 @@ class GlobalRank0Started:
 
 @record
 class RoundBroken:
-    """Stop this node's workers of the round, then send `Stopped`. At most once per round and kind.
+    """Stop this node's workers of the round, then send `Stopped`. This comes at most once per round and kind.
 
-    What is reported first may be a consequence. The workers are stopped at once all the same; what has failed is told
+    What is reported first may be a consequence. The workers are stopped at once in any case. The cause is reported
     again (`explains`) when all failures of the round are known.
     """
 
@@ -116,25 +118,26 @@ class RoundBroken:
     reason: Line
     """One line for the console: "node 1 (host-b) was lost: connection closed"."""
     want_stacks: bool = False
-    """Take the Python stacks of the workers before they are stopped, and send them with `Stopped`."""
+    """Whether to take the Python stacks of the workers before they are stopped, and send them with `Stopped`."""
     is_hang: bool = False
-    """With the stacks, read the flight recorders."""
+    """Whether to read the flight recorders as well."""
     leaves: bool = False
-    """This node has no place in the next round: a drain ends the job for it, or, with `FAILURE`, it is at fault."""
+    """Whether this node has no place in the next round: a drain ends the job for it, or, with `FAILURE`, it is at
+    fault."""
     is_leader: bool = True
-    """This node leads: of several nodes that share a console, it is the one that prints the reason."""
+    """Whether this node leads: of several nodes that share a console, the leading one prints the reason."""
     is_interrupt: bool = False
-    """A node left because of a Ctrl-C."""
+    """Whether a node left because of a Ctrl-C."""
     is_join: bool = False
-    """Nodes have joined, and nothing has failed."""
+    """Whether nodes have joined, and nothing has failed."""
     is_free: bool = False
-    """The restart uses none of those that are allowed."""
+    """Whether the restart uses none of those that are allowed."""
     cause: Name = ""
-    """The class of the failure, one of `causes.CLASSES`; "": no failure, or it is not known."""
+    """The class of the failure, one of `causes.CLASSES`; "" if there is no failure, or if it is unknown."""
     is_provisional: bool = False
-    """The reason may be a consequence of what is not known yet: the same break with `explains` follows."""
+    """Whether the reason may be a consequence of something still unknown. The same break with `explains` follows."""
     explains: bool = False
-    """The round was broken before, with `is_provisional`: this is why."""
+    """Whether this explains an earlier break of the round with `is_provisional`."""
 
 
 @record
@@ -144,13 +147,13 @@ class JobEnded:
     succeeded: bool
     report: "Report | None" = None
     prints_report: bool = False
-    """True on exactly one node of the job: the one that prints it."""
+    """Whether this node prints the report; True on exactly one node of the job."""
     peak_bytes: int = 0
-    """The peak memory of the largest worker of the job; 0: the other nodes have not reported it."""
+    """The peak memory of the largest worker of the job; 0 if the other nodes have not reported it."""
     is_leader: bool | None = None
-    """This node leads: it knows the whole job, also where node 0 was lost and came again. None: none does."""
+    """Whether this node leads and knows the whole job, even if node 0 was lost and came back; None if no node leads."""
     is_drained: bool = False
-    """A drain has ended the job before its work was done: it may be run again."""
+    """Whether a drain has ended the job before its work was done, so that it may be run again."""
 
 
 @record
@@ -160,11 +163,11 @@ class DrainBegun:
     round_number: RoundNumber
     drain: DrainNumber
     limit_s: Seconds
-    """What the drain is for ends the workers so much later; of other kinds than a stop: when `DrainFollowed` names
-    the ranks that are late."""
+    """How much later the workers are ended by what the drain is for. For kinds other than a stop, when `DrainFollowed`
+    names the late ranks."""
     kind: DrainKind = StatusPageLayout.STOP
     is_asked: bool = False
-    """A person waits for `DrainFollowed`."""
+    """Whether a person waits for `DrainFollowed`."""
 
 
 @record
@@ -178,7 +181,7 @@ class DrainCommitted:
 
 @record
 class DrainWithdrawn:
-    """No step was agreed on: the workers go on."""
+    """No step was agreed on; the workers continue."""
 
     round_number: RoundNumber
     drain: DrainNumber
@@ -187,7 +190,10 @@ class DrainWithdrawn:
 
 @record
 class RequestAnswered:
-    """What became of `Asked`. What travels is `report_messages.RequestAnswer`, which knows how to encode the answer."""
+    """The outcome of `Asked`.
+
+    On the wire it is `report_messages.RequestAnswer`, which knows how to encode the answer.
+    """
 
     request: Count
     answer: "Answer"
@@ -203,7 +209,10 @@ class StacksWanted:
 
 @record
 class CheckpointCompleted:
-    """All ranks of the job have saved this checkpoint: the next rounds have it. It travels in the recovery record."""
+    """All ranks of the job have saved this checkpoint, and the next rounds have it.
+
+    It travels in the recovery record.
+    """
 
     checkpoint: Checkpoint
 
@@ -224,9 +233,9 @@ class CopySnapshot:
     lineage: Count
     step: Step
     is_done: bool = False
-    """All neighbours have it, or no more are sent in this round: the one before it is not needed any more."""
+    """Whether all neighbours have it, or no more are sent in this round; then the one before is not needed any more."""
     is_over: bool = False
-    """No more are sent in this round."""
+    """Whether no more are sent in this round."""
 
 
 @record
@@ -236,7 +245,7 @@ class SnapshotFound:
     round_number: RoundNumber
     rank: Count
     source: Source | None
-    """A node that has it; None: none has."""
+    """A node that has it; None if none has."""
 
 
 @record
@@ -249,40 +258,40 @@ class SnapshotConfirmed:
 
 @record
 class RendezvousFailed:
-    """The nodes did not join in time, or no leader was found again: exit 69 (2 if `usage`)."""
+    """The nodes did not join in time, or no leader was found again. The exit code is 69 (2 if `usage`)."""
 
     reason: Line
     usage: bool = False
 
 
 class NoticeKind(Enum):
-    """How a line for the console is recorded: the name of its event record."""
+    """How a line for the console is recorded, which is the name of its event record."""
 
     LINE = "notice"
     HANG = "hang_named"
-    """It tells of a hang, with which the job goes on: `torchx status` shows it until one of the next kind."""
+    """A hang with which the job continues. `torchx status` shows it until a line of the next kind."""
     HANG_OVER = "hang_ended"
     HANG_CAUSE = "hang_explained"
-    """Which ranks kept the others waiting in a hang that has ended the round."""
+    """Which ranks blocked the others in a hang that has ended the round."""
     STILL = "stood_still"
-    """The job stands still, which may be a hang: as with the two above, until the next one of a kind."""
+    """The job stands still, which may be a hang. It is shown like the two above, until the next line of such a kind."""
     STILL_OVER = "moved_again"
     STACK = ""
-    """Not at all: a page may have thousands."""
+    """Not recorded, because a page may have thousands."""
     FINDING = "preflight_finding"
-    """Of the comparison of the nodes."""
+    """A result of comparing the nodes."""
 
 
 @record
 class Notice:
-    """One line for the console; changes nothing."""
+    """One line for the console, which changes nothing."""
 
     text: Line
     kind: NoticeKind = NoticeKind.LINE
     ranks: Annotated[tuple[Count, ...], Limit(most=64), SPARSE] = ()
-    """The first of those that kept the others waiting, if it is the cause of a hang."""
+    """The first of the ranks that blocked the others, if it is the cause of a hang."""
     is_leader_lost: bool = False
-    """It is about the loss of the leader, which explains nothing if the whole job is being stopped."""
+    """Whether it is about the loss of the leader, which explains nothing if the whole job is being stopped."""
 
 
 class PostNotice(Protocol):
@@ -303,7 +312,7 @@ PlainLeaderMessage: TypeAlias = (
     | CopySnapshot
     | SnapshotFound
 )
-"""What a node decides on just as the leader sends it. Each is about a round."""
+"""What a node decides on exactly as the leader sends it. Each is about a round."""
 
 RendezvousEvent: TypeAlias = (
     PlainLeaderMessage
@@ -326,21 +335,24 @@ PostEvent: TypeAlias = Callable[[RendezvousEvent], None]
 
 @record
 class Prepared:
-    """Workers would now start at once: follows `join(is_prepared=False)`."""
+    """Workers would now start at once. This follows `join(is_prepared=False)`."""
 
 
 @record
 class AllStarted:
-    """All workers of the node have been started; from global rank 0's node, all others get GlobalRank0Started."""
+    """All workers of the node have been started.
+
+    After global rank 0's node sends it, all others get GlobalRank0Started.
+    """
 
     round_number: RoundNumber
 
 
 @record
 class StoodStill:
-    """All workers of the node have stood still for so long, which may be a hang; 0: they go on.
+    """All workers of the node have stood still for this long, which may be a hang; 0 means that they continue.
 
-    Once all nodes say so, the leader says which rank the others wait for. Nothing follows from it.
+    Once all nodes report it, the leader prints which rank the others wait for. It has no other consequence.
     """
 
     round_number: RoundNumber
@@ -349,27 +361,27 @@ class StoodStill:
 
 @record
 class NodeFacts:
-    """What must be alike on all nodes; "", None and what is left out are not known."""
+    """What must be equal on all nodes. "", None and missing values are unknown."""
 
     workspace: Name = ""
     """A digest of the packed workspace."""
     script: Name = ""
-    """Of the script, where there is no workspace."""
+    """A digest of the script, if there is no workspace."""
     versions: Annotated[tuple[tuple[Name, Name], ...], Limit(most=16), AS_OBJECT] = ()
-    """By name: ("torch", "2.13.0")."""
+    """Versions by name: ("torch", "2.13.0")."""
     nproc: Processes = 1
     devices: Count | None = None
-    """GPUs that answer."""
+    """The number of GPUs that answer."""
 
 
 @record
 class Checked:
-    """What this node's preflight has read. Once all nodes of the round have said it, the leader compares it."""
+    """What this node's preflight has read. Once all nodes of the round have sent it, the leader compares them."""
 
     round_number: RoundNumber
     facts: NodeFacts
     clock_s: Seconds = 0.0
-    """This node's wall clock when it was sent; the agent adds it."""
+    """This node's wall clock at the time of sending; the agent adds it."""
 
 
 @record
@@ -383,18 +395,18 @@ class AllSucceeded:
 
 @record
 class DrainAsked:
-    """Let all ranks stop at one step: DrainBegun or DrainWithdrawn follows, unless the round is broken."""
+    """Let all ranks stop at one step. DrainBegun or DrainWithdrawn follows, unless the round is broken."""
 
     round_number: RoundNumber
     reason: Line
     """Why, for a line on the console: "received SIGTERM"."""
     limit_s: Seconds
-    """How long it may take until the workers have ended."""
+    """How long it may take before the workers have ended."""
 
 
 @record
 class AskingRank:
-    """How far a rank has asked `muster.worker.should_stop`."""
+    """The progress of a rank in asking `muster.worker.should_stop`."""
 
     global_rank: Count
     asked: Step
@@ -408,11 +420,11 @@ class DrainReport:
     """What a node reports once its workers wait at a ceiling."""
 
     ceiling: Step
-    """No rank of this node goes on with this step, or a later one, before the drain is decided."""
+    """No rank of this node continues with this step, or a later one, before the drain is decided."""
     ranks: Annotated[tuple[AskingRank, ...], Limit(most=1 << 16)] = ()
-    """The ranks that ask. Those that have ended, or have done no step, are left out: they hold nothing up."""
+    """The ranks that ask. Ranks that have ended, or have done no step, are omitted, because they delay nothing."""
     has_silent: bool = False
-    """A rank lives, and has neither done a step nor asked."""
+    """Whether a live rank has neither done a step nor asked."""
     refusal: Line | None = None
     """Why no step can be agreed on with a rank of this node."""
 
@@ -428,7 +440,7 @@ class DrainReported:
 
 @record
 class DrainFollowed:
-    """The workers have done what the drain wants of them, or its limit is over: who is late."""
+    """The workers have done what the drain requires, or its limit is over. It names the late ranks."""
 
     round_number: RoundNumber
     drain: Count
@@ -437,11 +449,11 @@ class DrainFollowed:
 
 @record
 class Asked:
-    """A person asks for something of the job. RequestAnswered follows, unless the round is broken."""
+    """A person requests something of the job. RequestAnswered follows, unless the round is broken."""
 
     round_number: RoundNumber
     request: Count
-    """The node's number of it; the answer has it."""
+    """The node's number of the request, which the answer repeats."""
     kind: AskKind
     limit_s: Seconds
     """How long it may take."""
@@ -451,13 +463,13 @@ class Asked:
 class Saved:
     """All workers of the node have saved a checkpoint of the step.
 
-    CheckpointCompleted follows once all nodes of the round have said so, if one of them named a path.
+    CheckpointCompleted follows once all nodes of the round have reported it, if one of them named a path.
     """
 
     round_number: RoundNumber
     step: Step
     path: CheckpointPath = ""
-    """As the lowest rank of the node that named one has named it; "": none has."""
+    """The path, as named by the node's lowest rank that named one; "" if none has."""
 
 
 @record
@@ -467,10 +479,10 @@ class SnapshotKept:
     round_number: RoundNumber
     step: Step
     advance: Count
-    """How many steps the node's ranks do in a second, about."""
+    """Roughly how many steps the node's ranks do in a second."""
     is_replicated: bool = False
     is_split: bool = False
-    """Its ranks keep different ones, of which this is the latest: another mark is needed."""
+    """Whether its ranks keep different ones, of which this is the latest. Then another mark is needed."""
 
 
 @record
@@ -481,7 +493,7 @@ class SnapshotCopied:
     lineage: Count
     step: Step
     has_failed: bool = False
-    """It could not take it: no more are sent in this round."""
+    """Whether the neighbour could not take it; no more are sent in this round."""
 
 
 @record
@@ -494,17 +506,17 @@ class SnapshotSought:
 
 @record
 class Leaving:
-    """This node leaves (a signal): the others need not wait for silence. `close` follows.
+    """This node leaves because of a signal, so the others need not wait for silence. `close` follows.
 
-    Its workers may still be stopping: the leader takes them for gone when the connection closes.
+    Its workers may still be stopping. The leader counts them as gone when the connection closes.
     """
 
     reason: Line
     """Why, in a clause."""
     ends_job: bool = False
-    """Its user has ended the whole job there: the others stop, too."""
+    """Whether its user has ended the whole job there, so that the others stop as well."""
     is_interrupt: bool = False
-    """By a Ctrl-C."""
+    """Whether a Ctrl-C caused it."""
 
 
 PlainNodeMessage: TypeAlias = (
@@ -523,10 +535,10 @@ PlainNodeMessage: TypeAlias = (
     | SnapshotSought
     | Leaving
 )
-"""What a node sends that holds neither failures nor stacks: its decisions build it."""
+"""What a node sends without failures or stacks; its decisions build it."""
 
 NodeMessage: TypeAlias = "PlainNodeMessage | EvidenceMessage"
-"""What a node sends. All but `Prepared` and `Leaving` are about a round."""
+"""What a node sends. All except `Prepared` and `Leaving` are about a round."""
 
 
 # -- for people --------------------------------------------------------------------------------------------------------
@@ -534,15 +546,15 @@ NodeMessage: TypeAlias = "PlainNodeMessage | EvidenceMessage"
 
 @record
 class Summary:
-    """How a node is doing, beside all that is decided: it may be lost, and none of it is waited for."""
+    """The status of a node, separate from everything that is decided. It may be lost, and nothing waits for it."""
 
     round_number: RoundNumber
     step: Step | None
-    """Of its rank that has done the fewest; None: one has done none."""
+    """The step of its rank that has done the fewest; None if one has done none."""
     most_step: Step | None
-    """Of its rank that has done the most."""
+    """The step of its rank that has done the most."""
     text: Annotated[str, Limit(most=32768)]
-    """A `telemetry.summaries.NodeSummary`, packed: the leader of thousands unpacks those that it shows."""
+    """A packed `telemetry.summaries.NodeSummary`. The leader of thousands of nodes unpacks only those that it shows."""
 
 
 @record
@@ -553,15 +565,15 @@ class MemberStatus:
     host: str
     nproc: int
     group_rank: int | None
-    """In the current round, or the last one; None: it takes no part."""
+    """Its group rank in the current or last round; None if it takes no part."""
     is_leader: bool
-    """It is the leader's own node, which sends no summary."""
+    """Whether it is the leader's own node, which sends no summary."""
     suspicion: str = ""
-    """Why it is the last choice; "": it is not."""
+    """Why it is the last choice; "" if it is not."""
     summary: Summary | None = None
-    """The last one."""
+    """The last summary."""
     age_s: float = 0.0
-    """Since the last one has arrived."""
+    """Time since the last summary arrived."""
 
 
 STORM_REASON = "rounds were formed and broken again and again without a step"
@@ -575,21 +587,24 @@ class JobMembers:
     members: tuple[MemberStatus, ...]
     max_nodes: int
     storm_s: float = 0.0
-    """For how much longer the next round is held back after a storm of rounds."""
+    """How much longer the next round is held back after a storm of rounds."""
 
 
 @record
 class LeaderClock:
-    """The leader's clock as this node sees it, by the times of heartbeats and their answers: CLOCK_BOOTTIME of both."""
+    """The leader's clock as this node sees it, by the times of heartbeats and their answers.
+
+    Both clocks are CLOCK_BOOTTIME.
+    """
 
     own_id: str
-    """Of this member."""
+    """This member's id."""
     leader_id: str
-    """Of the leader; the same if this node leads."""
+    """The leader's id; the same if this node leads."""
     ahead_s: float = 0.0
-    """What is added to this node's clock to get the leader's."""
+    """How much to add to this node's clock to get the leader's."""
     uncertainty_s: float = 0.0
-    """The difference is at most so much more or less."""
+    """By how much the difference may be wrong, in either direction."""
 
 
 # -- what the supervisor uses ------------------------------------------------------------------------------------------
@@ -603,27 +618,27 @@ class Lease(Protocol):
         ...
 
     def release(self) -> None:
-        """Have no lease: workers run until stopped."""
+        """Give up the lease. Workers then run until stopped."""
         ...
 
 
 class Stream(Protocol):
     """A connection to another node's agent for parts of a snapshot: blocking, for a thread. Close it.
 
-    Both sides have proved the job's token. All but `close` and `abort` raise OSError when the connection breaks or
-    stalls, and `receive` raises ProtocolError for what the other side has not sent.
+    Both sides have proved the job's token. All methods except `close` and `abort` raise OSError if the connection
+    breaks or stalls. `receive` raises ProtocolError for data that the other side has not sent.
     """
 
     def send(self, message: dict[str, object]) -> None:
-        """Send a dictionary of what JSON knows, with a MAC; not with the key "refused"."""
+        """Send a dictionary of JSON values, with a MAC. It must not have the key "refused"."""
         ...
 
     def receive(self) -> dict[str, object]:
-        """Receive one."""
+        """Receive one dictionary."""
         ...
 
     def send_raw(self, data: memoryview) -> None:
-        """Send bytes, without a MAC: a dictionary before them has their digest."""
+        """Send bytes without a MAC, because a dictionary before them has their digest."""
         ...
 
     def receive_raw(self, into: memoryview) -> None:
@@ -631,11 +646,11 @@ class Stream(Protocol):
         ...
 
     def abort(self) -> None:
-        """Have the thread that uses it fail. Idempotent."""
+        """Make the thread that uses the stream fail. Idempotent."""
         ...
 
     def close(self) -> None:
-        """Close it. May be called again."""
+        """Close the stream. May be called again."""
         ...
 
 
@@ -655,43 +670,40 @@ class Rendezvous(Protocol):
         Args:
             can_host_store: whether this node's agent would host the store of a round in which it has global rank 0;
                 called for every round. The default is False.
-            on_stream: gets connections that other nodes have opened for a part of a snapshot; None: none is accepted.
-            list_snapshots: what this node has of snapshots; called at each join and after each stop.
-            is_prepared: False while workers could not start at once if a round were formed now: a job that has as
-                many nodes as it needs continues without this one until it sends `Prepared`.
+            on_stream: gets connections that other nodes have opened for a part of a snapshot; None accepts none.
+            list_snapshots: returns what this node has of snapshots; called at each join and after each stop.
+            is_prepared: False while workers could not start at once if a round formed now. A job that has enough nodes
+                continues without this one until it sends `Prepared`.
         """
         ...
 
     def send(self, message: NodeMessage) -> None:
-        """Send it to the leader. Nothing follows from a message about a round that is not this node's current one.
+        """Send a message to the leader. A message about a round that is not this node's current one has no effect.
 
-        `Idle` of one node is not yet a hang: the job hangs only when every node that has not succeeded says so, or one
-        of them with `is_urgent`. The backend then treats it as `Failed` of all that have said so.
+        `Idle` of one node is not yet a hang. The job hangs only when every node that has not succeeded reports it, or
+        one of them with `is_urgent`. The backend then treats it as `Failed` of all nodes that have reported it.
         """
         ...
 
     def open_stream(
         self, source: Source, on_open: "Callable[[Stream], None]", on_failed: Callable[[str], None]
     ) -> None:
-        """Connect to another node of the job for a part of a snapshot; one of the two is called, with why not."""
+        """Connect to another node for a part of a snapshot.
+
+        Call one of the two callbacks, the second with the reason.
+        """
         ...
 
     def send_summary(self, summary: Summary) -> None:
-        """Send it to the leader, unless the link is busy or there is none."""
+        """Send the summary to the leader, unless the link is busy or there is none."""
         ...
 
     def read_members(self) -> JobMembers | None:
-        """Return what the leader knows of all nodes, if it is on this one; None.
-
-        It is not, or the backend has no leader.
-        """
+        """Return what the leader knows of all nodes; None if it is not on this node, or the backend has no leader."""
         ...
 
     def read_clock(self) -> LeaderClock | None:
-        """Return how the leader's clock and this node's compare; None.
-
-        It is not known, or the backend has no leader.
-        """
+        """Return how the leader's clock and this node's compare; None if unknown, or if the backend has no leader."""
         ...
 
     def close(self) -> None:

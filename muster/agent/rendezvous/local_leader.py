@@ -1,7 +1,7 @@
-"""What the leader decides in a running round (drains, and what people ask for), for a job of one node.
+"""Decides what a leader decides in a running round (drains and requests of people), for a job of one node.
 
-The decisions are those of `consensus.drain`, about a job with one member. Imported when a drain begins or a person
-asks: most jobs of one node end without.
+The decisions are those of `consensus.drain`, for a job with one member. It is imported when a drain begins or a person
+asks, because most jobs of one node end without either.
 """
 
 from muster._shared.records import replace
@@ -32,20 +32,20 @@ MEMBER_ID = "this"
 
 
 class LocalLeader:
-    """Of one round. The events that it is fed are this node's."""
+    """The leader of one round. The events that it gets are this node's."""
 
     def __init__(
         self, clock: Clock, post: PostEvent, *, round_number: int, nproc: int, host: str, checkpoint: Checkpoint | None
     ) -> None:
-        """Lead a round that runs.
+        """Lead a running round.
 
         Args:
             clock: the agent's.
             post: gets the rendezvous events.
-            round_number: of the round.
-            nproc: number of its ranks.
-            host: name of this machine.
-            checkpoint: the last complete one.
+            round_number: the round's.
+            nproc: the number of its ranks.
+            host: this machine's name.
+            checkpoint: the last complete checkpoint.
         """
         self._clock = clock
         self._post = post

@@ -1,6 +1,6 @@
-"""The messages that hold failures or stacks: loaded with the network, or when a worker first fails or a person asks.
+"""The messages that hold failures or stacks. They are loaded with the network, or at the first failure or request.
 
-As those of `interface`, each is declared once: sent by one side, decided on by the other.
+Like those of `interface`, each is declared once: one side sends it, and the other decides on it.
 """
 
 from muster._shared.fields import Count, Port, RoundNumber
@@ -19,7 +19,7 @@ class Failed:
     round_number: RoundNumber
     failures: Failures
     has_stepped: bool = False
-    """A rank of the node has done a step in this round."""
+    """Whether a rank of the node has done a step in this round."""
 
 
 @record
@@ -29,7 +29,7 @@ class Idle:
     round_number: RoundNumber
     failures: Failures
     is_urgent: bool = False
-    """torch is about to end a worker that waits: whether other nodes are idle does not matter any more."""
+    """Whether torch is about to end a worker that waits, so that the idleness of other nodes no longer matters."""
 
 
 @record
@@ -40,7 +40,7 @@ class StacksTaken:
     number: Count
     stacks: Stacks
     missing: Count = 0
-    """So many workers gave none."""
+    """The number of workers that gave none."""
 
 
 @record
@@ -49,16 +49,16 @@ class Stopped:
 
     round_number: RoundNumber
     failures: Failures = ()
-    """Those that no `Failed` has reported."""
+    """Failures that no `Failed` has reported."""
     stacks: Stacks = ()
     port: Port = 0
     """The MASTER_PORT that the node has reserved for the next round; the member adds it."""
     can_host_store: bool = False
-    """Its agent would host the store of the next round, if it gets rank 0; the member adds it."""
+    """Whether its agent would host the store of the next round, if it gets rank 0; the member adds it."""
     snapshots: Holdings = ()
-    """What it has in memory for the next round to continue; the member adds it."""
+    """The snapshots in its memory that the next round could continue; the member adds them."""
     has_stepped: bool = False
-    """A rank of the node has done a step in this round."""
+    """Whether a rank of the node has done a step in this round."""
 
 
 EvidenceMessage = Failed | Idle | StacksTaken | Stopped
@@ -70,7 +70,7 @@ EvidenceMessage = Failed | Idle | StacksTaken | Stopped
 
 @record
 class RequestAnswer(RequestAnswered):
-    """`RequestAnswered` as it travels."""
+    """`RequestAnswered` in the form in which it travels."""
 
     request: Count
     answer: Answer

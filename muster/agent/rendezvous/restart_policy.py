@@ -1,7 +1,7 @@
-"""Decides whether one agent's failures end the job, where the agent is alone or every agent has its own restart budget.
+"""Decides whether an agent's failures end the job, if it is alone or every agent has its own restart budget.
 
-For `--standalone`, `static` with one node, and the backends of torch's registry. With muster's own backend the leader
-decides, in `consensus.failures`.
+It serves `--standalone`, `static` with one node, and the backends of torch's registry. With muster's own backend the
+leader decides, in `consensus.failures`.
 """
 
 from enum import Enum
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class Next(Enum):
-    """What to do when no worker of a broken round is left."""
+    """What to do when a broken round has no worker left."""
 
     NOTHING = "nothing"
     ROUND = "round"
@@ -41,7 +41,7 @@ class Next(Enum):
 
 
 class Leaderless:
-    """What a `Rendezvous` without a leader has nothing to do for."""
+    """The parts of `Rendezvous` for which a backend without a leader has nothing to do."""
 
     def open_stream(
         self,
@@ -53,7 +53,7 @@ class Leaderless:
         on_failed("the other nodes, if there are any, are not known")
 
     def send_summary(self, summary: "Summary") -> None:
-        """See `Rendezvous`. It reaches no node: torch's store is not burdened with it."""
+        """See `Rendezvous`. It reaches no node, because torch's store is not burdened with it."""
 
     def read_clock(self) -> None:
         """See `Rendezvous`."""
@@ -72,7 +72,7 @@ class LocalRestartPolicy:
             clock: the agent's.
             post: gets the rendezvous events.
             config: the job's.
-            is_alone: the job has no other node, which would have to be told of its end at once.
+            is_alone: whether the job has no other node, which would have to learn of its end at once.
         """
         self._clock = clock
         self._is_alone = is_alone
@@ -82,17 +82,17 @@ class LocalRestartPolicy:
         self._max_restarts_flag = config.max_restarts_flag
         self._config = config
         self._idle: tuple[Failure, ...] = ()
-        """With --hang-action report: the ranks of a hang that was reported."""
+        """With --hang-action report, the ranks of a hang that was reported."""
         self._restarts: Restarts | None = None
-        """What the attempts so far have failed of; None: none has."""
+        """What the attempts so far have failed of; None if none has."""
         self._final: FinalFailure | None = None
         self._is_free = False
         self._root: Failure | None = None
-        """What has broken the round."""
+        """The failure that has broken the round."""
         self._before: Restarts | None = None
-        """What was known before that."""
+        """What was known before that failure."""
         self._is_provisional = False
-        """That may be a consequence: only `_settle` decides."""
+        """Whether that failure may be a consequence, so that only `_settle` decides."""
         self._is_own = True
         self._failures: list[DatedFailure] = []
         self._stacks: list[Stack] = []
@@ -102,7 +102,7 @@ class LocalRestartPolicy:
         self.broken: BreakKind | None = None
         """Why the current round was broken; None while it runs."""
         self.has_ended = False
-        """True once the end was posted, or is not wanted any more."""
+        """Whether the end was posted, or is not wanted any more."""
 
     @property
     def restarts_left(self) -> int:
@@ -116,19 +116,19 @@ class LocalRestartPolicy:
         return 0 if self._restarts is None else self._restarts.repeats
 
     def begin_round(self) -> None:
-        """Count the next round: its workers are about to start."""
+        """Count the next round, because its workers are about to start."""
         self.number += 1
         self.broken = None
         self._failures, self._stacks = [], []
         self._idle = ()
 
     def record_failures(self, round_number: int, failures: "tuple[Failure, ...]", *, has_stepped: bool = False) -> bool:
-        """Record failed workers; True when this breaks the round.
+        """Record failed workers; return True if this breaks the round.
 
         Args:
-            round_number: theirs.
-            failures: of these workers.
-            has_stepped: a worker of the node has done a step in the round.
+            round_number: the workers'.
+            failures: these workers'.
+            has_stepped: whether a worker of the node has done a step in the round.
         """
         if round_number != self.number or self.has_ended:
             return False
@@ -148,7 +148,7 @@ class LocalRestartPolicy:
         return True
 
     def _follow(self, verdict: "Verdict", *, explains: bool = False) -> None:
-        """Post what follows from the root cause; `explains` as in `RoundBroken`."""
+        """Post what follows from the root cause; `explains` is that of `RoundBroken`."""
         from muster.agent.diagnosis.root_cause import describe_failure
 
         if self._final is not None:
@@ -178,10 +178,10 @@ class LocalRestartPolicy:
         return verdict
 
     def _settle(self, *, has_stepped: bool) -> bool:
-        """Decide again once all failures are known: what was reported first may be a consequence.
+        """Decide again once all failures are known, because the first reported one may be a consequence.
 
         Returns:
-            False: this node leaves.
+            False if this node leaves.
         """
         from muster.agent.diagnosis.root_cause import order_failures
 
@@ -200,7 +200,7 @@ class LocalRestartPolicy:
         return not self.has_ended
 
     def _explain_hang(self) -> None:
-        """Say which ranks kept the others waiting; of a job that ends, its report does."""
+        """Say which ranks blocked the others. If the job ends, its report says it."""
         from muster.agent.diagnosis.hangs.page import name_hang_cause
 
         found = name_hang_cause(self._stacks)
@@ -208,7 +208,7 @@ class LocalRestartPolicy:
             self._post(Notice(text=found[0], kind=NoticeKind.HANG_CAUSE, ranks=found[1]))
 
     def _leave(self) -> None:
-        """Have this node end with an exit code after which its scheduler starts another."""
+        """Have this node end with an exit code that makes its scheduler start another."""
         from muster.agent.diagnosis.root_cause import describe_failure
 
         self.has_ended = True
@@ -217,7 +217,7 @@ class LocalRestartPolicy:
 
     @property
     def final(self) -> "FinalFailure | None":
-        """Why the job has failed for good; None while it may go on."""
+        """Why the job has failed for good; None while it may continue."""
         return self._final
 
     def get_root(self) -> "Failure | None":
@@ -227,7 +227,7 @@ class LocalRestartPolicy:
         return choose_root(self._failures)
 
     def record_failed_elsewhere(self, reason: str, root: "Failure | None") -> None:
-        """Break the round: the job has failed for good on another node, which prints the report.
+        """Break the round, because the job has failed for good on another node, which prints the report.
 
         Args:
             reason: why, in one line.
@@ -243,7 +243,7 @@ class LocalRestartPolicy:
             self.break_round(BreakKind.FINAL, reason)
 
     def record_idle(self, round_number: int, failures: "tuple[Failure, ...]") -> None:
-        """Have the stacks of this node collected with --hang-action report, once until a worker is active again."""
+        """Have this node's stacks collected with --hang-action report, once until a worker is active again."""
         if round_number != self.number or self.has_ended or self.broken is not None:
             return
         if failures and not self._idle:
@@ -253,7 +253,7 @@ class LocalRestartPolicy:
         self._idle = failures
 
     def print_hang(self, stacks: "tuple[Stack, ...]", missing: int) -> None:
-        """Print what the workers of this node do, unless they are active again."""
+        """Print what the workers of this node are doing, unless they are active again."""
         if not self._idle:
             return
         from muster.agent.diagnosis.hangs.page import describe_hang, format_known_stacks

@@ -1,4 +1,4 @@
-"""What a new round is to each member: its ranks, and the addresses of the nodes that it may need. Pure.
+"""Builds what a new round is to each member: its ranks, and the addresses of the nodes that it may need. Pure.
 
 Addresses enter with the join (`MemberRecord`).
 """
@@ -17,7 +17,7 @@ SUCCESSORS = 8
 
 
 def tell_round(state: JobState, new: NewRound) -> Decision:
-    """Send each member of the round that was just formed its ranks, and all others what they must know of it."""
+    """Send each member of the new round its ranks, and all other members what they must know of it."""
     state = update_recovery(state)
     leader_host = find_leader_host(state.members.values())
     members = [state.members[assignment.id] for assignment in new.assignments]
@@ -64,7 +64,7 @@ def tell_round(state: JobState, new: NewRound) -> Decision:
 
 
 def tell_running_round(state: JobState, member_id: str) -> tuple[Send, ...]:
-    """Send the running round to a member without an assignment: it needs the successors to find the next leader."""
+    """Send the running round to a member without an assignment, which needs the successors to find the next leader."""
     if state.formed is None or not isinstance(state.phase, RoundRunning) or member_id in state.assignments:
         return ()
     new, facts = state.formed
@@ -91,7 +91,7 @@ def build_source(holder: MemberRecord, group_rank: int, leader_host: str) -> Sou
 
 
 def find_leader_host(members: Iterable[MemberRecord]) -> str:
-    """Return the address of the leader's machine as the other nodes see it; loopback when all are on it."""
+    """Return the address of the leader's machine as the other nodes see it; loopback if all are on it."""
     seen = ""
     for member in members:
         if member.is_leader and member.address:

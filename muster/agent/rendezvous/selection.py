@@ -22,10 +22,10 @@ def create_rendezvous(
 
     Args:
         config: where and how the nodes find each other.
-        nproc: workers on this node.
+        nproc: the number of workers on this node.
         role: the role whose role ranks are counted together.
         loop: the agent's.
-        lease: the guard's; None when there is no guard.
+        lease: the guard's; None if there is no guard.
         node_name: this machine's name in reports.
         post: gets the events, on the loop.
 

@@ -1,4 +1,4 @@
-"""A token for agents that one user starts by hand on one machine: from a file that only this user can read."""
+"""A token for agents that one user starts by hand on one machine, from a file that only this user can read."""
 
 import hmac
 import os
@@ -12,10 +12,10 @@ _SECRET_BYTES = 32
 def find_shared_token(port: int) -> str:
     """Return the token of this user's agents at one port of this machine. The first agent makes the file.
 
-    The same for all jobs: a node that asks for another one is told so.
+    The token is the same for all jobs: a node that asks for another job learns that.
 
     Raises:
-        OSError: the file cannot be made or read, or other users can.
+        OSError: the file cannot be made or read, or other users can read it.
     """
     state_dir = os.environ.get("XDG_STATE_HOME", "")
     if not state_dir.startswith("/"):
@@ -30,7 +30,7 @@ def find_shared_token(port: int) -> str:
 
 
 def _create(path: str) -> None:
-    """Make the file, unless another agent has been faster. It is complete from the beginning."""
+    """Make the file, unless another agent was faster. The file is complete from the beginning."""
     os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
     own = f"{path}.{os.urandom(8).hex()}"
     fd = os.open(own, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)

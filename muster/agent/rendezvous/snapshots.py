@@ -1,16 +1,16 @@
-"""Snapshots in memory: which one a round continues, and when all ranks are known to have a newer one. Pure.
+"""Decides which snapshot in memory a round continues, and when all ranks are known to have a newer one. Pure.
 
-The base of a round is chosen from what the members report when they join and when their workers have stopped, never
-from what the leader has confirmed: that is always older.
+The base of a round is chosen from what the members report when they join and when their workers have stopped. It is
+never chosen from what the leader has confirmed, which is always older.
 
-A snapshot is confirmed in two steps, for each rank writes over what it does not need. A node first keeps the newest one
-that its ranks have, and says so; only when all nodes keep the same one, it is confirmed. Ranks that save often are at
-other steps when their nodes look. Then the leader sets a mark ahead of all: each keeps the first one at or above it,
-which is the same for all ranks, since they save at the same steps.
+A snapshot is confirmed in two steps, because each rank overwrites what it does not need. A node first keeps the newest
+snapshot that its ranks have, and reports it. The snapshot is confirmed only when all nodes keep the same one. Ranks
+that save often are at different steps when their nodes look. Then the leader sets a mark ahead of all. Each rank keeps
+the first snapshot at or above the mark, which is the same for all ranks, because they save at the same steps.
 
 Copies for the neighbours are of the confirmed snapshot, the same on all nodes. Until all neighbours have it, each node
-keeps the one before it, of which they all had copies, and none is confirmed that is newer: a node that is lost takes
-its own part and the copy of another one's with it, so what is left must be of one generation at any time.
+keeps the one before it, of which they all had copies, and no newer one is confirmed. A lost node takes its own part and
+the copy of another one's part with it, so what is left must be of one generation at any time.
 """
 
 from collections.abc import Iterable, Mapping
@@ -37,9 +37,9 @@ LEAD_LIMIT = 1 << 20
 def find_snapshot(
     members: Iterable[MemberRecord], assignments: tuple[RankAssignment, ...], known: Generation | None
 ) -> tuple[Generation | None, Mapping[str, tuple[str, int]]]:
-    """Return the generation that a round continues, and for members without their part of it.
+    """Return the generation that a round continues.
 
-    Who has it, and whose it was.
+    For members without their part of it, also return which member has the part, and whose it was.
     """
     everyone = list(members)
     base = choose_base((holding for member in everyone for holding in member.holdings), len(assignments), known)
@@ -74,7 +74,7 @@ def find_snapshot(
 
 
 def decide_snapshots(state: JobState, sender: str, message: SnapshotKept | SnapshotCopied | SnapshotSought) -> Decision:
-    """Return what follows when a member keeps a snapshot, or its neighbour has one."""
+    """Return what follows if a member keeps a snapshot, or its neighbour has one."""
     if isinstance(message, SnapshotSought):
         source = _find_holder(state, sender, message.rank)
         found = SnapshotFound(round_number=message.round_number, rank=message.rank, source=source)
@@ -104,7 +104,7 @@ def decide_snapshots(state: JobState, sender: str, message: SnapshotKept | Snaps
 
 
 def _find_holder(state: JobState, sender: str, rank: int) -> Source | None:
-    """Return who has what a rank has saved of the base: its own node, or the one that has a copy."""
+    """Return the member with what a rank has saved of the base: its own node, or the one that has a copy."""
     for member in state.members.values():
         for holding in member.holdings:
             first = holding.first_rank
@@ -145,7 +145,7 @@ def _on_kept(state: JobState, phase: RoundRunning, keeping: Keeping, sender: str
 
 
 def _begin_copy(state: JobState) -> Decision:
-    """Have the snapshot that was just confirmed sent to the neighbours; none is confirmed until all have it."""
+    """Have the snapshot that was just confirmed sent to the neighbours. No other is confirmed until all have it."""
     phase = state.running
     keeping, snapshot = phase.keeping, state.snapshot
     is_alone = len(state.assignments) == 1 or not state.rules.copies_snapshots

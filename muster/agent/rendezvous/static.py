@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 class StaticRendezvous(Leaderless):
-    """Implements `Rendezvous` for a job of one node, at an address that never changes."""
+    """Implements `Rendezvous` for a job of one node at an address that never changes."""
 
     def __init__(
         self, config: RendezvousConfig, *, nproc: int, loop: Loop, post: PostEvent, node_name: str = "localhost"
@@ -54,7 +54,7 @@ class StaticRendezvous(Leaderless):
         self._clock = loop.clock
         self._node_name = node_name
         self._leader: LocalLeader | None = None
-        """Of the current round, once something was asked for."""
+        """The leader of the current round, once something was asked for."""
         self._can_host_store: Callable[[], bool] = bool
         self._list_snapshots: Callable[[], tuple[Holding, ...]] = tuple
         self._checkpoint = config.checkpoint
@@ -130,7 +130,7 @@ class StaticRendezvous(Leaderless):
                 self._record(message)
 
     def _record(self, message: "Failed | Idle | StacksTaken | Stopped") -> None:
-        """Record what only a failure, a hang or a person brings about. If this node is idle, the job hangs."""
+        """Record what only a failure, a hang or a person causes. If this node is idle, the job hangs."""
         from muster.agent.rendezvous.report_messages import Failed, Idle, StacksTaken, Stopped
 
         number = message.round_number
@@ -176,7 +176,7 @@ class StaticRendezvous(Leaderless):
             self._post(CheckpointCompleted(checkpoint=self._checkpoint))
 
     def _confirm(self, message: SnapshotKept) -> None:
-        """Confirm a snapshot: what all ranks of the only node keep, all ranks have."""
+        """Confirm a snapshot: what all ranks of the only node keep, all ranks of the job have."""
         if self._is_running(message.round_number):
             lineage = find_lineage(message.round_number, self._config.run_id)
             snapshot = Generation(lineage=lineage, step=message.step, size=1, is_replicated=message.is_replicated)
@@ -210,7 +210,7 @@ class StaticRendezvous(Leaderless):
 
 
 class StandaloneRendezvous(StaticRendezvous):
-    """A fresh MASTER_PORT for every round, held while the round lasts."""
+    """A fresh MASTER_PORT for every round, reserved while the round lasts."""
 
     def __init__(
         self, config: RendezvousConfig, *, nproc: int, loop: Loop, post: PostEvent, node_name: str = "localhost"

@@ -1,4 +1,4 @@
-"""Actions of the leader: what `decisions.decide` asks it to do, and the messages that it sends."""
+"""Actions of the leader: what `decisions.decide` has it do, and the messages that it sends."""
 
 from typing import Annotated
 
@@ -34,7 +34,7 @@ class RoundFacts:
     master_addr: Host
     master_port: Port
     use_agent_store: bool = False
-    """The agent with group rank 0 hosts the store: all workers are its clients."""
+    """Whether the agent with group rank 0 hosts the store, and all workers are its clients."""
 
 
 @record
@@ -43,18 +43,18 @@ class RoundStart:
 
     facts: Shared[RoundFacts]
     group_ranks: GroupRanks
-    """The member's own in each quorum round of the recovery record: last, in this one."""
+    """The member's own rank in each quorum round of the recovery record; the last is in this round."""
     rank_offset: Count
     role_rank_offset: Count
     role_world_size: Size
     source: Annotated[Source | None, SPARSE] = None
-    """Where the member's part of the snapshot is that the round continues, if it has none."""
+    """Where the member's part of the continued snapshot is, if the member has none."""
     neighbour: Annotated[Source | None, SPARSE] = None
     """The node that gets copies of the member's snapshots."""
 
     @property
     def group_rank(self) -> int:
-        """The member's own in this round."""
+        """The member's own rank in this round."""
         return self.group_ranks[-1] or 0
 
     def find_contradiction(self) -> str | None:
@@ -69,13 +69,16 @@ class RoundStart:
 
 @record
 class RoundSummary:
-    """A round in which the member has no assignment: it must find the next leader like the others."""
+    """A round in which the member has no assignment.
+
+    Like the others, the member must be able to find the next leader.
+    """
 
     facts: Shared[RoundFacts]
     group_ranks: GroupRanks
     """See `RoundStart`."""
     is_spare: bool = False
-    """The job is full: the member waits as a spare."""
+    """Whether the job is full, so that the member waits as a spare."""
 
     def find_contradiction(self) -> str | None:
         """See `codec`."""
@@ -86,7 +89,7 @@ class RoundSummary:
 class RecoveryChanged:
     """Every member of the round has acknowledged it, or all ranks have saved a checkpoint.
 
-    Other changes are known with the next round or heartbeat.
+    Members learn of other changes with the next round or heartbeat.
     """
 
     recovery: Shared[RecoveryRecord]
@@ -97,9 +100,9 @@ class RoundBreak:
     """The round has ended."""
 
     broken: RoundBroken
-    """What the member's node is to do. The member itself knows whether it leads."""
+    """What the member's node must do. The member itself knows whether it leads."""
     recovery: Shared[RecoveryRecord]
-    """What follows from it: the next attempt, why there is none, whose part has ended with a drain."""
+    """What follows from the break: the next attempt, why there is none, or whose part has ended with a drain."""
 
     def find_contradiction(self) -> str | None:
         """Find a final failure without `BreakKind.FINAL`, or the kind without a final failure."""
@@ -140,7 +143,7 @@ class Send:
 
 @record
 class DropMembers:
-    """Close the connections of these members: they count as lost."""
+    """Close the connections of these members, which then count as lost."""
 
     ids: tuple[str, ...]
     reason: str
@@ -150,7 +153,7 @@ class DropMembers:
 class CheckLease:
     """Answer with `events.LeaseChecked`: would the leader's own workers have a lease if these were the rounds?
 
-    Members that are needed may be free to join another leader by now: then this leader would have none.
+    Members that are needed may be free to join another leader by now; then this leader would have no lease.
     """
 
     quorum_rounds: tuple[QuorumRound, ...]
@@ -158,11 +161,11 @@ class CheckLease:
 
 @record
 class SetTimer:
-    """Feed `events.TimerFired` at this time; it replaces the timer set before."""
+    """Feed `events.TimerFired` at this time. It replaces the timer set before."""
 
     round_number: int
     due_s: float
-    """Infinity: no timer is needed."""
+    """When the timer fires; infinity means that no timer is needed."""
 
 
 @record

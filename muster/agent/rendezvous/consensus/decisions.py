@@ -20,14 +20,15 @@ The rules:
 - A join or a loss makes a new round. Only a worker's failure makes a new attempt, and not if a loss explains it.
 - A failure that would end the job is final only after a short wait for the report of a loss that explains it.
 - The job succeeds when the workers of all members of one round have succeeded. If any of them stopped at the step of a
-  drain, the job has not succeeded: the others go on without the nodes that asked for it, or, if fewer than `min` stay,
-  the job ends and may be run again.
+  drain, the job has not succeeded. Then the others continue without the nodes that asked for the drain, or, if fewer
+  than `min` stay, the job ends and may be run again.
 
-Every wait is in the table of `waits`; a timer carries the round that it was set for. Whether the leader's own workers
-would have a lease in a new round only the leader can tell: a proposed round is formed when it has checked that.
+Every wait is in the table of `waits`, and a timer carries the round that it was set for. Only the leader can tell
+whether its own workers would have a lease in a new round, so a proposed round is formed after the leader has checked
+that.
 
-`membership` handles joins, losses and what members bring with them; `failures` breaks rounds; `formation` forms them
-and ends the job; `drain` agrees on the step at which all ranks stop, `snapshots` on what a round continues;
+`membership` handles joins, losses and what members bring with them. `failures` breaks rounds, and `formation` forms
+them and ends the job. `drain` agrees on the step at which all ranks stop, and `snapshots` on what a round continues.
 `diagnosis.root_cause` finds the root cause and builds the report.
 """
 
@@ -103,10 +104,10 @@ ACCEPTED: Mapping[type[Forming | RoundRunning | Ending], frozenset[type[MemberRe
     | {SnapshotCopied, SnapshotSought},
     Ending: _ALWAYS,
 }
-"""Which phase accepts which message of a member. `_is_accepted` drops all others, and those that are outdated.
+"""Which phase accepts which message of a member. `_is_accepted` drops all others, and outdated ones.
 
-After a round `Asked` is refused with a line, `Saved` still counts: a checkpoint of the last moment. `Failed` and `Idle`
-then tell of what ended the round.
+After a round, `Asked` is refused with a line, and `Saved` still counts as a checkpoint of the last moment. `Failed` and
+`Idle` then report what ended the round.
 """
 
 
@@ -127,9 +128,9 @@ def decide(state: JobState, event: Event, now_s: float) -> Decision:
 
 
 def _is_accepted(state: JobState, event: Event) -> bool:
-    """Tell whether an event can change anything: it is of this round and of a member of it, and the phase accepts it.
+    """Return whether an event can change anything: its round, its member and the phase must match.
 
-    `Prepared` and `Leaving` are about no round. What is said of a member that is gone is for its handler to judge.
+    `Prepared` and `Leaving` are about no round. An event about a member that is gone is for its handler to judge.
     """
     if isinstance(event, TimerFired):
         return event.round_number == state.round_number
@@ -196,13 +197,13 @@ def _handle_report(state: JobState, event: Reported, now_s: float) -> Decision:
 
 
 def _update_timer(state: JobState, now_s: float) -> Decision:
-    """Set the leader's one timer to the next wait that ends, unless it is set to it."""
+    """Set the leader's one timer to the next wait that ends, unless it is already set to that."""
     timer = SetTimer(round_number=state.round_number, due_s=find_next_due_s(state, now_s))
     return (state, ()) if timer == state.timer else (replace(state, timer=timer), (timer,))
 
 
 def _tell_started(state: JobState, sender: str) -> tuple[Send, ...]:
-    """Tell the other members of the round that global rank 0's workers have been started: they may start theirs."""
+    """Tell the other members of the round that global rank 0's workers have started, so that theirs may start."""
     if state.assignments[sender].group_rank != 0:
         return ()
     others = tuple(each for each in state.assignments if each != sender)
@@ -245,7 +246,7 @@ def _on_all_succeeded(state: JobState, sender: str, message: AllSucceeded, now_s
 
 
 def _on_timer_fired(state: JobState, now_s: float) -> Decision:
-    """Make a failure final that no loss has explained in time, and count members that stop for too long as lost."""
+    """Make a failure final that no loss has explained in time, and count members that take too long to stop as lost."""
     state = replace(state, timer=None)
     match state.phase:
         case Forming() as phase:
@@ -271,7 +272,7 @@ def _check_join_timeout(state: JobState, now_s: float) -> Decision:
 
 
 def _on_idle(state: JobState, sender: str, message: Idle, now_s: float) -> Decision:
-    """Decide whether the job hangs now; with --hang-action report, print what all ranks do."""
+    """Decide whether the job hangs now. With --hang-action report, print what all ranks do."""
     before = state.phase
     state, actions = on_idle(state, sender, message, now_s)
     phase = state.phase

@@ -1,6 +1,7 @@
-"""What all ranks do at one step: they stop in a drain, or the drain is withdrawn as a whole; and they save. Pure.
+"""Decides what all ranks do at one step: stop, save or pause in a drain, unless it is withdrawn as a whole. Pure.
 
-This is the leader's part. Over 400 lines: requests, the agreement and the answers all change one record, the drain.
+This is the leader's part. It has over 400 lines because requests, the agreement and the answers all change one record,
+the drain.
 
 A rank asks `should_stop(i)` about rising steps, and waits once `i` has reached the ceiling of its node
 (`rendezvous.drain_ceiling`). Each member reports its ceiling and how far its ranks have asked. From then on none of its
@@ -8,26 +9,26 @@ ranks passes the ceiling, so that every rank can still stop at any step at or ab
 
 - Once all members have reported, or their workers have ended, the leader commits to the smallest such step that every
   asking rank will ask about: its last step plus a multiple of its stride.
-- A rank that has not asked yet is taken to ask about the steps that all others ask about. It may start late: it sees
-  the committed step.
+- A rank that has not asked yet is assumed to ask about the steps that all others ask about. It may start late, because
+  it sees the committed step.
 - The leader withdraws the drain if there is no such step, or if a member says that none can be agreed on with a rank.
 - The member that asked for the drain ends it at the deadline: it leaves, and that breaks the round.
-- When all workers have ended at the step and `min` members stay, the round is broken as drained: those that asked for
-  the drain leave, the others form the next round. Otherwise the job ends for all of them, and may be run again.
-- A member that is lost ends the round, and the drain with it. There is no other way out: no rank waits by a clock of
-  its own, because ranks that give up one by one stop at different steps.
+- When all workers have ended at the step and `min` members stay, the round is broken as drained: the members that asked
+  for the drain leave, and the others form the next round. Otherwise the job ends for all of them, and may be run again.
+- A lost member ends the round, and the drain with it. There is no other way out. No rank waits by its own clock,
+  because ranks that give up one by one stop at different steps.
 
-A drain has a kind: the ranks stop, save or pause at the step. Persons ask for all three (`_on_asked`). Then the members
-report who is late when the limit is over, and each person gets one answer:
+A drain has a kind: the ranks stop, save or pause at the step. People ask for all three (`_on_asked`). Then the members
+report which ranks are late when the limit is over, and each person gets one answer:
 
-- A stop takes the place of a drain of another kind. Only a checkpoint that is committed is waited for: ranks that have
-  begun to save may wait for the others. Of two other requests that contradict each other the first wins.
+- A stop replaces a drain of another kind. It waits only for a committed checkpoint, because ranks that have begun to
+save may wait for the others. If two other requests contradict each other, the first wins.
 - A pause that some ranks do not reach is withdrawn. A checkpoint is not, for the reason above.
 - After a pause the drain stays until a person resumes the job, or a stop or the end of the round ends it.
 
-Each member reports a step once all of its ranks have saved it. Ranks save at their own pace, so that reports of two
-steps can be on their way at once. A checkpoint is complete as soon as all members of the round have reported its step,
-also while the round is being stopped. A member that is lost before it has reported leaves the one before as the last.
+Each member reports a step once all of its ranks have saved it. Ranks save at their own pace, so reports of two steps
+can be in transit at once. A checkpoint is complete as soon as all members of the round have reported its step, even
+while the round is being stopped. If a member is lost before it has reported, the checkpoint before stays the last.
 """
 
 from collections.abc import Iterable
@@ -75,10 +76,10 @@ from muster.agent.runtime.persistent import PersistentSet
 
 LATE_LIMIT = 64
 _NAMED_LATE = 4
-"""How many late ranks an answer has, and how many its line names."""
+"""The most late ranks in an answer, and the most that its line names."""
 
 SAVING_LIMIT = 4
-"""How many steps are counted at once. A member that is further behind than that reports a later one."""
+"""How many steps are counted at once. A member that is further behind will report a later one."""
 
 MOVES = Notify(text="the job goes on and no longer stands still", kind=NoticeKind.STILL_OVER)
 
@@ -90,11 +91,11 @@ VERBS = ("stop", "save", "pause")
 _KINDS = {AskKind.STOP: Layout.STOP, AskKind.CHECKPOINT: Layout.CHECKPOINT, AskKind.PAUSE: Layout.PAUSE}
 
 COLLECTIVES_LINE = "torch's own timeout of collectives keeps running"
-"""A pause that is longer may end the job."""
+"""A longer pause may end the job."""
 
 
 CommonStepMessage = DrainAsked | DrainReported | DrainFollowed | Asked | StacksTaken | StoodStill | Saved
-"""What this module decides on."""
+"""The messages on which this module decides."""
 
 
 def decide_common_step(state: JobState, sender: str, message: CommonStepMessage, now_s: float) -> Decision:
@@ -119,7 +120,7 @@ def decide_common_step(state: JobState, sender: str, message: CommonStepMessage,
 
 
 def _on_drain_asked(state: JobState, sender: str, message: DrainAsked, now_s: float) -> Decision:
-    """Begin a drain, unless one has begun already: then its answer serves this member, too."""
+    """Begin a drain, unless one has begun already, whose answer then serves this member as well."""
     phase = state.running
     if phase.drain is None and sender in phase.succeeded:
         return state, ()
@@ -132,7 +133,7 @@ def _on_drain_asked(state: JobState, sender: str, message: DrainAsked, now_s: fl
 
 
 def _on_asked(state: JobState, sender: str, message: Asked, now_s: float) -> Decision:
-    """Do what a person asks for, or say why not."""
+    """Do what a person asks for, or say why that is not done."""
     phase = state.phase
     asker = Asker(id=sender, request=message.request, kind=message.kind)
     if not isinstance(phase, RoundRunning):
@@ -198,7 +199,7 @@ def _want_stop(state: JobState, phase: RoundRunning, wanted: WantedDrain, now_s:
 
 
 def _merge_wanted(first: WantedDrain, second: WantedDrain) -> WantedDrain:
-    """Return two stops that wait become one. Its limit is that of a preemption, if one of them is."""
+    """Combine two stops that wait into one. The limit is that of a preemption, if one of them is one."""
     kept = second if second.preempted and not first.preempted else first
     return replace(
         kept,
@@ -235,7 +236,7 @@ def _withdraw_from(state: JobState, ids: tuple[str, ...], drain: int, reason: st
 
 
 def _end(state: JobState, phase: RoundRunning, drain: Drain, answer: Answer, reason: str) -> Decision:
-    """End a drain: ranks that wait go on. A stop that waits for its end is not begun here."""
+    """End a drain: waiting ranks continue. A stop that waits for its end is not begun here."""
     withdrawal = _withdraw_from(state, _list_live(phase, drain), drain.number, reason)
     state = replace(state, phase=replace(phase, drain=None))
     return state, (*_answer(drain.askers, answer), withdrawal)
@@ -265,7 +266,7 @@ def _refuse(askers: Iterable[Asker], line: str) -> tuple[Action, ...]:
 
 
 def _refuse_late(drain: Drain, askers: Iterable[Asker]) -> tuple[Action, ...]:
-    """Refuse, because the checkpoint under way was late already: nothing says when it ends."""
+    """Refuse because the current checkpoint is already late, and nothing says when it ends."""
     return _refuse(askers, f"not all ranks have saved at step {drain.step}: {_describe_followed_late(drain)}")
 
 
@@ -298,7 +299,7 @@ def _describe_late_rank(rank: LateRank) -> str:
 
 
 def _on_drain_followed(state: JobState, sender: str, message: DrainFollowed, now_s: float) -> Decision:
-    """Record what a member's workers have done, and answer once that is known of all members."""
+    """Record what a member's workers have done, and answer once all members have reported."""
     phase = state.running
     drain = phase.drain
     if drain is None or message.drain != drain.number or sender not in drain.ids:
@@ -340,7 +341,7 @@ def _judge_followed(state: JobState, now_s: float) -> Decision:
 
 
 def ask_for_stacks(state: JobState, now_s: float) -> Decision:
-    """Have the stacks of all ranks collected and printed: the job hangs."""
+    """Have the stacks of all ranks collected and printed, because the job hangs."""
     phase = state.phase
     if not isinstance(phase, RoundRunning):
         return state, ()
@@ -411,13 +412,13 @@ def _on_stacks_taken(state: JobState, sender: str, message: StacksTaken, now_s: 
 
 
 def _on_stood_still(state: JobState, sender: str, message: StoodStill, now_s: float) -> Decision:
-    """Handle that workers of a member stand still, or go on.
+    """Handle that workers of a member stand still, or continue.
 
-    Long before that counts as a hang, a line says so; nothing is stopped.
+    Long before that counts as a hang, a line reports it, and nothing is stopped.
 
     Members report it at intervals that double. Once all of them have, the ranks are looked at as if a person had asked.
-    The line follows only if none has moved, and either a rank is seen to keep the others waiting, or they have done
-    steps or collectives before: a program that waits for orders by itself has not.
+    The line follows only if none has moved, and either a rank is seen to block the others, or they have done steps or
+    collectives before. A program that waits for orders on its own has done none.
     """
     phase = state.running
     if sender in phase.succeeded:
@@ -438,19 +439,19 @@ def _on_stood_still(state: JobState, sender: str, message: StoodStill, now_s: fl
 
 
 def _find_still_s(state: JobState, phase: RoundRunning, now_s: float) -> float | None:
-    """Return how long all members have stood still; None: one does not."""
+    """Return how long all members have stood still; None if one does not."""
     if not phase.still or len(phase.still) + len(phase.succeeded) < len(state.assignments):
         return None
     return now_s - max(phase.still.values())
 
 
 def _tell_standstill(state: JobState, phase: RoundRunning, stacks: tuple[Stack, ...], now_s: float) -> Decision:
-    """Say what the ranks of a job that stands still wait for; nothing if one has moved, or nothing is seen.
+    """Print what the ranks of a job that stands still wait for, unless one has moved, or nothing is seen.
 
     Args:
-        state: of the job.
-        phase: with these stacks taken off it.
-        stacks: of all ranks.
+        state: the job's.
+        phase: the phase without these stacks.
+        stacks: those of all ranks.
         now_s: now.
     """
     from muster.agent.diagnosis.hangs.page import format_standstill
@@ -476,12 +477,12 @@ def _on_drain_reported(state: JobState, sender: str, message: DrainReported, now
 
 
 def on_workers_ended(state: JobState, phase: RoundRunning, drained_rank: int | None, now_s: float) -> Decision:
-    """Handle that all workers of a member have ended during a drain: they hold nothing up.
+    """Handle that all workers of a member have ended during a drain, so that they delay nothing.
 
     Args:
         state: before the event.
         phase: with the event applied.
-        drained_rank: its rank that ended last, if any of them has stopped at the step.
+        drained_rank: the member's rank that ended last, if any of its ranks has stopped at the step.
         now_s: now.
     """
     drain = phase.drain
@@ -570,15 +571,15 @@ def _tell_all(ranks: int, one: str, more: str) -> str:
 
 
 def describe_end(step: int, took_s: float, last_rank: int) -> str:
-    """Return the line about a drain that has ended: the step, how long all of it took, and which rank was the last."""
+    """Return the line about a drain that has ended: the step, its total duration, and which rank was the last."""
     line = f"all ranks have stopped at step {step} and ended, {took_s:.1f} s after the drain began"
     return f"{line}; rank {last_rank} was the last"
 
 
 def choose_step(reports: Iterable[DrainReport]) -> int | None:
-    """Return the smallest step at or above every ceiling that every asking rank will ask about; None: there is none.
+    """Return the smallest step at or above every ceiling that every asking rank will ask about; None if there is none.
 
-    A rank asks about its last step plus multiples of its stride, so all of them meet where these congruences do.
+    A rank asks about its last step plus multiples of its stride, so all ranks meet where these congruences do.
     """
     found = list(reports)
     ranks = [rank for report in found for rank in report.ranks]
@@ -599,7 +600,7 @@ def choose_step(reports: Iterable[DrainReport]) -> int | None:
 
 
 def _merge(remainder: int, modulus: int, other_remainder: int, other_modulus: int) -> tuple[int, int] | None:
-    """Merge two congruences into one (the Chinese remainder theorem); None: no number satisfies both."""
+    """Merge two congruences into one (the Chinese remainder theorem); None if no number satisfies both."""
     common = gcd(modulus, other_modulus)
     if (other_remainder - remainder) % common:
         return None
@@ -610,7 +611,7 @@ def _merge(remainder: int, modulus: int, other_remainder: int, other_modulus: in
 
 
 def _on_saved(state: JobState, sender: str, message: Saved, now_s: float) -> Decision:
-    """Count a member's report; with the last one the checkpoint is complete."""
+    """Count a member's report. With the last one the checkpoint is complete."""
     assignment = state.assignments[sender]
     counted = tuple(each for each in state.saving if each.round_number == state.round_number)
     others = tuple(each for each in counted if each.step != message.step)
@@ -633,7 +634,7 @@ def _on_saved(state: JobState, sender: str, message: Saved, now_s: float) -> Dec
 
 
 def _end_checkpoint(state: JobState, saving: Saving, now_s: float) -> Decision:
-    """Answer, once all ranks have saved the step of a drain, and begin the stop that waits for it."""
+    """Answer once all ranks have saved the step of a drain, and begin the stop that waits for this."""
     phase = state.phase
     if not isinstance(phase, RoundRunning) or phase.drain is None:
         return state, ()

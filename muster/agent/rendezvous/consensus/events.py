@@ -1,4 +1,4 @@
-"""Events of the leader: what it feeds to `decisions.decide`, messages of members among them."""
+"""Events of the leader, which it feeds to `decisions.decide`. They include messages of members."""
 
 from muster._shared.fields import RoundNumber
 from muster._shared.records import record
@@ -24,8 +24,11 @@ class Reported:
     id: str
     message: MemberReport
     suspicion_s: float = 0.0
-    """With the first `Failed`: how long until the leader declares every node lost that it suspects now; 0: it suspects
-    none. A suspected node's guard kills its workers before that, which makes the workers of other nodes fail."""
+    """With the first `Failed`, how long until the leader declares every node lost that it suspects now; 0 if it
+    suspects none.
+
+    A suspected node's guard kills its workers before that, which makes the workers of other nodes fail.
+    """
 
 
 @record
@@ -45,7 +48,7 @@ class MemberLost:
 
 @record
 class ProcessEnded:
-    """A lost member's process was seen to end: comes after its `MemberLost`, which cannot wait for the proof."""
+    """A lost member's process was seen to end. This follows its `MemberLost`, which cannot wait for the proof."""
 
     id: str
 
@@ -55,7 +58,7 @@ class LeaseChecked:
     """The answer to `actions.CheckLease`."""
 
     is_held: bool
-    """The leader's own workers have a lease in the proposed round."""
+    """Whether the leader's own workers have a lease in the proposed round."""
 
 
 @record
@@ -63,7 +66,7 @@ class TimerFired:
     """The time of `actions.SetTimer` has come."""
 
     round_number: int
-    """Of the action."""
+    """The action's round."""
 
 
 Event = Joined | Reported | MemberLost | ProcessEnded | LeaseChecked | TimerFired

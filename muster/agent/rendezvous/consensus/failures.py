@@ -1,7 +1,8 @@
 """Breaking a round: failures, hangs and losses, and whether they cost an attempt. Pure.
 
 Only a worker's failure makes a new attempt. The restart budget is the job's. A failure that a loss explains costs no
-attempt. Over 400 lines: from the first report of a failure to what follows once all of the round are known.
+attempt. This module has over 400 lines because it goes from the first report of a failure to what follows once all
+failures of the round are known.
 """
 
 from muster._shared.records import replace
@@ -37,12 +38,12 @@ from muster.agent.runtime.persistent import PersistentSet
 GOES_ON = Notify(text="the job goes on: it has not hung", kind=NoticeKind.HANG_OVER)
 
 _FINDINGS_KEPT = 64
-"""Lines about differences between nodes, so that none is printed twice."""
+"""Lines about differences between nodes that are kept, so that none is printed twice."""
 STORM_ROUNDS = 5
 STORM_S = 60.0
-"""More rounds within this time, without a step, are a storm."""
+"""More rounds within this time without a step are a storm."""
 STORM_WAIT_S = 5.0
-"""How long the first wait is; each one that follows is twice as long, up to a minute."""
+"""How long the first wait is. Each later one is twice as long, up to a minute."""
 
 STALE_IDLE_S = 1.0
 """How long a report of idleness may take from the measurement to the leader."""
@@ -51,7 +52,7 @@ STALE_IDLE_S = 1.0
 def on_failed(
     state: JobState, sender: str, failed: tuple[Failure, ...], now_s: float, suspicion_s: float = 0.0
 ) -> Decision:
-    """Handle a failure of workers of a member; `suspicion_s` as in `events.Reported`."""
+    """Handle a failure of a member's workers; `suspicion_s` is that of `events.Reported`."""
     phase = state.phase
     if isinstance(phase, Ending):
         return state, ()
@@ -80,7 +81,7 @@ def on_failed(
 
 
 def on_idle(state: JobState, sender: str, message: Idle, now_s: float) -> Decision:
-    """Handle that workers of a member are idle, or active again.
+    """Handle that a member's workers are idle, or active again.
 
     One node may wait for another; see `_check_hang`.
     """
@@ -100,7 +101,7 @@ def on_idle(state: JobState, sender: str, message: Idle, now_s: float) -> Decisi
 
 
 def _note_hang(state: JobState, phase: RoundRunning) -> Decision:
-    """Note that the job hangs, once until a rank is active again: `decisions` has it reported."""
+    """Note that the job hangs, once until a rank is active again. `decisions` has the hang reported."""
     is_hung = _is_hung(state, phase)
     state = replace(state, phase=replace(phase, has_reported_hang=is_hung))
     if phase.has_reported_hang and not is_hung:
@@ -109,14 +110,14 @@ def _note_hang(state: JobState, phase: RoundRunning) -> Decision:
 
 
 def _is_hung(state: JobState, phase: RoundRunning) -> bool:
-    """Return every node that has not succeeded is idle (no member is both), or one cannot wait for the others."""
+    """Return whether all nodes that have not succeeded are idle (none is both), or one cannot wait for the others."""
     if not phase.idle:
         return False
     return bool(phase.urgent) or len(phase.idle) + len(phase.succeeded) >= len(state.assignments)
 
 
 def _check_hang(state: JobState, phase: RoundRunning, now_s: float) -> Decision:
-    """Count a hang of the job as a failure of all nodes that are idle."""
+    """Count a hang of the job as a failure of all idle nodes."""
     actions: tuple[Action, ...] = ()
     if not _is_hung(state, phase):
         return state, actions
@@ -138,7 +139,7 @@ def _has_hung(state: JobState) -> bool:
 
 
 def build_verdict_rules(rules: ConsensusRules) -> VerdictRules:
-    """Return what decides about a failure, of the job's rules."""
+    """Return the rules for verdicts on failures, from the job's rules."""
     return VerdictRules(
         max_restarts=rules.max_restarts,
         flag=rules.max_restarts_flag,
@@ -160,9 +161,9 @@ def _decide_verdict(state: JobState, root: Failure | None, restarts: Restarts) -
 
 
 def break_for_failure(state: JobState, now_s: float) -> Decision:
-    """End the round because of the failures seen so far, and the job when no attempt is left.
+    """End the round because of the failures seen so far, and the job if no attempt is left.
 
-    From what may be a consequence nothing else follows before all failures are known: see `settle_failure`.
+    If a failure may be a consequence, nothing else follows before all failures are known: see `settle_failure`.
     """
     root = choose_root(state.failures.seen)
     verdict = _decide_verdict(state, root, state.restarts)
@@ -197,7 +198,7 @@ def break_for_failure(state: JobState, now_s: float) -> Decision:
 def _is_draining(state: JobState) -> bool:
     """Return whether a drain is under way.
 
-    What ends the job in a drain is told as the end: nodes that are told to stop would leave it otherwise.
+    What ends the job in a drain is reported as the end, because nodes that are told to stop would otherwise leave it.
     """
     return isinstance(state.phase, RoundRunning) and state.phase.drain is not None
 
@@ -212,9 +213,9 @@ def _describe_verdict(
 
 
 def settle_failure(state: JobState, phase: Forming, now_s: float) -> Decision:
-    """Decide again once all failures of the round are known: what was reported first may be a consequence.
+    """Decide again once all failures of the round are known, because the first reported one may be a consequence.
 
-    Of a hang, the stacks say now which rank keeps the others waiting. What has ended the job stays its end.
+    After a hang, the stacks now say which rank blocks the others. A failure that has ended the job stays its end.
     """
     failures, before = state.failures, state.failures.restarts_before
     if failures.is_settled or before is None or not failures.seen:
@@ -247,7 +248,7 @@ def settle_failure(state: JobState, phase: Forming, now_s: float) -> Decision:
 
 
 def _explain_hang(failures: RoundFailures) -> tuple[Action, ...]:
-    """Say which ranks kept the others waiting; of a job that ends, its report does."""
+    """Say which ranks blocked the others. If the job ends, its report says it."""
     from muster.agent.diagnosis.hangs.page import name_hang_cause
 
     found = name_hang_cause(failures.stacks)
@@ -257,7 +258,7 @@ def _explain_hang(failures: RoundFailures) -> tuple[Action, ...]:
 def _explain_break(
     state: JobState, kind: BreakKind, reason: str, *, cause: str = "", is_free: bool = False
 ) -> Decision:
-    """Tell the nodes why the round was broken: what they were told then may be a consequence."""
+    """Tell the nodes why the round was broken, because what they heard then may be a consequence."""
     state = update_recovery(state)
     broken = RoundBroken(
         round_number=state.round_number, kind=kind, reason=reason, cause=cause, is_free=is_free, explains=True
@@ -267,7 +268,7 @@ def _explain_break(
 
 
 def _send_away(state: JobState, phase: Forming, member_id: str, reason: str, now_s: float) -> Decision:
-    """Have a member leave that has stopped its workers already; the next round waits until it is gone."""
+    """Have a member leave that has stopped its workers already. The next round waits until it is gone."""
     phase = replace(
         phase,
         stopping=phase.stopping.with_item(member_id),
@@ -298,10 +299,11 @@ def break_round(
 ) -> Decision:
     """Ask all members of the round to stop; the next round waits for all of them.
 
-    Those that `leaves` names do not take part in it; `cause` is the class of a failure, and `is_free` says that the
-    restart uses none of those that are allowed. With `is_provisional`, `_explain_break` follows.
+    Members that `leaves` names do not take part in it. `cause` is the class of a failure, and `is_free` says that the
+    restart uses none of the allowed ones. With `is_provisional`, `_explain_break` follows.
 
-    Of a drained round all members hear, those without an assignment too: they may need to know whose part has ended.
+    All members hear of a drained round, including those without an assignment, which may need to know whose part has
+    ended.
     """
     ids = tuple(member_id for member_id in state.assignments if member_id in state.members)
     leaving = leaves or _list_leaving(state, kind, ids)
@@ -337,7 +339,7 @@ def break_round(
 
 
 def watch_storm(state: JobState, kind: BreakKind, now_s: float) -> Decision:
-    """Let the next round wait if rounds are formed and broken again and again without a step."""
+    """Delay the next round if rounds are formed and broken again and again without a step."""
     recent = tuple(each for each in state.storm.formed_s if now_s - each <= STORM_S)
     if kind in (BreakKind.FINAL, BreakKind.DRAINED) or len(recent) <= STORM_ROUNDS:
         return state, ()
@@ -351,12 +353,12 @@ def watch_storm(state: JobState, kind: BreakKind, now_s: float) -> Decision:
 
 
 def record_step(state: JobState) -> JobState:
-    """Record that a rank of the round has done a step. What failed before is forgotten with the verdict."""
+    """Record that a rank of the round has done a step. Earlier failures are forgotten with the verdict."""
     return replace(state, storm=Storm(), failures=replace(state.failures, has_stepped=True))
 
 
 def record_progress(state: JobState) -> JobState:
-    """Record a step of a rank, or a save of all: what failed before counts no more."""
+    """Record a step of a rank, or a save of all. Earlier failures no longer count."""
     phase, restarts = state.phase, state.restarts
     is_counted = isinstance(phase, Forming) and phase.is_new_attempt
     restarts = restarts.record_progress() if is_counted else restarts.forget_causes()
@@ -366,7 +368,7 @@ def record_progress(state: JobState) -> JobState:
 def _list_leaving(state: JobState, kind: BreakKind, ids: tuple[str, ...]) -> tuple[str, ...]:
     """Return the members for which this break ends the job.
 
-    Those that asked for a committed drain, or all if too few stay.
+    They are those that asked for a committed drain, or all if too few stay.
     """
     phase = state.phase
     drain = phase.drain if isinstance(phase, RoundRunning) else None
@@ -376,13 +378,13 @@ def _list_leaving(state: JobState, kind: BreakKind, ids: tuple[str, ...]) -> tup
 
 
 def has_enough_members(state: JobState, drain: Drain) -> bool:
-    """Return whether `min` members stay after a drain, spares and new ones among them."""
+    """Return whether `min` members stay after a drain, including spares and new ones."""
     staying = sum(1 for each in state.members.values() if each.id not in drain.leaving and not each.is_leaving)
     return staying >= state.rules.min_nodes
 
 
 def _record_leaving(state: JobState, kind: BreakKind, leaving: tuple[str, ...]) -> JobState:
-    """Record members that get no assignment any more; after a drain their part in the quorum has ended, too."""
+    """Record members that get no assignment any more. After a drain their part in the quorum has ended as well."""
     if not leaving:
         return state
     members = state.members
@@ -397,7 +399,7 @@ def _record_leaving(state: JobState, kind: BreakKind, leaving: tuple[str, ...]) 
 
 
 def on_stopped(state: JobState, sender: str, message: Stopped, now_s: float) -> Decision:
-    """Handle that no worker of the round is left on a member."""
+    """Handle that a member has no worker of the round any more."""
     if message.has_stepped and not state.failures.has_stepped:
         state = record_progress(state)
     member, phase = state.members[sender], state.phase
@@ -426,7 +428,7 @@ def on_stopped(state: JobState, sender: str, message: Stopped, now_s: float) -> 
 
 
 def refund_attempt(state: JobState, phase: Forming, lost_id: str, reason: str, now_s: float) -> Decision:
-    """Refund the attempt of a failure right before a loss that caused it, as a broken connection to the lost node."""
+    """Refund the attempt of a failure right before its cause, a loss, as when the connection to the lost node broke."""
     failures = state.failures
     is_explained = now_s <= failures.loss_explains_until_s and lost_id not in failures.failed_by
     if not (phase.is_new_attempt and is_explained):
@@ -438,7 +440,7 @@ def refund_attempt(state: JobState, phase: Forming, lost_id: str, reason: str, n
 
 
 def break_for_loss(state: JobState, lost_id: str, reason: str, now_s: float, *, is_interrupt: bool = False) -> Decision:
-    """End the running round because a member of it was lost or leaves."""
+    """End the running round because one of its members was lost or leaves."""
     if lost_id in state.failures.failed_by:
         return break_for_failure(state, now_s)
     state = replace(state, failures=RoundFailures())
@@ -446,7 +448,7 @@ def break_for_loss(state: JobState, lost_id: str, reason: str, now_s: float, *, 
 
 
 def on_checked(state: JobState, sender: str, message: Checked, now_s: float) -> Decision:
-    """Compare what the preflight of all nodes of the round has read, once all have said it; an error ends the job."""
+    """Compare the preflight of all nodes of the round once all have reported it. An error ends the job."""
     state = replace(state, checked=state.checked.with_item(sender, (message.facts, message.clock_s - now_s)))
     if isinstance(state.phase, Ending) or not all(each in state.checked for each in state.assignments):
         return state, ()

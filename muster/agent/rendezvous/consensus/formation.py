@@ -1,4 +1,4 @@
-"""Forming rounds: when, with which members, and which member gets which rank; and ending the job. Pure."""
+"""Decides when a round forms, with which members, and which member gets which rank; also ends the job. Pure."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -35,7 +35,7 @@ from muster.agent.runtime.persistent import PersistentMap, PersistentSet
 
 
 def form_or_end(state: JobState, now_s: float) -> Decision:
-    """Form a round or end the job when the state allows it."""
+    """Form a round or end the job if the state allows it."""
     match state.phase:
         case Forming() as phase:
             if phase.stopping:
@@ -61,7 +61,7 @@ def form_or_end(state: JobState, now_s: float) -> Decision:
 
 
 def _choose_members(state: JobState, phase: Forming) -> list[MemberRecord]:
-    """Return the members that may get an assignment, the leader's node always among them.
+    """Return the members that may get an assignment, always including the leader's node.
 
     A job that has run before continues without new members that still import, if enough others are ready.
     """
@@ -90,7 +90,7 @@ def _can_form(state: JobState, phase: Forming, now_s: float) -> bool:
 
 
 def _has_quorum(state: JobState, ready: Iterable[MemberRecord]) -> bool:
-    """Return whether no other node can continue the job; the next round would be formed with these members."""
+    """Return whether no other node can continue the job, if the next round forms with these members."""
     quorum_rounds = state.quorum_rounds
     if _must_find_last_round(state, ready):
         if not quorum_rounds:
@@ -102,14 +102,17 @@ def _has_quorum(state: JobState, ready: Iterable[MemberRecord]) -> bool:
 
 
 def _must_find_last_round(state: JobState, members: Iterable[MemberRecord]) -> bool:
-    """Return whether these members must show that the last round they know is the job's last; see `JobState`."""
+    """Return whether these members must show that the last round they know is the job's last (see `JobState`)."""
     if not state.must_find_last_round or state.has_formed_round:
         return False
     return _count_own_nodes(state, members) < state.rules.max_nodes
 
 
 def _count_own_nodes(state: JobState, members: Iterable[MemberRecord]) -> int:
-    """Count all members but spares: a spare's index is `max` or more, and it proves nothing of the node it replaces."""
+    """Count all members except spares.
+
+    A spare's index is `max` or more, and proves nothing about the node it replaces.
+    """
     return sum(1 for each in members if each.index is None or each.index < state.rules.max_nodes)
 
 
@@ -162,7 +165,7 @@ def _propose_round(state: JobState, phase: Forming) -> Decision:
 def _find_snapshot(
     state: JobState, assignments: tuple[RankAssignment, ...]
 ) -> tuple[Generation | None, Mapping[str, tuple[str, int]]]:
-    """Return the snapshot in memory that the round continues, and where members find their part that lack it."""
+    """Return the snapshot that the round continues, and where members without their part find it."""
     if not any(member.holdings for member in state.members.values()):
         return None, NO_ITEMS
     from muster.agent.rendezvous.snapshots import find_snapshot  # most jobs keep none
@@ -178,14 +181,14 @@ def assign_ranks(
 ) -> tuple[RankAssignment, ...]:
     """Assign ranks by node index; without one, by rank in the last round, then by order of joining.
 
-    Members of the last round go before new ones. Where members tell their segment (`--rank-order segment`), those of
-    one segment are adjacent, and of new ones those go first whose segment lacks most.
+    Members of the last round precede new ones. If members report their segment (`--rank-order segment`), those of one
+    segment are adjacent, and among new ones those come first whose segment lacks most.
 
     Args:
-        members: those that may get an assignment, the leader among them.
+        members: those that may get an assignment, including the leader.
         last_round: None before the first.
-        max_nodes: how many assignments there are at most.
-        suspected: ids of those that get one only if there are not enough others. The leader does in any case.
+        max_nodes: the most assignments.
+        suspected: ids of those that get one only if there are not enough others. The leader always gets one.
     """
     ready = list(members)
     last = len(ready) + (last_round.size if last_round else 0)
@@ -238,13 +241,13 @@ def assign_ranks(
 def _fill_segments(
     ordered: list[MemberRecord], max_nodes: int, is_new: Mapping[str, bool], suspected: frozenset[str]
 ) -> list[MemberRecord]:
-    """Return the first members, with new members of the segments that lack most in the places of lost ones.
+    """Return the first members, with new members of the segments that lack most in the places of lost members.
 
     Args:
-        ordered: who gets a place first, by all that counts more.
-        max_nodes: how many places there are.
-        is_new: by id, whether it takes the place of another; empty: there was no round.
-        suspected: ids of those that come last all the same.
+        ordered: the order in which members get places, by all that counts more.
+        max_nodes: the number of places.
+        is_new: whether a member takes the place of another, by id; empty if there was no round.
+        suspected: ids of those that come last in any case.
     """
     chosen = [member for member in ordered if not is_new.get(member.id) and member.id not in suspected][:max_nodes]
     taken = {member.id for member in chosen}
@@ -263,14 +266,14 @@ def _fill_segments(
 
 
 def list_node_indices(assignments: tuple[RankAssignment, ...]) -> tuple[int | None, ...]:
-    """Return the node index by group rank, at most `INDICES_KEPT`; empty when every group rank is its node's index."""
+    """Return the node index by group rank, at most `INDICES_KEPT`; empty if every group rank is its node's index."""
     if all(assignment.index == assignment.group_rank for assignment in assignments):
         return ()
     return tuple(assignment.index for assignment in assignments[:INDICES_KEPT])
 
 
 def on_lease_checked(state: JobState, event: LeaseChecked, now_s: float) -> Decision:
-    """Form the proposed round if the leader's own workers have a lease in it, else try again soon."""
+    """Form the proposed round if the leader's own workers have a lease in it; otherwise try again soon."""
     phase = state.phase
     if not isinstance(phase, Forming) or phase.proposed is None:
         return state, ()
@@ -309,7 +312,7 @@ def _notify_spares(state: JobState) -> tuple[Notify, ...]:
 
 
 def _end_after_success(state: JobState, phase: RoundRunning, now_s: float) -> Decision:
-    """End the job, but wait for members that were lost after they succeeded: they may continue with another leader."""
+    """End the job, but wait for members that were lost after they succeeded, which may continue with another leader."""
     if may_form_round(state.quorum_rounds, state.rules.min_nodes) or now_s >= phase.end_wait_until_s:
         return _end_job(state, None)
     if phase.end_wait_until_s < FOREVER:
@@ -319,7 +322,7 @@ def _end_after_success(state: JobState, phase: RoundRunning, now_s: float) -> De
 
 
 def _end_after_failure(state: JobState, phase: Forming, final: FinalFailure, now_s: float) -> Decision:
-    """End the job, but wait for unreachable members: they may not know that it failed, and continue."""
+    """End the job, but wait for unreachable members, which may not know that it failed and may continue."""
     if may_form_round(state.quorum_rounds, state.rules.min_nodes) or now_s >= phase.end_wait_until_s:
         return _end_job(state, final)
     if phase.end_wait_until_s < FOREVER or now_s < state.rejoin_wait_until_s:
@@ -330,7 +333,7 @@ def _end_after_failure(state: JobState, phase: Forming, final: FinalFailure, now
 
 
 def _end_job(state: JobState, final: FinalFailure | None) -> Decision:
-    """End the job; `final` says why it failed, None that it succeeded."""
+    """End the job. `final` says why it failed; None means that it succeeded."""
     present = [member_id for member_id in state.assignments if member_id in state.members]
     report = None
     if final is not None:
@@ -358,7 +361,7 @@ def _end_job(state: JobState, final: FinalFailure | None) -> Decision:
 
 
 def fail_rendezvous(state: JobState) -> Decision:
-    """Give up: no round was formed within the join timeout."""
+    """Give up, because no round was formed within the join timeout."""
     rules, count = state.rules, len(state.members)
     if count >= rules.min_nodes and _must_find_last_round(state, state.members.values()):
         known = state.quorum_rounds[-1:]

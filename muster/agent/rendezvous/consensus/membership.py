@@ -30,7 +30,7 @@ from muster.agent.rendezvous.round_messages import tell_running_round
 
 
 def on_joined(state: JobState, event: Joined, now_s: float) -> Decision:
-    """Add a member, adopt what it knows, and join it to a round when that is possible."""
+    """Add a member, adopt what it knows, and join it to a round if that is possible."""
     recovered = event.member.recovery
     most = state.rules.max_restarts + recovered.restarts.free
     recovered = replace(recovered, attempt=min(recovered.attempt, most))  # there are no more
@@ -77,13 +77,13 @@ def on_prepared(state: JobState, sender: str, now_s: float) -> Decision:
 
 
 def _accepts_joins(state: JobState) -> bool:
-    """Return whether a round runs to which a node can be added."""
+    """Return whether a round is running to which a node can be added."""
     is_open = isinstance(state.phase, RoundRunning) and not state.phase.succeeded
     return is_open and len(state.assignments) < state.rules.max_nodes
 
 
 def _start_batch(state: JobState, now_s: float) -> JobState:
-    """Record since when a member is ready to join the running job in a new round."""
+    """Record since when a member has been ready to join the running job in a new round."""
     phase = state.phase
     if not isinstance(phase, RoundRunning) or phase.batch_since_s is not None or not _accepts_joins(state):
         return state
@@ -91,7 +91,7 @@ def _start_batch(state: JobState, now_s: float) -> JobState:
 
 
 def _clear_batch(state: JobState) -> JobState:
-    """Clear the batch when no member is left that is ready to join."""
+    """Clear the batch if no member is left that is ready to join."""
     phase = state.phase
     if not isinstance(phase, RoundRunning) or phase.batch_since_s is None or _list_newcomers(state):
         return state
@@ -101,7 +101,7 @@ def _clear_batch(state: JobState) -> JobState:
 def _list_newcomers(state: JobState) -> list[MemberRecord]:
     """Return the ready members without an assignment.
 
-    Those that import count, too, while the round itself imports.
+    Importing members count as well while the round itself imports.
     """
     importing = () if state.importing_in_round else state.importing
     return [
@@ -112,7 +112,7 @@ def _list_newcomers(state: JobState) -> list[MemberRecord]:
 
 
 def _remove_from_importing(state: JobState, member_id: str) -> JobState:
-    """Remove a member from those that import: it has finished, or it is gone."""
+    """Remove a member from the importing ones, because it has finished or is gone."""
     if member_id not in state.importing and member_id not in state.importing_in_round:
         return state
     return replace(
@@ -123,7 +123,7 @@ def _remove_from_importing(state: JobState, member_id: str) -> JobState:
 
 
 def break_for_joins(state: JobState, now_s: float) -> Decision:
-    """Break the running round for the members that joined it, when their batch is due."""
+    """Break the running round for the members that joined it, once their batch is due."""
     phase = state.phase
     if not isinstance(phase, RoundRunning) or phase.loss_wait_until_s is not None or phase.drain is not None:
         return state, ()
@@ -146,7 +146,7 @@ def _add_connected(quorum_round: QuorumRound, member: MemberRecord) -> QuorumRou
 
 
 def _adopt_recovery(state: JobState, recovered: RecoveryRecord, now_s: float) -> JobState:
-    """Adopt what a member knows; until this leader has formed a round, as `merge_recovery` says."""
+    """Adopt what a member knows. Until this leader has formed a round, do so by the rules of `merge_recovery`."""
     if state.has_formed_round:
         if recovered.round_number < state.round_number:
             return state
@@ -185,10 +185,10 @@ def _adopt_recovery(state: JobState, recovered: RecoveryRecord, now_s: float) ->
 
 
 def _wait_for_other_leader(state: JobState, last_leader: str | None, now_s: float) -> JobState:
-    """Wait when a joining member's last leader is unknown here.
+    """Wait if a joining member's last leader is unknown here.
 
     That leader may have formed rounds with this member that the member never received. The member was free to join, so
-    that leader's lease has expired; the leases of the other members of such a round expire within `rejoin_wait_s`.
+    that leader's lease has expired. The leases of the other members of such a round expire within `rejoin_wait_s`.
     """
     if last_leader is None or any(each.leader_id == last_leader for each in state.quorum_rounds):
         return state
@@ -198,7 +198,7 @@ def _wait_for_other_leader(state: JobState, last_leader: str | None, now_s: floa
 
 
 def _adopt_rival_rounds(state: JobState, recovered: RecoveryRecord, now_s: float) -> JobState:
-    """Add the rounds of another leader that resigned in favour of this one: some of its members may still run them.
+    """Add the rounds of another leader that resigned in favour of this one, because some members may still run them.
 
     A member that is connected here may have taken part in such a round. So its node index counts as a claim
     only when it has reported again (`on_stopped`). Only this leader's own node cannot have taken part.
@@ -252,16 +252,17 @@ def on_member_lost(state: JobState, event: MemberLost, now_s: float) -> Decision
 
 
 def _is_lost_from_round(state: JobState, member_id: str) -> bool:
-    """Return whether the running round cannot go on without this member."""
+    """Return whether the running round cannot continue without this member."""
     phase = state.phase
     return isinstance(phase, RoundRunning) and member_id in state.assignments and member_id not in phase.succeeded
 
 
 def drop_stopping(state: JobState, phase: Forming, now_s: float) -> Decision:
-    """Count members as lost whose workers should have ended by now. The kernel may not be able to end them.
+    """Count members as lost whose workers should have ended by now; the kernel may be unable to end them.
 
-    Such workers have been killed and never run again, but a member that cannot be trusted to have killed them may hold
-    its lease: no round is formed before that has ended. The leader's own member stays: its node leaves by itself.
+    Such workers have been killed and never run again. But a member that cannot be trusted to have killed them may hold
+    its lease, so no round is formed before the lease has ended. The leader's own member stays, because its node leaves
+    by itself.
     """
     overdue = tuple(each for each in phase.stopping if not state.members[each].is_leader)
     state = replace(state, phase=replace(phase, stop_deadline_s=FOREVER))

@@ -1,6 +1,6 @@
-"""Quorum: which side may form a round when members of the last round are silent. Pure arithmetic over group ranks.
+"""Decides which side may form a round if members of the last round are silent. Pure arithmetic over group ranks.
 
-A `QuorumRound` is a round whose members have a say in the next one: the last, and those that it has not yet replaced.
+A `QuorumRound` is a round whose members count for the next one: the last, and those that it has not yet replaced.
 
 Silence proves nothing: silent members may be training on the other side of a partition. A process end that was *seen*
 proves that its workers are gone, because the guard kills them. So ended members are not counted, and of the rest at
@@ -16,18 +16,19 @@ most one side may have a quorum:
 No two of these can hold at once for disjoint sides. Counting ended members *for* a candidate (joined + ended > half) is
 not safe: with three nodes and the leader ended, each survivor would have a quorum alone.
 
-A member that has announced that it leaves takes part in no other round, whatever it hears: once its workers have
-stopped at the step of a drain, or it is gone, it counts as ended, too.
+A member that has announced that it leaves takes part in no other round, whatever it hears. Once its workers have
+stopped at the step of a drain, or it is gone, it also counts as ended.
 
 Only a process that was connected until the end has *seen* it. A new process that claims a node index also proves that
-the old process has ended, but not when: before, the old process may have formed rounds that are unknown here. Such a
-claim counts for the last rule only. For a leader that was started again with an empty memory it does not count at all,
-unless all `max` nodes are there: its members may be those that its old process had left behind (`formation`).
+the old process has ended, but not when. Before its end, the old process may have formed rounds that are unknown here.
+So such a claim counts only for the last rule. For a leader that was started again with an empty memory it does not
+count at all, unless all `max` nodes are there, because its members may be those that its old process had left behind
+(`formation`).
 
-A round that not all of its members have acknowledged replaces no earlier round yet: members that never received it act
-on the earlier one. Until it is committed, a leader needs a quorum of both (as in Raft's joint consensus), each by its
-own rule: for a round that it formed, the first; for one that it took over, the others. Otherwise the members
-that made the takeover possible could be counted again, and two sides could continue.
+A round that not all of its members have acknowledged does not replace the earlier round yet, because members that never
+received it act on the earlier one. Until it is committed, a leader needs a quorum of both (as in Raft's joint
+consensus), each by its own rule. That is the first rule for a round that it formed, and the others for one that it took
+over. Otherwise the members that made the takeover possible could be counted again, and two sides could continue.
 """
 
 from collections.abc import Iterable
@@ -41,12 +42,12 @@ INDICES_KEPT = 64
 """What every member knows of a round must not grow with the number of members."""
 ENDED_KEPT = 512
 EndedRanks = Annotated[frozenset[GroupRank], Limit(most=ENDED_KEPT)]
-"""Group ranks whose process end was seen. A member that is told of fewer only needs more others to take over."""
+"""Group ranks whose process end was seen. A member that knows fewer only needs more others to take over."""
 
 
 @record
 class RecoveredRound:
-    """A quorum round as all of its members know it: part of `recovery.RecoveryRecord`."""
+    """A quorum round as all of its members know it; part of `recovery.RecoveryRecord`."""
 
     round_number: RoundNumber
     leader_id: Name
@@ -54,7 +55,7 @@ class RecoveredRound:
     leader_group_rank: GroupRank
     """Group rank of the leader's own node."""
     node_indices: Annotated[tuple[Count | None, ...], Limit(most=INDICES_KEPT)] = ()
-    """Node index of each group rank, up to `INDICES_KEPT`; empty when every rank is its node's index."""
+    """Node index of each group rank, up to `INDICES_KEPT`; empty if every rank is its node's index."""
     ended: EndedRanks = frozenset()
     """Group ranks whose process end was seen."""
 
@@ -79,13 +80,14 @@ class QuorumRound:
     leader_group_rank: int
     """Group rank of the leader's own node in that round."""
     is_own: bool = False
-    """Formed by the leader that holds this record."""
+    """Whether the leader that holds this record formed it."""
     is_late: bool = False
-    """The leader learned of it only after it had formed the running round, which therefore does not replace it."""
+    """Whether the leader learned of it only after it had formed the running round, which therefore does not replace it.
+    """
     node_indices: tuple[int | None, ...] = ()
-    """Node index of each group rank, up to `INDICES_KEPT`; empty when every rank is its node's index."""
+    """Node index of each group rank, up to `INDICES_KEPT`; empty if every rank is its node's index."""
     connected: PersistentMap[str, int] = PersistentMap()
-    """Member id -> group rank, of those connected now."""
+    """Member id -> group rank, for the members that are connected now."""
     ended: frozenset[int] = frozenset()
     """Group ranks whose process end was seen."""
     claimed: frozenset[int] = frozenset()
@@ -114,13 +116,13 @@ class QuorumRound:
         return replace(self, claimed=self.claimed | {group_rank})
 
     def without(self, member_id: str, *, has_left: bool) -> "QuorumRound":
-        """Record that a member is gone. One that has left, as it announced, counts as ended."""
+        """Record that a member is gone. A member that has left as announced counts as ended."""
         group_rank = self.connected.get(member_id)
         ended = self.ended | {group_rank} if has_left and group_rank is not None else self.ended
         return replace(self, connected=self.connected.without(member_id), ended=ended)
 
     def find_lowest_alive(self) -> int:
-        """Return the lowest group rank not seen to end; `size` when all have ended."""
+        """Return the lowest group rank not seen to end; `size` if all have ended."""
         return next((each for each in range(self.size) if each not in self.ended), self.size)
 
     def count_missing(self) -> int:
@@ -128,12 +130,12 @@ class QuorumRound:
         return self.size - len(self.ended.union(self.claimed, self.connected.values()))
 
     def has_missing(self) -> bool:
-        """Return whether `count_missing` is not 0. Cheap in most cases: it is called at every join."""
+        """Return whether `count_missing` is not 0. This is cheap in most cases, because it is called at every join."""
         at_most = len(self.ended) + len(self.claimed) + len(self.connected)
         return at_most < self.size or self.count_missing() > 0
 
     def build_recovered(self) -> RecoveredRound:
-        """Return what its members are to know of it."""
+        """Return what the round's members must know of it."""
         return RecoveredRound(
             round_number=self.round_number,
             leader_id=self.leader_id,
@@ -189,5 +191,5 @@ def find_quorum_size(last: QuorumRound, min_nodes: int) -> int:
 
 
 def may_form_round(quorum_rounds: Iterable[QuorumRound], min_nodes: int) -> bool:
-    """Return whether every quorum round allows it; without any quorum round no other side can exist."""
+    """Return whether every quorum round allows it. Without any quorum round no other side can exist."""
     return all((may_continue if each.is_own else may_take_over)(each, min_nodes) for each in quorum_rounds)

@@ -8,21 +8,21 @@ leader, which merges it the same way as long as it has formed no round.
 What must hold of `merge_recovery`; `test_recovery` checks it for all records, the simulation for all histories:
 
 - The record of the later round wins. A leader forms a round only with a quorum of the rounds before, and joins count
-  what their members know: so whoever formed the later round knew the earlier one, its attempt and its end.
+  what their members know. So the leader that formed the later round knew the earlier one, its attempt and its end.
 - Within one round nothing is undone. Attempt and checkpoint only rise, ended ranks only become more, a final failure
-  stays, and an earlier round that one side has seen replaced is not needed again. So the order in which records of a
-  round arrive changes nothing, nor does one that arrives twice.
-- Nothing is made up: each ended rank was ended in one of the two records, and in the same round. Too few only mean that
-  a candidate needs more others; one too many would let two sides continue.
+  stays, and an earlier round that one side has seen replaced is not needed again. So neither the order in which records
+  of a round arrive nor a repeated record changes anything.
+- Nothing is invented: each ended rank was ended in one of the two records, and in the same round. Too few ended ranks
+  only mean that a candidate needs more others; one too many would let two sides continue.
 - Two leaders that do not know of each other may use the same round number. Then the round that was known first keeps
   its quorum; attempt and final failure are still those of the one that got further.
-- What attempts have failed of is taken whole from the record of the later attempt, with the nodes that are suspected.
+- The causes of failed attempts, with the suspected nodes, are taken as a whole from the record of the later attempt.
 - The checkpoint is the job's, not the round's: the one with the highest number stays.
 - The snapshot is the round's: the newest that all its ranks are known to have. A round begins with the one that it
   continues, which may be older than what an earlier round had; within the round it only becomes newer.
 
-The leader that formed the running round merges no round into its own: it keeps rounds of others beside it, as rivals
-(`membership`). A member merges only what is about the round it knows: rounds reach it by `RoundStart` and
+The leader that formed the running round merges no round into its own. It keeps rounds of others beside it, as rivals
+(`membership`). A member merges only what is about the round that it knows, because rounds reach it by `RoundStart` and
 `RoundSummary`, which say what its own rank in them is.
 """
 
@@ -34,7 +34,7 @@ from muster.agent.rendezvous.verdicts.restarts import Restarts
 from muster.agent.round import Checkpoint, Generation
 
 GroupRanks = tuple[GroupRank | None, ...]
-"""A member's own rank in each of a record's quorum rounds; None: it had no assignment."""
+"""A member's own rank in each of a record's quorum rounds; None if it had no assignment."""
 
 
 @record
@@ -46,7 +46,7 @@ class RecoveryRecord:
     round_number: RoundNumber = 0
     """The last round; 0 before the first."""
     attempt: Count = 0
-    """Of the next round, once this one has ended: what is used of the restart budget."""
+    """The attempt of the next round, once this one has ended: the used part of the restart budget."""
     restarts: Restarts = Restarts()
     """What the attempts so far have failed of, and on which nodes."""
     final: FinalFailure | None = None
@@ -54,9 +54,9 @@ class RecoveryRecord:
     quorum_rounds: tuple[RecoveredRound, ...] = ()
     """The last round, preceded by those that it has not yet replaced."""
     checkpoint: Checkpoint | None = None
-    """The last one that all ranks of the job have saved."""
+    """The last checkpoint that all ranks of the job have saved."""
     snapshot: Generation | None = None
-    """The newest one in memory that all ranks of the last round are known to have."""
+    """The newest snapshot in memory that all ranks of the last round are known to have."""
 
     def is_same_round(self, other: "RecoveryRecord") -> bool:
         """Return whether both are about the same round of the same leader."""
@@ -74,7 +74,7 @@ def find_rank_contradiction(known: RecoveryRecord, group_ranks: tuple[int | None
 
 
 def merge_recovery(known: RecoveryRecord, other: RecoveryRecord) -> RecoveryRecord:
-    """Return what is known with both records: see above. The version is that of the record that wins."""
+    """Return what is known with both records: see above. The version is that of the winning record."""
     later, earlier = (other, known) if other.round_number > known.round_number else (known, other)
     if later.round_number == earlier.round_number:
         later = _merge_equals(later, earlier)
@@ -108,7 +108,7 @@ def find_newer(known: Generation | None, other: Generation | None) -> Generation
 
 
 def _order_restarts(restarts: Restarts) -> tuple[int, int, bool, str]:
-    """Order two records of one attempt: the one that knows more wins; any order will do, if it is one."""
+    """Order two records of one attempt. The one that knows more wins; any total order will do."""
     return restarts.free, sum(each.count for each in restarts.faults), restarts.has_reported, repr(restarts)
 
 
@@ -118,7 +118,7 @@ def _unite_ended(quorum_round: RecoveredRound, others: tuple[RecoveredRound, ...
 
 
 def find_later(known: Checkpoint | None, other: Checkpoint | None) -> Checkpoint | None:
-    """Return the checkpoint with the higher number: of another leader, or of the job's earlier incarnation."""
+    """Return the checkpoint with the higher number, from another leader or the job's earlier incarnation."""
     if known is None or other is None:
         return known or other
     return other if other.number > known.number else known

@@ -1,4 +1,4 @@
-"""The job as its leader knows it: one frozen record, one of three phases in it, and its initial value.
+"""The job as its leader knows it: one frozen record, with one of three phases, and its initial value.
 
 Per-member facts are in persistent maps and sets, so that the cost of an event does not grow with the number of members.
 """
@@ -25,46 +25,46 @@ FOREVER = math.inf
 
 @record
 class NewRound:
-    """The next round, as it is proposed and then formed."""
+    """The next round, first proposed and then formed."""
 
     round_number: int
     attempt: int
     world_size: int
     master_port: int
-    """Of rank 0."""
+    """The MASTER_PORT of rank 0."""
     use_agent_store: bool
-    """Rank 0's agent hosts the store. Not for a single worker, which has no other to wait for."""
+    """Whether rank 0's agent hosts the store. It does not for a single worker, which has no other to wait for."""
     assignments: tuple[RankAssignment, ...]
-    """In order of group rank."""
+    """Assignments in order of group rank."""
     quorum_rounds: tuple[QuorumRound, ...]
     snapshot: Generation | None = None
-    """The one that the round continues."""
+    """The snapshot that the round continues."""
     sources: Mapping[str, tuple[str, int]] = NO_ITEMS
-    """For members that lack their part of it: who has it, and whose part it was."""
+    """For members without their part of it: the member that has the part, and the owner's rank."""
 
 
 @record
 class Forming:
-    """No round runs: its members still stop, or the next one waits for members."""
+    """No round runs. Its members still stop, or the next one waits for members."""
 
     since_s: float
-    """When the last round ended on all of its members; the join timeout counts from here."""
+    """When the last round ended on all of its members. The join timeout counts from here."""
     stopping: PersistentSet[str] = PersistentSet()
     """Members whose workers must still stop before a round can be formed."""
     stop_deadline_s: float = FOREVER
-    """When those that still stop count as lost."""
+    """When members that still stop count as lost."""
     skips_last_call: bool = False
-    """The next round need not wait for the last call."""
+    """Whether the next round need not wait for the last call."""
     is_new_attempt: bool = False
-    """The next round is a new attempt."""
+    """Whether the next round is a new attempt."""
     final: FinalFailure | None = None
     """Why the job has failed for good."""
     proposed: NewRound | None = None
-    """The round that is formed if the leader's own workers have a lease in it."""
+    """The round that will form if the leader's own workers have a lease in it."""
     lease_retry_s: float = -FOREVER
     """When the leader's lease is checked again."""
     end_wait_until_s: float = FOREVER
-    """Until when the job's end waits for unreachable members: they may not know that it failed."""
+    """Until when the job's end waits for unreachable members, which may not know that it failed."""
 
 
 @record
@@ -72,27 +72,27 @@ class Asker:
     """A person's request that waits for its answer."""
 
     id: str
-    """The member that has passed it on."""
+    """The member that has passed the request on."""
     request: int
-    """The member's number of it; of no person: `HANG` or `STANDSTILL`."""
+    """The member's number of the request. If no person has asked, it is `HANG` or `STANDSTILL`."""
     kind: AskKind
 
 
 HANG, STANDSTILL = 0, 1
-"""What the leader itself asks for stacks for, with no member's id."""
+"""Reasons for which the leader itself requests stacks, without a member's id."""
 
 
 @record
 class WantedDrain:
-    """A drain that is asked for."""
+    """A requested drain."""
 
     kind: int
     reason: str
     limit_s: float
     askers: tuple[Asker, ...] = ()
-    """Empty: a preemption."""
+    """The people who ask; empty for a preemption."""
     leaving: tuple[str, ...] = ()
-    """Members that do not go on after a stop."""
+    """Members that do not continue after a stop."""
     preempted: tuple[str, ...] = ()
     """Those among them that leave whatever people are answered."""
 
@@ -112,24 +112,24 @@ class WantedStacks:
 
 @record
 class Drain:
-    """A drain of the running round, from its begin until it is withdrawn or the round ends."""
+    """A drain of the running round, from its beginning until it is withdrawn or the round ends."""
 
     number: int
     kind: int = StatusPageLayout.STOP
     askers: tuple[Asker, ...] = ()
-    """Those that wait for an answer."""
+    """People who wait for an answer."""
     followed: PersistentMap[str, tuple[LateRank, ...]] = PersistentMap()
-    """Members whose workers have done what was committed to, or whose time was over, and their late ranks."""
+    """Members whose workers have done what was committed, or whose time was over, with their late ranks."""
     queued: WantedDrain | None = None
     """A stop that begins when this one has ended."""
     reason: str
     begun_s: float
     ids: PersistentSet[str]
-    """The members that it has begun for."""
+    """The members for which it has begun."""
     leaving: PersistentSet[str] = PersistentSet()
-    """Those that asked for it, because their nodes must leave. They leave in any case, also if it is withdrawn."""
+    """Members that asked for it because their nodes must leave. They leave in any case, even if it is withdrawn."""
     reports: PersistentMap[str, DrainReport] = PersistentMap()
-    """Of the members that have reported."""
+    """Reports of the members that have reported."""
     step: int | None = None
     """The committed step."""
     last_rank: int | None = None
@@ -137,7 +137,7 @@ class Drain:
 
     @property
     def is_stop(self) -> bool:
-        """The ranks end; of all other kinds they go on."""
+        """Whether the ranks end. In drains of all other kinds they continue."""
         return self.kind == StatusPageLayout.STOP
 
 
@@ -146,54 +146,54 @@ class RoundRunning:
     """A round runs."""
 
     succeeded: PersistentSet[str] = PersistentSet()
-    """Members whose workers all succeeded, also those that were lost afterwards."""
+    """Members whose workers all succeeded, including those that were lost afterwards."""
     idle: PersistentMap[str, tuple[Failure, ...]] = PersistentMap()
     """Members whose workers are all idle, and the failures to record if the whole job hangs."""
     urgent: PersistentSet[str] = PersistentSet()
-    """Those of them for which the hang is judged at once, whatever the others do."""
+    """Those members for which the hang is judged at once, whatever the others do."""
     still: PersistentMap[str, float] = PersistentMap()
     """Members whose workers all stand still, and since when."""
     still_asked_s: float = 0.0
-    """For how long all had, when it was last asked what they do."""
+    """How long all had stood still when it was last asked what they do."""
     has_told_still: bool = False
-    """It was said that the job stands still."""
+    """Whether it was reported that the job stands still."""
     has_reported_hang: bool = False
-    """With --hang-action report: the job hangs, and that was reported."""
+    """Whether, with --hang-action report, a hang of the job was reported."""
     succeeded_s: float = -FOREVER
-    """When a member succeeded last."""
+    """When a member last succeeded."""
     batch_since_s: float | None = None
-    """Since when a member is ready to join the running job in a new round."""
+    """Since when a member has been ready to join the running job in a new round."""
     loss_wait_until_s: float | None = None
     """When a failure that would end the job becomes final, unless a loss explains it before."""
     end_wait_until_s: float = FOREVER
     """Until when the job's end waits for members that were lost and may continue with another leader."""
     drain: Drain | None = None
-    """The drain that is under way, or committed."""
+    """The drain that is in progress, or committed."""
     drains: int = 0
-    """How many have begun: each gets the next number."""
+    """How many drains have begun; each gets the next number."""
     wanted_stacks: tuple[WantedStacks, ...] = ()
     keeping: "Keeping | None" = None
-    """What is known of the snapshots of this round; None: nothing was saved."""
+    """What is known of the snapshots of this round; None if nothing was saved."""
 
 
 @record
 class Keeping:
-    """How far the members of a round are with their snapshots."""
+    """How far the members of a round have proceeded with their snapshots."""
 
     kept: PersistentMap[str, int] = PersistentMap()
     """The step that all ranks of a member keep until all members do."""
     is_split: bool = False
-    """The ranks of a member keep different ones."""
+    """Whether the ranks of a member keep different ones."""
     mark: int = 0
-    """Kept is the first one at or above this step."""
+    """The first snapshot at or above this step is kept."""
     lead: int = 1
-    """How far a mark is ahead of what was saved when it is set."""
+    """How far a mark is ahead of what was saved when the mark is set."""
     copying: tuple[int, int] | None = None
     """The generation that the members send to their neighbours."""
     copied: PersistentSet[str] = PersistentSet()
-    """Those whose neighbours have it."""
+    """Members whose neighbours have it."""
     no_copies: bool = False
-    """A neighbour could not take one."""
+    """Whether a neighbour could not take one."""
 
 
 @record
@@ -201,7 +201,7 @@ class Ending:
     """The job has ended, or rendezvous has failed."""
 
     job_end: JobEnd | None
-    """How the job ended, for members that join late; None: rendezvous has failed."""
+    """How the job ended, for members that join late; None if rendezvous has failed."""
 
 
 @record
@@ -213,17 +213,17 @@ class RoundFailures:
     failed_by: PersistentSet[str] = PersistentSet()
     """Members that reported failures."""
     loss_explains_until_s: float = -FOREVER
-    """A loss until then explains the first failure."""
+    """Until when a loss explains the first failure."""
     has_stepped: bool = False
-    """A rank is known to have done a step in the round, or all have saved a checkpoint."""
+    """Whether a rank is known to have done a step in the round, or all have saved a checkpoint."""
     restarts_before: Restarts | None = None
     """What was known before the attempt that the failure costs was counted."""
     root_rank: int | None = None
-    """The global rank that was the root cause when the round was broken; None: it is not known."""
+    """The global rank that was the root cause when the round was broken; None if unknown."""
     is_provisional: bool = False
-    """That may be a consequence: nodes are told what has failed once all is known."""
+    """Whether that may be a consequence; then nodes hear what has failed once all is known."""
     is_settled: bool = False
-    """All failures of the round are known, and what follows from them is decided."""
+    """Whether all failures of the round are known, and what follows from them is decided."""
 
 
 @record
@@ -233,9 +233,9 @@ class Storm:
     formed_s: tuple[float, ...] = ()
     """When the last rounds were formed, without a step in any of them."""
     wait_until_s: float = -FOREVER
-    """The next one is not formed before."""
+    """Until when the next round is not formed."""
     waits: int = 0
-    """How often it was waited for that."""
+    """How many such waits there have been."""
 
 
 @record
@@ -247,19 +247,19 @@ class Saving:
     path_rank: int
     """The group rank of the member that has reported the path."""
     path: str = ""
-    """As the lowest rank of these that named one has named it; "": none has."""
+    """The path, as named by the lowest of these ranks that named one; "" if none has."""
     ids: PersistentSet[str] = PersistentSet()
     """The members that have reported it."""
 
 
 @record
 class JobState:
-    """All the leader knows. `build_initial_state` makes the first one."""
+    """Everything the leader knows. `build_initial_state` makes the first one."""
 
     rules: ConsensusRules
     phase: Forming | RoundRunning | Ending
     timer: SetTimer | None = None
-    """The leader's timer as last set; None: it has fired."""
+    """The leader's timer as last set; None if it has fired."""
     members: PersistentMap[str, MemberRecord] = PersistentMap()
     join_count: int = 0
     last_join_s: float = -FOREVER
@@ -269,51 +269,53 @@ class JobState:
     """Members of the current round that still import what their workers need."""
     round_number: int = 0
     highest_known_round: int = 0
-    """The highest round that any member knew: the next number is above it."""
+    """The highest round that any member knew; the next number is above it."""
     attempt: int = 0
     restarts: Restarts = Restarts()
     """What the attempts so far have failed of, and on which nodes."""
     suspected_until_s: PersistentMap[str, float] = PersistentMap()
-    """Until when a node that is suspected is the last choice, by `NodeFault.machine` and index."""
+    """Until when a suspected node is the last choice, by `NodeFault.machine` and index."""
     storm: Storm = Storm()
     has_formed_round: bool = False
-    """This leader has formed a round itself."""
+    """Whether this leader has formed a round itself."""
     formed: tuple[NewRound, Shared[RoundFacts]] | None = None
-    """The last one, and what every member was told of it: for those that join during it."""
+    """The last round, and what every member was told of it, for members that join during it."""
     must_find_last_round: bool = False
-    """This leader's node ran before, and its memory is lost: the job may continue elsewhere. So it forms its first
-    round only with all `max` nodes, or with members that prove that they know the last round."""
+    """Whether this leader's node ran before and lost its memory, so that the job may continue elsewhere.
+
+    Then it forms its first round only with all `max` nodes, or with members that prove that they know the last round.
+    """
     quorum_rounds: tuple[QuorumRound, ...] = ()
     """The last formed round, preceded by those that it has not yet replaced for all of its members."""
     assignments: PersistentMap[str, RankAssignment] = PersistentMap()
-    """Of the current round; empty before the first."""
+    """Assignments of the current round; empty before the first."""
     unacknowledged: PersistentSet[str] = PersistentSet()
     """Members that have not acknowledged the current round."""
     failures: RoundFailures = RoundFailures()
     checkpoint: Checkpoint | None = None
-    """The last one that all ranks have saved."""
+    """The last checkpoint that all ranks have saved."""
     saving: tuple[Saving, ...] = ()
-    """Later steps that not all of them have saved."""
+    """Later steps that only some of them have saved."""
     base: Generation | None = None
     """The snapshot that the round continues."""
     snapshot: Generation | None = None
-    """The newest one in memory that all ranks of the round are known to have."""
+    """The newest snapshot in memory that all ranks of the round are known to have."""
     checked: PersistentMap[str, tuple[NodeFacts, float]] = PersistentMap()
-    """By member, what its preflight has read, and its wall clock minus the leader's clock at the arrival.
+    """What each member's preflight has read, and its wall clock minus the leader's clock at the arrival, by member.
 
-    Not in the recovery record: after a takeover all tell it again.
+    This is not in the recovery record, because after a takeover all members report it again.
     """
     told_findings: tuple[str, ...] = ()
-    """Lines about differences between nodes that were printed."""
+    """Printed lines about differences between nodes."""
     recovery: Shared[RecoveryRecord] = Shared(RecoveryRecord())
-    """What members are to know of all this, as `update_recovery` made it last."""
+    """What members must know of all this, as `update_recovery` last made it."""
     fence_until_s: float = -FOREVER
     announcement_wait_until_s: float = -FOREVER
     rejoin_wait_until_s: float = -FOREVER
 
     @property
     def running(self) -> RoundRunning:
-        """The phase, for an event that the table of `decisions` has only a running round accept."""
+        """The running phase, for an event that the table of `decisions` accepts only in a running round."""
         if not isinstance(self.phase, RoundRunning):
             raise TypeError(f"no round runs: {self.phase!r}")
         return self.phase
@@ -327,7 +329,7 @@ def build_initial_state(
 ) -> JobState:
     """Return a leader's first state.
 
-    It waits for an acting leader's announcement, a candidate for members to rejoin.
+    A first leader waits for an acting leader's announcement, and a candidate for members to rejoin.
     """
     if takeover:
         # The guard of the node that ended kills its workers within the fence time.
@@ -346,10 +348,10 @@ def build_initial_state(
 
 
 def update_recovery(state: JobState) -> JobState:
-    """Bring the recovery record up to date, and count its change; nothing changes any more once the job has ended.
+    """Update the recovery record and count its change. Nothing changes any more once the job has ended.
 
-    Rounds of other leaders that the running one does not replace are this leader's to know: members get them with the
-    next round.
+    Only this leader needs rounds of other leaders that the running one does not replace; members get them with the next
+    round.
     """
     phase, known = state.phase, state.recovery.value
     if isinstance(phase, Ending):

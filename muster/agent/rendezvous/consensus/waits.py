@@ -25,13 +25,14 @@ from muster._shared.records import assert_never
 from muster.agent.rendezvous.consensus.state import FOREVER, Ending, Forming, JobState, RoundRunning
 
 LEASE_RETRY_S = 0.1
-"""How soon a round that the leader's lease did not cover is tried again: heartbeats may have extended the lease."""
+"""How soon a round that the leader's lease did not cover is tried again, because heartbeats may have extended the
+lease."""
 
 
 def find_next_due_s(state: JobState, now_s: float) -> float:
-    """Return when the next wait ends; infinity when there is none.
+    """Return when the next wait ends; infinity if there is none.
 
-    The time lies in the past when an event overtook a timer that is still needed. All else was decided with the event.
+    The time is in the past if an event overtook a timer that is still needed. All else was decided with the event.
     """
     match state.phase:
         case Forming() as phase:
@@ -67,7 +68,7 @@ def find_join_deadline_s(state: JobState, phase: Forming) -> float:
 
 
 def find_batch_due_s(state: JobState, phase: RoundRunning) -> float:
-    """Return when the running round is broken for members that joined it; infinity when there are none."""
+    """Return when the running round is broken for members that joined it; infinity if there are none."""
     if phase.batch_since_s is None:
         return FOREVER
     importing = 0 if state.importing_in_round else len(state.importing)

@@ -1,7 +1,7 @@
-"""An acting leader announces itself at the job's endpoint, for a node 0 that returns with empty state.
+"""Announces an acting leader at the job's endpoint, for a node 0 that returns with empty state.
 
-It does so as long as it leads: until there is a reply, a free endpoint, a member there and a node 0 that has just
-returned look the same.
+It does so as long as it leads, because until there is a reply, a free endpoint, a member there and a node 0 that has
+just returned look the same.
 """
 
 from collections.abc import Callable
@@ -15,8 +15,8 @@ from muster.agent.runtime.loop import Loop, Timer
 INTERVAL_S = 0.5
 REPLY_LIMIT_S = 2.0
 DIAL_LIMIT_S = 1.4
-"""Enough for a connection and a handshake, three round trips of 0.4 s. With `INTERVAL_S` shorter than
-`announcement_wait_s` of a node 0 with empty state: it may start right after a dial got no answer."""
+"""Enough for a connection and a handshake, three round trips of 0.4 s. With `INTERVAL_S` it is shorter than the
+`announcement_wait_s` of a node 0 with empty state, which may start right after a dial got no answer."""
 
 
 class TakeoverAnnouncer:

@@ -10,7 +10,7 @@ from muster.agent.rendezvous.transport.links import Link, LocalLink
 
 
 class MemberConnection:
-    """One member's connection. Made when it joins; the leader updates the two times."""
+    """One member's connection. It is made when the member joins; the leader updates the two times."""
 
     __slots__ = ("echoed_s", "host", "id", "index", "link", "listen_port", "received_s")
 
@@ -20,21 +20,23 @@ class MemberConnection:
         self.host = show_host(join)
         self.link = link
         self.listen_port = join.listen_port
-        """Port where it accepts links after a takeover; 0: none."""
+        """Port where the member accepts links after a takeover; 0 if none."""
         self.received_s = now_s
         """When its last message was received, CLOCK_BOOTTIME."""
         self.echoed_s = now_s
-        """The leader's own time stamp that the member last sent back. The member joins no other leader for the silence
-        limit from then on. CLOCK_BOOTTIME."""
+        """The leader's own time stamp that the member last sent back, by CLOCK_BOOTTIME.
+
+        The member joins no other leader for the silence limit from then on.
+        """
 
     @property
     def is_local(self) -> bool:
-        """True for the member of the leader's own process."""
+        """Whether this is the member of the leader's own process."""
         return isinstance(self.link, LocalLink)
 
 
 class MemberConnections:
-    """The members connected now: by id, by link, by node index."""
+    """The members that are connected now: by id, by link, and by node index."""
 
     def __init__(self) -> None:
         self._by_id: dict[str, MemberConnection] = {}
@@ -42,14 +44,14 @@ class MemberConnections:
         self._by_index: dict[int, MemberConnection] = {}
 
     def add(self, connection: MemberConnection) -> None:
-        """Add a member. Another of the same id must have been removed."""
+        """Add a member. An earlier one with the same id must have been removed."""
         self._by_id[connection.id] = connection
         self._by_link[connection.link] = connection
         if connection.index is not None:
             self._by_index[connection.index] = connection
 
     def remove(self, connection: MemberConnection) -> bool:
-        """Remove a member; False when it was removed already."""
+        """Remove a member; return False if it was removed already."""
         if self._by_id.get(connection.id) is not connection:
             return False
         del self._by_id[connection.id]
@@ -100,16 +102,16 @@ class LeaderOptions:
     own_id: str
     """Id of the member on the leader's node, and of the leader."""
     listen_port: int
-    """A port that only this process listens on: a refused connection there proves that it has ended."""
+    """A port on which only this process listens; a refused connection there proves that it has ended."""
     must_find_last_round: bool = False
-    """This node ran before, and its memory is lost; see `JobState`."""
+    """Whether this node ran before and lost its memory; see `JobState`."""
 
 
 def show_host(join: Join) -> str:
-    """Return a node's name as messages show it: any process that may join chose it, ends of lines included."""
+    """Return a node's name as messages show it, because any process that may join chose it, even with line ends."""
     return show_controls(join.host[:80]).replace("\n", r"\n").replace("\t", r"\t")
 
 
 def describe_newcomer(join: Join) -> str:
-    """Return the name in messages of a node that is not a member: "node 1 (host-b)"."""
+    """Return the name, in messages, of a node that is not a member: "node 1 (host-b)"."""
     return f"a new node ({show_host(join)})" if join.index is None else f"node {join.index} ({show_host(join)})"

@@ -1,9 +1,10 @@
 """Nodes that join with the index of a member that is still connected.
 
 Either that member is gone, which is not known yet, or two nodes were started with the same --node-rank. The leader
-connects to the member's own port, which ends the claim at once if the process has ended. Otherwise the claim waits: it
-succeeds when the member is lost, and is refused when the member sends something after `DUPLICATE_S`. Of the leader's
-own index it is refused at once before the first round; later it waits for the leader's end: it may be its replacement.
+connects to the member's own port, which decides the claim at once if the process has ended. Otherwise the claim waits.
+It succeeds when the member is lost, and is refused when the member sends something after `DUPLICATE_S`. A claim of the
+leader's own index is refused at once before the first round. Later it waits for the leader's end, because the node may
+be the leader's replacement.
 """
 
 from muster._shared.records import record
@@ -47,7 +48,7 @@ class IndexClaims:
         self.refuse(holder, claim.link, claim.join)
 
     def refuse(self, holder: MemberConnection, link: Link, join: Join) -> None:
-        """Tell a node that another one has its index, and say so here."""
+        """Tell a node that another one has its index, and print that here."""
         taken = f"node rank {holder.index} is already taken by {holder.host}: every node needs its own --node-rank"
         self._lines.print_once(f"refused another {describe_newcomer(join)} at {link.peer_host}: {taken}")
         refuse(link, taken, usage=True)

@@ -1,6 +1,6 @@
 """The leader: turns messages and lost connections into events for `decisions.decide`, and sends the actions.
 
-It decides nothing about rounds itself. It adds identity and time: which member is on which link, which member has been
+It decides nothing about rounds itself. It adds identity and time: which member is on which link, which one has been
 silent for too long, and when the lease of its own workers ends.
 """
 
@@ -66,12 +66,12 @@ def _describe_suspicion(state: JobState, member: MemberRecord) -> str:
 
 
 def _find_outside(host: str) -> str:
-    """Return the address; "" for loopback: it is on this machine, which other nodes reach at another address."""
+    """Return the address, or "" for loopback: it is on this machine, which other nodes reach at another address."""
     return "" if is_loopback(host) else host
 
 
 class Leader:
-    """Leads until closed. It owns a link from `admit` on."""
+    """Leads until closed. From `admit` on it owns a link."""
 
     def __init__(self, loop: Loop, network: Network, options: LeaderOptions) -> None:
         self._loop = loop
@@ -84,9 +84,10 @@ class Leader:
         self._losses = LossDetector(loop, network, self._connections, options.silence_s, self)
         self._timer: Timer | None = None
         self._summaries: dict[str, tuple[float, Summary]] = {}
-        """The last one of each member, and when it arrived (CLOCK_BOOTTIME): for people, nothing is decided on it."""
+        """The last summary of each member, and its arrival (CLOCK_BOOTTIME). It is for people; nothing is decided on
+        it."""
         self._events: deque[Event] = deque()
-        """To be decided; the first one is being decided."""
+        """Events to be decided; the first one is being decided."""
         self._closed = False
         self.state: JobState = build_initial_state(
             options.rules,
@@ -250,7 +251,7 @@ class Leader:
             self.admit(claim.link, claim.join)
 
     def read_members(self) -> JobMembers:
-        """Return what is known of the members."""
+        """Return what is known about the members."""
         now_s, found = self._clock.boottime_s(), []
         for member in self.state.members.values():
             assignment = self.state.assignments.get(member.id)
@@ -270,11 +271,11 @@ class Leader:
         return JobMembers(members=tuple(found), max_nodes=self.state.rules.max_nodes, storm_s=self.find_storm_s())
 
     def find_storm_s(self) -> float:
-        """Return how much longer the next round is held back after a storm of rounds; 0: it is not."""
+        """Return how much longer the next round is held back after a storm of rounds; 0 if it is not."""
         return max(0.0, self.state.storm.wait_until_s - self._clock.now_s())
 
     def lease_until_s(self) -> float:
-        """Return until when no other leader can have taken over (the lease of its own workers), CLOCK_BOOTTIME."""
+        """Return until when no other leader can have taken over (the lease of its own workers), by CLOCK_BOOTTIME."""
         return find_lease_limit_s(self.state.quorum_rounds, self._connections, self._options, self._clock.boottime_s())
 
     # -- decisions --------------------------------------------------------------------------------------------------
@@ -333,7 +334,10 @@ class Leader:
         self.close()
 
     def close(self) -> None:
-        """Close every link. Idempotent. Members see it as the end of this process, unless redirected before."""
+        """Close every link.
+
+        Idempotent. Members see this as the end of this process, unless they were redirected before.
+        """
         if self._closed:
             return
         self._closed = True

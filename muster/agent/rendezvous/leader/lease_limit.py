@@ -1,9 +1,9 @@
-"""Until when no other node can lead: the limit of the lease of the leader's own workers.
+"""Computes until when no other node can lead, which is the limit of the lease of the leader's own workers.
 
-Other members can take over without having seen this process end only with more than half of a round, and only when
-fewer than `min` of it are left. That is impossible while enough members have promised to stay with this leader: with
-each heartbeat a member sends back the leader's last time stamp, and joins no other leader for the silence limit from
-then on. `member.lease_renewal` renews the lease up to this limit.
+Members that have not seen this process end can take over only with more than half of a round, and only if fewer than
+`min` of it are left. That is impossible while enough members have promised to stay with this leader. With each
+heartbeat a member sends back the leader's last time stamp, and joins no other leader for the silence limit from then
+on. `member.lease_renewal` renews the lease up to this limit.
 """
 
 from muster.agent.rendezvous.consensus.members import find_margin_s
@@ -18,11 +18,11 @@ def find_lease_limit_s(
     options: LeaderOptions,
     boottime_s: float,
 ) -> float:
-    """Return until when the leader's own workers may run, CLOCK_BOOTTIME.
+    """Return until when the leader's own workers may run, by CLOCK_BOOTTIME.
 
     Args:
         quorum_rounds: the last round, preceded by those that it has not yet replaced.
-        connections: of this leader's members, with the time stamps that they sent back.
+        connections: those of this leader's members, with the time stamps that they sent back.
         options: the leader's.
         boottime_s: now.
     """
@@ -37,7 +37,7 @@ def find_lease_limit_s(
 def _find_promise_s(
     quorum_round: QuorumRound, min_nodes: int, connections: MemberConnections, own_id: str, boottime_s: float
 ) -> float:
-    """Return when the oldest promise was made of those that are needed to rule out a takeover."""
+    """Return the time of the oldest promise among those that are needed to rule out a takeover."""
     needed = find_quorum_size(quorum_round, min_nodes) - (own_id in quorum_round.connected)
     if needed <= 0:
         return boottime_s

@@ -1,12 +1,12 @@
-"""Where the leader notices that a member is lost.
+"""Detects that a member of the leader is lost.
 
 - Its connection closed: `LossDetector.record_closed`. This does not prove that its process has ended. Only a refused
   connection to the member's own port does: `probe`.
-- It sent nothing for the silence limit: `LossDetector._sweep`. The leader's own process may have been stopped
-  (SIGSTOP, a suspended machine); then silence is checked before anything else is decided: `check_pause`.
+- It sent nothing for the silence limit: `LossDetector._sweep`. If the leader's own process may have been stopped
+  (SIGSTOP, a suspended machine), silence is checked before anything else is decided: `check_pause`.
 
-What follows is decided by `consensus.membership.on_member_lost`. A member that takes too long to stop its workers is
-lost, too, by `consensus.membership.drop_stopping`. How a member notices that its leader is lost: `member.seeking`.
+`consensus.membership.on_member_lost` decides what follows. `consensus.membership.drop_stopping` also makes a member
+lost that takes too long to stop its workers. `member.seeking` is where a member detects the loss of its leader.
 """
 
 from collections.abc import Callable
@@ -20,18 +20,18 @@ from muster.agent.runtime.loop import Loop, Timer
 PAUSE_S = 1.0
 """Without activity for this long, this process may have been stopped."""
 LEAST_DELAY_S = 0.02
-"""Between two sweeps."""
+"""The least time between two sweeps."""
 
 
 class LossOwner(Protocol):
-    """What loss detection tells the leader."""
+    """What loss detection reports to the leader."""
 
     def record_loss(self, connection: MemberConnection, reason: str) -> None:
         """Record the loss of a member, which may have been removed already."""
         ...
 
     def record_silence(self, connection: MemberConnection, reason: str) -> None:
-        """Record the loss of a member whose connection is open: it may still be alive."""
+        """Record the loss of a member whose connection is open, so that it may still be alive."""
         ...
 
     def record_process_end(self, member_id: str) -> None:
@@ -85,7 +85,7 @@ class LossDetector:
     # -- silence ----------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Watch for silence from now on, unless that is done already: a member on another node has joined."""
+        """Watch for silence from now on, unless this is done already, because a member on another node has joined."""
         if self._timer is None or self._timer.cancelled:
             self._timer = self._loop.call_later(self._silence_s, self._sweep)
 
@@ -97,7 +97,7 @@ class LossDetector:
             self._sweep()
 
     def _sweep(self) -> None:
-        """Report members that were silent for too long; run again when the next one could be."""
+        """Report members that were silent for too long. Run again when the next one could be."""
         now_s = self._clock.boottime_s()
         limit_s = self._silence_s
         for connection in [each for each in self._connections.list_remote() if now_s - each.received_s >= limit_s]:
@@ -109,17 +109,14 @@ class LossDetector:
             self._timer = self._loop.call_later(max(LEAST_DELAY_S, oldest_s + limit_s - now_s), self._sweep)
 
     def compute_suspicion_s(self, is_assigned: Callable[[str], bool]) -> float:
-        """Return how long until every member of the round that may already be fenced has been removed; 0.
-
-        There is none.
-        """
+        """Return how long until every possibly fenced member of the round has been removed; 0 if there is none."""
         now_s, silence_s = self._clock.boottime_s(), self._silence_s
         limit_s = (silence_s - find_margin_s(silence_s)) / 2
         received_s = [each.received_s for each in self._connections.list_remote() if is_assigned(each.id)]
         return max((at_s + silence_s - now_s for at_s in received_s if now_s - at_s >= limit_s), default=0.0)
 
     def close(self) -> None:
-        """Watch no more. Idempotent."""
+        """Stop watching. Idempotent."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()

@@ -6,8 +6,11 @@ from muster.agent.rendezvous.protocol.leader_messages import Exit, LeaderMessage
 from muster.agent.runtime.loop import Loop, Timer
 
 ACKNOWLEDGE_SILENCES = 3
-"""How many silence limits the end waits for members that have not acknowledged it. An unreachable member may come back
-and must then find a node that knows the end; otherwise it would continue with others and repeat finished work."""
+"""How many silence limits the end waits for members that have not acknowledged it.
+
+An unreachable member may come back and must then find a node that knows the end. Otherwise it would continue with
+others and repeat finished work.
+"""
 
 
 class OutgoingMessages:
@@ -22,7 +25,7 @@ class OutgoingMessages:
         self._end_timer: Timer | None = None
 
     def send(self, send: Send) -> None:
-        """Send a message to those of its recipients that are connected."""
+        """Send a message to its connected recipients."""
         self._send(send.ids, send.message)
         if isinstance(send.message, JobEnd):
             self._await_acknowledgements(send.ids)
@@ -48,7 +51,7 @@ class OutgoingMessages:
 
         Args:
             member_id: the member.
-            peak_bytes: the peak memory of its largest worker; 0: not known.
+            peak_bytes: the peak memory of its largest worker; 0 if unknown.
         """
         self._peak_bytes = max(self._peak_bytes, peak_bytes)
         if self._unacknowledged is None or member_id not in self._unacknowledged:
@@ -58,7 +61,7 @@ class OutgoingMessages:
             self._send_exit()
 
     def _send_exit(self) -> None:
-        """Let all members exit together, when all have acknowledged the end or the limit has passed."""
+        """Let all members exit together, once all have acknowledged the end or the limit has passed."""
         self._unacknowledged = set()
         self._send(self._connections.list_ids(), Exit(peak_bytes=self._peak_bytes))
 

@@ -1,6 +1,6 @@
-"""Lines for the console about other nodes: who was refused and why, and who runs another release.
+"""Lines for the console about other nodes: which was refused and why, and which runs another release.
 
-A node that is refused tries again, and any process may connect: each line is printed once, and their number is limited.
+A refused node tries again, and any process may connect. So each line is printed once, and their number is limited.
 """
 
 from muster import __version__
@@ -15,7 +15,7 @@ UNPROVED = "the leader has refused this node, and tells only on its own console 
 
 
 def refuse(link: Link, reason: str, *, usage: bool = False) -> None:
-    """Refuse a node, and close its link. One that has not proved the job's token is told no reason."""
+    """Refuse a node and close its link. A node that has not proved the job's token gets no reason."""
     link.send(Rejected(reason=reason if link.is_proved else UNPROVED, usage=usage))
     link.close()
 
@@ -28,14 +28,14 @@ class PeerLines:
         self._printed: set[str] = set()
 
     def print_once(self, line: str) -> None:
-        """Print a line that was not printed before."""
+        """Print a line, unless it was printed before."""
         if line in self._printed or len(self._printed) > LIMIT:
             return
         self._printed.add(line)
         self._notify(line if len(self._printed) <= LIMIT else "no more lines about nodes that try to join follow")
 
     def compare_release(self, node: str, release: str) -> None:
-        """Print that a node runs another release than this one; "": an earlier one, which did not say."""
+        """Print that a node runs another release than this one; "" is an earlier release, which did not report it."""
         if release != __version__:
             theirs = f"muster {release[:40]}" if release and release.isprintable() else "an earlier release of muster"
             self.print_once(f"{node} runs {theirs}, this node runs {__version__}")

@@ -7,19 +7,19 @@
 
 The rules:
 
-- A node leads at first when the job's endpoint is its own and free; else it searches for the leader. The leader is the
-  old one, the member of the lowest surviving rank of the last round, or the process at the job's endpoint.
-- It joins, or leads, only while none of its workers is alive: what runs is stopped first.
-- When the leader is lost, the others may go on without this node: its workers are killed at once (FENCED), and the
-  search starts. For the silence limit after the leader's last message it joins no other leader (`promise_until_s`),
+- A node leads at first if the job's endpoint is its own and free; otherwise it searches for the leader. The leader is
+  the old one, the member of the lowest surviving rank of the last round, or the process at the job's endpoint.
+- It joins, or leads, only while none of its workers is alive: running workers are stopped first.
+- When the leader is lost, the others may continue without this node. So its workers are killed at once (FENCED), and
+  the search starts. For the silence limit after the leader's last message it joins no other leader (`promise_until_s`),
   unless the process of the last one was seen to end.
-- It becomes a candidate when no member of a lower rank answers, or, at the endpoint, when nobody leads. Whether a
-  candidate may form a round `consensus.quorum` decides. A candidate, and a first leader whose endpoint turns out to be
-  another machine's, still search: they join a better leader as long as they have formed no round.
-- What it is told of rounds it keeps (`recovery`) and brings to its next leader.
+- It becomes a candidate if no member of a lower rank answers, or, at the endpoint, if no node leads. `consensus.quorum`
+  decides whether a candidate may form a round. A candidate, and a first leader whose endpoint turns out to be another
+  machine's, still search: they join a better leader as long as they have formed no round.
+- It keeps what it learns about rounds (`recovery`) and brings it to its next leader.
 
-`seeking` has what concerns the search, the link and its loss, `rounds` what the leader says of rounds and of the job's
-end. The lease itself, which only counts time, is in `lease_renewal`: here is what follows when it ends.
+`seeking` has what concerns the search, the link and its loss. `rounds` has what the leader says of rounds and of the
+job's end. The lease itself, which only counts time, is in `lease_renewal`; what follows when it ends is here.
 """
 
 from collections.abc import Mapping
@@ -83,11 +83,11 @@ ACCEPTED: Mapping[Phase, frozenset[type[do.Event]]] = {
     Phase.JOINED: _LINKED | {do.QuorumLost},
     Phase.ENDED: frozenset({do.NodeSent}),
 }
-"""Which phase accepts which event; all others are outdated and change nothing. After the end only `Leaving` is sent."""
+"""Which phase accepts which event. All others are outdated and change nothing. After the end only `Leaving` is sent."""
 
 
 def decide_member(state: MemberState, event: do.Event, boottime_s: float) -> Decision:
-    """Handle one event. Where the checkpoint of all ranks is new to this node, the supervisor is told of it first."""
+    """Handle one event. If the checkpoint of all ranks is new to this node, tell the supervisor of it first."""
     if type(event) not in ACCEPTED[state.phase]:
         return state, ()
     known = state.recovery.record
@@ -132,7 +132,7 @@ def _handle(state: MemberState, event: do.Event, boottime_s: float) -> Decision:
 
 
 def _on_node_sent(state: MemberState, message: NodeMessage) -> Decision:
-    """Pass it on, unless it is about another round than the current one."""
+    """Pass the message on, unless it is about another round than the current one."""
     is_accepted = state.connection is not None and state.connection.is_accepted
     match message:
         case Leaving():
@@ -159,7 +159,7 @@ def _is_current(state: MemberState, round_number: int) -> bool:
 
 
 def _on_stopped(state: MemberState, stopped: Stopped) -> Decision:
-    """Report to the leader that no worker is left, or ask all addresses again, now that this node may join."""
+    """Report to the leader that no worker is left, or ask all addresses again now that this node may join."""
     state = replace(state, is_running=False)
     following = do.SendStopped(stopped=stopped) if state.phase is Phase.JOINED else do.AskAgain()
     return state, (do.Wait(is_on=True), do.EndRound(), following)

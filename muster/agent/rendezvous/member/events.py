@@ -18,11 +18,11 @@ class Target:
     host: str
     port: int
     group_rank: int | None = None
-    """Group rank of the member that listens there; None: the endpoint of the job."""
+    """Group rank of the member that listens there; None for the job's endpoint."""
 
 
 class TimerKind(Enum):
-    """The member's timers; each is set at most once at a time."""
+    """The member's timers. Each is set at most once at a time."""
 
     DEADLINE = "deadline"
     """No leader was found within the join timeout."""
@@ -33,7 +33,7 @@ class TimerKind(Enum):
     PAUSE = "pause"
     """The search may start again after a malformed message."""
     LINGER = "linger"
-    """The job's end is known, and its leader has ended: no other member waits for it here any more."""
+    """The job's end is known, and its leader has ended: no other member still waits for the end here."""
 
 
 # -- events ------------------------------------------------------------------------------------------------------------
@@ -45,7 +45,7 @@ class Started:
 
     is_prepared: bool = True
     open_error: str = ""
-    """Why no port could be reserved; "": it was, or none is needed."""
+    """Why no port could be reserved; "" if it was, or if none is needed."""
 
 
 @record
@@ -62,7 +62,7 @@ class LocalChecked:
     is_local: bool
     is_check: bool = False
     has_formed_round: bool = False
-    """The leader on this node has."""
+    """Whether the leader on this node has formed a round."""
 
 
 @record
@@ -70,12 +70,12 @@ class EndpointTried:
     """The answer to `OpenEndpoint`."""
 
     error: str = ""
-    """Why this process cannot listen there; "": it does."""
+    """Why this process cannot listen there; "" if it does."""
 
 
 @record
 class Excluded:
-    """This node cannot take part: others could not reach it, or the node at the endpoint refuses it."""
+    """This node cannot take part, because others could not reach it, or the node at the endpoint refuses it."""
 
     reason: str
 
@@ -88,9 +88,9 @@ class Answered:
     target: Target
     peer_host: str = ""
     silent_host: str = ""
-    """Of the link; see `Link`."""
+    """The link's; see `Link`."""
     has_formed_round: bool = False
-    """The leader on this node has."""
+    """Whether the leader on this node has formed a round."""
 
 
 @record
@@ -102,7 +102,7 @@ class SearchTurned:
     age_s: float = 0.0
     failure: LinkEnd | None = None
     has_endpoint: bool = False
-    """This process listens at the job's endpoint."""
+    """Whether this process listens at the job's endpoint."""
 
 
 @record
@@ -111,7 +111,7 @@ class LeaderSent:
 
     message: LeaderMessage
     is_reachable: bool = True
-    """With `RoundStart`: this process listens where the leader sends other nodes after its end."""
+    """With `RoundStart`, whether this process listens where the leader sends other nodes after its end."""
 
 
 @record
@@ -124,12 +124,12 @@ class LeaderMalformed:
 
 @record
 class LinkClosed:
-    """Without a goodbye: either the leader's process has ended or the connection broke."""
+    """The link closed without a goodbye: either the leader's process has ended, or the connection broke."""
 
     reason: str
     promise_until_s: float
     is_leased_elsewhere: bool
-    """The leader cannot have given this member up yet."""
+    """Whether the leader cannot have given this member up yet."""
 
 
 @record
@@ -142,7 +142,7 @@ class LeaderSilent:
 
 @record
 class QuorumLost:
-    """This node leads and its lease has ended: others may have taken over."""
+    """This node leads and its lease has ended, so others may have taken over."""
 
 
 @record
@@ -165,7 +165,7 @@ class WaitDue:
     """This node has waited for a while."""
 
     line: str | None
-    """What to say of it."""
+    """What to print about it."""
 
 
 @record
@@ -200,14 +200,14 @@ Event = (
 
 @record
 class Post:
-    """Post it to the supervisor."""
+    """Post the event to the supervisor."""
 
     event: RendezvousEvent
 
 
 @record
 class SendUp:
-    """Send it to the leader."""
+    """Send the message to the leader."""
 
     message: MemberMessage
 
@@ -226,7 +226,7 @@ class AcknowledgeEnd:
 
 @record
 class SendJoin:
-    """Ask to take part. No worker of this node is alive."""
+    """Ask to take part, while no worker of this node is alive."""
 
 
 @record
@@ -238,34 +238,34 @@ class Search:
 
 @record
 class AskAgain:
-    """Ask all addresses again now: this node's state has changed."""
+    """Ask all addresses again now, because this node's state has changed."""
 
 
 @record
 class AddTarget:
-    """Ask this one, too."""
+    """Ask this address as well."""
 
     target: Target
 
 
 @record
 class StopSearch:
-    """Stop searching, if it does."""
+    """Stop searching, if a search is running."""
 
 
 @record
 class TakeLink:
-    """The link of the last `Answered` is the one to the leader; the search is over."""
+    """Use the link of the last `Answered` as the one to the leader. The search is over."""
 
 
 @record
 class DropLink:
-    """Close the link to the leader, if there is one; nothing renews the lease any more."""
+    """Close the link to the leader, if there is one. Nothing renews the lease any more."""
 
 
 @record
 class StopRenewal:
-    """Renew the lease no more."""
+    """Stop renewing the lease."""
 
 
 @record
@@ -285,15 +285,18 @@ class StopLeading:
 
 @record
 class FollowLeader:
-    """The leader at the other end of the link has accepted this node: renew the lease from its messages."""
+    """The leader at the other end of the link has accepted this node; renew the lease from its messages."""
 
     release: str
-    """Of muster, which the leader runs."""
+    """The release of muster that the leader runs."""
 
 
 @record
 class BeginRound:
-    """Workers are about to start: begin the lease, keep or release the port, use the endpoint as the round needs it."""
+    """Begin the lease, because workers are about to start.
+
+    Keep or release the port, and use the endpoint as the round needs it.
+    """
 
     hosts_rank_0: bool
     is_alone: bool
@@ -301,12 +304,15 @@ class BeginRound:
 
 @record
 class EndRound:
-    """No worker is left: release the lease, offer a port for the next round, listen at the endpoint again."""
+    """Release the lease, because no worker is left.
+
+    Offer a port for the next round, and listen at the endpoint again.
+    """
 
 
 @record
 class Probe:
-    """Connect to where the leader's process listened; `LeaderEnded` follows if it is refused."""
+    """Connect to where the leader's process listened. `LeaderEnded` follows if it is refused."""
 
     host: str
     port: int
@@ -315,10 +321,10 @@ class Probe:
 
 @record
 class CheckLocal:
-    """Is the endpoint an address of this machine? `LocalChecked` follows."""
+    """Check whether the endpoint is an address of this machine. `LocalChecked` follows."""
 
     is_check: bool = False
-    """This node leads already, for its --node-rank alone."""
+    """Whether this node already leads, only because of its --node-rank."""
 
 
 @record
@@ -328,7 +334,7 @@ class OpenEndpoint:
 
 @record
 class SetTimer:
-    """Feed `TimerFired` after this time; None: do not, any more."""
+    """Feed `TimerFired` after this time; None cancels the timer."""
 
     kind: TimerKind
     delay_s: float | None
@@ -336,7 +342,7 @@ class SetTimer:
 
 @record
 class Wait:
-    """Feed `WaitDue` now and then from now on, unless that is done already; or no more."""
+    """Feed `WaitDue` now and then from now on, unless that is done already; or stop doing so."""
 
     is_on: bool
 

@@ -1,13 +1,13 @@
-"""Where the fencing lease of this node's workers is renewed. It fires in the guard: `_shared.guard.Guard._turn`.
+"""Renews the fencing lease of this node's workers. The lease fires in the guard: `_shared.guard.Guard._turn`.
 
 `LeaseRenewal` runs the renewal that fits the current leader. With a leader elsewhere, `FollowerRenewal` sends
 heartbeats, and each answer renews the lease. The leader gives a member up when it has received nothing for the silence
-limit. The member counts from when it *sent* the last heartbeat that was answered, which is earlier than when the leader
-received it, and its lease ends a margin before the limit: by the time the leader forms a round without it, its workers
-are gone, even if the agent is stopped and only the guard runs. When this node leads, `LeaderRenewal` renews the lease
-as long as no other node can have taken over (`leader.lease_limit`).
+limit. The member counts from when it *sent* the last answered heartbeat, which is earlier than when the leader received
+it, and its lease ends a margin before the limit. So by the time the leader forms a round without the member, the
+member's workers are gone, even if the agent is stopped and only the guard runs. When this node leads, `LeaderRenewal`
+renews the lease as long as no other node can have taken over (`leader.lease_limit`).
 
-CLOCK_BOOTTIME throughout, so that the time a machine is suspended counts.
+It uses CLOCK_BOOTTIME throughout, so that the time of a suspended machine counts.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from muster.agent.runtime.loop import Loop, Timer
 
 NEVER = float("inf")
 _DRIFT = 50e-6
-"""Seconds in a second by which the clocks of two machines move apart."""
+"""Seconds per second by which the clocks of two machines drift apart."""
 
 
 class LeaseRenewal:
@@ -42,12 +42,12 @@ class LeaseRenewal:
 
         Args:
             loop: the agent's.
-            lease: the guard's; None when there is no guard.
-            interval_s: between two heartbeats.
-            silence_s: the silence limit, after which one side takes the other for lost.
-            get_version: of the recovery record that the leader sent last.
+            lease: the guard's; None if there is no guard.
+            interval_s: the time between two heartbeats.
+            silence_s: the silence limit, after which one side counts the other as lost.
+            get_version: returns the version of the recovery record that the leader sent last.
             on_silent: called when the lease has ended because the leader elsewhere sent nothing.
-            on_quorum_lost: called when this node leads and its lease has ended: others may have taken over.
+            on_quorum_lost: called when this node leads and its lease has ended, so that others may have taken over.
         """
         self._loop = loop
         self._lease = lease
@@ -60,7 +60,7 @@ class LeaseRenewal:
         self._leader: LeaderRenewal | None = None
 
     def follow(self, link: Link, since_s: float) -> None:
-        """Send heartbeats to a leader elsewhere; `since_s` is when this node sent its join, CLOCK_BOOTTIME."""
+        """Send heartbeats to a leader elsewhere. `since_s` is when this node sent its join, by CLOCK_BOOTTIME."""
         self._follower = FollowerRenewal(
             self._loop,
             link,
@@ -73,23 +73,23 @@ class LeaseRenewal:
         self._follower.start()
 
     def lead(self, until_s: Callable[[], float]) -> None:
-        """Renew the lease of a node that leads; `until_s` returns until when no other node can."""
+        """Renew the lease of a node that leads. `until_s` returns until when no other node can lead."""
         self._leader = LeaderRenewal(
             self._loop, interval_s=self._interval_s, until_s=until_s, on_expired=self._on_quorum_lost
         )
 
     @property
     def is_leased_elsewhere(self) -> bool:
-        """True while a leader elsewhere cannot have given this member up, even if the link has closed."""
+        """Whether a leader elsewhere cannot have given this member up yet, even if the link has closed."""
         return self._follower is not None and not self._follower.is_expired
 
     @property
     def promise_until_s(self) -> float:
-        """Until when this member joins no leader but its last one, CLOCK_BOOTTIME."""
+        """Until when this member joins no leader except its last one, by CLOCK_BOOTTIME."""
         return -NEVER if self._follower is None else self._follower.received_s + self._silence_s
 
     def record_receipt(self) -> bool:
-        """Record that the leader sent a message. False when it comes too late: see `check_expiry`."""
+        """Record that the leader sent a message. Return False if it comes too late: see `check_expiry`."""
         if self._follower is None:
             return True
         if self.check_expiry():
@@ -100,7 +100,7 @@ class LeaseRenewal:
     def check_expiry(self) -> bool:
         """Return whether the lease ended while this process was stopped.
 
-        `on_silent` or `on_quorum_lost` has been called.
+        If it did, `on_silent` or `on_quorum_lost` has been called.
         """
         if self._leader is not None and self._leader.is_expired:
             self._leader.expire()
@@ -111,19 +111,16 @@ class LeaseRenewal:
         return False
 
     def record_reply(self, reply: HeartbeatReply) -> None:
-        """Extend the lease: the leader elsewhere has answered a heartbeat."""
+        """Extend the lease, because the leader elsewhere has answered a heartbeat."""
         if self._follower is not None:
             self._follower.record_reply(reply)
 
     def read_clock(self) -> tuple[float, float] | None:
-        """Return how far the clock of the leader elsewhere is ahead, and how uncertain that is, in seconds; None.
-
-        Unknown.
-        """
+        """Return by how many seconds the clock of a leader elsewhere is ahead, and the uncertainty; None if unknown."""
         return None if self._follower is None else self._follower.read_clock()
 
     def start_lease(self, *, alone: bool) -> None:
-        """Renew the lease from now on: workers are about to start. A node alone needs no fencing."""
+        """Renew the lease from now on, because workers are about to start. A node alone needs no fencing."""
         if self._leader is not None:
             if alone and self._lease is not None:
                 self._lease.release()
@@ -132,7 +129,7 @@ class LeaseRenewal:
             self._follower.set_lease(self._lease)
 
     def release_lease(self) -> None:
-        """Release the lease: no worker is left. Without this, the guard would kill the warm template when it ends."""
+        """Release the lease, because no worker is left. Otherwise the guard would kill the warm template at its end."""
         if self._leader is not None:
             self._leader.set_lease(None, active=False)
         if self._follower is not None:
@@ -141,7 +138,7 @@ class LeaseRenewal:
             self._lease.release()
 
     def stop(self) -> None:
-        """Stop heartbeats and renewals: there is no leader any more. Idempotent."""
+        """Stop heartbeats and renewals, because there is no leader any more. Idempotent."""
         if self._follower is not None:
             self._follower.stop()
             self._follower = None
@@ -151,7 +148,7 @@ class LeaseRenewal:
 
 
 class FollowerRenewal:
-    """Heartbeats over one link to a leader elsewhere. `stop` when the link is gone."""
+    """Heartbeats over one link to a leader elsewhere. Call `stop` when the link is gone."""
 
     def __init__(
         self,
@@ -164,7 +161,7 @@ class FollowerRenewal:
         get_version: Callable[[], int],
         on_silent: Callable[[], None],
     ) -> None:
-        """Begin; `since_s` is when the member sent its join over this link, CLOCK_BOOTTIME. Call `start` next."""
+        """Begin. `since_s` is when the member sent its join over this link, by CLOCK_BOOTTIME. Call `start` next."""
         self._loop = loop
         self._clock = loop.clock
         self._link = link
@@ -179,8 +176,10 @@ class FollowerRenewal:
         self._timer: Timer | None = None
         self._expiry_timer: Timer | None = None
         self.received_s = self._clock.boottime_s()
-        """When the leader last sent a message: now, the answer to the join. This member joins no other leader until the
-        silence limit after it."""
+        """When the leader last sent a message: at first now, with the answer to the join.
+
+        This member joins no other leader until the silence limit after it.
+        """
         self.until_s = since_s + silence_s - find_margin_s(silence_s)
         """When the lease ends."""
         self._stopped = False
@@ -188,17 +187,17 @@ class FollowerRenewal:
         """The best comparison with the leader's clock, and when it was made."""
 
     def start(self) -> None:
-        """Send the first heartbeat. An answer to the join that came too late ends the lease at once: `on_silent`."""
+        """Send the first heartbeat. If the answer to the join came too late, end the lease at once: `on_silent`."""
         self._schedule_expiry()
         self.send_heartbeat()
 
     @property
     def is_expired(self) -> bool:
-        """True when the leader may have given this member up, even if the link is open."""
+        """Whether the leader may have given this member up, even if the link is open."""
         return self._clock.boottime_s() >= self.until_s
 
     def set_lease(self, lease: Lease | None) -> None:
-        """Renew this lease from now on; None: renew none."""
+        """Renew this lease from now on, or none if it is None."""
         self._lease = lease
         self._renew()
 
@@ -214,7 +213,7 @@ class FollowerRenewal:
         self._timer = self._loop.call_later(self._interval_s, self.send_heartbeat)
 
     def record_reply(self, reply: HeartbeatReply) -> None:
-        """Extend the lease: the leader has answered a heartbeat."""
+        """Extend the lease, because the leader has answered a heartbeat."""
         number = reply.number
         sent_s = self._sent_s.pop(number, None)
         if sent_s is None:
@@ -228,7 +227,7 @@ class FollowerRenewal:
     def _compare_clocks(self, sent_s: float, leader_s: float) -> None:
         """Compare the clocks.
 
-        The leader read its clock at some moment between these two: the quickest answer says the most.
+        The leader read its clock at some moment between these two, so the quickest answer says the most.
         """
         now_s = self._clock.boottime_s()
         uncertainty_s = (now_s - sent_s) / 2
@@ -261,7 +260,7 @@ class FollowerRenewal:
             self._schedule_expiry()
 
     def stop(self) -> None:
-        """Send no more heartbeats. The lease ends by itself. Idempotent."""
+        """Stop sending heartbeats. The lease ends by itself. Idempotent."""
         self._stopped = True
         for timer in (self._timer, self._expiry_timer):
             if timer is not None:
@@ -269,7 +268,7 @@ class FollowerRenewal:
 
 
 class LeaderRenewal:
-    """The lease of the leader's own workers: renewed as long as no other node can have taken over."""
+    """The lease of the leader's own workers, renewed as long as no other node can have taken over."""
 
     def __init__(
         self, loop: Loop, *, interval_s: float, until_s: Callable[[], float], on_expired: Callable[[], None]
@@ -284,7 +283,7 @@ class LeaderRenewal:
         self._last_s = float("inf")
 
     def set_lease(self, lease: Lease | None, *, active: bool) -> None:
-        """Renew this lease from now on if `active`: the round has other members, which could go on without this one."""
+        """Renew this lease from now on if `active`: the round has other members, which could continue alone."""
         self._lease = lease
         self._active = active
         self._expired = False
@@ -295,7 +294,7 @@ class LeaderRenewal:
 
     @property
     def is_expired(self) -> bool:
-        """True when the lease as last renewed has ended: workers that ended since were killed by the guard."""
+        """Whether the lease as last renewed has ended. Workers that ended since were killed by the guard."""
         return self._expired or (self._active and self._loop.clock.boottime_s() >= self._last_s)
 
     def expire(self) -> None:

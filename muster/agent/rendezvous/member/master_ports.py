@@ -15,16 +15,16 @@ class MasterPorts:
 
     @property
     def offered(self) -> int:
-        """The port on offer; 0 when there is none."""
+        """The port on offer; 0 if there is none."""
         return self._offer.port if self._offer is not None else 0
 
     def offer(self) -> None:
-        """Reserve a port for the next round, unless one is reserved."""
+        """Reserve a port for the next round, unless one is reserved already."""
         if self._offer is None:
             self._offer = self._reserve()
 
     def begin_round(self, *, hosts_rank_0: bool) -> None:
-        """Keep the offered port for the round if this node hosts rank 0, else release it."""
+        """Keep the offered port for the round if this node hosts rank 0; otherwise release it."""
         if self._held is not None:
             self._held.close()
             self._held = None

@@ -1,7 +1,7 @@
 """One node's part in the job: feeds events to `decisions.decide_member`, and acts on what it decides.
 
-It adds identity and time: the link to the leader, the search's links, and when the lease ends. Over 400 lines: one
-class does all that `rendezvous.interface` asks, and all that is decided.
+It adds identity and time: the link to the leader, the search's links, and when the lease ends. This module has over 400
+lines because one class does all that `rendezvous.interface` requires, and all that is decided.
 """
 
 import os
@@ -48,12 +48,12 @@ if TYPE_CHECKING:
     from muster.agent.rendezvous.interface import Stream
 
 FIRST_WAIT_LINE_S = 3.0
-"""After this long, a node that waits for a round says why; then after each `NEXT_WAIT_LINE_S`."""
+"""After this time a node that waits for a round prints why, and again after each `NEXT_WAIT_LINE_S`."""
 NEXT_WAIT_LINE_S = 60.0
 
 
 class Member:
-    """Implements `Rendezvous` and `LinkOwner`; every method is called on the loop's thread."""
+    """Implements `Rendezvous` and `LinkOwner`. Every method is called on the loop's thread."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class Member:
         self._network = network
         self.state = build_initial_state(config, member_id or os.urandom(8).hex())
         self._events: deque[do.Event] = deque()
-        """To be decided; the first one is being decided."""
+        """Events to be decided; the first one is being decided."""
         self._ports = MasterPorts(reserve)
         options = build_server_options(config, self.state.own_id)
         self.server = Server(loop, network, options, lambda: self.state, self._print, self._resign)
@@ -93,9 +93,9 @@ class Member:
         )
         self._search: Search | None = None
         self._link: Link | None = None
-        """To the leader."""
+        """The link to the leader."""
         self._found: Link | None = None
-        """To the node that has just answered the search."""
+        """The link to the node that has just answered the search."""
         self._join_sent_s = 0.0
         self._probe: Closing | None = None
         self._timers: dict[do.TimerKind, Timer] = {}
@@ -128,14 +128,14 @@ class Member:
         self._feed(do.Started(is_prepared=is_prepared, open_error=open_error))
 
     def send(self, message: NodeMessage) -> None:
-        """See `Rendezvous`. Workers that the guard has killed, since the lease has ended, did not fail."""
+        """See `Rendezvous`. Workers that the guard has killed because the lease has ended did not fail."""
         if not self._closed and not (isinstance(message, Failed) and self._lease_renewal.check_expiry()):
             self._feed(do.NodeSent(message=message))
 
     def open_stream(
         self, source: Source, on_open: "Callable[[Stream], None]", on_failed: Callable[[str], None]
     ) -> None:
-        """See `Rendezvous`. Both sides prove the token in the handshake; without one nothing is sent."""
+        """See `Rendezvous`. Both sides prove the token in the handshake. Without a token nothing is sent."""
 
         def pass_on(link: Link) -> None:
             if not link.is_proved:
@@ -152,7 +152,7 @@ class Member:
         )
 
     def send_summary(self, summary: Summary) -> None:
-        """See `Rendezvous`. Nothing is decided on it: it goes to a leader elsewhere, or is dropped."""
+        """See `Rendezvous`. Nothing is decided on it, so it is sent to a leader elsewhere or dropped."""
         connection, link = self.state.connection, self._link
         if self.state.has_ended or connection is None or not connection.is_accepted or self.state.is_leading:
             return
@@ -196,7 +196,10 @@ class Member:
     # -- what becomes an event --------------------------------------------------------------------------------------
 
     def on_message(self, link: Link, frame: Frame | Message) -> None:
-        """See `LinkOwner`. A message that comes after the end of the lease is not of the leader any more."""
+        """See `LinkOwner`.
+
+        A message that arrives after the end of the lease does not count as the leader's any more.
+        """
         if link is not self._link or self.state.has_ended or not self._lease_renewal.record_receipt():
             return
         try:
@@ -213,9 +216,9 @@ class Member:
         self._feed(do.LeaderSent(message=message, is_reachable=is_reachable))
 
     def _listen_as_successor(self, link: Link, start: RoundStart) -> bool:
-        """Listen where the leader sends other nodes after its end: loopback, where this node joined, may be elsewhere.
+        """Listen where the leader will send other nodes: loopback, where this node joined, may be another place.
 
-        False when that is impossible.
+        Return False if that is impossible.
         """
         if not is_loopback(link.local_host):
             return True
@@ -494,7 +497,7 @@ class Member:
             self._timers[kind] = self._loop.call_later(action.delay_s, lambda: self._feed(do.TimerFired(kind=kind)))
 
     def _set_wait(self, *, is_on: bool) -> None:
-        """Say why this node waits, if it does so for long."""
+        """Print why this node waits, if it does so for long."""
         if is_on and self._wait_timer is None:
             self._waits_since_s = self._loop.clock.now_s()
             self._wait_timer = self._loop.call_later(FIRST_WAIT_LINE_S, self._report_wait)

@@ -1,4 +1,7 @@
-"""What one node knows of the job and sends to its next leader, so that nothing is lost when a leader ends. Pure."""
+"""Holds what one node knows of the job and sends to its next leader, so that nothing is lost at a leader's end.
+
+Pure.
+"""
 
 from muster._shared.records import record, replace
 from muster.agent.rendezvous.consensus.actions import RoundFacts, Successor
@@ -8,21 +11,21 @@ from muster.agent.rendezvous.consensus.recovery import RecoveryRecord, find_late
 
 @record
 class MemberRecovery:
-    """The recovery record, and what this node alone knows beside it."""
+    """The recovery record, and what only this node knows beside it."""
 
     record: RecoveryRecord = RecoveryRecord()
     group_ranks: tuple[int | None, ...] = ()
-    """This node's own in the quorum rounds of the record."""
+    """This node's own ranks in the quorum rounds of the record."""
     version: int = 0
-    """Of the record that the leader has sent last; 0: none yet."""
+    """The version of the record that the leader has sent last; 0 if none yet."""
     highest_round: int = 0
-    """The highest round that this node was told of: a leader that lost its memory begins with 1 again."""
+    """The highest round that this node has heard of, because a leader that lost its memory begins with 1 again."""
     successors: tuple[Successor, ...] = ()
     leader_id: str | None = None
     leader_address: tuple[str, int] | None = None
-    """Host of the last leader elsewhere, and the port of its process; 0: none."""
+    """Host of the last leader elsewhere, and the port of its process; 0 if none."""
     led_rounds: frozenset[int] = frozenset()
-    """Rounds that the last leader formed while it was this node's leader: its end counts for these."""
+    """Rounds that the last leader formed while it was this node's leader. Its end counts for these."""
 
     @property
     def round_number(self) -> int:
@@ -31,7 +34,7 @@ class MemberRecovery:
 
     @property
     def group_rank(self) -> int | None:
-        """This node's own in that round; None: it has no assignment."""
+        """This node's own rank in that round; None if it has no assignment."""
         return self.group_ranks[-1] if self.group_ranks else None
 
     def with_leader(self, leader_id: str) -> "MemberRecovery":
@@ -42,7 +45,7 @@ class MemberRecovery:
     def with_round(self, facts: RoundFacts, group_ranks: tuple[int | None, ...]) -> "MemberRecovery":
         """Return the record after a round was formed.
 
-        The last of `group_ranks` is None when this node does not take part in it.
+        The last of `group_ranks` is None if this node does not take part in it.
         """
         told = facts.recovery
         return replace(
@@ -56,7 +59,7 @@ class MemberRecovery:
         )
 
     def with_record(self, told: RecoveryRecord) -> "MemberRecovery":
-        """Return the record with a change of the leader's; of another round only the checkpoint counts."""
+        """Return the record with a change by the leader. In a change of another round only the checkpoint counts."""
         if not self.record.is_same_round(told):
             checkpoint = find_later(self.record.checkpoint, told.checkpoint)
             return replace(self, version=told.version, record=replace(self.record, checkpoint=checkpoint))
@@ -74,7 +77,7 @@ class MemberRecovery:
         return replace(self, record=replace(self.record, quorum_rounds=quorum_rounds))
 
     def with_leader_end(self, led_rounds: frozenset[int]) -> "MemberRecovery":
-        """Return the record after the process that led these rounds was seen to end, also one without a round yet."""
+        """Return the record after the process that led these rounds was seen to end, even one without a round yet."""
         made = self
         for successor in self.successors:
             if (successor.host, successor.port) == self.leader_address:

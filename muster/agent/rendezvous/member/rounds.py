@@ -1,4 +1,4 @@
-"""What a member makes of the leader's rounds, and of the job's end. Pure; see `decisions`."""
+"""Decides what a member makes of the leader's rounds, and of the job's end. Pure; see `decisions`."""
 
 from muster._shared.records import replace
 from muster.agent.rendezvous.consensus.actions import RoundBreak, RoundStart, RoundSummary
@@ -21,7 +21,7 @@ Decision = tuple[MemberState, tuple[do.Action, ...]]
 
 
 def build_notice(text: str, *, is_leader_lost: bool = False) -> do.Post:
-    """Return one line for the console; see `Notice`."""
+    """Return one line for the console (see `Notice`)."""
     return do.Post(event=Notice(text=text, is_leader_lost=is_leader_lost))
 
 
@@ -33,12 +33,12 @@ def print_once(state: MemberState, once: Once, text: str) -> Decision:
 
 
 def stop_search(state: MemberState) -> Decision:
-    """Stop the search, if it runs."""
+    """Stop the search, if it is running."""
     return replace(state, is_searching=False, search_failure=None), (do.StopSearch(),)
 
 
 def cancel_timers() -> tuple[do.Action, ...]:
-    """Cancel the timers of the search: a leader was found, or none is needed."""
+    """Cancel the timers of the search, because a leader was found, or none is needed."""
     return tuple(do.SetTimer(kind=kind, delay_s=None) for kind in (do.TimerKind.DEADLINE, do.TimerKind.JOIN))
 
 
@@ -104,13 +104,13 @@ def _build_round(state: MemberState, start: RoundStart) -> Round:
 
 
 def _find_static_master(state: MemberState) -> str:
-    """Return MASTER_ADDR as given, or the address that answered: torch's store would try the silent one alone."""
+    """Return MASTER_ADDR as given, or the address that answered: torch's store would try only the silent one."""
     found = state.connection
     return state.config.master_addr if found is None or not found.silent_host else found.peer_host
 
 
 def on_round_summary(state: MemberState, summary: RoundSummary) -> Decision:
-    """Say once that a round was formed without this node, not with every round that the others form."""
+    """Print once that a round was formed without this node, but not with every round that the others form."""
     state = replace(state, recovery=state.recovery.with_round(summary.facts.value, summary.group_ranks))
     if not summary.is_spare or Once.SPARE in state.printed:
         return state, ()
@@ -120,7 +120,7 @@ def on_round_summary(state: MemberState, summary: RoundSummary) -> Decision:
 
 
 def on_round_break(state: MemberState, message: RoundBreak) -> Decision:
-    """Have the workers of a round that has ended stopped, or say that there are none."""
+    """Have the workers of a round that has ended stopped, or report that there are none."""
     number = message.broken.round_number
     if number != state.recovery.round_number:
         return state, ()
@@ -141,7 +141,7 @@ def post_break(state: MemberState, broken: RoundBroken) -> Decision:
 
 
 def fence(state: MemberState, reason: str) -> Decision:
-    """Kill this node's workers at once: the other members may go on without it."""
+    """Kill this node's workers at once, because the other members may continue without it."""
     broken = RoundBroken(round_number=state.recovery.round_number, kind=BreakKind.FENCED, reason=reason)
     return post_break(state, broken)
 
@@ -171,6 +171,6 @@ def fail(state: MemberState, reason: str, *, usage: bool = False) -> Decision:
 
 
 def _end(state: MemberState, post: do.Post) -> Decision:
-    """End, but leave the link open until the supervisor closes it: others may still be told of the end here."""
+    """End, but leave the link open until the supervisor closes it, because others may still learn of the end here."""
     state, stopped = stop_search(replace(state, has_ended=True))
     return state, (do.Wait(is_on=False), *stopped, do.StopRenewal(), *cancel_timers(), post)

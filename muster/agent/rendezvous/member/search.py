@@ -1,4 +1,4 @@
-"""Search for the leader: connects to every address where it may be, sends a query, and repeats it until closed."""
+"""Searches for the leader: connects to every address where it may be, sends a query, and repeats this until closed."""
 
 from collections.abc import Callable
 
@@ -16,7 +16,8 @@ LAST_INTERVAL_S = 0.5
 GROWTH = 1.4
 CONNECT_LIMIT_S = 2.0
 ANSWER_LIMIT_S = 5.0
-"""A connection without an answer for so long leads to a machine that is gone: connect again, it may have come back."""
+"""A connection without an answer for this long leads to a machine that is gone. Connect again, because it may be back.
+"""
 
 SILENT = "it does not answer: is another program using the port?"
 
@@ -25,12 +26,12 @@ RENEW_S = 5.0
 
 
 class _Query:
-    """The connection to one target: sends queries, and connects again when it breaks."""
+    """The connection to one target. It sends queries, and connects again when the connection breaks."""
 
     def __init__(self, search: "Search", target: Target) -> None:
         self.target = target
         self.has_result = False
-        """True once the first try has succeeded or failed."""
+        """Whether the first try has succeeded or failed."""
         self._search = search
         self._attempt: Closing | None = None
         self.link: Link | None = None
@@ -99,7 +100,7 @@ class _Query:
 
     @property
     def is_unanswered(self) -> bool:
-        """True while a query is out and no answer has come."""
+        """Whether a query is out and no answer has come."""
         return self.link is not None and self._is_waiting
 
     def on_closed(self, _link: Link, end: LinkEnd) -> None:
@@ -141,7 +142,7 @@ class Search:
         self._started_s = loop.clock.now_s()
 
     def start(self, targets: list[Target]) -> None:
-        """Start; targets in order of preference."""
+        """Start with the targets in order of preference."""
         self._queries = [_Query(self, target) for target in targets]
         self._tick()
 
@@ -166,7 +167,7 @@ class Search:
         return self.now_s() - self._started_s
 
     def ask_now(self) -> None:
-        """Ask all targets again now: this node's state has changed."""
+        """Ask all targets again now, because this node's state has changed."""
         if not self._closed:
             if self._timer is not None:
                 self._timer.cancel()
@@ -181,19 +182,19 @@ class Search:
             self._on_progress()
 
     def explain_missing_leader(self) -> str:
-        """Return why no leader was found at the endpoint; "" when nothing is known."""
+        """Return why no leader was found at the endpoint; "" if nothing is known."""
         silent = [q.target for q in self._queries if q.target.group_rank is None and q.is_unanswered]
         if silent:
             return f"{silent[0].host}:{silent[0].port}: {SILENT}"
         return "" if self.last_failure is None else self.last_failure.reason
 
     def list_unanswered(self) -> tuple[int, ...]:
-        """Group ranks of the members that have neither answered nor failed to."""
+        """Return the group ranks of the members that have neither answered nor failed to."""
         ranks = [q.target.group_rank for q in self._queries if not q.has_result]
         return tuple(rank for rank in ranks if rank is not None)
 
     def close(self) -> None:
-        """Close all links but one that `on_reply` kept. Idempotent."""
+        """Close all links except one that `on_reply` kept. Idempotent."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()

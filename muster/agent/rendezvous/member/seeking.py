@@ -1,4 +1,7 @@
-"""How a member finds its leader, joins it, and what follows when it is lost. Pure; see `decisions`."""
+"""Decides how a member finds its leader and joins it, and what follows when the leader is lost.
+
+Pure; see `decisions`.
+"""
 
 from muster._shared.codec import MalformedMessageError, read_host
 from muster._shared.records import assert_never, replace
@@ -25,7 +28,7 @@ SearchEvent = do.Started | do.LocalChecked | do.EndpointTried | do.Answered | do
 LossEvent = do.LeaderMalformed | do.LinkClosed | do.LeaderSilent | do.QuorumLost | do.LeaderEnded | do.OtherLeaderFound
 
 ENDPOINT_RETRY_S = 0.2
-"""How soon an endpoint in use is tried again where the workers' store listens there too."""
+"""How soon an endpoint in use is tried again if the workers' store also listens there."""
 ENDPOINT_SEARCH_S = 2.0
 """How long the node at the job's endpoint searches for a leader elsewhere before it leads the nodes that join it."""
 JOIN_ANSWER_LIMIT_S = 5.0
@@ -33,7 +36,7 @@ JOIN_ANSWER_LIMIT_S = 5.0
 LINGER_S = 1.0
 """How long a member that knows the job's end stays for members whose leader ended before it sent the end."""
 MALFORMED_PAUSE_S = 1.0
-"""How soon a leader that sent a malformed message is asked again: it will most likely send another."""
+"""How soon a leader that sent a malformed message is asked again; it will probably send another."""
 
 
 def decide_search(state: MemberState, event: SearchEvent, boottime_s: float) -> Decision:
@@ -73,7 +76,7 @@ def _on_timer(state: MemberState, kind: do.TimerKind) -> Decision:
 
 
 def _on_started(state: MemberState, event: do.Started) -> Decision:
-    """Lead when the endpoint is this machine's and free, else search for the leader."""
+    """Lead if the endpoint is this machine's and free; otherwise search for the leader."""
     config = state.config
     state = replace(state, is_prepared=event.is_prepared)
     try:
@@ -96,7 +99,10 @@ def _choose_role(state: MemberState, *, is_local: bool) -> Decision:
 
 
 def _on_local_checked(state: MemberState, event: do.LocalChecked) -> Decision:
-    """Handle whether the endpoint is local. With `is_check` this node leads: if it is not, join the leader there."""
+    """Handle whether the endpoint is local.
+
+    With `is_check` this node leads; if the endpoint is elsewhere, join the leader there.
+    """
     if not event.is_check:
         return _choose_role(state, is_local=event.is_local) if state.connection is None else (state, ())
     if event.is_local or not state.is_leading or event.has_formed_round:
@@ -120,9 +126,9 @@ def _on_endpoint_opened(state: MemberState) -> Decision:
 
 
 def _on_endpoint_taken(state: MemberState, why: str) -> Decision:
-    """Join the leader there, or try again where the workers' store listens at the endpoint.
+    """Join the leader there, or try again if the workers' store listens at the endpoint.
 
-    There no other node can lead, and the guard ends a store that this node's last agent left behind.
+    In that case no other node can lead there, and the guard ends a store that this node's last agent left behind.
     """
     if state.config.lends_endpoint:
         line = f"{why}: retrying until the join timeout; every node needs its own --node-rank"
@@ -141,7 +147,7 @@ def _show_endpoint(state: MemberState) -> str:
 
 
 def _start_search(state: MemberState) -> Decision:
-    """Start the search, unless it is running."""
+    """Start the search, unless it is running already."""
     if state.is_searching:
         return state, ()
     state = replace(state, is_searching=True, search_failure=None)
@@ -160,12 +166,12 @@ def _start_search(state: MemberState) -> Decision:
 
 
 def _may_give_way(state: MemberState, *, has_formed_round: bool) -> bool:
-    """Return whether this node leads, and joins a better leader that it finds."""
+    """Return whether this node leads but joins a better leader that it finds."""
     return state.is_leading and not has_formed_round and (state.is_endpoint_elsewhere or state.is_takeover)
 
 
 def _on_answered(state: MemberState, event: do.Answered, boottime_s: float) -> Decision:
-    """Join the node that answered when it leads, or is a candidate with a lower rank than ours."""
+    """Join the node that answered if it leads, or is a candidate with a lower rank than ours."""
     reply, recovery = event.reply, state.recovery
     gives_way = _may_give_way(state, has_formed_round=event.has_formed_round)
     is_free = state.connection is None or gives_way
@@ -195,10 +201,10 @@ def _on_answered(state: MemberState, event: do.Answered, boottime_s: float) -> D
 
 
 def _find_difference(state: MemberState, reply: QueryReply) -> str | None:
-    """Return how a leader that knows an older round than this node was started otherwise: it could only refuse us.
+    """Return how a leader with an older round than ours was started differently, so that it could only refuse us.
 
-    It was restarted with the wrong flags; the leader of the last round's members is elsewhere. A node that was never
-    part of a round joins, and is refused.
+    Such a leader was restarted with the wrong flags, and the leader of the last round's members is elsewhere. A node
+    that was never part of a round joins, and is refused.
     """
     if reply.role is not DiscoveryRole.LEADER or reply.round_number >= state.recovery.round_number:
         return None
@@ -217,7 +223,7 @@ def _is_better(state: MemberState, reply: QueryReply) -> bool:
 
 
 def _on_search_turned(state: MemberState, event: do.SearchTurned, boottime_s: float) -> Decision:
-    """Attempt a takeover when no member of a lower rank answers."""
+    """Attempt a takeover if no member of a lower rank answers."""
     if not state.is_searching:
         return state, ()
     state = replace(state, search_failure=event.failure)
@@ -237,7 +243,7 @@ def _on_search_turned(state: MemberState, event: do.SearchTurned, boottime_s: fl
 
 
 def _report_refusal(state: MemberState) -> Decision:
-    """Post at once a failure that waiting cannot repair, not only at the join timeout."""
+    """Post a failure that waiting cannot repair at once, instead of at the join timeout."""
     failure = state.search_failure
     if failure is None or failure.cause is Cause.BROKEN or state.refusal is not None:
         return state, ()
@@ -289,7 +295,7 @@ def on_welcome(state: MemberState, connection: Connection, welcome: down.Welcome
 
 
 def report_prepared(state: MemberState) -> Decision:
-    """Tell the leader that workers could start, if the join did not."""
+    """Tell the leader that workers could start, unless the join said so."""
     if not state.is_prepared or state.has_reported_prepared or state.phase is not Phase.JOINED:
         return state, ()
     return replace(state, has_reported_prepared=True), (do.SendUp(message=Prepared()),)
@@ -299,7 +305,7 @@ def report_prepared(state: MemberState) -> Decision:
 
 
 def on_leader_lost(state: MemberState, event: LossEvent) -> Decision:
-    """Handle that the leader is lost, as the link, the lease or another leader say."""
+    """Handle the loss of the leader, as reported by the link, the lease or another leader."""
     match event:
         case do.LeaderMalformed():
             notice = build_notice(f"the leader sent a malformed message ({event.error})")

@@ -1,10 +1,11 @@
-"""Where other nodes reach this one: its listeners, the leader when this node leads, and the answers to first messages.
+"""Where other nodes reach this one: its listeners, its leader if it leads, and the answers to first messages.
 
-Every node listens on a port of its own, whether it leads or not: after the leader's end the members find the next one
-there, and a refused connection proves that this very process has ended (the job's endpoint proves nothing: an adapter
-may keep that socket open across restarts). It listens there only at the addresses by which others reach it.
+Every node listens on a port of its own, whether it leads or not. After the leader's end the members find the next
+leader there, and a refused connection proves that this very process has ended. (The job's endpoint proves nothing,
+because an adapter may keep that socket open across restarts.) It listens there only at the addresses by which others
+reach it.
 
-Over 400 lines: one class owns all sockets that others connect to, and they are closed together.
+This module has over 400 lines because one class owns all sockets that others connect to, and they are closed together.
 """
 
 import errno
@@ -48,12 +49,12 @@ if TYPE_CHECKING:
 
 @record
 class ServerOptions:
-    """The node and the job that the server answers for."""
+    """The node and the job for which the server answers."""
 
     own_id: str
     own_index: int | None
     incarnation: int
-    """How often this node's agent was started before; 0 when that is not known."""
+    """How often this node's agent was started before; 0 if unknown."""
     rules: ConsensusRules
     job_rules: JobRules
     silence_s: float
@@ -61,7 +62,7 @@ class ServerOptions:
     endpoint: tuple[str, int]
     """Where the job's nodes search for their leader."""
     listen_host: str | None
-    """Where this node listens for them; None: at every address."""
+    """Where this node listens for them; None means at every address."""
 
 
 def build_rules(config: RendezvousConfig) -> ConsensusRules:
@@ -99,7 +100,7 @@ def build_server_options(config: RendezvousConfig, own_id: str) -> ServerOptions
 
 
 def choose_listen_host(config: RendezvousConfig) -> str | None:
-    """Return the endpoint's address. All where it is a name: other nodes may know another address by it."""
+    """Return the endpoint's address, or all if that is a name, because other nodes may resolve it differently."""
     host = find_endpoint(config)[0]
     if is_loopback(host):
         return None if config.has_stock_host and config.token else host
@@ -107,7 +108,7 @@ def choose_listen_host(config: RendezvousConfig) -> str | None:
 
 
 class Server:
-    """Owns the listeners, and answers first messages. Close it with the member."""
+    """Owns the listeners and answers first messages. Close it with the member."""
 
     def __init__(
         self,
@@ -129,10 +130,10 @@ class Server:
         self._on_other_leader = on_other_leader
         self._own_port: Reservation | None = None
         self._listeners: dict[str | None, Listener] = {}
-        """On this process's own port, by address; None: all."""
+        """Listeners on this process's own port, by address; None stands for all."""
         self._endpoint_listener: Listener | None = None
         self._connections: dict[Link, bool] = {}
-        """True for those that were sent the job's end: their messages are ignored."""
+        """True for connections that were sent the job's end, whose messages are ignored."""
         self._announcer: TakeoverAnnouncer | None = None
         self._is_takeover = False
         self._is_lent = False
@@ -140,11 +141,11 @@ class Server:
 
     @property
     def port(self) -> int:
-        """Where this process listens; 0 when it needs no sockets."""
+        """Where this process listens; 0 if it needs no sockets."""
         return self._own_port.port if self._own_port is not None else 0
 
     def open(self) -> None:
-        """Reserve a port of this process's own.
+        """Reserve this process's own port.
 
         Raises:
             OSError: no socket is available.
@@ -152,9 +153,10 @@ class Server:
         self._own_port = self._network.reserve()
 
     def listen_for(self, link: Link, *, joins: bool = False) -> bool:
-        """Listen on this process's own port where the other end of a link reaches it; False when that is impossible.
+        """Listen on this process's own port where the other end of a link reaches it; return False if impossible.
 
-        With `joins`, also where the leader at the other end sends other nodes: to --local-addr, or to the same address.
+        With `joins`, also listen where the leader at the other end sends other nodes: at --local-addr, or at the same
+        address.
         """
         host = link.local_host
         if not self.port or not host:
@@ -181,7 +183,7 @@ class Server:
         return True
 
     def listen_at(self, host: str) -> bool:
-        """Listen on this process's own port where the leader sends other nodes; False when that is impossible."""
+        """Listen on this process's own port where the leader sends other nodes; return False if that is impossible."""
         return not self.port or self._listen_own(None if parse_numeric(host) is None else host)
 
     def open_endpoint(self, fd: int | None = None) -> None:
@@ -203,7 +205,7 @@ class Server:
             self._endpoint_listener = listen(None, port, self._on_link, self._on_refused)
 
     def lend_endpoint(self) -> None:
-        """Stop listening at the endpoint: the workers' store will listen there. Links accepted through it stay open."""
+        """Stop listening at the endpoint, because the workers' store will. Links accepted through it stay open."""
         if self._reclaim_timer is not None:
             self._reclaim_timer.cancel()
         if self._endpoint_listener is not None:
@@ -212,7 +214,7 @@ class Server:
             self._is_lent = True
 
     def reclaim_endpoint(self) -> None:
-        """Listen again at an endpoint that was lent, as soon as it is free: nodes that come back search there."""
+        """Listen again at a lent endpoint as soon as it is free, because returning nodes search there."""
         if not self._is_lent:
             return
         try:
@@ -224,13 +226,13 @@ class Server:
 
     @property
     def has_endpoint(self) -> bool:
-        """True when this process listens at the job's endpoint."""
+        """Whether this process listens at the job's endpoint."""
         return self._endpoint_listener is not None
 
     # -- leading ----------------------------------------------------------------------------------------------------
 
     def start_leading(self, *, takeover: bool) -> LocalLink:
-        """Start to lead, or to be a candidate; the link is for this node's own member."""
+        """Start to lead, or to be a candidate. The link is for this node's own member."""
         self._is_takeover = takeover
         options = LeaderOptions(
             rules=self._options.rules,
@@ -247,21 +249,21 @@ class Server:
 
     @property
     def has_formed_round(self) -> bool:
-        """True when this node leads, and has formed a round."""
+        """Whether this node leads and has formed a round."""
         return self.leader is not None and self.leader.state.has_formed_round
 
     @property
     def is_on_loopback(self) -> bool:
-        """Only nodes on this machine reach the endpoint, if this process listens there."""
+        """Whether only nodes on this machine reach the endpoint, if this process listens there."""
         return is_loopback(self._options.listen_host or "")
 
     @property
     def is_candidate(self) -> bool:
-        """True while this node attempts a takeover and has formed no round."""
+        """Whether this node attempts a takeover and has formed no round."""
         return self.leader is not None and self._is_takeover and not self.leader.state.has_formed_round
 
     def stop_leading(self, host: str, port: int) -> None:
-        """Stop leading; send the members to another leader."""
+        """Stop leading, and send the members to another leader."""
         if self.leader is not None:
             leader, self.leader = self.leader, None
             leader.redirect(host, port)
@@ -384,7 +386,7 @@ class Server:
             link.close()
 
     def _pass_stream(self, link: Link) -> None:
-        """Pass a stream on. Only a node with the job's token gets, or brings, the state of ranks."""
+        """Pass a stream on. Only a node with the job's token may get or bring the state of ranks."""
         if not link.is_proved or self.on_stream is None:
             self._refuse(link, "it has no job token (MUSTER_TOKEN)", "snapshots are sent only with a job token")
             return
@@ -394,9 +396,9 @@ class Server:
             self.on_stream(stream)
 
     def _answer_announcement(self, link: Link, announcement: Announcement) -> None:
-        """Answer another leader that announces itself at the endpoint: the one with the later round continues to lead.
+        """Answer another leader that announces itself at the endpoint. The one with the later round continues to lead.
 
-        A leader in a round does not join one with other rules; a leader without a round does, and is refused.
+        A leader in a round does not join one with other rules. A leader without a round does, and is refused.
         """
         if self.leader is None or announcement.id == self._options.own_id:
             link.send(AnnouncementAcknowledged())
@@ -424,7 +426,7 @@ class Server:
         self._connections.pop(link, None)
 
     def close(self) -> None:
-        """Stop listening first, then close links: an immediate redial must be refused. Idempotent."""
+        """Stop listening first, then close links, because an immediate redial must be refused. Idempotent."""
         self._is_lent = False
         if self._reclaim_timer is not None:
             self._reclaim_timer.cancel()

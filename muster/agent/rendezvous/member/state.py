@@ -16,19 +16,19 @@ NEVER = float("inf")
 
 
 class Phase(Enum):
-    """What a member is to its leader."""
+    """The member's relation to its leader."""
 
     APART = "apart"
-    """It has no link to a leader: it searches for one, or will."""
+    """It has no link to a leader, and searches for one or will."""
     JOINING = "joining"
-    """It has a link, and no leader has accepted it yet."""
+    """It has a link, but no leader has accepted it yet."""
     JOINED = "joined"
     ENDED = "ended"
     """The supervisor knows the end, or needs none."""
 
 
 class Once(Enum):
-    """A line that is printed once, some of them once in each round."""
+    """A line that is printed once; some are printed once in each round."""
 
     RULES = "rules"
     NO_ANSWER = "no answer"
@@ -42,18 +42,18 @@ class Connection:
     """The one link to a leader, or to a node that may accept this one."""
 
     is_local: bool
-    """The leader is on this node."""
+    """Whether the leader is on this node."""
     peer_host: str = ""
     silent_host: str = ""
     """See `Link`."""
     is_accepted: bool = False
     listen_port: int = 0
-    """A port that only the leader's process listens on; 0: none, or not known."""
+    """A port on which only the leader's process listens; 0 if none, or unknown."""
 
 
 @record
 class MemberState:
-    """All that the member's decisions follow from."""
+    """Everything from which the member's decisions follow."""
 
     config: RendezvousConfig
     own_id: str
@@ -61,30 +61,30 @@ class MemberState:
     recovery: MemberRecovery
     connection: Connection | None = None
     is_searching: bool = False
-    """Also while this node leads, for as long as it would give way."""
+    """Whether a search runs. It also runs while this node leads, for as long as the node would give way."""
     is_takeover: bool = False
-    """This node leads, or is a candidate, since it found no better leader."""
+    """Whether this node leads, or is a candidate, because it found no better leader."""
     is_endpoint_elsewhere: bool = False
-    """This node leads although the job's endpoint is another machine's address."""
+    """Whether this node leads although the job's endpoint is another machine's address."""
     first_target: Target | None = None
     """The address to ask first."""
     promise_until_s: float = -NEVER
-    """Until when this member joins no leader but its last one, CLOCK_BOOTTIME."""
+    """Until when this member joins no leader except its last one, by CLOCK_BOOTTIME."""
     search_failure: LinkEnd | None = None
     """Why the search has found nothing yet."""
     refusal: LinkEnd | None = None
-    """The first failure that waiting cannot repair: it says more than a refused connection after it."""
+    """The first failure that waiting cannot repair. It says more than a refused connection after it."""
     is_running: bool = False
-    """Workers of a round may be alive here: from RoundFormed to `Stopped`. It is the round of `recovery`."""
+    """Whether workers of a round may be alive here: from RoundFormed to `Stopped`. The round is that of `recovery`."""
     kinds_posted: frozenset[BreakKind] = frozenset()
     """How that round has been broken."""
     is_prepared: bool = True
     has_reported_prepared: bool = True
-    """The leader knows it, or will with the next join."""
+    """Whether the leader knows it, or will with the next join."""
     printed: frozenset[Once] = frozenset()
     job_end: JobEnd | None = None
     peak_bytes: int = 0
-    """Of the job's largest worker, as the leader has it."""
+    """The peak memory of the job's largest worker, according to the leader."""
     has_ended: bool = False
 
     @property
@@ -98,12 +98,12 @@ class MemberState:
 
     @property
     def is_leading(self) -> bool:
-        """True while the leader is on this node."""
+        """Whether the leader is on this node."""
         return self.connection is not None and self.connection.is_local
 
     @property
     def leader_address(self) -> tuple[str, int] | None:
-        """Where this node's leader listens, if that is another node: for nodes that search for it here."""
+        """Where this node's leader listens, if that is another node. Nodes that search for it here are told."""
         found = self.connection
         return (found.peer_host, found.listen_port) if found is not None and found.listen_port else None
 

@@ -1,11 +1,11 @@
-"""Says why a node waits. Pure; imported by `session` once a node has waited for a few seconds."""
+"""Words why a node waits. Pure; imported by `member` once a node has waited for a few seconds."""
 
 from muster._shared.records import record
 from muster.agent.config import RendezvousConfig
 from muster.agent.rendezvous.interface import STORM_REASON
 
 LONG_S = 60.0
-"""After this long a member prints a line of its own; until then its leader's lines are enough."""
+"""After this time a member prints its own line. Until then its leader's lines are enough."""
 
 
 @record
@@ -13,25 +13,25 @@ class WaitFacts:
     """What a node knows while it waits for a round."""
 
     present: int | None = None
-    """How many nodes have joined, when this node leads."""
+    """How many nodes have joined, if this node leads."""
     is_accepted: bool = False
-    """A leader elsewhere has accepted this node."""
+    """Whether a leader elsewhere has accepted this node."""
     is_on_loopback: bool = False
-    """Only nodes on this machine reach the endpoint, when this node leads."""
+    """Whether only nodes on this machine reach the endpoint, if this node leads."""
     storm_s: float = 0.0
-    """For how much longer the next round is held back after a storm of rounds, when this node leads."""
+    """How much longer the next round is held back after a storm of rounds, if this node leads."""
     last_error: str = ""
-    """Why the job's endpoint could not be asked for a leader; "" when nothing is known."""
+    """Why the job's endpoint could not be asked for a leader; "" if nothing is known."""
 
 
 def describe_wait(config: RendezvousConfig, endpoint: tuple[str, int], facts: WaitFacts, waited_s: float) -> str | None:
     """Return one line for the console; None while there is nothing to say.
 
     Args:
-        config: of this node.
+        config: this node's.
         endpoint: where the job's nodes search for their leader.
         facts: what is known now.
-        waited_s: since the node began to wait.
+        waited_s: time since the node began to wait.
     """
     host, port = endpoint
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
@@ -59,7 +59,7 @@ def _describe_missing(config: RendezvousConfig, present: int) -> str:
 
 
 def _describe_flags(config: RendezvousConfig, address: str) -> str:
-    """Return the flags that the other nodes need; nodes that a scheduler starts have them."""
+    """Return the flags that the other nodes need; nodes that a scheduler starts already have them."""
     if config.token is not None and not config.has_shared_token:
         return ""
     if config.lends_endpoint:

@@ -10,15 +10,15 @@ carries a MAC over its number and content, so that a changed, replayed, dropped 
     server  {"mac": HMAC(token, "server" c s)}
     both    MAC(direction's key, number + payload) + payload ...
 
-The newcomer proves first: a process that only connects gets nothing with which it could try tokens by itself.
-Without a token the handshake is the hello alone.
+The newcomer proves first, so a process that only connects gets nothing with which it could try tokens offline. Without
+a token the handshake is only the hello.
 """
 
 import json
 import struct
 
 Frame = dict[str, object]
-"""What a frame holds: a JSON object, not validated."""
+"""The content of a frame: a JSON object that is not validated."""
 
 HEADER_BYTES = 4
 MAC_BYTES = 32
@@ -27,7 +27,7 @@ HANDSHAKE_LIMIT_BYTES = 1024
 UNAUTHENTICATED_LIMIT_BYTES = 64 * 1024
 """Limit for a frame without a token, until its sender is a member."""
 FRAME_LIMIT_BYTES = 16 * 1024 * 1024
-"""The job's report with the stacks of thousands of ranks fits."""
+"""Large enough for the job's report with the stacks of thousands of ranks."""
 VERSION = 11
 
 
@@ -36,7 +36,7 @@ class ProtocolError(Exception):
 
 
 class RefusalError(ProtocolError):
-    """The handshake was refused, here or there: the two nodes differ in their token or version."""
+    """The handshake was refused by either side, because the two nodes differ in their token or version."""
 
 
 _decode = json.JSONDecoder().decode
@@ -46,7 +46,7 @@ def decode_json(payload: bytes) -> Frame:
     """Parse a JSON object.
 
     Raises:
-        ProtocolError: it is not one.
+        ProtocolError: the data are not one.
     """
     try:
         message = _decode(payload.decode())
@@ -65,7 +65,7 @@ class FrameReader:
         self._buffer = bytearray()
 
     def add(self, data: bytes) -> None:
-        """Add bytes as received."""
+        """Add received bytes."""
         self._buffer += data
 
     def next_payload(self) -> bytes | None:
@@ -87,12 +87,12 @@ class FrameReader:
         return payload
 
     def take_rest(self) -> bytes:
-        """Take what was added after the last complete payload."""
+        """Take the bytes after the last complete payload."""
         rest = bytes(self._buffer)
         self._buffer.clear()
         return rest
 
 
 def build_frame(payload: bytes) -> bytes:
-    """Return a frame: length and payload."""
+    """Return a frame, which is length and payload."""
     return struct.pack(">I", len(payload)) + payload

@@ -41,7 +41,7 @@ class Codec:
     """One side of one stream: handshake first, then messages.
 
     `receive` takes the bytes that arrive and returns messages; the handshake's replies go to `write`. `open` is True
-    once the other side has proved the token; to call `encode` before that is a mistake of the caller.
+    once the other side has proved the token. Calling `encode` before that is a mistake of the caller.
     """
 
     def __init__(
@@ -72,11 +72,11 @@ class Codec:
             self._open()
 
     def encode(self, message: Message) -> bytes:
-        """Return the frame of a message, with its MAC when there is a token."""
+        """Return the frame of a message, with its MAC if there is a token."""
         return self.seal(encode_message(message, self._reader.limit_bytes - MAC_BYTES).encode())
 
     def seal(self, payload: bytes) -> bytes:
-        """Return the frame of a payload, with its MAC when there is a token."""
+        """Return the frame of a payload, with its MAC if there is a token."""
         if self._key is None:
             return build_frame(payload)
         mac = _hmac(self._send_key, struct.pack(">Q", self._sent), payload)
@@ -161,7 +161,7 @@ class Codec:
     def _read_refusal(self, message: Frame) -> str:
         """Return why the other side refuses.
 
-        A client has one reason, and any process may send what it likes in its place.
+        A client can have only one reason, and any process could send any text in its place.
         """
         why = message["refused"]
         if self._is_server:
@@ -170,15 +170,15 @@ class Codec:
 
     @property
     def limit_bytes(self) -> int:
-        """How long a frame may be."""
+        """The most bytes that a frame may have."""
         return self._reader.limit_bytes
 
     def take_rest(self) -> bytes:
-        """Take what was received after the last message."""
+        """Take the bytes that were received after the last message."""
         return self._reader.take_rest()
 
     def trust(self) -> None:
-        """Allow long frames both ways: the other side is a member or the leader now."""
+        """Allow long frames both ways, because the other side is now a member or the leader."""
         self._reader.limit_bytes = FRAME_LIMIT_BYTES
 
     def _open(self) -> None:

@@ -1,8 +1,8 @@
 """The settings that must be equal for all agents of a job, and the message about a difference.
 
 Each agent sends its rules when it joins or leads. Two sides of a partition that count with different sizes, or with
-different silence limits, could both continue; so an agent with other rules is refused. Settings that may differ from
-node to node (workers, roles, log folders, names) are not among them.
+different silence limits, could both continue. So an agent with other rules is refused. Settings that may differ from
+node to node (workers, roles, log folders, names) are not among the rules.
 """
 
 from enum import Enum
@@ -21,7 +21,7 @@ class Backend(Enum):
 
 @record
 class JobRules:
-    """Equal on all nodes."""
+    """The settings, equal on all nodes."""
 
     backend: Backend
     min_nodes: Size
@@ -50,7 +50,7 @@ def build_job_rules(config: RendezvousConfig) -> JobRules:
 
 
 def describe_difference(own: JobRules, jobs: JobRules) -> str | None:
-    """Return one line that names each setting that differs, with both values; None when the rules are equal."""
+    """Return one line that names each setting that differs, with both values; None if the rules are equal."""
     pairs = zip(_list_settings(own), _list_settings(jobs), strict=True)
     different = [f"{flag}{mine} (the job: {theirs})" for (flag, mine), (_, theirs) in pairs if mine != theirs]
     if not different:

@@ -13,7 +13,7 @@ class Welcome:
 
     leader_id: Name
     listen_port: Port
-    """A port that only the leader's process listens on; 0: none."""
+    """A port on which only the leader's process listens; 0 if none."""
     release: Name = ""
     """See `Join`."""
 
@@ -24,9 +24,9 @@ class HeartbeatReply:
 
     number: Count
     at_s: Seconds
-    """The leader's CLOCK_BOOTTIME, to be sent back."""
+    """The leader's CLOCK_BOOTTIME, which the member sends back."""
     recovery: Shared[RecoveryRecord] | None = None
-    """If the heartbeat named another version of it than the leader's."""
+    """The recovery record, if the heartbeat named another version than the leader's."""
 
 
 @record
@@ -43,7 +43,7 @@ class Rejected:
 
     reason: Line
     usage: bool = False
-    """It is a mistake of the caller."""
+    """Whether it is a mistake of the caller."""
 
 
 @record
@@ -62,7 +62,7 @@ class Goodbye:
 
 
 JobMessage = SentMessage | Exit | Rejected
-"""About rounds and the job's end."""
+"""Messages about rounds and the job's end."""
 
 LeaderMessage = Welcome | HeartbeatReply | Redirect | Goodbye | JobMessage
 

@@ -16,7 +16,7 @@ Duration = Annotated[float, Range(least=0.0, most=1e7)]
 
 @record
 class Join:
-    """A node asks to take part; none of its workers is alive."""
+    """A node asks to take part, while none of its workers is alive."""
 
     run_id: Name
     id: Name
@@ -27,34 +27,34 @@ class Join:
     port: Port
     """The MASTER_PORT it reserved for the next round."""
     listen_port: Port
-    """Port where it accepts links after a takeover; 0: none."""
+    """Port where it accepts links after a takeover; 0 if none."""
     local_addr: Host | None
     rules: JobRules
-    """What it was started with."""
+    """The rules with which it was started."""
     recovery: RecoveryRecord
     """What it knows of the job, so that nothing is lost with a leader."""
     group_ranks: GroupRanks
-    """Its own in the quorum rounds of that record."""
+    """Its own ranks in the quorum rounds of that record."""
     highest_round: RoundNumber = 0
-    """The highest that it was told of, if that is higher than the record's."""
+    """The highest round that it has heard of, if that is higher than the record's."""
     last_leader_id: Name | None = None
     """The last leader that it joined. That leader may have formed rounds that this node never received."""
     is_prepared: bool = True
     """False while it still imports what its workers need."""
     can_host_store: bool = False
-    """Its agent would host the round's store, if it gets rank 0."""
+    """Whether its agent would host the round's store, if it gets rank 0."""
     stop_limit_s: Duration = 60.0
-    """How long it takes at most to stop its workers, by its own configuration."""
+    """The most time that it takes to stop its workers, by its own configuration."""
     release: Name = ""
-    """Of muster; "": an earlier one, which did not say."""
+    """The release of muster; "" for an earlier one, which did not report it."""
     snapshots: Holdings = ()
-    """What it has in memory for a round to continue."""
+    """The snapshots in its memory that a round could continue."""
     machine: Name = ""
-    """The machine's boot id; "": not known."""
+    """The machine's boot id; "" if unknown."""
     machine_name: Name = ""
-    """What an administrator calls the machine, where it is not the host; "": not known."""
+    """An administrator's name for the machine, if it is not the host; "" if unknown."""
     segment: Name = ""
-    """Its NVLink domain; "": not known, or ranks are not ordered by it."""
+    """Its NVLink domain; "" if unknown, or if ranks are not ordered by it."""
 
     def find_contradiction(self) -> str | None:
         """See `codec`."""
@@ -69,7 +69,7 @@ class Heartbeat:
     echo_s: Seconds | None
     """The leader's own time stamp from its last reply; None before the first."""
     recovery_version: Count = 0
-    """The version of the recovery record that this leader sent last; 0: it has sent none."""
+    """The version of the recovery record that this leader sent last; 0 if it has sent none."""
 
 
 @record
@@ -77,7 +77,7 @@ class EndAcknowledged:
     """The member has received the job's end."""
 
     peak_bytes: Count = 0
-    """The peak memory of its largest worker; 0: not known (it is of an earlier version)."""
+    """The peak memory of its largest worker; 0 if unknown, as from an earlier version."""
 
 
 MemberMessage = Join | Heartbeat | EndAcknowledged | Summary | MemberReport

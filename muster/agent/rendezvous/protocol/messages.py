@@ -1,6 +1,6 @@
 """Messages between nodes before they are leader and member: leader queries, and announcements after a takeover.
 
-`Message` is what a link carries: any message of any direction. Each receiver reads the union of those that it expects.
+`Message` is what a link carries: any message in any direction. Each receiver reads the union of those that it expects.
 """
 
 from enum import Enum
@@ -31,7 +31,7 @@ class LeaderQuery:
 
 @record
 class StreamOpened:
-    """What follows on this connection is a part of a snapshot: see `agent.snapshots`."""
+    """A part of a snapshot follows on this connection; see `agent.snapshots`."""
 
     run_id: Name
 
@@ -45,7 +45,7 @@ class Announcement:
     round_number: RoundNumber
     port: Port
     rules: JobRules
-    """What its job was started with."""
+    """The rules with which its job was started."""
 
 
 @record
@@ -55,13 +55,13 @@ class QueryReply:
     role: DiscoveryRole
     round_number: RoundNumber
     group_rank: GroupRank | None
-    """Its own in that round."""
+    """Its own group rank in that round."""
     id: Name
     index: Count | None
     leader: tuple[Host, Port] | None
     """Address of its leader, if that is another node."""
     rules: JobRules
-    """What it was started with."""
+    """The rules with which it was started."""
 
 
 @record

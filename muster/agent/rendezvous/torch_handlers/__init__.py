@@ -1,4 +1,4 @@
-"""torch's registry of rendezvous handlers, in both directions. A reader of muster's own rendezvous need not read it.
+"""torch's registry of rendezvous handlers, in both directions. Muster's own rendezvous can be understood without it.
 
 A handler of torch's behind our protocol (`--rdzv-backend c10d-torch`, `etcd`, `etcd-v2`, a third party's, a caller's):
 
@@ -8,11 +8,11 @@ A handler of torch's behind our protocol (`--rdzv-backend c10d-torch`, `etcd`, `
     watch       agrees on the end of a round, and on lost nodes, through that store
     caller      stands for the thread where the handler is an object of the program that drives this agent
 
-The other way round, `plugin` is muster's own rendezvous inside torchrun, as a handler of torch's; pyproject.toml names
-it as an entry point.
+In the other direction, `plugin` is muster's own rendezvous inside torchrun, as one of torch's handlers. pyproject.toml
+names it as an entry point.
 
 Not here: which failures end the job (`rendezvous.restart_policy`).
 
-From outside, import `rendezvous`, and only where a backend is selected. The other end of a caller's handler,
-`muster.elastic.rendezvous`, imports `thread` and `messages`.
+From outside, import `rendezvous`, and only where a backend is selected. `muster.elastic.rendezvous`, the other end of a
+caller's handler, imports `thread` and `messages`.
 """

@@ -1,6 +1,6 @@
 """A rendezvous handler that is an object of the program that drives this agent: its calls run in that program.
 
-This end sends the commands of `rendezvous` over the control socket and passes on what comes back; the other end,
+This end sends the commands of `rendezvous` over the control socket and passes on what comes back. The other end,
 `muster.elastic.rendezvous`, owns a `thread.HandlerThread`. `messages` has the messages.
 """
 
@@ -20,7 +20,7 @@ from muster.agent.rendezvous.torch_handlers.thread import Owner
 from muster.agent.runtime.loop import Loop, Timer
 
 LATE_S = 10.0
-"""After so long, a line says that the program does not read."""
+"""After this time, a line says that the program does not read."""
 
 
 class CallerThread:
@@ -33,8 +33,11 @@ class CallerThread:
         self._socket: socket.socket | None = None
         self._rest = b""
         self._unsent: deque[bytes] = deque()
-        """Commands that the socket has not taken. They wait as long as the program lives: no other end of the job could
-        be told to it, and when it ends, the guard ends this agent."""
+        """Commands that the socket has not taken.
+
+        They wait as long as the program lives, because it could learn of no other end of the job. When the program
+        ends, the guard ends this agent.
+        """
         self._late_timer: Timer | None = None
 
     def start(self) -> None:
@@ -43,13 +46,16 @@ class CallerThread:
         self._loop.watch_readable(self._socket.fileno(), self._receive)
 
     def send_command(self, command: Command) -> None:
-        """See `HandlerThread.send_command`. It is kept until the program reads: with a lost one the job never ends."""
+        """See `HandlerThread.send_command`.
+
+        The command is kept until the program reads it: if it were lost, the job would never end.
+        """
         self._unsent.append(b"\n" + encode_line(command, COMMAND_LIMIT_BYTES))  # a record may have been cut off
         if len(self._unsent) == 1:
             self._send_next()
 
     def _send_next(self) -> None:
-        """Send what the socket takes. A command that it takes only in part is sent again, as a whole.
+        """Send what the socket takes. A command that it takes only in part is sent again as a whole.
 
         The event log's records go through the same socket, and may come in between.
         """
@@ -83,7 +89,7 @@ class CallerThread:
             self._loop.unwatch_writable(self._socket.fileno())
 
     def stop(self) -> None:
-        """End; the program ends the handler's thread when the job has ended."""
+        """End this side. The program ends the handler's thread when the job has ended."""
         self._stop_waiting()
         if self._socket is not None:
             self._loop.unwatch(self._socket.fileno())

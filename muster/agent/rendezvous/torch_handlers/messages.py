@@ -1,6 +1,6 @@
 """What passes between `rendezvous` and the thread that owns torch's handler: commands one way, findings the other.
 
-Where that thread belongs to the program that drives this agent, each is one JSON line, {"rendezvous": message}.
+If that thread belongs to the program that drives this agent, each is one JSON line, {"rendezvous": message}.
 """
 
 from enum import Enum
@@ -22,42 +22,42 @@ from muster.agent.rendezvous.torch_handlers.watch import FailedElsewhere, NodeLo
 
 LINE_LIMIT_BYTES = 1 << 20
 COMMAND_LIMIT_BYTES = 1 << 16
-"""A socket that can be written to takes as much as this at once."""
+"""A writable socket takes this much at once."""
 
 
 class Order(Enum):
-    """What the thread is to do."""
+    """What the thread must do."""
 
     NEXT = "next"
     """Join the next round."""
     PAUSE = "pause"
-    """The round is broken: only send heartbeats."""
+    """The round is broken; only send heartbeats."""
     DONE = "done"
     """All workers of this node have succeeded."""
     FAIL = "fail"
-    """The job has failed for good: tell the others why, and the root cause."""
+    """The job has failed for good. Tell the others why, with the root cause."""
     AWAIT_END = "await_end"
-    """No worker is left here: report when the others know the job's end."""
+    """No worker is left here. Report when the others know the job's end."""
     STAND_STILL = "stand_still"
-    """All workers of this node stand still: tell the others, and report when those of all nodes do."""
+    """All workers of this node stand still. Tell the others, and report when those of all nodes do."""
     MOVE = "move"
-    """They go on."""
+    """The workers of this node have moved again."""
     QUIT = "quit"
 
 
 @record
 class Command:
-    """Carried out in the order sent."""
+    """A command. Commands are carried out in the order sent."""
 
     order: Order
     reason: Paragraph = ""
-    """With `FAIL`."""
+    """The reason, with `FAIL`."""
     root: Failure | None = None
 
 
 @record
 class HandlerFormedRound:
-    """A round of torch's handler is complete; this node's place in it, see `agent.round.Round`."""
+    """A round of torch's handler is complete. It has this node's place in the round, see `agent.round.Round`."""
 
     group_rank: GroupRank
     group_world_size: Size
@@ -105,5 +105,5 @@ THREAD_FINDINGS: MessageUnion[ThreadFinding] = MessageUnion(ThreadFinding)
 
 
 def encode_line(message: Command | ThreadFinding, limit_bytes: int = LINE_LIMIT_BYTES) -> bytes:
-    """Return one line for the other process; long texts are shortened."""
+    """Return one line for the other process. Long texts are shortened."""
     return b'{"rendezvous":' + encode_message(message, limit_bytes).encode() + b"}\n"

@@ -1,12 +1,12 @@
 """muster's rendezvous inside torchrun: `torchrun --rdzv-backend muster --rdzv-endpoint HOST[:PORT]`.
 
-torch's agent calls a handler from one thread and blocks in `next_rendezvous`, while a member must send and answer
-heartbeats at any time: a `LoopThread` runs it. torchrun sets the workers' store up as with any handler
-(`RendezvousStoreInfo`), through a TCPStore that the agent of rank 0 hosts on the round's MASTER_PORT. That one asks
-for no token, as with torch's own backends: who reaches it can read and change it.
+torch's agent calls a handler from one thread and blocks in `next_rendezvous`, but a member must send and answer
+heartbeats at any time. So a `LoopThread` runs the member. torchrun sets up the workers' store as with any handler
+(`RendezvousStoreInfo`), through a TCPStore that the agent of rank 0 hosts on the round's MASTER_PORT. As with torch's
+own backends, that store asks for no token: any process that reaches it can read and change it.
 
-Named in `pyproject.toml` under `torchrun.handlers`. torch calls the named function without arguments and registers
-what it returns (Source: torch/distributed/elastic/rendezvous/registry.py).
+`pyproject.toml` names it under `torchrun.handlers`. torch calls the named function without arguments and registers what
+it returns (Source: torch/distributed/elastic/rendezvous/registry.py).
 """
 
 import math
@@ -53,7 +53,7 @@ _PORT_LIMIT = 65535
 
 
 def create_handler() -> Callable[[RendezvousParameters], RendezvousHandler]:
-    """Return what torch's registry wants: a function that makes handlers."""
+    """Return what torch's registry requires: a function that makes handlers."""
     return build_handler
 
 
@@ -61,7 +61,7 @@ def build_handler(params: RendezvousParameters) -> RendezvousHandler:
     """Return a handler for one torchrun agent.
 
     Raises:
-        ValueError: the endpoint or a value of --rdzv-conf cannot be used; it is named.
+        ValueError: the endpoint or a value of --rdzv-conf, which the message names, cannot be used.
         UsageError: MUSTER_TOKEN can be guessed.
     """
     host, port = parse_endpoint(params.endpoint)
@@ -100,7 +100,7 @@ def parse_endpoint(endpoint: str) -> tuple[str, int]:
 
 
 def _read_number(params: RendezvousParameters, key: str, default: float, *, is_zero_allowed: bool = False) -> float:
-    """Return a value of --rdzv-conf: text, or a number where a program made the parameters."""
+    """Return a value of --rdzv-conf, which is text, or a number if a program made the parameters."""
     value = params.get(key, default)
     try:
         number = float(value)
@@ -115,15 +115,15 @@ class MusterHandler(RendezvousHandler):  # type: ignore[misc] # torch's types ar
     """torch's `RendezvousHandler` over one of our members."""
 
     _member: Member
-    """Made with the thread, which alone uses it then."""
+    """Made with the thread; afterwards only the thread uses it."""
 
     def __init__(self, config: RendezvousConfig) -> None:
         self._config = add_shared_token(config, self._handle_event)
         self._thread: LoopThread | None = None
-        """Runs the member's loop, from the first round that torch's agent asks for."""
+        """Runs the member's loop from the first round that torch's agent asks for."""
         self._results: queue.SimpleQueue[Round | JobEnded | RendezvousFailed | InternalError] = queue.SimpleQueue()
         self._waiting = 0
-        """What `num_nodes_waiting` returns: above 0 once the round is broken."""
+        """The value that `num_nodes_waiting` returns: above 0 once the round is broken."""
         self._ended: JobEnded | RendezvousFailed | None = None
         self._round: Round | None = None
         self._store: TCPStore | None = None
@@ -163,7 +163,7 @@ class MusterHandler(RendezvousHandler):  # type: ignore[misc] # torch's types ar
 
     @property
     def use_agent_store(self) -> bool:
-        """The agent of rank 0 hosts the round's TCPStore, a fresh one every round."""
+        """Whether the agent of rank 0 hosts the round's TCPStore, a fresh one in every round."""
         return True
 
     def next_rendezvous(self) -> RendezvousInfo:

@@ -1,9 +1,9 @@
 """Any rendezvous of torch's registry behind our protocol: `c10d-torch`, `etcd`, `etcd-v2`, third-party ones.
 
-torch's handlers block, so one thread owns the handler, carries out the loop's commands and posts what it finds on the
-loop. What the handler cannot do is not imitated: every agent has its own restart budget, and the node that a failure
-happened on reports it. Through the round's store (`watch`) the agents agree on the end of the job and on lost
-nodes; torch's agent instead takes 300 s of waiting for success.
+torch's handlers block. So one thread owns the handler, carries out the loop's commands and posts what it finds on the
+loop. What the handler cannot do is not imitated: every agent has its own restart budget, and each node reports its own
+failures. Through the round's store (`watch`) the agents agree on the end of the job and on lost nodes. torch's agent
+instead waits for 300 s and counts that as success.
 """
 
 from collections.abc import Callable
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from muster.agent.rendezvous.interface import Stream
 
 STANDSTILL = 1
-"""The number of the stacks that are wanted because the job stands still; those of a hang have 0."""
+"""The number of stacks that are wanted because the job stands still. Those of a hang have 0."""
 
 CALLERS_NAME = "caller"
 """The handler is an object of the program that drives this agent, see `caller`."""
@@ -100,7 +100,7 @@ class TorchRendezvous(Leaderless):
         self._policy = LocalRestartPolicy(loop.clock, post, config)
         self._closed = False
         self._awaits_round = False
-        """No worker is left, and the next round has not formed."""
+        """Whether no worker is left and the next round has not formed."""
         self._still_since_s: float | None = None
         """When the workers of this node began to stand still, in this round."""
         self._has_told_still = False
@@ -109,7 +109,7 @@ class TorchRendezvous(Leaderless):
     # -- what the thread finds --------------------------------------------------------------------------------------
 
     def post_finding(self, finding: ThreadFinding) -> None:
-        """Have the loop handle a finding of the thread. A handler may block past `close`; then it is ignored."""
+        """Have the loop handle a finding of the thread. If the handler blocks past `close`, the finding is ignored."""
         self._loop.call_from_thread(lambda: self._handle(finding))
 
     def _handle(self, finding: ThreadFinding) -> None:
@@ -166,7 +166,7 @@ class TorchRendezvous(Leaderless):
         )
 
     def _break_round(self, reason: str) -> None:
-        """Break the round: all agents go to the next one."""
+        """Break the round, so that all agents go to the next one."""
         if not self._policy.has_ended and self._policy.broken is None:
             self._thread.send_command(Command(order=Order.PAUSE))
             self._policy.break_round(BreakKind.MEMBERSHIP, reason)
@@ -188,12 +188,15 @@ class TorchRendezvous(Leaderless):
         list_snapshots: Callable[[], tuple[Holding, ...]] = tuple,  # noqa: ARG002
         on_stream: "Callable[[Stream], None] | None" = None,  # noqa: ARG002
     ) -> None:
-        """See `Rendezvous`. torch's handlers decide about the store. Nodes agree on no snapshot: none are kept."""
+        """See `Rendezvous`. torch's handlers decide about the store.
+
+        The nodes agree on no snapshot, so none are kept.
+        """
         self._thread.start()
         self._thread.send_command(Command(order=Order.NEXT))
 
     def send(self, message: NodeMessage) -> None:
-        """See `Rendezvous`. What the handlers cannot pass on, the other nodes do not learn."""
+        """See `Rendezvous`. The other nodes do not learn what the handlers cannot pass on."""
         number = message.round_number if not isinstance(message, Prepared | Leaving) else self._policy.number
         match message:
             case StoodStill():
@@ -243,7 +246,7 @@ class TorchRendezvous(Leaderless):
         return self._still_since_s is not None and self._policy.broken is None and not self._policy.has_ended
 
     def _record_still(self, message: StoodStill) -> None:
-        """Have the other nodes know that the workers of this one stand still, or go on."""
+        """Let the other nodes know that the workers of this one stand still, or continue."""
         if message.round_number != self._policy.number or self._policy.has_ended:
             return
         is_still = message.for_s > 0.0
@@ -256,7 +259,7 @@ class TorchRendezvous(Leaderless):
             self._post(Notice(text=MOVES.text, kind=MOVES.kind))
 
     def _tell_standstill(self, message: StacksTaken) -> None:
-        """Say what the ranks of this node wait for: each node judges alone."""
+        """Print what the ranks of this node wait for, because each node judges alone."""
         if not self._is_still() or self._still_since_s is None:
             return
         from muster.agent.diagnosis.hangs.page import format_standstill
@@ -308,7 +311,7 @@ def create_torch_rendezvous(
         post: gets the events, on the loop.
 
     Raises:
-        UsageError: no program has started this agent, and could have a handler of its own.
+        UsageError: no program has started this agent that could have its own handler.
     """
     control_fd = config.control_fd
 

@@ -1,6 +1,6 @@
 """The thread that owns one of torch's handlers and watches the rounds that it forms.
 
-The only module of the agent, apart from workers and their template, that imports torch; it does so in the thread.
+Apart from workers and their template, only this module of the agent imports torch; it does so in the thread.
 
 Source: torch/distributed/elastic/agent/server/api.py (`_rendezvous`, `_invoke_run`, `_exit_barrier`; behaviour only).
 """
@@ -40,7 +40,7 @@ if TYPE_CHECKING:  # imported in the thread
 POLL_S = 0.1
 """How often the handler is asked for waiting nodes, as by torch's agent."""
 END_WAIT_LIMIT_S = 5.0
-"""How long a node that has failed for good waits until the others know: one of them may be gone already."""
+"""How long a node that has failed for good waits until the others know, because one of them may be gone already."""
 TORCH_NAMES = {"c10d-torch": "c10d", "etcd": "etcd", "etcd-v2": "etcd-v2"}
 """Our names for torch's own backends -> torch's names."""
 DEFAULT_TIMEOUT_S = 900
@@ -62,22 +62,23 @@ class _Stage(Enum):
     """What the thread does between commands."""
 
     PAUSED = "paused"
-    """There is no round, or it is broken: it only sends heartbeats."""
+    """There is no round, or it is broken. The thread only sends heartbeats."""
     RUNNING = "running"
-    """It watches the other nodes."""
+    """The thread watches the other nodes."""
     STOPPING = "stopping"
-    """Nothing: the job has failed for good, the others know it, and this node's workers are being stopped."""
+    """The thread does nothing: the job has failed for good, the others know it, and this node's workers are being
+    stopped."""
     SUCCEEDED = "succeeded"
-    """The job has succeeded; it waits until the others know it."""
+    """The job has succeeded. The thread waits until the others know it."""
     FAILED = "failed"
-    """The job has failed for good and no worker is left here; it waits until the others know it."""
+    """The job has failed for good and no worker is left here. The thread waits until the others know it."""
 
 
 class HandlerThread(threading.Thread):
-    """Owns torch's handler: nothing else touches it."""
+    """Owns torch's handler, which nothing else touches."""
 
     _handler: "RendezvousHandler"
-    """Made in the thread, unless it is given."""
+    """Made in the thread, unless it was given."""
 
     def __init__(
         self,
@@ -88,7 +89,10 @@ class HandlerThread(threading.Thread):
         *,
         handler: "RendezvousHandler | None" = None,
     ) -> None:
-        """Keep `handler`, which a program made (see `muster.elastic`); None: the thread makes what `config` names."""
+        """Keep `handler`, which a program made (see `muster.elastic`).
+
+        If it is None, the thread makes what `config` names.
+        """
         super().__init__(daemon=True, name="rendezvous")
         self._config = config
         self._nproc = nproc
@@ -104,7 +108,7 @@ class HandlerThread(threading.Thread):
         self._wait_until_s = 0.0
 
     def send_command(self, command: Command) -> None:
-        """Have the thread carry out a command, after those sent before."""
+        """Have the thread carry out a command, after the earlier ones."""
         self._commands.put(command)
 
     def stop(self) -> None:
@@ -116,7 +120,7 @@ class HandlerThread(threading.Thread):
             self._port.close()
 
     def run(self) -> None:
-        """Carry out commands; between them, watch the round."""
+        """Carry out commands, and watch the round in between."""
         try:
             add_installed()
             from torch.distributed.elastic.rendezvous.api import (
@@ -244,7 +248,7 @@ class HandlerThread(threading.Thread):
             owner.post_finding(AllStandStill())
 
     def _shut_down_handler(self, watch: RoundWatch) -> None:
-        """Shut down the handler before writing `seen`: the store exists until all have written that, but not longer."""
+        """Shut down the handler before writing `seen`, because the store exists only until all have written that."""
         self._wait_until_s = time.monotonic()
         with suppress(Exception):  # a plug-in's store may raise anything once its host is gone
             self._handler.shutdown()
@@ -252,7 +256,7 @@ class HandlerThread(threading.Thread):
             self._wait_until_s += self._silence_s
 
     def _poll_end(self, watch: RoundWatch) -> None:
-        """End when the others know the end too: this process may hold the store."""
+        """End when the others know the end too, because this process may hold the store."""
         is_seen = True
         with suppress(Exception):  # as above
             watch.send_heartbeat()
@@ -299,14 +303,14 @@ class HandlerThread(threading.Thread):
     def _keeps_bootstrap(self) -> bool:
         """Return True for third-party handlers, which name the workers' store themselves.
 
-        torch's own would reuse one store for all rounds, which breaks restarts (stale keys under one port): those get a
-        fresh port every round, as with our own rendezvous.
+        torch's own handlers would reuse one store for all rounds, which breaks restarts (stale keys under one port). So
+        they get a fresh port every round, as with our own rendezvous.
         """
         own = type(self._handler).__module__.startswith("torch.")  # a program's own handler has no name here
         return self._config.backend not in TORCH_NAMES and not own
 
     def _agree_place(self, info: "RendezvousInfo") -> tuple[HandlerFormedRound, str]:
-        """Agree on ranks: every node writes its size, and rank 0 computes all ranks and chooses MASTER_ADDR:PORT.
+        """Agree on ranks: every node writes its size; rank 0 computes all ranks and chooses MASTER_ADDR:PORT.
 
         Returns:
             This node's place, and a name that no other round has.
@@ -344,7 +348,7 @@ class HandlerThread(threading.Thread):
 
 
 def _build_line(text: str) -> str:
-    """Return one line: errors of torch's stores end with the frames of their C++ functions."""
+    """Return one line. Errors of torch's stores end with the frames of their C++ functions."""
     return " ".join(text.split())[:_LINE_CHARACTERS]
 
 
@@ -352,7 +356,7 @@ def find_silence_s(config: RendezvousConfig) -> float:
     """Return how long a node may send no heartbeat, from the keys of --rdzv-conf that set it for torch's own c10d.
 
     Raises:
-        ValueError: they are not numbers above 0.
+        ValueError: the values are not numbers above 0.
     """
     interval_s = float(config.conf.get("keep_alive_interval", KEEP_ALIVE_INTERVAL_S))
     attempts = int(config.conf.get("keep_alive_max_attempt", KEEP_ALIVE_MAX_ATTEMPT))
@@ -374,7 +378,7 @@ def _sum_sizes(nodes: list[tuple[int, str]]) -> dict[str, object]:
 
 
 def find_own_address(endpoint: str) -> str:
-    """Return the address this machine would use to reach the endpoint: others can reach it there. Sends nothing."""
+    """Return the address that this machine would use to reach the endpoint, where others can reach it. Send nothing."""
     host, _, port = endpoint.rpartition(":")
     host = (host or port or "localhost").strip("[]")
     try:

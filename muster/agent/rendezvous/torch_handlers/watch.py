@@ -1,7 +1,7 @@
-"""How the nodes of one round agree on the job's end through the round's store: torch's handlers do not.
+"""How the nodes of one round agree on the job's end through the round's store, which torch's handlers do not do.
 
 A job succeeds only when every worker has, and torch's stores do not report lost nodes. So each node writes heartbeats
-and how it ended; a node that has succeeded waits without a limit for those that still send heartbeats::
+and how it ended. A node that has succeeded waits without a limit for those that still send heartbeats::
 
     <nonce>/beat/<rank>    a number that grows while the node's agent runs
     <nonce>/done/<rank>    all of the node's workers have succeeded
@@ -9,9 +9,9 @@ and how it ended; a node that has succeeded waits without a limit for those that
     <nonce>/seen/<rank>    the node knows the end: the node whose process holds the store leaves last
     <nonce>/still/<rank>   1: all of the node's workers stand still; 0: they go on
 
-The nonce is the round's: some handlers return one store for all rounds. Each node watches the next one, so that the
-work does not grow with the job; of neighbours lost together, the watcher of the first one reports. Every call waits for
-the store; nothing here is called on the agent's loop.
+The nonce is the round's, because some handlers return one store for all rounds. Each node watches the next one, so that
+the work does not grow with the job. If neighbours are lost together, the watcher of the first one reports. Every call
+waits for the store, so nothing here is called on the agent's loop.
 """
 
 import json
@@ -47,21 +47,21 @@ class NodeLost:
 
     rank: GroupRank
     silence_s: Seconds
-    """For how long."""
+    """How long it has sent none."""
 
 
 Finding = AllDone | FailedElsewhere | NodeLost
 
 
 class Store(Protocol):
-    """What is used of a `torch.distributed.Store`."""
+    """The used part of a `torch.distributed.Store`."""
 
     def set(self, key: str, value: str) -> None:
-        """Write."""
+        """Write a value."""
         ...
 
     def get(self, key: str) -> bytes:
-        """Read, and wait until the key is written."""
+        """Read a value, and wait until the key is written."""
         ...
 
     def add(self, key: str, amount: int) -> int:
@@ -98,11 +98,11 @@ class RoundWatch:
         self._interval_s = min(HEARTBEAT_S, silence_s / HEARTBEATS_PER_SILENCE)
         self._next_heartbeat_s = now_s()
         self._done_count = 0
-        """All nodes of a lower rank are known to be done."""
+        """All nodes with a lower rank are known to be done."""
         self._seen_count = 0
         self._is_done = False
         self._awaits_still = False
-        """Whether the workers of all nodes stand still is to be found out; `_next_look_s` is when."""
+        """Whether to find out if the workers of all nodes stand still; `_next_look_s` says when."""
         self._next_look_s = 0.0
         self._watched = rank
         self._last_count, self._last_change_s = -1, 0.0
@@ -133,7 +133,10 @@ class RoundWatch:
         self._store.set(self._key("seen", self._rank), "1")
 
     def post_still(self, *, is_still: bool) -> None:
-        """Write whether all workers of this node stand still: then `find_all_still` says when those of all nodes do."""
+        """Write whether all workers of this node stand still.
+
+        If so, `find_all_still` reports when those of all nodes do.
+        """
         self._awaits_still = is_still
         self._store.set(self._key("still", self._rank), "1" if is_still else "0")
 
@@ -152,7 +155,7 @@ class RoundWatch:
         return (is_written and self._store.get(key) == b"1") or self._store.check([self._key("done", rank)])
 
     def check(self) -> Finding | None:
-        """Return the first reason found to end the round; None while it goes on."""
+        """Return the first reason found to end the round; None while it continues."""
         failed = self.read_failed()
         if failed is not None:
             return failed
@@ -190,9 +193,9 @@ class RoundWatch:
         self._last_count, self._last_change_s = -1, self._now_s()
 
     def _find_lost(self) -> NodeLost | None:
-        """Return the watched node, when it sends no heartbeat and is not done.
+        """Return the watched node if it sends no heartbeat and is not done.
 
-        One that is done is not needed any more.
+        A node that is done is not needed any more.
         """
         if self._watched == self._rank:
             return None

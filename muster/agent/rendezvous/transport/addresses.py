@@ -27,7 +27,7 @@ def parse_numeric(host: str) -> Address | None:
 
 
 def resolve(host: str) -> list[Address]:
-    """Return all addresses of a host, in the resolver's order. May block for seconds.
+    """Return all addresses of a host, in the resolver's order. This may block for seconds.
 
     Raises:
         OSError: the name does not resolve.
@@ -48,17 +48,20 @@ def is_bindable(address: Address) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Return True for addresses that only this machine can reach, and for the name localhost."""
+    """Return whether the address is localhost, or only this machine can reach it."""
     return host in {"localhost", "::1"} or host.startswith("127.")
 
 
 def normalise(host: str) -> str:
-    """Return an address as people write it: IPv4 through an IPv6 socket loses its prefix."""
+    """Return an address as people write it: without the prefix of IPv4 through an IPv6 socket."""
     return host.removeprefix("::ffff:") if "." in host else host
 
 
 class FixedPort:
-    """A MASTER_PORT that the caller named. It is not reserved: between rounds the agents themselves listen there."""
+    """A MASTER_PORT that the caller named.
+
+    It is not reserved, because between rounds the agents themselves listen there.
+    """
 
     def __init__(self, port: int) -> None:
         self.port = port
@@ -77,7 +80,7 @@ class Resolved:
 
 OnAnswer = Callable[[Resolved], None]
 LOOPBACK: tuple[Address, ...] = ((int(socket.AF_INET), "127.0.0.1"), (int(socket.AF_INET6), "::1"))
-"""What localhost means."""
+"""The addresses of localhost."""
 
 
 class Resolver:

@@ -1,6 +1,6 @@
-"""One attempt to reach a host: its addresses race, so that one that drops packets does not keep the others waiting.
+"""One attempt to reach a host. Its addresses race, so that one that drops packets does not delay the others.
 
-As RFC 8305 (Happy Eyeballs) does: the next address is tried when the one before has failed, or has not opened within a
+As in RFC 8305 (Happy Eyeballs), the next address is tried when the one before has failed, or has not opened within a
 short time. The first link that opens wins, and the others are closed.
 """
 
@@ -19,10 +19,10 @@ from muster.agent.rendezvous.transport.tcp_link import TcpLink
 from muster.agent.runtime.loop import Loop, Timer
 
 STAGGER_S = 0.25
-"""How long an address may keep the next one waiting."""
+"""How long an address may delay the next one."""
 RESOLVE_LIMIT_S = 30.0
-"""How long the name may take. It does not count against the addresses: a name server that does not answer costs 5 s
-each time, and the one after it answers."""
+"""How long resolving the name may take. It does not count against the addresses: a name server that does not answer
+costs 5 s each time, and the one after it answers."""
 NO_ANSWER = "no answer"
 _NAMED = 4
 """How many addresses are named when all have failed."""
@@ -39,7 +39,7 @@ class Dial:
     def __init__(
         self, loop: Loop, try_address: TryAddress, on_open: OnOpen, on_failed: OnFailed, timeout_s: float
     ) -> None:
-        """Wait for `try_addresses`; `timeout_s` is for all of them together."""
+        """Wait for `try_addresses`; `timeout_s` is for all addresses together."""
         self._loop = loop
         self._try_address = try_address
         self._on_open = on_open
@@ -56,7 +56,7 @@ class Dial:
         self._timer = loop.call_later(RESOLVE_LIMIT_S, lambda: self._fail(slow))
 
     def try_addresses(self, resolved: Resolved) -> None:
-        """Begin: the name has been resolved."""
+        """Begin, because the name has been resolved."""
         if self._closed:
             return
         if not resolved.addresses:

@@ -22,7 +22,7 @@ class Cause(Enum):
     BROKEN = "broken"
     """Closed, reset, or no answer: trying again may help."""
     REFUSED = "refused"
-    """The handshake was refused: another job token, or another version. Only a person can repair it."""
+    """The handshake was refused because of another job token or version. Only a person can repair this."""
     FAULT = "fault"
     """This process could not even try."""
 
@@ -40,13 +40,13 @@ class LinkOwner(Protocol):
     """Receives a link's messages."""
 
     def on_message(self, link: "Link", frame: Frame | Message) -> None:
-        """Handle a message: not read yet, or a record when it comes from this same process."""
+        """Handle a message: an unread frame, or a record if it comes from this same process."""
         ...
 
     def on_closed(self, link: "Link", end: LinkEnd) -> None:
         """Handle that the other side closed the link, that it broke, or has not joined in time.
 
-        Called once, not after `close`.
+        This is called once, and not after `close`.
         """
         ...
 
@@ -60,16 +60,16 @@ class Link(Protocol):
     peer_host: str
     """The other side's address, as this side sees it."""
     silent_host: str
-    """The first address of the name that this side dialled, when it had not answered before another one; else ""."""
+    """The first address of the dialled name, if it had not answered before another one did; otherwise ""."""
 
     @property
     def is_proved(self) -> bool:
-        """True when the other side has proved the job's token: a refusal may tell it why."""
+        """Whether the other side has proved the job's token, so that a refusal may give the reason."""
         ...
 
     @property
     def is_busy(self) -> bool:
-        """True while the other side has not taken all that was sent."""
+        """Whether the other side has not taken all that was sent."""
         ...
 
     def send(self, message: Message) -> None:
@@ -77,11 +77,14 @@ class Link(Protocol):
         ...
 
     def trust(self) -> None:
-        """Lift the limits for unauthenticated peers: the other side is a member or the leader."""
+        """Lift the limits for unauthenticated peers, because the other side is a member or the leader."""
         ...
 
     def detach(self) -> "Stream | None":
-        """Take the connection from the loop, for a thread; nothing may be queued. None: the link has no connection."""
+        """Take the connection from the loop for a thread; nothing may be queued.
+
+        Return None if the link has no connection.
+        """
         ...
 
     def close(self) -> None:
@@ -90,7 +93,7 @@ class Link(Protocol):
 
 
 class Closing(Protocol):
-    """Something to be closed; idempotent."""
+    """Something that can be closed; `close` is idempotent."""
 
     def close(self) -> None:
         """Release it."""
@@ -98,7 +101,7 @@ class Closing(Protocol):
 
 
 class Reservation(Closing, Protocol):
-    """A port that no other process gets while it is reserved, and that a TCPStore can still listen on."""
+    """A port that no other process gets while it is reserved, but on which a TCPStore can still listen."""
 
     port: int
 
@@ -115,7 +118,7 @@ OnRefused = Callable[[str, LinkEnd], None]
 
 
 class Network(Protocol):
-    """Makes links. No call blocks; callbacks come on the loop, never before the call returns."""
+    """Makes links. No call blocks. Callbacks come on the loop, and never before the call returns."""
 
     def connect(
         self,
@@ -125,14 +128,14 @@ class Network(Protocol):
         on_failed: Callable[[LinkEnd], None],
         timeout_s: float,
     ) -> Closing:
-        """Open a link. Closing what is returned cancels it without a callback."""
+        """Open a link. Closing the returned object cancels this without a callback."""
         ...
 
     def listen(self, host: str | None, port: int, on_link: OnLink, on_refused: OnRefused | None = None) -> Listener:
         """Accept links on a numeric address or localhost (None: all). `on_link` gets a link with its first message.
 
         Raises:
-            OSError: it cannot be bound.
+            OSError: the address cannot be bound.
         """
         ...
 
@@ -149,20 +152,20 @@ class Network(Protocol):
         ...
 
     def probe(self, host: str, port: int, on_result: Callable[[bool], None]) -> Closing:
-        """Connect to an address at once; True when it is refused: no process listens there any more."""
+        """Connect to an address at once; the result is True if it is refused: no process listens there any more."""
         ...
 
     def check_local(self, host: str, on_result: Callable[[bool], None]) -> None:
-        """Check whether one of the host's addresses can be bound here: by trying, not by comparing names."""
+        """Check whether one of the host's addresses can be bound here. This tries instead of comparing names."""
         ...
 
     def close(self) -> None:
-        """Release what is left."""
+        """Release what remains."""
         ...
 
 
 class LocalLink:
-    """One end of a link inside one process: the leader's own node is a member like the others."""
+    """One end of a link inside one process, because the leader's own node is a member like the others."""
 
     def __init__(self, loop: Loop) -> None:
         self.owner: LinkOwner | None = None
@@ -186,7 +189,7 @@ class LocalLink:
             self._loop.call_soon(lambda: other.deliver(message))
 
     def detach(self) -> None:
-        """See `Link`. This process has what it would send itself."""
+        """See `Link`. This process already has what it would send itself."""
 
     def trust(self) -> None:
         """See `Link`. This process trusts itself."""
@@ -203,7 +206,7 @@ class LocalLink:
             self._loop.call_soon(other.close_from_other_end)
 
     def close_from_other_end(self) -> None:
-        """Close this end, because the other one was closed."""
+        """Close this end because the other one was closed."""
         if self._other is not None:
             self._other = None
             if self.owner is not None:

@@ -8,20 +8,20 @@ from muster.agent.rendezvous.transport.addresses import Address
 from muster.agent.runtime.loop import Loop, Timer
 
 LIMIT_S = 2.0
-"""How long the answer may take; later than that it would prove nothing."""
+"""How long the answer may take. A later answer would prove nothing."""
 RETRY_S = 0.01
 
 
 class Probe:
     """Dials one address until it is refused, or until a process there sends something.
 
-    A process that is killed closes its descriptors one after the other, the listening one often last: a redial before
-    that is accepted by the kernel and reset when the listener closes. Such a reset proves nothing, so the probe dials
-    again. On a busy machine this happened to one killed process in ten.
+    A killed process closes its descriptors one after the other, often the listening one last. The kernel accepts a
+    redial before that, and resets it when the listener closes. Such a reset proves nothing, so the probe dials again.
+    On a busy machine this happened to one killed process in ten.
     """
 
     def __init__(self, loop: Loop, address: Address | None, port: int, on_result: Callable[[bool], None]) -> None:
-        """Keep `on_result`, which is called on the loop, never at once: True when the dial was refused."""
+        """Keep `on_result`, which is called on the loop, never at once, with True if the dial was refused."""
         self._loop = loop
         self._address = address
         self._port = port
@@ -103,7 +103,7 @@ class Probe:
 
 
 def is_self_connected(sock: socket.socket) -> bool:
-    """Return whether a socket is connected to itself: the port it dialled is in the range its own port came from."""
+    """Return whether a socket is connected to itself, because the dialled port is an ephemeral one."""
     try:
         return bool(sock.getsockname() == sock.getpeername())
     except OSError:

@@ -1,7 +1,7 @@
-"""A link that has left the loop: a thread sends and receives large amounts on it, blocking.
+"""A link that has left the loop. A thread sends and receives large amounts on it by blocking calls.
 
-Both ends have proved the job's token in the handshake of the link. What is sent as a dictionary has a MAC like every
-message. Raw bytes have none: whoever uses them sends their digest in a dictionary.
+Both ends have proved the job's token in the handshake of the link. A dictionary is sent with a MAC, like every message.
+Raw bytes have none, so their digest is sent in a dictionary.
 """
 
 import contextlib
@@ -17,17 +17,17 @@ STALL_LIMIT_S = 30.0
 
 
 class TcpStream:
-    """One end; see `interface.Stream`."""
+    """One end of the stream (see `interface.Stream`)."""
 
     def __init__(self, sock: socket.socket, codec: Codec) -> None:
         self._socket = sock
         self._codec = codec
         self._rest = codec.take_rest()
-        """Received on the loop already, behind the message that opened the stream."""
+        """Bytes that the loop has already received behind the message that opened the stream."""
         sock.settimeout(STALL_LIMIT_S)
 
     def send(self, message: dict[str, object]) -> None:
-        """Send a dictionary of what JSON knows.
+        """Send a dictionary of JSON values.
 
         Raises:
             OSError: the connection broke, or stalls.
@@ -35,11 +35,11 @@ class TcpStream:
         self._socket.sendall(self._codec.seal(to_json(message).encode()))
 
     def receive(self) -> dict[str, object]:
-        """Receive one.
+        """Receive one dictionary.
 
         Raises:
             OSError: the connection broke, or stalls.
-            ProtocolError: what arrived was not sent by the other side, or is none.
+            ProtocolError: what arrived was not sent by the other side, or is no dictionary.
         """
         header = bytearray(HEADER_BYTES)
         self.receive_raw(memoryview(header))
@@ -77,10 +77,10 @@ class TcpStream:
             into = into[count:]
 
     def abort(self) -> None:
-        """Have the thread that uses it fail. Idempotent."""
+        """Make the thread that uses the stream fail. Idempotent."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Close it. May be called again."""
+        """Close the stream. May be called again."""
         self._socket.close()

@@ -29,7 +29,7 @@ class TcpLink:
         self._socket = sock
         self._out = bytearray()
         self._is_waiting = False
-        """True while the kernel accepts no more data."""
+        """Whether the kernel accepts no more data at the moment."""
         self._closed = False
         self._has_token = bool(token)
         self._codec = Codec(token, is_server=is_server, write=self._queue)
@@ -42,7 +42,7 @@ class TcpLink:
 
     @property
     def is_open(self) -> bool:
-        """True once the handshake is complete."""
+        """Whether the handshake is complete."""
         return self._codec.open
 
     @property
@@ -113,7 +113,10 @@ class TcpLink:
         self._report_open(was_open)
 
     def _read_next(self, messages: Iterator[Frame]) -> Frame | None:
-        """Read on. Only an error of reading is the other side's fault; one of handling a message is ours."""
+        """Continue reading.
+
+        Only an error of reading is the other side's fault; an error of handling a message is ours.
+        """
         if self._closed:
             return None
         try:
@@ -146,7 +149,7 @@ class TcpLink:
         return TcpStream(self._socket, self._codec)
 
     def fail(self, end: LinkEnd) -> None:
-        """Close it, and tell the owner."""
+        """Close the link, and tell the owner."""
         if self._closed:
             return
         self._out.clear()

@@ -1,9 +1,9 @@
 """Links over TCP on the agent's loop: nothing blocks, and unauthenticated peers cost little.
 
-A peer is unauthenticated until its owner trusts it: when its node joins. Unauthenticated peers have small frames
-(without a token, else until the handshake) and a deadline, whatever they ask, and their number is limited: the oldest
-is closed first, so that a flood of connections cannot keep members out. Nodes that search for a leader connect again in
-time.
+A peer is unauthenticated until its owner trusts it, which is when its node joins. Unauthenticated peers have a
+deadline, whatever they ask, and may send only small frames (with a token, only until the handshake). Their number is
+limited, and the oldest is closed first, so that a flood of connections cannot keep members out. Nodes that search for a
+leader connect again in time.
 """
 
 import errno
@@ -31,7 +31,8 @@ from muster.agent.runtime.ports import PortReservation
 UNAUTHENTICATED_LIMIT_S = 10.0
 """How long a connection may go without a join."""
 UNAUTHENTICATED_LIMIT = 1024
-"""Connections without a proven token and without a join. A joining node is one for a few milliseconds."""
+"""Limit on connections without a proven token and without a join. A joining node is one of them for a few milliseconds.
+"""
 BACKLOG = 4096
 ACCEPTS_PER_TURN = 256
 ACCEPT_PAUSE_S = 0.25
@@ -56,9 +57,9 @@ class TcpListener:
         self._on_link = on_link
         self._on_refused = on_refused
         self._pending: set[TcpLink] = set()
-        """Those that have sent no message yet."""
+        """Connections that have sent no message yet."""
         self._unauthenticated: dict[TcpLink, None] = {}
-        """Those that count against the limit, the oldest first."""
+        """Connections that count against the limit, the oldest first."""
         self._pause_timer: Timer | None = None
         self.port: int = sock.getsockname()[1]
         sock.setblocking(False)
@@ -80,7 +81,7 @@ class TcpListener:
             self._add_unauthenticated(sock)
 
     def _make_room(self) -> None:
-        """Close an unauthenticated peer when no descriptor is left, or pause: the kernel reports waiters each turn."""
+        """Close an unauthenticated peer if no descriptor is left, or pause: the kernel reports waiters each turn."""
         if self._unauthenticated:
             self._close_oldest()
             return
@@ -125,7 +126,7 @@ class TcpListener:
         self._on_link(link, message)
 
     def on_message(self, link: Link, _frame: object) -> None:
-        """Do nothing: the first message goes to `on_first_message`, and the link gets another owner."""
+        """Do nothing, because the first message goes to `on_first_message`, and the link gets another owner."""
         link.close()
 
     def on_closed(self, link: Link, end: LinkEnd) -> None:
@@ -173,7 +174,7 @@ class TcpNetwork:
         return dial
 
     def probe(self, host: str, port: int, on_result: Callable[[bool], None]) -> Closing:
-        """See `Network`. Numeric addresses only: a name may resolve to another address by now."""
+        """See `Network`. The address must be numeric, because a name may resolve to another address by now."""
         return Probe(self.loop, parse_numeric(host), port, on_result)
 
     def listen(self, host: str | None, port: int, on_link: OnLink, on_refused: OnRefused | None = None) -> Listener:

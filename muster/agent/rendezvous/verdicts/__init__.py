@@ -1,4 +1,4 @@
-"""What follows from a failure, and what is kept of earlier ones. Pure.
+"""What follows from a failure, and what is kept of earlier failures. Pure.
 
     deciding   a restart here or elsewhere, or the end of the job
     restarts   what is kept of earlier failures, as a part of the recovery record

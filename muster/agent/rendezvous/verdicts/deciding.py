@@ -1,17 +1,17 @@
-"""What follows from a failure: restart here, restart elsewhere, or stop. Pure.
+"""Decides what follows from a failure: a restart here, a restart elsewhere, or a stop. Pure.
 
-The defaults lean to a restart. Without a rule of the user's (`--on`, `_shared.verdicts.policy`) the job stops only when
+The defaults favour a restart. Without a rule of the user (`--on`, `_shared.verdicts.policy`) the job stops only when
 
 - a start-up error of the class `usage` comes twice in a row, each time within seconds, or
 - the same cause comes at the same place twice in a row, it is known that neither attempt has done a step, and its class
-  is none that comes from outside (where a scheduler has started the job: on a command line `--max-restarts` means what
-  it means to torchrun), or
+  does not come from outside (only if a scheduler has started the job: on a command line `--max-restarts` means what it
+  means to torchrun), or
 - a check before the start has found what the same nodes would find again (--preflight), and no spare node can take the
   place of that node, or
 - no restart is left, or a hang ends the job (--hang-action stop), or a rank has given up.
 
-That a rank has done no step is known only of a script that reports its steps. `Restarts` is what the leader keeps of
-earlier attempts; a completed step, or a checkpoint, voids its counts.
+It is known that a rank has done no step only if the script reports its steps. `Restarts` is what the leader keeps of
+earlier attempts. A completed step, or a checkpoint, resets its counts.
 
 An attempt is counted when the next round is formed (`formation`) and refunded when a lost node explains the failure
 (`failures.refund_attempt`).
@@ -30,24 +30,24 @@ if TYPE_CHECKING:
     from muster._shared.verdicts.policy import Rule
 
 _FROM_OUTSIDE = (HOST_OOM, DEVICE, NETWORK, PREEMPTION, TIME_LIMIT)
-"""Classes that the unchanged program may survive the next time, though it has met them twice at one place."""
+"""Classes that the unchanged program may survive the next time, although it has met them twice at one place."""
 MOST_CAUSES = 8
-"""Causes whose counts are kept."""
+"""The most causes whose counts are kept."""
 
 
 @record
 class VerdictRules:
-    """What the job was started with."""
+    """The settings with which the job was started."""
 
     max_restarts: int = 0
     flag: str = "--max-restarts"
-    """What the user calls this limit."""
+    """The name of this limit that the user knows."""
     stops_on_hang: bool = False
-    """No attempt follows on a hang (--hang-action stop)."""
+    """Whether no attempt follows a hang (--hang-action stop)."""
     stops_on_repeat: bool = False
-    """See the second rule above."""
+    """Whether the second rule above applies."""
     policy: str = ""
-    """--on."""
+    """The value of --on."""
 
 
 @record
@@ -55,15 +55,19 @@ class Verdict:
     """What follows from one failure."""
 
     final: FinalFailure | None = None
-    """Why the job ends; None: another attempt follows. With `is_elsewhere`: only if no spare can take the place."""
+    """Why the job ends; None if another attempt follows.
+
+    With `is_elsewhere`, it ends only if no spare can replace the node.
+    """
     is_elsewhere: bool = False
-    """The node of the rank is to leave if another can take its place."""
+    """Whether the rank's node should leave if another can replace it."""
     is_wanted: bool = False
-    """A rule of the user's, or the rank itself, says so: what the scheduler starts instead of the node will do, too."""
+    """Whether a rule of the user, or the rank itself, demands it; then a node that the scheduler starts instead is
+    enough."""
     is_free: bool = False
-    """It uses none of the restarts that are allowed."""
+    """Whether it uses none of the restarts that are allowed."""
     restarts: Restarts = Restarts()
-    """With this failure counted."""
+    """What is known of attempts, including this failure."""
 
 
 def decide_verdict(
@@ -72,11 +76,12 @@ def decide_verdict(
     """Decide what follows from a failure.
 
     Args:
-        root: the root cause; None when it is not known.
+        root: the root cause; None if unknown.
         restarts: what is known of earlier attempts.
         attempt: how many restarts there were.
         rules: the job's.
-        has_stepped: a rank of the job is known to have done a step in this attempt, or all have saved a checkpoint.
+        has_stepped: whether a rank of the job is known to have done a step in this attempt, or all have saved a
+            checkpoint.
     """
     has_stepped = has_stepped or (root is not None and _has_stepped(root))
     before = restarts.forget_causes() if has_stepped else restarts
@@ -94,7 +99,7 @@ def decide_verdict(
 
 
 def _find_verdict(root: Failure | None, before: Restarts, counted: Restarts, rules: VerdictRules) -> Verdict:
-    """Return the verdict, whether a restart is left or not."""
+    """Return the verdict, regardless of whether a restart is left."""
     if root is None:
         return Verdict()
     if root.wish == "stop":
@@ -157,7 +162,7 @@ def _end(root: Failure | None, reason: str) -> FinalFailure:
 
 
 def find_signature(root: Failure) -> str:
-    """Return what is equal for the same cause at the same place, or position in the data: its class, and a checksum."""
+    """Return what is equal for one cause at one place, or position in the data: its class, and a checksum."""
     exception = (root.exception or "").split("\n", 1)[0]
     is_exact = root.early or root.cause == "data"
     what = exception if is_exact else find_kind(root)
@@ -177,7 +182,7 @@ def _has_stepped(root: Failure) -> bool:
 
 
 def _count_cause(root: Failure | None, before: Restarts, *, has_stepped: bool) -> Restarts:
-    """Count this failure; it becomes the last cause."""
+    """Count this failure, which becomes the last cause."""
     has_reported = before.has_reported or has_stepped
     if root is None:
         return replace(before, has_reported=has_reported)

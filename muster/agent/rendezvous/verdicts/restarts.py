@@ -8,20 +8,20 @@ from muster._shared.records import record, replace
 Signature = Annotated[str, Limit(most=32)]
 
 MOST_FAULTS = 16
-"""Nodes whose failures are kept."""
+"""The most nodes whose failures are kept."""
 
 
 @record
 class CauseCount:
-    """One cause that attempts have failed of since the last progress."""
+    """One cause of failed attempts since the last progress."""
 
     signature: Signature
     """See `verdicts.find_signature`."""
     count: Count
     is_stepless: bool
-    """The last attempt that failed of it is known to have done no step."""
+    """Whether the last attempt that failed of it is known to have done no step."""
     early: bool = False
-    """It was a start-up error within seconds."""
+    """Whether it was a start-up error within seconds."""
 
 
 @record
@@ -29,15 +29,15 @@ class NodeFault:
     """A node that was the first to fail."""
 
     machine: Annotated[str, Limit(most=64)]
-    """The machine's boot id; "": not known."""
+    """The machine's boot id; "" if unknown."""
     node_index: Count | None
     host: Annotated[str, Limit(most=128)]
     cause: Annotated[str, Limit(most=32)]
     """The class of the last failure."""
     count: Count
-    """Failures without progress between them; of a device or a link: all."""
+    """Failures without progress in between; for a device or a link, all failures."""
     is_shared: bool = False
-    """Several nodes of the job were on the machine: only one of the same index is meant."""
+    """Whether several nodes of the job were on the machine, so that only the one with the same index is meant."""
     is_suspected: bool = False
 
     def matches(self, machine: str, node_index: int | None) -> bool:
@@ -52,24 +52,24 @@ class Restarts:
     """What is known of the attempts so far."""
 
     free: Count = 0
-    """How many restarts have used none of those that are allowed."""
+    """How many restarts have used none of the allowed ones."""
     causes: Annotated[tuple[CauseCount, ...], Limit(most=8)] = ()
-    """Since the last progress; that of the last attempt is last."""
+    """Causes since the last progress; that of the last attempt is last."""
     has_reported: bool = False
-    """The job's script is known to report its steps, or to have done some with an optimizer of torch."""
+    """Whether the job's script is known to report its steps, or to have done some with an optimizer of torch."""
     faults: Annotated[tuple[NodeFault, ...], Limit(most=MOST_FAULTS)] = ()
 
     @property
     def repeats(self) -> int:
-        """How often attempts have failed of the last one's cause, with no progress between: 0 after progress."""
+        """How often attempts have failed of the last one's cause without progress in between; 0 after progress."""
         return self.causes[-1].count if self.causes else 0
 
     def forget_causes(self) -> "Restarts":
-        """Forget causes after progress: what failed before it counts no more, but for nodes that are suspected."""
+        """Forget causes after progress: earlier failures no longer count, except those of suspected nodes."""
         faults = tuple(each for each in self.faults if each.is_suspected)
         return replace(self, causes=(), has_reported=True, faults=faults)
 
     def record_progress(self) -> "Restarts":
-        """Record that the round that ended had made progress before it failed: only its own failure counts."""
+        """Record that the ended round had made progress before it failed, so that only its own failure counts."""
         last = tuple(replace(each, count=1, is_stepless=False, early=False) for each in self.causes[-1:])
         return replace(self.forget_causes(), causes=last)

@@ -3,11 +3,12 @@
 Each rank of a group counts the group's collectives, so number n is the same call on all of them.
 
 - Ranks that have entered fewer than the others did not enter the next one. A rank that waits in it names it.
-- Ranks that have called another operation, or with another size, under one number have come apart. - If all have
-  entered it and none has completed it, the transport or a device hangs, and no rank is named. If there are several such
-  collectives, the first counts. - Ranks that have ended, are stopped or do not answer are named if all others have
-  entered it. Ranks without a known view are not mentioned (those of other nodes, if each node judges alone). - Ranks
-  that have not called `init_process_group` are named, and ranks that do not answer while others are in it.
+- Ranks that have called another operation, or with another size, under one number have come apart.
+- If all have entered it and none has completed it, the transport or a device hangs, and no rank is named. If there are
+  several such collectives, the first counts.
+- Ranks that have ended, are stopped or do not answer are named if all others have entered it. Ranks without a known
+  view are not mentioned (those of other nodes, if each node judges alone).
+- Ranks that have not called `init_process_group` are named, and ranks that do not answer while others are in it.
 
 If several groups wait, a rank that is missing in one may itself wait in another, where the cause is then. Of the
 remaining groups, the one that has waited longest counts.

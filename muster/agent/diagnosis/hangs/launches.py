@@ -3,8 +3,8 @@
 NCCL counts the operations that a rank has launched on a communicator, not those that are complete.
 
 - Ranks that have launched fewer than the others did not launch the next one.
-- Ranks that have launched more of one operation and fewer of another have come apart. - Ranks are named whose process
-  does not answer the other processes, or has ended.
+- Ranks that have launched more of one operation and fewer of another have come apart.
+- Ranks whose process does not answer the other processes, or has ended, are named.
 - A communicator that some ranks are still joining waits for the rest.
 - If all have launched the same, the network or a device hangs, or the ranks compute without NCCL: no rank is named.
 

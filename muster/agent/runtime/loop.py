@@ -8,11 +8,12 @@ What may block runs in threads of its own: log files on a network file system ca
 workers wait for their pipes, as they would for their files, but heartbeats and the fencing lease do not. The agent
 starts threads in four ways, all of them here:
 
-- `Loop.call_in_thread` makes one call that may take long; the loop gets the result. - `SideThread` prints or sends what
-waits, by blocking calls: the console, a Job's Events, a TrainJob, OpenTelemetry. No loop could do that, because a
-descriptor that others share must not become non-blocking, and `http.client` blocks.
-- `LoopThread` has a loop for many descriptors: log files, the output of workers, metrics, torchrun's plug-in. -
-  `run_limited` has its caller wait for a limited time: in another thread, or at the agent's end, when no loop turns.
+- `Loop.call_in_thread` makes one call that may take long; the loop gets the result.
+- `SideThread` prints or sends what waits, by blocking calls: the console, a Job's Events, a TrainJob, OpenTelemetry. No
+  loop could do that, because a descriptor that others share must not become non-blocking, and `http.client` blocks.
+- `LoopThread` has a loop for many descriptors: log files, the output of workers, metrics, torchrun's plug-in.
+- `run_limited` has its caller wait for a limited time. The caller is in a thread already, or it is the agent's end,
+  when no loop turns.
 
 Two more must stay apart. `snapshots.ranges` sends gigabytes to workers over blocking sockets, each in a thread by
 `start_thread`; no loop has a part in it. `rendezvous.torch_handlers.thread` owns an object of torch that only one

@@ -143,7 +143,7 @@ class NodeSnapshots:
         return self._exchange
 
     def _serve_ranges(self) -> None:
-        """From now on, let workers read what other ranks have saved of the base."""
+        """Let workers read from now on what other ranks have saved of the base."""
         if self._ranges is None:
             from muster.agent.snapshots.ranges import RangeServer
 

@@ -158,7 +158,7 @@ def _choose_program(values: FlagValues, script: str, args: tuple[str, ...], envi
         return Program(kind=ProgramKind.COMMAND, target=script, args=args)
     python = environ.get("PYTHON_EXEC")
     if python and python != sys.executable:
-        # Another interpreter has neither our template nor our start-up code, so it runs as a command.
+        # Another interpreter lacks our template and start-up code, so it is a command.
         return Program(kind=ProgramKind.COMMAND, target=python, args=("-u", *(("-m",) * module), script, *args))
     return Program(kind=ProgramKind.MODULE if module else ProgramKind.SCRIPT, target=script, args=args)
 
@@ -395,7 +395,7 @@ def _choose_nproc(values: FlagValues, environ: Mapping[str, str]) -> int:
     text = values.text("nproc-per-node") or "1"
     if text.isdecimal() and int(text):
         return int(text)
-    from muster.agent.placement.device_count import count_workers  # only for words and mistakes
+    from muster.agent.placement.device_count import count_workers
 
     python = environ.get("PYTHON_EXEC") or sys.executable
     return count_workers(text, origin=values.origin("nproc-per-node"), env=environ, python=python)

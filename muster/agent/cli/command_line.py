@@ -56,7 +56,7 @@ def parse_command_line(argv: Sequence[str]) -> CommandLine:
         return CommandLine(given=given, script=None, script_args=())
     script, args = words[0], words[1:]
     if args[:1] == ["--"]:
-        del args[0]  # like torchrun, which users rely on
+        del args[0]  # like torchrun
     return CommandLine(given=given, script=script, script_args=tuple(args))
 
 
@@ -123,7 +123,7 @@ def find_flag(spelling: str) -> Flag:
 
 
 def _suggest(name: str) -> str:
-    from difflib import get_close_matches  # only after a typing error
+    from difflib import get_close_matches
 
     close = get_close_matches(name, _BY_NAME, n=1)
     return f" (did you mean --{close[0]}?)" if close else ""
@@ -212,7 +212,7 @@ def parse_seconds(text: str, *, zero: bool) -> float | None:
         number = float(text)
     except ValueError:
         return None
-    finite = number < float("inf")  # also false for nan
+    finite = number < float("inf")  # false for nan too
     return number if finite and (number > 0 or (zero and number == 0)) else None
 
 

@@ -46,7 +46,7 @@ def build_rendezvous_config(
     if standalone:
         min_nodes = max_nodes = 1
     elif backend == "static":
-        min_nodes = max_nodes  # as with torchrun: always all
+        min_nodes = max_nodes  # all, as with torchrun
     node_index = _choose_node_index(values, backend, max_nodes)
     host, port = _find_leader(values, environ, backend=backend, node_index=node_index, host_name=host_name)
     if backend == "static" and port == 0 and max_nodes > 1:
@@ -97,7 +97,7 @@ def _parse_policy(values: FlagValues) -> str:
     text = values.text("on")
     if not text:
         return ""
-    from muster._shared.verdicts.policy import PolicyError, parse_policy  # most jobs have none
+    from muster._shared.verdicts.policy import PolicyError, parse_policy
 
     try:
         parse_policy(text)
@@ -129,7 +129,7 @@ def _choose_node_index(values: FlagValues, backend: str, max_nodes: int) -> int 
     index = values.integer("node-rank", minimum=0)
     if index is None:
         return 0 if backend in ("standalone", "static") else None
-    if backend == "static" and index >= max_nodes:  # our own backend treats it as a spare
+    if backend == "static" and index >= max_nodes:  # ours treats it as a spare
         raise UsageError(
             f"{values.origin('node-rank')} {index}: must be 0 to {max_nodes - 1} with --nnodes {max_nodes}"
         )
@@ -212,7 +212,7 @@ def _choose_backend(values: FlagValues, max_nodes: int) -> str:
 
 
 def _list_handlers() -> list[str]:
-    from muster.agent.runtime.packages import find_entry_points  # only for another handler
+    from muster.agent.runtime.packages import find_entry_points
 
     return sorted(find_entry_points("torchrun.handlers"))
 
@@ -254,7 +254,7 @@ def _look_up_host(variable: str, environ: Mapping[str, str], *, node_index: int 
     if host:
         return host
     if node_index == 0:
-        return host_name  # AWS Batch does not give node 0 its own address
+        return host_name  # not node 0's own address on AWS Batch
     raise UsageError(
         f"--rank0-env {variable}: this variable must hold the address of node 0, but it is "
         f"{'empty' if variable in environ else 'not set'} on this node"

@@ -53,7 +53,7 @@ def list_addresses(token: str) -> list[bytes]:
     try:
         with open(_SOCKETS, encoding="utf-8", errors="replace") as file:
             names = {line.split()[-1] for line in file}
-    except OSError:  # another system, or a hidden file
+    except OSError:  # no such file, or hidden
         return []
     return [b"\0" + name[1:].encode() for name in sorted(names) if _is_named(name, token)]
 

@@ -44,8 +44,7 @@ class TerminalQuestion:
         if not self._logs.is_console_held:
             self._timer = self._loop.call_later(_HELD_S, self._read_when_held)
             return
-        # In the background of its terminal, the agent would be stopped for reading. A process with its own session may
-        # read.
+        # The agent is in the background of its terminal, and reading would stop it. A separate session may read.
         try:
             self._reader = subprocess.Popen(
                 [sys.executable, "-IS", "-c", _READ], stdout=subprocess.PIPE, start_new_session=True

@@ -29,10 +29,10 @@ _NOT_FOUND_CODES: Final = (126, 127)
 """A shell's exit codes for a command that cannot be executed or is not found."""
 _INTERPRETER_SIGN: Final = re.compile(
     r"[^:]*py[^:/]*: ("
-    r"can't open file |"  # script, exit code 2
-    r"No module named |"  # -m module, exit code 1
-    r"Error while finding module specification for |"  # -m package, exit code 1
-    r"can't find '__main__' module in )"  # a folder or zip, exit code 1
+    r"can't open file |"  # script: exit code 2
+    r"No module named |"  # -m module: 1
+    r"Error while finding module specification for |"  # -m package: 1
+    r"can't find '__main__' module in )"  # folder or zip: 1
 )
 """The interpreter's own lines begin with its path. Libraries print the same words in warnings."""
 _INTERPRETER_CODES: Final = (1, 2)
@@ -148,7 +148,7 @@ def classify(
         found = FoundClass(cause=causes.DEVICE, evidence=found.evidence)
     has_stepped = failure.step is not None or bool(failure.optimizer_steps)
     is_early = found.cause == causes.USAGE and run_time_s <= EARLY_S and not (failure.stopped_by_us or has_stepped)
-    is_early = is_early and is_sure  # what the program prints stops no job
+    is_early = is_early and is_sure  # only sure signs stop a job
     return replace(found, early=is_early and not failure.signal)
 
 
@@ -209,7 +209,7 @@ def _list_texts(failure: Failure) -> Iterator[str]:
     handled = _find_handled(failure.traceback or "")
     found = None if handled is None else _match(handled)
     if handled is not None and found is not None and found.cause != causes.USAGE:
-        yield handled  # programs handle a missing file by fetching it, which then failed
+        yield handled  # its handling, a fetch, has failed
     yield "\n".join(line for line in failure.exception.splitlines() if not _NO_CAUSE.search(line))
 
 
@@ -231,7 +231,7 @@ def _find_by_end(failure: Failure) -> str:
     name = failure.signal or _SHELL_SIGNALS.get(failure.exit_code or 0)
     if name in _CRASHES or (failure.exception or "").startswith("Fatal Python error"):
         return causes.CRASH
-    if name == "SIGTERM":  # nothing of this job sent it
+    if name == "SIGTERM":  # not sent by this job
         return causes.PREEMPTION
     return causes.TIME_LIMIT if name == "SIGXCPU" else causes.UNKNOWN
 

@@ -86,7 +86,7 @@ class FailureBuilder:
         age_s, stopped_by_us = self._date(worker)
         code = end.code if end else None
         if end is not None and end.signalled_s is not None and not stopped_by_us:
-            code = _read_exit_code(streams) or code  # the signal came while it was ending
+            code = _read_exit_code(streams) or code  # the signal came during its end
         exception, traceback = _find_exception(worker) or (None, None)
         if worker.wish is not None:
             exception = f"{_WISH_CALLS[worker.wish[0]]}: {worker.wish[1]}"
@@ -143,8 +143,8 @@ class FailureBuilder:
         raised_age_s = self._find_exception_age_s(end, worker.streams, now_s)
         signal_age_s = None if end.signalled_s is None else now_s - end.signalled_s
         if raised_age_s is not None and (signal_age_s is None or raised_age_s > signal_age_s):
-            # An interpreter with torch takes up to a second to end after an exception and closes its connections
-            # meanwhile. Its exit status may follow a victim's or our signal.
+            # With torch, an interpreter takes up to a second to end after an exception, and closes its connections
+            # before. Its exit may follow a victim's, or our signal.
             return raised_age_s, False
         return max(0.0, now_s - end.ended_s), signal_age_s is not None
 

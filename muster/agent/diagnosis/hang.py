@@ -20,7 +20,7 @@ from muster.agent.diagnosis.hangs.sessions import (
 )
 from muster.agent.runtime.loop import Loop, Timer
 
-if TYPE_CHECKING:  # only for --hang-timeout auto
+if TYPE_CHECKING:
     from muster.agent.diagnosis.hangs.limits import LearnedLimits
 
 _LONGEST_INTERVAL_S = 5.0
@@ -293,7 +293,7 @@ class HangWatch:
         if baseline is not None:
             allowed_s = find_background_s(now_s - baseline.at_s)
             if not _has_moved(baseline.activity, activity, allowed_s):
-                if baseline.activity.launches is None is not activity.launches:  # the first report is no movement
+                if baseline.activity.launches is None is not activity.launches:  # a first report
                     baseline.activity = activity
                 return False
         self._baselines[local_rank] = _Baseline(now_s, activity)

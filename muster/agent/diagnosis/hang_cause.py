@@ -76,7 +76,7 @@ def explain_hang(stacks: Iterable[Stack]) -> HangCause | None:
 def _find_launch_cause(views: list[RankView]) -> Finding | None:
     if not any(view.launches for view in views):
         return None
-    from muster.agent.diagnosis.hangs.launches import find_launch_cause  # only with devices
+    from muster.agent.diagnosis.hangs.launches import find_launch_cause
 
     return find_launch_cause(views)
 

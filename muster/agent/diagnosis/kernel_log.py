@@ -105,9 +105,9 @@ def _read_records(opened: int) -> Iterator[bytes]:
     for _ in range(_MOST_RECORDS):
         try:
             data = os.read(opened, _RECORD_BYTES)
-        except BrokenPipeError:  # overwritten before it was read
+        except BrokenPipeError:  # overwritten before the read
             continue
-        except OSError:  # BlockingIOError: no more records
+        except OSError:  # BlockingIOError: no more
             return
         if not data:
             return

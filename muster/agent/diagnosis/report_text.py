@@ -39,7 +39,7 @@ def format_report(report: Report, *, has_colour: bool = False, printed_as: str |
     if report.max_restarts:
         lines.append(f"after {report.attempt} of {report.max_restarts} restarts")
     lines.append("-" * columns)
-    if root is not None and root.collateral:  # muster stopped all ranks; the headline says why
+    if root is not None and root.collateral:  # the headline names the cause
         lines += _format_others("Ended because of it", list(report.failures), columns, with_end=True)
     elif root is not None:
         same = [failure for failure in report.failures if failure is not root and not failure.collateral]
@@ -71,7 +71,7 @@ def _name_root(root: Failure, same: int) -> str:
     if root.check:
         return "Root cause (found by the preflight)"
     if root.hung:
-        is_named = not (same or root.reason.startswith("hung: "))  # otherwise it is one that waits
+        is_named = not (same or root.reason.startswith("hung: "))  # otherwise it waits
         return "Root cause (the rank that the others wait for)" if is_named else "Hung"
     return "Root cause (the first of several that failed in the same way)" if same else "Root cause (the first failure)"
 

@@ -117,7 +117,7 @@ def _order_hang(failures: list[Failure], stacks: Iterable[Stack]) -> tuple[Failu
         for failure in hung
         if found is not None and failure.global_rank in found.ranks
     ]
-    if found is not None and found.ranks and not causes:  # they ended, which is no failure
+    if found is not None and found.ranks and not causes:  # ended, which is no failure
         clause = f"hung: {name_ranks(found.ranks)} {found.clause}"
         hung = [replace(failure, reason=f"{clause}; {failure.reason.removeprefix('hung: ')}") for failure in hung]
     first = causes or hung
@@ -170,7 +170,7 @@ def describe_failure(root: Failure | None) -> str:
     """Describe it in one clause for the console: "rank 3 on node 1 (host-b) exited with code 1"."""
     if root is None:
         return "a worker failed"
-    if root.hung and root.reason.startswith("hung: "):  # no rank is known to block the others
+    if root.hung and root.reason.startswith("hung: "):  # no rank is known to block others
         return f"the job {root.reason}"
     if root.check:
         return f"preflight of node {root.node} ({root.host}): {root.reason}"
@@ -185,7 +185,7 @@ def _describe_ended(failure: Failure) -> str:
 
 def _describe_end(failure: Failure, *, plural: bool = False) -> str:
     if not failure.reason and failure.exception and failure.signal == "SIGTERM":
-        return "failed"  # our or the user's signal came during its end
+        return "failed"  # signalled during its end
     how = failure.describe_end(plural=plural)
     if failure.oom is None or failure.reason:
         return how

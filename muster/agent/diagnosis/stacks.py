@@ -100,7 +100,7 @@ def find_python(targets: Mapping[int, StackTarget]) -> dict[int, StackTarget]:
     sessions = read_sessions({target.pid: None for target in targets.values()})
     found = dict(targets)
     for local_rank, target in targets.items():
-        pids = (target.pid, *sorted(pid for pid, _ in sessions[target.pid]))  # children mostly have higher numbers
+        pids = (target.pid, *sorted(pid for pid, _ in sessions[target.pid]))  # children mostly follow
         pid = next((each for each in pids if can_dump(each)), target.pid)
         found[local_rank] = StackTarget(pid=pid, stack_file=target.stack_file)
     return found

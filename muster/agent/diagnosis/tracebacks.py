@@ -58,7 +58,7 @@ def load_error_file(path: str | None) -> dict[str, object] | None:
         return None
     try:
         data = parse_json(read_regular(path, _ERROR_FILE_LIMIT_BYTES))
-    except (OSError, ValueError):  # incomplete: its worker was killed
+    except (OSError, ValueError):  # incomplete: worker killed
         return None
     return data if isinstance(data, dict) else None
 
@@ -110,7 +110,7 @@ def find_place(traceback: str) -> str | None:
     This is the innermost frame outside of libraries, or if there is none, the innermost of all.
     """
     frames = list(_FRAME.finditer(traceback))
-    if not traceback.startswith(_FATAL):  # faulthandler writes the innermost first
+    if not traceback.startswith(_FATAL):  # innermost last, unlike faulthandler
         frames.reverse()
     own = (frame for frame in frames if not _is_library(frame["file"]))
     found = next(own, next(iter(frames), None))
@@ -159,7 +159,7 @@ def remove_traceback(tail: Iterable[str], exception: str | None, traceback: str 
     first, rest = _find_printed_line(exception, traceback), exception.splitlines()[1:]
     start = _find_last(lines, lambda line: line.startswith(_FATAL))
     if start is not None:
-        return lines[:start]  # nothing follows a fatal error's stacks
+        return lines[:start]  # the last part
     end = _find_last(lines, lambda line: line.endswith(first) or line.startswith(first[:400]))
     if end is None:
         return lines

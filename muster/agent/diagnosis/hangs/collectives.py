@@ -63,7 +63,7 @@ def find_cause(views: Iterable[RankView]) -> Finding | None:
     }
     found = [each for members in groups if (each := _judge_group(members, unheard, by_rank.keys())) is not None]
     waiting = {rank for each in found for rank in each.waiting}
-    # A rank that is missing here but waits elsewhere is not the cause.
+    # A rank that waits elsewhere is not the cause.
     causes = [each for each in found if not each.ranks & waiting] or found
     if not causes:
         return _judge_initialisation(by_rank, unheard)
@@ -111,7 +111,7 @@ def _judge_group(all_members: Sequence[_Member], unheard: Mapping[int, str], see
         return apart
     most = max(member.group.entered for member in members)
     least = min(member.group.entered for member in members)
-    # A collective that does not wait for all may complete without the ranks that did not enter.
+    # A collective that does not wait for all may complete without some ranks.
     unfinished = [number for number in _list_open(members) if number > least or least == most]
     number = min(unfinished, default=most)
     waiting = {
@@ -125,7 +125,7 @@ def _judge_group(all_members: Sequence[_Member], unheard: Mapping[int, str], see
     if least < most:
         ranks = frozenset(member.rank for member in members if member.group.entered == least)
         clause = f"did not enter {what}; {wait} in it for {entry.age_s:.0f} s"
-    elif states:  # all others have entered it
+    elif states:  # entered by all others
         ranks = frozenset(states)
         clause = f"{_describe_unheard(states)}; {wait} in {what} for {entry.age_s:.0f} s"
     else:
@@ -155,7 +155,7 @@ def _find_apart(members: Sequence[_Member]) -> Finding | None:
     (usual, count), *_ = kinds.most_common()
     others = {rank: entry for rank, entry in entries.items() if _get_kind(entry) != usual}
     same = {rank: entry for rank, entry in entries.items() if rank not in others}
-    if 2 * count == len(entries):  # no majority: the lowest rank defines what was meant
+    if 2 * count == len(entries):  # no majority: the lowest rank is right
         lowest = entries[min(entries)]
         others = {rank: entry for rank, entry in entries.items() if _get_kind(entry) != _get_kind(lowest)}
         same = {rank: entry for rank, entry in entries.items() if rank not in others}

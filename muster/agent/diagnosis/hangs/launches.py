@@ -33,7 +33,7 @@ def find_launch_cause(views: Iterable[RankView]) -> Finding | None:
             communicators.setdefault(each.communicator, {})[rank] = each
     judged = (_judge(name, members, by_rank) for name, members in communicators.items())
     found = [finding for finding in judged if finding is not None]
-    # A rank that is missing here but waits elsewhere is not the cause. If all launched the same, none surely waits.
+    # A rank that waits elsewhere is not the cause. If all launched the same, none surely waits.
     waiting = {rank for finding in found if finding.ranks for rank in finding.waiting}
     causes = [finding for finding in found if not finding.ranks & waiting] or found
     return max(causes, key=lambda finding: bool(finding.ranks), default=None)
@@ -64,7 +64,7 @@ def _judge(name: str, members: Mapping[int, Launches], by_rank: Mapping[int, Ran
     apart = _list_apart(running)
     if apart:
         return _find(apart, _describe_apart(what, apart, running), running, still_s, by_rank)
-    # A rank is behind if it launched less than ranks of which nothing else is known, such as other nodes'.
+    # A rank is behind if it launched less than ranks about which nothing else is known, as on other nodes.
     ended = {rank: "has ended" for rank, view in by_rank.items() if view.state == ENDED and len(members) < size}
     gone = lost or ended
     if gone:
@@ -119,7 +119,7 @@ def _list_apart(running: Mapping[int, Launches]) -> dict[int, Launches]:
     if not kinds:
         return {}
     (usual, count), *_ = Counter(kinds.values()).most_common()
-    if 2 * count == len(kinds):  # no majority: the lowest rank defines what was meant
+    if 2 * count == len(kinds):  # no majority: the lowest rank is right
         usual = kinds[min(kinds)]
     others = {rank for rank, kind in kinds.items() if kind != usual}
     return {rank: running[rank] for rank in others or kinds}

@@ -15,7 +15,7 @@ from muster.agent.diagnosis.hangs.sessions import ProcessKey, Reading
 from muster.agent.round import Round
 from muster.agent.workers.status_page import SlotStatus
 
-if TYPE_CHECKING:  # only with devices
+if TYPE_CHECKING:
     from muster.agent.diagnosis.hangs.monitor import Monitor
 
 APART_S = 1.0
@@ -58,10 +58,10 @@ def look(
     found = sessions.read_sessions(dict.fromkeys(pids.values()))
     if monitor is None:
         launches = {}
-    else:  # a stop waits for two looks, not for a slow monitor
+    else:  # a stop cannot wait for a slow monitor
         launches = monitor.look_twice(found) if is_first is None else monitor.look(found, MONITOR_S)
     places = servers.find_places(found)
-    # Reading NCCL's recorder may end a CUDA graph's capture, so not if its monitor shows progress.
+    # Reading NCCL's recorder may end a CUDA graph's capture: not if its monitor shows progress.
     is_harmless = is_first is None or not launches or _stands_still(launches.values())
     answers = servers.read_workers(places) if is_harmless else servers.read_workers(places, servers.LOOK)
     if is_first:

@@ -131,8 +131,8 @@ class Monitor:
         own = [each for each in report.members if each.pid in owners and self._is_here(each.host)]
         if not own and report.processes != self._world_size:
             return None
-        # An older NCCL omits ranks that agree. In a communicator of all ranks, each worker is one of them. For a
-        # process that does not answer, 2.24 names no communicators.
+        # An older NCCL omits ranks that agree, but each worker is in a communicator of all ranks. 2.24 names no
+        # communicators of a process that does not answer.
         rest = [each for each in report.unlisted if each.state == UNNAMED or each.size == self._world_size]
         lost = {owners[each.pid]: each.state for each in own if not each.communicator}
         listed = {(owners[each.pid], each.communicator) for each in own}
@@ -201,7 +201,7 @@ def ask(address: str, until_s: float) -> bytes | None:
             while len(received) < _LIMIT_BYTES:
                 connection.settimeout(max(0.001, until_s - time.monotonic()))
                 part = connection.recv(1 << 18)
-                if not part:  # it closes the connection after the report
+                if not part:  # closed after the report
                     return bytes(received)
                 received += part
     except (OSError, ValueError, OverflowError):

@@ -95,7 +95,7 @@ def read_report(text: bytes) -> MonitorReport | None:
     if start >= 0:
         return _read_json(text[start:])
     found = _VERSION.search(words := text.decode("utf-8", "replace"))
-    # This line begins the last part: without it, the connection ended early.
+    # Without this line, which begins the last part, the connection ended early.
     if found is None or "\nWarnings\n" not in words:
         return None
     return _TextReader(found[1]).read(words.splitlines())
@@ -274,7 +274,7 @@ class _TextReader:
         for (name, operation), sets in self._sets.items():
             own = self._own.get((communicator, rank), {}).get(operation)
             rest = [launches for _, launches, listed in sets if not listed]
-            if own is None and len(rest) == 1:  # listed for another operation, so one of the rest here
+            if own is None and len(rest) == 1:  # listed for another operation
                 own = rest[0]
             if name == communicator and own is not None:
                 launches = [each for _, each, _ in sets]

@@ -153,7 +153,7 @@ def _find_doubt(cause: HangCause, progress: Iterable[RankProgress]) -> str | Non
     if min(ages, default=_LEAST_WAIT_S) < _LEAST_WAIT_S:
         return f"the last sign of life is {min(ages):.0f} s old"
     busy = [each.global_rank for each in concerned if each.is_busy and each.global_rank in cause.ranks]
-    if busy and not cause.age_s:  # how long it has blocked others is unknown
+    if busy and not cause.age_s:  # its own waiting time is unknown
         return f"{name_ranks(busy)} {'works' if len(busy) == 1 else 'work'} (CPU time, reads or writes)"
     return None
 

@@ -106,7 +106,7 @@ def _find_description(entry: Mapping[str, object]) -> str:
 
 def _read_entry(entry: Mapping[str, object], now_ns: int) -> Collective:
     is_p2p = bool(entry.get("is_p2p"))
-    created_ns = entry.get("time_created_ns")  # since 1970: more than a message may hold
+    created_ns = entry.get("time_created_ns")  # since 1970: too large for a message
     return Collective(
         number=to_int(entry.get("p2p_seq_id" if is_p2p else "collective_seq_id")),
         operation=str(entry.get("profiling_name", "?")).rpartition(":")[2][:80],

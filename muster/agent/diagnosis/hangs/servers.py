@@ -20,7 +20,7 @@ from muster.agent.diagnosis.hangs.limits import TORCH_MARGIN_S
 from muster.agent.diagnosis.hangs.reading import read_groups, read_recorder
 from muster.agent.runtime.loop import run_limited
 
-if TYPE_CHECKING:  # only with devices
+if TYPE_CHECKING:
     from muster.agent.diagnosis.hangs.monitor import Monitor
 
 DEADLINE_S = 1.0
@@ -107,7 +107,7 @@ def read_workers(places: Mapping[int, Place], handlers: tuple[str, ...] = DIAGNO
         RuntimeError: no thread is left.
     """
     answers = {key: Answer() for key in places}
-    now_ns = time.time_ns()  # one moment, because ages of one collective are compared
+    now_ns = time.time_ns()  # ages of one collective are compared
 
     def read(key: int, pid: int) -> None:
         answers[key] = _read_worker(pid, handlers, now_ns)
@@ -195,10 +195,10 @@ class WorkerReader:
                 progress = RankView(global_rank=0, node=0, host="", groups=answer.groups).progress
                 if progress is not None:
                     self._progress[pid] = progress
-                elif answer.is_initialising:  # the rank that hosts the store uses some CPU time while waiting
+                elif answer.is_initialising:  # the store's host uses some CPU time
                     self._progress.setdefault(pid, ())
                 elif answer.has_begun and self._progress.get(pid) == ():
-                    del self._progress[pid]  # it has returned; an older torch shows no collectives after it
+                    del self._progress[pid]  # returned; an older torch shows no more
             took_s = max((answer.took_s for answer in answers.values()), default=0.0)
             self._due_s = time.monotonic() + min(took_s / _SHARE, self._longest_s)
             timeouts = [answer.device_timeout_s for answer in answers.values() if answer.device_timeout_s]
@@ -243,7 +243,7 @@ class WorkerReader:
 
     def _find_waits(self, answers: Mapping[int, Answer]) -> None:
         now_s = time.monotonic()
-        # Ages use the wall clock: setting it or suspending the machine makes them less certain.
+        # Ages by the wall clock are less certain after it is set or the machine was suspended.
         since_s = now_s + abs(time.time() - now_s - self._offset_s)
         self._waits = {pid: wait for pid, wait in self._waits.items() if pid in answers}
         for pid, answer in answers.items():

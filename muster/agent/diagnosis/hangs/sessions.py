@@ -126,7 +126,7 @@ def read_sessions(
         stat = processes.read_stat(int(name)) if name.isdigit() else None
         if stat is None or int(stat[3]) not in sessions:
             continue
-        # An ended process writes nothing, and its count is readable only for root.
+        # An ended process writes nothing, and only root may read its count.
         written, loaded = (0, 0) if stat[0] in ("Z", "X") else _read_io(int(name))
         cpu_s = sum(map(int, stat[11:15])) * tick_s  # utime, stime, cutime, cstime
         loaded += (int(stat[9]) + int(stat[10])) * _FAULT_BYTES  # majflt, cmajflt

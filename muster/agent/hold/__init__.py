@@ -1,16 +1,16 @@
 """A held node: between runs an agent with its template waits, and the next run continues as that very agent.
 
-    holder      the process that a replica of a hold runs: it starts agents that wait, and gives one to each run
+    holder      the process that a replica of a hold runs: it starts waiting agents, and gives one to each run
     waiting     guard and agent before their run; from then on they are those of any job
-    start       what such an agent has before its run: a template without a program
-    facts       how both sides reach each other, and what must be alike in both
-    client      the process that stands for a node of a run: gives what it was started with to the holder
-    agents      starts one that waits
-    difference  why one cannot become what a client's process would be
+    start       what a waiting agent has before its run: a template without a program
+    facts       how both sides reach each other, and what must be equal in both
+    client      the process that stands for a node of a run; it passes what it was started with to the holder
+    agents      starts a waiting agent
+    difference  why a waiting agent cannot become what a client's process would be
     pool        the default hold of a user: keeps agents for everyday jobs, several at a time
     wishes      which kinds of agents it keeps
-    pool_entry  the file that starts it
-    command     `muster-agent`, which starts on the default hold where there is one
+    pool_entry  the file that starts the pool
+    command     `muster-agent`, which starts on the default hold if there is one
 
 Nothing of a run outlives it: each run has its own guard, agent, template and workers. Adapters run `client` as a file.
 

@@ -83,7 +83,7 @@ def main(argv: "list[str]") -> int:
     if "refused" in answer:
         return _fail(answer["refused"])
     _say_cold(answer["cold"])
-    os.set_inheritable(holder.fileno(), True)  # for the guard: the hold is in use until it ends
+    os.set_inheritable(holder.fileno(), True)  # marks the hold as used while the guard lives
     return _become_agent(command)
 
 
@@ -126,7 +126,7 @@ def run_on_default(
     if reason:
         _say_cold(reason)
     if "late" in answer:
-        holder.close()  # it must not start the run now
+        holder.close()  # prevents a late start
     else:
         os.set_inheritable(holder.detach(), True)
     return None
@@ -146,7 +146,7 @@ def _converse(holder: socket.socket, wake_fd: int, parent: "int | None", *, is_d
             return {"late": "the default hold does not answer"}
         if wake_fd in ready:
             if parent is not None and os.getppid() != parent:
-                return {"exit": str(128 + signal.SIGTERM)}  # its supervisor died: its run ends at once
+                return {"exit": str(128 + signal.SIGTERM)}  # the run ends with its supervisor
             early += os.read(wake_fd, 4096)
         if holder.fileno() in ready:
             answer, fds = _read_answer(holder)
@@ -155,7 +155,7 @@ def _converse(holder: socket.socket, wake_fd: int, parent: "int | None", *, is_d
             elif answer:
                 return answer
             elif guard_fd >= 0:
-                return {"exit": str(128 + signal.SIGKILL)}  # the guard had no time to report it
+                return {"exit": str(128 + signal.SIGKILL)}  # killed before reporting
             else:
                 return {"cold": ""} if is_default else {"refused": "the hold has ended while this run was on it"}
         if not is_default:
@@ -212,7 +212,7 @@ def _signal_guard(guard_fd: int, signums: bytes) -> None:
         except ProcessLookupError:
             return  # ended: the next read reports it
         if number == signal.SIGTSTP and os.environ.get(STOPS_TOGETHER) != "1":
-            os.kill(os.getpid(), signal.SIGSTOP)  # the waiting shell must see it stop
+            os.kill(os.getpid(), signal.SIGSTOP)  # for the waiting shell
 
 
 def _read_answer(holder: socket.socket) -> "tuple[dict[str, str], list[int]]":
@@ -236,7 +236,7 @@ def _say_cold(reason: str) -> None:
 def _become_agent(command: "list[str]") -> int:
     """Run the agent in this process."""
     for signum in (signal.SIGPIPE, signal.SIGXFSZ):
-        signal.signal(signum, signal.SIG_DFL)  # the interpreter ignores them; exec resets those with a handler
+        signal.signal(signum, signal.SIG_DFL)  # ignored by the interpreter, reset by exec
     os.execve(command[0], command, _read_environ())  # noqa: S606  # no shell, on purpose
 
 

@@ -66,7 +66,7 @@ def _start(folder: str, words: list[str], args: list[str], idle_limit_s: float) 
         orders_fd = default_hold.write_order([order], idle_limit_s=idle_limit_s, after_pid=os.getpid())
         pid = os.fork()
     except OSError:
-        return  # the job needs what is left
+        return
     if pid == 0:
         try:
             if os.fork() == 0:

@@ -47,7 +47,7 @@ def _is_same_python(one: str, other: str) -> bool:
 
 def _list_python_flags() -> list[str]:
     """Return the flags that this interpreter has from its command line or from variables."""
-    import subprocess  # only for `muster.elastic`
+    import subprocess
 
     found: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # noqa: SLF001
     return found

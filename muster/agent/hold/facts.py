@@ -34,7 +34,7 @@ def read_facts() -> "dict[str, str]":
     for name in ("oom_score_adj", "cgroup"):
         with open(f"/proc/self/{name}", encoding="utf-8", errors="surrogateescape") as file:
             facts[name] = file.read()
-    # Determines the C library's stack size for threads at a process's start.
+    # Sets the size of thread stacks at a process's start.
     facts["RLIMIT_STACK"] = str(resource.getrlimit(resource.RLIMIT_STACK))
     facts["umask"] = rows.get("Umask", "0022")
     return facts

@@ -118,7 +118,7 @@ class Holder:
         self._start_waiting()
         while self._code is None:
             for key, _ in self._selector.select(_LOOK_S if decides else None):
-                if key.fd in self._selector.get_map():  # an earlier one may have closed it
+                if key.fd in self._selector.get_map():  # perhaps closed by an earlier one
                     key.data()
             if decides and self._is_idle() and time.monotonic() - self._since_s >= self._idle_s:
                 processes.write_stderr(f"muster: this hold was idle for {self._idle_s / 60:g} min and ends\n")
@@ -181,12 +181,12 @@ class Holder:
         except OSError:
             message = b""
         if not message:
-            self._selector.unregister(made.control)  # its end follows
+            self._selector.unregister(made.control)  # about to end
             return
         self._about = json.loads(message)
         made.is_ready = True
         self._failed = 0
-        self._since_s = time.monotonic()  # it was not idle while nothing could run here
+        self._since_s = time.monotonic()  # nothing could run here, so it was not idle
         self._write_state(self._name_state())
         self._serve_next()
 
@@ -215,7 +215,7 @@ class Holder:
     def _accept(self) -> None:
         try:
             connection, _ = self._listener.accept()
-        except OSError:  # already gone, or no descriptors left
+        except OSError:  # gone, or no descriptors left
             return
         if hold_socket.read_peer(connection) != os.geteuid():
             connection.close()
@@ -266,7 +266,7 @@ class Holder:
             self._free()
             self._serve_next()
         else:
-            if self._waiting.control in self._selector.get_map():  # otherwise its guard is just ending
+            if self._waiting.control in self._selector.get_map():  # otherwise its guard is ending
                 self._selector.unregister(self._waiting.control)
             self._waiting.end()
 
@@ -343,7 +343,7 @@ class Holder:
 
     def _find_difference(self, order: Mapping[str, Any]) -> str:
         """Return why a process here cannot become what the client's would be; "" if it can."""
-        if "facts" not in order:  # a run from another machine has none
+        if "facts" not in order:  # from another machine
             return ""
         reason = difference.find_difference(order, self._facts, self._prefix)
         if reason:
@@ -395,7 +395,7 @@ def hold(args: list[str]) -> int:
     flags = args[1:]
     listener = os.environ.pop(Env.RDZV_FD, None)
     if listener is not None:
-        os.close(int(listener))  # no agent of the hold itself leads
+        os.close(int(listener))  # agents of a hold never lead
     try:
         return Holder(int(index), float(idle_s), flags).run()
     except OSError as error:

@@ -111,7 +111,7 @@ class Pool:
             self._fill()
             self._write_state()
             for key, _ in self._selector.select(self._find_pause_s()):
-                if key.fd in self._selector.get_map():  # an earlier one may have closed it
+                if key.fd in self._selector.get_map():  # perhaps closed by an earlier one
                     key.data()
             if self._is_idle() and time.monotonic() >= self._since_s + self._idle_s:
                 self._is_over = True
@@ -192,11 +192,11 @@ class Pool:
             self._about = json.loads(message)
             agent.is_ready, agent.wish.failed = True, 0
         else:
-            self._selector.unregister(agent.control)  # its end follows
+            self._selector.unregister(agent.control)  # about to end
 
     def _end_agent(self, agent: _Agent) -> None:
         """Close the agent's connection: its guard sees that, and kills all below it."""
-        agent.is_ready = True  # the agent is not at fault
+        agent.is_ready = True  # not its fault
         self._forget_control(agent)
 
     def _forget_control(self, agent: _Agent) -> None:
@@ -236,7 +236,7 @@ class Pool:
     def _accept(self) -> None:
         try:
             connection, _ = self._listener.accept()
-        except OSError:  # already gone, or no descriptors left
+        except OSError:  # gone, or no descriptors left
             return
         if hold_socket.read_peer(connection) != os.geteuid():
             connection.close()
@@ -253,7 +253,7 @@ class Pool:
             if "run" in message and fds:
                 self._serve(connection, str(message["run"]), list(fds))
             elif "end" in message:
-                self._is_over = True  # the connection closes after all of it is sent
+                self._is_over = True  # closes once all is sent
             elif default_hold.IDLE_LIMIT_KEY in message:
                 self._idle_s = float(message[default_hold.IDLE_LIMIT_KEY])
             elif not message:
@@ -299,7 +299,7 @@ class Pool:
     def _hand(self, agent: _Agent, connection: socket.socket, fds: list[int]) -> None:
         del self._agents[agent.pid]
         self._running.add(agent.pid)
-        with contextlib.suppress(OSError):  # just killed: the client sees the connection close
+        with contextlib.suppress(OSError):  # just killed: the client sees the end
             socket.send_fds(agent.control, [HANDED], [*fds, connection.fileno()])
         self._forget_control(agent)
         self._selector.unregister(connection)
@@ -316,7 +316,7 @@ class Pool:
         orders = [order for wish in self._wishes.values() for order in wish.build_orders()]
         for agent in self._agents.values():
             agent.control.close()
-        running = [*self._running, *self._agents]  # the waiting ones are about to end
+        running = [*self._running, *self._agents]  # waiting agents end too
         started_with = {"orders": orders, default_hold.IDLE_LIMIT_KEY: self._idle_s, "after_pid": 0, "running": running}
         fd = os.memfd_create("orders")
         os.write(fd, json.dumps(started_with).encode())
@@ -335,7 +335,7 @@ class Pool:
             with contextlib.suppress(OSError):
                 os.unlink(os.path.join(self._folder, name))
         for path in (self._folder, os.path.dirname(self._folder)):
-            with contextlib.suppress(OSError):  # the outer one may have others
+            with contextlib.suppress(OSError):  # the outer one may differ
                 os.rmdir(path)
         for agent in self._agents.values():
             self._forget_control(agent)
@@ -379,7 +379,7 @@ def lock_folder(folder: str) -> int | None:
         try:
             fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         except FileNotFoundError:
-            continue  # another one has just ended
+            continue  # another has just ended
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -393,7 +393,7 @@ def lock_folder(folder: str) -> int | None:
 
 def detach(folder: str) -> None:
     """Keep nothing of the process that has started this one, except its standard input, which has been read."""
-    with contextlib.suppress(PermissionError):  # already a leader after beginning again
+    with contextlib.suppress(PermissionError):  # begun again, so already a leader
         os.setsid()
     os.chdir("/")
     log = os.open(os.path.join(folder, LOG_NAME), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
@@ -401,7 +401,7 @@ def detach(folder: str) -> None:
     for fd, number in ((null, 0), (log, 1), (log, 2)):
         os.dup2(fd, number)
     for signum in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, *processes.IGNORED_BY_PYTHON}:
-        with contextlib.suppress(OSError, ValueError):  # signals of the C library
+        with contextlib.suppress(OSError, ValueError):  # reserved by the C library
             signal.signal(signum, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
@@ -417,6 +417,6 @@ def main(argv: Sequence[str]) -> int:
     detach(folder)
     processes.become_subreaper()
     pool = Pool(folder, command, json.loads(text))
-    del text  # its environment is a job's
+    del text  # a job's environment
     pool.run()
     return 0

@@ -54,7 +54,7 @@ def main(args: list[str]) -> int:
     poller.poll()
     os.close(pidfd)
     message, fds = _receive(control)
-    if not message:  # released, or the agent has ended
+    if not message:  # released, or agent ended
         processes.kill_descendants(own_pid)
         return 1
     client = _meet_client(fds.pop(), control) if message == HANDED else None
@@ -87,7 +87,7 @@ def _meet_client(fd: int, control: socket.socket) -> socket.socket:
     processes.set_death_signal(0)
     control.close()
     if os.getppid() != holder:
-        signal.sigtimedwait({signal.SIGTERM}, 0)  # sent at the hold's death: all signals are blocked
+        signal.sigtimedwait({signal.SIGTERM}, 0)  # from the hold's death: signals are blocked
     return socket.socket(fileno=fd)
 
 
@@ -113,21 +113,21 @@ def _guard_driven(lease: guard.GuardLease, control: socket.socket, pid: int, fds
         fds: the connection to the program, a pidfd of it, and the lock that keeps the hold.
         folder: the job's.
     """
-    from muster.agent import driven  # such a program does not travel
+    from muster.agent import driven  # does not travel
 
     connection, caller_fd, lock_fd = socket.socket(fileno=fds[0]), fds[1], fds[2]
     driven.send_identity(connection, "guard")
-    ends = select.epoll()  # readable when one of them is
+    ends = select.epoll()  # readable with any of them
     ends.register(control, select.EPOLLIN)
     ends.register(caller_fd, select.EPOLLIN)
     code = guard.Guard(lease, ends.fileno()).adopt(pid)
-    fcntl.flock(lock_fd, fcntl.LOCK_UN)  # the program may start its next job
+    fcntl.flock(lock_fd, fcntl.LOCK_UN)  # allows the program's next job
     driven.send_end(connection.fileno(), caller_fd, folder, code)
     return code
 
 
 def _receive(connection: socket.socket) -> tuple[bytes, list[int]]:
-    connection.setblocking(False)  # Python 3.11 does not pass flags on
+    connection.setblocking(False)  # lost on Python 3.11
     try:
         message, fds, _flags, _address = socket.recv_fds(connection, 4, _FDS)
     except OSError:

@@ -71,7 +71,7 @@ def read_wish(order: Mapping[str, Any]) -> Wish | None:
         is_cold = values.switch("no-python") or values.switch("run-path") or values.text("start") == "cold"
         imports_more = (values.text("preload") or "auto") != "auto" or values.text("numa-binding") is not None
     except UsageError:
-        return None  # the agent reports it
+        return None  # reported by the agent
     python = env.get("PYTHON_EXEC") or order["command"][0]
     is_special = any(name in env for name in (Env.CONTROL_FD, Env.IMAGE)) or python != order["command"][0]
     if line.script is None or is_cold or imports_more or is_special:

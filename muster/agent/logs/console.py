@@ -128,7 +128,7 @@ class Feed:
             return
         try:
             fd = os.dup(log_fd)
-        except OSError:  # no descriptors left: only the file gets the lines
+        except OSError:  # no descriptors left: log file only
             self._drop_lines(device, chunk)
             return
         self._last = Span(fd=fd, start=start, end=end)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from muster.agent.logs.lines import AgentLine, End, Gap, Hold, Piece, Source, Span, prefix_lines
 from muster.agent.runtime.loop import Clock, SideThread
 
-if TYPE_CHECKING:  # only on a terminal or when workers write
+if TYPE_CHECKING:
     from muster._shared.console.alike_lines import AlikeLines, Said
     from muster._shared.console.progress_bars import ProgressBars
 
@@ -135,7 +135,7 @@ class ConsoleWriter:
         """
         if self._queue and not self._thread.is_started and not self._thread.wake():
             self._thread.is_closing = True
-            self._run()  # still no thread: a stuck console would block us, but lost output is worse
+            self._run()  # no thread: blocking is better than lost output
         return 0 if self.wait_written(limit_s, cap_s) else self._discard_queue()
 
     def find_delay_s(self) -> float:
@@ -184,7 +184,7 @@ class ConsoleWriter:
                     kept.append((source, piece))
                 elif isinstance(piece, Span):
                     lost_bytes += piece.end - piece.start
-                    piece.end = piece.start  # the thread closes its descriptor
+                    piece.end = piece.start  # closed by the thread
                     kept.append((source, piece))
             self._queue = kept
             self._queued_bytes = 0
@@ -225,7 +225,7 @@ class ConsoleWriter:
 
     def _wait_released(self) -> None:
         if self._screen is not None and self._is_holding:
-            self._write(self._size_fd, self._screen.erase())  # drawn again below the debugger's output
+            self._write(self._size_fd, self._screen.erase())  # redrawn below the debugger's output
         with self.changed:
             self.is_held = self._is_holding
             while self._is_holding and self.is_open and not self._thread.is_closing:
@@ -262,7 +262,7 @@ class ConsoleWriter:
                 if piece.start < piece.end:
                     break
                 piece.queued = False
-                part.queued = False  # the last part: its reader closes the descriptor
+                part.queued = False  # the last part's reader closes the descriptor
             else:
                 if isinstance(piece, bytes):
                     size += len(piece)
@@ -317,7 +317,7 @@ class ConsoleWriter:
         if self._alike is None:
             try:
                 from muster._shared.console.alike_lines import AlikeLines
-            except OSError:  # no descriptors left: the failure must be seen
+            except OSError:  # no descriptors left: still show the failure
                 yield source.fd, prefix_lines(source.assembler.prefix, lines)
                 return
             self._alike = AlikeLines(merges_lines=self._merges_lines)

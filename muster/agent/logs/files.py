@@ -65,7 +65,7 @@ class LogFile:
         """Release the descriptor. Idempotent."""
         fd, self.fd = self.fd, None
         if fd is not None:
-            with contextlib.suppress(OSError):  # a network file system may fail here, too late to act
+            with contextlib.suppress(OSError):  # too late to act (network file systems)
                 os.close(fd)
 
 
@@ -134,7 +134,7 @@ class RunFolder:
             path = os.path.join(path, f"agent_{os.uname().nodename}_{os.getpid()}")
             _make_own_dir(path)
         elif round.number <= 1:
-            # Only the first round may find another job's files: an agent that joins later finds its own job's.
+            # Later rounds find only their own job's files.
             _move_earlier_run(path, self.run_dir if round.group_rank == 0 else path)
         return path
 
@@ -158,7 +158,7 @@ class RunFolder:
     def close(self) -> None:
         """Release the claim, and remove a temporary folder that holds nothing of use. Idempotent."""
         if self._lock_fd is not None:
-            if self._temporary:  # a folder elsewhere stays: another agent may have just opened it
+            if self._temporary:  # elsewhere another agent may have just opened it
                 with contextlib.suppress(OSError):
                     os.unlink(os.path.join(self._node_dir or self.run_dir, _LOCK))
             os.close(self._lock_fd)
@@ -195,7 +195,7 @@ def _hold(folder: str) -> int | None:
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:
         return None
-    with contextlib.suppress(OSError):  # a file system without locks: nothing is pruned
+    with contextlib.suppress(OSError):  # no locks: nothing is pruned
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     return fd
 
@@ -246,7 +246,7 @@ def open_own(path: str, flags: int) -> int:
         OSError: the file cannot be opened, or is such a file.
     """
     try:
-        # Opening a named pipe would block. Writes may: separate threads write to disks.
+        # Opening a pipe would block. Writes may: they have separate threads.
         fd = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
     except OSError as error:
         if error.errno == errno.ELOOP:

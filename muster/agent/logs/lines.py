@@ -128,7 +128,7 @@ class LineAssembler:
         return self.cut_rest() if self._held_bytes > self._limit_bytes else b""
 
     def _trim_bar(self) -> None:
-        # Earlier states are never shown, so a bar must not grow for days.
+        # Hidden earlier states must not accumulate.
         line = b"".join(self._held)
         self._is_data = not is_text(line)
         self.holds_bar = is_bar(line)
@@ -170,7 +170,7 @@ def build_common_prefix(*, role: str, global_ranks: Sequence[int], round: Round,
         round: the membership that they were started for.
         template: see `build_prefix`; its ranks are such texts.
     """
-    from muster._shared.console.alike_lines import format_ranks  # only where lines are merged
+    from muster._shared.console.alike_lines import format_ranks
 
     local = format_ranks(rank - round.rank_offset for rank in global_ranks)
     return _build_prefix(role, local, format_ranks(global_ranks), round, template)

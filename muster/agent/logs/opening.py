@@ -191,7 +191,7 @@ class FileOpener:
     def _open_worker(self, route: WorkerRoute) -> WorkerFiles:
         if route.error_file is not None:
             for stale in (route.error_file, f"{route.error_file}{LogNames.EXIT_SUFFIX}"):
-                with contextlib.suppress(OSError):  # an earlier round of this attempt may have left one
+                with contextlib.suppress(OSError):  # left by an earlier round of this attempt
                     os.unlink(stale)
         found = WorkerFiles(route=route, logs={}, filtered={})
         for std, stream in route.streams.items():

@@ -32,7 +32,7 @@ def open_pipe() -> tuple[int, int]:
 
     read_fd, write_fd = os.pipe()
     os.set_blocking(read_fd, False)
-    resize = getattr(fcntl, "F_SETPIPE_SZ", None)  # Linux only, from Python 3.10 on
+    resize = getattr(fcntl, "F_SETPIPE_SZ", None)  # Linux, Python 3.10+
     size = _PIPE_BYTES
     while resize is not None and size > 64 << 10:
         try:
@@ -64,7 +64,7 @@ class LineFilter:
         self._pick(self._lines.finish())
 
     def _pick(self, lines: bytes) -> None:
-        # Few chunks match: one search over a chunk is far cheaper than splitting it.
+        # Few chunks match, and one search is far cheaper than splitting.
         if not any(needle in lines for needle in self._needles):
             return
         picked = [line for line in lines[:-1].split(b"\n") if any(needle in line for needle in self._needles)]

@@ -17,7 +17,7 @@ from muster.agent.logs.routing import FolderLayout, Layout, WorkerStreams, shows
 from muster.agent.round import Round
 from muster.agent.runtime.loop import Loop, LoopThread, Timer
 
-if TYPE_CHECKING:  # a script may do no step
+if TYPE_CHECKING:
     from muster._shared.job_view import JobStatus
 
 _TAIL_LINES = 20
@@ -102,7 +102,7 @@ class LogRouter:
         self._pumps, self._feeds = {}, {}
         self._console.begin_launch()
         if self._thread is not None and self._group is not None:
-            # Its streams have ended, or the disk hung: either way its limit is not this round's.
+            # Its streams have ended, or the disk hung: its limit is not this round's.
             self._thread.submit(self._group.close)
             self._group = PumpGroup(self._thread.loop)
         self._files.open_round(round)
@@ -350,7 +350,7 @@ class LogRouter:
             return child_fds[-1]
         if not plan.captured:
             return None
-        self._start_thread()  # first, so that a failure leaves no pipe
+        self._start_thread()  # first, so that no pipe leaks
         read_fd, write_fd = open_pipe()
         child_fds.append(write_fd)
         self._start_pump(source, std, files, read_fd)
@@ -385,7 +385,7 @@ class LogRouter:
         if self._thread is None or self._group is None:
             try:
                 self._thread = LoopThread(self._loop, "muster-logs", on_failure=raise_broken)
-            except RuntimeError as error:  # how `threading` reports EAGAIN
+            except RuntimeError as error:  # `threading`'s EAGAIN
                 shortage = os.strerror(errno.EAGAIN)
                 raise SpawnError(f"cannot start a thread for the workers' output: {shortage}", errno.EAGAIN) from error
             self._group = PumpGroup(self._thread.loop)

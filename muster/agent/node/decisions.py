@@ -296,7 +296,7 @@ def _enter_round(state: NodeState, event: RoundFormed) -> Decision:
     if isinstance(phase, Running | Succeeded):
         if state.preemption is not None:
             return _leave_drained(state, phase, kill=True)
-        # After a change of leader, end the old round, then start without another request.
+        # After a change of leader, end the old round and start without a request.
         return begin_stop(state, phase, kill=True, then=StartNext(round=new, is_held=event.is_held))
     if not isinstance(phase, Stopping):
         return _begin_round(state, new, is_held=event.is_held)
@@ -427,7 +427,7 @@ def _on_round_broken(state: NodeState, event: RoundBroken) -> Decision:
         and isinstance(phase.then, StartNext)
         and phase.then.round.number == event.round_number
     ):
-        # The round formed during the stop; it breaks before its workers start.
+        # The round formed during the stop breaks before its start.
         state = replace(state, phase=replace(phase, then=Rejoin(round=phase.then.round)))
         actions: tuple[Action, ...] = ()
     elif state.round is not None:
@@ -470,7 +470,7 @@ def _break_round(state: NodeState, event: RoundBroken, broken: Round) -> Decisio
         if state.preemption is not None or _is_over(state, phase, event):
             return _leave_drained(state, phase, kill=is_fenced)
         stacks = CollectStacks(round=phase.round, is_hang=event.is_hang) if event.want_stacks else None
-        # With one Ctrl-C for all nodes, workers get the same signal whether it or the break comes first.
+        # With one Ctrl-C for all nodes, workers get the same signal even if the break comes first.
         signum = signal.SIGINT if event.is_interrupt and state.rules.stops_together else signal.SIGTERM
         return begin_stop(state, phase, kill=is_fenced, stacks=stacks, then=Rejoin(round=broken), signum=signum)
     if isinstance(phase, Stopping):
@@ -486,9 +486,9 @@ def _is_leaving(state: NodeState) -> bool:
 def _describe_break(state: NodeState, event: RoundBroken, broken: Round) -> str | None:
     """Return the line about the break; None if this node prints none."""
     match event.kind:
-        case BreakKind.FINAL:  # the report shows it
+        case BreakKind.FINAL:  # in the report
             return None
-        case BreakKind.FAILURE:  # all nodes hear of it in the same words
+        case BreakKind.FAILURE:  # the same words on all nodes
             number, allowed = broken.attempt + 1, broken.attempt + broken.restarts_left
             rest = "(free)" if event.is_free else f"of {allowed}"
             return None if broken.group_rank > 0 else f"{event.reason}; restart {number} {rest}"
@@ -504,7 +504,7 @@ def _describe_break(state: NodeState, event: RoundBroken, broken: Round) -> str 
 
 
 def _on_notice(state: NodeState, event: Notice) -> Decision:
-    # To the user who stopped this node, the others' notices explain nothing.
+    # They explain nothing to the user who stopped this node.
     if _is_leaving(state) or (event.is_leader_lost and not state.rules.prints_leader_loss):
         return state, ()
     text = event.text
@@ -592,7 +592,7 @@ def _end_workers_with(state: NodeState, finish: Finish) -> Decision:
         return begin_stop(state, phase, kill=True, then=finish)
     if not isinstance(phase, Stopping):
         return _end(state, finish)
-    if isinstance(phase.then, Finish):  # an earlier signal sets the exit code; the job's end is still reported
+    if isinstance(phase.then, Finish):  # keep an earlier signal's exit code, but report the end
         finish = replace(finish, code=phase.then.code)
     return kill_now(state, replace(phase, then=finish))
 
@@ -637,7 +637,7 @@ def _on_workers_gone(state: NodeState) -> Decision:
         case StartNext():
             return _begin_round(state, then.round, is_held=then.is_held)
         case Rejoin():
-            if then.round.number != phase.round.number:  # late failures and stacks belong to the round before
+            if then.round.number != phase.round.number:  # of the round before
                 return _report_stopped(state, then.round)
             report = ReportStopped(round=phase.round, late=phase.failures.unreported, stacks=phase.stacks)
             return replace(state, phase=Joining(last=phase.round)), (report,)
@@ -718,11 +718,11 @@ def _leave_on_signal(state: NodeState, event: SignalReceived) -> Decision:
     is_preemption = event.signum in state.rules.preempt_signals
     finish = Finish(code=ExitCode.TERMINATED if is_preemption else ExitCode.of_signal(event.signum))
     if isinstance(phase, Running | Succeeded):
-        # Whoever stops a job that stands still wants to see what its workers do.
+        # A user who stops a stalled job wants to see what its workers do.
         page = CollectStacks(round=phase.round, is_hang=True) if event.still_s >= STILL_S else None
         state, actions = begin_stop(state, phase, signum=event.signum, kill=event.guard_died, stacks=page, then=finish)
     elif isinstance(phase, Stopping):
-        # The sender's grace period counts from its signal: stop waiting for stacks.
+        # The sender's grace period has begun: stop waiting for stacks.
         phase = replace(phase, signum=event.signum, then=finish)
         state, actions = kill_now(state, phase) if event.guard_died else end_stacks_wait(state, phase)
     else:
@@ -801,7 +801,7 @@ def _end_drain_grace(state: NodeState) -> Decision:
     if not isinstance(phase, Running | Succeeded) or not _is_told_to_stop(phase):
         return state, ()
     if state.rules.is_elastic and state.preemption is None:
-        return state, ()  # the node that must leave breaks the round
+        return state, ()  # the preempted node breaks the round
     line = PrintLine(text="the drain's time limit has passed: killing the remaining workers")
     state, actions = begin_stop(state, phase, kill=True, then=Finish(code=ExitCode.TERMINATED))
     return state, (line, *actions)

@@ -83,7 +83,7 @@ def on_preemption(state: NodeState, phase: Running | Succeeded, event: SignalRec
         phase.is_told if isinstance(phase, Succeeded) else phase.drain is not None and phase.drain.step is not None
     )
     what = "leaving when all ranks have stopped" if is_told else "asking all ranks to stop at one step"
-    # Ranks that hang reach no common step, but they may not hang: send the page and drain.
+    # Send both page and drain: hung ranks reach no common step, but they may not hang.
     is_still = isinstance(phase, Running) and event.still_s >= STILL_S
     page = (CollectStacks(round=phase.round, is_hang=True),) if is_still else ()
     return state, (
@@ -159,7 +159,7 @@ def _look_again(phase: Running, timer: RoundTimer) -> tuple[Action, ...]:
 def _look(state: NodeState, phase: Running, event: SlotsRead) -> DrainDecision:
     drain = phase.drain
     if drain is None or drain.number != event.drain:
-        return state, (), False  # read for an earlier drain
+        return state, (), False  # for an earlier drain
     if drain.is_over or drain.step is not None:
         return _look_for_followers(state, phase, drain, event)
     if drain.is_reported:

@@ -50,7 +50,7 @@ class Evidence:
         self._has_reported_disk = False
         self._thread = logs.files.thread
         """The stack files may be on a disk that hangs, but a stop limits its wait for stacks."""
-        self._stacks = StackCollector(self._thread.loop)  # shared, so that overlapping requests share dumps
+        self._stacks = StackCollector(self._thread.loop)  # shared, like the dumps of overlapping requests
 
     def skip_kernel_log(self) -> None:
         """Skip the kernel's log so far, and read only what comes from now on."""
@@ -136,7 +136,7 @@ class Evidence:
             else:
                 on_done(stacks)
 
-        # Recorders first: the stacks' signal interrupts a native sleep, which ends the hang.
+        # Recorders first: the stacks' signal may end a hang in a native sleep.
         self._workers.read_views(
             round, self._host, lambda views: self._collect_texts(lambda texts: finish(_join(texts, views)))
         )

@@ -57,7 +57,7 @@ def report_outcome(finish: Finish, config: AgentConfig, logs: LogRouter, times: 
         _write_reports(finish.ended.report, config, logs)
         if finish.ended.prints_report:
             is_pod = config.termination_log is not None and config.is_pod
-            logs.wait_for_output(_POD_OUTPUT_CAP_S if is_pod else _OUTPUT_CAP_S)  # it is the last that a reader sees
+            logs.wait_for_output(_POD_OUTPUT_CAP_S if is_pod else _OUTPUT_CAP_S)  # a reader's last line
             logs.print_text(format_page(finish.ended.report, config, logs, last, has_colour=logs.has_colour))
     if prints_last_line(finish, config, last):
         _print_summary(logs)
@@ -81,7 +81,7 @@ def prints_last_line(finish: Finish, config: AgentConfig, last: "Round | None") 
     if ended is None:
         return finish.code > ExitCode.of_signal(0) and is_first_node and config.control_fd is None
     if config.control_fd is not None and int(finish.code) == 0:
-        return False  # the driving program gets the report
+        return False  # reported to the driving program
     if ended.is_leader is not None:
         return ended.is_leader
     return ended.prints_report if ended.report is not None else is_first_node
@@ -107,12 +107,12 @@ def _find_printed(report: "Report", config: AgentConfig, logs: LogRouter, last: 
         return None
     is_here = root.node == last.group_rank
     if not is_here and not config.stops_together:
-        return None  # its lines are on another console
+        return None  # on another console
     offset = root.global_rank - root.local_rank
     own = replace(last, group_rank=root.node, node_index=root.node_index, rank_offset=offset)
     prefix = logs.find_stderr_prefix(root.local_rank, own)
     prefix = (logs.find_merged_prefix(root.local_rank) if is_here else None) or prefix
-    if not prefix:  # the agent does not read it: Python prints what it records, and a file has the crash
+    if not prefix:  # not read by the agent: Python prints it, crashes are in a file
         return prefix if root.error_file is not None or root.traceback is None else None
     lines = logs.read_stderr_text(root.local_rank).splitlines() if is_here else root.stderr_tail
     return prefix if has_printed(lines, root.exception, root.traceback) else None
@@ -143,7 +143,7 @@ def _write_or_report(path: str, logs: LogRouter, write: Callable[[], object]) ->
     try:
         if not run_limited([write_or_report], _WRITE_LIMIT_S):
             logs.print_line(f"cannot write {path}: its disk does not answer")
-    except RuntimeError:  # no threads left: the output matters more than the limit
+    except RuntimeError:  # no threads left: finish the output regardless
         write_or_report()
 
 
@@ -171,7 +171,7 @@ def wait_for_exit(config: AgentConfig, failed_s: float, *, prints_report: bool) 
         prints_report: whether this node does.
     """
     if config.termination_log is not None:
-        later_s = LATER_EXIT_S + (NOTIFY_LIMIT_S if config.notify else 0.0)  # the node with the page waits for it
+        later_s = LATER_EXIT_S + (NOTIFY_LIMIT_S if config.notify else 0.0)  # awaited by the node with the page
         exit_s = COMMON_EXIT_S if prints_report or not config.is_pod else later_s
         time.sleep(max(0.0, failed_s + exit_s - time.monotonic()))
 
@@ -217,7 +217,7 @@ def describe_logs(config: AgentConfig, run_dir: str | None, *, succeeded: bool) 
     nothing = StdChoice()
     writes_files = (config.logs.redirects, config.logs.tee) != (nothing, nothing)
     if run_dir is None and config.logs.base_dir:
-        return "no log files"  # none requested, or an earlier line says why
+        return "no log files"  # none requested, or reported earlier
     if run_dir is None or not (writes_files or config.logs.base_dir or not succeeded):
         return "no log files (--log-dir and --tee 3 keep them)"
     return f"logs: {run_dir}"

@@ -137,7 +137,7 @@ def parse_choice(typed: str | None) -> Choice | None:
 
 
 def _ask_leader(state: NodeState, interrupt: Interrupt, step: InterruptStep) -> RequestDecision:
-    if not isinstance(state.phase, Running | Succeeded):  # another signal is already stopping the workers
+    if not isinstance(state.phase, Running | Succeeded):  # already stopping by another signal
         return _stop(state, interrupt)
     state = replace(state, interrupt=replace(interrupt, step=step))
     return *_send(state, Requested(request=TERMINAL_REQUEST, kind=_KINDS[step], limit_s=TERMINAL_LIMIT_S)), None
@@ -152,7 +152,7 @@ def _follow_answer(state: NodeState, answer: Answer) -> RequestDecision:
     interrupt = state.interrupt
     if interrupt is None:
         return state, (), None
-    # The leader reports what the others did; a leaving node would not print it.
+    # The leader reports the others' outcome, which a leaving node would not print.
     is_printed = interrupt.step in (InterruptStep.PAUSE, InterruptStep.CHECKPOINT)
     is_printed = is_printed or answer.outcome is not AskOutcome.DONE
     told = (PrintLine(text=answer.line),) if is_printed else ()
@@ -167,7 +167,7 @@ def _find_next(state: NodeState, interrupt: Interrupt, outcome: AskOutcome) -> R
             return replace(state, interrupt=replace(interrupt, step=InterruptStep.PERSON)), (AskPerson(),), None
         case InterruptStep.CONTINUE:
             return replace(state, interrupt=None), (EndQuestion(),), None
-        case InterruptStep.RESUME:  # even if the pause has ended by itself
+        case InterruptStep.RESUME:  # even after the pause has ended
             return _ask_leader(state, interrupt, InterruptStep.STOP)
         case InterruptStep.STOP if is_done:
             return replace(state, interrupt=replace(interrupt, step=InterruptStep.END)), (), None
@@ -175,7 +175,7 @@ def _find_next(state: NodeState, interrupt: Interrupt, outcome: AskOutcome) -> R
             return _ask_leader(state, interrupt, InterruptStep.CHECKPOINT)
         case InterruptStep.PAUSE | InterruptStep.STOP | InterruptStep.CHECKPOINT:
             return _stop(state, interrupt)
-        case InterruptStep.PERSON | InterruptStep.END:  # no answer is awaited
+        case InterruptStep.PERSON | InterruptStep.END:  # expects no answer
             return state, (), None
         case _:
             assert_never(interrupt.step)

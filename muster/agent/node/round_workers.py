@@ -195,7 +195,7 @@ class RoundWorkers:
             case actions.InterruptWorker():
                 for worker in self._pool.live:
                     if worker.local_rank == action.local_rank:
-                        os.kill(worker.pid, signal.SIGINT)  # not reaped: the number is still its own
+                        os.kill(worker.pid, signal.SIGINT)  # not reaped, so no reused number
             case actions.KillWorkers():
                 self._starter.check_store()
                 self._kill(action.round_number)
@@ -261,7 +261,7 @@ class RoundWorkers:
         if library is None:
             on_ready()
             return
-        from muster.agent.placement.device_memory import DeviceMemory  # only with devices
+        from muster.agent.placement.device_memory import DeviceMemory
 
         visible = self._config.base_env.get("CUDA_VISIBLE_DEVICES")
         memory = self._device_memory = self._device_memory or DeviceMemory(library, self._config.nproc, visible)
@@ -299,7 +299,7 @@ class RoundWorkers:
     def _create_snapshot_files(self) -> "SnapshotFiles | None":
         config = self._config
         if config.snapshot_limit_bytes == 0 or self._page_failed:
-            return None  # what prevented the status page prevents these
+            return None  # prevented like the status page
         from muster.agent.workers.status_page import SnapshotFiles
 
         copies = config.rendezvous.snapshot_copies if config.rendezvous.max_nodes > 1 else 0
@@ -360,7 +360,7 @@ class RoundWorkers:
         try:
             for local_rank in range(self._config.nproc):
                 specs.append(self._build_spec(formed, local_rank))
-        except SpawnError as error:  # no descriptors left for its output
+        except SpawnError as error:  # no descriptors left
             self._close_child_ends()
             self._on_spawn_failed(formed.number, local_rank, error)
             return
@@ -398,7 +398,7 @@ class RoundWorkers:
         return {} if files is None else files.build_env(formed.number, local_rank)
 
     def _open_trainer_endpoint(self, token: str) -> "TrainerEndpoint":
-        from muster.agent.telemetry.trainer_endpoint import TrainerEndpoint  # most scripts have no Trainer
+        from muster.agent.telemetry.trainer_endpoint import TrainerEndpoint
 
         return TrainerEndpoint(self._loop, token, self._record_told)
 
@@ -409,7 +409,7 @@ class RoundWorkers:
 
     def _renew_page(self, formed: Round) -> None:
         """Make a new page for each round, so that workers of the last one cannot be mistaken for this one's."""
-        from muster.agent.workers.status_page import StatusPage, TrainerPort  # loaded while the template imports
+        from muster.agent.workers.status_page import StatusPage, TrainerPort  # while the template imports
 
         self._close_page()
         self._close_monitor()
@@ -428,7 +428,7 @@ class RoundWorkers:
         else:
             self._saved_timer = self._loop.call_later(_SAVED_LOOK_S, lambda: self._watch_saved(formed))
             if formed.rank_offset == 0 and self._trainer_port is None:
-                with suppress(OSError):  # no Trainer progress is shown then
+                with suppress(OSError):  # without Trainer progress
                     self._trainer_port = TrainerPort(self._loop, self._open_trainer_endpoint)
 
     def _watch_saved(self, formed: Round) -> None:
@@ -567,7 +567,7 @@ class RoundWorkers:
                 self.page.write_command(0)
                 if self._pause is not None and self._pool.live:
                     self._pause = None
-                    self._watch_for_hangs(self._pool.live[0].round_number)  # the pause does not count
+                    self._watch_for_hangs(self._pool.live[0].round_number)  # excludes the pause
             case actions.WriteDeadline():
                 due_ns = 0 if action.delay_s is None else time.monotonic_ns() + int(action.delay_s * 1e9)
                 self.page.write_deadline(due_ns)
@@ -647,7 +647,7 @@ class RoundWorkers:
             self._begin_hang_watch(number, self._config.hang_timeout_s)
 
     def _begin_auto_watch(self, number: int) -> None:
-        with suppress(OSError, ImportError):  # no descriptors or disk space: continue without the watch
+        with suppress(OSError, ImportError):  # no descriptors or disk space: no watch
             self._begin_hang_watch(number, HANG_TIMEOUT_AUTO)
 
     def _begin_hang_watch(self, number: int, limit_s: float) -> None:
@@ -756,7 +756,7 @@ class RoundWorkers:
         if page is None or page.round_number != formed.number:
             return {}
         at_s = time.monotonic()
-        # Other nodes do not know a Trainer's steps, so they could not be compared.
+        # A Trainer's steps, unknown elsewhere, could not be compared.
         read = page.read_shown if formed.group_world_size == 1 else page.read_slot
         return {
             rank: Reported(at_s=at_s, slot=read(rank), values=page.read_values(rank))
@@ -780,7 +780,7 @@ class RoundWorkers:
             try:
                 sessions = read_sessions(stack_files, sizes)
                 return sessions, reader.read_progress(sessions, *for_s)
-            except (OSError, RuntimeError):  # no descriptors or threads left: the workers keep running
+            except (OSError, RuntimeError):  # no descriptors or threads left: keep the workers
                 return None
 
         def add_output(found: "tuple[Sessions, Mapping[int, Progress]] | None") -> None:

@@ -325,7 +325,7 @@ class NodeState:
             return None
         return found if found.number == number else None
 
-    # The phase of an event that `decisions`' table restricts to one phase.
+    # For events that `decisions`' table restricts to one phase.
 
     @property
     def running(self) -> Running:

@@ -206,7 +206,7 @@ class Supervisor:
         """Handle the end of the checks. Those of the site come last, because their duration is unknown."""
         self._events.append(looked)
         if looked.site_checks:
-            from muster.agent.preflight.site import SiteChecks  # most machines have none
+            from muster.agent.preflight.site import SiteChecks
 
             self._site_checks = SiteChecks(
                 self._loop,
@@ -317,7 +317,7 @@ class Supervisor:
                 assert_never(action)
 
     def _load_evidence(self) -> None:
-        with suppress(OSError, ImportError):  # no descriptors left: the workers keep running
+        with suppress(OSError, ImportError):  # no descriptors left: keep the workers
             self._open_control()
         with suppress(OSError, ImportError):
             self._read_evidence().skip_kernel_log()
@@ -415,7 +415,7 @@ class Supervisor:
     def _note_sending(self, message: PlainNodeMessage) -> None:
         if isinstance(message, AllStarted) and self._state.round is not None:
             self._transition_log.write_started(self._state.round, self._config.nproc)
-            # Loading the diagnosis of failures takes 6 ms, which would delay a recovery.
+            # Loading it takes 6 ms, which would delay a recovery.
             self._loop.call_later(_LOAD_EVIDENCE_AFTER_S, self._load_evidence)
         elif isinstance(message, DrainAsked | Leaving):
             self._logs.mute_notices()
@@ -457,7 +457,7 @@ class Supervisor:
         self._rendezvous.send(
             Stopped(round_number=action.round.number, failures=failures, stacks=stacks, has_stepped=has_stepped)
         )
-        if has_stepped:  # in the first second: the next round has another page
+        if has_stepped:  # within a second: the next round has another page
             self._begin_telemetry()
 
     def _act_alone(self, action: actions.AgentAction) -> None:  # noqa: C901  # one case for each
@@ -493,7 +493,7 @@ class Supervisor:
                     self._remove_checkpoint(self._logs.run_dir)
                 self._prints_report = action.ended is not None and action.ended.prints_report
                 if self._state.round is not None and self._workers.has_stepped(self._state.round.number):
-                    self._begin_telemetry()  # the round lasted less than a second
+                    self._begin_telemetry()
                 if self._telemetry is not None:
                     # the summary has the last step
                     self._telemetry.look(is_stopped=action.code > ExitCode.of_signal(0))
@@ -568,7 +568,7 @@ def _build_rules(config: AgentConfig) -> NodeRules:
         host=config.node_name,
         is_elastic=config.rendezvous.min_nodes < config.rendezvous.max_nodes,
         restart_backoff_s=config.restart_backoff_s,
-        # A program that starts functions prints its own output, and torch's API does not print thread counts either.
+        # A program of functions prints its own output, and torch's API prints no thread counts.
         omp_num_threads=config.omp_num_threads if config.control_fd is None else None,
         backoff_share=share,
     )

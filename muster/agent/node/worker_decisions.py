@@ -85,7 +85,7 @@ def on_worker_started(state: NodeState, event: WorkerStarted) -> Decision:
     """Handle that a worker exists."""
     phase = state.running_or_stopping
     phase = replace(phase, alive=phase.alive | {event.local_rank})
-    if isinstance(phase, Stopping):  # started just before its start was cancelled
+    if isinstance(phase, Stopping):  # started just before the cancellation
         return replace(state, phase=phase), ()
     phase = replace(phase, awaited=phase.awaited - {event.local_rank})
     return replace(state, phase=phase), (
@@ -145,7 +145,7 @@ def _on_fenced(state: NodeState, phase: Running | Stopping) -> Decision:
     """Handle that the guard has killed the workers because the lease ran out. None of them has failed."""
     if isinstance(phase, Running):
         state, actions = begin_stop(state, phase, kill=True, then=Rejoin(round=phase.round))
-    elif phase.step is StopStep.KILLING:  # known, or killed by the agent anyway
+    elif phase.step is StopStep.KILLING:  # known, or killed anyway
         return replace(state, phase=phase), ()
     else:
         state, actions = kill_now(state, phase)
@@ -279,7 +279,7 @@ def on_slow_stop(state: NodeState) -> Decision:
     phase = state.phase
     if not isinstance(phase, Stopping) or phase.step is not StopStep.GRACE:
         return state, ()
-    from muster._shared.reports import name_ranks  # most stops end before
+    from muster._shared.reports import name_ranks
 
     ranks = name_ranks(phase.round.rank_offset + local_rank for local_rank in phase.alive)
     text = f"{ranks} did not end within {SLOW_STOP_S:g} s of {name_signal(phase.signum)}; "

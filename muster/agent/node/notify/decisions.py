@@ -144,8 +144,8 @@ class NotifyStory:
             return _build(FAILED, last, failed.reason, exit_code=code) if is_told else None
         if ended is None:
             if last is None or not is_first or code <= ExitCode.of_signal(0):
-                return None  # the job may continue without it
-            is_preempted = code == ExitCode.TERMINATED and not self._asked  # `muster stop` sends it too
+                return None  # the job may continue
+            is_preempted = code == ExitCode.TERMINATED and not self._asked  # or `muster stop`
             return _build(PREEMPTED if is_preempted else STOPPED, last, line, exit_code=code)
         if ended.report is not None:
             is_told = ended.prints_report if self._is_agreed else is_first

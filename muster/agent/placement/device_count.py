@@ -64,7 +64,7 @@ def count_workers(text: str, *, origin: str, env: Mapping[str, str], python: str
 
 
 def _count_devices(kind: str, *, origin: str, env: Mapping[str, str], python: str) -> int:
-    # A separate process, because the agent must neither import torch nor hold a CUDA context.
+    # A separate process: the agent must not import torch or hold a CUDA context.
     import subprocess  # 5 ms
 
     command = [python, "-c", _COUNT_DEVICES, kind]

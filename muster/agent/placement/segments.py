@@ -103,7 +103,7 @@ def _read_label(environ: Mapping[str, str], account_dir: str) -> str:
         with open(f"{account_dir}/token", encoding="ascii") as file:
             headers = {"Authorization": f"Bearer {file.read().strip()}", "Accept": "application/json"}
         context = ssl.create_default_context(cafile=f"{account_dir}/ca.crt")
-        context.verify_flags &= ~ssl.VERIFY_X509_STRICT  # clusters' CAs often lack extensions
+        context.verify_flags &= ~ssl.VERIFY_X509_STRICT  # often lacks extensions
         port = int(environ.get("KUBERNETES_SERVICE_PORT", "443"))
         connection = http.client.HTTPSConnection(host, port, timeout=_ANSWER_S, context=context)
         try:

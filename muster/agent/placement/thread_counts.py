@@ -142,7 +142,7 @@ def fit_openblas(count: int) -> None:
     for path in {fields[5] for line in lines if len(fields := line.split(None, 5)) == 6 and ".so" in fields[5]}:
         try:
             library = _open_loaded(path)
-        except OSError:  # mapped, but not by the loader: left alone
+        except OSError:  # not mapped by the loader
             continue
         _fit_library(library, count)
 

@@ -3,18 +3,18 @@
     interface        what the supervisor uses: the `Rendezvous` protocol, and the messages both ways
     report_messages  those messages that hold failures or stacks
     selection        makes the backend that `--rdzv-backend` names; `shared_token` has a token for nodes on one machine
-    static           one node that agrees with itself; `local_leader` its drains, and what people ask of it
-    restart_policy   which failures end the job where every agent has its own restart budget: `static`, torch's handlers
+    static           one node that agrees with itself; `local_leader` decides its drains and people's requests
+    restart_policy   which failures end the job if every agent has its own restart budget: `static`, torch's handlers
     snapshots        pure: which snapshot in memory a round continues, and which all ranks are known to have
     round_messages   pure: what a new round is to each member, with the addresses of the others
-    comparison       pure: what differs between the nodes, of what their preflight has read
+    comparison       pure: what differs between the nodes in what their preflight has read
     faulty_nodes     pure: which nodes are at fault, which is the last choice, and which leaves
     drain_ceiling    pure: how far a node's ranks may go before the job's step to stop at is agreed
 
     consensus/       the leader's decisions, pure: membership, rank assignment, failures, the step of a drain; `quorum`
                      decides whether a takeover succeeds
     verdicts/        pure: what follows from a failure: a restart here or elsewhere, or the end of the job
-    leader/          notices lost members; carries messages to those decisions and their actions back to the members
+    leader/          detects lost members; carries messages to those decisions and their actions back to the members
     member/          one node's part: `decisions`, pure, which leader to join, when to attempt a takeover, what follows
                      from rounds and from the loss of the leader; `lease_renewal`
     protocol/        the messages, and how they are framed and authenticated

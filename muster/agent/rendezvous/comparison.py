@@ -94,7 +94,7 @@ def _compare_devices(nodes: Sequence[CheckedNode]) -> Iterator[Difference]:
 
 def _compare_clocks(nodes: Sequence[CheckedNode]) -> Iterator[Difference]:
     """Compare clocks with the median, because the leader's own may be wrong; of two nodes, with the first."""
-    is_pair = len(nodes) == 2  # there is no majority
+    is_pair = len(nodes) == 2  # no majority
     median_s = nodes[0].offset_s if is_pair else sorted(node.offset_s for node in nodes)[len(nodes) // 2]
     odd = [node for node in nodes if abs(node.offset_s - median_s) > MOST_SKEW_S]
     for node in odd[:_NAMED]:

@@ -69,7 +69,7 @@ def judge_node(state: JobState, ordered: tuple[Failure, ...], now_s: float) -> J
     if root.wish or root.cause in ("", *_OF_THE_PROGRAM) or _is_certain(root):
         return state, ()
     if any(each.node != root.node and not each.collateral for each in ordered):
-        return state, ()  # the program's fault on any node
+        return state, ()  # the program's fault
     return _record_fault(state, root, now_s)
 
 

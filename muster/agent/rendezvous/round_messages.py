@@ -40,7 +40,7 @@ def tell_round(state: JobState, new: NewRound) -> Decision:
         )
     )
     neighbours: list[Source | None] = [None] * len(members)
-    if state.rules.copies_snapshots and len(members) > 1:  # each node's neighbour has the next ranks
+    if state.rules.copies_snapshots and len(members) > 1:  # the neighbour has the next ranks
         sources = [build_source(member, group_rank, leader_host) for group_rank, member in enumerate(members)]
         neighbours = [*sources[1:], sources[0]]
     starts = [
@@ -74,7 +74,7 @@ def tell_running_round(state: JobState, member_id: str) -> tuple[Send, ...]:
 
 
 def _list_group_ranks(new: NewRound, member_id: str) -> tuple[int | None, ...]:
-    return tuple([each.connected.get(member_id) for each in new.quorum_rounds])  # a generator takes twice the time
+    return tuple([each.connected.get(member_id) for each in new.quorum_rounds])  # twice as fast as a generator
 
 
 def _find_source(state: JobState, new: NewRound, member_id: str, leader_host: str) -> Source | None:

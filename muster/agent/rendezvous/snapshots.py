@@ -116,8 +116,8 @@ def _find_holder(state: JobState, sender: str, rank: int) -> Source | None:
 
 def _on_kept(state: JobState, phase: RoundRunning, keeping: Keeping, sender: str, message: SnapshotKept) -> Decision:
     if message.step < keeping.mark:
-        return state, ()  # it has not heard of the mark
-    lead = min(LEAD_LIMIT, max(keeping.lead, 1 + message.advance // 4))  # a message takes less than 0.25 s
+        return state, ()  # sent before the mark
+    lead = min(LEAD_LIMIT, max(keeping.lead, 1 + message.advance // 4))  # messages take less than 0.25 s
     keeping = replace(
         keeping,
         kept=keeping.kept.with_item(sender, message.step),

@@ -123,7 +123,7 @@ class StaticRendezvous(Leaderless):
             case SnapshotKept():
                 self._confirm(message)
             case SnapshotCopied():
-                pass  # there is no neighbour
+                pass  # no neighbour
             case SnapshotSought():
                 self._post(SnapshotFound(round_number=message.round_number, rank=message.rank, source=None))
             case _:

@@ -12,8 +12,8 @@ The rules:
 - A round is formed only after every member of the last one has stopped its workers or was lost. The fence time must
   have passed since a loss: the lost member's guard kills its workers within it. A member that still stops after its own
   limit and a margin counts as lost.
-- A leader whose node ran before and lost its memory forms a round only with all `max` nodes, or when its members prove
-  that no other node can continue the job (`quorum`, without claims): it may have left these members behind.
+- A leader whose node ran before and lost its memory may have left its members behind. So it forms a round only with all
+  `max` nodes, or when its members prove that no other node can continue the job (`quorum`, without claims).
 - A round is formed only with a quorum of the last round (`quorum`) and while the leader holds its lease.
 - Each member acknowledges a new round. The round is committed when all have; until then the next round also needs a
   quorum of the one before.
@@ -189,7 +189,7 @@ def _handle_report(state: JobState, event: Reported, now_s: float) -> Decision:
 
             return decide_common_step(state, sender, message, now_s)
         case SnapshotKept() | SnapshotCopied() | SnapshotSought():
-            from muster.agent.rendezvous.snapshots import decide_snapshots  # most jobs keep none
+            from muster.agent.rendezvous.snapshots import decide_snapshots
 
             return decide_snapshots(state, sender, message)
         case _:
@@ -223,7 +223,7 @@ def _on_round_acknowledged(state: JobState, sender: str) -> Decision:
 
 
 def _on_all_succeeded(state: JobState, sender: str, message: AllSucceeded, now_s: float) -> Decision:
-    # The others may have waited for this node; one that stays idle reports again after its timeout.
+    # The others may have waited for this node; if one stays idle, it reports again.
     phase = state.running
     told = (GOES_ON,) if phase.has_reported_hang else ()
     phase = replace(

@@ -334,7 +334,7 @@ def _judge_followed(state: JobState, now_s: float) -> Decision:
     if drain.kind == Layout.CHECKPOINT:
         answer = replace(answer, line=f"{line}; they may still save")
     waits = () if queued is None else queued.askers
-    if queued is not None and waits:  # a preemption has its own limit
+    if queued is not None and waits:  # preemptions have their own limit
         queued = replace(queued, askers=(), leaving=queued.preempted) if queued.preempted else None
     state = replace(state, phase=replace(phase, drain=replace(drain, askers=(), queued=queued)))
     return state, (*_answer(drain.askers, answer), *_refuse(waits, line))
@@ -386,7 +386,7 @@ def _on_stacks_taken(state: JobState, sender: str, message: StacksTaken, now_s: 
     if not wanted.asker.id and wanted.asker.request == STANDSTILL:
         return _tell_standstill(state, replace(phase, wanted_stacks=others), stacks, now_s)
     if not wanted.asker.id:
-        if not phase.has_reported_hang:  # it is over
+        if not phase.has_reported_hang:
             return state, ()
         idle = tuple(failure for failures in phase.idle.values() for failure in failures)
         return state, (

@@ -57,7 +57,7 @@ def on_failed(
     if isinstance(phase, Ending):
         return state, ()
     if isinstance(phase, Forming) and not (phase.is_new_attempt or phase.final):
-        return state, ()  # The round broke for another reason: this is collateral.
+        return state, ()  # collateral of another break
     limit_s = now_s + suspicion_s + state.rules.batch_limit_s
     before = state.failures
     failures = replace(
@@ -91,7 +91,7 @@ def on_idle(state: JobState, sender: str, message: Idle, now_s: float) -> Decisi
     if not isinstance(phase, RoundRunning) or sender in phase.succeeded:
         return state, ()
     if message.failures and now_s < phase.succeeded_s + STALE_IDLE_S:
-        return state, ()  # perhaps it waited for the member that has just succeeded; if not, it reports again
+        return state, ()  # if it did not wait for the last success, it reports again
     idle = phase.idle.with_item(sender, message.failures) if message.failures else phase.idle.without(sender)
     urgent = phase.urgent.with_item(sender) if message.is_urgent else phase.urgent.without(sender)
     phase = replace(phase, idle=idle, urgent=urgent)
@@ -274,9 +274,7 @@ def _send_away(state: JobState, phase: Forming, member_id: str, reason: str, now
         stopping=phase.stopping.with_item(member_id),
         stop_deadline_s=now_s + state.rules.stop_margin_s,
     )
-    failures = replace(
-        state.failures, failed_by=state.failures.failed_by.with_item(member_id)
-    )  # this member's end explains no failure
+    failures = replace(state.failures, failed_by=state.failures.failed_by.with_item(member_id))  # its end explains none
     state = replace(_record_leaving(state, BreakKind.FAILURE, (member_id,)), phase=phase, failures=failures)
     state = update_recovery(state)
     broken = RoundBroken(round_number=state.round_number, kind=BreakKind.FAILURE, reason=reason, leaves=True)
@@ -404,8 +402,8 @@ def on_stopped(state: JobState, sender: str, message: Stopped, now_s: float) -> 
         state = record_progress(state)
     member, phase = state.members[sender], state.phase
     if isinstance(phase, RoundRunning) and sender not in phase.succeeded:
-        # It was fenced without losing its connection, so its round ends for all members. If it led, they are fenced
-        # too: its lease has expired, and another leader may have formed a round.
+        # Fenced without losing its connection: its round ends for all. If it led, they are fenced too: its lease has
+        # expired, and another leader may have formed a round.
         state = replace(state, failures=RoundFailures())
         reason = f"{describe_member(state, member)} had to stop its workers"
         kind = BreakKind.FENCED if member.is_leader else BreakKind.MEMBERSHIP
@@ -452,7 +450,7 @@ def on_checked(state: JobState, sender: str, message: Checked, now_s: float) -> 
     state = replace(state, checked=state.checked.with_item(sender, (message.facts, message.clock_s - now_s)))
     if isinstance(state.phase, Ending) or not all(each in state.checked for each in state.assignments):
         return state, ()
-    from muster.agent.rendezvous.comparison import VERDICT, CheckedNode, compare_nodes  # a job of one node has none
+    from muster.agent.rendezvous.comparison import VERDICT, CheckedNode, compare_nodes
 
     nodes = []
     for place in sorted(state.assignments.values(), key=lambda each: each.group_rank):

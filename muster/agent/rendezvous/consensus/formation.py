@@ -82,7 +82,7 @@ def _can_form(state: JobState, phase: Forming, now_s: float) -> bool:
         state, phase, len(state.members), now_s
     ):
         return False
-    # Checking each member comes last: it is too early for most events and most joins.
+    # Last, because it is too early for most events and joins.
     ready = _choose_members(state, phase)
     if not any(member.is_leader for member in ready) or not _is_due(state, phase, len(ready), now_s):
         return False
@@ -95,8 +95,8 @@ def _has_quorum(state: JobState, ready: Iterable[MemberRecord]) -> bool:
     if _must_find_last_round(state, ready):
         if not quorum_rounds:
             return False
-        # The members may have been left behind: this leader's old process, or another returned node's, may have formed
-        # rounds with absent nodes.
+        # The members may be leftovers: this leader's old process, or another returned node's, may have formed rounds
+        # without them.
         quorum_rounds = tuple(replace(each, claimed=frozenset()) for each in quorum_rounds)
     return may_form_round(quorum_rounds, state.rules.min_nodes)
 
@@ -120,7 +120,7 @@ def _is_due(state: JobState, phase: Forming, count: int, now_s: float) -> bool:
     rules = state.rules
     if count < rules.min_nodes:
         return False
-    # Even if enough are here: a spare may replace a member that still has a lease.
+    # Even if enough are here, because a spare may replace a member with a lease.
     if now_s < state.rejoin_wait_until_s and any(each.has_missing() for each in state.quorum_rounds):
         return False
     if phase.skips_last_call or count >= rules.max_nodes:
@@ -168,7 +168,7 @@ def _find_snapshot(
     """Return the snapshot that the round continues, and where members without their part find it."""
     if not any(member.holdings for member in state.members.values()):
         return None, NO_ITEMS
-    from muster.agent.rendezvous.snapshots import find_snapshot  # most jobs keep none
+    from muster.agent.rendezvous.snapshots import find_snapshot
 
     return find_snapshot(state.members.values(), assignments, state.snapshot)
 
@@ -259,7 +259,7 @@ def _fill_segments(
         return member.id in suspected, -(1 + max(counts.values()) - count) if count else 0
 
     while rest and len(chosen) < max_nodes:
-        rest.sort(key=find_lack)  # keeps the order of equals
+        rest.sort(key=find_lack)  # stable
         chosen.append(rest.pop(0))
         counts[chosen[-1].segment] += 1
     return chosen
@@ -348,7 +348,7 @@ def _end_job(state: JobState, final: FinalFailure | None) -> Decision:
         )
     drain = state.phase.drain if isinstance(state.phase, RoundRunning) else None
     is_drained = drain is not None and drain.last_rank is not None
-    # A leader that took over only to end the job has formed no round.
+    # A leader only for the job's end has formed no round.
     printer_id = next(iter(present or state.members), None) if report is not None else None
     end = JobEnd(
         succeeded=final is None and not is_drained,

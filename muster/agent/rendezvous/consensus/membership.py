@@ -33,7 +33,7 @@ def on_joined(state: JobState, event: Joined, now_s: float) -> Decision:
     """Add a member, adopt what it knows, and join it to a round if that is possible."""
     recovered = event.member.recovery
     most = state.rules.max_restarts + recovered.restarts.free
-    recovered = replace(recovered, attempt=min(recovered.attempt, most))  # there are no more
+    recovered = replace(recovered, attempt=min(recovered.attempt, most))
     member = replace(event.member, join_order=state.join_count, recovery=recovered)
     if isinstance(state.phase, Ending):
         job_end = state.phase.job_end
@@ -45,7 +45,7 @@ def on_joined(state: JobState, event: Joined, now_s: float) -> Decision:
     if any(
         new.ended != quorum_round.ended for new, quorum_round in zip(quorum_rounds, state.quorum_rounds, strict=True)
     ):
-        # That process may have just ended: its workers are killed within the fence time from now.
+        # That process may have just ended: the fence time counts from now.
         state = replace(state, fence_until_s=max(state.fence_until_s, now_s + state.rules.fence_s))
     state = replace(
         state,
@@ -150,7 +150,7 @@ def _adopt_recovery(state: JobState, recovered: RecoveryRecord, now_s: float) ->
     if state.has_formed_round:
         if recovered.round_number < state.round_number:
             return state
-        # There were two leaders: keep the higher attempt. (A member may know the same round's next attempt already.)
+        # Of two leaders, keep the higher attempt. (A member may already know the round's next one.)
         is_later = recovered.round_number > state.round_number
         if is_later and recovered.attempt > state.attempt:
             state = replace(state, attempt=recovered.attempt, restarts=recovered.restarts)
@@ -172,7 +172,7 @@ def _adopt_recovery(state: JobState, recovered: RecoveryRecord, now_s: float) ->
         return state
     members = state.members.values()
     quorum_rounds = tuple(_build_quorum_round(state, each, claimants=members) for each in known)
-    # The guard of an ended node kills its workers within the fence time.
+    # An ended node's guard kills its workers within the fence time.
     is_complete = all(len(each.connected) == each.size for each in quorum_rounds)
     return replace(
         state,
@@ -285,8 +285,8 @@ def on_process_ended(state: JobState, event: ProcessEnded) -> Decision:
     assignment = state.assignments.get(event.id)
     if assignment is None or event.id in state.members or not state.quorum_rounds:
         return state, ()
-    # The assignments are the last quorum round's. The rank in an older round is unknown and not needed: a process end
-    # only eases a takeover and never makes a wrong one possible.
+    # Assignments are the last quorum round's. Ranks in older rounds are unknown and not needed: a process end only
+    # eases a takeover, never makes a wrong one possible.
     last = state.quorum_rounds[-1]
     if last.round_number == state.round_number:
         last = replace(last, ended=last.ended | {assignment.group_rank})
@@ -302,6 +302,6 @@ def on_leaving(state: JobState, sender: str, message: Leaving, now_s: float) -> 
     if message.ends_job:
         cause = f"{describe_member(state, member)}: {message.reason}"
         return break_round(state, BreakKind.FINAL, cause, now_s, FinalFailure(cause=cause))
-    # It is stopping until its connection closes, because only then have its workers ended.
+    # Stopping until its connection closes: only then have its workers ended.
     reason = f"{describe_member(state, member)} left: {message.reason}"
     return break_for_loss(state, sender, reason, now_s, is_interrupt=message.is_interrupt)

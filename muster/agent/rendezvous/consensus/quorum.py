@@ -8,8 +8,8 @@ most one side may have a quorum:
 
 - A leader that formed the round itself may continue with at least `min` of its members, or with half of those that
   have not ended.
-- Another leader, while the old leader was not seen to end, needs more than half, and the rest must be fewer than `min`:
-  otherwise the old leader, alive behind a partition, could continue as well.
+- Another leader, while the old leader was not seen to end, needs more than half, and the rest must be fewer than `min`.
+  Otherwise the old leader, alive behind a partition, could continue as well.
 - Once the old leader was seen to end, half is enough for the side with the lowest rank not seen to end.
 - When every member is connected or known to have ended, no other side is left.
 
@@ -22,7 +22,7 @@ stopped at the step of a drain, or it is gone, it also counts as ended.
 Only a process that was connected until the end has *seen* it. A new process that claims a node index also proves that
 the old process has ended, but not when. Before its end, the old process may have formed rounds that are unknown here.
 So such a claim counts only for the last rule. For a leader that was started again with an empty memory it does not
-count at all, unless all `max` nodes are there, because its members may be those that its old process had left behind
+count at all, unless all `max` nodes are there. Its members may be those that its old process had left behind
 (`formation`).
 
 A round that not all of its members have acknowledged does not replace the earlier round yet, because members that never

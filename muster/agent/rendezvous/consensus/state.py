@@ -332,7 +332,7 @@ def build_initial_state(
     A first leader waits for an acting leader's announcement, and a candidate for members to rejoin.
     """
     if takeover:
-        # The guard of the node that ended kills its workers within the fence time.
+        # The ended node's guard kills its workers within the fence time.
         return JobState(
             rules=rules,
             phase=Forming(since_s=now_s, skips_last_call=True),

@@ -184,7 +184,7 @@ class Leader:
     def _handle_message(self, connection: MemberConnection, message: MemberMessage | None) -> None:
         self._losses.check_pause()
         if self._connections.find_link(connection.link) is not connection:
-            return  # removed as silent while this process was stopped
+            return  # removed: silent while this process was stopped
         connection.received_s = self._clock.boottime_s()
         self._claims.record_message(connection)
         match message:
@@ -194,7 +194,7 @@ class Leader:
                 self._summaries[connection.id] = (connection.received_s, message)
             case EndAcknowledged():
                 self._outgoing.record_acknowledgement(connection.id, message.peak_bytes)
-            case Join() | None:  # already joined; a message of a newer version
+            case Join() | None:  # repeated, or of a newer version
                 return
             case _:
                 is_first = isinstance(message, Failed) and not self.state.failures.seen
@@ -285,7 +285,7 @@ class Leader:
             return
         self._events.append(event)
         if len(self._events) > 1:
-            return  # caused by an action: the event before it finishes first
+            return  # from an action: finish the event before first
         while self._events:
             self.state, actions = decide(self.state, self._events[0], self._clock.now_s())
             for action in actions:

@@ -27,7 +27,7 @@ def find_lease_limit_s(
         boottime_s: now.
     """
     lease_s = options.silence_s - find_margin_s(options.silence_s)
-    # Until a round is committed, members that lack it act on earlier ones, including this leader's.
+    # Before a commit, members without the round act on earlier ones, even this leader's.
     needed = [*(each for each in quorum_rounds[:-1] if each.has_missing()), *quorum_rounds[-1:]]
     min_nodes = options.rules.min_nodes
     promises_s = (_find_promise_s(each, min_nodes, connections, options.own_id, boottime_s) for each in needed)

@@ -44,7 +44,7 @@ class OutgoingMessages:
             limit_s = ACKNOWLEDGE_SILENCES * self._silence_s
             self._end_timer = self._loop.call_later(limit_s, self._send_exit)
         elif not self._unacknowledged:
-            self._send(ids, Exit(peak_bytes=self._peak_bytes))  # the other members have exited
+            self._send(ids, Exit(peak_bytes=self._peak_bytes))  # the others have exited
 
     def record_acknowledgement(self, member_id: str, peak_bytes: int = 0) -> None:
         """Record that a member has acknowledged the end, or that its process has ended.

@@ -149,7 +149,7 @@ def _on_node_sent(state: MemberState, message: NodeMessage) -> Decision:
         case Stopped():
             return _on_stopped(state, message)
         case AllStarted() if state.recovery.group_rank != 0:
-            return state, ()  # awaited only from global rank 0's node
+            return state, ()  # needed only from global rank 0's node
         case _:
             return state, (do.SendUp(message=message),) if is_accepted else ()
 

@@ -93,7 +93,7 @@ class LeaseRenewal:
         if self._follower is None:
             return True
         if self.check_expiry():
-            return False  # the leader may have given this member up since
+            return False  # perhaps given up since
         self._follower.record_receipt()
         return True
 

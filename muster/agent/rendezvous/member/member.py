@@ -208,7 +208,7 @@ class Member:
             promise_until_s = self._lease_renewal.promise_until_s
             self._feed(do.LeaderMalformed(error=str(error), promise_until_s=promise_until_s))
             return
-        if message is None:  # a message of a newer version
+        if message is None:  # newer version
             return
         if isinstance(message, HeartbeatReply):
             self._lease_renewal.record_reply(message)
@@ -273,7 +273,7 @@ class Member:
         self._feed(do.OtherLeaderFound(host=host, port=port))
 
     def _report_wait(self) -> None:
-        from muster.agent.rendezvous.member.waiting_lines import (  # most nodes never wait so long
+        from muster.agent.rendezvous.member.waiting_lines import (
             WaitFacts,
             describe_wait,
         )
@@ -295,7 +295,7 @@ class Member:
     def _feed(self, event: do.Event) -> None:
         self._events.append(event)
         if len(self._events) > 1:
-            return  # caused by an action: the event before it finishes first
+            return  # from an action: finish the event before first
         try:
             while self._events:
                 self.state, actions = decide_member(self.state, self._events[0], self._loop.clock.boottime_s())
@@ -303,7 +303,7 @@ class Member:
                     self._act(action)
                 self._events.popleft()
         finally:
-            self._events.clear()  # a bug surfaces, and the next event still is decided
+            self._events.clear()  # a bug surfaces; then continue
 
     def _act(self, action: do.Action) -> None:
         match action:

@@ -54,7 +54,7 @@ def on_round_start(state: MemberState, start: RoundStart) -> Decision:
     """Begin the lease of a new round that this node takes part in, and have its workers started."""
     formed, hosts_rank_0 = _build_round(state, start), start.group_rank == 0
     told: tuple[do.Action, ...] = ()
-    if Once.WAIT in state.printed:  # otherwise the last line still says that it waits
+    if Once.WAIT in state.printed:  # corrects the last line
         nodes, goes_on = formed.group_world_size, "goes on" if formed.number > 1 else "starts"
         told = (build_notice(f"{nodes} of {state.config.max_nodes} nodes are here: the job {goes_on}"),)
     state, stopped = stop_search(
@@ -125,7 +125,7 @@ def on_round_break(state: MemberState, message: RoundBreak) -> Decision:
     if number != state.recovery.round_number:
         return state, ()
     state = record_recovery(state, message.recovery.value)
-    if message.broken.leaves or message.broken.explains:  # even one that has stopped its workers
+    if message.broken.leaves or message.broken.explains:  # even if its workers have stopped
         return state, (do.Post(event=replace(message.broken, is_leader=state.is_leading)),)
     if not state.is_running:
         return state, (do.SendStopped(stopped=Stopped(round_number=number)),)

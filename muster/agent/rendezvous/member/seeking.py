@@ -120,7 +120,7 @@ def _on_endpoint_opened(state: MemberState) -> Decision:
         )
         notices = (build_notice(line),)
     state, actions = _lead(state, takeover=False)
-    # Only its --node-rank makes it lead, for the first time: that may be a mistake.
+    # It leads only by its --node-rank, for the first time: perhaps a mistake.
     is_sure = config.node_index != 0 or config.listen_fd is not None or config.is_host is not None or config.incarnation
     return state, (*notices, *actions, *(() if is_sure else (do.CheckLocal(is_check=True),)))
 
@@ -237,7 +237,7 @@ def _on_search_turned(state: MemberState, event: do.SearchTurned, boottime_s: fl
         if all(rank >= group_rank for rank in event.unanswered):
             state, actions = _lead(state, takeover=True)
     elif event.has_endpoint and event.age_s > ENDPOINT_SEARCH_S:
-        # New nodes search here: gather them even if this node was not in the last round.
+        # Gather new nodes, even if this one was not in the last round.
         state, actions = _lead(state, takeover=recovery.round_number > 0)
     return state, (*notices, *actions)
 

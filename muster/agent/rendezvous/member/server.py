@@ -167,18 +167,18 @@ class Server:
         if parse_numeric(told or "") is None or (
             is_loopback(told or "") and not is_loopback(self._options.endpoint[0])
         ):
-            told = None  # a name; or the leader is on this machine, and other nodes use another address
+            told = None  # a name, or a leader on this machine with another address outside
         return self._listen_own(told) and self._listen_own(host)
 
     def _listen_own(self, host: str | None) -> bool:
         if host in self._listeners or None in self._listeners:
             return True
-        if host is None:  # sockets cannot listen on all addresses and on one of them
+        if host is None:  # excluded by listening on all addresses
             while self._listeners:
                 self._listeners.popitem()[1].close()
         try:
             self._listeners[host] = self._network.listen(host, self.port, self._on_link, self._on_refused)
-        except OSError as error:  # another machine's address (NAT), or link-local
+        except OSError as error:  # NAT, or link-local
             return host is not None and error.errno != errno.EADDRINUSE and self._listen_own(None)
         return True
 
@@ -283,7 +283,7 @@ class Server:
             try:
                 self.open_endpoint()
             except OSError:
-                local = False  # another process was faster, probably the old leader's successor
+                local = False  # the old leader's successor was probably faster
         if not local:
             options = self._options
             self._announcer = TakeoverAnnouncer(
@@ -338,7 +338,7 @@ class Server:
                 self._answer_announcement(link, request)
             case StreamOpened():
                 self._pass_stream(link)
-            case None:  # a message of a newer version
+            case None:  # newer version
                 self._close_link(link)
             case _:
                 assert_never(request)
@@ -356,7 +356,7 @@ class Server:
                 state.recovery.round_number,
             )
         if state.job_end is not None:
-            role = DiscoveryRole.LEADER  # the node that asks will join and receive the end
+            role = DiscoveryRole.LEADER  # after joining, that node receives the end
         return QueryReply(
             role=role,
             round_number=round_number,

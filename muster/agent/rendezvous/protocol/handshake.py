@@ -22,7 +22,7 @@ from muster.agent.rendezvous.protocol.messages import Message
 
 
 def _hmac(key: bytes, *parts: bytes) -> bytes:
-    import hashlib  # only jobs with a token
+    import hashlib
     import hmac
 
     return hmac.new(key, b"\0".join(parts), hashlib.sha256).digest()

@@ -50,7 +50,7 @@ class CallerThread:
 
         The command is kept until the program reads it: if it were lost, the job would never end.
         """
-        self._unsent.append(b"\n" + encode_line(command, COMMAND_LIMIT_BYTES))  # a record may have been cut off
+        self._unsent.append(b"\n" + encode_line(command, COMMAND_LIMIT_BYTES))  # ends a record that was cut off
         if len(self._unsent) == 1:
             self._send_next()
 
@@ -66,7 +66,7 @@ class CallerThread:
                 self._wait_until_writable(self._socket)
                 return
             except OSError:
-                self.stop()  # the program has ended: the guard ends this agent
+                self.stop()  # program ended: the guard ends this agent
                 return
             if sent == len(self._unsent[0]):
                 self._unsent.popleft()

@@ -147,7 +147,7 @@ class MusterHandler(RendezvousHandler):  # type: ignore[misc] # torch's types ar
 
                 logging.getLogger(__name__).info(event.text)
             case _:
-                pass  # torch's agent starts its workers, drains nothing, and reads no status page
+                pass  # torch's agent needs none of these
 
     def _report_bug(self) -> None:
         """Report a bug of ours that ended the thread: torch's agent must not wait for a round that never comes."""
@@ -174,8 +174,8 @@ class MusterHandler(RendezvousHandler):  # type: ignore[misc] # torch's types ar
             self._thread = self._start_member()
             self._thread.submit(self._member.join)
         elif self._round is not None:
-            # torch's agent comes back because the round broke or its workers failed. Either way they are stopped. It
-            # counts its restarts, so we count both as a membership change.
+            # torch's agent returns because the round broke or its workers failed. Either way they are stopped. It
+            # counts restarts itself, so both are membership changes for us.
             number = self._round.number
             self._thread.submit(lambda: self._member.send(Stopped(round_number=number)))
         result = self._results.get()
@@ -222,7 +222,7 @@ class MusterHandler(RendezvousHandler):  # type: ignore[misc] # torch's types ar
             wait_for_workers=False,
             multi_tenant=True,
         )
-        # As with torch's c10d, torch's agent and the workers share one store: the prefix separates their keys.
+        # torch's agent and the workers share a store, as with c10d: the prefix separates their keys.
         store = PrefixStore(f"muster.agent/{round_.number}", self._store)
         info = RendezvousStoreInfo(round_.master_addr, round_.master_port)
         return RendezvousInfo(store, round_.group_rank, round_.group_world_size, info)

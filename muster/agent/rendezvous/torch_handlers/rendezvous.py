@@ -211,10 +211,10 @@ class TorchRendezvous(Leaderless):
                 | SnapshotCopied()
                 | SnapshotSought()
             ):
-                pass  # the joined nodes form a round, and the others miss heartbeats
+                pass  # the joined nodes form a round; the others miss heartbeats
             case Idle() if self._config.hang_action == "report":
                 self._policy.record_idle(number, message.failures)
-            case Failed() | Idle():  # the others cannot be asked for progress: an idle node has failed
+            case Failed() | Idle():  # others cannot report progress: idle means failed
                 self._record_failures(message)
             case AllSucceeded() | StacksTaken():
                 self._record_end_or_stacks(message)
@@ -228,7 +228,7 @@ class TorchRendezvous(Leaderless):
                 answer = Answer(outcome=AskOutcome.REFUSED, line=line)
                 self._post(RequestAnswered(request=message.request, answer=answer))
             case DrainReported() | DrainFollowed():
-                pass  # no drain begins here
+                pass
             case _:
                 assert_never(message)
 
@@ -318,7 +318,7 @@ def create_torch_rendezvous(
     def make_thread(owner: TorchRendezvous) -> CommandThread:
         if control_fd is None:
             return HandlerThread(config, nproc, role, owner)
-        from muster.agent.rendezvous.torch_handlers.caller import CallerThread  # no other program has one
+        from muster.agent.rendezvous.torch_handlers.caller import CallerThread
 
         return CallerThread(control_fd, loop, owner)
 

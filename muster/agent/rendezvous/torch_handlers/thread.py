@@ -34,7 +34,7 @@ from muster.agent.rendezvous.torch_handlers.watch import AllDone, FailedElsewher
 from muster.agent.runtime.packages import add_installed
 from muster.agent.runtime.ports import PortReservation
 
-if TYPE_CHECKING:  # imported in the thread
+if TYPE_CHECKING:
     from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo
 
 POLL_S = 0.1
@@ -152,7 +152,7 @@ class HandlerThread(threading.Thread):
             self._report_failure(f"torch's {self._config.backend} rendezvous failed: {error}", usage=False)
         except Exception as error:  # noqa: BLE001  # a handler is a plug-in: with this thread alone, the agent would hang
             kind = type(error)
-            if kind.__module__ == "builtins":  # never raised on purpose
+            if kind.__module__ == "builtins":  # never on purpose
                 traceback.print_exc()
             self._report_failure(f"rendezvous {self._config.backend} failed: {kind.__name__}: {error}", usage=False)
 
@@ -164,8 +164,8 @@ class HandlerThread(threading.Thread):
 
         config = self._config
         if config.backend in TORCH_NAMES:
-            # We do not use the workers' store that torch's agents share, and a new agent that joins old ones would wait
-            # for its address until a failure. Workers have their own environment.
+            # We do not use the store that torch's agents share, and a new agent among old ones would wait for its
+            # address until a failure. Only this process: workers have their own environment.
             os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
         name = TORCH_NAMES.get(config.backend, config.backend)
         if name not in TORCH_NAMES.values():
@@ -250,7 +250,7 @@ class HandlerThread(threading.Thread):
     def _shut_down_handler(self, watch: RoundWatch) -> None:
         """Shut down the handler before writing `seen`, because the store exists only until all have written that."""
         self._wait_until_s = time.monotonic()
-        with suppress(Exception):  # a plug-in's store may raise anything once its host is gone
+        with suppress(Exception):  # anything, once the store's host is gone
             self._handler.shutdown()
             watch.post_seen()
             self._wait_until_s += self._silence_s
@@ -306,7 +306,7 @@ class HandlerThread(threading.Thread):
         torch's own handlers would reuse one store for all rounds, which breaks restarts (stale keys under one port). So
         they get a fresh port every round, as with our own rendezvous.
         """
-        own = type(self._handler).__module__.startswith("torch.")  # a program's own handler has no name here
+        own = type(self._handler).__module__.startswith("torch.")  # not a program's own handler
         return self._config.backend not in TORCH_NAMES and not own
 
     def _agree_place(self, info: "RendezvousInfo") -> tuple[HandlerFormedRound, str]:

@@ -64,7 +64,7 @@ class Dial:
             return
         self._first = resolved.addresses[0]
         self._untried.extend(resolved.addresses)
-        self._stagger_s = min(STAGGER_S, self._timeout_s / 2 / len(self._untried))  # the last one gets half of the time
+        self._stagger_s = min(STAGGER_S, self._timeout_s / 2 / len(self._untried))  # half of it for the last one
         self._timer.cancel()
         self._timer = self._loop.call_later(self._timeout_s, self._on_timeout)
         self._try_next()
@@ -139,7 +139,7 @@ class Attempt:
         family, host = address
         try:
             self._socket = socket.socket(family, socket.SOCK_STREAM)
-            self._socket.setblocking(False)  # SOCK_NONBLOCK is Linux's alone
+            self._socket.setblocking(False)  # SOCK_NONBLOCK is Linux-only
             code = self._socket.connect_ex((host, port))
         except OSError as error:
             code = error.errno or errno.EIO
@@ -153,7 +153,7 @@ class Attempt:
         if sock is None:
             return
         code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-        # A socket may connect to itself if the dialled port is an ephemeral one.
+        # A socket may dial itself on an ephemeral port.
         if code == 0 and is_self_connected(sock):
             code = errno.ECONNREFUSED
         if code:

@@ -12,7 +12,7 @@ from muster.agent.rendezvous.protocol.framing import Frame
 from muster.agent.rendezvous.protocol.messages import Message
 from muster.agent.runtime.loop import Loop
 
-if TYPE_CHECKING:  # only for copies of snapshots
+if TYPE_CHECKING:
     from muster.agent.rendezvous.interface import Stream
 
 

@@ -41,10 +41,10 @@ class Probe:
         family, host = self._address
         try:
             self._socket = socket.socket(family, socket.SOCK_STREAM)
-        except OSError:  # no descriptors left: nothing can be proven
+        except OSError:  # no descriptors left: no proof
             self._finish(refused=False)
             return
-        self._socket.setblocking(False)  # SOCK_NONBLOCK is Linux's alone
+        self._socket.setblocking(False)  # SOCK_NONBLOCK is Linux-only
         code = self._socket.connect_ex((host, self._port))
         if code in (0, errno.EINPROGRESS):
             self._loop.watch_writable(self._socket.fileno(), self._on_dialled)

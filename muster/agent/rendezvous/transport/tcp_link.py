@@ -140,7 +140,7 @@ class TcpLink:
 
     def detach(self) -> Stream:
         """See `Link`."""
-        from muster.agent.rendezvous.transport.stream import TcpStream  # only snapshots need it
+        from muster.agent.rendezvous.transport.stream import TcpStream
 
         self._report_settled()
         self._closed = True

@@ -73,10 +73,10 @@ class TcpListener:
                 return
             except OSError as error:
                 if error.errno in _EXHAUSTED:
-                    if place == 0:  # later it may mean nothing: Linux finds a descriptor before those that wait
+                    if place == 0:  # later none may wait: Linux checks descriptors first
                         self._make_room()
                     return
-                continue  # closed before it was accepted
+                continue  # closed before the accept
             sock.setblocking(False)
             self._add_unauthenticated(sock)
 
@@ -96,7 +96,7 @@ class TcpListener:
         try:
             link = TcpLink(self._loop, sock, self._token, is_server=True)
         except OSError:
-            sock.close()  # closed before it was accepted
+            sock.close()  # closed before the accept
             return
         if len(self._unauthenticated) >= UNAUTHENTICATED_LIMIT:
             self._close_oldest()
@@ -184,7 +184,7 @@ class TcpNetwork:
                 sock = _listen(address, port)
             except OSError as error:
                 if error.errno == errno.EADDRINUSE:
-                    raise  # localhost's next address may be free: two nodes would lead
+                    raise  # localhost's next address may be free, for a second leader
                 last = error
                 continue
             return TcpListener(self.loop, sock, self.token, on_link, on_refused)

@@ -306,7 +306,7 @@ class EventLog:
             self._held.append(record)
 
     def _pass_on(self, record: EventRecord) -> None:
-        if len(self._kept) < _KEPT_RECORDS and record.what != "worker_released":  # possibly hundreds
+        if len(self._kept) < _KEPT_RECORDS and record.what != "worker_released":
             self._kept.append(record)
         for sink in self._sinks:
             sink.write(record)

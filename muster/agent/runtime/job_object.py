@@ -113,7 +113,7 @@ class JobObject:
     def write_status(self, status: "JobStatus") -> None:
         """Report the job's progress, at most twice a minute. `status` is what `telemetry.StatusFile` writes."""
         progress = self._clean(status.describe())
-        if not progress:  # new attempt before its first step: the last one stays
+        if not progress:  # before its first step, keep the last
             return
         now_s = time.monotonic()
         self._progress = progress
@@ -162,7 +162,7 @@ class JobObject:
                 self._events = [*events, *self._events][-_KEPT:]
                 self._annotations = {**annotations, **self._annotations}
                 thread.wait_closing(_AGAIN_S)
-            time.sleep(_COLLECT_S)  # also when closing
+            time.sleep(_COLLECT_S)  # even when closing
 
     def _send(self, events: list[dict[str, str]], annotations: dict[str, str]) -> str:
         """Send all, and remove those that were sent. Return why not all were, or "" if they were."""
@@ -184,7 +184,7 @@ class JobObject:
                     del events[0]
             finally:
                 connection.close()
-        except (FileNotFoundError, ImportError) as error:  # no token mounted, or Python without TLS
+        except (FileNotFoundError, ImportError) as error:  # no token, or no TLS
             self._has_given_up = True
             return str(error)
         except (OSError, ValueError, KeyError, TypeError, http.client.HTTPException) as error:
@@ -222,13 +222,13 @@ class JobObject:
         Raises:
             OSError, http.client.HTTPException: the request was not carried out; `_has_given_up` if it never will be.
         """
-        with open(os.path.join(self._account_dir, "token"), encoding="ascii") as file:  # it is replaced hourly
+        with open(os.path.join(self._account_dir, "token"), encoding="ascii") as file:  # replaced hourly
             token = file.read().strip()
         headers = {"Authorization": f"Bearer {token}", "Content-Type": content_type, "Accept": "application/json"}
         connection.request(verb, f"{path}?fieldManager=muster", json.dumps(body), headers)
         answer = connection.getresponse()
         content = answer.read()
-        if answer.status < 300 or (verb == "POST" and answer.status == 409):  # 409: its first answer was lost
+        if answer.status < 300 or (verb == "POST" and answer.status == 409):  # 409: a lost answer
             return content
         self._has_given_up = 400 <= answer.status < 500 and answer.status not in _PASSING
         raise OSError(_read_reason(content) or f"status {answer.status}")

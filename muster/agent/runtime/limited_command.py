@@ -141,7 +141,7 @@ class LimitedCommand:
             self._on_line(line.decode("utf-8", "backslashreplace"))
 
     def _on_end(self, process: "subprocess.Popen[bytes]", code: int) -> None:
-        process.returncode = code  # already collected: its object must not wait
+        process.returncode = code  # already collected
         self._children.sessions.remove(process.pid)
         self._read()
         fd = self._get_fd(process)

@@ -148,7 +148,7 @@ class Loop:
         self._from_threads.append(callback)
         try:
             os.write(self._wake_write, b"!")
-        except OSError:  # full, so already woken; or closed
+        except OSError:  # full (already woken) or closed
             return
 
     def _call_from_threads(self) -> None:
@@ -270,7 +270,7 @@ class Loop:
     def _call_ready(self, wait_s: float | None) -> None:
         for key, ready in self._selector.select(wait_s):
             for kind in (selectors.EVENT_READ, selectors.EVENT_WRITE):
-                # Looked up again each time: an earlier callback may have unwatched it.
+                # Looked up again: an earlier callback may have unwatched it.
                 callback = self._watches.get(key.fd, {}).get(kind) if ready & kind else None
                 if callback is not None:
                     callback()
@@ -287,7 +287,7 @@ class Loop:
         """Release the selector. Watched descriptors stay open, because their owners close them."""
         self._selector.close()
         read_fd, write_fd = self._wake_read, self._wake_write
-        self._wake_read = self._wake_write = -1  # no thread may write to the reused numbers
+        self._wake_read = self._wake_write = -1  # keeps threads from reused numbers
         os.close(read_fd)
         os.close(write_fd)
 

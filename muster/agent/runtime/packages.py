@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 def add_installed() -> None:
     """Make installed packages importable, if this process was started without them."""
     if sys.flags.no_site:
-        import site  # already imported by the interpreter
+        import site  # already imported
 
         site.main()
 

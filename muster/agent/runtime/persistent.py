@@ -35,7 +35,7 @@ class PersistentMap(Mapping[K, V], Generic[K, V]):
         """Return the next version, in which `key` has this value."""
         items = self._get_items()
         if not items:
-            return PersistentMap({key: value})  # an empty map keeps its dict, perhaps a shared default
+            return PersistentMap({key: value})  # an empty map's dict may be a shared default
         old = items.get(key, _ABSENT)
         items[key] = value
         return self._make_next(items, key, old)

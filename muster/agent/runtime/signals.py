@@ -36,7 +36,7 @@ class OwnSessions:
         Raises:
             OSError: the command cannot be started.
         """
-        with self._lock:  # before its session is known, no list of processes has it
+        with self._lock:  # unlisted until its session is known
             process = start()
             self._ids.add(process.pid)
         return process
@@ -93,7 +93,7 @@ class ChildWatch:
         try:
             self._pidfds[pid] = fd = os.pidfd_open(pid)
         except (AttributeError, OSError):
-            self._loop.call_soon(self.reap)  # its SIGCHLD may have come already
+            self._loop.call_soon(self.reap)  # SIGCHLD may be past
         else:
             self._loop.watch_readable(fd, lambda: self._handle_pidfd(pid))
 
@@ -121,7 +121,7 @@ class ChildWatch:
     def _reap_orphans(self) -> None:
         while True:
             try:
-                # WNOWAIT leaves a watched child that has just ended: it is not an orphan.
+                # WNOWAIT, because a watched child may have just ended.
                 found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             except ChildProcessError:
                 return
@@ -133,7 +133,7 @@ class ChildWatch:
             try:
                 os.waitpid(found.si_pid, os.WNOHANG)
             except ChildProcessError:
-                continue  # a thread's command, just collected by the thread
+                continue  # just collected by its thread
             if self.on_orphan_end is not None:
                 self.on_orphan_end(found.si_pid)
 
@@ -206,11 +206,11 @@ class SignalWatch:
             signal.signal(number, _do_nothing)
         signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
         loop.watch_readable(self._read, self._handle_wakeup)
-        loop.call_soon(children.reap)  # a child may end before the handler is set
+        loop.call_soon(children.reap)  # ended before the handler was set
 
     def _handle_wakeup(self) -> None:
         received = set(os.read(self._read, 4096))
-        # Children first: a worker's end that is seen together with a signal came before it.
+        # Children first: a worker that ended with a signal ended before it.
         if signal.SIGCHLD in received:
             self._children.reap()
         if signal.SIGUSR2 in received:

@@ -1,7 +1,7 @@
 """Sends what TorchInductor and Triton have compiled to a node that joins a running job, which then need not compile it.
 
 The new node asks its neighbour while its workers start, and they do not wait: if anything fails, they compile. Code is
-loaded from these folders. So nothing is read from or written to a folder that another user can write to, no link is
+loaded from these folders. So nothing is read from or written to a folder that another user can write to. No link is
 followed, no file is replaced, and a file appears only when all of it is there. What one machine has compiled may not
 run on another kind of machine; then nothing is sent.
 """
@@ -68,7 +68,7 @@ def describe_machine() -> str:
     """Return what two nodes must have in common, so that one may load what the other has compiled for itself."""
     facts = [str(os.geteuid()), os.uname().machine, str(os.confstr("CS_GNU_LIBC_VERSION")), str(read_versions())]
     with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
-        first = file.read(1 << 14).split("\n\n")[0]  # `-march=native`: code may need all features of this processor
+        first = file.read(1 << 14).split("\n\n")[0]  # `-march=native` uses all processor features
         facts += [line for line in first.splitlines() if line.startswith(_PROCESSOR)]
     return hashlib.blake2b("\n".join(facts).encode(), digest_size=16).hexdigest()
 
@@ -209,7 +209,7 @@ def _receive_file(stream: Stream, folder: str, file: CachedFile) -> None:
             with open(fd, "wb") as into:
                 receive_blocks(stream, file.size_bytes, lambda block: _write(into.write(block)))
                 check_end(stream)
-            with contextlib.suppress(FileExistsError):  # a worker has compiled it by now
+            with contextlib.suppress(FileExistsError):  # just compiled here
                 os.link(temporary, name, src_dir_fd=folder_fd, dst_dir_fd=folder_fd, follow_symlinks=False)
         finally:
             os.unlink(temporary, dir_fd=folder_fd)

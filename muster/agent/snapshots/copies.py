@@ -122,7 +122,7 @@ class Copies:
                 f"a state of {max(lengths)} bytes is more than the {limit} that --snapshot-memory allows"
             )
         with self._lock:
-            stale = own[:-1]  # keeps the last complete one beside the incoming one
+            stale = own[:-1]  # keep the last complete one
             self._parts = [each for each in self._parts if each not in stale]
             last = _open_again(own[-1]) if own and own[-1] in self._parts else None
         for each in stale:
@@ -143,13 +143,12 @@ class Copies:
             if last is not None:
                 os.close(last.extents[0].fd)
         with self._lock:
-            # Parts of the same generation stay: the ranks of fewer nodes may read them, and no other node may have
-            # them.
+            # Keep parts of the generation: fewer nodes' ranks may read them, and only this node may have them.
             own_rank = part.holding.group_rank
             others = [each for each in self._parts if each.holding.group_rank != own_rank and each.key != part.key]
             self._parts = [each for each in self._parts if each not in others]
             self._parts.append(part._replace(extents=extents))
-        for each in others:  # of a node with a new neighbour
+        for each in others:  # its node has a new neighbour
             os.close(each.extents[0].fd)
 
     def close(self) -> None:

@@ -29,7 +29,7 @@ from muster.agent.snapshots.transfer import (
     send_extents,
 )
 
-if TYPE_CHECKING:  # most nodes never fetch
+if TYPE_CHECKING:
     from muster.agent.snapshots.fetching import Fetch
 
 OpenStream = Callable[[Source, Callable[[Stream], None], Callable[[str], None]], None]
@@ -156,7 +156,7 @@ class Exchange:
                 return
             tell_length(extent.length)
             if offset + length > extent.length:
-                return  # the worker has the length now
+                return  # length already sent
             for at in range(offset, offset + length, BLOCK_BYTES):
                 count = min(BLOCK_BYTES, offset + length - at)
                 give(memoryview(os.pread(extent.fd, count, extent.offset + at)))
@@ -228,7 +228,7 @@ class Exchange:
         self._loop.call_from_thread(lambda: self._open_stream(place, tell, tell))
         if not is_there.wait(SEEK_LIMIT_S):
             is_late.set()
-            close_late()  # it came in between
+            close_late()  # arrived in between
             raise TransferError(f"{place.host} cannot be reached")
         opened = found.pop()
         if isinstance(opened, str):
@@ -266,7 +266,7 @@ class Exchange:
                 elif message.get("do") == "read":
                     self._send_range(stream, message)
                 elif message.get("do") == "compile-caches":
-                    from muster.agent.snapshots import compile_caches  # most jobs lose no node
+                    from muster.agent.snapshots import compile_caches
 
                     compile_caches.serve(stream, message, self._env)
                 else:
@@ -294,7 +294,7 @@ class Exchange:
         return self.copies.open(key, group_rank) if isinstance(group_rank, int) else None
 
     def _close(self, part: Part) -> None:
-        if not part.serials:  # the files cannot tell: the agent's end closes them before its threads
+        if not part.serials:  # files cannot tell: they close before the agent's threads
             os.close(part.extents[0].fd)
 
     # -- threads ----------------------------------------------------------------------------------------------------
@@ -347,7 +347,7 @@ def _offer(stream: Stream, part: Part, before: tuple[Key, Digests] | None, memor
         raise TransferError(f"the neighbour refused it: {str(answer.get('failed'))[:200]}")
     is_known = before is not None and answer.get("before") is True
     digests = Digests(extent.length for extent in part.extents)
-    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the answer says why
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the answer has the reason
         last = before[1] if before is not None and is_known else None
         send_extents(stream, part.extents, last, digests, is_gentle=True)
         stream.send({"end": memory.is_unchanged(part)})

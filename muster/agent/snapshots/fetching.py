@@ -77,7 +77,7 @@ class Fetch:
             OSError, ProtocolError, TransferError: the part did not arrive, or not completely.
         """
         self._stream = stream
-        self._count(0)  # `cancel` sets the reason before it looks for the stream
+        self._count(0)  # finds a reason that `cancel` has set
         stream.send({"do": "get", "key": [*self._generation.key], "group_rank": group_rank})
         answer = stream.receive()
         if "failed" in answer:

@@ -77,7 +77,7 @@ class SnapshotMemory:
         self._owners[formed.lineage] = formed.group_rank, formed.group_world_size
         base = None if formed.snapshot is None else formed.snapshot.lineage
         for lineage in sorted(self._owners)[:-16]:
-            if lineage != base:  # however many rounds saved nothing since
+            if lineage != base:  # even after rounds without saves
                 del self._owners[lineage]
 
     def begin_round(self, formed: Round) -> None:
@@ -210,7 +210,7 @@ class SnapshotMemory:
         kept = look.report
         if look.hold is not None:
             words[Header.HOLD] = look.hold + 1
-            slots = self._read_slots()  # after the word was written: see `_shared.snapshot_file`
+            slots = self._read_slots()  # after the word: see `_shared.snapshot_file`
             kept = find_kept(slots, formed.lineage, look.hold)
             if kept != look.hold or (formed.lineage, kept) not in find_whole(slots):
                 words[Header.HOLD] = 0
@@ -243,7 +243,7 @@ class SnapshotMemory:
         formed, words = self._round, self.control.words
         if formed is None or snapshot.lineage != formed.lineage:
             return
-        if self._sends_copies:  # no newer one is kept until the leader confirms
+        if self._sends_copies:  # none newer before the leader confirms
             self.is_copying = True
             if self.control.confirmed is not None:
                 self.pin(self.control.confirmed)

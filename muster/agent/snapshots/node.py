@@ -22,7 +22,7 @@ from muster.agent.runtime.loop import Loop, Timer
 from muster.agent.snapshots.memory import LOOK_S, MARK_LOOK_S, Key, SnapshotMemory
 from muster.agent.workers.status_page import SnapshotFiles
 
-if TYPE_CHECKING:  # one node alone exchanges nothing
+if TYPE_CHECKING:
     from muster.agent.rendezvous.interface import Stream
     from muster.agent.snapshots.exchange import Exchange
     from muster.agent.snapshots.ranges import RangeServer
@@ -86,7 +86,7 @@ class NodeSnapshots:
             on_missing: called instead if the part cannot be had, with the reason.
         """
         fetching = None if self._exchange is None else self._exchange.fetching
-        if fetching is not None:  # of an ended round: it still writes to the slots
+        if fetching is not None:  # of an ended round, but still writing
             fetching.cancel("its round is over")
             self._next = lambda: self.begin_round(formed, on_ready, on_missing)
             self._round = None
@@ -101,7 +101,7 @@ class NodeSnapshots:
         self._plan_look(LOOK_S)
         self._sought.clear()
         if formed.snapshot is not None and max(formed.snapshot.size, formed.group_world_size) > 1:
-            self._serve_ranges()  # with one node, workers open each other's files
+            self._serve_ranges()  # one node's workers open each other's files
         if formed.snapshot is None or formed.source is None:
             self._copy_base(formed)
             on_ready()
@@ -181,7 +181,7 @@ class NodeSnapshots:
                 self._copy(self._round, (told.lineage, told.step), self._report_copied, COPY_TRIES)
             case CopySnapshot():
                 self.memory.end_copy(is_over=told.is_over)
-                # What the copy has delayed is due now: the last confirmation is old enough.
+                # Due now if the copy delayed it.
                 self._plan_look(max(0.0, self._confirmed_s + LOOK_S - self._loop.clock.now_s()))
             case _:
                 assert_never(told)

@@ -50,7 +50,7 @@ class RangeServer:
         while True:
             try:
                 connection, _ = self._listener.accept()
-            except OSError:  # closed, or no descriptors left for now: a worker waits
+            except OSError:  # closed, or no descriptors left: a worker waits
                 if self._closed.wait(_ACCEPT_RETRY_S):
                     return
                 continue
@@ -59,7 +59,7 @@ class RangeServer:
                 if uid in (os.getuid(), 0):
                     start_thread(functools.partial(self._serve, connection), "muster-range")
                     continue
-            except RuntimeError:  # no threads left: the worker sees the connection end
+            except RuntimeError:  # no threads left: closes the connection
                 pass
             connection.close()
 
@@ -81,7 +81,7 @@ class RangeServer:
                     self._read_range((lineage, step), rank, offset, length, connection.sendall, answer)
                 except (OSError, ProtocolError, TransferError) as error:
                     if has_answered:
-                        return  # mid-transfer: the worker sees the connection end
+                        return  # mid-transfer: closes the connection
                     try:
                         connection.sendall(ANSWER.pack(NOT_KEPT if isinstance(error, NotKept) else NOT_REACHED))
                     except OSError:

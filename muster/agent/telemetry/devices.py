@@ -233,7 +233,7 @@ class Devices:
     def _read_reasons(self, whole: ctypes.c_void_p) -> str:
         for name in ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"):
             found = self._read_number(name, whole, kind=ctypes.c_ulonglong)
-            if found is not None:  # drivers before 535 have only the second name
+            if found is not None:  # the only name before 535
                 return ", ".join(text for bit, text in _REASONS.items() if found & bit)
         return ""
 

@@ -190,18 +190,18 @@ def build_status(
     step = None if slowest is None else slowest.step
     total = None if slowest is None else slowest.total
     if step is not None and history.state is JobState.ENDED and history.has_ended_at_one_step:
-        # Other nodes' reports are seconds old, and their ranks have ended too; this node knows its own.
+        # Other nodes' reports are seconds old, and their ranks have ended too.
         step = max([step, *(node.step or 0 for node in merged.nodes if node.node == formed.group_rank)])
     has_ended = history.state is JobState.ENDED
     done, most_done = history.steps_done
-    if has_ended and step is None and (done or most_done):  # of the last round: its script had none left, or did none
+    if has_ended and step is None and (done or most_done):  # the last round's script had none left, or did none
         step, total = done - 1 if done else None, history.total
     is_paused = pause is not None and history.state in (JobState.RUNNING, JobState.PAUSED)
     state = JobState.PAUSED if is_paused else history.state
     rate = slowest.rate if slowest is not None and state is JobState.RUNNING and slowest.rate else 0.0
     if step is None and state is JobState.RUNNING and merged.ranks and merged.ranks[0].global_rank == 0:
         step, total, bar_rate = find_bar(merged.ranks[0].last_line) or (None, None, None)
-        rate = bar_rate or rate  # an optimizer may count other steps
+        rate = bar_rate or rate  # an optimizer's may differ
     steps_left = None if step is None or total is None else total - step - 1
     peak_bytes, peak_rank = max(((each.peak_bytes, each.peak_rank) for each in merged.summaries), default=(0, 0))
     return JobStatus(

@@ -41,7 +41,7 @@ def connect(
     settings = _read_settings(environ, print_line)
     parent = parse_trace_parent(environ.get(OtelEnv.TRACE_PARENT, ""))
     job = _name_job(config, parent)
-    if "traces" in settings.addresses:  # without an exporter, the workers' parent span would be missing
+    if "traces" in settings.addresses:  # workers' spans need an exported parent
         config = replace(config, trace_parent=job.format())
     rendezvous = config.rendezvous
     source = MetricsSource(rendezvous.run_id, config.role, config.max_restarts, config.trace_parent)
@@ -85,7 +85,7 @@ def _serve(
     event_log: EventLog,
     print_line: Callable[[str], None],
 ) -> None:
-    from muster.agent.telemetry.metrics.endpoint import MetricsEndpoint  # a collector needs none
+    from muster.agent.telemetry.metrics.endpoint import MetricsEndpoint
 
     try:
         endpoint = MetricsEndpoint(address, source, loop)

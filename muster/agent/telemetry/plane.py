@@ -392,7 +392,7 @@ class Telemetry:
         def read() -> "tuple[Mapping[int, Usage], Mapping[int, DeviceUse]]":
             usage: Mapping[int, Usage] = NO_ITEMS
             devices: Mapping[int, DeviceUse] = NO_ITEMS
-            with suppress(Exception):  # no descriptors left: the agent continues
+            with suppress(Exception):  # no descriptors left
                 usage = read_usage(pids, clock.now_s())
             with suppress(Exception):  # an unknown NVML
                 devices = NO_ITEMS if self._devices is None else self._devices.read()

@@ -28,7 +28,7 @@ from muster.agent.telemetry.summaries import NodeSummary
 from muster.agent.telemetry.usage import Usage, compute_cpu
 from muster.agent.workers.status_page import SlotStatus, StatusPage
 
-if TYPE_CHECKING:  # only with devices
+if TYPE_CHECKING:
     from muster.agent.telemetry.devices import DeviceUse
 
 _LINE_BYTES = 160
@@ -171,7 +171,7 @@ class NodeSampler:
         if observed.arrived_s != self._last_arrived_s:
             self._last_arrived_s = observed.arrived_s
             arrivals = {rank: round(late_s, 6) for rank, late_s in observed.arrivals.items()}
-            if arrivals != self._last_arrivals:  # a hanging job shows the same collectives at each look
+            if arrivals != self._last_arrivals:  # unchanged in a hang
                 self._last_arrivals = arrivals
                 self._at_collectives.record(arrivals)
         rates = [rank.rate for rank in ranks if rank.rate]
@@ -193,7 +193,7 @@ class NodeSampler:
             pace.record(done, now_s - still_s)
         collective, usage = observed.collectives.get(local_rank), self._usage.get(local_rank)
         if slot.changed_ns is not None and slot.changed_ns / 1e9 > observed.arrived_s:
-            collective = None  # the rank has continued since that look
+            collective = None  # moved on since
         device = self._devices.get(local_rank)
         is_live = local_rank in observed.pids
         return RankStatus(

@@ -194,7 +194,7 @@ class JobSlowRanks:
             before = found.get(each.global_rank)
             if before is None or not before.is_chronic or before.late_s < each.late_s:
                 found[each.global_rank] = each
-        parts = {each.global_rank: each.late_fraction for each in self._found}  # ending ranks have no rate
+        parts = {each.global_rank: each.late_fraction for each in self._found}  # none while ending
         known = [
             replace(each, late_fraction=each.late_fraction or parts.get(rank, 0.0)) for rank, each in found.items()
         ]

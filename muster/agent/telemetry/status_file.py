@@ -77,5 +77,5 @@ def _write(path: str, text: str) -> None:
             with open(fd, "w", encoding="utf-8") as file:
                 file.write(text)
             os.replace(temporary, path)
-        except OSError:  # full disk: the file stays unchanged
+        except OSError:  # disk full
             os.unlink(temporary)

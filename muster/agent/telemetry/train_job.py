@@ -98,7 +98,7 @@ class TrainJob:
         try:
             import http.client
 
-            with open(self._token_path, encoding="ascii") as file:  # it is replaced hourly
+            with open(self._token_path, encoding="ascii") as file:  # replaced hourly
                 token = file.read().strip()
             headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
             connection, path = self._connect()

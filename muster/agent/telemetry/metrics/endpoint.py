@@ -90,7 +90,7 @@ class MetricsEndpoint:
     def _accept(self) -> None:
         try:
             link, _ = self._listener.accept()
-        except OSError:  # already gone, or no descriptors left: the next turn retries
+        except OSError:  # gone, or no descriptors left: retried next turn
             time.sleep(0.01)
             return
         if len(self._peers) >= PEERS:

@@ -1,9 +1,9 @@
 """Makes spans of the agent's records. Pure.
 
-Every agent sees a round begin and end, so every agent makes the spans. The agent of group rank 0 sends them. It is
-decided when the next round has formed, or the job ends, who sends spans that end with a round: if group rank 0 was lost
-with the round, its successor sends them. The ids follow from the trace and the round's number, so that all agents, and
-the workers, mean the same span.
+Every agent sees a round begin and end, so every agent makes the spans. The agent of group rank 0 sends them. Spans that
+end with a round are sent once the next round has formed, or the job ends. If group rank 0 was lost with the round, its
+successor sends them. The ids follow from the trace and the round's number, so that all agents, and the workers, mean
+the same span.
 
 The job's span ends with the job. A job of weeks shows each attempt and each recovery as soon as it is over; their
 parent arrives last.
@@ -141,7 +141,7 @@ class SpanMaker:
             self._is_stopped = False
         elif record.what == "signal":
             self._is_stopped = True
-            if record.detail.get("guard_died") is True:  # lost, not told to end
+            if record.detail.get("guard_died") is True:  # lost
                 self._has_successor = self._nodes > 1
         elif record.what in ("job_ended", "rendezvous_lost"):
             self._has_successor = False
@@ -161,7 +161,7 @@ class SpanMaker:
                 "cicd.pipeline.task.run.id": f"{self._job.attributes['cicd.pipeline.run.id']}-{record.attempt}",
                 **_pick(detail, "world_size", "nodes", "restarts_left"),
             }
-            if "recovery" in self._open:  # the next round names it
+            if "recovery" in self._open:  # named by the next round
                 own_id = derive_span_id(self._trace_id, "recovery", record.round)
                 self._open["recovery"] = replace(self._open["recovery"], span_id=own_id)
             self._open_span("attempt", record.round, at_s, attributes)
@@ -226,12 +226,12 @@ class SpanMaker:
         """Mark why an attempt ends. Spans show a class, of which there are few, and the reason as text."""
         kind = "hang" if record.detail.get("hang") is True else str(record.detail.get("kind", "fenced"))
         attempt = self._open["attempt"]
-        if kind == "final":  # no recovery can follow
+        if kind == "final":  # no recovery
             begun = self._open.pop("recovery", None)
             attempt = replace(attempt, events=attempt.events + (() if begun is None else begun.events))
         is_failure = kind in ("failure", "final", "hang", "fenced")
         result = "failure" if is_failure else "cancellation"
-        cause = str(record.detail.get("cause") or kind)  # the class, if any
+        cause = str(record.detail.get("cause") or kind)
         attributes = {**attempt.attributes, "error.type": cause, "cicd.pipeline.task.run.result": result}
         self._open["attempt"] = replace(
             attempt,
@@ -250,7 +250,7 @@ class SpanMaker:
             attributes = {**attempt.attributes, result: "success" if has_succeeded else "failure"}
             self._open["attempt"] = replace(attempt, attributes=attributes)
         elif record.what == "workers_stopped" and result not in attempt.attributes:
-            return  # its workers are done: the job's end follows
+            return  # the job's end follows
         self._close_span("attempt", at_s, self._open["attempt"].status)
 
     def _close_span(self, what: str, at_s: float, status: int) -> None:

@@ -121,7 +121,7 @@ def spawn(spec: WorkerSpec, *, keep_fd: int | None = None, until_s: float | None
     agent_pid = os.getpid()
     try:
         with warnings.catch_warnings():
-            # Python 3.12 warns of fork with threads: ours hold no lock that the child needs before exec.
+            # Python 3.12 warns of threads: ours hold no lock that the child needs before exec.
             warnings.simplefilter("ignore", DeprecationWarning)
             pid = os.fork()
     except OSError as error:
@@ -186,7 +186,7 @@ def _exec_worker(
     except OSError as error:
         code = error.errno or code
     finally:
-        signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # the agent may have stopped waiting
+        signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # the agent may be gone
         with contextlib.suppress(OSError):
             os.write(report_write, str(code).encode())
         os._exit(_EXEC_FAILED)

@@ -14,7 +14,7 @@ from muster.agent.config import AgentConfig
 from muster.agent.errors import UsageError
 from muster.agent.workers.spec import Program, ProgramKind
 
-if TYPE_CHECKING:  # imported before the template: imports delay the first worker
+if TYPE_CHECKING:  # imported before the template
     from muster.agent.round import Round
 
 MONITOR_ADDRESS: Final = "NCCL_RAS_ADDR"
@@ -66,7 +66,7 @@ def build_worker_env(config: AgentConfig, round: "Round", local_rank: int, *, er
     if config.control_fd is not None:
         env[Env.ROUND] = str(round.number)
     if config.program.kind is ProgramKind.COMMAND:
-        # A command may start Python. An empty entry would mean the working directory.
+        # For Python below a command. An empty entry would mean the working directory.
         env |= _join_paths(env.get("PYTHONPATH"), _find_bundle(), _find_torch_backend())
     if config.virtual_local_rank:
         env["LOCAL_RANK"] = "0"
@@ -124,7 +124,7 @@ def build_common_env(config: AgentConfig) -> dict[str, str]:
     env = dict(config.base_env)
     if config.omp_num_threads is not None:
         env.setdefault("OMP_NUM_THREADS", str(config.omp_num_threads))
-    # torch's default. torchrun's 1 ends NCCL's communicators first, which prevents its dumps.
+    # torch's default. With torchrun's 1, NCCL ends communicators first and writes no dumps.
     env.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "3")
     env.setdefault("PYTHONBREAKPOINT", "muster.worker.breakpoint")
     return env
@@ -162,6 +162,6 @@ def substitute_macros(program: Program, local_rank: int) -> Program:
 def _substitute(text: str, local_rank: int) -> str:
     if "$" not in text:
         return text
-    from string import Template  # compiles a regular expression: only for macros
+    from string import Template
 
     return Template(text).safe_substitute(local_rank=local_rank)

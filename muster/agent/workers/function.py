@@ -71,7 +71,7 @@ def substitute_macros(args: tuple[object, ...], local_rank: str) -> tuple[object
     """Replace `${local_rank}` in strings by the rules of `string.Template`, as torch does."""
     if not any(isinstance(arg, str) and "$" in arg for arg in args):
         return args
-    from string import Template  # compiles a regular expression
+    from string import Template
 
     return tuple(Template(arg).safe_substitute(local_rank=local_rank) if isinstance(arg, str) else arg for arg in args)
 
@@ -103,12 +103,12 @@ def call(
     global_rank = int(os.environ["RANK"])
     try:
         result = function(*args, **kwargs)
-    except BaseException as error:  # sys.exit too: the waiting program gets it unchanged
+    except BaseException as error:  # even sys.exit: the program gets it unchanged
         _send_exception(connection, error)
         raise
     _send(connection, {"returned": True}, _write(result, f"the result of {_name(function)} on rank {global_rank}"))
-    with contextlib.suppress(OSError):  # a function may close any descriptor
-        connection.recv(1)  # until all have returned or the program is gone
+    with contextlib.suppress(OSError):  # perhaps closed by the function
+        connection.recv(1)  # all have returned, or the program is gone
 
 
 def _receive_descriptors(connection: socket.socket) -> list[int]:
@@ -134,7 +134,7 @@ def _send(connection: socket.socket, message: dict[str, object], fd: int) -> Non
 
 
 def _send_exception(connection: socket.socket, error: BaseException) -> None:
-    with contextlib.suppress(Exception):  # many exceptions cannot be pickled; the report has their text
+    with contextlib.suppress(Exception):  # unpicklable; the report has its text
         import traceback
 
         shown = error.__traceback__

@@ -35,7 +35,7 @@ class ImageHandle(TemplateHandle):
         self.started_s = loop.clock.now_s()
         self._control = socket.socket(fileno=control_fd)
         self._control.setblocking(False)
-        self._stderr_fd = os.memfd_create("stderr")  # stays empty: `read_last_line` finds nothing
+        self._stderr_fd = os.memfd_create("stderr")  # stays empty
         self.pid = pid
 
 

@@ -51,7 +51,7 @@ class MemoryWatch:
             return MemoryCounters(kills=None, limit_hits=0, machine_kills=machine_kills)
         own = self.cgroup.folders[0]
         if self.cgroup.version == 2:
-            # Counted in the killed process's cgroup, whichever ancestor reached its limit. Source: the kernel's
+            # Counted in the killed process's cgroup, whichever ancestor's limit was reached. Source: the kernel's
             # Documentation/admin-guide/cgroup-v2.rst, memory.events.
             events = read_fields(f"{own}/memory.events")
             return MemoryCounters(

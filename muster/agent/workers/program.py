@@ -123,7 +123,7 @@ def read_words(words: "list[str]") -> "WorkerSpec":
         name, _, text = words[0].partition("=")
         named[name], words = text, words[1:]
     kind, target, *args = words
-    namespace: Any = type(sys.implementation)  # avoids importing the record's class
+    namespace: Any = type(sys.implementation)  # without importing its class
     spec: WorkerSpec = namespace(program=namespace(kind=kind, target=target, args=args), **named)
     return spec
 
@@ -142,7 +142,7 @@ def main(argv: "list[str]") -> None:
     else:
         spec = read_words(argv)
         for name in [name for name in sys.modules if name == "muster" or name.startswith("muster.")]:
-            del sys.modules[name]  # the program imports the installed one
+            del sys.modules[name]  # the program gets the installed one
     if not os.path.isdir(own_root) or os.path.exists(f"{own_root}/muster/_bundled.py"):
         # The bundle or its unpacked folder.
         sys.path.insert(_choose_place(own_root), own_root)
@@ -184,7 +184,7 @@ def _read_version(path: str) -> str:
         else:
             with open(path, "rb") as file:
                 text = file.read()
-    except OSError:  # not there, or not readable
+    except OSError:  # missing or unreadable
         pass
     version: str = text.partition(b'__version__ = "')[2].partition(b'"')[0].decode(errors="replace")
     return version or "an unknown version"
@@ -242,15 +242,15 @@ def run(
                 write_error_file(ImportError(str(stop.__context__)), None, error_file)
             elif not (stop.code is None or isinstance(stop.code, int)):  # sys.exit("text")
                 write_error_file(stop, find_user_frames(stop.__traceback__), error_file)
-            elif spec.crash_file and (refusal := find_refusal(stop)):  # otherwise the agent reads it on stderr
+            elif spec.crash_file and (refusal := find_refusal(stop)):  # otherwise on stderr, for the agent
                 write_error_file(stop, None, error_file, refusal)
         raise
-    except BaseException as error:  # recorded and raised again, all but sys.exit
+    except BaseException as error:  # recorded and raised, except sys.exit
         shown = find_user_frames(error.__traceback__)
         _limit_traceback(error, shown, record_code)
         if error_file and not isinstance(error, KeyboardInterrupt) and before == (os.getpid(), _stat_file(error_file)):
             write_error_file(error, shown, error_file)
-        del shown  # a reference cycle with the program's frame would live until the next collection
+        del shown  # avoids a cycle with the program's frame
         raise
 
 
@@ -264,7 +264,7 @@ def prepare_main(program: "Program") -> None:
     _create_main()
     if kind == "module":
         _insert_first(os.getcwd())
-    elif kind == "script" and _is_importable(target):  # a folder or zip with __main__.py
+    elif kind == "script" and _is_importable(target):  # with __main__.py
         sys.path.insert(0, target)
     else:
         _insert_first(os.path.dirname(os.path.realpath(target)))
@@ -352,7 +352,7 @@ def choose_exit_code(stop: SystemExit) -> "int | None":
         return None
     if stop.code is None or isinstance(stop.code, int):
         return None if stop.code is not None and abs(stop.code) >= 1 << 31 else (stop.code or 0) & 0xFF
-    return 1 if type(stop.code) in (str, float) else None  # the interpreter prints it
+    return 1 if type(stop.code) in (str, float) else None  # printed by the interpreter
 
 
 def find_refusal(stop: SystemExit) -> str:
@@ -378,12 +378,12 @@ def find_refusal(stop: SystemExit) -> str:
         return find_refusal(context)
     try:
         if hasattr(stop, "trace"):
-            return f"ERROR: {stop.trace.elements[-1].ErrorAsStr()}"  # as Fire prints it
+            return f"ERROR: {stop.trace.elements[-1].ErrorAsStr()}"  # Fire's
         if not isinstance(context, BaseException) or isinstance(context, KeyboardInterrupt):
             return ""
         if hasattr(context, "format_message"):
             return f"Error: {context.format_message()}"  # click's
-        is_plain = type(context).__str__ is BaseException.__str__  # of several arguments, the first is the text
+        is_plain = type(context).__str__ is BaseException.__str__  # the text, of several arguments
         text = context.args[0] if is_plain and context.args else _format_message(context)
         text = "".join(str(text).splitlines()[:1])
     except BaseException:  # noqa: BLE001  # the user's code
@@ -402,7 +402,7 @@ def _find_argparse_message(frames: "list[FrameType]") -> str:
     for frame in reversed(frames[-2:]):
         names, name = frame.f_locals, frame.f_code.co_name
         if name in ("exit", "error") and hasattr(names.get("self"), "parse_known_args"):
-            message = names.get("message")  # `exit` passes None if the parser has printed it
+            message = names.get("message")  # None if the parser has printed it
             if isinstance(message, str):
                 message = " ".join(message.split())
                 return message if name == "exit" else f"error: {message}"
@@ -435,10 +435,10 @@ class _HookFinder:
         self._hooks = hooks
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> "ModuleSpec | None":
-        hook = self._hooks.pop(name, None)  # first, because the search below comes here again
+        hook = self._hooks.pop(name, None)  # first: the search below returns here
         if hook is None:
             return None
-        if not self._hooks and self in sys.meta_path:  # the program may have removed it
+        if not self._hooks and self in sys.meta_path:  # perhaps removed by the program
             sys.meta_path.remove(self)
         spec: ModuleSpec | None = sys.modules["_frozen_importlib"]._find_spec(name, path, target)  # noqa: SLF001
         loader = getattr(spec, "loader", None)
@@ -532,7 +532,7 @@ def _note_exit_code(code: int, error_file: str, pid: int) -> None:
         with open(f"{error_file}{_EXIT_SUFFIX}", "w", encoding="ascii") as file:
             file.write(str(code))
     except OSError:
-        pass  # the program's end shows it
+        pass  # shown by the program's end
 
 
 def _tell_groups_of_failure() -> None:
@@ -561,7 +561,7 @@ def get_stack_signal() -> "int | None":
 
     Return None on systems without one.
     """
-    highest = getattr(sys.modules["_signal"], "SIGRTMAX", None)  # importing `signal` loads more
+    highest = getattr(sys.modules["_signal"], "SIGRTMAX", None)  # `signal` loads more
     return None if highest is None else int(highest) - 5
 
 
@@ -582,8 +582,8 @@ def enable_faulthandler(stack_file: str, crash_file: str = "") -> None:
     try:
         number = _open_stack_file(stack_file)
     except OSError:
-        return  # the agent sees that the signal is not caught and does not send it
-    # Even if the disk is full now: it may have room later.
+        return  # unregistered, so never signalled
+    # Even if the disk is full: it may have room later.
     faulthandler.register(stack_signum, number, all_threads=True, chain=False)
     if is_ours and crash_file:
         faulthandler.enable(number)
@@ -595,10 +595,10 @@ def _open_stack_file(path: str) -> int:
     The agent reports incomplete log files once for all its workers, because its own are on the same disk.
     """
     opened = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o644)
-    # A high number leaves the program's files the numbers that plain Python gives them.
+    # A high number leaves the program's files their usual numbers.
     number = min(os.sysconf("SC_OPEN_MAX"), 1024) - 1
     os.dup2(opened, number, inheritable=False)
-    _call_ignoring_errors(os.close, opened)  # a network file system may report a full disk only now
+    _call_ignoring_errors(os.close, opened)  # network file systems report a full disk now
     _call_ignoring_errors(os.write, number, f"--- stacks of process {os.getpid()}\n".encode())
     return number
 
@@ -644,8 +644,8 @@ def _limit_traceback(
         sys.excepthook = hook
         _show_at_once(hook, kind, value, tb)
         if shown is None:
-            # No line of the program has run. The interpreter still clears the module that was its first `__main__`, and
-            # now only our frames hold that module's names. Source: _PyRun_SimpleFileObject in Python/pythonrun.c.
+            # No line of the program has run. The interpreter still clears the module that was its first `__main__`,
+            # whose names now only our frames hold. Source: _PyRun_SimpleFileObject in Python/pythonrun.c.
             sys.last_traceback = whole
         if record_code is not None and value is error and not isinstance(value, KeyboardInterrupt):
             record_code(1)
@@ -657,7 +657,7 @@ def _show_at_once(
     hook: "Callable[..., object]", kind: "type[BaseException]", value: BaseException, tb: "TracebackType | None"
 ) -> None:
     """Show a failure in one write if Python's own hook would show it: ranks that fail together share a terminal."""
-    import io  # already loaded by the interpreter
+    import io  # already loaded
 
     stream = sys.stderr
     if hook is not sys.__excepthook__ or not isinstance(stream, io.TextIOWrapper):
@@ -689,7 +689,7 @@ def write_error_file(error: BaseException, shown: "TracebackType | None", error_
     path = sys.path[:]
     temporary = f"{error_file}.{os.getpid()}"
     try:
-        del sys.path[:1]  # the user's folder may have a json.py
+        del sys.path[:1]  # may contain a json.py
         import json
         import time
         import traceback
@@ -704,8 +704,8 @@ def write_error_file(error: BaseException, shown: "TracebackType | None", error_
         with open(temporary, "w", encoding="utf-8") as file:
             json.dump(data, file)
         os.replace(temporary, error_file)
-    # An exception's __str__, __notes__ and __cause__ are user code and may raise anything. Such an error must not
-    # replace the recorded exception.
+    # User code (an exception's __str__, __notes__, __cause__) may raise anything, which must not replace the recorded
+    # exception.
     except Exception as failure:  # noqa: BLE001
         _call_ignoring_errors(os.unlink, temporary)
         reason = (isinstance(failure, OSError) and failure.strerror) or type(failure).__name__
@@ -736,4 +736,4 @@ def rename_process(words: "list[str]") -> None:
             memory.seek(start)
             memory.write(text.ljust(end - start, b"\0"))
     except OSError:
-        return  # not Linux or forbidden: the name is optional
+        return  # unsupported or forbidden: optional

@@ -392,7 +392,7 @@ class TrainerPort:
         with contextlib.ExitStack() as undo:
             self._listener = undo.enter_context(socket.create_server(("127.0.0.1", 0), backlog=8))
             self._listener.setblocking(False)
-            # The callback reads the token from a file that only this user's processes can open.
+            # The token's file, which only this user's processes can open.
             self._token_fd = os.memfd_create("muster-trainer-token", os.MFD_CLOEXEC)
             undo.callback(os.close, self._token_fd)
             os.write(self._token_fd, self._token.encode())
@@ -413,7 +413,7 @@ class TrainerPort:
             KubeflowEnv.URL: f"http://127.0.0.1:{port}{path}",
             KubeflowEnv.TOKEN: f"/proc/{os.getpid()}/fd/{self._token_fd}",
         }
-        if not {"http_proxy", "all_proxy"}.isdisjoint(map(str.lower, environ)):  # urllib uses it for loopback too
+        if not {"http_proxy", "all_proxy"}.isdisjoint(map(str.lower, environ)):  # used for loopback too
             for name, other in (_NO_PROXY, _NO_PROXY[::-1]):
                 given = environ.get(name, environ.get(other, ""))
                 env[name] = given if given.strip() == "*" else ",".join(filter(None, (given, "127.0.0.1")))
@@ -424,7 +424,7 @@ class TrainerPort:
             if self._endpoint is None:
                 self._endpoint = self._open_endpoint(self._token)
             self._endpoint.accept(self._listener)
-        except (OSError, ImportError):  # no descriptors left: the loop would spin
+        except (OSError, ImportError):  # no descriptors left: no spinning
             self.close()
 
     def close(self) -> None:

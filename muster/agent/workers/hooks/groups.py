@@ -25,7 +25,7 @@ import contextlib
 import ctypes
 import json
 import os
-import posix  # its putenv has no watchers: `late_changes` searches all modules on each call
+import posix  # unwatched: `late_changes` searches modules per putenv
 import sys
 import tempfile
 import time
@@ -78,7 +78,7 @@ def begin_group(module: "ModuleType", *, is_watched: bool) -> None:
         _set_defaults()
         groups.open_file()
         groups.write({"init": True})
-        _start_server()  # last: an old torch has none, but its groups are still useful
+        _start_server()  # last, because an old torch has none
 
 
 class _Groups(dict):  # type: ignore[type-arg]  # torch's own is a plain dict
@@ -114,7 +114,7 @@ class _Groups(dict):  # type: ignore[type-arg]  # torch's own is a plain dict
         """
         groups = [group for group in (self if groups is None else groups) if group in self._threads]
         if not groups or os.getpid() != self.owner_pid:
-            return  # already waited for, or a fork without the threads
+            return  # done already, or a fork
         threads = [thread for group in groups for thread in self._threads.get(group, ())]
         until_s = time.monotonic() + _FAILING_LIMIT_S if self._is_failing() else None
         if not _wait_idle(threads, until_s):
@@ -139,8 +139,8 @@ class _Groups(dict):  # type: ignore[type-arg]  # torch's own is a plain dict
         try:
             line: dict[str, object] = {"group": str(group.group_name), "ranks": [int(rank) for rank in ranks]}
         except (AttributeError, TypeError, ValueError, RuntimeError):
-            return  # another torch: the agent knows fewer groups
-        with contextlib.suppress(AttributeError, TypeError, ValueError, RuntimeError):  # no backend for such devices
+            return  # another torch: fewer known groups
+        with contextlib.suppress(AttributeError, TypeError, ValueError, RuntimeError):
             backend = group._get_backend(sys.modules["torch"].device("cuda"))  # noqa: SLF001
             line["device_timeout_s"] = backend.options._timeout.total_seconds()  # noqa: SLF001
         self.write(line)
@@ -152,7 +152,7 @@ class _Groups(dict):  # type: ignore[type-arg]  # torch's own is a plain dict
         try:
             os.write(self._fd, f"{json.dumps(line)}\n".encode())
         except OSError:
-            return  # the program has closed it
+            return  # closed by the program
 
 
 def _list_threads() -> "set[str]":
@@ -175,14 +175,14 @@ def _wait_idle(threads: "list[str]", until_s: "float | None") -> bool:
     pause_s = 0.0005
     try:
         threads = [thread for thread in threads if _read_about_thread(thread, "comm") == _GLOO_THREAD]
-        if not threads:  # also torch before 2.6, which does not name them
+        if not threads:  # or unnamed, before torch 2.6
             time.sleep(_UNSEEN_S)
         while not all(map(_is_idle, threads)):
             if until_s is not None and time.monotonic() >= until_s:
                 return False
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, 0.02)
-    except (OSError, LookupError, ValueError):  # not Linux, or another processor
+    except (OSError, LookupError, ValueError):  # not Linux, or another CPU
         time.sleep(_UNSEEN_S)
     return True
 
@@ -230,7 +230,7 @@ def _move_descriptor(fd: int, number: int) -> int:
     except FileNotFoundError:
         taken = ""
     try:
-        if taken and "muster-" not in taken:  # otherwise inherited from the process that forked this one
+        if taken and "muster-" not in taken:  # otherwise inherited by a fork
             raise OSError(f"descriptor {number} is taken")
         os.dup2(fd, number, inheritable=False)
     finally:
@@ -294,7 +294,7 @@ def _listen(start: "Callable[[str], object]") -> int:
         try:
             # A socket's path has at most 107 bytes.
             server = start(f"/proc/self/fd/{fd}/{name}")
-            # Never destroyed: the destructor waits for threads that may wait for the interpreter.
+            # Never destroyed: the destructor's threads may wait for the interpreter.
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(server))
             return os.open(name, os.O_PATH, dir_fd=fd)
         except (OSError, RuntimeError) as error:

@@ -115,13 +115,13 @@ def _time_all_reduce(torch: "Any", device: "Any", size: int) -> float:
     for size_bytes in _SIZES_DEVICE if device.type == "cuda" else _SIZES_CPU:
         tensor = torch.ones(size_bytes // 4, device=device)
         times_s = []
-        for _ in range(_REPEATS + 1):  # the first one builds the connections
+        for _ in range(_REPEATS + 1):  # +1 to connect
             begun_s = time.monotonic()
             torch.distributed.all_reduce(tensor)
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
             times_s.append(time.monotonic() - begun_s)
-        # Sent and received bytes per rank, as in NCCL's tests ("bus bandwidth").
+        # Bytes per rank, as NCCL's tests count ("bus bandwidth").
         rate = size_bytes * 2 * (size - 1) / size / max(min(times_s[1:]), 1e-9)
     return rate
 
@@ -131,7 +131,7 @@ def _measure_pairs(run: "Any", node: int, nodes: int) -> float:
     rates = []
     for shift in (0, 1):
         place = (node - shift) % nodes
-        is_single = place == nodes - 1 and nodes % 2 == 1  # an odd node without a neighbour
+        is_single = place == nodes - 1 and nodes % 2 == 1  # odd, without a neighbour
         rates.append(0.0 if is_single else run(f"pair{shift}-{place // 2}", place % 2, 2))
     return max(rates)
 
@@ -170,7 +170,7 @@ def _leave_together(store: "Any", rank: int, world: int, limit: "Any") -> None:
         store.wait([f"done{each}" for each in range(1, world)], limit) if world > 1 else None
         return
     store.set(f"done{rank}", "1")
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # torch warns of what is awaited here
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # hides torch's warning about what is awaited
     try:
         store.wait(["never"], limit)
     except Exception:  # noqa: BLE001  # the connection is closed: that is what was waited for

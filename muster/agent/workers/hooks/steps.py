@@ -72,10 +72,10 @@ def build_step_counter() -> "Callable[[Any], object]":
                 words[_FIRST], words[_FIRST_NS] = 1 if before is None else 2 + before, time.monotonic_ns()
         entry[0] += 1
         if entry[2] is not None:
-            words[_STEP] = written = 1 + entry[2] + entry[0]  # as `Trainer.global_step`, which counts from 1
+            words[_STEP] = written = 1 + entry[2] + entry[0]  # like `Trainer.global_step`, from 1
         if entry[0] > words[_OPTIMIZER_STEPS]:
             words[_OPTIMIZER_STEPS] = entry[0]
-        words[_CHANGED_NS] = time.monotonic_ns()  # any optimizer's step is a sign of life, even a new one's
+        words[_CHANGED_NS] = time.monotonic_ns()  # any step is a sign of life
 
     os.register_at_fork(after_in_child=stop)
     return count

@@ -93,7 +93,7 @@ class EarlyEnd:
         """Record the exit code that the program has chosen, 0 to 255; None means that only the interpreter can tell."""
         self._code = code
         for finalizer in self._finalizers:
-            finalizer.atexit = code is None  # the program's own run with the other exit handlers, before `_end`
+            finalizer.atexit = code is None  # runs with the other exit handlers, before `_end`
 
     def _end(self) -> None:
         try:
@@ -105,7 +105,7 @@ class EarlyEnd:
             self._destroy_own_objects()
             ctypes.PyDLL(None).fflush(None)
             os._exit(self._code)
-        self.template_modules.clear()  # modules without references are destroyed; the others' names are cleared
+        self.template_modules.clear()  # unreferenced modules are destroyed, the others' names cleared
         if self._code is None:
             return
         for finalizer in reversed(self._finalizers):
@@ -122,7 +122,7 @@ class EarlyEnd:
             and len(sys._current_frames()) == 1  # noqa: SLF001  # daemon threads run on until the interpreter ends
             and sys.gettrace() is sys.getprofile() is None
             and not (sys.warnoptions or sys.flags.dev_mode or gc.get_debug() or gc.callbacks)
-            and not (sys.flags.inspect or os.environ.get("PYTHONINSPECT"))  # its prompt changes the exit code
+            and not (sys.flags.inspect or os.environ.get("PYTHONINSPECT"))  # changes the exit code
             and not any(name in os.environ for name in _TOOLS)
             and not any(getattr(sys.modules.get(name), "_initialized", False) for name in _DEVICE_MODULES)
             and not any("interpreters" in name for name in sys.modules.keys() - self.template_modules.keys())
@@ -182,11 +182,11 @@ class EarlyEnd:
     def _is_visible(self, callback: object) -> bool:
         """Return whether a weak reference's callback is the program's, and not that of a package of the template."""
         if type(callback) is BuiltinFunctionType:
-            # Those of an abstract class's registry and of `threading.local` are its methods.
+            # Methods of an abstract class's registry or of `threading.local`.
             return type(callback.__self__) not in (weakref.ReferenceType, tuple)
         if type(callback) is not FunctionType:
             return callback is not None
-        name = callback.__module__  # muster's own hooks have it in no list
+        name = callback.__module__  # muster's own hooks are in no list
         return name == "__main__" or (name in sys.modules and name.partition(".")[0] not in self.template_modules)
 
     # -- at the end ---------------------------------------------------------------------------------------------------
@@ -197,7 +197,7 @@ class EarlyEnd:
         for name in _LAST_ERROR:
             vars(sys).pop(name, None)
         own = [
-            object.__getattribute__(module, "__dict__")  # `vars` would load a lazy module
+            object.__getattribute__(module, "__dict__")  # `vars` loads lazy modules
             for name, module in sys.modules.items()
             if isinstance(module, ModuleType) and (name == "__main__" or self.template_modules.get(name) is not module)
         ]

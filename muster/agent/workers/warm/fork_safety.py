@@ -70,7 +70,7 @@ def _find_threads() -> str | None:
     if _count_threads() == 1:
         return None
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Python 3.12 warns about these threads
+        warnings.simplefilter("ignore")  # of Python 3.12, about these threads
         pid = os.fork()
     if pid == 0:
         os._exit(0)
@@ -107,7 +107,7 @@ _IMPORT_PREFIXES: Final = (
     *("OMP_", "KMP_", "GOMP_", "MKL_", "OPENBLAS_", "GOTO_", "BLIS_", "NUMEXPR_"),  # thread pools
     *("ACC_", "I_MPI_", "MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "NVPL_"),  # MKL and OpenMP too
     *("DNNL_", "ONEDNN_", "MKLDNN_", "GFORTRAN_", "OPENSSL_", "INTEL_LIBITTNOTIFY"),
-    *("NPY_", "NUMPY_", "TQDM_"),  # imported by torch if installed
+    *("NPY_", "NUMPY_", "TQDM_"),  # torch imports them if installed
     *("INDUCTOR_", "AOT", "PARTITIONER_", "CUTLASS_", "CUTEDSL_", "PT2_COMPILE_", "FAKE_ALLOW_META"),  # compiler
     *("ENABLE_PERSISTENT_TMA_", "ENABLE_TEMPLATE_TMA_", "ENABLE_TMA_LOAD_", "LOG_AUTOTUNE_", "LOG_TLPARSE"),
     *("COMPILE_STROBELIGHT_", "FX_", "KINETO_USE_DAEMON", "TORCHEXPORT_"),

@@ -30,12 +30,12 @@ def _replace_streams(stdout_fd: int, stderr_fd: int) -> None:
     for fd in (stdout_fd, stderr_fd):
         os.close(fd)
     for number, text in zip((1, 2), printed, strict=True):
-        with contextlib.suppress(OSError):  # a full disk or closed pipe must not end the worker
+        with contextlib.suppress(OSError):  # full disk or closed pipe
             _write_all(number, text)
     for name, fd in (("stdout", 1), ("stderr", 2)):
         old = getattr(sys, f"__{name}__")
         fresh = _open_stream(name, fd, old)
-        if getattr(sys, name) is old:  # an import replaced it: its stream stays, as in a cold worker
+        if getattr(sys, name) is old:  # unless an import replaced it, as in a cold worker
             setattr(sys, name, fresh)
         setattr(sys, f"__{name}__", fresh)
 
@@ -128,7 +128,7 @@ def _fit_to_cpus(count: int) -> None:
     if torch is not None and not is_set and "MKL_NUM_THREADS" not in os.environ and torch.get_num_threads() != count:
         torch.set_num_threads(count)
     if not is_set and "OPENBLAS_NUM_THREADS" not in os.environ and "GOTO_NUM_THREADS" not in os.environ:
-        from muster.agent.placement.thread_counts import fit_openblas  # only bound workers need it
+        from muster.agent.placement.thread_counts import fit_openblas
 
         fit_openblas(count)
 
@@ -140,7 +140,7 @@ def _reseed_generators() -> None:
         numpy_random.seed()
     torch = sys.modules.get("torch")
     if torch is not None:
-        # torch.seed() would also queue seeds for devices, which a fresh process has not.
+        # torch.seed() would also queue seeds for devices, unlike a fresh process.
         torch.default_generator.seed()
 
 
@@ -149,6 +149,6 @@ def _renew_process_identity() -> None:
     if process is not None:
         process.current_process().authkey = os.urandom(32)
     logging = sys.modules.get("logging")
-    if logging is not None:  # the zero of relativeCreated: seconds, from Python 3.13 on nanoseconds
+    if logging is not None:  # seconds, or nanoseconds from Python 3.13 on
         is_ns = isinstance(logging._startTime, int)  # noqa: SLF001
         logging._startTime = time.time_ns() if is_ns else time.time()  # type: ignore[attr-defined]  # noqa: SLF001

@@ -145,16 +145,16 @@ def fork_on_demand(
     is_due = hand_out is None
     while True:
         if is_due and not select.select([control], (), (), _AHEAD_AFTER_S)[0]:
-            is_due = False  # once per request: what prevents forking may persist
+            is_due = False  # once per request: the obstacle may persist
             forked = _fork_ahead(control, agent_pid)
             if isinstance(forked, socket.socket):
                 return forked
             ahead = forked
         message, fds, _flags, _address = socket.recv_fds(control, _MESSAGE_BYTES, _MAX_SOCKETS)
         if not message:
-            os._exit(0)  # the agent has closed its end; only workers run exit handlers
+            os._exit(0)  # agent gone; exit handlers are for workers
         sockets = [socket.socket(fileno=fd) for fd in fds]
-        if len(sockets) < (requested := json.loads(message)["fork"]):  # the kernel drops descriptors beyond the limit
+        if len(sockets) < (requested := json.loads(message)["fork"]):  # descriptors beyond the limit are dropped
             for one in sockets:
                 one.close()
             send(control, _build_failed(requested, OSError(errno.EMFILE, os.strerror(errno.EMFILE))))
@@ -200,7 +200,7 @@ def _fork_ahead(control: socket.socket, agent_pid: int) -> "_Ahead | socket.sock
     message, fds, _flags, _address = socket.recv_fds(theirs, 1, _MAX_SOCKETS + 2)
     theirs.close()
     if not message:
-        os._exit(0)  # the template has ended
+        os._exit(0)  # template ended
     pids_write, go_read, *rest = fds
     return _be_intermediate([socket.socket(fileno=fd) for fd in rest], pids_write, go_read, agent_pid)
 
@@ -217,7 +217,7 @@ def fork_batch(sockets: list[socket.socket], agent_pid: int, ahead: _Ahead | Non
     began_s = time.monotonic()
     intermediate = _hand_over(ahead, [pids_write, go_read, *(one.fileno() for one in sockets)])
     try:
-        intermediate = intermediate or posix.fork()  # debuggers replace `os.fork` for workers only
+        intermediate = intermediate or posix.fork()  # `os.fork` may be a debugger's
     except OSError as error:
         for fd in (pids_read, pids_write, go_read, go_write):
             os.close(fd)
@@ -295,7 +295,7 @@ def receive_order(control: socket.socket) -> tuple[dict[str, Any], Program]:
     """Wait for the program of a template that has imported early; return its run's settings and the program."""
     _message, fds, _flags, _address = socket.recv_fds(control, 4, 2)
     if len(fds) < 2:
-        os._exit(0)  # released, or the run starts cold
+        os._exit(0)  # released, or a cold start
     os.dup2(fds[1], 0)
     os.close(fds[1])
     with os.fdopen(fds[0], "rb") as file:
@@ -309,14 +309,14 @@ def wait_for_release(parked: socket.socket, rename_process: Callable[[list[str]]
     """Sleep until the agent says which worker to become. Never return in the store's process."""
     message, fds, _flags, _address = socket.recv_fds(parked, 4, 3)
     if not message:
-        os._exit(0)  # not needed any more
+        os._exit(0)
     if len(message) > 1 and fds:
         from muster.agent.workers.warm import store
 
         rename_process(["muster-store"])
         store.serve(parked, int.from_bytes(message, "big"), fds[0])
     if len(fds) != 3:
-        os._exit(1)  # the kernel drops descriptors beyond the limit: the program cannot start
+        os._exit(1)  # dropped beyond the limit: no program can start
     parked.close()
     with os.fdopen(fds[0], "rb") as file:
         file.seek(0)

@@ -63,7 +63,7 @@ class ImportSites:
         path = find_source(kind, target)
         if path is not None:
             self._read_module(os.path.join(os.getcwd(), path), "__main__")
-        while self._function_bodies:  # functions run after their modules, if at all
+        while self._function_bodies:  # run after their modules, if at all
             self._read_statements(*self._function_bodies.pop(0))
 
     def find(self, name: str) -> ImportSite:
@@ -96,7 +96,7 @@ class ImportSites:
     def _read_statement(self, node: ast.stmt, path: str, module: str) -> None:
         """Read one statement, in the order of execution as far as the source determines it."""
         if isinstance(node, (ast.Import, ast.ImportFrom)):
-            for name in _list_names(node):  # a module imported here may set filters before the next
+            for name in _list_names(node):  # one module may set the next one's filters
                 site = ImportSite(filters=self._filters, path=path, lineno=node.lineno, module=module)
                 self._record_import(name, site)
         elif isinstance(node, ast.Expr) and _called_name(node.value) in _SETTERS:
@@ -143,7 +143,7 @@ class ImportSites:
                 if count == 1:
                     self._own.setdefault(prefix, local)
                 self._read_module(local, prefix)
-        if parts[0] in BRING_TORCH:  # and may set its own filters before
+        if parts[0] in BRING_TORCH:  # may set filters before
             self._sites.setdefault("torch", ImportSite(filters=None))
 
     def _add_filter(self, node: ast.expr) -> None:
@@ -185,7 +185,7 @@ def _is_main_test(test: ast.expr) -> bool:
 
 def _may_change_filters(node: ast.AST) -> bool:
     """Return whether the statement may change filters for longer than a filter scope."""
-    todo = [node]  # iterative: expressions may exceed the recursion limit
+    todo = [node]  # no recursion, for deep expressions
     while todo:
         node = todo.pop()
         if isinstance(node, ast.With) and _is_filter_scope(node):

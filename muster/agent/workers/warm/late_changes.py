@@ -120,7 +120,7 @@ class LateChanges:
         self._has_said = False
         self._putenv = os.putenv
         if "torch" in sys.modules:
-            os.putenv = self._set_variable  # `os.environ` calls it too
+            os.putenv = self._set_variable  # also used by `os.environ`
 
     def _set_variable(self, key: "StrOrBytesPath", value: "StrOrBytesPath") -> None:
         self._putenv(key, value)
@@ -151,7 +151,7 @@ class LateChanges:
         if os.getpid() != self._pid or tuple(sys.path) == self._path:
             return
         first = next((at for at, folder in enumerate(sys.path) if folder in self._path), len(sys.path))
-        folders = [folder for folder in sys.path[:first] if isinstance(folder, str)]  # imports ignore all else
+        folders = [folder for folder in sys.path[:first] if isinstance(folder, str)]  # the only type that counts
         shadowed = find_shadowed(folders, self._modules)
         if shadowed is not None:
             why = "but the warm start has already imported another module of that name"
@@ -164,7 +164,7 @@ class LateChanges:
         try:
             os.write(2, line.encode(errors="replace"))
         except OSError:
-            return  # nothing reads its stderr
+            return  # its stderr is not read
 
 
 def _is_of_torch(value: object) -> bool:

@@ -229,7 +229,7 @@ def parse(path: str) -> ast.Module | None:
         with open(path, "rb") as file:
             return ast.parse(file.read())
     except (OSError, SyntaxError, ValueError, RecursionError):
-        return None  # the worker will report the fault
+        return None  # reported by the worker
 
 
 def _list_imports(tree: ast.Module) -> Iterator[str]:

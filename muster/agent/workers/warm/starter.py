@@ -28,7 +28,7 @@ from muster.agent.workers.spec import ProgramKind, WorkerSpec, WorkerStarter
 from muster.agent.workers.warm.fork_safety import find_early_difference
 from muster.agent.workers.warm.template_handle import TemplateHandle, TemplateOptions, release_worker
 
-if TYPE_CHECKING:  # most answers come in time, and only torch needs a store
+if TYPE_CHECKING:
     from muster.agent.workers.stall_watch import StallWatch
     from muster.agent.workers.warm.forking import Forked, Imported, TemplateMessage
     from muster.agent.workers.warm.store_handle import StoreHandle
@@ -185,7 +185,7 @@ class TemplateStarter:
             reason = self._template.request_forks(count - len(self._parked) - pending)
             self._follow_requests()
             if reason is not None:
-                self._fail_waiting(reason)  # if none waits yet, the start requests again
+                self._fail_waiting(reason)  # none waits yet: the start requests again
 
     def can_host_store(self) -> bool:
         """See `spec.WorkerStarter`.
@@ -296,7 +296,7 @@ class TemplateStarter:
             self._refused = message["refused"]
             self._close_template()
             self._start_template()
-        elif "held" in message:  # read before there was a starter
+        elif "held" in message:  # read before this starter
             return
         else:
             assert_never(message)
@@ -320,9 +320,9 @@ class TemplateStarter:
         """Start the waiting workers cold. Start a new template, unless it would end the same way."""
         if template is not self._template:
             return
-        template.receive()  # its last messages may still be in the socket
+        template.receive()  # perhaps its last messages
         if template is not self._template:
-            return  # it has refused the program
+            return  # the program was refused
         last_line = template.read_last_line()
         self._close_template()
         if self._phase is TemplatePhase.GONE:

@@ -42,7 +42,7 @@ def serve_cold(control_fd: int) -> NoReturn:
     control = socket.socket(fileno=control_fd)
     message, fds, _flags, _address = socket.recv_fds(control, 4, 1)
     if len(fds) != 1:
-        os._exit(0)  # not needed any more
+        os._exit(0)
     serve(control, int.from_bytes(message, "big"), fds[0])
 
 
@@ -66,10 +66,10 @@ def serve(control: socket.socket, world_size: int, listen_fd: int) -> NoReturn:
                 control.send(SERVES)
                 _watch(control, store.port, world_size)
             while control.recv(1):
-                pass  # until the agent closes it
+                pass  # closed by the agent
         code = 0
     finally:
-        os._exit(code)  # only workers run the template's exit handlers
+        os._exit(code)  # exit handlers are the workers'
 
 
 def _silence() -> None:
@@ -85,7 +85,7 @@ def _ask_no_name_server() -> None:
     torch's store looks up the names of connecting clients one after the other, and answers none until then. A name
     server that does not answer costs 5 s or more each time. Workers of a crashed job once waited for 60 s.
     """
-    configure = getattr(ctypes.CDLL(None), "__nss_configure_lookup", None)  # glibc has it
+    configure = getattr(ctypes.CDLL(None), "__nss_configure_lookup", None)  # glibc's
     if configure is not None:
         configure(b"hosts", b"files")
 
@@ -98,7 +98,7 @@ def _open_store(listen_fd: int) -> "TCPStore | None":
     except ImportError:
         return None
     return TCPStore(
-        "127.0.0.1",  # its own client connects there
+        "127.0.0.1",  # for its own client
         _find_port(listen_fd),
         is_master=True,
         wait_for_workers=False,

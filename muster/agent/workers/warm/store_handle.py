@@ -191,7 +191,7 @@ class StoreHandle:
         self._expect_no_answer()
         self._close_control()
         with suppress(OSError):
-            # The process shares the socket, which would block the port for the next round.
+            # Otherwise the process's copy would block the port.
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         if self.pid:

@@ -148,7 +148,7 @@ def _import_all(control: socket.socket, requested: str, program: Program, before
             send(control, {"refused": obstacle})
             os._exit(0)
         show_warnings(before.early.warnings, sites.find("torch"))
-    hidden = sites.find_hidden()  # before the program's imports
+    hidden = sites.find_hidden()  # before its imports
     if hidden is not None:
         exit_unsafe(control, f"the program imports {hidden}, and another module of that name is loaded already")
     send(control, {"brings_torch": brings_torch(preload.modules)})
@@ -244,7 +244,7 @@ def _find_hiding(folder: str | None) -> str | None:
 def _find_inserted(files: tuple[str, ...]) -> str | None:
     if "torch" not in sys.modules:
         return None
-    from muster.agent.workers.warm.late_changes import find_inserted  # only a program with torch needs it
+    from muster.agent.workers.warm.late_changes import find_inserted
 
     return find_inserted(files)
 

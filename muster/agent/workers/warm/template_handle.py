@@ -79,8 +79,7 @@ class TemplateHandle:
             try:
                 self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
                 theirs = stack.enter_context(theirs)
-                # Each worker repeats what the imports print: the template's streams are memory files, copied to the
-                # worker's streams first.
+                # Each worker repeats the imports' output, from the template's memory files.
                 out_fd = os.memfd_create("stdout")
                 stack.callback(os.close, out_fd)
                 self._stderr_fd = os.memfd_create("stderr")
@@ -90,8 +89,8 @@ class TemplateHandle:
             known = (program.TEMPLATE, str(theirs.fileno()), str(os.getpid()), options.preload)
             prog = (HELD,) if waits else _list_words(options.program)
             spec = options.build_spec(*known, *prog, stdout_fd=out_fd, stderr_fd=self._stderr_fd)
-            # Started like a cold worker, so that warm workers inherit the same. (With posix_spawn, glibc leaves its two
-            # internal signals ignored.)
+            # Like a cold worker, for the same inheritance. (glibc's posix_spawn leaves its two internal signals
+            # ignored.)
             self.pid = spawn(spec, keep_fd=theirs.fileno())
             on_failure.pop_all()
 
@@ -135,8 +134,7 @@ class TemplateHandle:
                     ours.close()
                 if isinstance(error, ConnectionError):
                     return None
-                # No answer would come. A user's processes share a limit on descriptors in transit, which data loaders
-                # use too.
+                # No answer would come. Descriptors in transit are limited per user, and data loaders send them too.
                 return f"cannot send sockets for {what}: {error.strerror}"
             finally:
                 for _, theirs in pairs:
@@ -206,7 +204,7 @@ class HeldTemplate(TemplateHandle):
             options: those with which that program's template would be started.
             cwd: the folder in which this one was started.
         """
-        from muster.agent.placement.thread_counts import THREAD_VARIABLES  # only a held node needs it
+        from muster.agent.placement.thread_counts import THREAD_VARIABLES
 
         variable = find_early_difference(self._env, options.env, without=THREAD_VARIABLES)
         if variable is not None:

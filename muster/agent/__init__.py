@@ -5,7 +5,7 @@
     driven      the same for a Python program that starts the agent, reads its records and ends it
     adopted     guard and agent of a program that is the template of its own workers
     control_socket  what such an agent sends to that program
-    launch      from a command line to a running agent, whose parts it puts together; maps errors to lines and codes
+    launch      from a command line to a running agent: builds its parts, and maps errors to lines and codes
     config      the configuration, one frozen object          errors     the error tree
     round       one agreed membership, as one node needs it    workspace_unpacking  the code that came with the job
     checkpoint_file  the job's last checkpoint, for its next incarnation    ask     `muster-agent ask`, in a worker
@@ -14,9 +14,9 @@
     runtime/    loop, clock, signals, event log             diagnosis/  why a worker or the job failed
     node/       what one node does about each event         placement/  CPUs and GPUs of workers
     workers/    starting and stopping workers               rendezvous/ agreement among the nodes
-    hold/       a node that is held between runs
-    control/    what people ask of a running job: stop, checkpoint, pause, stacks
-    telemetry/  what people are shown of it             snapshots/  the ranks' state in this node's memory
+    hold/       a held node between runs
+    control/    people's requests to a running job: stop, checkpoint, pause, stacks
+    telemetry/  what people see of it                   snapshots/  the ranks' state in this node's memory
 
 Adapters and components never import the agent. They know the command `python -m muster.agent` and
 `muster._shared.contract`.

@@ -6,11 +6,11 @@ Only what the guard needs is imported before the fork, because the guard runs as
 import os
 import sys
 
-TYPE_CHECKING = False  # importing `typing` takes longer than answering a question
+TYPE_CHECKING = False  # `typing` is slow to import
 
 if sys.path and os.path.abspath(sys.path[0]) == os.getcwd():
-    # `-m` puts the working directory first, where a user's selectors.py would shadow the standard library. Our package
-    # is already imported.
+    # `-m` puts the working directory first, where a selectors.py would shadow the standard library. Our package is
+    # already imported.
     del sys.path[0]
 
 if TYPE_CHECKING:

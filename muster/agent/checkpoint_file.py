@@ -54,7 +54,7 @@ def _parse(text: str) -> Checkpoint | None:
     """Parse a file; return None for anything that no agent has written, because a job must not end because of it."""
     if not text:
         return None
-    from muster._shared.codec import decode  # most jobs begin without one
+    from muster._shared.codec import decode
     from muster._shared.foreign_files import parse_json
 
     try:
@@ -86,5 +86,5 @@ def write(run_dir: str, checkpoint: Checkpoint, on_error: Callable[[str], None])
 
 def remove(run_dir: str) -> None:
     """Remove the file. This may block, so never call it on the loop."""
-    with contextlib.suppress(OSError):  # another agent of the job has removed it
+    with contextlib.suppress(OSError):  # another agent removed it
         os.unlink(os.path.join(run_dir, LogNames.CHECKPOINT))

@@ -48,7 +48,7 @@ def main(args: list[str]) -> int:
 def send_end(control_fd: int, caller_fd: int, folder: str, code: int) -> None:
     """Send the end; the guard calls this last of all."""
     send_message(control_fd, ended=code)
-    if processes.wait_readable(caller_fd, 0.0):  # a caller that has ended reads no report
+    if processes.wait_readable(caller_fd, 0.0):  # otherwise nobody reads the report
         import shutil
 
         shutil.rmtree(folder, ignore_errors=True)

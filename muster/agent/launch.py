@@ -345,7 +345,7 @@ def _look(config: AgentConfig, workspace: str) -> "LocalChecked":
         machine = preflight.read_machine(_list_folders(config), nvml=nvml)
         findings = preflight.find_problems(machine, need)
         if config.stops_together and rendezvous.node_index not in (None, 0):
-            shared = {row.name for row in preflight.TABLE if row.is_shared}  # node 0 of this machine reports it
+            shared = {row.name for row in preflight.TABLE if row.is_shared}  # reported by node 0
             findings = tuple(each for each in findings if each.check not in shared)
         site_folder = environ.get(Env.PREFLIGHT_DIR)
         site_checks = preflight.find_site_checks(site_folder)

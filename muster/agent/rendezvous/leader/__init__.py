@@ -6,5 +6,5 @@ can lead. `connections` holds the members' connections, and `index_claims` the n
 member. `outgoing` sends what was decided. `announcement` announces an acting leader to a node 0 that returns with empty
 state. `peer_lines` limits what is printed about nodes that try to join.
 
-From outside, as `member.server` does, import `leader`, `announcement`, `peer_lines` and `connections.LeaderOptions`.
+From outside, import `leader`, `announcement`, `peer_lines` and `connections.LeaderOptions`; `member.server` does.
 """

@@ -156,10 +156,10 @@ def build_events() -> str:
     text = """# Events
 
 Every agent writes `events.jsonl` into the log folder of the job: one JSON object per line and transition.
-`muster/cli/afterwards/events.schema.json` in the package is its JSON schema, and `muster events` prints the records of
-all nodes in their order ([See a job afterwards](../timeline.md)). A reader must understand schema 1, whose
-records have no field `schema`, and 2, and ignore events and fields that it does not know. The fields are the same in
-every record:
+Its JSON schema is `muster/cli/afterwards/events.schema.json` in the package, and `muster events` prints the records of
+all nodes in their order ([See a job afterwards](../timeline.md)). A reader must understand versions 1 and 2, and ignore
+events and fields that it does not know; records of version 1 have no field `schema`. The fields are the same in every
+record:
 
 | field | means |
 |---|---|
@@ -185,7 +185,8 @@ def build_preflight() -> str:
     """The checks before the start, from the table that agents apply."""
     head = """# Checks of --preflight
 
-What is expected, and what a finding advises. [Checks before the start](../preflight.md) has the rest.
+This table says what each check expects, and what a finding advises. [Checks before the start](../preflight.md) has the
+rest.
 
 """
     rows = [f"| `{row.name}` | {EXPECTED[row.name]} | {row.advice} |" for row in preflight.TABLE]
@@ -195,14 +196,14 @@ What is expected, and what a finding advises. [Checks before the start](../prefl
 def build_exit_codes() -> str:
     """The agent's exit codes, from the class that defines them."""
     text = (
-        "# Exit codes\n\nWhat `muster-agent` (each node of a job) exits with, and whether the schedulers start the node"
+        "# Exit codes\n\nThese are the exit codes of `muster-agent`, which runs on each node of a job. The table also"
     )
-    text += " again.\n\n| code | name | means |\n|---|---|---|\n"
+    text += " says whether the schedulers start the node again.\n\n| code | name | means |\n|---|---|---|\n"
     meanings = _list_attributes(contract, "ExitCode")
     for code in contract.ExitCode:
         text += f"| {int(code)} | {code.name} | {_escape(meanings[code.name])} |\n"
     return text + (
-        "| 128+n | | Signal n ended the agent or is what its workers were stopped for. Run again, as a lost node. |\n"
+        "| 128+n | | Signal n ended the agent, or made it stop its workers. Run again, as a lost node. |\n"
     )
 
 
@@ -226,7 +227,7 @@ def build_environment() -> str:
 def build_adapter() -> str:
     """The names that adapters of other packages import, each with the first paragraph of its docstring."""
     text = (
-        "# Names for adapters\n\nAll of `muster.schedulers.adapter`, for [adapters of other packages]"
+        "# Names for adapters\n\nThese are the names in `muster.schedulers.adapter`, for [adapters of other packages]"
         "(../write-an-adapter.md); `help(NAME)` prints the rest.\n\n| name | what |\n|---|---|\n"
     )
     return text + "".join(

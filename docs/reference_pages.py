@@ -202,9 +202,7 @@ def build_exit_codes() -> str:
     meanings = _list_attributes(contract, "ExitCode")
     for code in contract.ExitCode:
         text += f"| {int(code)} | {code.name} | {_escape(meanings[code.name])} |\n"
-    return text + (
-        "| 128+n | | Signal n ended the agent, or made it stop its workers. Run again, as a lost node. |\n"
-    )
+    return text + ("| 128+n | | Signal n ended the agent, or made it stop its workers. Run again, as a lost node. |\n")
 
 
 def build_environment() -> str:

@@ -17,13 +17,19 @@ PYTEST := $(STABLE)/python -m pytest
 # what runs against both TorchX lines; the other files may import torch, which .venv-nightly has not
 BOTH_LINES = $(shell grep -rlE 'mark\.torchx' tests --include='test_*.py')
 # on the nightly line in `make soak` only, since it hardly meets TorchX or others' tests of it run on both lines: what is
-# asked of a running job, agents and limits of containers, killed submissions, pods and queues, the bundle, contracts
+# asked of a running job, agents and limits of containers, killed submissions, pods and queues, the bundle, contracts,
+# golden states, folders, logs and reports on this machine
 CONTROL := tests/docker/test_docker_control.py tests/docker/test_docker_contract.py tests/docker/test_docker_agents.py \
 	tests/docker/test_docker_container_restart.py tests/docker/test_docker_killed_submission.py \
 	tests/docker/test_docker_host_network.py tests/docker/test_docker_afterwards.py tests/docker/test_docker_limits.py \
 	tests/docker/test_docker_golden.py tests/docker/test_docker_hold.py \
 	tests/process/control/test_local_control.py tests/process/control/test_resize.py \
 	tests/process/kubernetes/test_control.py tests/process/kubernetes/test_pod.py tests/process/kubernetes/test_queue.py \
+	tests/process/kubernetes/test_submission.py tests/process/kubernetes/test_follow.py \
+	tests/process/kubernetes/test_restarted_server.py tests/process/kubernetes/test_what_is_told.py \
+	$(wildcard tests/process/*/test_golden.py) tests/process/local/test_ends.py tests/process/local/test_folders.py \
+	tests/process/local/test_logs.py tests/process/local/test_prune.py tests/process/local/test_reports.py \
+	tests/process/local/test_two_users.py tests/process/local/test_working_dir.py \
 	tests/unit/schedulers/test_bundle.py tests/unit/cli/test_afterwards.py
 # minutes for each script: in `make nightly` only
 REHEARSED := tests/process/examples/test_rehearsed_examples.py
@@ -85,7 +91,7 @@ soak-long: $(STABLE)/.ready $(NIGHTLY)/.ready
 soak-docker: $(STABLE)/.ready $(NIGHTLY)/.ready
 	$(call print_at_its_end,$(PYTEST) -q -m long tests/docker)
 	$(call print_at_its_end,$(NIGHTLY)/python -m pytest -q -m alone tests/docker)
-	$(call print_at_its_end,$(NIGHTLY)/python -m pytest -q --numprocesses 2 --dist loadfile -m 'torchx or docker' $(CONTROL))
+	$(call print_at_its_end,$(NIGHTLY)/python -m pytest -q --numprocesses 3 --dist loadfile -m 'torchx or docker' $(CONTROL))
 
 soak-slurm: $(STABLE)/.ready $(NIGHTLY)/.ready
 	$(call print_at_its_end,$(PYTEST) -q --numprocesses 3 -m long tests/slurm)

@@ -18,7 +18,7 @@ SILENCE = "keep_alive_interval=1,keep_alive_max_attempt=3"
 BACKENDS = [
     "static",
     "muster",
-    pytest.param("c10d-torch", marks=pytest.mark.torch),
+    pytest.param("c10d-torch", marks=[pytest.mark.torch, pytest.mark.long]),
     pytest.param("etcd-v2", marks=[pytest.mark.torch, pytest.mark.etcd, pytest.mark.long]),
 ]
 

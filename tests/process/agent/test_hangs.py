@@ -60,11 +60,10 @@ ROWS = {
 """By what the program does: what the report says of it, and the line at which it says that rank 1 is."""
 
 
-WARM = [
-    pytest.param(how, marks=pytest.mark.long) if how in ("skips", "other", "spins", "loads") else how for how in ROWS
-]
+SHORT = ("sleeps", "leaves", "init", "stops", "receives")
 """Of alike rows one in `make test`."""
-COLD = [how if how in ("sleeps", "loads") else pytest.param(how, marks=pytest.mark.long) for how in ROWS]
+WARM = [how if how in SHORT else pytest.param(how, marks=pytest.mark.long) for how in ROWS]
+COLD = [how if how == "loads" else pytest.param(how, marks=pytest.mark.long) for how in ROWS]
 
 
 @pytest.mark.parametrize("how", WARM)
@@ -175,7 +174,7 @@ def test_a_hang_of_two_nodes_is_told_while_the_job_goes_on(start: str, tmp_path:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("nproc", [1, 2])
+@pytest.mark.parametrize("nproc", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_a_rank_is_named_before_torchs_own_timeout_whatever_its_node_does(nproc: int, tmp_path: Path) -> None:
     """The last rank computes in a phase that it names: by itself that is no hang for half an hour."""
     guilty = 2 * nproc - 1

@@ -232,7 +232,7 @@ def test_a_node_with_fewer_devices_than_the_other_is_named(program: str, nvml: s
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("start", STARTS)
+@pytest.mark.parametrize("start", [pytest.param("cold", marks=pytest.mark.long), "warm"])
 def test_full_measures_an_all_reduce_and_the_program_finds_its_process_untouched(start: str, tmp_path: Path) -> None:
     program = tmp_path / "train.py"
     program.write_text(

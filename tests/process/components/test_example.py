@@ -27,6 +27,7 @@ def run(*command: str, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *command], env=env, capture_output=True, text=True, timeout=170)
 
 
+@pytest.mark.long
 def test_trains_then_resumes_where_it_was_interrupted(tmp_path: Path, environment: dict[str, str]) -> None:
     whole = run(str(TRAIN), "--output", str(tmp_path / "whole"), env=environment)
     assert whole.returncode == 0, whole.stderr

@@ -77,6 +77,7 @@ def test_blocks_run_or_are_marked(page, folder, environment):
         _end_apps(folder, environment)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_dry_runs_and_marked_lines(tmp_path, environment):
     pages = [block for page in doc_pages.list_pages() for block in doc_pages.read_blocks(page)]

@@ -118,6 +118,7 @@ def test_a_handle_stops_the_job(tmp_path: Path) -> None:
     assert phase == "failed"
 
 
+@pytest.mark.long
 def test_launches_in_a_loop_leave_nothing(tmp_path: Path) -> None:
     outcome = run_calls("loop", str(LAUNCHES), folder=tmp_path)
     assert outcome.stdout.startswith("nothing left"), outcome.explain()

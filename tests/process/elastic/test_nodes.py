@@ -101,6 +101,7 @@ def test_different_tokens_are_said(tmp_path: Path) -> None:
     assert "token" in second
 
 
+@pytest.mark.long
 @pytest.mark.torch
 @pytest.mark.timeout(600)
 def test_elastic_launch(tmp_path: Path) -> None:

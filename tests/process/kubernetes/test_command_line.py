@@ -135,8 +135,8 @@ def test_delete(cluster, torchx):
     assert "PENDING" in torchx("status", kept).stdout
 
 
-COMMANDS = [("status", ""), ("log", "/main/0"), ("cancel", ""), ("describe", "")]
-COMMANDS += [("delete", "")] if HAS_DELETE else []
+OTHERS = [("log", "/main/0"), ("cancel", ""), ("describe", ""), *([("delete", "")] if HAS_DELETE else [])]
+COMMANDS = [("status", ""), *(pytest.param(*each, marks=pytest.mark.long) for each in OTHERS)]
 ALL_COMMANDS = [*COMMANDS, ("list -s kubernetes", None)]
 
 
@@ -169,7 +169,10 @@ def test_an_unreachable_server_is_one_line_and_not_for_ever(torchx, tmp_path, co
     assert "cannot be reached" in done.stdout + done.stderr
 
 
-@pytest.mark.parametrize(("rest", "message"), [("other/0", "has no role"), ("main/7", "has replicas 0 to 1, not 7")])
+@pytest.mark.parametrize(
+    ("rest", "message"),
+    [pytest.param("other/0", "has no role", marks=pytest.mark.long), ("main/7", "has replicas 0 to 1, not 7")],
+)
 def test_the_log_of_what_does_not_exist_is_one_line(cluster, torchx, rest, message):
     shown = torchx("run", "-s", "kubernetes", "dist.ddp", "-j", "2x1", "--script", "main.py").stdout
     handle = next(word for word in shown.split() if word.startswith("kubernetes://"))

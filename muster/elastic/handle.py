@@ -294,8 +294,8 @@ def launch(
         all_results: whether to return the results of the workers of every node, not only of this one. It must be the
             same on all nodes. With more than one node the environment needs MUSTER_TOKEN, a secret that is the same on
             all nodes.
-        held: the hold of this machine (`muster hold`) on which the job runs: its handle, or True for the only one.
-            Workers have torch imported then. With None the job starts cold.
+        held: the hold of this machine (`muster hold`) on whose first node the job runs: its handle, or True for the
+            only one. Workers have torch imported then. With None the job starts cold.
         wait: whether to wait for the end of the job. If False, return a `JobHandle` at once; a thread waits.
 
     Returns:
@@ -314,7 +314,7 @@ def launch(
         f"--nproc-per-node={count}",
         f"--max-restarts={max_restarts}",
         f"--shutdown-timeout={shutdown_timeout_s}",
-        *_build_node_flags(nodes, endpoint, node_rank, run_id),
+        *_build_node_flags(nodes, endpoint, node_rank, run_id, held=held),
         *([f"--log-dir={log_dir}"] if log_dir else []),
         *flags,
         *build_function_words(is_held=bool(held)),
@@ -369,9 +369,16 @@ def _find_token(nodes: int | str, environ: Mapping[str, str]) -> str | None:
     return token
 
 
-def _build_node_flags(nodes: int | str, endpoint: str | None, node_rank: int | None, run_id: str | None) -> list[str]:
+def _build_node_flags(
+    nodes: int | str, endpoint: str | None, node_rank: int | None, run_id: str | None, *, held: str | bool | None
+) -> list[str]:
     if str(nodes) == "1" and endpoint is None:
         return ["--standalone", *([f"--rdzv-id={run_id}"] if run_id else [])]
+    if endpoint is None and held:
+        raise UsageError(
+            f"nodes={nodes!r}, held={held!r}: a program runs functions on one node of a hold; a job of several "
+            "programs, each with its own hold, needs endpoint=, HOST:PORT of the leading one"
+        )
     if endpoint is None:
         raise UsageError(f"nodes={nodes!r} needs endpoint=, HOST:PORT of the leading node")
     named = {"rdzv-endpoint": endpoint, "node-rank": node_rank, "rdzv-id": run_id}

@@ -2,11 +2,12 @@
 
     holder      the process that a replica of a hold runs: it starts waiting agents, and gives one to each run
     waiting     guard and agent before their run; from then on they are those of any job
-    start       what a waiting agent has before its run: a template without a program
-    facts       how both sides reach each other, and what must be equal in both
-    client      the process that stands for a node of a run; it passes what it was started with to the holder
-    agents      starts a waiting agent
-    difference  why a waiting agent cannot become what a client's process would be
+    start       what such an agent has before its run: a template without a program
+    facts       how both sides reach each other, and what must be alike in both
+    client      the process that stands for a node of a run: gives what it was started with to the holder
+    agents      starts one that waits
+    listening   the loop of a holder or a pool, and what is sent to them
+    difference  why one cannot become what a client's process would be
     pool        the default hold of a user: keeps agents for everyday jobs, several at a time
     wishes      which kinds of agents it keeps
     pool_entry  the file that starts the pool

@@ -4,12 +4,14 @@ import contextlib
 import os
 import resource
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Final
+
+from muster.agent.hold.listening import Order
 
 _CGROUP_LIMITS: Final = ("memory.max", "memory.high", "cpu.max", "cpuset.cpus", "pids.max")
 
 
-def find_difference(order: Mapping[str, Any], ours: Mapping[str, str], prefix: Sequence[str]) -> str:
+def find_difference(order: Order, ours: Mapping[str, str], prefix: Sequence[str]) -> str:
     """Return the reason in one clause; "" if it can.
 
     Args:

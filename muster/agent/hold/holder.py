@@ -18,24 +18,21 @@ import contextlib
 import errno
 import json
 import os
-import selectors
 import signal
 import socket
 import sys
 import time
 from collections import deque
-from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 from muster._shared import processes
-from muster._shared.contract import HOLD_STATE_NAME, Env, ExitCode, HoldKey, find_hold_dir
+from muster._shared.contract import Env, ExitCode, HoldKey, find_hold_dir
 from muster._shared.guard import STOP_LIMIT_VARIABLE
 from muster._shared.holds import connection as hold_socket
 from muster.agent.hold import difference, facts
 from muster.agent.hold.agents import start_waiting
+from muster.agent.hold.listening import MESSAGE_BYTES, Listener, Message, Order, close_all, send
 
-_MESSAGE_BYTES: Final = 65536
-_MOST_FDS: Final = 8
 _FAILED_STARTS: Final = 3
 """After this many agents that ended before they were ready, runs start cold."""
 _JOIN_S: Final = 60.0
@@ -83,12 +80,10 @@ class Holder:
         words = len(sys.argv) - 1
         self._prefix = [sys.executable, *sys.orig_argv[1 : len(sys.orig_argv) - words]]
         self._folder = _make_folder(index)
-        self._selector = selectors.DefaultSelector()
-        self._listener = hold_socket.listen(self._folder)
-        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        self._loop = Listener(self._folder, self._handle)
         self._waiting: _Waiting | None = None
         self._failed = 0
-        self._about: dict[str, Any] = {}
+        self._about: dict[str, object] = {}
         """What the waiting agent has reported."""
         self._connection: socket.socket | None = None
         """The connection of the run on this node, even while the run ends; then None with `_run` set."""
@@ -105,21 +100,13 @@ class Holder:
 
     def run(self) -> int:
         """Hold the node until it is released or idle; return the exit code."""
-        wake_read, wake_write = os.pipe()
-        for fd in (wake_read, wake_write):
-            os.set_blocking(fd, False)
-        for signum in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(signum, lambda _signum, _frame: None)
-        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
-        self._selector.register(wake_read, selectors.EVENT_READ, lambda: self._stop(os.read(wake_read, 64)))
+        self._loop.watch_signals((signal.SIGTERM, signal.SIGINT), self._stop)
         decides = self._index == 0 or not self._is_local
         if not decides:
             self._join()
         self._start_waiting()
         while self._code is None:
-            for key, _ in self._selector.select(_LOOK_S if decides else None):
-                if key.fd in self._selector.get_map():  # perhaps closed by an earlier one
-                    key.data()
+            self._loop.wait(_LOOK_S if decides else None)
             if decides and self._is_idle() and time.monotonic() - self._since_s >= self._idle_s:
                 processes.write_stderr(f"muster: this hold was idle for {self._idle_s / 60:g} min and ends\n")
                 self._code = int(ExitCode.SUCCEEDED)
@@ -155,10 +142,10 @@ class Holder:
         self._members.append(first)
 
         def end() -> None:
-            self._selector.unregister(first)
+            self._loop.unwatch(first)
             self._code = int(ExitCode.SUCCEEDED)
 
-        self._selector.register(first, selectors.EVENT_READ, end)
+        self._loop.watch(first, end)
 
     # -- the agent that waits ---------------------------------------------------------------------------------------
 
@@ -169,19 +156,19 @@ class Holder:
             return
         pid, ours = start_waiting(self._prefix, self._flags)
         made = self._waiting = _Waiting(pid, ours)
-        self._selector.register(made.pidfd, selectors.EVENT_READ, self._handle_end)
-        self._selector.register(ours, selectors.EVENT_READ, self._hear_waiting)
+        self._loop.watch(made.pidfd, self._handle_end)
+        self._loop.watch(ours, self._hear_waiting)
         self._write_state(self._name_state())
 
     def _hear_waiting(self) -> None:
         made = self._waiting
         assert made is not None  # noqa: S101  # its socket is watched
         try:
-            message = made.control.recv(_MESSAGE_BYTES)
+            message = made.control.recv(MESSAGE_BYTES)
         except OSError:
             message = b""
         if not message:
-            self._selector.unregister(made.control)  # about to end
+            self._loop.unwatch(made.control)  # about to end
             return
         self._about = json.loads(message)
         made.is_ready = True
@@ -194,14 +181,13 @@ class Holder:
         """Tell the run its exit code, and have another agent wait."""
         made, self._waiting = self._waiting, None
         assert made is not None  # noqa: S101  # its pidfd is watched
-        self._selector.unregister(made.pidfd)
+        self._loop.unwatch(made.pidfd)
         os.close(made.pidfd)
-        if made.control.fileno() >= 0 and made.control in self._selector.get_map():
-            self._selector.unregister(made.control)
+        self._loop.unwatch(made.control)
         made.control.close()
         code = os.waitstatus_to_exitcode(os.waitpid(made.pid, 0)[1])
         if self._run and not self._is_cold:
-            self._send(self._connection, {"exit": code if code >= 0 else 128 - code})
+            send(self._connection, {"exit": code if code >= 0 else 128 - code})
             self._free()
         elif not made.is_ready:
             self._failed += 1
@@ -212,47 +198,30 @@ class Holder:
 
     # -- runs -------------------------------------------------------------------------------------------------------
 
-    def _accept(self) -> None:
-        try:
-            connection, _ = self._listener.accept()
-        except OSError:  # gone, or no descriptors left
-            return
-        if hold_socket.read_peer(connection) != os.geteuid():
-            connection.close()
-            return
-        self._selector.register(connection, selectors.EVENT_READ, lambda: self._hear_client(connection))
-
-    def _hear_client(self, connection: socket.socket) -> None:
-        try:
-            data, fds, _flags, _address = socket.recv_fds(connection, _MESSAGE_BYTES, _MOST_FDS)
-            message = json.loads(data) if data else {}
-        except (OSError, ValueError):
-            message, fds = {}, []
+    def _handle(self, connection: socket.socket, message: Message, fds: list[int]) -> None:
         if "run" in message and fds and connection is not self._connection:
-            self._receive_run(connection, str(message["run"]), fds)
+            self._receive_run(connection, message["run"], fds)
             return
-        for fd in fds:
-            os.close(fd)
+        close_all(fds)
         if "member" in message:
             self._members.append(connection)
         elif "claim" in message:
-            self._receive_claim(connection, str(message["claim"]))
+            self._receive_claim(connection, message["claim"])
         elif "signal" in message and connection is not self._connection:
             if message["signal"] not in (signal.SIGTSTP, signal.SIGCONT):  # it waits for an agent
-                self._send(connection, {"exit": ExitCode.of_signal(message["signal"])})
+                send(connection, {"exit": ExitCode.of_signal(message["signal"])})
         elif "signal" in message and self._waiting is not None and not self._is_cold:
-            processes.send_signal([self._waiting.pid], int(message["signal"]))
+            processes.send_signal([self._waiting.pid], message["signal"])
         elif not message:
             self._lose_client(connection)
 
     def _lose_client(self, connection: socket.socket) -> None:
         """End the run, because its client has ended."""
-        self._selector.unregister(connection)
+        self._loop.unwatch(connection)
         connection.close()
         for each in [each for each in self._queue if each[0] is connection]:
             self._queue.remove(each)
-            for fd in each[2]:
-                os.close(fd)
+            close_all(each[2])
         if connection in self._members:
             self._members.remove(connection)
         if self._claim is not None and connection is self._claim[0]:
@@ -266,8 +235,7 @@ class Holder:
             self._free()
             self._serve_next()
         else:
-            if self._waiting.control in self._selector.get_map():  # otherwise its guard is ending
-                self._selector.unregister(self._waiting.control)
+            self._loop.unwatch(self._waiting.control)
             self._waiting.end()
 
     def _find_other(self) -> str:
@@ -280,7 +248,7 @@ class Holder:
 
     def _refuse(self, connection: socket.socket, other: str) -> None:
         line = f"this hold runs {other} now; with -cfg wait=true a run waits for it"
-        self._send(connection, {"refused": line, "run": other})
+        send(connection, {"refused": line, "run": other})
 
     def _receive_claim(self, connection: socket.socket, name: str) -> None:
         if other := self._find_other():
@@ -288,15 +256,14 @@ class Holder:
             return
         self._claim = connection, name
         self._write_state(self._name_state())
-        self._send(connection, {"claimed": name})
+        send(connection, {"claimed": name})
 
     def _receive_run(self, connection: socket.socket, name: str, fds: list[int]) -> None:
         if self._claim is not None and self._claim[0] is connection:
             self._claim = None
         if other := self._find_other():
             self._refuse(connection, other)
-            for fd in fds:
-                os.close(fd)
+            close_all(fds)
             return
         self._queue.append((connection, name, fds))
         self._serve_next()
@@ -309,20 +276,19 @@ class Holder:
         self._connection = connection
         with os.fdopen(os.dup(fds[0]), "rb") as file:
             file.seek(0)
-            order = json.loads(file.read())
+            order: Order = json.loads(file.read())
         if "facts" not in order:
             self._complete(fds[0], order)
         reason = "no agent can wait here" if self._failed >= _FAILED_STARTS else self._find_difference(order)
         self._is_cold = bool(reason)
         if reason:
-            self._send(connection, {"cold": reason})
+            send(connection, {"cold": reason})
         elif self._waiting is not None:
             socket.send_fds(self._waiting.control, [b"!"], fds)
-        for fd in fds:
-            os.close(fd)
+        close_all(fds)
         self._write_state("busy")
 
-    def _complete(self, fd: int, order: Mapping[str, Any]) -> None:
+    def _complete(self, fd: int, order: Order) -> None:
         """Add to the order of another machine's run what its processes get from this one."""
         content = json.dumps({**facts.read_settings(facts.read_facts()), **order}).encode()
         os.ftruncate(fd, 0)
@@ -341,7 +307,7 @@ class Holder:
         self._since_s = time.monotonic()
         self._write_state(self._name_state())
 
-    def _find_difference(self, order: Mapping[str, Any]) -> str:
+    def _find_difference(self, order: Order) -> str:
         """Return why a process here cannot become what the client's would be; "" if it can."""
         if "facts" not in order:  # from another machine
             return ""
@@ -356,32 +322,23 @@ class Holder:
 
     # -- telling ----------------------------------------------------------------------------------------------------
 
-    def _send(self, connection: socket.socket | None, message: Mapping[str, Any]) -> None:
-        if connection is not None:
-            with contextlib.suppress(OSError):  # it has ended
-                connection.send(json.dumps(message).encode())
-
     def _name_state(self) -> str:
         if self._run or self._claim is not None:
             return "busy"
         return "ready" if self._waiting and self._waiting.is_ready else "starting"
 
     def _write_state(self, state: str) -> None:
-        """Write the state for people and schedulers; a full disk loses it."""
         run = self._run or (self._claim[1] if self._claim is not None else "")
-        content = {
-            HoldKey.STATE: state,
-            HoldKey.RUN: run,
-            HoldKey.IDLE_SINCE_S: None if run else time.time() - (time.monotonic() - self._since_s),
-            HoldKey.IDLE_LIMIT_S: self._idle_s,
-            HoldKey.PID: os.getpid(),
-            **self._about,
-        }
-        path = os.path.join(self._folder, HOLD_STATE_NAME)
-        with contextlib.suppress(OSError):
-            with open(f"{path}.new", "w", encoding="utf-8") as file:
-                json.dump(content, file)
-            os.replace(f"{path}.new", path)
+        self._loop.write_state(
+            {
+                HoldKey.STATE: state,
+                HoldKey.RUN: run,
+                HoldKey.IDLE_SINCE_S: None if run else time.time() - (time.monotonic() - self._since_s),
+                HoldKey.IDLE_LIMIT_S: self._idle_s,
+                HoldKey.PID: os.getpid(),
+                **self._about,
+            }
+        )
 
 
 def hold(args: list[str]) -> int:

@@ -22,13 +22,12 @@ import contextlib
 import fcntl
 import json
 import os
-import selectors
 import signal
 import socket
 import time
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Final
 
 from muster._shared import processes
 from muster._shared.contract import HOLD_STATE_NAME, HoldKey
@@ -36,12 +35,11 @@ from muster._shared.holds import connection as hold_socket
 from muster._shared.holds import default as default_hold
 from muster.agent.hold import difference, facts
 from muster.agent.hold.agents import start_waiting
+from muster.agent.hold.listening import MESSAGE_BYTES, Listener, Message, Order, StartedWith, close_all, send
 from muster.agent.hold.waiting import HANDED
 from muster.agent.hold.wishes import FAILED_STARTS, Wish, is_other_cgroup, read_stamps, read_wish
 
 LOG_NAME: Final = "log"
-_MESSAGE_BYTES: Final = 65536
-_MOST_FDS: Final = 8
 _MOST_AGENTS: Final = 8
 _HOLD_BACK_S: Final = 10.0
 """How long after the start of a job that still runs nothing is imported."""
@@ -61,58 +59,47 @@ class _Agent:
 class Pool:
     """The default hold. Use it once."""
 
-    def __init__(self, folder: str, command: Sequence[str], started_with: Mapping[str, Any]) -> None:
+    def __init__(self, folder: str, command: Sequence[str], started_with: StartedWith) -> None:
         """Listen.
 
         Args:
             folder: a folder that exists and is locked by this process.
             command: the command that starts an agent, without flags.
-            started_with: see `default_hold.write_order`; `running` has the guards of jobs, if this process has begun
-                again.
+            started_with: what its starter has written.
 
         Raises:
             OSError: the socket cannot be made.
         """
         self._folder = folder
         self._command = list(command)
-        self._idle_s = float(started_with[default_hold.IDLE_LIMIT_KEY])
+        self._idle_s = started_with["idle_limit_s"]
         self._stamps = read_stamps()
         self._facts = facts.read_facts()
         self._most = min(_MOST_AGENTS, max(1, processes.count_allowed_cores()))
         self._wishes: OrderedDict[str, Wish] = OrderedDict()
         """Wishes by key, the most recent last."""
         self._agents: dict[int, _Agent] = {}
-        self._running: set[int] = {int(pid) for pid in started_with.get("running", ())}
+        self._running: set[int] = set(started_with.get("running", ()))
         self._cold: set[socket.socket] = set()
         """Connections of clients that have started cold. They close with the job."""
-        self._about: dict[str, Any] = {}
-        self._selector = selectors.DefaultSelector()
-        self._listener = hold_socket.listen(folder)
-        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
-        self._first_fd = self._watch_first(int(started_with["after_pid"]))
+        self._about: dict[str, object] = {}
+        self._loop = Listener(folder, self._handle)
+        self._first_fd = self._watch_first(started_with["after_pid"])
         self._begun_s = time.monotonic()
         """When the last job began."""
         self._since_s = time.monotonic()
         self._is_over = False
         for order in started_with["orders"]:
-            self._note(read_wish(order), str(order["name"]))
+            self._note(read_wish(order), order["name"])
 
     def run(self) -> None:
         """Hold until the user does not want it any more, or it was idle for too long."""
-        wake_read, wake_write = os.pipe()
-        for fd in (wake_read, wake_write):
-            os.set_blocking(fd, False)
-        for signum in _CONTROLLED:
-            signal.signal(signum, lambda _signum, _frame: None)
-        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
-        self._selector.register(wake_read, selectors.EVENT_READ, lambda: self._hear_signals(os.read(wake_read, 4096)))
+        self._loop.watch_signals(_CONTROLLED, self._hear_signals)
         self._reap()
         while not self._is_over:
             self._fill()
             self._write_state()
-            for key, _ in self._selector.select(self._find_pause_s()):
-                if key.fd in self._selector.get_map():  # perhaps closed by an earlier one
-                    key.data()
+            self._loop.wait(self._find_pause_s())
             if self._is_idle() and time.monotonic() >= self._since_s + self._idle_s:
                 self._is_over = True
         self._end()
@@ -140,11 +127,11 @@ class Pool:
         except OSError:
             return -1
         if fd >= 0:
-            self._selector.register(fd, selectors.EVENT_READ, self._lose_first)
+            self._loop.watch(fd, self._lose_first)
         return fd
 
     def _lose_first(self) -> None:
-        self._selector.unregister(self._first_fd)
+        self._loop.unwatch(self._first_fd)
         os.close(self._first_fd)
         self._first_fd = -1
         self._since_s = time.monotonic()
@@ -181,18 +168,18 @@ class Pool:
     def _start_agent(self, wish: Wish) -> None:
         made = _Agent(wish)
         self._agents[made.pid] = made
-        self._selector.register(made.control, selectors.EVENT_READ, lambda: self._hear_agent(made))
+        self._loop.watch(made.control, lambda: self._hear_agent(made))
 
     def _hear_agent(self, agent: _Agent) -> None:
         try:
-            message = agent.control.recv(_MESSAGE_BYTES)
+            message = agent.control.recv(MESSAGE_BYTES)
         except OSError:
             message = b""
         if message:
             self._about = json.loads(message)
             agent.is_ready, agent.wish.failed = True, 0
         else:
-            self._selector.unregister(agent.control)  # about to end
+            self._loop.unwatch(agent.control)  # about to end
 
     def _end_agent(self, agent: _Agent) -> None:
         """Close the agent's connection: its guard sees that, and kills all below it."""
@@ -200,8 +187,7 @@ class Pool:
         self._forget_control(agent)
 
     def _forget_control(self, agent: _Agent) -> None:
-        if agent.control.fileno() >= 0 and agent.control in self._selector.get_map():
-            self._selector.unregister(agent.control)
+        self._loop.unwatch(agent.control)
         agent.control.close()
 
     def _reap(self) -> None:
@@ -233,37 +219,19 @@ class Pool:
 
     # -- clients ----------------------------------------------------------------------------------------------------
 
-    def _accept(self) -> None:
-        try:
-            connection, _ = self._listener.accept()
-        except OSError:  # gone, or no descriptors left
-            return
-        if hold_socket.read_peer(connection) != os.geteuid():
-            connection.close()
-            return
-        self._selector.register(connection, selectors.EVENT_READ, lambda: self._hear_client(connection))
-
-    def _hear_client(self, connection: socket.socket) -> None:
-        try:
-            data, fds, _flags, _address = socket.recv_fds(connection, _MESSAGE_BYTES, _MOST_FDS)
-            message = json.loads(data) if data else {}
-        except (OSError, ValueError):
-            message, fds = {}, []
-        try:
-            if "run" in message and fds:
-                self._serve(connection, str(message["run"]), list(fds))
-            elif "end" in message:
-                self._is_over = True  # closes once all is sent
-            elif default_hold.IDLE_LIMIT_KEY in message:
-                self._idle_s = float(message[default_hold.IDLE_LIMIT_KEY])
-            elif not message:
-                self._lose_client(connection)
-        finally:
-            for fd in fds:
-                os.close(fd)
+    def _handle(self, connection: socket.socket, message: Message, fds: list[int]) -> None:
+        if "run" in message and fds:
+            self._serve(connection, message["run"], fds)
+        elif "end" in message:
+            self._is_over = True  # closes once all is sent
+        elif "idle_limit_s" in message:
+            self._idle_s = message["idle_limit_s"]
+        elif not message:
+            self._lose_client(connection)
+        close_all(fds)
 
     def _lose_client(self, connection: socket.socket) -> None:
-        self._selector.unregister(connection)
+        self._loop.unwatch(connection)
         connection.close()
         if connection in self._cold:
             self._cold.discard(connection)
@@ -271,13 +239,13 @@ class Pool:
 
     def _serve(self, connection: socket.socket, job: str, fds: list[int]) -> None:
         """Hand an agent to a client, or tell the client to start cold."""
-        order = json.loads(os.pread(fds[0], os.fstat(fds[0]).st_size, 0))
+        order: Order = json.loads(os.pread(fds[0], os.fstat(fds[0]).st_size, 0))
         self._begun_s = self._since_s = time.monotonic()
         stamps = read_stamps()
         if stamps != self._stamps:
             changed = min(path for path in {*stamps, *self._stamps} if stamps.get(path) != self._stamps.get(path))
             what = "muster has changed" if changed.endswith(".py") else f"packages in {changed} have changed"
-            self._send(connection, {"cold": f"{what}, and it begins again"})
+            send(connection, {"cold": f"{what}, and it begins again"})
             self._note(read_wish(order), job)
             self._begin_again()
         reason = self._find_difference(order)
@@ -287,11 +255,11 @@ class Pool:
             reason = f"no agent can wait there; {os.path.join(self._folder, LOG_NAME)} may say why"
         if reason or not agents:
             self._cold.add(connection)
-            self._send(connection, {"cold": reason})
+            send(connection, {"cold": reason})
             return
         self._hand(agents[0], connection, fds)
 
-    def _find_difference(self, order: Mapping[str, Any]) -> str:
+    def _find_difference(self, order: Order) -> str:
         if is_other_cgroup(order["facts"]["cgroup"], self._facts["cgroup"]):
             return "its cgroup is not the hold's"
         return difference.find_difference(order, self._facts, self._command)
@@ -302,12 +270,8 @@ class Pool:
         with contextlib.suppress(OSError):  # just killed: the client sees the end
             socket.send_fds(agent.control, [HANDED], [*fds, connection.fileno()])
         self._forget_control(agent)
-        self._selector.unregister(connection)
+        self._loop.unwatch(connection)
         connection.close()
-
-    def _send(self, connection: socket.socket, message: Mapping[str, Any]) -> None:
-        with contextlib.suppress(OSError):  # it has ended
-            connection.send(json.dumps(message).encode())
 
     # -- the end ----------------------------------------------------------------------------------------------------
 
@@ -317,7 +281,7 @@ class Pool:
         for agent in self._agents.values():
             agent.control.close()
         running = [*self._running, *self._agents]  # waiting agents end too
-        started_with = {"orders": orders, default_hold.IDLE_LIMIT_KEY: self._idle_s, "after_pid": 0, "running": running}
+        started_with = StartedWith(orders=orders, idle_limit_s=self._idle_s, after_pid=0, running=running)
         fd = os.memfd_create("orders")
         os.write(fd, json.dumps(started_with).encode())
         os.lseek(fd, 0, os.SEEK_SET)
@@ -348,24 +312,18 @@ class Pool:
         processes.send_signal(self._agents, signal.SIGKILL)
 
     def _write_state(self) -> None:
-        """Write the state for people; a full disk loses it."""
-        is_idle = self._is_idle()
         starting = [each for each in self._agents.values() if not each.is_ready]
-        content: dict[str, Any] = {
+        content: dict[str, object] = {
             HoldKey.STATE: "starting" if starting else "ready" if self._agents else "waiting",
-            HoldKey.IDLE_SINCE_S: time.time() - (time.monotonic() - self._since_s) if is_idle else None,
+            HoldKey.IDLE_SINCE_S: time.time() - (time.monotonic() - self._since_s) if self._is_idle() else None,
             HoldKey.IDLE_LIMIT_S: self._idle_s,
             HoldKey.PID: os.getpid(),
             "python": self._command[0],
             "agents": len(self._agents) - len(starting),
             "jobs": sorted(self._running),
         }
-        content |= {name: self._about[name] for name in (HoldKey.MODULES, HoldKey.IMPORT_S) if name in self._about}
-        path = os.path.join(self._folder, HOLD_STATE_NAME)
-        with contextlib.suppress(OSError):
-            with open(f"{path}.new", "w", encoding="utf-8") as file:
-                json.dump(content, file)
-            os.replace(f"{path}.new", path)
+        about = {name: self._about[name] for name in (HoldKey.MODULES, HoldKey.IMPORT_S) if name in self._about}
+        self._loop.write_state(content | about)
 
 
 def lock_folder(folder: str) -> int | None:

@@ -3,11 +3,12 @@
 import os
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 from muster._shared.guard import GuardLease
 from muster.agent.cli.arguments import parse_args
 from muster.agent.errors import SpawnError
+from muster.agent.hold.listening import Order
 from muster.agent.runtime.loop import JobClock, Loop
 from muster.agent.workers.environment import build_common_env
 from muster.agent.workers.warm.template_handle import HeldTemplate, TemplateHandle, TemplateOptions
@@ -36,7 +37,7 @@ class HeldStart:
         """Why the template is not the run's; "" if it is, or if the run starts cold anyway."""
         self._cwd = os.getcwd()
         self._nproc = config.nproc
-        self._settings: Mapping[str, Any] = {}
+        self._settings = Order()
         self._began_s = time.monotonic()
         options = TemplateOptions(
             program=config.program, nproc=config.nproc, env=build_common_env(config), preload=config.preload
@@ -55,7 +56,7 @@ class HeldStart:
             return None
         return {"nproc": self._nproc, "modules": modules, "import_s": round(time.monotonic() - self._began_s, 3)}
 
-    def become_run(self, env: Mapping[str, str], settings: Mapping[str, Any]) -> None:
+    def become_run(self, env: Mapping[str, str], settings: Order) -> None:
         """Give this process what the run's own process would have inherited; see `client`."""
         from muster.agent.workers.warm.forked_worker import apply_settings, replace_environment
 

@@ -19,10 +19,11 @@ import select
 import signal
 import socket
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 from muster._shared import guard, processes
 from muster._shared.contract import Env
+from muster.agent.hold.listening import Order
 
 _FDS: Final = 8
 HANDED: Final = b"+"
@@ -135,8 +136,8 @@ def _receive(connection: socket.socket) -> tuple[bytes, list[int]]:
     return message, list(fds)
 
 
-def _read_order(fd: int) -> dict[str, Any]:
-    order: dict[str, Any] = json.loads(os.pread(fd, os.fstat(fd).st_size, 0))
+def _read_order(fd: int) -> Order:
+    order: Order = json.loads(os.pread(fd, os.fstat(fd).st_size, 0))
     return order
 
 
@@ -179,5 +180,8 @@ def _wait_as_agent(flags: list[str], control: socket.socket, release: socket.soc
     _take_streams(fds[1:4])
     for fd in fds[:4]:
         os.close(fd)
-    held.become_run(env, {name: order[name] for name in ("cwd", "umask", "limits", "nice", "cpus")})
+    settings = Order(
+        cwd=order["cwd"], umask=order["umask"], limits=order["limits"], nice=order["nice"], cpus=order["cpus"]
+    )
+    held.become_run(env, settings)
     return launch.run_agent(order["args"], {**os.environ, **own}, lease, held)

@@ -7,13 +7,14 @@ import site
 import sys
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 import muster
 from muster._shared.contract import Env
 from muster.agent.cli.command_line import FlagValues, parse_command_line
 from muster.agent.errors import UsageError
 from muster.agent.hold import difference
+from muster.agent.hold.listening import Order
 from muster.agent.workers.warm.fork_safety import is_read_early
 
 FAILED_STARTS: Final = 3
@@ -45,10 +46,10 @@ class Wish:
             count += self._jobs.pop()[1]
         self._jobs.append((job, count))
 
-    def build_orders(self) -> list[Mapping[str, Any]]:
+    def build_orders(self) -> list[Order]:
         """Build orders from which `read_wish` makes the wish again."""
         args = [*self.flags, "-m", "job"]
-        order = {"name": "again", "command": self.command, "args": args, "env": self.env, "cpus": self.cpus}
+        order = Order(name="again", command=self.command, args=args, env=self.env, cpus=self.cpus)
         return [order] * max(1, self.count)
 
     @property
@@ -57,7 +58,7 @@ class Wish:
         return 0 if self.failed >= FAILED_STARTS else max((count for _, count in self._jobs), default=1)
 
 
-def read_wish(order: Mapping[str, Any]) -> Wish | None:
+def read_wish(order: Order) -> Wish | None:
     """Return what an agent must be to become an order's agent; None if that would not fork from a template.
 
     Args:

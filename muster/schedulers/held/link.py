@@ -24,6 +24,7 @@ from muster._shared.control import ControlError, ExitCode
 from muster.schedulers.errors import EngineError, SchedulerError
 from muster.schedulers.held import node
 from muster.schedulers.held.link_names import LOST, STATE_NAME
+from muster.schedulers.inside.frames import FrameReader, build_program, keep_file, pack
 from muster.schedulers.inside.session import ALIVE_S, Order, Session, build_words, find_name
 
 CLIENT: Final = "muster/agent/hold/client.py"
@@ -56,7 +57,7 @@ def load_scheduler(name: str, session: str) -> Any:
 
 def build_client(index: int) -> list[str]:
     """Build the command that runs `node` on a node of a hold."""
-    source = f"{Path(node.__file__).read_text()}\nmain(sys.argv[2])\n"
+    source = build_program(node.__file__, "main(sys.argv[2])")
     # -I -S: it needs no installed package, and no variable of the hold's may lead it to other modules.
     return ["{muster-python}", "-I", "-S", "-c", source, CLIENT, node.HOLD_DIR, "--node-rank", str(index)]
 
@@ -71,7 +72,7 @@ class Link:
     def __init__(self, order: Mapping[str, Any]) -> None:
         self._order = order
         self._signals: list[str] = []
-        self._frames = node.FrameReader()
+        self._frames = FrameReader()
         self._code: int | None = None
         self._wanted: list[str] = []
         self._sending: Iterator[bytes] = iter(())
@@ -115,7 +116,7 @@ class Link:
             with contextlib.suppress(ControlError, EngineError, SchedulerError, OSError):
                 session = self._open(scheduler, index)
                 order = {**self._order["node"], "args": None, "workspace": None, "env": {}}
-                session.send_input(node.pack(node.ORDER, json.dumps(order).encode()))
+                session.send_input(pack(node.ORDER, json.dumps(order).encode()))
                 while not session.is_over:
                     if select.select([session.fd], [], [], ALIVE_S)[0]:
                         list(session.receive())
@@ -133,7 +134,7 @@ class Link:
         while not session.is_over:
             if not has_sent and self._may_claim():
                 has_sent = True
-                session.send_input(node.pack(node.ORDER, json.dumps(self._order["node"]).encode()))
+                session.send_input(pack(node.ORDER, json.dumps(self._order["node"]).encode()))
             poller = select.poll()
             poller.register(self._wake_read, select.POLLIN)
             poller.register(session.fd, select.POLLIN)
@@ -168,7 +169,7 @@ class Link:
         if kind in (node.OUT, node.ERR):
             write_all(1 if kind == node.OUT else 2, content)
         elif kind == node.FILE:
-            self._keep_file(content)
+            keep_file(content, self._order["replica_dir"], self._order["role_dir"])
         elif kind == node.EXIT:
             self._code = int(content)
         elif kind == node.GONE:
@@ -197,8 +198,8 @@ class Link:
             ):  # or it does not fit
                 while left and (data := file.read(min(left, _CHUNK_BYTES))):
                     left -= len(data)
-                    yield node.pack(node.DATA, data)
-            yield node.pack(node.END)
+                    yield pack(node.DATA, data)
+            yield pack(node.END)
 
     def _send_files(self, session: Session) -> None:
         while session.room_bytes > 0:
@@ -207,22 +208,6 @@ class Link:
                 self._wanted = []
                 return
             session.send_input(frame)
-
-    def _keep_file(self, content: bytes) -> None:
-        name, mode, data = content.split(b"\0", 2)
-        parts = name.decode().split("/")
-        if ".." in parts or len(parts) > 2 or parts[-1] not in (*node.GROWING, *node.REPLACED, node.ERROR_NAME):
-            return
-        path = Path(self._order["replica_dir" if len(parts) == 1 else "role_dir"], *parts)
-        with contextlib.suppress(OSError):  # a full disk costs what people see, and not the run
-            path.parent.mkdir(parents=True, exist_ok=True)
-            if mode == b"a":
-                with path.open("ab") as file:
-                    file.write(data)
-            else:
-                made = path.with_name(f".{path.name}.{os.getpid()}")
-                made.write_bytes(data)
-                made.replace(path)
 
     def _pass_on(self, session: Session) -> None:
         with contextlib.suppress(BlockingIOError):

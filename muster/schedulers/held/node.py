@@ -1,9 +1,9 @@
 """The program on a held node that stands there for one node of a run from another machine.
 
-It is standard library only and one file: the Python of the node runs it as a text, see `link`, which talks to it over
-its standard input and output. It claims the node, makes the run's folder with its workspace, and gives the run to the
-holder, as `muster/agent/hold/client.py` does on this machine. The run's output comes back in frames, and what its agent
-tells of it. When this program ends, the holder ends the run; it ends with the connection, see `inside.program`.
+It is standard library only, and one text with `frames`: the Python of the node runs it, see `link`, which talks to it
+over its standard input and output. It claims the node, makes the run's folder with its workspace, and gives the run to
+the holder, as `muster/agent/hold/client.py` does on this machine. The run's output comes back in frames, and what its
+agent tells of it. When this program ends, the holder ends the run; it ends with the connection, see `inside.program`.
 
     HOLD/runs/RUN/work    the run's working folder, unless it has another one
     HOLD/runs/RUN/log     what its agent writes
@@ -25,21 +25,17 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-FRAME: Final = struct.Struct("!cI")
-"""Kind, and the length of what follows."""
+from muster.schedulers.inside.frames import ERROR_NAME, FRAME, GROWING, REPLACED, pack, pack_file
+
 ORDER, DATA, END = b"O", b"D", b"E"
 """The link's. ORDER: JSON, see `link`. DATA: of the file that was asked for next. END: of that file."""
 CLAIMED, WANTED, OUT, ERR, FILE, EXIT, FAILED, BUSY, GONE = b"C", b"W", b"1", b"2", b"F", b"X", b"R", b"U", b"G"
 """What goes out. CLAIMED: no other run can begin here. WANTED: JSON, digests of the files that are missing here. FILE:
-a name, `a` (append) or `w` (replace), and content, with a zero byte between. EXIT: the agent's exit code. FAILED: why
-there is no run. BUSY: the name of the run that this one waits for. GONE: the holder was lost during the run."""
-GROWING: Final = ("events.jsonl",)
-REPLACED: Final = ("status.json", "report.json", "checkpoint.json")
-"""Files of an agent's run that the link keeps; `_shared.contract.LogNames`."""
-ERROR_NAME: Final = "error.json"
+see `frames`. EXIT: the agent's exit code. FAILED: why there is no run. BUSY: the name of the run that this one waits
+for. GONE: the holder was lost during the run."""
 FILE_LIMIT_BYTES: Final = 1 << 24
 HOLD_DIR: Final = "{muster-hold}"
 """In arguments and variables: the holder's folder."""
@@ -63,29 +59,6 @@ _MESSAGE_BYTES: Final = 65536
 
 class RefusedError(Exception):
     """There is no run on this node; one line."""
-
-
-def pack(kind: bytes, content: bytes = b"") -> bytes:
-    """Return a frame."""
-    return FRAME.pack(kind, len(content)) + content
-
-
-class FrameReader:
-    """Cuts a stream of bytes into frames."""
-
-    def __init__(self) -> None:
-        self._rest = b""
-
-    def feed(self, data: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Yield (kind, content) of the frames that are complete."""
-        self._rest += data
-        while len(self._rest) >= FRAME.size:
-            kind, length = FRAME.unpack_from(self._rest)
-            end = FRAME.size + length
-            if len(self._rest) < end:
-                return
-            content, self._rest = self._rest[FRAME.size : end], self._rest[end:]
-            yield kind, content
 
 
 def main(folder: str) -> int:
@@ -364,9 +337,7 @@ class NodeRun:
                     content = content[: content.rfind(b"\n") + 1]  # other nodes' lines go into the same file
                     self._grown[path] = self._grown.get(path, 0) + len(content)
                 self._seen[path] = mark
-                mode = "a" if base in GROWING else "w"
-                told = ERROR_NAME if is_error else name
-                self._pending += pack(FILE, f"{told}\0{mode}\0".encode() + content)
+                self._pending += pack_file(FILE, ERROR_NAME if is_error else name, content)
 
 
 def _list(folder: str) -> Sequence[str]:

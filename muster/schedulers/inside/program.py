@@ -1,9 +1,9 @@
 """The program on a node that runs one command beside the workers of a job. It arrives over standard input.
 
-It is standard library only and one file, for the Python of any image. The command gets the variables of the node's
-workers and the working directory of its agent, and leads a session of its own. All of it, also what it has left in the
-background, is ended with it, when the other side asks for it, and when the other side is gone: at the end of the
-connection, or when no answer came for `LOST_S`. If this program is killed, the command is, too.
+It is standard library only, and one text with `frames`, for the Python of any image. The command gets the variables of
+the node's workers and the working directory of its agent, and leads a session of its own. All of it, also what it has
+left in the background, is ended with it, when the other side asks for it, and when the other side is gone: at the end
+of the connection, or when no answer came for `LOST_S`. If this program is killed, the command is, too.
 
 A frame is a kind, a length and a content. After each frame that goes out comes a newline, which the other side skips:
 Slurm passes on whole lines only.
@@ -24,9 +24,10 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
+from muster.schedulers.inside.frames import FRAME, FrameReader, pack
+
 MAGIC = b"\0muster-exec\n"
 """Ends what a login may print before."""
-FRAME = struct.Struct("!cI")
 ORDER, INPUT, CLOSED, SIGNAL, SIZE, ALIVE = b"O", b"I", b"C", b"S", b"W", b"H"
 """What comes in. ORDER: JSON, see `session.Order`. INPUT: for the command; CLOSED: there is no more. SIGNAL: a name.
 SIZE: rows and columns of the terminal."""
@@ -278,7 +279,7 @@ class Command:
         self._pending = bytearray()
         self._input = bytearray()
         self._input_closed = False
-        self._incoming = b""
+        self._frames = FrameReader()
         self._heard_s = time.monotonic()
         self._suspended = False
         self._kill_s: float | None = None
@@ -504,13 +505,7 @@ class Command:
     def _feed(self, data: bytes) -> None:
         self._heard_s = time.monotonic()
         self._suspended = False
-        self._incoming += data
-        while len(self._incoming) >= FRAME.size:
-            kind, length = FRAME.unpack_from(self._incoming)
-            end = FRAME.size + length
-            if len(self._incoming) < end:
-                return
-            content, self._incoming = self._incoming[FRAME.size : end], self._incoming[end:]
+        for kind, content in self._frames.feed(data):
             self._handle(kind, content)
 
     def _handle(self, kind: bytes, content: bytes) -> None:
@@ -559,7 +554,7 @@ class Command:
 
     def _send(self, kind: bytes, content: bytes = b"") -> None:
         if not self._is_lost:
-            self._pending += FRAME.pack(kind, len(content)) + content + b"\n"
+            self._pending += pack(kind, content) + b"\n"
             self._flush()
 
     def _flush(self) -> None:
@@ -603,5 +598,5 @@ def main(stdin: io.BufferedReader) -> None:
     except (NoNodeError, OSError) as error:
         why = str(error) if isinstance(error, NoNodeError) else f"{error.filename or 'the command'}: {error.strerror}"
         with contextlib.suppress(OSError):
-            os.write(1, FRAME.pack(FAILED, len(why.encode())) + why.encode() + b"\n")
+            os.write(1, pack(FAILED, why.encode()) + b"\n")
     os._exit(0)

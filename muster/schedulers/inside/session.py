@@ -8,12 +8,11 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import cache
-from pathlib import Path
 from typing import Final
 
 from muster._shared.control import ControlError, ExitCode
 from muster.schedulers.inside import program
+from muster.schedulers.inside.frames import FrameReader, build_program, pack
 from muster.schedulers.inside.pipe import NodePipe
 
 WINDOW_BYTES: Final = 1 << 16
@@ -44,15 +43,13 @@ class Order:
     """The app is a hold, and the command gets what its holder was started with; see `program.complete_order`."""
 
 
-@cache
-def read_program() -> bytes:
-    """Return the source of what runs on the node."""
-    return f"{Path(program.__file__).read_text()}\nmain(stdin)\n".encode()
-
-
 def build_words() -> list[str]:
     """Return what follows the interpreter on the node."""
-    return ["-c", _BOOT, str(len(read_program()))]
+    return ["-c", _BOOT, str(len(_build_program()))]
+
+
+def _build_program() -> bytes:
+    return build_program(program.__file__, "main(stdin)").encode()
 
 
 class Session:
@@ -66,7 +63,8 @@ class Session:
     def __init__(self, pipe: NodePipe, order: Order) -> None:
         self._pipe = pipe
         self._lock = threading.Lock()
-        self._rest = b""
+        self._noise = b""
+        self._frames = FrameReader()
         self._in_frames = False
         self._under_way = 0
         self._end = ""
@@ -78,7 +76,7 @@ class Session:
         self.failure = ""
         """Why no command runs, or not any more; "": one runs, or has ended."""
         data = json.dumps({**asdict(order), "root": pipe.root}).encode()
-        self._write(read_program() + program.FRAME.pack(program.ORDER, len(data)) + data)
+        self._write(_build_program() + pack(program.ORDER, data))
 
     @property
     def fd(self) -> int:
@@ -122,24 +120,13 @@ class Session:
             self._lose()
             return
         self.heard_s = time.monotonic()
-        self._rest += data
         if not self._in_frames:
-            _, found, rest = self._rest.partition(program.MAGIC)
+            self._noise += data
+            self._noise, found, data = self._noise.partition(program.MAGIC)
             if not found:
                 return
-            self._in_frames, self._rest = True, rest
-        yield from self._cut()
-
-    def _cut(self) -> Iterator[tuple[int, bytes]]:
-        size = program.FRAME.size
-        while True:
-            self._rest = self._rest.lstrip(b"\n")  # no kind of a frame is a newline
-            if len(self._rest) < size:
-                return
-            kind, length = program.FRAME.unpack_from(self._rest)
-            if len(self._rest) < size + length:
-                return
-            content, self._rest = self._rest[size : size + length], self._rest[size + length :]
+            self._in_frames = True
+        for kind, content in self._frames.feed(data):
             if kind in (program.OUT, program.ERR):
                 yield int(kind), content
             elif kind == program.TAKEN:
@@ -173,7 +160,7 @@ class Session:
             self.failure = f"{lost}: {why}" if why else lost
 
     def _send(self, kind: bytes, content: bytes = b"") -> None:
-        self._write(program.FRAME.pack(kind, len(content)) + content)
+        self._write(pack(kind, content))
 
     def _write(self, data: bytes) -> None:
         with self._lock, contextlib.suppress(OSError):  # it has ended: `receive` sees why

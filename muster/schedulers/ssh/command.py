@@ -3,8 +3,6 @@
 import re
 import shlex
 from collections.abc import Sequence
-from functools import cache
-from pathlib import Path
 from typing import Final
 
 CONNECT_LIMIT_S: Final = 10
@@ -39,18 +37,6 @@ def build_remote(ssh: Sequence[str], host: str, python: str, words: Sequence[str
 def build_takeover(program: bytes) -> bytes:
     """Build what lets the program of `checks` go on as another one, on the same connection."""
     return b'{"program": %d}\n' % len(program) + program
-
-
-@cache
-def read_program(name: str, call: str) -> bytes:
-    """Return the source of a program of this package, and what it does with the connection.
-
-    Args:
-        name: of the module.
-        call: its last line.
-    """
-    source = Path(__file__).with_name(f"{name}.py").read_text()
-    return f"{source}\n{call}\n".encode()
 
 
 def explain_failure(errors: bytes, code: int | None, python: str) -> str:

@@ -18,8 +18,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from muster.schedulers.inside.frames import FrameReader, build_program, keep_file, pack
 from muster.schedulers.ssh import node
-from muster.schedulers.ssh.command import build_ssh, build_takeover, explain_failure, read_program
+from muster.schedulers.ssh.command import build_ssh, build_takeover, explain_failure
 from muster.schedulers.ssh.connection import Ssh
 
 LOST: Final = 255
@@ -151,7 +152,8 @@ class Link:
                     return False
                 self._streams[kind.decode()] += len(content)
             elif kind == node.FILE:
-                self._keep_file(content)
+                name, grown = keep_file(content, self._order["replica_dir"], self._order["role_dir"])
+                self._files[name] = self._files.get(name, 0) + grown
             elif kind == node.FAILED:
                 raise LostError(content.decode(errors="replace"))
             elif kind == node.EXIT:
@@ -168,23 +170,6 @@ class Link:
         except BrokenPipeError:
             return not self._order["stays"]
         return True
-
-    def _keep_file(self, content: bytes) -> None:
-        name, mode, data = content.split(b"\0", 2)
-        parts = name.decode().split("/")
-        if ".." in parts or len(parts) > 2 or parts[-1] not in (*node.GROWING, *node.REPLACED, node.ERROR_NAME):
-            return
-        path = Path(self._order["replica_dir" if len(parts) == 1 else "role_dir"], *parts)
-        with contextlib.suppress(OSError):  # a full disk costs what people see, and not the replica
-            path.parent.mkdir(parents=True, exist_ok=True)
-            if mode == b"a":
-                with path.open("ab") as file:
-                    file.write(data)
-                self._files[name.decode()] = self._files.get(name.decode(), 0) + len(data)
-            else:
-                made = path.with_name(f".{path.name}.{os.getpid()}")
-                made.write_bytes(data)
-                made.replace(path)
 
     def _tell_received(self) -> bytes:
         return json.dumps({"streams": self._streams, "files": self._files}).encode()
@@ -230,7 +215,7 @@ class _Connection:
     """One `ssh`, and a thread that writes to it, so that a slow host does not hold up its output."""
 
     def __init__(self, order: Mapping[str, Any], verb: str, lent: Sequence[int]) -> None:
-        program = read_program("node", "main(stdin)")
+        program = build_program(node.__file__, "main(stdin)").encode()
         self._python = order["python"]
         if lent:
             self._ssh = Ssh(lent)
@@ -246,7 +231,7 @@ class _Connection:
         self.told: set[str] = set()
         self.began_s = time.monotonic()
         self._noise = b""
-        self._frames = node.FrameReader()
+        self._frames = FrameReader()
         self._errors = b""
         files = order["files"] if verb == "start" else []
         sizes = [(name, os.path.getsize(path)) for name, path in files]
@@ -261,7 +246,7 @@ class _Connection:
 
     def send(self, kind: bytes, content: bytes = b"") -> None:
         """Queue a frame."""
-        self._queue.put(node.pack(kind, content))
+        self._queue.put(pack(kind, content))
 
     def finish(self) -> None:
         """Send what is queued, and close this side."""

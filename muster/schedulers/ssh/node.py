@@ -1,10 +1,10 @@
 """The program on a host, which arrives over the connection's standard input: it owns a replica there.
 
-It is standard library only and one file; `muster._shared` comes from the agent's bundle beside it. `start` unpacks what
-the link sends into a run folder and forks the keeper, which owns the replica, leads a session of its own, and listens
-at a socket in the run folder. What sshd has started, then as after a later `attach`, only passes bytes between the
-connection and that socket. So a connection can break and another one take its place: output waits in files until the
-link has it.
+It is standard library only, and one text with `frames`; `muster._shared` comes from the agent's bundle beside it.
+`start` unpacks what the link sends into a run folder and forks the keeper, which owns the replica, leads a session of
+its own, and listens at a socket in the run folder. What sshd has started, then as after a later `attach`, only passes
+bytes between the connection and that socket. So a connection can break and another one take its place: output waits in
+files until the link has it.
 
 The keeper ends the replica when no link has been heard for `lost_s` seconds, unless the replica `stays`. The run folder
 is removed when the link has got the exit code, or by the keeper when no link comes any more. Over 400 lines: it travels
@@ -19,30 +19,25 @@ import selectors
 import shutil
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import tarfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
+from muster.schedulers.inside.frames import ERROR_NAME, GROWING, REPLACED, FrameReader, pack, pack_file
+
 MAGIC = b"\0muster-ssh\n"
 """Ends what the user's shell may print before."""
-FRAME = struct.Struct("!cI")
-"""Kind, and the length of what follows."""
 HELLO, SIGNAL, ALIVE, DONE = b"O", b"S", b"H", b"A"
 """The link's. HELLO, and ALIVE: JSON, the bytes that it has of each stream, and of each file that only grows. SIGNAL: a
 name. DONE: it has the exit code."""
 READY, OUT, ERR, FILE, EXIT, FAILED = b"R", b"1", b"2", b"F", b"X", b"E"
-"""The other side's, and ALIVE as its answer. READY: the keeper listens. FILE: a name, `a` (append) or `w`
-(replace), and content, with a zero byte between. FAILED: why nothing runs."""
-GROWING = ("events.jsonl",)
-REPLACED = ("status.json", "report.json", "checkpoint.json")
-"""Files of an agent's run that the link copies; `_shared.contract.LogNames`."""
-ERROR_NAME = "error.json"
+"""The other side's, and ALIVE as its answer. READY: the keeper listens. FILE: see `frames`. FAILED: why
+nothing runs."""
 ERROR_LIMIT_BYTES = 1 << 20
 
 _IGNORED = (signal.SIGHUP, signal.SIGINT, signal.SIGPIPE)
@@ -61,29 +56,6 @@ sys.path.insert(0, sys.argv[1])
 from muster._shared.guard import main
 sys.exit(main(sys.argv[2:]))
 """
-
-
-def pack(kind: bytes, content: bytes = b"") -> bytes:
-    """Return a frame."""
-    return FRAME.pack(kind, len(content)) + content
-
-
-class FrameReader:
-    """Cuts a stream of bytes into frames."""
-
-    def __init__(self) -> None:
-        self._rest = b""
-
-    def feed(self, data: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Yield (kind, content) of the frames that are complete."""
-        self._rest += data
-        while len(self._rest) >= FRAME.size:
-            kind, length = FRAME.unpack_from(self._rest)
-            end = FRAME.size + length
-            if len(self._rest) < end:
-                return
-            content, self._rest = self._rest[FRAME.size : end], self._rest[end:]
-            yield kind, content
 
 
 class _Spool:
@@ -347,8 +319,7 @@ class Keeper:
                         self._grown[name] = self._grown.get(name, 0) + len(content)
                     else:
                         content = file.read(ERROR_LIMIT_BYTES)
-                mode = "a" if path.name in GROWING else "w"
-                self._pending += pack(FILE, f"{name}\0{mode}\0".encode() + content)
+                self._pending += pack_file(FILE, name, content)
 
     def _look_at_clock(self, now_s: float) -> None:
         lost = now_s - self._heard_s > float(self._order["lost_s"])

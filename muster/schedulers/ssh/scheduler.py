@@ -43,9 +43,10 @@ from muster.schedulers.adapter import (
     start_pipe,
     write_workspace_bundle,
 )
+from muster.schedulers.inside.frames import build_program
 from muster.schedulers.ssh import checks, node
 from muster.schedulers.ssh.checks import Checked
-from muster.schedulers.ssh.command import build_remote, build_ssh, explain_failure, read_program
+from muster.schedulers.ssh.command import build_remote, build_ssh, explain_failure
 from muster.schedulers.ssh.driver import RUN, find_run, find_workspace_name
 from muster.schedulers.ssh.options import SshOptions, find_hosts
 from muster.schedulers.ssh.request import WORKSPACE, Places, SshRequest, build_request, count_replicas, place_request
@@ -169,7 +170,7 @@ class SshScheduler(ProcessScheduler, WorkspaceMixin[None]):  # type: ignore[misc
             "limit_s": limit_s,
         }
         ssh = spec.details["ssh"]
-        program = read_program("node", "main(stdin)")
+        program = build_program(node.__file__, "main(stdin)").encode()
         done = subprocess.run(
             build_ssh(ssh["ssh"], handle["host"], ssh["python"], program),
             input=program + json.dumps(order).encode() + b"\n",

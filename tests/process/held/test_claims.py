@@ -87,17 +87,18 @@ def test_what_an_order_does_not_say_the_holder_adds(folder: tuple[Commands, Path
 
 def test_the_program_on_the_node_ends_with_its_connection(folder: tuple[Commands, Path]) -> None:
     from muster.schedulers.held import node
+    from muster.schedulers.inside.frames import FRAME, build_program, pack
 
     _, place = folder
     order = {"run": "x", "args": None, "env": {}, "cwd": None, "waits": False, "workspace": None}
-    source = f"{Path(node.__file__).read_text()}\nmain(sys.argv[2])\n"
+    source = build_program(node.__file__, "main(sys.argv[2])")
     command = [sys.executable, "-I", "-S", "-c", source, "client", str(place)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None
         assert process.stdout is not None
-        process.stdin.write(node.pack(node.ORDER, json.dumps(order).encode()))
+        process.stdin.write(pack(node.ORDER, json.dumps(order).encode()))
         process.stdin.flush()
-        assert process.stdout.read(node.FRAME.size) == node.pack(node.CLAIMED)
+        assert process.stdout.read(FRAME.size) == pack(node.CLAIMED)
         assert read_state(place)["run"] == "x"
         process.stdin.close()
         assert process.wait(60) == 0

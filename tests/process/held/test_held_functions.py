@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import Outcome, run_tree, wait_until
+from harness import Outcome, find_free_port, run_tree, wait_until
 from held_runs import Commands, Held
 
 CALLS = Path(__file__).parents[2] / "programs" / "elastic" / "calls.py"
@@ -185,9 +185,14 @@ def test_a_job_whose_hold_is_killed_is_lost(tmp_path: Path) -> None:
     wait_until(lambda: all(map(is_gone, pids.values())), what="the job is gone")
 
 
+SEVERAL = (
+    "nodes=2, held=True: a program runs functions on one node of a hold; a job of several programs, each with its own "
+    "hold, needs endpoint=, HOST:PORT of the leading one"
+)
 PROBLEMS = """
 from muster.elastic import launch
-for more in ({"held": "other"}, {"held": True, "nproc": 3}, {"held": True, "start_method": "fork"}):
+ways = {"held": "other"}, {"held": True, "nproc": 3}, {"held": True, "start_method": "fork"}, {"held": True, "nodes": 2}
+for more in ways:
     try:
         launch(print, **more)
     except ValueError as error:
@@ -202,7 +207,38 @@ def test_what_cannot_be_is_one_line(held: Held) -> None:
         f"held='other': 'other' is none of the held apps: {held.handle}",
         f"held=True: nproc=3: {held.handle} holds 2",
         "held=True: with start_method='fork' workers are forks of this program",
+        SEVERAL,
     ], done
+
+
+NODE = """
+import os, sys
+from muster.elastic import launch
+held, rank, port = sys.argv[1:]
+places = {"nodes": 2, "endpoint": f"127.0.0.1:{port}", "node_rank": int(rank), "run_id": "both"}
+print(dict(launch(os.getenv, ("GROUP_RANK",), nproc=1, held=held, **places)))
+"""
+
+
+@pytest.mark.long
+def test_a_job_of_two_programs_has_a_node_of_each_ones_hold(held: Held, tmp_path: Path) -> None:
+    other = Commands(tmp_path).hold("dist.ddp", "-j", "1x1")
+    wait_ready(held)
+    port = str(find_free_port())
+    programs = [
+        subprocess.Popen(
+            [sys.executable, "-c", NODE, each.handle, str(rank), port],
+            env=each.commands.env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank, each in enumerate((held, other))
+    ]
+    found = [program.communicate(timeout=200) for program in programs]
+    assert [out for out, _ in found] == ["{0: '0'}\n", "{1: '1'}\n"], found
+    assert not re.search("cold|template", "".join(err for _, err in found)), found
+    assert other.commands.call("muster", "release").returncode == 0
 
 
 def test_a_program_that_is_not_as_the_hold_starts_cold(held: Held) -> None:

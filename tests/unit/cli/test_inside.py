@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +17,10 @@ from muster.cli.commands import build_parser, order_exec_words
 from muster.cli.inside.targets import find_targets
 from muster.schedulers.adapter.facts import AppFacts
 from muster.schedulers.docker.engine.inside_stream import InsideStream
+from muster.schedulers.held import node as held_node
 from muster.schedulers.inside import program
+from muster.schedulers.inside.frames import build_program
+from muster.schedulers.ssh import node as ssh_node
 
 
 @pytest.mark.parametrize(
@@ -171,11 +174,11 @@ def test_the_shell_is_the_users_if_it_is_there() -> None:
     assert program.choose_shell({"PATH": "/no/such"}) == "/bin/sh"
 
 
-def test_the_program_is_one_file_of_the_standard_library() -> None:
-    done = subprocess.run(
-        [sys.executable, "-I", "-S", program.__file__], stdin=subprocess.DEVNULL, capture_output=True, check=False
-    )
-    assert (done.returncode, done.stderr) == (0, b"")
+@pytest.mark.parametrize("sent", [program, held_node, ssh_node], ids=lambda sent: sent.__name__)
+def test_a_program_on_a_node_needs_nothing_there(sent: ModuleType) -> None:
+    text = build_program(sent.__file__, "print(pack(b'1', b'out'))")
+    done = subprocess.run([sys.executable, "-I", "-S", "-c", text], capture_output=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"b'1\\x00\\x00\\x00\\x03out'\n", b"")
 
 
 def test_frames_of_docker_are_cut_wherever_they_break() -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from muster.schedulers.held import link, node
 from muster.schedulers.inside import program
+from muster.schedulers.inside.frames import FrameReader, pack
 from muster.schedulers.workspace.packing import list_workspace
 
 
@@ -32,8 +33,8 @@ class Sent:
         for digest in missing:
             content = (workspace / names[digest]).read_bytes()
             for begin in range(0, len(content), 7):
-                frames += node.pack(node.DATA, content[begin : begin + 7])
-            frames += node.pack(node.DATA, b"changed" if names[digest] == change else b"") + node.pack(node.END)
+                frames += pack(node.DATA, content[begin : begin + 7])
+            frames += pack(node.DATA, b"changed" if names[digest] == change else b"") + pack(node.END)
         order: dict[str, Any] = {"run": run, "workspace": entries, "args": [], "env": {}, "cwd": None, "waits": False}
         made = node.NodeRun(str(hold), order, io.BufferedReader(io.BytesIO(frames)))  # type: ignore[arg-type]
         made._make_folder()
@@ -96,23 +97,23 @@ def test_of_a_file_that_grows_the_link_sends_what_was_listed(workspace: Path) ->
     made._order = {"root": str(workspace), "node": {"workspace": entries}}
     (entry,) = (each for each in entries if each["name"] == "main.py")
     made._wanted = [entry["digest"]]
-    *data, end = (frame for sent in made._read_wanted() for frame in node.FrameReader().feed(sent))
+    *data, end = (frame for sent in made._read_wanted() for frame in FrameReader().feed(sent))
     assert hashlib.sha256(b"".join(content for _, content in data)).hexdigest() == entry["digest"]
     assert end == (node.END, b"")
 
 
 def test_a_link_that_goes_while_it_sends_leaves_no_run(sent: Sent, hold: Path, workspace: Path) -> None:
     order = {"run": "one", "workspace": list_workspace(str(workspace)), "args": [], "env": {}}
-    stream = io.BufferedReader(io.BytesIO(node.pack(node.DATA, b"prin")))  # type: ignore[arg-type]
+    stream = io.BufferedReader(io.BytesIO(pack(node.DATA, b"prin")))  # type: ignore[arg-type]
     with pytest.raises(SystemExit):
         node.NodeRun(str(hold), order, stream)._make_folder()
     assert not (hold / "runs" / "one" / "work").exists()
 
 
 def test_frames_are_cut_wherever_they_were_divided() -> None:
-    data = node.pack(node.OUT, b"one") + node.pack(node.EXIT, b"0")
+    data = pack(node.OUT, b"one") + pack(node.EXIT, b"0")
     for cut in range(len(data)):
-        reader = node.FrameReader()
+        reader = FrameReader()
         assert [*reader.feed(data[:cut]), *reader.feed(data[cut:])] == [(node.OUT, b"one"), (node.EXIT, b"0")]
 
 

@@ -12,13 +12,13 @@ import pytest
 from torchx.specs import AppDef
 
 from muster.schedulers.adapter import OptionError, SchedulerError
+from muster.schedulers.inside.frames import FrameReader, pack
 from muster.schedulers.ssh import checks, node
 from muster.schedulers.ssh import scheduler as ssh_scheduler
 from muster.schedulers.ssh.command import build_ssh, explain_failure
 from muster.schedulers.ssh.driver import SshDriver
 from muster.schedulers.ssh.hosts import Host, HostError, parse_host, parse_hostfile, run_discovery
 from muster.schedulers.ssh.link import STATE_NAME
-from muster.schedulers.ssh.node import FrameReader, pack
 from muster.schedulers.ssh.options import SshOptions, check_hosts
 from muster.schedulers.ssh.request import Places, build_request, place_request
 from muster.schedulers.supervision.app_folder import AppFolder, AppRecord, AppSpec

@@ -1,8 +1,8 @@
 """The agent's command line, parsed into its configuration.
 
 `arguments.parse_args` turns the command line and the environment into one `AgentConfig`; it is the only place of the
-agent that reads variables. `flag_table` lists every flag as data, `command_line` parses the words by that table and
-formats `--help`, `rendezvous_flags` parses the group of flags with a grammar of its own.
+agent that reads variables. `flag_table` lists every flag as data. `command_line` parses the words by that table and
+formats `--help`. `rendezvous_flags` parses the group of flags with its own grammar.
 
 Not here: the configuration itself (`agent.config`), and `-j` and `-cfg`, which belong to components and schedulers.
 

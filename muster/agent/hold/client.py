@@ -90,7 +90,9 @@ def main(argv: "list[str]") -> int:
 def run_on_default(
     folder: str, name: str, words: int, command: "list[str]", *, parent: "int | None" = None
 ) -> "int | None":
-    """Run on the default hold and return the exit code. None: this process must run the agent, and nothing has begun.
+    """Run on the default hold and return the exit code.
+
+    None means that this process must run the agent, and nothing has begun.
 
     In that case the connection stays open until this process and its forks have ended; the hold imports after that.
 

@@ -97,7 +97,7 @@ class RunFolder:
         self._links_latest = links_latest
         os.makedirs(self._base, exist_ok=True)
         self.base_owner = min(_find_owners(os.path.abspath(self._base)) - _OWN, default=None)
-        """Another user on the way to the folder, who can replace what is in it; None if there is none."""
+        """Another user who owns a folder on the path and can replace what is in it; None if there is none."""
         if os.path.basename(self.run_dir) == LogNames.LATEST and os.path.islink(self.run_dir):
             os.unlink(self.run_dir)  # of an earlier run
         _make_own_dir(self.run_dir, 0o777 if self.base_owner is not None else _choose_mode(self._base))

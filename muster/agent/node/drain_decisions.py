@@ -2,7 +2,7 @@
 
     SIGTERM --DrainAsked--> DrainBegun: ReadSlots, WriteCommand(ceiling) --LOOK--> ReadSlots ... DrainReported
         DrainCommitted: WriteCommand(step), the workers save and end, JobEnded(is_drained=True)
-        DrainWithdrawn: the workers go on; a node that is preempted leaves, which stops them on all nodes
+        DrainWithdrawn: the workers continue; a preempted node leaves, which stops them on all nodes
 
 `rendezvous.drain_ceiling` has the rule for the ceiling. Two waits have limits. A preempted node leaves if no step was
 agreed on in time. Ranks that were told the step get the grace period after that to save and end, and no stop signal,

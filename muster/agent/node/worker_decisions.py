@@ -73,7 +73,7 @@ SLOW_STOP_S = 5.0
 STACKS_LIMIT_S = 4.0
 """How long a stop waits for flight recorders and stacks, somewhat more than their collection may take."""
 STILL_S = 10.0
-"""A stop prints the stacks of workers that have stood still for so long."""
+"""How long workers must have stood still for a stop to print their stacks."""
 _PAGE_LIMIT_S = 1.5
 """How long that may delay the stop."""
 

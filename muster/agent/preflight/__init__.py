@@ -1,6 +1,6 @@
-"""What a node looks at before its workers start, as far as not every node needs it. What all do is in `agent.launch`.
+"""Checks before the workers start that only some nodes need. The checks of all nodes are in `agent.launch`.
 
-    facts  what other nodes are told of this one, to be compared
+    facts  the facts of this node that other nodes compare
     site   the executables that a site has added
     reach  whether this node can connect to MASTER_ADDR
 

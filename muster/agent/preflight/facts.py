@@ -1,4 +1,4 @@
-"""What other nodes are told of this one, to be compared. It may block: call it in a thread."""
+"""Reads the facts of this node that other nodes compare. It may block, so call it in a thread."""
 
 import hashlib
 import os
@@ -17,8 +17,8 @@ def read_facts(config: AgentConfig, workspace: str, machine: Machine) -> NodeFac
 
     Args:
         config: the agent's.
-        workspace: the packed one that came with the job; "": none did.
-        machine: as it was read.
+        workspace: the packed workspace that came with the job; "" if there is none.
+        machine: the machine's facts as they were read.
     """
     program, devices = config.program, machine.devices
     is_script = program.kind in (ProgramKind.SCRIPT, ProgramKind.RUN_PATH) and os.path.isfile(program.target)

@@ -1,4 +1,4 @@
-"""Whether this node can connect to MASTER_ADDR. It blocks: call it in a thread."""
+"""Checks whether this node can connect to MASTER_ADDR. It blocks, so call it in a thread."""
 
 import errno
 import os
@@ -8,18 +8,18 @@ import time
 _EACH_S = 3.0
 _PAUSE_S = 0.5
 _OTHER_PORT = 1
-"""tcpmux's, on which hardly any machine listens: a host that refuses it is reached."""
+"""tcpmux's port, on which hardly any machine listens. If it refuses a connection, the host was reached."""
 _OTHER_S = 1.0
 
 
 def find_obstacle(host: str, port: int, limit_s: float) -> str | None:
-    """Return why no address of the host answers within the limit; None: one does, if only to refuse.
+    """Return why no address of the host answers within the limit; None if one does, even by refusing.
 
-    Whether something listens on the port does not matter: a cold start's store begins later. A network may be away for
-    a moment, so that it is tried again until the limit.
+    Whether a process listens on the port does not matter, because a cold start's store begins later. A network may fail
+    for a moment, so this tries again until the limit.
 
-    Another port of the host is tried first: the program of rank 0 may count who connects to its own. A firewall may
-    drop what is for the other port; then the program's is tried, too.
+    Another port of the host is tried first, because the program of rank 0 may count connections to its own port. If a
+    firewall drops packets for the other port, the program's port is tried as well.
     """
     until_s = time.monotonic() + limit_s
     while True:

@@ -1,4 +1,4 @@
-"""Runs the executables that a site has added, all at once; what they say is read by `_shared.preflight.site`."""
+"""Runs the executables that a site has added, all at once. `_shared.preflight.site` reads what they print."""
 
 import os
 from collections.abc import Callable
@@ -16,7 +16,7 @@ _MOST_LINES: Final = 1000
 
 
 class SiteCheck:
-    """One of them, running."""
+    """One running executable."""
 
     def __init__(self, path: str, loop: Loop, children: ChildWatch, config: AgentConfig, on_over: Callable[[], None]):
         self._name = os.path.basename(path)
@@ -44,12 +44,12 @@ class SiteCheck:
         self._trouble = line
 
     def list_findings(self) -> tuple[Finding, ...]:
-        """Return what it has found, once it is over."""
+        """Return what the executable has found, once it is over."""
         return read_site_check(self._name, self._lines, self._trouble, is_killed=self.command.is_killed)
 
 
 class SiteChecks:
-    """All of a folder."""
+    """All executables of a folder."""
 
     def __init__(
         self,
@@ -59,14 +59,14 @@ class SiteChecks:
         paths: tuple[str, ...],
         on_found: Callable[[tuple[Finding, ...]], None],
     ) -> None:
-        """Start them; call back once, on the loop, when the last has ended.
+        """Start them. Call back once, on the loop, when the last has ended.
 
         Args:
             loop: the agent's.
             children: collects them.
             config: the agent's.
             paths: at least one.
-            on_found: gets what they have found.
+            on_found: gets all that they have found.
         """
         self._on_found = on_found
         self._running = len(paths)
@@ -78,7 +78,7 @@ class SiteChecks:
             self._on_found(tuple(finding for check in self._checks for finding in check.list_findings()))
 
     def close(self) -> None:
-        """Kill those that still run; nothing is called back any more."""
+        """Kill those that still run. No callback follows."""
         self._on_found = lambda _findings: None
         for check in self._checks:
             check.command.kill()

@@ -293,7 +293,7 @@ class Loop:
 
 
 class Awaited(Generic[T]):
-    """A value that a thread reads for one reader, who may come before or after the value is read."""
+    """A value that a thread reads for one reader, which may come before or after the value is read."""
 
     def __init__(self, loop: Loop, read: Callable[[], T], without: Callable[[RuntimeError], T]) -> None:
         """Begin to read; the arguments are those of `Loop.call_in_thread`."""

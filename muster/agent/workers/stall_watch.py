@@ -93,6 +93,10 @@ def read_activity(root: int, others: Container[int]) -> Activity:
     """Return values that change when this process, one in its session or one below it runs.
 
     Their CPU time has a resolution of 10 ms. A main thread that wakes up for less time changes its counts of switches.
+
+    Args:
+        root: the process.
+        others: processes that are omitted, with what is below them.
     """
     stats = {pid: stat for pid in _list_pids() if pid not in others and (stat := processes.read_stat(pid))}
     tree = {root} & stats.keys()

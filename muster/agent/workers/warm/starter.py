@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from muster.agent.workers.warm.store_handle import StoreHandle
 
 _IN_TIME_S = 1.0
-"""Until so long after a request the answer is not late."""
+"""An answer within this time after a request is not late."""
 _SESSION = 3
 """Index of the session in `_shared.processes.read_stat`."""
 

@@ -19,6 +19,8 @@ GOLDEN = Path(__file__).with_name("golden")
 DATA = GOLDEN / "19df633"
 LATER = GOLDEN / "502c44e"
 """Of the first version with `slurm` and `ssh`."""
+HOLDS = GOLDEN / "6c89ce3"
+"""Of a version with holds."""
 ROOT = GOLDEN.parents[1]
 
 
@@ -47,7 +49,7 @@ def restore(
     """Write a state folder again.
 
     Args:
-        section: "local_cwd" or "docker"; "slurm" or "ssh" of `LATER`.
+        section: "local_cwd" or "docker"; "slurm" or "ssh" of `LATER`; "holds" of `HOLDS`.
         state: becomes XDG_STATE_HOME.
         work: the folder in which the jobs were submitted.
         apps: only these; empty: all.

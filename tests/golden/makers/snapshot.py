@@ -1,7 +1,8 @@
 """Copies what a real run wrote into the checkout, with what differs from machine to machine replaced by marks.
 
 A folder becomes `files/` and `manifest.txt`. Git keeps neither pipes nor empty folders nor modes; the manifest does,
-one line each: the mode, the kind (d folder, f file, p named pipe, l link), the path, and a link's target.
+one line each: the mode, the kind (d folder, f file, p named pipe, l link), the path, and a link's target. Sockets are
+left out: nobody listens on them any more.
 """
 
 import os
@@ -51,6 +52,8 @@ def save_tree(source: Path, target: Path, marks: Marks, *, leave_out: tuple[str,
         links = [name for name in folders if Path(folder, name).is_symlink()]
         for name in sorted([*folders, *files]):
             path = Path(folder, name)
+            if stat.S_ISSOCK(path.lstat().st_mode):
+                continue
             known_as = marks.apply(str(path.relative_to(source)))
             lines.append(_describe(path, known_as, marks))
             if lines[-1].split()[1] == "f" and name not in leave_out and path.stat().st_size > 0:

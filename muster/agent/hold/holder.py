@@ -284,7 +284,12 @@ class Holder:
         if reason:
             send(connection, {"cold": reason})
         elif self._waiting is not None:
-            socket.send_fds(self._waiting.control, [b"!"], fds)
+            try:
+                socket.send_fds(self._waiting.control, [b"!"], fds)
+            except OSError:  # it was killed just now: the run gets the next one
+                self._queue.appendleft((connection, self._run, fds))
+                self._waiting.is_ready, self._run, self._connection = False, "", None
+                return
         close_all(fds)
         self._write_state("busy")
 

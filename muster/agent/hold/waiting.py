@@ -62,7 +62,8 @@ def main(args: list[str]) -> int:
     if client is not None and not _begin(client):
         processes.kill_descendants(own_pid)
         return 1
-    socket.send_fds(ours, [message], fds)
+    with contextlib.suppress(OSError):  # it was killed just now: the guard says so, see below
+        socket.send_fds(ours, [message], fds)
     ours.close()
     order = _read_order(fds[0])
     os.environ.clear()

@@ -338,13 +338,66 @@ def test_a_run_whose_process_is_killed_fails_and_the_hold_goes_on(shared: Held, 
         client = state["replicas"][0]["handle"]["pid"]
         run = [pid for pid, words in shared.list_tree().items() if "main.py" in words]
         assert run, "its workers are below the hold"
-        guard = min(pid for pid in list_below(shared.read()["pid"]) if "--muster-waiting" in read_command(pid))
-        agent = min(pid for pid in list_below(guard) if "--muster-waiting" in read_command(pid))
+        guard, agent = find_waiting(shared.read()["pid"])
         pids = {"client": client, "agent": agent, "supervisor": state["supervisor"]["pid"], "command": program.pid}
         os.kill(pids[victim], signal.SIGKILL)
         wait_until(lambda: all(is_gone(pid) for pid in (*run, agent, guard, client)), what="the run is gone")
         text = "".join(lines)
         assert program.wait(60) == (-signal.SIGKILL if victim == "command" else 1), text
+    shared.wait_ready()
+    done = shared.machine.run(REDUCE)
+    assert (done.returncode, done.stderr.count("sum 2.0")) == (0, 2), done
+
+
+def is_polling(pid: int) -> bool:
+    """Whether it waits for a message, as a client does for its holder's answer."""
+    return "poll" in Path(f"/proc/{pid}/wchan").read_text()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("victim", ["command", "supervisor", "client", "agent"])
+def test_a_process_is_killed_before_the_holder_looks_at_the_run(shared: Held, victim: str) -> None:
+    shared.wait_ready()
+    holder = int(shared.read()["pid"])
+    guard, agent = find_waiting(holder)
+    os.kill(holder, signal.SIGSTOP)
+    try:
+        with shared.machine.start(REDUCE, "main") as program:
+            assert program.stdout is not None
+            name = program.stdout.readline().strip()
+            client = find_process(shared, name, "client")
+            wait_until(lambda: is_polling(client), what="the holder has the run's order")
+            pids = {"command": program.pid, "client": client, "agent": agent}
+            found = pids.get(victim) or find_process(shared, name, victim)
+            os.kill(found, signal.SIGKILL)
+            wait_until(lambda: is_gone(guard if victim == "agent" else found), what="it is gone")
+            os.kill(holder, signal.SIGCONT)
+            text, code = program.stdout.read(), program.wait(60)
+    finally:
+        os.kill(holder, signal.SIGCONT)
+    # An agent that has not begun is replaced.
+    ends = {"command": (-signal.SIGKILL, 0), "agent": (0, 2)}
+    assert (code, text.count("sum 2.0")) == ends.get(victim, (1, 0)), text
+    shared.wait_ready()
+    assert shared.read()["pid"] == holder
+    done = shared.machine.run(REDUCE, j="2x2")
+    assert (done.returncode, done.stderr.count("sum 4.0")) == (0, 4), done
+
+
+@pytest.mark.long
+def test_an_agent_that_is_killed_as_its_run_comes_is_the_runs_reason(shared: Held) -> None:
+    """Its guard stands still meanwhile, so that it finds both."""
+    shared.wait_ready()
+    guard, agent = find_waiting(shared.read()["pid"])
+    os.kill(guard, signal.SIGSTOP)
+    os.kill(agent, signal.SIGKILL)
+    with shared.machine.start(REDUCE, "main") as program:
+        assert program.stdout is not None
+        name = program.stdout.readline().strip().rpartition("/")[2]
+        wait_until(lambda: shared.read()["run"] == name, what="the guard has the run")
+        os.kill(guard, signal.SIGCONT)
+        text, code = program.stdout.read(), program.wait(60)
+    assert (code, "the agent of this node was ended by SIGKILL" in text) == (1, True), text
     shared.wait_ready()
     done = shared.machine.run(REDUCE)
     assert (done.returncode, done.stderr.count("sum 2.0")) == (0, 2), done
@@ -477,8 +530,13 @@ def find_process(held: Held, name: str, which: str) -> int:
     if which == "worker":
         workers = [pid for pid, words in held.list_tree().items() if "slow.py" in words and "template" not in words]
         return min(workers)
-    guard = min(pid for pid in list_below(held.read()["pid"]) if "--muster-waiting" in read_command(pid))
-    return min(pid for pid in list_below(guard) if "--muster-waiting" in read_command(pid))
+    return find_waiting(held.read()["pid"])[1]
+
+
+def find_waiting(holder: int) -> tuple[int, int]:
+    """The guard and the agent that wait below a holder, or have its run."""
+    guard = min(pid for pid in list_below(holder) if "--muster-waiting" in read_command(pid))
+    return guard, min(pid for pid in list_below(guard) if "--muster-waiting" in read_command(pid))
 
 
 def compare_with_a_cold_job(held: Held) -> None:

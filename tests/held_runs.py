@@ -1,4 +1,10 @@
-"""Commands on a hold of any adapter, for its tests: holds, runs, and what their processes are."""
+"""Holds of any adapter, for their tests: commands, runs, what their processes are, and what all adapters must do.
+
+A module's class derives from `HeldContract`, and has these fixtures:
+
+    held      a `Held` of two nodes of one process, which the tests leave usable
+    hold_one  called with options of `muster hold`, makes one of one node and three retries, for a test of its own
+"""
 
 import contextlib
 import json
@@ -10,7 +16,13 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
 from harness import wait_until
+from held_jobs import is_gone, list_below, read_command
+from ssh_jobs import find_processes
+
+from muster._shared import processes
+from muster._shared.contract import HOLD_FLAG, WAITING_FLAG, Env, find_hold_dir
 
 BIN = Path(sys.executable).parent
 LIMIT_S = 180.0
@@ -51,8 +63,8 @@ class Commands:
         return self.call("muster", "run", "-s", "held", *options, "dist.ddp", "-j", j, "--script", "main.py", *words)
 
     @contextlib.contextmanager
-    def started(self, script: str, name: str, j: str = "2x1") -> "Iterator[Run]":
-        """A run that has printed `up`; it is killed at the end if it is left."""
+    def started(self, script: str, name: str, j: str = "2x1", until: str | None = "up") -> "Iterator[Run]":
+        """A run that has printed `until`, or that has just begun; it is killed at the end if it is left."""
         (self.work / f"{name}.py").write_text(script)
         command = [str(BIN / "muster"), "run", "-s", "held", "dist.ddp", "-j", j, "--script", f"{name}.py"]
         with subprocess.Popen(
@@ -60,7 +72,8 @@ class Commands:
         ) as process:
             made = Run(self, process)
             try:
-                made.wait_line("up")
+                if until is not None:
+                    made.wait_line(until)
                 yield made
             finally:
                 process.send_signal(signal.SIGINT)
@@ -88,7 +101,9 @@ class Run:
             self.text += line
             if line.startswith("held://"):
                 self.app_id = line.strip().rpartition("/")[2]
-            if text in line.removeprefix(f"held://torchx/{self.app_id}"):
+                if text == "held://":
+                    return
+            elif text in line:
                 return
         raise AssertionError(self.text)
 
@@ -99,9 +114,14 @@ class Run:
 
     def find_links(self) -> list[int]:
         """Processes of this machine that stand for its nodes, by node."""
+        return [int(each["handle"]["pid"]) for each in self._read_state()["replicas"]]
+
+    def find_supervisor(self) -> int:
+        return int(self._read_state()["supervisor"]["pid"])
+
+    def _read_state(self) -> Any:
         folder = next((self._commands.folder / "state").rglob(f"logs/*/{self.app_id}"))
-        state = json.loads((folder / ".muster/state.json").read_text())
-        return [int(each["handle"]["pid"]) for each in state["replicas"]]
+        return json.loads((folder / ".muster/state.json").read_text())
 
 
 class Held:
@@ -129,6 +149,87 @@ class Held:
         """Wait for its end; its state."""
         wait_until(lambda: self.find_state() != "RUNNING", timeout_s=90, what="the hold has ended")
         return self.find_state()
+
+
+class HeldContract:
+    """What holds of every adapter do. A subclass sets a test to None whose sense its adapter has not."""
+
+    def test_two_runs_after_one_another(self, held: Held) -> None:
+        check_two_runs(held)
+
+    @pytest.mark.long
+    def test_one_run_at_a_time(self, held: Held) -> None:
+        """A second run is refused with the name of the first, `list` and `release` name it, and Ctrl-C ends it."""
+        commands = held.commands
+        with commands.started(SLEEP, "first") as first:
+            done = commands.run(REDUCE)
+            line = f"{held.handle} runs {first.app_id} now; with -cfg wait=true this run waits for it"
+            assert (done.returncode, done.stderr.strip()) == (1, f"muster: {line}"), done
+            assert f"held: it runs {first.app_id}" in held.read_line()
+            release = commands.call("muster", "release")
+            assert (release.returncode, f"runs {first.app_id}" in release.stderr) == (1, True), release
+            words = ("--node", "1", "--", "sh", "-c", "echo $RANK")
+            inside = commands.call("muster", "exec", f"held://{first.app_id}", *words)
+            assert (inside.returncode, inside.stdout) == (0, "1\n"), inside
+            first.process.send_signal(signal.SIGINT)
+            assert first.wait_end() == 130, first.text
+
+    @pytest.mark.long
+    def test_a_run_that_fails_has_its_report_and_what_does_not_fit_is_refused(self, held: Held) -> None:
+        check_failure(held)
+        done = held.commands.run(REDUCE, j="3x1")
+        assert done.stderr.strip() == f"muster: the run needs 3 nodes, and {held.handle} has 2 nodes", done
+        done = held.commands.run(REDUCE, j="1x2")
+        assert done.stderr.strip().endswith(f"runs 2 processes on each node, and {held.handle} holds 1"), done
+        done = held.commands.run(REDUCE, cfg="prepend_cwd=true")
+        assert "prepend_cwd is for holds on this machine" in done.stderr, done
+
+    @pytest.mark.long
+    @pytest.mark.parametrize("victim", ["link", "supervisor"])
+    def test_a_run_whose_process_is_killed_ends_and_the_hold_goes_on(self, held: Held, victim: str) -> None:
+        with held.commands.started(SLEEP, "main") as run:
+            os.kill(run.find_links()[1] if victim == "link" else run.find_supervisor(), signal.SIGKILL)
+            assert run.wait_end() == 1, run.text
+        held.wait_idle()
+        check_two_runs(held)
+
+    @pytest.mark.long
+    @pytest.mark.parametrize("victim", ["command", "supervisor", "link", "agent"])
+    def test_a_process_is_killed_between_the_receipt_of_the_workspace_and_the_start(
+        self, held: Held, victim: str
+    ) -> None:
+        with started_late(held, victim) as (run, holder):
+            guard, agent = find_waiting(holder)
+            pids = {"command": run.process.pid, "agent": agent}
+            found = pids.get(victim) or (run.find_supervisor() if victim == "supervisor" else run.find_links()[0])
+            os.kill(found, signal.SIGKILL)
+            wait_until(lambda: is_gone(guard if victim == "agent" else found), what=f"the {victim} is gone")
+            os.kill(holder, signal.SIGCONT)
+            code = run.wait_end()
+        # An agent that has not begun is replaced.
+        ends = {"command": (-signal.SIGKILL, 0), "agent": (0, 1)}
+        assert (code, run.text.count("sum 1.0")) == ends.get(victim, (1, 0)), run.text
+        held.wait_idle()
+        done = held.commands.run(REDUCE)
+        assert (done.returncode, done.stderr.count("sum 2.0")) == (0, 2), done
+
+    @pytest.mark.long
+    def test_release_during_a_run(self, hold_one: "Callable[..., Held]") -> None:
+        """`release --now` stops the run, and ends the hold."""
+        held = hold_one()
+        with held.commands.started(SLEEP, "main", j="1x1") as run:
+            done = held.commands.call("muster", "release", "--now", "--json")
+            assert (done.returncode, json.loads(done.stdout)["outcome"]) == (0, "done"), done
+            assert run.wait_end() == 1, run.text
+        assert held.wait_ended() == "CANCELLED"
+        done = held.commands.run(REDUCE, j="1x1")
+        assert done.stderr.strip() == "muster: nothing is held here; `muster hold` holds this machine", done
+
+    @pytest.mark.long
+    def test_a_hold_that_is_idle_ends_with_success(self, hold_one: "Callable[..., Held]") -> None:
+        """Whatever retries it has."""
+        held = hold_one("--idle-minutes", "0.05")
+        assert held.wait_ended() == "SUCCEEDED", held.read_line()
 
 
 def check_two_runs(held: Held, nodes: int = 2) -> None:
@@ -164,53 +265,6 @@ def check_failure(held: Held) -> None:
     assert "ValueError: boom" in held.commands.call("muster", "status", run).stdout
 
 
-def check_one_at_a_time(held: Held) -> None:
-    """A second run is refused with the name of the first, `list` and `release` name it, and Ctrl-C ends it."""
-    commands = held.commands
-    with commands.started(SLEEP, "first") as first:
-        done = commands.run(REDUCE)
-        line = f"{held.handle} runs {first.app_id} now; with -cfg wait=true this run waits for it"
-        assert (done.returncode, done.stderr.strip()) == (1, f"muster: {line}"), done
-        assert f"held: it runs {first.app_id}" in held.read_line()
-        release = commands.call("muster", "release")
-        assert (release.returncode, f"runs {first.app_id}" in release.stderr) == (1, True), release
-        inside = commands.call(
-            "muster", "exec", f"held://{first.app_id}", "--node", "1", "--", "sh", "-c", "echo $RANK"
-        )
-        assert (inside.returncode, inside.stdout) == (0, "1\n"), inside
-        first.process.send_signal(signal.SIGINT)
-        assert first.wait_end() == 130, first.text
-
-
-def check_no_fit(held: Held) -> None:
-    """What does not fit is refused in one line."""
-    done = held.commands.run(REDUCE, j="3x1")
-    assert done.stderr.strip() == f"muster: the run needs 3 nodes, and {held.handle} has 2 nodes", done
-    done = held.commands.run(REDUCE, j="1x2")
-    assert done.stderr.strip().endswith(f"runs 2 processes on each node, and {held.handle} holds 1"), done
-    done = held.commands.run(REDUCE, cfg="prepend_cwd=true")
-    assert "prepend_cwd is for holds on this machine" in done.stderr, done
-
-
-def check_killed_link(held: Held) -> None:
-    """A run whose link is killed fails, and the hold goes on."""
-    with held.commands.started(SLEEP, "main") as run:
-        os.kill(run.find_links()[1], signal.SIGKILL)
-        assert run.wait_end() == 1, run.text
-    held.wait_idle()
-    check_two_runs(held)
-
-
-def check_killed_supervisor(held: Held) -> None:
-    """A run whose supervisor is killed ends, and the hold goes on."""
-    with held.commands.started(SLEEP, "main") as run:
-        folder = next((held.commands.folder / "state").rglob(f"logs/*/{run.app_id}"))
-        os.kill(json.loads((folder / ".muster/state.json").read_text())["supervisor"]["pid"], signal.SIGKILL)
-        run.wait_end()
-    held.wait_idle()
-    check_two_runs(held)
-
-
 def check_many_runs(held: Held, look: Callable[[], object], count: int = 10) -> None:
     """Nothing of many runs is left, a third of which fail.
 
@@ -234,17 +288,73 @@ def check_many_runs(held: Held, look: Callable[[], object], count: int = 10) -> 
     wait_until(lambda: look() == before, timeout_s=30, what=f"as before: {before} {look()}")
 
 
-def check_release_during_a_run(held: Held) -> None:
-    """`release --now` stops the run, and ends the hold, which has one node."""
-    with held.commands.started(SLEEP, "main", j="1x1") as run:
-        done = held.commands.call("muster", "release", "--now", "--json")
-        assert (done.returncode, json.loads(done.stdout)["outcome"]) == (0, "done"), done
-        assert run.wait_end() == 1, run.text
-    assert held.wait_ended() == "CANCELLED"
-    done = held.commands.run(REDUCE, j="1x1")
-    assert done.stderr.strip() == "muster: nothing is held here; `muster hold` holds this machine", done
+@contextlib.contextmanager
+def started_late(held: Held, name: str) -> Iterator[tuple[Run, int]]:
+    """A run on node 0, whose holder stands still: it has the run's order, and has not looked at it.
+
+    A file of the workspace comes through a pipe, so that the holder can be stopped once the run has the node.
+
+    Args:
+        held: the hold.
+        name: of the run.
+
+    Yields:
+        The run, and the holder, which the caller lets go on.
+    """
+    commands, late = held.commands, held.commands.work / "late.txt"
+    held.wait_idle()
+    late.write_text("late")
+    os.mkfifo(commands.folder / "pipe")
+    holder = find_holder(held, 0)
+    try:
+        with commands.started(REDUCE, name, j="1x1", until=None) as run:
+            pattern = f"state/muster/logs/*/{name}-*/.muster/workspace.json"
+            wait_until(lambda: [*commands.folder.glob(pattern)] != [], what="the workspace is listed", timeout_s=60)
+            (commands.folder / "pipe").replace(late)
+            pipe = open_when_read(late)
+            os.kill(holder, signal.SIGSTOP)
+            with open(pipe, "w") as file:
+                file.write("late")
+            run.wait_line("held://")
+            work = find_hold_folder(holder, 0) / "runs" / run.app_id / "work"
+            names = sorted(each.name for each in commands.work.iterdir())
+            wait_until(lambda: work.is_dir() and sorted(os.listdir(work)) == names, what="all is there", timeout_s=60)
+            yield run, holder
+    finally:
+        os.kill(holder, signal.SIGCONT)
+        late.unlink()
 
 
-def check_idle_end(held: Held) -> None:
-    """A hold that is idle ends with success, whatever retries it has."""
-    assert held.wait_ended() == "SUCCEEDED", held.read_line()
+def open_when_read(path: Path) -> int:
+    """Open a pipe that a process opens to read; the descriptor."""
+    found: list[int] = []
+
+    def has_reader() -> bool:
+        with contextlib.suppress(OSError):
+            found.append(os.open(path, os.O_WRONLY | os.O_NONBLOCK))
+        return bool(found)
+
+    wait_until(has_reader, what="it is read", timeout_s=60)
+    os.set_blocking(found[0], True)
+    return found[0]
+
+
+def find_holder(held: Held, index: int) -> int:
+    """The holder of a node; all nodes of tests are on this machine."""
+    parents, words = processes.list_parents(), f"{HOLD_FLAG} {index}:"
+    found = [pid for pid in find_processes(held.app_id.rpartition(":")[2]) if words in read_command(pid)]
+    (leaf,) = {*found} - {parents.get(pid) for pid in found}
+    return leaf
+
+
+def find_hold_folder(holder: int, index: int) -> Path:
+    """Its folder, as this machine reaches it."""
+    words = Path(f"/proc/{holder}/environ").read_text().split("\0")
+    (log_dir,) = (word.partition("=")[2] for word in words if word.startswith(f"{Env.LOG_DIR}="))
+    return Path(f"/proc/{holder}/root{find_hold_dir(log_dir, index)}")
+
+
+def find_waiting(holder: int) -> tuple[int, int]:
+    """The guard and the agent that wait below a holder, or have its run."""
+    guard = min(pid for pid in list_below(holder) if WAITING_FLAG in read_command(pid))
+    return guard, min(pid for pid in list_below(guard) if WAITING_FLAG in read_command(pid))

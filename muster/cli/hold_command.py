@@ -66,8 +66,10 @@ def hold(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
             config.apply(scheduler=name, cfg=cfg)
             if "detach" in dict(scheduler.run_opts()) and str(cfg.setdefault("detach", "true")).lower() != "true":
                 raise ControlError("a hold goes on when its command ends: detach=true", ExitCode.USAGE)
-            if name == "slurm" and str(cfg.get("shared", "true")).lower() != "false":
-                app.roles[0].metadata[SHARED_KEY] = "1"
+            if name == "slurm":
+                cfg.setdefault("continues", "no")  # it ends with its allocation
+                if str(cfg.get("shared", "true")).lower() != "false":
+                    app.roles[0].metadata[SHARED_KEY] = "1"
             info = runner.dryrun(app, name, cfg=cfg, workspace=None)
             handle = runner.schedule(info)
             app_id = specs.parse_app_handle(handle)[2]

@@ -1,10 +1,12 @@
 """The engine stops and starts while jobs run. Only an engine that .ci/docker-engine started is restarted."""
 
 import os
+import re
 import subprocess
 from pathlib import Path
 
 import pytest
+from held_runs import REDUCE, SLEEP, Commands
 from torchx.specs import AppState
 
 from muster.components import dist
@@ -103,3 +105,23 @@ def test_log_is_followed_through_a_restart_of_the_engine(apps, app_of, engine, w
     assert next(lines) == "w-0\n"
     apps.cancel(app_id)
     assert list(lines) == []
+
+
+@pytest.mark.long
+def test_a_hold_is_usable_again_after_a_restart_of_the_engine(engine, tmp_path, wait_until):
+    """With a run on it, which fails with its reason, and while it is idle."""
+    commands = Commands(tmp_path)
+    held = commands.hold("-s", "local_docker", "dist.ddp", "-j", "2x1", "--image", "muster-test:torch")
+    try:
+        with commands.started(SLEEP, "main") as run:
+            engine("restart")
+            assert run.wait_end() == 1, run.text
+        told = commands.call("muster", "status", run.app_id).stdout
+        assert re.search(f"node [01] of {re.escape(held.handle)}: ", told), told
+        for _ in range(2):
+            wait_until(lambda: commands.run(REDUCE).returncode == 0, "a run on it succeeds")
+            engine("restart")
+        assert held.find_state() == "RUNNING"
+    finally:
+        commands.call("muster", "release", "--now")
+        commands.call("muster", "delete", held.handle)

@@ -3,14 +3,14 @@
 import json
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import held_runs
 import pytest
 from harness import wait_until
-from held_runs import SLEEP, Commands, Held
+from held_runs import SLEEP, Commands, Held, HeldContract
 
 pytestmark = pytest.mark.docker
 IMAGE = ("--image", "muster-test:torch")
@@ -61,19 +61,20 @@ def commands(tmp_path: Path) -> Iterator[Commands]:
                 made.call("muster", "delete", app["handle"])
 
 
+@pytest.fixture
+def hold_one(commands: Commands) -> Callable[..., Held]:
+    words = ("dist.ddp", "-j", "1x1", "--max_retries", "3", *IMAGE)
+    return lambda *options: commands.hold("-s", "local_docker", *options, *words)
+
+
+class TestHolds(HeldContract):
+    """Holds of containers."""
+
+
 def list_containers(client: Any, held: Held) -> list[Any]:
     """Its containers, by node."""
     found = client.containers.list(filters={"label": [f"io.muster.app={held.app_id}", "io.muster.role"]})
     return sorted(found, key=lambda each: each.labels["io.muster.replica"])
-
-
-def test_two_runs_after_one_another(held: Held) -> None:
-    held_runs.check_two_runs(held)
-    held_runs.check_no_fit(held)
-
-
-def test_one_run_at_a_time(held: Held) -> None:
-    held_runs.check_one_at_a_time(held)
 
 
 @pytest.mark.long
@@ -93,21 +94,6 @@ def test_a_worker_sees_what_it_would_in_a_container_of_its_own(held: Held) -> No
     assert found[0] == found[1]
     assert found[0]["environ"]["WORD"] == "a b"
     assert found[0]["files"] == ["main.py"]
-
-
-@pytest.mark.long
-def test_a_run_that_fails_has_its_report(held: Held) -> None:
-    held_runs.check_failure(held)
-
-
-@pytest.mark.long
-def test_a_run_whose_link_is_killed_fails_and_the_hold_goes_on(held: Held) -> None:
-    held_runs.check_killed_link(held)
-
-
-@pytest.mark.long
-def test_a_run_whose_supervisor_is_killed_ends_and_the_hold_goes_on(held: Held) -> None:
-    held_runs.check_killed_supervisor(held)
 
 
 @pytest.mark.long
@@ -155,15 +141,3 @@ def test_a_run_whose_node_is_lost_fails_with_its_reason(commands: Commands, clie
         assert run.wait_end() == 1, run.text
     status = commands.call("muster", "status", run.app_id).stdout
     assert f"node 1 of {held.handle}" in status, status
-
-
-@pytest.mark.long
-def test_release_during_a_run(commands: Commands) -> None:
-    held_runs.check_release_during_a_run(commands.hold("-s", "local_docker", "dist.ddp", "-j", "1x1", *IMAGE))
-
-
-@pytest.mark.long
-def test_a_hold_that_is_idle_ends_with_success(commands: Commands) -> None:
-    words = ("dist.ddp", "-j", "1x1", "--max_retries", "3", *IMAGE)
-    held = commands.hold("-s", "local_docker", "--idle-minutes", "0.05", *words)
-    held_runs.check_idle_end(held)

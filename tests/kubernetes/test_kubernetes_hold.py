@@ -2,25 +2,44 @@
 
 import os
 
-import held_runs
 import pytest
+from held_runs import Commands, HeldContract
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(900)]
+IMAGE = ("--cpu", "1", "--memMB", "512", "--image", os.environ.get("MUSTER_TEST_IMAGE", ""))
+
+
+@pytest.fixture(scope="module")
+def hold(namespace, tmp_path_factory):
+    """Called with options of `muster hold` and a component's arguments."""
+    commands, made = Commands(tmp_path_factory.mktemp("held")), []
+    policy = os.environ.get("MUSTER_TEST_PULL_POLICY", "IfNotPresent")
+    words = ("-s", "kubernetes", "-cfg", f"namespace={namespace},image_pull_policy={policy}")
+
+    def make(options, *arguments):
+        made.append(commands.hold(*words, *options, "dist.ddp", *arguments, *IMAGE))
+        return made[-1]
+
+    yield make
+    for each in made:
+        commands.call("muster", "release", "--now", each.handle)
+        commands.call("muster", "delete", each.handle)
+
+
+@pytest.fixture(scope="module")
+def held(hold):
+    return hold((), "-j", "2x1")
 
 
 @pytest.fixture
-def held(namespace, tmp_path):
-    commands = held_runs.Commands(tmp_path)
-    policy = os.environ.get("MUSTER_TEST_PULL_POLICY", "IfNotPresent")
-    words = ("-s", "kubernetes", "-cfg", f"namespace={namespace},image_pull_policy={policy}", "dist.ddp", "-j", "2x1")
-    held = commands.hold(*words, "--image", os.environ["MUSTER_TEST_IMAGE"], "--cpu", "1", "--memMB", "512")
-    yield held
-    commands.call("muster", "release", "--now")
-    commands.call("muster", "delete", held.handle)
+def hold_one(hold):
+    return lambda *options: hold(options, "-j", "1x1", "--max_retries", "3")
 
 
-def test_runs_on_two_pods(held):
-    held_runs.check_two_runs(held)
-    held_runs.check_failure(held)
-    held_runs.check_one_at_a_time(held)
-    held_runs.check_killed_link(held)
+class TestHolds(HeldContract):
+    """Holds of pods."""
+
+    # It looks at processes of the nodes.
+    test_a_process_is_killed_between_the_receipt_of_the_workspace_and_the_start = None
+    # It wants no other hold.
+    test_release_during_a_run = None

@@ -2,12 +2,13 @@
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import held_runs
 import pytest
-from held_runs import SLEEP, Commands, Held
+from harness import wait_until
+from held_runs import SLEEP, Commands, Held, HeldContract
 from slurm_world import Cluster
 from ssh_jobs import find_processes
 
@@ -32,24 +33,16 @@ def commands(shared: Cluster, tmp_path: Path) -> Iterator[Commands]:
     made.call("muster", "release", "--now")
 
 
-def test_two_runs_after_one_another(held: Held) -> None:
-    held_runs.check_two_runs(held)
+@pytest.fixture
+def hold_one(commands: Commands) -> Callable[..., Held]:
+    words = ("dist.ddp", "-j", "1x1", "--max_retries", "3", *NODE)
+    return lambda *options: commands.hold("-s", "slurm", *options, *words)
 
 
-@pytest.mark.long
-def test_one_run_at_a_time(held: Held) -> None:
-    held_runs.check_one_at_a_time(held)
+class TestHolds(HeldContract):
+    """Holds of allocations."""
 
-
-@pytest.mark.long
-def test_a_run_that_fails_has_its_report_and_what_does_not_fit_is_refused(held: Held) -> None:
-    held_runs.check_failure(held)
-    held_runs.check_no_fit(held)
-
-
-@pytest.mark.long
-def test_a_run_whose_link_is_killed_fails_and_the_hold_goes_on(held: Held) -> None:
-    held_runs.check_killed_link(held)
+    test_a_process_is_killed_between_the_receipt_of_the_workspace_and_the_start = None  # the nodes have this folder
 
 
 @pytest.mark.long
@@ -83,12 +76,24 @@ def read_command(pid: int) -> str:
         return ""
 
 
-@pytest.mark.long
-def test_release_during_a_run(commands: Commands) -> None:
-    held_runs.check_release_during_a_run(commands.hold("-s", "slurm", "dist.ddp", "-j", "1x1", *NODE))
+SAVE = """
+import signal, sys, time
+import torch
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(print("saved", flush=True)))
+print("up", flush=True)
+time.sleep(600)
+"""
 
 
 @pytest.mark.long
-def test_a_hold_that_is_idle_ends_with_success(commands: Commands) -> None:
-    held = commands.hold("-s", "slurm", "--idle-minutes", "0.05", "dist.ddp", "-j", "1x1", "--max_retries", "3", *NODE)
-    held_runs.check_idle_end(held)
+@pytest.mark.timeout(450)
+def test_the_limit_of_the_allocation_stops_the_run_and_ends_the_hold(commands: Commands) -> None:
+    """The limit is a minute, the last 40 s are for saving."""
+    held = commands.hold("-s", "slurm", "-cfg", "time=1,grace_s=40", "dist.ddp", "-j", "2x1", *NODE)
+    with commands.started(SAVE, "main") as run:
+        code = run.wait_end()
+    assert (code, run.text.count("saved"), "received SIGTERM" in run.text) == (1, 2, True), run.text
+    wait_until(lambda: held.find_state() not in ("RUNNING", "PENDING"), timeout_s=90, what="the hold has ended")
+    assert "time limit" in held.read_line(), held.read_line()
+    done = commands.run(held_runs.REDUCE)
+    assert "nothing is held here" in done.stderr, done

@@ -3,13 +3,13 @@
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import held_runs
 import pytest
 from harness import wait_until
-from held_runs import SLEEP, Commands, Held
+from held_runs import SLEEP, Commands, Held, HeldContract
 from ssh_jobs import find_processes, wait_gone
 from sshd_world import SshWorld
 
@@ -37,28 +37,15 @@ def commands(tmp_path: Path) -> Iterator[Commands]:
     made.call("muster", "release", "--now")
 
 
-def test_two_runs_after_one_another(held: Held) -> None:
-    held_runs.check_two_runs(held)
+@pytest.fixture
+def hold_one(world: SshWorld, commands: Commands, runs: Path) -> Iterator[Callable[..., Held]]:
+    words = ("-cfg", build_options(world, runs, "c"), "dist.ddp", "-j", "1x1", "--max_retries", "3")
+    yield lambda *options: commands.hold("-s", "ssh", *options, *words)
+    wait_gone(runs)
 
 
-def test_one_run_at_a_time(held: Held) -> None:
-    held_runs.check_one_at_a_time(held)
-
-
-@pytest.mark.long
-def test_a_run_that_fails_has_its_report_and_what_does_not_fit_is_refused(held: Held) -> None:
-    held_runs.check_failure(held)
-    held_runs.check_no_fit(held)
-
-
-@pytest.mark.long
-def test_a_run_whose_link_is_killed_fails_and_the_hold_goes_on(held: Held) -> None:
-    held_runs.check_killed_link(held)
-
-
-@pytest.mark.long
-def test_a_run_whose_supervisor_is_killed_ends_and_the_hold_goes_on(held: Held) -> None:
-    held_runs.check_killed_supervisor(held)
+class TestHolds(HeldContract):
+    """Holds of hosts."""
 
 
 @pytest.mark.long
@@ -78,19 +65,4 @@ def test_a_run_whose_host_is_lost_fails_with_its_reason(world: SshWorld, command
         assert run.wait_end() == 1, run.text
     assert f"node 1 of {held.handle}" in commands.call("muster", "status", run.app_id).stdout
     wait_until(lambda: held.find_state() != "RUNNING", timeout_s=90, what="the hold has ended")
-    wait_gone(runs)
-
-
-@pytest.mark.long
-def test_release_during_a_run(world: SshWorld, commands: Commands, runs: Path) -> None:
-    options = build_options(world, runs, "c")
-    held_runs.check_release_during_a_run(commands.hold("-s", "ssh", "-cfg", options, "dist.ddp", "-j", "1x1"))
-    wait_gone(runs)
-
-
-@pytest.mark.long
-def test_a_hold_that_is_idle_ends_with_success(world: SshWorld, commands: Commands, runs: Path) -> None:
-    words = ("-cfg", build_options(world, runs, "c"), "dist.ddp", "-j", "1x1", "--max_retries", "3")
-    held = commands.hold("-s", "ssh", "--idle-minutes", "0.05", *words)
-    held_runs.check_idle_end(held)
     wait_gone(runs)

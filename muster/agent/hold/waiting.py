@@ -52,7 +52,8 @@ def main(args: list[str]) -> int:
     poller = select.poll()
     poller.register(control, select.POLLIN)
     poller.register(pidfd, select.POLLIN)
-    poller.poll()
+    if pidfd in [fd for fd, _ in poller.poll()]:
+        control.shutdown(socket.SHUT_RD)  # a run that comes later gets another agent, see `Holder`
     os.close(pidfd)
     message, fds = _receive(control)
     if not message:  # released, or agent ended

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from harness import wait_until
 from held_jobs import FACTS, VARYING, is_gone, list_below, read_command
+from held_runs import find_waiting
 from other_user import call_as_other, needs_two_users, shared_dir
 
 __all__ = ["shared_dir"]
@@ -531,12 +532,6 @@ def find_process(held: Held, name: str, which: str) -> int:
         workers = [pid for pid, words in held.list_tree().items() if "slow.py" in words and "template" not in words]
         return min(workers)
     return find_waiting(held.read()["pid"])[1]
-
-
-def find_waiting(holder: int) -> tuple[int, int]:
-    """The guard and the agent that wait below a holder, or have its run."""
-    guard = min(pid for pid in list_below(holder) if "--muster-waiting" in read_command(pid))
-    return guard, min(pid for pid in list_below(guard) if "--muster-waiting" in read_command(pid))
 
 
 def compare_with_a_cold_job(held: Held) -> None:

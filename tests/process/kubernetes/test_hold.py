@@ -2,14 +2,14 @@
 
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import held_runs
 import pytest
 from doubles.kubernetes_kubelet import run_kubelet
-from held_runs import SLEEP, Commands, Held
+from held_runs import SLEEP, Commands, Held, HeldContract
 
 WORDS = ("-s", "kubernetes", "-cfg", "namespace=team")
 
@@ -40,8 +40,14 @@ def commands(pods: tuple[Any, Any, Path], tmp_path: Path) -> Iterator[Commands]:
     made.call("muster", "release", "--now")
 
 
-def test_two_runs_after_one_another(held: Held) -> None:
-    held_runs.check_two_runs(held)
+@pytest.fixture
+def hold_one(commands: Commands) -> Callable[..., Held]:
+    words = ("dist.ddp", "-j", "1x1", "--max_retries", "3", "--image", "img")
+    return lambda *options: commands.hold(*WORDS, *options, *words)
+
+
+class TestHolds(HeldContract):
+    """Holds of pods."""
 
 
 def test_a_run_from_another_machine_is_refused_by_the_holder(held: Held, tmp_path: Path) -> None:
@@ -88,22 +94,6 @@ def test_a_run_from_another_machine_waits_if_it_is_told_to(held: Held, tmp_path:
 
 
 @pytest.mark.long
-def test_one_run_at_a_time(held: Held) -> None:
-    held_runs.check_one_at_a_time(held)
-
-
-@pytest.mark.long
-def test_a_run_that_fails_has_its_report_and_what_does_not_fit_is_refused(held: Held) -> None:
-    held_runs.check_failure(held)
-    held_runs.check_no_fit(held)
-
-
-@pytest.mark.long
-def test_a_run_whose_link_is_killed_fails_and_the_hold_goes_on(held: Held) -> None:
-    held_runs.check_killed_link(held)
-
-
-@pytest.mark.long
 def test_a_run_whose_pod_is_lost_fails_with_its_reason(pods: tuple[Any, Any, Path], commands: Commands) -> None:
     cluster, kubelet, _ = pods
     held = commands.hold(*WORDS, "dist.ddp", "-j", "2x1", "--image", "img")
@@ -111,15 +101,3 @@ def test_a_run_whose_pod_is_lost_fails_with_its_reason(pods: tuple[Any, Any, Pat
         kubelet.kill(cluster.find_pod(held.app_id.partition(":")[2], 1))
         assert run.wait_end() == 1, run.text
     assert "FAILED" in commands.call("muster", "status", run.app_id).stdout
-
-
-@pytest.mark.long
-def test_release_during_a_run(commands: Commands, held: Held) -> None:
-    held_runs.check_release_during_a_run(commands.hold(*WORDS, "dist.ddp", "-j", "1x1", "--image", "img"))
-
-
-@pytest.mark.long
-def test_a_hold_that_is_idle_ends_with_success(commands: Commands) -> None:
-    words = ("dist.ddp", "-j", "1x1", "--max_retries", "3", "--image", "img")
-    held = commands.hold(*WORDS, "--idle-minutes", "0.05", *words)
-    held_runs.check_idle_end(held)

@@ -42,7 +42,7 @@ _SHORTEST_BYTES = 8
 _CUT = "..."
 _REQUIRED = object()
 
-to_json = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode  # `dumps` makes an encoder every time
+to_json = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode  # `dumps` makes an encoder each time
 
 
 class MalformedMessageError(ValueError):
@@ -76,7 +76,7 @@ class _Budget:
 
 def shorten(text: str, limit_bytes: int, *, keeps_end: bool = False) -> str:
     """Cut a text to a number of bytes of UTF-8, marked with dots where there is room for them."""
-    part = text[-limit_bytes:] if keeps_end else text[:limit_bytes]  # no more characters than bytes fit
+    part = text[-limit_bytes:] if keeps_end else text[:limit_bytes]  # at least one byte a character
     data = part.encode(errors="replace")
     if len(part) == len(text) and len(data) <= limit_bytes:
         return text
@@ -229,13 +229,13 @@ def _build_number(base: type, allowed: Range) -> tuple[Read, Write]:
     what = "an integer" if base is int else "a number"
 
     def read(value: object, _is_lenient: bool) -> object:
-        # `type`, not isinstance: a boolean is no number. NaN is in no range.
+        # `type`, because a boolean is an int. NaN is in no range.
         if type(value) not in accepted or not allowed.least <= value <= allowed.most:  # type: ignore[operator]
             raise MalformedMessageError(f"not {what} from {allowed.least:.0f} to {allowed.most:.0f}")
         return base(value)
 
     if base is int:
-        return read, lambda value, _budget: int.__repr__(value)  # what the encoder does, in a tenth of its time
+        return read, lambda value, _budget: int.__repr__(value)  # as the encoder, in a tenth of its time
     return read, lambda value, _budget: to_json(value)
 
 
@@ -313,7 +313,7 @@ def _build_packed(kind: Hashable) -> tuple[Read, Write]:
 
     def unpack(value: object, is_lenient: bool) -> object:
         import base64
-        import zlib  # only jobs that hang need them
+        import zlib  # only for jobs that hang
 
         text = _read_text(value, PACKED_LIMIT_BYTES)
         try:

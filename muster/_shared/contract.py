@@ -111,7 +111,7 @@ class Env:
     RDZV_FD: Final = "MUSTER_RDZV_FD"
     """Number of an inherited listening socket for the leader (local_cwd, node 0 only). Removed before workers start."""
 
-    TOKEN: Final = "MUSTER_TOKEN"  # the name of a variable, not a secret
+    TOKEN: Final = "MUSTER_TOKEN"  # the variable's name, not a secret
     """The job's secret; mutual authentication in rendezvous. Removed before workers start."""
 
     REQUIRE_TOKEN: Final = "MUSTER_REQUIRE_TOKEN"
@@ -359,14 +359,14 @@ def parse_listen_address(text: str) -> tuple[str, int] | None:
     >>> parse_listen_address("9464"), parse_listen_address("[::]:0"), parse_listen_address("host:1")
     (('', 9464), ('::', 0), None)
     """
-    import socket  # workers, which read this module too, may not need it
+    import socket  # not needed by workers, which read this module too
 
     host, colon, port = text.strip().rpartition(":")
     if not (port.isascii() and port.isdecimal()) or len(port) > 5 or int(port) > 65535:
         return None
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
-    elif ":" in host:  # an address of IPv6 without brackets may end with what looks like a port
+    elif ":" in host:  # IPv6 without brackets may look like host and port
         return None
     if not colon:
         return "", int(port)

@@ -92,7 +92,7 @@ def call_limited(call: Callable[[], T], limit_s: float) -> T:
     Raises:
         TimeoutError: it goes on in its thread; what it returns is dropped.
     """
-    from concurrent.futures import Future, wait  # programs with `Events` import this module, too
+    from concurrent.futures import Future, wait  # programs with `Events` import this module too
 
     future: Future[T] = Future()
 

@@ -62,7 +62,7 @@ class _Session:
             stream.flush()
         words = self._words
         while words[Layout.TERMINAL] == Layout.TERMINAL_LENT:
-            time.sleep(_LOOK_S)  # the agent has not seen yet that the last loan has ended
+            time.sleep(_LOOK_S)  # until the agent sees that the last loan ended
         words[Layout.TERMINAL] = 0
         words[Layout.DEBUGGER] = Layout.DEBUGGER_WANTS
         while words[Layout.TERMINAL] == 0:
@@ -115,7 +115,7 @@ class _Debugger(pdb.Pdb):
     """pdb that gives the terminal back when the program goes on."""
 
     def __init__(self, session: _Session) -> None:
-        super().__init__(nosigint=True)  # Ctrl-C is KeyboardInterrupt, as the worker has it
+        super().__init__(nosigint=True)  # Ctrl-C stays KeyboardInterrupt
         self._session = session
         self.prompt = f"(Pdb, rank {os.environ.get('RANK', '0')}) "
 

@@ -51,7 +51,9 @@ def read_regular(path: str, limit_bytes: int, start_bytes: int = 0) -> bytes:
             raise OSError(errno.EINVAL, "it is not a regular file", path)
         file.seek(max(0, found.st_size + start_bytes) if start_bytes < 0 else start_bytes)
         pieces: list[bytes] = []
-        while limit_bytes > 0 and (piece := file.read(min(limit_bytes, _PIECE_BYTES))):  # `read` takes memory for all
+        while limit_bytes > 0 and (
+            piece := file.read(min(limit_bytes, _PIECE_BYTES))
+        ):  # `read` allocates its whole limit
             pieces.append(piece)
             limit_bytes -= len(piece)
         return b"".join(pieces)
@@ -75,7 +77,7 @@ def link_latest(parent: str, target: str) -> None:
     """
     with contextlib.suppress(OSError):
         mode = os.stat(parent).st_mode
-        if mode & _OTHERS_WRITE and not mode & stat.S_ISVTX:  # with it, only the owner of an entry can replace it
+        if mode & _OTHERS_WRITE and not mode & stat.S_ISVTX:  # sticky: only an entry's owner can replace it
             return
         link = os.path.join(parent, LogNames.LATEST)
         if not _is_ours(link):
@@ -85,7 +87,7 @@ def link_latest(parent: str, target: str) -> None:
         made = f"{link}.{os.getpid()}"
         os.symlink(target, made)
         try:
-            os.replace(made, link)  # a reader sees the old one or the new one
+            os.replace(made, link)  # atomic for readers
         except OSError:
             os.unlink(made)
 

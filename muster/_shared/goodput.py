@@ -135,7 +135,7 @@ class GoodputLedger:
         if self._began_s is None:
             self._began_s = self._accounted_s = now_s
             return
-        # The next incarnation of the same job: since the last record it waited for its nodes.
+        # The next incarnation: it has waited for nodes since the last record.
         self.is_stopped = False
         self._settle_first()
         if self._cause in CAUSES and last_s > self._accounted_s:
@@ -170,7 +170,7 @@ class GoodputLedger:
     def _end_round(self, what: str, detail: Mapping[str, object], now_s: float) -> None:
         kind, is_hang = detail.get("kind"), detail.get("hang") is True
         if self._cause in ("stop", "round", "waiting", _AFTER):
-            return  # of a round that has ended already
+            return  # of a round that has ended
         failure = "hang" if is_hang else _FAILURES.get(kind if isinstance(kind, str) else what)
         if failure is not None and detail.get("joined") is not True and not self.is_stopped:
             self.failures[failure] = self.failures.get(failure, 0) + 1
@@ -253,7 +253,7 @@ class GoodputLedger:
     def _record_more(self, before: int, done: int, at_s: float) -> None:
         steps, took_s = done - before, at_s - self._accounted_s
         new = max(0, done - max(before, self._redo_until))
-        if self._cause in ("hang", "checkpoint", _PAUSE):  # it was over before these steps
+        if self._cause in ("hang", "checkpoint", _PAUSE):  # it ended before these steps
             steps_s = min(took_s, steps * median(self._step_s)) if self._step_s else 0.0
             self._change(_STEPS, at_s - steps_s)
             self._held_step = None

@@ -166,7 +166,7 @@ def parse_stop_limit_s(environ: Mapping[str, str]) -> float | None:
         limit_s = float(text)
     except ValueError:
         return None
-    if limit_s != limit_s:  # not a number
+    if limit_s != limit_s:  # NaN
         return None
     return limit_s if limit_s > 0.0 else STOP_LIMIT_S
 
@@ -217,7 +217,7 @@ class Guard:
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_read, False)
         os.set_blocking(self._wake_write, False)
-        # The last sweep opens two files at once, /proc and one below it: fail now rather than then.
+        # The last sweep opens two files at once; fail now rather than then.
         for fd in [os.open(os.devnull, os.O_RDONLY) for _ in range(2)]:
             os.close(fd)
 
@@ -228,7 +228,7 @@ class Guard:
         between fork and wait.
         """
         processes.become_subreaper()
-        # nohup and shells that start background jobs set some signals to be ignored: they stay ignored.
+        # Signals that nohup or a shell has set to be ignored stay ignored.
         forwarded = [signum for signum in FORWARDED_SIGNALS if signal.getsignal(signum) is not signal.SIG_IGN]
         old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, {*forwarded, signal.SIGCHLD})
         guard_pid = os.getpid()
@@ -264,13 +264,12 @@ class Guard:
         if terminal is not None and self._lease.is_terminal_lent():
             processes.restore_terminal(0, terminal)
         for signum in forwarded:
-            # The guarded process is gone, and the interpreter's shutdown restores defaults: a signal that came then
-            # would replace the exit code.
+            # The interpreter's shutdown restores defaults: a signal would then replace the exit code.
             signal.signal(signum, signal.SIG_IGN)
         return code
 
     def _wait(self) -> None:
-        self._reap()  # a child that this process has adopted may have ended before there was a handler
+        self._reap()  # a child may have ended before the handler existed
         self._poller.register(self._wake_read, select.POLLIN)
         self._poller.register(self._lease.fd, select.POLLIN)
         if self._caller_fd is not None:
@@ -290,28 +289,28 @@ class Guard:
             self._poller.unregister(self._caller_fd)
             self._caller_fd = None
             if self._code is None:
-                # No grace period: no process waits for results any more.
+                # No grace: no process waits for results.
                 self._kill_guarded()
 
     def _handle_signal(self, signum: int) -> None:
         if signum == signal.SIGCHLD:
             self._reap()
         elif self._code is not None:
-            return  # the guarded process has been collected: its pid may be another process's
+            return  # collected: the pid may be another process's
         elif signum == signal.SIGTSTP:
             self._suspend()
         elif self._ends_with_parent and os.getppid() != self._parent:
-            # Our parent has ended, and prctl makes us end with it: no grace period, because no process waits for one.
+            # Our parent has ended, and prctl ends us too: no grace.
             self._kill_guarded()
         else:
             processes.send_signal([self._guarded_pid], signum)
 
     def _kill_guarded(self) -> None:
-        self._reported_as = ""  # it is this process that kills it
+        self._reported_as = ""  # this process kills it
         processes.send_signal([self._guarded_pid], signal.SIGKILL)
 
     def _report_killed(self, signum: int) -> None:
-        if signum not in FORWARDED_SIGNALS:  # that is the end that a person asked for
+        if signum not in FORWARDED_SIGNALS:  # a person has asked for it
             hint = "; the kernel does so when memory runs out" if signum == signal.SIGKILL else ""
             processes.write_stderr(
                 f"muster: {self._reported_as} {describe_end(-signum)}{hint}: its workers were killed, too\n"
@@ -319,14 +318,14 @@ class Guard:
 
     def _suspend(self) -> None:
         """Stop the whole job, then this process; after SIGCONT continue it."""
-        from muster._shared import suspension  # the guard stays small: most jobs are never stopped
+        from muster._shared import suspension  # rarely needed; keeps the guard small
 
         left_s = self._lease.read_left_s()
         stops_together = self._stops_together
         if left_s and stops_together:
             self._lease.release()
         elif left_s:
-            # A console that is full or gone is no reason not to stop.
+            # A full or closed console must not prevent the stop.
             with contextlib.suppress(OSError):
                 print(
                     f"muster: this node stops; in {left_s:.0f} s the job's other nodes go on without it, and its "
@@ -343,7 +342,7 @@ class Guard:
         if left_s and stops_together:
             self._lease.renew(boottime_s + left_s - (self._lease.suspended.read_lease_s() - lease_s))
         elif left_s and self._lease.read_left_s() == 0.0:
-            processes.kill_descendants(self._guarded_pid)  # before one of them runs again; `_fence` does the rest
+            processes.kill_descendants(self._guarded_pid)  # before one runs again; `_fence` does the rest
         suspension.continue_tree()
 
     def _fence(self) -> float | None:
@@ -395,8 +394,7 @@ def run_guarded_process(guard_pid: int, mask: Collection[int], body: Callable[[]
     processes.set_death_signal(signal.SIGTERM)
     if os.getppid() != guard_pid:
         os._exit(128 + signal.SIGTERM)
-    # A terminal's Ctrl-C reaches its whole foreground group; in a group of its own the guarded process gets it once,
-    # from the guard.
+    # In its own group, the guarded process gets a terminal's Ctrl-C once, from the guard.
     os.setpgid(0, 0)
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -409,7 +407,7 @@ def run_guarded_process(guard_pid: int, mask: Collection[int], body: Callable[[]
             sys.excepthook(*sys.exc_info())
             print("muster: the above is a bug in muster; please report it", file=sys.stderr)
         for stream in (sys.stdout, sys.stderr):
-            # None: it was closed at the start. A console that is full or gone must not change the code.
+            # None: closed at the start. A full or closed console must not change the code.
             with contextlib.suppress(AttributeError, OSError, ValueError):
                 stream.flush()
         os._exit(code)

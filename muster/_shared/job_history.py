@@ -138,7 +138,7 @@ class JobHistory:
         elif what == "workers_started":
             self.cause_class = ""
             self._enter(JobState.RUNNING, record)
-            if not self._ledger.has_steps:  # then it is as far as before
+            if not self._ledger.has_steps:  # no farther than before
                 self._end_recovery(self._ledger.read_lost(now_s))
         elif what in ("round_broken", "fenced"):
             self._end_round(record, lost_before)

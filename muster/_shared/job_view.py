@@ -28,7 +28,7 @@ ShownValues = Annotated[tuple[tuple[Name, Number | Name], ...], Limit(most=8), A
 LastLine = Annotated[str, Limit(most=160)]
 """Of a rank's output, without escape sequences and control characters."""
 
-# Fields that are not written while they have their default.
+# Left out while they have their default.
 _Number = Annotated[Count, SPARSE]
 _Number_ = Annotated[Count | None, SPARSE]
 _Step = Annotated[Step | None, SPARSE]

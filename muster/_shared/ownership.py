@@ -56,7 +56,7 @@ def check_folder(folder: Path, advice: str, files: Sequence[Path] = ()) -> None:
             is_closed = _check(path, status, trusted, advice, is_closed=is_closed)
     except FileNotFoundError:
         return
-    _check(path, status, ours, advice, is_closed=is_closed)  # the owner of `/` is enough above it only
+    _check(path, status, ours, advice, is_closed=is_closed)  # only above it is the owner of `/` enough
     for file in files:
         with suppress(FileNotFoundError):
             status = file.lstat()
@@ -97,7 +97,7 @@ def _check(path: str, status: os.stat_result, owners: set[int], advice: str, *, 
         raise PermissionError(f"{path} belongs to {_name_user(status.st_uid)}, not to you: {advice}")
     mode = status.st_mode
     if stat.S_ISLNK(mode):
-        return False  # what it names may lie elsewhere
+        return False  # its target may lie elsewhere
     if is_closed:
         return True
     others = _name_writers(status)
@@ -128,7 +128,7 @@ def _name_writers(status: os.stat_result) -> str:
 
 def _is_private(gid: int) -> bool:
     """Return whether a group has no members but this user and root."""
-    import grp  # most folders are writable by their owner only
+    import grp  # rarely needed
     import pwd
 
     mine = {"root"}
@@ -140,7 +140,7 @@ def _is_private(gid: int) -> bool:
         return not any(user.pw_gid == gid and user.pw_name not in mine for user in pwd.getpwall())
     if not mine.issuperset(group.gr_mem):
         return False
-    # The group of one user has that user's name; asked first, because a network may have many users to list.
+    # A user's own group has its name. This test comes first: a network may have many users to list.
     return group.gr_name in mine or all(user.pw_name in mine for user in pwd.getpwall() if user.pw_gid == gid)
 
 

@@ -122,7 +122,7 @@ def read_stat(pid: int) -> list[str] | None:
     except OSError:
         return None
     try:
-        # The command's name may hold spaces and brackets; what follows its last bracket does not.
+        # The command's name may hold spaces and brackets: split after its last bracket.
         return os.read(fd, 4096).rpartition(b")")[2].decode().split()
     except OSError:
         return None
@@ -222,8 +222,8 @@ def _read_quota(cgroup: str) -> float | None:
         quota, period = words
         cores = int(quota) / int(period)
     except (ValueError, ZeroDivisionError):
-        return None  # "max", or nothing to read
-    return cores if cores > 0 else None  # v1 has -1 for no limit
+        return None  # "max", or unreadable
+    return cores if cores > 0 else None  # -1 in v1: no limit
 
 
 def _read_words(path: str) -> list[str]:
@@ -246,7 +246,7 @@ def read_terminal_settings(fd: int) -> TerminalSettings | None:
 
     try:
         return termios.tcgetattr(fd)
-    except termios.error:  # it was hung up
+    except termios.error:  # hung up
         return None
 
 

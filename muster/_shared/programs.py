@@ -28,10 +28,10 @@ def _has_module(name: str, cwd: str) -> bool:
         full = f"{full}.{word}"
         if spec is None or spec.submodule_search_locations is None:
             return spec is not None and spec.origin in ("built-in", "frozen")
-        # A package may extend its __path__ when it is imported: what is not in its folders cannot be known.
+        # A package may extend its __path__ when imported; that cannot be known here.
         try:
             spec = PathFinder.find_spec(full, list(spec.submodule_search_locations)) or _find_init(spec)
-        except KeyError:  # a namespace inside a package: only the imported package knows its folders
+        except KeyError:  # only an imported package knows its namespaces' folders
             return True
         if spec is not None and spec.name != full:
             return True

@@ -132,7 +132,7 @@ class Control:
                 break
             at = self._find_slot(local_rank, chosen)
             self.words[at + state] = WRITING
-            if self._choose(local_rank, slots) == chosen:  # the agent has not come between
+            if self._choose(local_rank, slots) == chosen:  # the agent has not changed it since
                 self.words[at + _Slot.SERIAL] += 1
                 return chosen
             self.words[at + state] = slots[chosen].state
@@ -363,7 +363,7 @@ class RemoteReader:
         self._socket = socket.socket(socket.AF_UNIX)
         try:
             self._socket.connect(address)
-        except BaseException:  # whatever it is, it is raised again
+        except BaseException:  # it is raised again
             self._socket.close()
             raise
 

@@ -157,7 +157,7 @@ class AlikeLines(Generic[_S]):
         """By rank."""
         self._warned: dict[tuple[_S, bytes], int] = {}
         """How often each has written a warning."""
-        self._launch: object = self  # no launch of a speaker
+        self._launch: object = self  # not a speaker's
         self._launch_until_s = 0.0
         self._printed: dict[bytes, int] = {}
         """How often each warning of the launch was printed."""
@@ -268,7 +268,7 @@ class AlikeLines(Generic[_S]):
         alike = self._alike.get((speaker.stream, unit.key))
         if alike is None:
             return None
-        if alike[0].number <= self._number:  # they are printed
+        if alike[0].number <= self._number:  # already printed
             del alike[: bisect_right(alike, self._number, key=_NUMBER)]
         places = [place for rank in speaker.ranks if (place := self._places.get(rank)) is not None]
         if len(places) == 1 and places[0].loose:
@@ -311,7 +311,7 @@ class AlikeLines(Generic[_S]):
             self._tail = said
         else:
             after.before = said
-        while before is not None and before.due_s > said.due_s:  # rows of a traceback were said some time ago
+        while before is not None and before.due_s > said.due_s:  # rows of a traceback are older
             before.due_s = said.due_s
             before = before.before
         self._held += 1

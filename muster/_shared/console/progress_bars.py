@@ -20,10 +20,10 @@ class ProgressBars:
         widths, self._widths = self._widths, []
         if not widths:
             return b""
-        # A terminal that has become narrower has wrapped them.
+        # A terminal made narrower has wrapped them.
         columns = self._size()[0]
         rows = sum(max(1, -(-width // columns)) for width in widths)
-        # Row by row: where rows begin at the top of a terminal, tmux keeps what "erase below" erases as scroll-back.
+        # Row by row: tmux keeps what "erase below" erases as scroll-back.
         return b"\r\x1b[K" + b"\x1b[A\x1b[K" * (rows - 1)
 
     def draw(self, rows: Sequence[bytes], status: bytes = b"") -> bytes:

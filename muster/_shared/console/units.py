@@ -21,9 +21,9 @@ LINE, WARNING, TRACEBACK, ALONE = range(4)
 _ZEROS = bytes.maketrans(b"123456789", b"0" * 9)
 _MASKED = re.compile(
     rb"0[xX][0-9a-fA-F]+"
-    rb"|/[^\s\"'`,;:()\[\]{}<>|]*"  # a path, from its first slash on
+    rb"|/[^\s\"'`,;:()\[\]{}<>|]*"  # a path, from its first slash
     rb"|[-+]?0+(?:\.0+)?(?:[eE][-+]?0+)?(?![0-9a-zA-Z])"
-    rb"|\b(?=[a-fA-F]*0)[0-9a-fA-F]{4,}\b"  # a digest: it has a digit
+    rb"|\b(?=[a-fA-F]*0)[0-9a-fA-F]{4,}\b"  # a digest has a digit
     rb"|0+"
 )
 """In a line whose digits are all 0. No alternative is tried twice over the same bytes: it is linear."""
@@ -112,7 +112,7 @@ class _Block:
             self.has_exception = False
         elif text and not text.startswith(_BODY):
             if self.has_exception:
-                # Rows below the exception may have any form: Python writes them with it, torch marks them.
+                # Below the exception, rows may have any form.
                 return is_same_write or text.startswith(_CHAINS) or text is not row
             self.has_exception = True
         return len(self.rows) < _BLOCK_ROWS
@@ -185,7 +185,7 @@ class Units:
             self._block.rows, self._block.has_exception = [], block.has_exception
         rows = block.rows
         if block.kind == WARNING and not block.is_whole:
-            rows = rows[:1]  # without a line of source nothing else is known to be the warning's
+            rows = rows[:1]  # without a source line, the rest may be another's
         if rows:
             text = b"\n".join(rows) + b"\n"
             yield Unit(block.kind, b"\0" + _RANK_PREFIX.sub(b"", text), text, block.since_s)

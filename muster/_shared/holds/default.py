@@ -31,7 +31,7 @@ _IN_JOB = ("TORCHELASTIC_RUN_ID", "MUSTER_APP_ID", "MUSTER_STATUS_PAGE")
 def find_settings_path(env: Mapping[str, str]) -> str:
     """Return where the user's wish is."""
     folder = env.get("XDG_STATE_HOME", "")
-    if not folder.startswith("/"):  # the XDG specification: ignore relative paths
+    if not folder.startswith("/"):  # the XDG specification ignores relative paths
         folder = os.path.join(env.get("HOME", "/"), ".local", "state")
     return os.path.join(folder, "muster", SETTINGS_NAME)
 
@@ -56,7 +56,7 @@ def list_runtime_dirs(env: Mapping[str, str]) -> list[str]:
     found = [os.path.join(_TMP, f"muster-{os.geteuid()}")]
     folder = env.get("XDG_RUNTIME_DIR", "")
     try:
-        # Another user's: `sudo` keeps the variable, and root and a user never share a hold.
+        # `sudo` keeps the variable, but root and a user never share a hold.
         if folder.startswith("/") and os.stat(folder).st_uid == os.geteuid():
             found.insert(0, os.path.join(folder, "muster"))
     except OSError:
@@ -74,7 +74,7 @@ def find_folder(env: Mapping[str, str], words: Sequence[str], version: str) -> s
     """
     import hashlib
 
-    # The folder as well as the file: the Pythons of all virtual environments link to one file.
+    # The folder too: virtual environments link to one Python file.
     key = [version, os.path.dirname(words[0]), os.path.realpath(words[0]), *map(os.path.realpath, words[1:])]
     digest = hashlib.sha256("\0".join(key).encode(errors="surrogateescape")).hexdigest()
     return os.path.join(list_runtime_dirs(env)[0], _PREFIX + digest[:16])

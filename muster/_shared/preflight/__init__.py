@@ -23,7 +23,7 @@ from muster._shared.contract import Env
 from muster._shared.fields import Line, Name
 from muster._shared.records import record
 
-if TYPE_CHECKING:  # only a machine with a driver has GPUs
+if TYPE_CHECKING:  # only for machines with a driver
     from muster._shared.preflight.gpus import Device, Devices
 
 _MIB: Final = 1 << 20
@@ -363,7 +363,7 @@ def read_machine(
     shared = _stat(_SHARED_MEMORY, statvfs)
     devices = None
     if nvml is not None:
-        from muster._shared.preflight.gpus import read_devices  # only a machine with a driver needs it
+        from muster._shared.preflight.gpus import read_devices  # only for machines with a driver
 
         devices = read_devices(nvml)
     return Machine(
@@ -433,7 +433,7 @@ def _try_write(folder: str) -> str:
         try:
             written = os.write(fd, bytes(_PROBE_BYTES))
         finally:
-            os.close(fd)  # a network file system may say only now that it is full
+            os.close(fd)  # a network file system may report only now that it is full
     except OSError as error:
         return error.strerror or str(error)
     finally:
@@ -466,7 +466,7 @@ def _list_cgroup_rooms() -> Iterable[int]:
         if len(parts) != 3 or not (is_v2 or parts[1] == "pids"):  # hierarchy, controllers, path
             continue
         root = _CGROUPS if is_v2 else f"{_CGROUPS}/pids"
-        for folder in (f"{root}{parts[2]}", root):  # in a container its own is mounted at the root
+        for folder in (f"{root}{parts[2]}", root):  # a container's own is mounted at the root
             most, current = _read_number(f"{folder}/pids.max"), _read_number(f"{folder}/pids.current")
             if most is not None and current is not None:
                 yield max(0, most - current)
@@ -477,5 +477,5 @@ def _read_number(path: str) -> int | None:
     try:
         with open(path, encoding="utf-8") as file:
             return int(file.read())
-    except (OSError, ValueError):  # "max" is no number
+    except (OSError, ValueError):  # "max"
         return None

@@ -80,7 +80,7 @@ def read_devices(library: str) -> Devices | None:
         nvml = ctypes.CDLL(library)
         if nvml.nvmlInit_v2() != _SUCCESS:
             return None
-    except (OSError, AttributeError):  # there is none, or it is another library
+    except (OSError, AttributeError):  # missing, or another library
         return None
     try:
         count = ctypes.c_uint()
@@ -144,7 +144,7 @@ def _describe(process: _Process) -> Holder:
 
 
 def _name_user(uid: int) -> str:
-    import pwd  # only a device that is not free needs it
+    import pwd  # only for a device in use
 
     try:
         return pwd.getpwuid(uid).pw_name

@@ -75,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 128 + signal.SIGINT
     except BrokenPipeError:  # `muster stacks ... | head`
         null_fd = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null_fd, 1)  # what is left is written at exit
+        os.dup2(null_fd, 1)  # the rest is written at exit
         os.close(null_fd)
         return 128 + signal.SIGPIPE
     return code

@@ -65,14 +65,14 @@ def find_app(word: str, env: Mapping[str, str]) -> AppName:
         return AppName(scheduler=scheduler or exact[0].scheduler, session=session, app_id=exact[0].app_id)
     if scheduler is None:
         raise ControlError(f"no job is named {word!r}; `muster list` lists them", ExitCode.UNKNOWN)
-    return AppName(scheduler=scheduler, session=session, app_id=app_id)  # its adapter says what it knows
+    return AppName(scheduler=scheduler, session=session, app_id=app_id)  # its adapter reports what it knows
 
 
 def list_names(env: Mapping[str, str]) -> list[str]:
     """Return the names of the apps in the state folder, for the shell's completion."""
     try:
         state_dir = find_state_dir(env)
-    except UnsafeFolderError:  # the command says so
+    except UnsafeFolderError:  # the command reports it
         return [LAST]
     return [LAST, *(each.app_id for each in _list_apps(None, state_dir))]
 

@@ -211,7 +211,7 @@ def release(name: str | None, *, now: bool) -> Answer:
         raise ControlError(str(error), ExitCode.LOST) from error
     run = found.find_run()
     if run and not now:
-        stops = "" if " " in run else f"`muster stop held://{run}` stops it, "  # else it is a program's, not an app
+        stops = "" if " " in run else f"`muster stop held://{run}` stops it, "  # else a program's, not an app
         hint = f"{stops}`muster release --now {found.app_id}` ends both"
         raise ControlError(f"{found.handle} runs {run}: {hint}", ExitCode.REFUSED)
     if run and " " not in run:
@@ -226,7 +226,7 @@ def _end(handle: str) -> None:
     until_s = time.monotonic() + _RELEASE_S
     with operations.open_scheduler(handle) as (scheduler, app_id):
         if scheduler.describe_app(app_id) is None:
-            return  # a run that another machine has begun ends with the hold
+            return  # a run of another machine ends with the hold
         scheduler.cancel(app_id)
         while time.monotonic() < until_s:
             scheduler.wait_ended(app_id, until_s - time.monotonic())

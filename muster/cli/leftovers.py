@@ -125,7 +125,7 @@ def _find_logs_of_agents(folder: Path) -> Iterator[Leftover]:
                 has_failed = any(path.glob("*/report.json"))
                 files = (Path(base, name) for base, _, names in os.walk(path) for name in names)
                 ended_s = max((file.lstat().st_mtime for file in files), default=path.stat().st_mtime)
-        except OSError:  # it runs, or is just being removed
+        except OSError:  # it runs, or is being removed
             continue
         yield Leftover(
             name=str(path),
@@ -170,7 +170,7 @@ def _find_lost_containers(state_dir: Path) -> Iterator[Leftover]:
     except DockerError as error:
         logger.info("%s", error)
         return
-    # In this order: a submission registers its app before it removes its mark.
+    # In this order: a submission registers its app, then removes its mark.
     known = submissions.list_submitting(state_dir) | set(AppRegistry(state_dir, _DOCKER))
     for app_id, containers in apps.items():
         if app_id in known or any(facts.running for facts in containers):

@@ -92,7 +92,7 @@ def _list_comparisons(records: Iterable[Event]) -> list[Event]:
 
 def _is_whole(detail: Mapping[str, object]) -> bool:
     error_s = detail.get("uncertainty_s")
-    is_error = is_number(error_s) and error_s >= 0  # below 0, `_follow_comparisons` would find better ways for ever
+    is_error = is_number(error_s) and error_s >= 0  # negative ones would improve for ever
     return (
         is_error
         and is_number(detail.get("ahead_s"))

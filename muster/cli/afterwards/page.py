@@ -57,7 +57,7 @@ def build_page(story: Story, report: Mapping[str, Any] | None = None, missing: s
         "SCRIPT": script,
     }
     page = files.joinpath("page.html").read_text("utf-8")
-    pieces = page.split("@")  # every other piece is a name: what is put in is never searched for one
+    pieces = page.split("@")  # every other piece is a name; inserted text is not searched
     return "".join(parts[piece] if at % 2 else piece for at, piece in enumerate(pieces))
 
 

@@ -85,7 +85,7 @@ def _describe(
         track += _encode_number(_PARENT, parent) + _encode_number(_RANK, rank)
     if is_counter:
         track += _encode_bytes(_COUNTER, b"")
-    flags = _encode_number(_FLAGS, 1) if is_first else b""  # nothing of this sequence came before
+    flags = _encode_number(_FLAGS, 1) if is_first else b""  # the sequence begins
     return _encode_number(_SEQUENCE, _SEQUENCE_ID) + flags + _encode_bytes(_DESCRIPTOR, track)
 
 

@@ -165,7 +165,7 @@ def _load_app(word: str, role: str | None) -> JobRecords:
                 return b""
 
         files = [(f"{role}/{index}", read(index, LogNames.EVENTS, _LIMIT_BYTES)) for index in range(counts[role])]
-        while files[-1][1] and files[-1][1] != files[0][1]:  # nodes that a resize has removed
+        while files[-1][1] and files[-1][1] != files[0][1]:  # nodes that a resize removed
             files.append((f"{role}/{len(files)}", read(len(files), LogNames.EVENTS, _LIMIT_BYTES)))
         report = parse_report(read(0, LogNames.REPORT, _REPORT_BYTES))
         events = parse_files(iter(files))

@@ -120,7 +120,7 @@ def tell(
     agents_ended = {each.event.agent for each in placed if each.event.what == "agent_ended"}
     own = [each.event for each in placed if each.incarnation == last]
     number = max(each.round for each in own)
-    agents = {each.agent for each in own if each.round == number}  # others were lost, or wait
+    agents = {each.agent for each in own if each.round == number}  # others are lost, or wait
     runs = not ended and not agents <= agents_ended
     detail = ended[0].event.detail if ended else {}
     nodes = _tell_nodes(placed, job, end_s, runs=runs)
@@ -220,7 +220,7 @@ def _replay(placed: Sequence[Placed]) -> list[_Replayed]:
         for at, agents in enumerate(by_round[round_number] for round_number in sorted(by_round)):
             kept = list(agents[chosen[at]])
             followers = [name for name in chosen[at + 1 : at + 2] if name != chosen[at]]
-            for name in followers:  # what the one that was lost could not write
+            for name in followers:  # what the lost one could not write
                 told = {other.event.what for other in kept}
                 kept += [other for other in agents.get(name, ()) if other.event.what not in told | {"agent_started"}]
             records += kept
@@ -427,7 +427,7 @@ def _split(bar: Bar, job: _Job) -> list[Bar]:
     if bar.phase != FIRST_STEP:
         return [bar]
     formed = [at_s for at_s, number, *_ in job.rounds if number == bar.round and at_s <= bar.start_s]
-    began_s = max(formed, default=bar.start_s)  # of this incarnation; the first step may be that of other nodes
+    began_s = max(formed, default=bar.start_s)  # of this incarnation; another node's step may come first
     starts = [each for each in job.first_steps.get(bar.round, ()) if began_s <= each <= bar.end_s]
     first_s = min(starts, default=bar.end_s if job.steps else bar.start_s)
     first_s = min(max(first_s, bar.start_s), bar.end_s)

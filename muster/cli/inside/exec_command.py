@@ -48,7 +48,7 @@ def run(handle: str, command: Sequence[str], *, role: str | None, node: int | No
             open_all(scheduler, app_id, runs, lambda each: order(index=each.index))
             if not takes_all and runs[0].failure:
                 raise ControlError(f"{targets[0]}: {runs[0].failure}", ExitCode.LOST)
-            with contextlib.suppress(BrokenPipeError):  # it is no error of the scheduler's
+            with contextlib.suppress(BrokenPipeError):  # not the scheduler's error
                 code = Relay(runs, has_prefix=takes_all).move()
         finally:
             for each in runs:
@@ -138,7 +138,7 @@ class Relay:
     def move(self) -> int:
         """Return the exit code of the first node that has failed once all have ended."""
         sys.stdout.flush()
-        alive = threading.Thread(target=self._say_alive, daemon=True)  # also while a reader of ours makes us wait
+        alive = threading.Thread(target=self._say_alive, daemon=True)  # even while our reader blocks
         alive.start()
         try:
             with watch_signals([*_PASSED_ON, signal.SIGTSTP], self._signals.append) as wake:
@@ -153,7 +153,7 @@ class Relay:
     def _step(self, wake: int) -> None:
         poller = select.poll()
         poller.register(wake, select.POLLIN)
-        poller.register(1, 0)  # a pipe whose reader has gone says so
+        poller.register(1, 0)  # reports a pipe without readers
         live = {each.session.fd: each for each in self._runs if each.session is not None and not each.is_over}
         for fd in live:
             poller.register(fd, select.POLLIN)

@@ -96,7 +96,7 @@ def rehearse(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         junit=None if args.junit is None else Path(args.junit),
         as_json=args.json,
     )
-    parse_faults(request.faults, quick=request.quick)  # a wrong word is told at once
+    parse_faults(request.faults, quick=request.quick)  # reports wrong words at once
     try:
         return _rehearse(request)
     except (EngineError, SchedulerError, BundleError) as error:

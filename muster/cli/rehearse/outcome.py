@@ -172,5 +172,5 @@ def _find_reason(result: Result) -> str:
         return "hang"
     has_restarted = result.story is not None and len(result.story.rounds) > 1
     if result.case.moment is Moment.CHECKPOINT and has_restarted and len(result.starts) == 1:
-        return "atomic"  # no later attempt did a step: what they read at their start cannot be read
+        return "atomic"  # no later attempt made a step: its checkpoint is unreadable
     return "retries" if "retries" in result.reason else "failed"

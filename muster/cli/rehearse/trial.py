@@ -233,7 +233,7 @@ class Trial:
             spec = self._world.place(build_spec(info.request, self._scheduler.backend))
             self._scheduler.start_app(spec, detach=False)
         folder = AppFolder(spec.folder)
-        self._scheduler.find_registry().remove(spec.app_id)  # `muster list` shows jobs, and no rehearsals
+        self._scheduler.find_registry().remove(spec.app_id)  # `muster list` shows no rehearsals
         self._app_folder = folder
         return folder
 
@@ -275,7 +275,7 @@ class Trial:
             self._slots = slots
             result.saving_ranks |= {rank for rank, each in slots.items() if each.has_saved}
             result.asking_ranks |= {rank for rank, each in slots.items() if each.asks}
-        # The optimizer's steps count in the first step only, until the script has told its own.
+        # Optimizer steps count only until the script's first report.
         self._counts = self._counts or any(each.is_counted for each in slots.values())
         by_rank = {rank: each.done for rank, each in slots.items() if each.done and each.is_counted is self._counts}
         told = list(by_rank.values())
@@ -291,7 +291,7 @@ class Trial:
                 self._is_behind = result.fault_done is not None
                 result.starts.append(start)
                 self._last_step_s, result.done = None, start
-            # A rank that has ended without a step had none left to do.
+            # A rank that ended without a step had none left.
             if min(told) > result.done and all(map(self._watch.has_ended, slots.keys() - by_rank.keys())):
                 self._record_step(min(told))
         if has_saved or any(each.is_saving for each in slots.values()):

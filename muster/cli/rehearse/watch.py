@@ -87,7 +87,7 @@ class Watch:
             self._follow(event)
         for agent in self._agents.values():
             if not _is_alive(agent.pid):
-                _forget(agent)  # it wrote no record of its end
+                _forget(agent)  # it recorded no end
             elif time.monotonic() >= agent.search_s:
                 agent.search_s = time.monotonic() + _SEARCH_S
                 _search_page(agent)

@@ -123,7 +123,7 @@ class _Run:
 
         def prepare() -> None:
             signal.pthread_sigmask(signal.SIG_SETMASK, ())
-            signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell's background jobs ignore it: then nothing stops it
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # background jobs of a shell ignore it: nothing would stop it
             processes.set_death_signal(signal.SIGTERM)
             if os.getppid() != parent:
                 os._exit(1)
@@ -174,7 +174,7 @@ class _Run:
                     self.send(signum)
         self._copier.join(1.0)
         if may_outlive_command(self.handle):
-            with contextlib.suppress(ControlError):  # it has ended already
+            with contextlib.suppress(ControlError):  # it has ended
                 _say(operations.stop(self.handle).line)
         return came
 

@@ -89,7 +89,7 @@ def sort_ranks(status: JobStatus, most: int) -> list[RankStatus]:
     if len(ranks) <= most:
         return ranks
     slow = {each.global_rank for each in status.slow_ranks}
-    waiting = sum(1 for each in ranks if (each.collective_s or 0.0) >= 1.0)  # others come and go with each look
+    waiting = sum(1 for each in ranks if (each.collective_s or 0.0) >= 1.0)  # shorter ones come and go
     phases = [each.phase for each in ranks]
     usual = max(set(phases), key=phases.count) if phases else ""
     has_ended = status.state is JobState.ENDED

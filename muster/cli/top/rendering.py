@@ -202,7 +202,7 @@ def _lay_out(picture: JobPicture, view: View, size: Size) -> _Layout:
     if _has_node_table(status):
         node_rows = max(1, min(len(status.nodes), max(2, free // 3)) if status.ranks else free - 1)
         free -= min(len(status.nodes), node_rows) + 1
-    events += max(0, free - len(status.ranks) - 2)  # what nothing else needs
+    events += max(0, free - len(status.ranks) - 2)  # unused rows
     return _Layout(
         header=header,
         foot=[*_list_events(status, events), *foot],
@@ -222,7 +222,7 @@ def _fold(text: Text, size: Size, most: int) -> list[Text]:
     if text.cell_len <= size.width or size.height < 12:
         return [text]
     rows: list[Text] = []
-    for part in text.split(_GAP):  # what stands together stays together
+    for part in text.split(_GAP):  # never split these
         if rows and rows[-1].cell_len + len(_GAP) + part.cell_len <= size.width:
             rows[-1] = Text(_GAP).join([rows[-1], part])
         else:

@@ -85,7 +85,7 @@ class Screen:
 
     def wake(self) -> None:
         """End a `read_keys` that waits. From any thread or signal handler."""
-        with contextlib.suppress(OSError):  # a full pipe wakes as well
+        with contextlib.suppress(OSError):  # a full pipe wakes it too
             os.write(self._wake_fd, b"\0")
 
     def draw(self, rows: Sequence[str]) -> None:
@@ -132,7 +132,7 @@ class Screen:
         self._frame = []
 
     def _give_back(self, saved: "list[int | list[bytes | int]]") -> None:
-        with contextlib.suppress(OSError, termios.error):  # a closed terminal has nothing to give back
+        with contextlib.suppress(OSError, termios.error):  # a closed terminal cannot be restored
             self._write(_LEAVE)
             termios.tcsetattr(self._input_fd, termios.TCSADRAIN, saved)
 
@@ -144,7 +144,7 @@ class Screen:
         """
         try:
             while data:
-                select.select([], [self._output_fd], [])  # whoever shares the terminal may have made it non-blocking
+                select.select([], [self._output_fd], [])  # another process may have made it non-blocking
                 data = data[os.write(self._output_fd, data) :]
         except OSError as error:
             raise ClosedError(128 + signal.SIGHUP) from error

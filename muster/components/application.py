@@ -159,7 +159,7 @@ def _check_hang(request: JobRequest) -> None:
             seconds = float(timeout)
         except ValueError:
             seconds = -1.0
-        if not 0 <= seconds < float("inf"):  # written so that NaN is refused too
+        if not 0 <= seconds < float("inf"):  # refuses NaN too
             raise ComponentError(f"--hang_timeout {timeout} is neither auto nor a number of seconds; 0 means off")
         if seconds == 0 and action is not None:
             raise ComponentError(f"--hang_action {action} has no effect with --hang_timeout 0, which is never")
@@ -251,7 +251,7 @@ def _build_args(request: JobRequest, names: JobNames, topology: Topology) -> lis
         args += ["--rank-order", request.rank_order]
     if request.on is not None:
         args += [f"--on={request.on}"]
-    # the program is the first word that is not an option: all later words are its arguments, dashes included
+    # The program is the first word that is no option; the rest are its arguments.
     args += [request.script] if request.script is not None else ["-m", str(request.module)]
     return [*args, *request.script_args]
 
@@ -282,7 +282,7 @@ def _parse_mounts(mounts: Sequence[str] | None) -> list[Any]:
     try:
         return list(specs.parse_mounts(list(mounts)))
     except (KeyError, ValueError) as error:
-        # a KeyError of a missing src or dst contains only that word
+        # A KeyError for a missing src or dst holds only that word.
         problem = str(error.args[0])
         problem = f"{problem} is missing" if problem in {"src", "dst"} else problem
         example = "type=bind,src=/host,dst=/job,readonly"

@@ -45,7 +45,7 @@ class ResourceRequest:
             ComponentError: TorchX does not know the host.
         """
         if self.h:
-            # TorchX's command line passes a default on as a copy: a default that was typed cannot be told apart.
+            # TorchX passes defaults as copies, so a typed default looks the same.
             advice = "; on hosts without GPUs use dist.ddp" if self.h == DEFAULT_HOST else ""
             label = f"{self.h}, the default of -h" if advice else f"-h {self.h}"
             return Host(label=label, gpus=int(self.build_resource().gpu), advice=advice)
@@ -88,5 +88,5 @@ def _find_host(h: str) -> Any:
     try:
         return specs.resource(h=h)
     except KeyError as error:
-        # TorchX's message lists every resource it knows or the most similar one
+        # TorchX's message lists known or similar resources.
         raise ComponentError(f"-h {h!r} is not a named resource: {' '.join(str(error.args[0]).split())}") from error

@@ -21,7 +21,7 @@ COUNTED_PROCESSES: Final = ("gpu", "cpu", "auto")
 
 _GRAMMAR: Final = re.compile(r"(?:(?:([0-9]+):)?([0-9]+)x)?([0-9]+|gpu|cpu|auto)")
 _SHOWN_CHARACTERS: Final = 60
-_DIGITS_LIMIT: Final = 100  # more than any machine has; int() raises its own error above 4300 digits
+_DIGITS_LIMIT: Final = 100  # more than any machine has; int() itself refuses over 4300 digits
 
 
 class Bare(Enum):
@@ -162,7 +162,7 @@ def _fit(example: Topology, host: Host | None) -> Topology:
 
 
 def _show(j: object) -> str:
-    shown = ascii(j)  # not repr: a look-alike digit must not read like a valid value
+    shown = ascii(j)  # shows look-alike digits, unlike repr
     if len(shown) <= _SHOWN_CHARACTERS:
         return shown
     return f"{shown[:_SHOWN_CHARACTERS]}... ({len(shown)} characters)"

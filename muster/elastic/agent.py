@@ -159,7 +159,7 @@ class LocalElasticAgent:
                 stack.callback(self._ice.close)
             outcome, values = self._run_job()
         if self._ice is not None and outcome.signum is not None:
-            raise build_signal_exception(outcome.signum)  # also when workers have stopped by themselves, as asked
+            raise build_signal_exception(outcome.signum)  # also when workers stopped as asked
         if outcome.code == ExitCode.SUCCEEDED:
             return RunResult(state=WorkerState.SUCCEEDED, return_values=values)
         return RunResult(state=WorkerState.FAILED, failures=self._build_failures(outcome))

@@ -33,7 +33,7 @@ def build_flags(config: Any) -> list[str]:
 def build_worker_flags(config: Any) -> list[str]:
     """Return the flags for the fields that a `LaunchConfig` and a `WorkerSpec` have in common."""
     nproc = getattr(config, "nproc_per_node", None) or config.local_world_size
-    events = getattr(config, "event_log_handler", None) or "null"  # what torch does not know, the agent refuses
+    events = getattr(config, "event_log_handler", None) or "null"  # the agent refuses unknown ones
     named = {
         "nproc-per-node": nproc,
         "role": config.role,

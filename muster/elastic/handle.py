@@ -132,7 +132,7 @@ class JobHandle:
             self._outcome = self._job.run()
             if self._outcome.code == ExitCode.SUCCEEDED:
                 self._exchange_results()
-        except BaseException as error:  # KeyboardInterrupt too: `wait` in another thread must raise it and not block
+        except BaseException as error:  # KeyboardInterrupt too: `wait` in another thread raises it
             self._error = error
             raise
         finally:
@@ -152,7 +152,7 @@ class JobHandle:
         """Wait for the job in a thread of its own."""
 
         def run() -> None:
-            with contextlib.suppress(BaseException):  # whatever it is, `run` has kept it for `wait`
+            with contextlib.suppress(BaseException):  # `run` has kept it for `wait`
                 self.run()
 
         threading.Thread(target=run, name="muster-job", daemon=True).start()
@@ -176,7 +176,7 @@ class JobHandle:
             if self._results is None:
                 try:
                     self._results = self._load_results(self._outcome)
-                except BaseException as error:  # raised again by every later call, whatever it is
+                except BaseException as error:  # raised again by every later call
                     self._error = error
                     raise
                 finally:
@@ -323,7 +323,7 @@ def launch(
     server = start_function_server(function, args, kwargs or {}, nproc=count, start_method=start_method)
     try:
         node = take_node(held, name_entrypoint(function, args), nproc=count, start_method=start_method)
-    except BaseException:  # KeyboardInterrupt too: the call's files must be closed
+    except BaseException:  # KeyboardInterrupt too: close the call's files
         server.close()
         raise
     handle = _start(words, environ, server, on_event, token, node)
@@ -346,7 +346,7 @@ def _start(
     watch = _StateWatch(on_event)
     try:
         job = Job(words, environ=environ, server=server, on_record=watch.handle, held=node)
-    except BaseException:  # KeyboardInterrupt too: the call's files must be closed
+    except BaseException:  # KeyboardInterrupt too: close the call's files
         server.close()
         raise
     return JobHandle(job, server, watch, token)

@@ -99,7 +99,7 @@ def start_processes(
         context = MultiprocessContext(start_method=start_method, **shared)
     try:
         context.start()
-    except BaseException:  # KeyboardInterrupt too: what was started must not be left behind
+    except BaseException:  # KeyboardInterrupt too: leave nothing behind
         context.close()
         raise
     return context
@@ -272,7 +272,7 @@ class PContext:
             ended = "was killed" if outcome.code is None else describe_exit_code(outcome.code)
             how = outcome.error or f"the agent {ended}"
             raise AgentLost(f"{how}; none of the processes is left")
-        # as torch: of functions the first failure, of commands also those that were stopped because of it
+        # As torch: of functions only the first failure, of commands also those stopped because of it.
         failures = outcome.report.failures if isinstance(self.entrypoint, str) else outcome.report.failures[:1]
         return {
             failure.local_rank: build_process_failure(failure, self.error_files.get(failure.local_rank))
@@ -283,7 +283,7 @@ class PContext:
         """Return torch's ProcessFailure of each process that `close` has ended, or that was not started by then."""
         from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-        # the only node's global ranks are its local ranks
+        # With one node, global ranks are local ranks.
         codes = {rank: self._exit_codes.get(rank, -signal.SIGTERM) for rank in range(self.nprocs)}
         return {
             rank: ProcessFailure(

@@ -77,7 +77,7 @@ class Screen:
         try:
             if not self._owner["cleared"].wait(_OWNER_LIMIT_S):
                 self._owner["trigger_clear"].clear()
-                self._owner = None  # it draws no more; the next lines need not wait
+                self._owner = None  # draws no more; later lines need not wait
             yield
         finally:
             if self._owner is not None:
@@ -86,7 +86,7 @@ class Screen:
     def _find_size(self) -> os.terminal_size:
         try:
             return os.get_terminal_size(self._terminal.fileno() if self._terminal is not None else 1)
-        except (OSError, ValueError):  # a stream that only says that it is a terminal
+        except (OSError, ValueError):  # a stream that only claims to be a terminal
             return os.terminal_size((80, 24))
 
 
@@ -114,7 +114,7 @@ class _Tail:
             *lines, self._rest = (self._rest + data).split(b"\n")
             bar = self._rest if b"\r" in self._rest else None
             self._print(lines, bar)
-            if bar is not None:  # a bar of hours is one line: of its states only the last matters, which may be cut off
+            if bar is not None:  # hours of a bar are one line; only its end matters
                 self._rest = b"\r" + b"\r".join(bar.rsplit(b"\r", 2)[-2:])
         return bool(data)
 
@@ -213,7 +213,7 @@ class TailLog:
 
     def _run(self) -> None:
         while True:
-            is_last = self._finished.is_set()  # before reading: what was written until then is read
+            is_last = self._finished.is_set()  # before reading, so that all is read
             while any([tail.read() for tail in self._tails]):  # noqa: C419  # each file gets its turn
                 pass
             if is_last:

@@ -118,7 +118,7 @@ class IceEvents:
         while not self._closed.is_set():
             try:
                 answer = input("\nShould I save the checkpoint? [Y/n]").strip().lower()
-            except (EOFError, OSError):  # no person is there: what can be saved is saved
+            except (EOFError, OSError):  # no terminal: save what can be saved
                 return True
             if answer in ("", "y", "n"):
                 return answer != "n"

@@ -27,7 +27,7 @@ def run_image(control: socket.socket, agent_pid: int, call: ForkedCall) -> NoRet
     silence(find_kernel_sockets())
     worker.forget_program()
     program.rename_process(["muster-image", *sys.orig_argv])
-    # No collection visits what exists now, so its pages stay shared with the workers.
+    # Pages of existing objects stay shared: no collection visits them.
     gc.freeze()
     forking.send(control, {"brings_torch": False})
     forking.send(control, {"ready": {"modules": [], "pid": os.getpid(), "memory": {}}})
@@ -59,10 +59,10 @@ class _Spares:
         """Give each a socket from the agent; None if there are not exactly so many, or they were given away."""
         forked, self._forked = self._forked, None
         if forked is None or forked["error"] or len(forked["forked"]) != len(sockets):
-            self.close()  # those there are end
+            self.close()  # ends those there
             return None
         for ours, one in zip(self._ours, sockets, strict=True):
-            with contextlib.suppress(OSError):  # it was killed; the agent sees that
+            with contextlib.suppress(OSError):  # it was killed, as the agent sees
                 socket.send_fds(ours, [b"!"], [one.fileno()])
         self.close()
         return forked

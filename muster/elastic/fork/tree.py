@@ -53,7 +53,7 @@ def fork_tree(call: ForkedCall, start: AgentStart, own_fds: Sequence[int]) -> No
         OSError: no process, descriptor or memory is left.
         SpawnError: a fork stood still and was killed.
     """
-    for stream in (sys.stdout, sys.stderr):  # or each fork had a copy of what is buffered
+    for stream in (sys.stdout, sys.stderr):  # or each fork would print the buffer
         with contextlib.suppress(AttributeError, OSError, ValueError):
             stream.flush()
     old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
@@ -61,7 +61,7 @@ def fork_tree(call: ForkedCall, start: AgentStart, own_fds: Sequence[int]) -> No
     try:
         lease_fds = guard.make_lease_fds()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # since Python 3.12 of threads, which are no hazard here, see `hazards`
+            warnings.simplefilter("ignore")  # since 3.12 of threads, harmless here, see `hazards`
             pid = posix.fork()
         if pid == 0:
             _run(lambda: _run_intermediate(_Tree(start=start, call=call, own_fds=own_fds, lease_fds=lease_fds)))
@@ -89,7 +89,7 @@ def _wait_for_end(pid: int) -> None:
                 )
     finally:
         os.close(fd)
-        with contextlib.suppress(ChildProcessError):  # another thread of the program has taken its status
+        with contextlib.suppress(ChildProcessError):  # another thread has taken its status
             os.waitpid(pid, 0)
 
 
@@ -110,7 +110,7 @@ def _run_intermediate(tree: _Tree) -> NoReturn:
 
 
 def _become_guard(tree: _Tree) -> None:
-    os.setpgid(0, 0)  # a terminal's Ctrl-C, and a notebook's interrupt, are for the program only
+    os.setpgid(0, 0)  # Ctrl-C and a notebook's interrupt are for the program only
     processes.become_subreaper()
     send_identity(tree.start.control, GUARD)
     _redirect(tree.start)

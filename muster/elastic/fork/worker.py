@@ -32,7 +32,7 @@ class _MainProcess(process.BaseProcess):
     Source: _MainProcess in CPython's multiprocessing/process.py, which deletes the name.
     """
 
-    def __init__(self, authkey: bytes) -> None:  # an AuthenticationString, which is not pickled by accident
+    def __init__(self, authkey: bytes) -> None:  # an AuthenticationString, which refuses pickling
         self._identity = ()
         self._name = "MainProcess"
         self._parent_pid = None
@@ -68,7 +68,7 @@ def run(call: ForkedCall, spec: WorkerSpec) -> NoReturn:
     try:
         folder, local_rank = spec.program.args
         connection = function.connect(folder, local_rank)
-        connection.recv(4096)  # there are no descriptors: it has them all
+        connection.recv(4096)  # no descriptors: it has them all
         args = tuple(call.args)
         if call.substitutes_macros:
             args = function.substitute_macros(args, local_rank)
@@ -92,7 +92,7 @@ def _become_worker(call: ForkedCall, spec: WorkerSpec) -> list[Any]:
         os.dup2(1, 2)
     for fd in (spec.stdout_fd, spec.stderr_fd):
         os.close(fd)
-    old = [sys.stdin, sys.stdout, sys.stderr, sys.__stdin__, sys.__stdout__, sys.__stderr__]  # they hold the program's
+    old = [sys.stdin, sys.stdout, sys.stderr, sys.__stdin__, sys.__stdout__, sys.__stderr__]  # they are the program's
     sys.stdin = sys.__stdin__ = open(0, closefd=False, encoding="utf-8")  # type: ignore[misc]  # noqa: SIM115
     sys.stdout = sys.__stdout__ = _open_stream("stdout", 1)  # type: ignore[misc]
     sys.stderr = sys.__stderr__ = _open_stream("stderr", 2)  # type: ignore[misc]
@@ -129,7 +129,7 @@ def _choose_code(stop: SystemExit, error_file: str) -> int:
 def _report(error: BaseException, error_file: str) -> None:
     shown = program.find_user_frames(error.__traceback__)
     with contextlib.suppress(Exception):  # __str__ of an exception is user code
-        # One write: ranks that fail together share a terminal.
+        # One write, because failing ranks share a terminal.
         sys.stderr.write("".join(traceback.format_exception(type(error), error, shown)))
     if error_file and not os.path.exists(error_file):  # torch's @record writes more
         program.write_error_file(error, shown, error_file)

@@ -75,14 +75,14 @@ def build_payload(
     copy = sys.modules.get(_COPY)
     contexts: tuple[Any, ...] = (context,) if copy is None else (context, copy.context)
     for each in contexts:
-        each.set_spawning_popen(descriptors)  # what pickling asks of a Popen
+        each.set_spawning_popen(descriptors)  # pickling asks the Popen
     try:
         preparation = spawn.get_preparation_data("worker")
         preparation["authkey"] = bytes(preparation["authkey"])  # pickled for our own workers only
         preparation["substitutes_macros"] = substitutes_macros
         call = _pickle_call(function, tuple(args), dict(kwargs), descriptors)
         call_fd = _write_unnamed_file(pickle.dumps(preparation), call)
-    except BaseException:  # KeyboardInterrupt too: the duplicates must be closed
+    except BaseException:  # KeyboardInterrupt too: close the duplicates
         descriptors.close()
         raise
     finally:

@@ -56,7 +56,7 @@ class CellOutput:
         if self._display is not None:
             self._display.update(content, raw=True)
         elif self._rows:
-            display: Any = import_module("IPython.display").display  # this is a notebook: it is there
+            display: Any = import_module("IPython.display").display  # a notebook has it
             self._display = display(content, raw=True, display_id=True)
 
     def close(self) -> None:

@@ -78,7 +78,7 @@ def exchange_results(place: RoundPlace, own: Mapping[int, int], token: str) -> G
             why = _serve(place, own, key, gathered)
         else:
             why = _ask(place, own, key, gathered)
-    except BaseException:  # KeyboardInterrupt too: the files must be closed
+    except BaseException:  # KeyboardInterrupt too: close the files
         gathered.close()
         raise
     missing = sorted(set(range(place.world_size)) - set(own) - set(gathered.fds))
@@ -115,15 +115,15 @@ def _serve(place: RoundPlace, own: Mapping[int, int], key: bytes, gathered: Gath
                 channel = _Channel(connection, key, is_server=True)
                 node = int(json.loads(channel.receive())["node"])
                 _receive_results(channel, gathered)
-            except (OSError, ValueError, KeyError) as error:  # another job's, or a program that has ended half-way
+            except (OSError, ValueError, KeyError) as error:  # another job's, or a program that ended half-way
                 why = f"a connection broke: {error}"
                 connection.close()
                 continue
             channels[node] = channel
-            deadline_s = time.monotonic() + _MEETING_LIMIT_S  # the others waited meanwhile
+            deadline_s = time.monotonic() + _MEETING_LIMIT_S  # the others have waited until now
         everything = {**own, **gathered.fds}
         for channel in channels.values():
-            with contextlib.suppress(OSError):  # that program has ended: the others get theirs all the same
+            with contextlib.suppress(OSError):  # it has ended; the others get theirs
                 _send_results(channel, everything, why)
         return why
 
@@ -263,7 +263,7 @@ class _Channel:
         own = os.urandom(_NONCE_BYTES)
         connection.sendall(own)
         if not is_server:
-            connection.settimeout(_SILENCE_LIMIT_S)  # the server may be serving another
+            connection.settimeout(_SILENCE_LIMIT_S)  # the server may be busy
         other = self._read(_NONCE_BYTES)
         nonces = other + own if is_server else own + other
         sides = (b"server", b"client") if is_server else (b"client", b"server")

@@ -205,11 +205,11 @@ class Job:
             self._selector.register(self._timers.fd, selectors.EVENT_READ, self._timers.receive)
         try:
             self._turn_until_ended()
-        except BaseException:  # whatever a signal handler of the caller raises, no process may be left
+        except BaseException:  # a signal handler may raise anything; leave no process
             self.stop()
             try:
                 self._turn_until_ended()
-            except BaseException:  # a second Ctrl-C: it need not be polite any more
+            except BaseException:  # a second Ctrl-C: stop impolitely
                 self.kill()
                 self._turn_until_ended()
                 raise
@@ -224,7 +224,7 @@ class Job:
 
     def _receive(self) -> None:
         messages = self._process.receive()
-        if messages is None:  # the guard ended without a last message: it was killed, and the agent ends with it
+        if messages is None:  # the guard was killed; the agent ends with it
             self._selector.unregister(self._process.control_fd)
             self._has_ended = True
             return

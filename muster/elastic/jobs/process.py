@@ -111,7 +111,7 @@ class AgentProcess:
         try:
             with theirs:
                 self._start(flags, environ, theirs, (stdout_fd, stderr_fd), fork_tree, own_fds)
-        except BaseException:  # KeyboardInterrupt too: what was started must not be left behind
+        except BaseException:  # KeyboardInterrupt too: leave nothing behind
             self.close()
             raise
 
@@ -231,7 +231,7 @@ class AgentProcess:
             self._held.close()
         with self._lock:
             if self._guard_fd >= 0:
-                with contextlib.suppress(ChildProcessError):  # it is our child only where we adopt orphans
+                with contextlib.suppress(ChildProcessError):  # our child only where we adopt orphans
                     os.waitid(os.P_PIDFD, self._guard_fd, os.WEXITED | os.WNOHANG)
             for fd in (self._guard_fd, self._agent_fd):
                 if fd >= 0:
@@ -242,7 +242,7 @@ class AgentProcess:
 
 def _spawn(start: AgentStart) -> None:
     fds = (start.control.fileno(), start.caller_fd)
-    # debugpy makes every Python process that is started wait for a debugger, and knows it by its first word.
+    # debugpy makes each new Python, known by its first word, wait for a debugger.
     disguise = ["env"] if "pydevd" in sys.modules else []
     starter = subprocess.Popen(
         [*disguise, *start.python, DRIVEN_FLAG, *map(str, fds), start.folder, *start.flags],
@@ -252,7 +252,7 @@ def _spawn(start: AgentStart) -> None:
         stderr=start.stderr_fd,
         pass_fds=fds,
     )
-    starter.wait()  # it ends at once; when another thread of the caller has taken its status, this returns too
+    starter.wait()  # returns even if another thread has taken its status
 
 
 def _send(pidfd: int, signum: int) -> None:

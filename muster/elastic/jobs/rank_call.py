@@ -43,7 +43,7 @@ class RankCall:
         for name in os.environ.keys() - env.keys():
             del os.environ[name]
         for name, value in env.items():
-            if os.environ.get(name) != value:  # else it looks as if the program set what torch's import has read
+            if os.environ.get(name) != value:  # else the program seems to set what torch's import has read
                 os.environ[name] = value
         _redirect(sys.stdout, 1, self.stdouts[local_rank])
         _redirect(sys.stderr, 2, self.stderrs[local_rank])
@@ -74,7 +74,7 @@ def _record(error: Exception, path: str | None) -> None:
     """Write the exception in torch's format, unless torch's own `record` has done so."""
     if not path or os.path.exists(path):
         return
-    shown = error.__traceback__.tb_next if error.__traceback__ else None  # without our own frame
+    shown = error.__traceback__.tb_next if error.__traceback__ else None  # without our frame
     text = "".join(traceback.format_exception(type(error), error, shown))
     extra = {"py_callstack": text, "timestamp": str(int(time.time()))}
     with open(path, "w", encoding="utf-8") as file:

@@ -117,7 +117,7 @@ class WorkerServer:
             self._add(connection, message)
             return
         slot = self._find(connection)
-        if slot is None:  # of a round that is over
+        if slot is None:  # of a past round
             _close_fds(fds)
         elif "failed" in message:
             slot.error_fd = fds[0]
@@ -138,7 +138,7 @@ class WorkerServer:
             place=RoundPlace(number=hello["round"], **hello["place"]),
         )
         fds = [] if self.fork_tree else [self._payload.call_fd, self._payload.tracker_fd, *self._payload.fds]
-        with contextlib.suppress(OSError):  # it has ended meanwhile
+        with contextlib.suppress(OSError):  # it has ended
             connection.send(json.dumps({"fds": len(fds)}).encode())
             for at in range(0, len(fds), _MAX_FDS):
                 socket.send_fds(connection, [b"!"], fds[at : at + _MAX_FDS])
@@ -237,7 +237,7 @@ def _load(fd: int, what: str) -> Any:
         file.seek(0)
         try:
             return pickle.load(file)  # noqa: S301  # our own worker wrote it
-        except Exception as error:  # unpickling runs code of the user's classes, which may raise anything
+        except Exception as error:  # unpickling runs user code
             raise PickleFault(f"cannot load {what}: {type(error).__name__}: {error}") from error
 
 

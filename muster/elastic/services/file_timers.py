@@ -46,7 +46,7 @@ class FileTimers:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
         os.mkfifo(path, 0o600)
-        self.fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)  # for writing too: it never ends
+        self.fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)  # writing too prevents end of file
         self._rest = b""
         self._timers: dict[tuple[int, str], _Timer] = {}
 

@@ -38,7 +38,7 @@ def _create_server() -> Any:
         return None
     try:
         from torch.distributed.elastic.agent.server import local_elastic_agent
-    except ImportError:  # a program without torch has put nothing in its place
+    except ImportError:  # without torch, nothing to restore
         return None
     return local_elastic_agent.create_healthcheck_server(
         alive_callback=lambda: int(time.time()), port=int(port), timeout=_TIMEOUT_S

@@ -99,7 +99,7 @@ class WorkerGroupWatch:
         duration_s = record["monotonic_s"] - self._rendezvous_began_s
         self._restarts_left = detail["restarts_left"]
         self._put_duration("SimpleElasticAgent._rendezvous", duration_s)
-        self._record("RENDEZVOUS", duration_ms=duration_s * 1000)  # as torch: with the group as it was before
+        self._record("RENDEZVOUS", duration_ms=duration_s * 1000)  # as torch: the group before the round
         group.group_rank, group.group_world_size = record["node"], detail["nodes"]
         group.master_addr, _, port = detail["master"].rpartition(":")
         group.master_port = int(port)
@@ -118,7 +118,7 @@ class WorkerGroupWatch:
         from torch.distributed.elastic.agent.server.api import WorkerState
 
         if kind == "final":
-            self.group.state = WorkerState.FAILED  # `record_result` tells it
+            self.group.state = WorkerState.FAILED  # reported by `record_result`
         else:
             self._set_state(WorkerState.FAILED if kind == "failure" else WorkerState.UNHEALTHY)
 
@@ -214,7 +214,7 @@ class WorkerGroupWatch:
             "group_world_size": self.group.group_world_size,
             "entry_point": self._facts.entrypoint_name,
         }
-        if worker is not None:  # torch's values are tuples, by accident; readers know them so
+        if worker is not None:  # torch's values are tuples, by accident
             about["local_rank"] = (worker.local_rank,)
             about["role_rank"] = (worker.role_rank,)
             about["role_world_size"] = (worker.role_world_size,)

@@ -51,10 +51,10 @@ _STRING_OR_COMMENT: Final = re.compile(
 
 _Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 
-_EPOCH: Final = (1980, 1, 1, 0, 0, 0)  # the oldest date a zip can hold
+_EPOCH: Final = (1980, 1, 1, 0, 0, 0)  # the oldest date of a zip
 
-# Must compile on any Python that may be called `python3` (or `python`) in an image, 2.7 included: no f-strings, no
-# annotations. An old Python gets one line, not a SyntaxError from deep inside the package.
+# Must compile on any image's Python, 2.7 included: no f-strings, no annotations. An old one gets one line, not a
+# SyntaxError.
 _MAIN: Final = """\
 import sys
 
@@ -79,9 +79,9 @@ from muster.agent.__main__ import main
 sys.exit(main())
 """
 
-# In the zip, at the end of the package's own `__init__`. Where only PYTHONPATH reaches, the zip stands before installed
-# packages: there its `muster` adds an installed one of ours to itself and gives way to a foreign one. The agent itself
-# (the zip stands first) needs neither.
+# At the end of the package's `__init__` in the zip. Where the zip precedes installed packages on PYTHONPATH, its
+# `muster` adds an installed one of ours to itself, and yields to a foreign one. The agent needs neither: its zip stands
+# first.
 _EXTENSION: Final = """
 
 def _find_installed() -> None:
@@ -186,7 +186,7 @@ def _apply(cuts: Iterable[_Cut], lines: list[bytes]) -> None:
     for cut in sorted(cuts):
         if not outer or cut.begin >= outer[-1].end:
             outer.append(cut)
-    for cut in reversed(outer):  # so that the positions of earlier ones stay right
+    for cut in reversed(outer):  # earlier positions stay right
         (first, start), (last, end) = cut.begin, cut.end
         head, tail = lines[first][:start], lines[last][end:]
         lines[first : last + 1] = [head + cut.filler + tail, *[b"\n"] * (last - first)]

@@ -30,7 +30,7 @@ def find_import_folder(bundle: str, digest: str, total_bytes: int) -> str:
         digest: names its content.
         total_bytes: sum of its sources' sizes.
     """
-    if sys.dont_write_bytecode:  # the user wants no compiled files: then a folder is no better than the zip
+    if sys.dont_write_bytecode:  # no compiled files wanted: the zip is as good
         return bundle
     for path in list_bases():
         try:
@@ -44,7 +44,7 @@ def find_import_folder(bundle: str, digest: str, total_bytes: int) -> str:
                 _unpack(bundle, folder)
                 _remove_old(base, folder)
             _lock(folder)
-        except (OSError, ImportError):  # an extension module cannot be loaded when no descriptor is left
+        except (OSError, ImportError):  # no extension module loads without a free descriptor
             continue
         return folder
     return bundle
@@ -68,9 +68,9 @@ def _is_kept(folder: str) -> bool:
 
     As `muster._shared.ownership`, which imports too much, but simpler: the next place is used, or the zip.
     """
-    # Root is another user in a user namespace: whoever owns `/` counts as root.
+    # In a user namespace root is another user: the owner of `/` counts as root.
     trusted = (os.geteuid(), 0, os.lstat("/").st_uid)
-    # All users of a pod are this job's, and a volume of Kubernetes is open to all of them.
+    # In a pod all users are this job's, and volumes are open to all.
     is_alone = "KUBERNETES_SERVICE_HOST" in os.environ
     while not is_alone and folder != "/":
         folder = os.path.dirname(folder)
@@ -181,7 +181,7 @@ def remove_unused(folder: str) -> None:
     fd = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # Renamed first, so that an agent that starts meanwhile finds all of it or nothing.
+        # Renamed first, so that a starting agent finds all or nothing.
         gone = os.path.join(os.path.dirname(folder), f"{_TEMPORARY}-{os.getpid()}-{os.path.basename(folder)}")
         os.rename(folder, gone)
         shutil.rmtree(gone)

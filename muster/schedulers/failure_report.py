@@ -19,7 +19,7 @@ from muster._shared.records import record
 from muster._shared.reports import Failure, Report
 from muster._shared.verdicts.causes import name_class
 
-if TYPE_CHECKING:  # loaded where an app has a status: `torchx list` reads none
+if TYPE_CHECKING:  # only a status needs it, not `torchx list`
     from muster._shared.job_view import JobStatus
 
 
@@ -161,7 +161,7 @@ def parse_hang(records: bytes) -> str:
             lines = []
         elif event.what == _HANG and last == _HANG:
             lines.append(event.detail.text)
-        elif event.what in (_HANG, _STILL):  # what is said later knows more
+        elif event.what in (_HANG, _STILL):  # a later one knows more
             at_s, lines = event.time_s or 0.0, [event.detail.text]
         last = event.what if event.what in (_HANG, _STILL, *_NO_HANG) else last
     seen = f"{datetime.fromtimestamp(at_s, timezone.utc):%Y-%m-%d %H:%M:%S}"

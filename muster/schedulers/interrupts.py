@@ -40,7 +40,7 @@ def _record_interrupts(signum: signal.Signals, raised: list[BaseException], rest
     def record(got: int, frame: FrameType | None) -> None:
         try:
             call(got, frame)
-        except BaseException as error:  # what is raised here is what may be dropped
+        except BaseException as error:  # may be dropped otherwise
             raised.append(error)
             raise
 

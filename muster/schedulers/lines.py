@@ -172,7 +172,7 @@ class _Reader:
                 yield from self._drop_first([lines.take_rest()])
             if complete:
                 return
-            # Checked before the last read, so that all output up to the end is read.
+            # Before the last read, so that it gets all output.
             complete = not follow or has_ended() or self._is_past()
             if not complete:
                 self._source.wait(PARTIAL_S if lines.has_rest() else WAIT_S)
@@ -198,7 +198,7 @@ class _Reader:
         if self._since_s is not None:
             found = self._source.find_offset(self._since_s, after=False)
             self._offset = size if found is None else found
-            if self._offset:  # not from the middle of a line: what ends with the next newline is left out
+            if self._offset:  # within a line: leave out its rest
                 self._offset -= 1
                 self._drops_line = True
         return True

@@ -87,7 +87,7 @@ def _count_apart(facts: AppFacts, role: str, job: JobFacts) -> int:
     status = job.status
     if status is None or status.state.value != "running" or not status.nodes:
         return 0
-    if sum(node.ranks for node in status.nodes) != status.world_size:  # it does not tell of all
+    if sum(node.ranks for node in status.nodes) != status.world_size:  # nodes are missing
         return 0
     running: int = sum(each.role == role and each.state is AppState.RUNNING for each in facts.replicas or ())
     return max(0, running - status.nodes_running - status.nodes_spare)
@@ -131,7 +131,7 @@ def _list_clauses(facts: AppFacts) -> list[str]:
     jobs = _list_live_jobs(facts)
     progress = list(_list_progress(jobs))
     is_paused = any(job.status is not None and job.status.state.value == "paused" for job in jobs.values())
-    before, after = (progress, []) if is_paused else ([], progress)  # that a job waits for somebody comes first
+    before, after = (progress, []) if is_paused else ([], progress)  # that a job waits for a person comes first
     clauses = [*_list_attempts(jobs), *_list_nodes(facts), *after]
     since_s = find_since_s(facts)
     if since_s is not None:

@@ -4,8 +4,8 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-# Imported here although only `describe` needs it: TorchX describes an app in two threads, and a Ctrl-C while one thread
-# imports the module would leave the other with a partly initialised one.
+# Only `describe` needs these, but TorchX runs it in two threads: a Ctrl-C during an import in one would leave the other
+# a partly initialised module.
 import yaml
 from torchx.schedulers.api import DescribeAppResponse
 from torchx.specs import AppDef, AppState, Role

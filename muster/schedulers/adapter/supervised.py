@@ -97,7 +97,7 @@ class SupervisedScheduler(PluginScheduler, abc.ABC):
     def find_registry(self) -> AppRegistry:
         """Return where the folders of this user's apps are found by their ids."""
         places = os.environ.get("XDG_STATE_HOME"), os.environ.get("HOME")
-        if places not in self._registries:  # the way to each is checked once: `list` asks for every app
+        if places not in self._registries:  # `list` asks for every app: check each once
             self._registries[places] = AppRegistry(find_state_dir(os.environ), self.backend)
         return self._registries[places]
 
@@ -174,7 +174,7 @@ class SupervisedScheduler(PluginScheduler, abc.ABC):
             yield
         except Exception:
             self._submitted.discard(app_id)
-            self._attached.pop(app_id, None)  # the folder may be that of another app
+            self._attached.pop(app_id, None)  # the folder may become another app's
             raise
         if not detach:
             from muster.schedulers.runner.waiting import follow_suspension
@@ -198,7 +198,7 @@ class SupervisedScheduler(PluginScheduler, abc.ABC):
                 return self.find_unregistered(app_id)
             found = read_app_for_wait(folder, keeps=app_id in self._submitted)
             if found is None:
-                return None  # another shell has just deleted it
+                return None  # another shell has deleted it
             words, lost = self.read_words(folder, found[0]), client.find_loss(folder, found[1])
             return build_supervised_facts(*found, words, lost=lost, ui_url=self.find_url(folder))
 

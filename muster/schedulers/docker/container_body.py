@@ -159,7 +159,7 @@ def _build_host_config(
     app: AppRequest, container: ContainerRequest, image: ImageFacts, engine: EngineFacts
 ) -> dict[str, Any]:
     config: dict[str, Any] = {
-        # Only the supervisor starts containers again: the engine's own policies retry what must not be retried.
+        # Only the supervisor restarts containers: the engine's policies retry what must not be retried.
         "RestartPolicy": {"Name": "no"},
         "AutoRemove": False,
         "NetworkMode": app.network,
@@ -174,10 +174,10 @@ def _build_host_config(
     if container.read_only:
         config["Tmpfs"] = {"/tmp": "exec", **config.get("Tmpfs", {})}  # noqa: S108  # inside the container
     if container.memory_bytes is not None:
-        # Equal limits: no swap, as on a cluster, so that a job that needs too much memory fails here too.
+        # Equal limits mean no swap, as on a cluster: a job that needs too much memory fails here too.
         config["Memory"] = config["MemorySwap"] = container.memory_bytes
     if container.cpus is not None:
-        # The engine refuses a limit above its number of CPUs; such a limit has no effect anyway.
+        # The engine refuses limits above its number of CPUs.
         config["NanoCpus"] = int(min(container.cpus, engine.cpus) * 1e9)
     if container.shm_size_bytes is not None:
         config["ShmSize"] = container.shm_size_bytes
@@ -199,7 +199,7 @@ def _build_read_only_mounts(app: AppRequest, container: ContainerRequest, image:
     folder = choose_working_dir(container, image)
     mounted = {mount["Target"] for mount in container.mounts}
     if needs_workspace_copy(container) and folder not in mounted:
-        # Without a source the engine creates a volume, fills it from the image, and removes it with the container.
+        # The engine creates a volume without a source, fills it from the image, and removes it with the container.
         mounts.append({"Type": "volume", "Target": folder})
     return mounts
 
@@ -293,7 +293,7 @@ def stream_context(workspace: Path, owner: tuple[int, int]) -> Iterator[bytes]:
 
 
 def _stream_entry(source: tarfile.TarFile, entry: tarfile.TarInfo) -> Iterator[bytes]:
-    # Not TarFile.addfile: it would write a large file whole into what collects its output.
+    # TarFile.addfile would write a large file in one piece.
     yield entry.tobuf(tarfile.PAX_FORMAT, errors="surrogateescape")
     content = source.extractfile(entry) if entry.isreg() else None
     if content is not None:

@@ -134,7 +134,7 @@ class DockerDriver:
             if newest is not None and newest.status != "created":
                 known.container = newest.id
         self._ensure_watcher()
-        # The watcher may have started before, for another replica, and there are no events for ends in the past.
+        # The watcher may already run, for another replica; past ends cause no events.
         self._submit(self._catch_up_one, replica, False)
         return True
 
@@ -159,7 +159,7 @@ class DockerDriver:
             time.sleep(RECONNECT_S)
         self._closing.set()
         self._pool.shutdown(wait=True, cancel_futures=True)
-        with suppress(OSError):  # a disk that is read-only by now: the containers are not on it
+        with suppress(OSError):  # the disk is now read-only; the containers are not on it
             remove_payload(self._folder, self._app)
         removes = self._app.keep == "none" or (self._app.keep == "failed" and succeeded)
         try:
@@ -216,7 +216,7 @@ class DockerDriver:
                 known.container = container
             self._engine.start_container(container)
         except EngineUnavailable:
-            # It is started when an engine answers again.
+            # Started when an engine answers again.
             with self._lock:
                 known.container, known.starting = None, False
             self._retry_later(replica)
@@ -233,7 +233,7 @@ class DockerDriver:
             self._signal(replica, asked)
         elif self._is_suspended:
             self._follow_suspension(replica)
-        self._check_end(replica)  # the watcher ignores an end that comes while `starting` is set
+        self._check_end(replica)  # while `starting` is set, the watcher ignores ends
 
     def _find_or_create(self, replica: ReplicaId) -> str:
         """Return a container of the replica to start: that of the submission, or a new one in its place."""
@@ -262,7 +262,7 @@ class DockerDriver:
         request = self._replicas[replica].request
         reason = describe_start_failure(error, request.image, request.command[0], runs_agent=request.runs_agent)
         if container is not None:
-            with suppress(DockerError):  # the end must be reported in any case; delete removes the container too
+            with suppress(DockerError):  # the end must be reported; delete removes the container too
                 self._engine.remove_container(container)
         self._report_end(replica, container, COMMAND_NOT_FOUND, reason, final=True)
 
@@ -272,7 +272,7 @@ class DockerDriver:
             known.asked = known.asked if known.asked == _KILL else name
             container = known.container
             if known.end_reported or known.starting:
-                return  # `_start` sends `asked` at its end
+                return  # at its end `_start` sends `asked`
             if container is None:
                 known.is_unsent = True
                 return
@@ -281,12 +281,12 @@ class DockerDriver:
         except EngineUnavailable:
             with self._lock:
                 known.is_unsent = True
-                if known.asked == _INTERRUPT:  # it may have arrived, and a second one kills
+                if known.asked == _INTERRUPT:  # it may have arrived; a second one kills
                     known.asked = "SIGTERM"
             self._retry_later(replica)
             return
         if self._is_suspended and known.request.runs_agent:
-            # A suspended guard handles the signal only when it continues. The engine itself continues frozen ones.
+            # A suspended guard acts on the signal only when it continues. The engine continues frozen ones.
             self._engine.signal_container(container, "SIGCONT")
 
     def _follow_suspension(self, replica: ReplicaId) -> None:
@@ -323,11 +323,11 @@ class DockerDriver:
                 was_away = False
                 for event in self._engine.events(_ACTIONS, since_s=since_s):
                     self._handle_event(event)
-                was_away = True  # the engine closes the stream when it stops
+                was_away = True  # an engine that stops closes the stream
             except EngineUnavailable:
                 was_away = True
             except DockerError as error:
-                # The engine answers, but this request failed: the watcher must go on. The supervisor's log gets a line.
+                # Only this request failed: the watcher goes on, and the supervisor's log gets a line.
                 processes.write_stderr(f"retrying: {error}\n")
             except Exception as error:  # noqa: BLE001  # a bug: without a watcher the app would never end
                 if told != repr(error):
@@ -369,7 +369,7 @@ class DockerDriver:
         elif known.asked:
             self._signal(replica, known.asked)
         elif known.request.runs_agent:
-            # Its environment says that the node starts for the first time: its agent could form a round of its own.
+            # Its environment says first start: its agent could form a round of its own.
             self._restart(replica, container)
 
     def _wait_settled(self, replica: ReplicaId, container: str, by_engine: bool) -> None:

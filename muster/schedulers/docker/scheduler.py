@@ -126,7 +126,7 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
         role.metadata[WORKSPACE_KEY] = key
         if os.path.exists(os.path.join(path, DOCKERFILE)):
             self._with_dockerfile.add(key)
-        if key not in self._described:  # TorchX packs the same folder once for every role
+        if key not in self._described:  # TorchX packs a folder once per role
             self._described.add(key)
             for line in left_out:
                 _print_progress(line)
@@ -172,7 +172,7 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
                 raise SchedulerError(f"app {asked.app_id!r} exists already; give this one another name")
             with raise_dropped_interrupts():
                 submissions.sweep(state_dir, address)
-                # Checked before an image is pulled for nothing.
+                # Before an image is pulled for nothing.
                 request, gpus = self._find_gpus(asked)
                 creation.ensure_images(self._engine, request, report_progress)
             with submissions.mark_submission(state_dir, asked.app_id, address, asked.labels) as mark:
@@ -198,7 +198,7 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
                 payload = self._build_payload(request)
                 request = creation.create_app(self._engine, request, payload, gpus)
             spec = self._build_spec(submission, request)
-            undo.callback(self._roll_back, spec)  # a Ctrl-C may come just when the submission has returned
+            undo.callback(self._roll_back, spec)  # Ctrl-C may come just when the submission returns
             client.submit(spec, self.find_registry(), files=build_payload(payload))
             with raise_dropped_interrupts():
                 self._wait_started(spec, request)
@@ -260,7 +260,7 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
         since_s = self._engine.now_s()
         _, record = client.revive_app(folder)
         while not client.has_ended(record) and self._is_starting(request):
-            # A container that cannot be started is removed. Nothing announces a supervisor that died: hence the limit.
+            # A container that cannot be started is removed. The limit is for a supervisor that died unannounced.
             since_s = self._engine.wait_event(("start", "die", "destroy"), request.labels, since_s, _CHECK_S)
             _, record = client.revive_app(folder)
         if record is None or record.app.outcome is None or COULD_NOT_START not in record.app.reason:
@@ -446,7 +446,7 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
             if submissions.remove_killed_app(state_dir, app_id):
                 return True
             remains = unregistered.list_remains(self._engine)
-        # In this order: a submission registers its app before it removes its mark.
+        # In this order: a submission registers its app, then removes its mark.
         known = submissions.list_submitting(state_dir) | set(self.find_registry())
         if app_id not in remains or app_id in known:
             return False

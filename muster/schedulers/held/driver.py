@@ -42,7 +42,7 @@ class HeldDriver(ProcessDriver):
         self.LISTENS = self._remote is None
         super().__init__(**kwargs)
         lent = take_lent_fds().get(LOCK)
-        # A supervisor that was started again has nothing lent.
+        # A restarted supervisor has nothing lent.
         self._lock_fd = lent[0] if lent else lock_hold(hold["lock"], self.spec.app_id)
         self._orders: dict[ReplicaId, int] = {}
         if self._remote is not None:
@@ -59,7 +59,7 @@ class HeldDriver(ProcessDriver):
         places = [ReplicaId(role.name, index) for role in self.spec.roles for index in range(role.replicas)]
         words = len(build_ask_command(launch.command, ()))
         folder = hold["folders"][places.index(replica)]
-        # -I -S: it needs no installed package, and no variable of the run's own may lead it to other modules.
+        # -I -S: no installed package is needed, and no variable of the run leads to other modules.
         command = [sys.executable, "-I", "-S", _CLIENT, folder, self.spec.app_id, str(words), *launch.command]
         return replace(launch, command=command)
 

@@ -180,7 +180,7 @@ def _find_remote(state_dir: Path) -> Iterator[RemoteHold]:
         response = describe(name, app_id)
         if response is None or is_terminal(response.state):
             forget_hold(state_dir, app_id)
-        elif response.state is not AppState.UNKNOWN:  # else its supervisor is lost: `muster recover` continues it
+        elif response.state is not AppState.UNKNOWN:  # else `muster recover` continues it
             hold = build_remote(state_dir, name, app_id, list(response.roles))
             if hold is not None:
                 yield hold

@@ -273,7 +273,7 @@ class NodeRun:
                 self._look_at_files()
             self._flush()
             if self._end is not None and not ready:
-                break  # a writer is left that could not be ended
+                break  # a writer that could not be ended
         os.set_blocking(1, True)
         self._pending += self._end or b""
         while self._pending:
@@ -308,7 +308,7 @@ class NodeRun:
         return pack(GONE) if not answer.get("run") else pack(FAILED, answer["refused"].encode())
 
     def _pass_on(self, signums: bytes) -> None:
-        with contextlib.suppress(OSError):  # it has ended: the next read says so
+        with contextlib.suppress(OSError):  # it has ended: the next read reports it
             for number in dict.fromkeys(signums):
                 self._holder.send(json.dumps({"signal": number}).encode())
 
@@ -334,7 +334,7 @@ class NodeRun:
                     file.seek(self._grown.get(path, 0))
                     content = file.read(FILE_LIMIT_BYTES)
                 if base in GROWING:
-                    content = content[: content.rfind(b"\n") + 1]  # other nodes' lines go into the same file
+                    content = content[: content.rfind(b"\n") + 1]  # other nodes write to the same file
                     self._grown[path] = self._grown.get(path, 0) + len(content)
                 self._seen[path] = mark
                 self._pending += pack_file(FILE, ERROR_NAME if is_error else name, content)

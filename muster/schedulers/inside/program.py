@@ -421,7 +421,7 @@ class Command:
             data = os.read(fd, _CHUNK_BYTES)
         except BlockingIOError:
             return
-        except OSError:  # EIO: no process has the terminal any more
+        except OSError:  # EIO: no process has the terminal
             data = b""
         if data:
             self._send(self._outputs[fd], data)

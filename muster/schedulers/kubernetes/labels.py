@@ -57,6 +57,6 @@ def find_submitter() -> str:
     """Return the user name of this process as a label value; "" if its user has no name."""
     try:
         name = getpass.getuser()
-    except (KeyError, OSError):  # a container's user without an entry in passwd
+    except (KeyError, OSError):  # no entry in the container's passwd
         return ""
     return re.sub(r"[^-.\w]", "-", name, flags=re.ASCII)[:63].strip("-._")

@@ -41,7 +41,7 @@ def replace_launch(launch: Launch, caller_env: Mapping[str, str], name: str) -> 
     folder = default_hold.find_folder(caller_env, words, muster.__version__)
     if not default_hold.may_have_agents(folder):
         return launch
-    # -I -S: it needs no installed package, and no variable of the job's own may lead it to other modules.
+    # -I -S: no installed package is needed, and no variable of the job leads to other modules.
     client = [sys.executable, "-I", "-S", _CLIENT, "--default", folder, name, str(len(words))]
     return replace(launch, command=[*client, *launch.command])
 
@@ -89,7 +89,7 @@ def _find_words(command: Sequence[str]) -> list[str] | None:
 
 def _start(command: list[str], env: Mapping[str, str], orders_fd: int) -> None:
     try:
-        # A job that has started goes on without it.
+        # A started job goes on without it.
         with contextlib.suppress(OSError, subprocess.SubprocessError):
             subprocess.run(
                 command,

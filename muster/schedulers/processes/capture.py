@@ -185,8 +185,7 @@ class Capture:
             self._streams[read_fd] = stream
             self._epoll.register(read_fd, _ARMED)
             self.write_fds += (write_fd,)
-        # An epoll descriptor is itself readable when one of its descriptors is: the event queue's selector does not
-        # change our order.
+        # An epoll descriptor is itself readable, so the event queue's selector keeps our order.
         event_queue.watch_readable(self._epoll.fileno(), self._read_ready)
 
     def close_write_ends(self) -> None:
@@ -227,13 +226,13 @@ class Capture:
             return
         if chunks:
             self._write(self._streams[fd], b"".join(chunks), cut=len(chunks[-1]) >= _ONE_PACKET_BYTES)
-        # Armed again only now: a write that came meanwhile is queued after the other stream's.
+        # Armed again last: a write since then queues behind the other stream's.
         self._epoll.modify(fd, _ARMED)
 
     def _write(self, stream: str, data: bytes, *, cut: bool) -> None:
         now_s = time.time()
         try:
-            self._combined.write(stream, data, now_s, cut=cut)  # first: it is the file that users read
+            self._combined.write(stream, data, now_s, cut=cut)  # first: users read this file
             self._files[stream].write(data, now_s)
         except OSError as error:
             self._notice.write(error)
@@ -256,7 +255,7 @@ class Capture:
             except BlockingIOError:
                 break
             if not chunk:
-                return chunks or None  # the end is seen again at the next read
+                return chunks or None  # the next read sees the end again
             chunks.append(chunk)
         return chunks
 
@@ -272,7 +271,7 @@ class Capture:
             self._resize(fd, _FLOOD_BYTES)
 
     def _resize(self, fd: int, size_bytes: int) -> None:
-        with contextlib.suppress(OSError):  # its content exceeds the new size, or the user's pipe quota is used up
+        with contextlib.suppress(OSError):  # content exceeds the new size, or the pipe quota is used up
             fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, size_bytes)
             self._flooding ^= {fd}
 

@@ -62,11 +62,11 @@ class ProcessDriver:
         self._event_queue = event_queue
         self._agents = {role.name for role in spec.roles if role.runs_agent}
         self._running: dict[ReplicaId, _Running] = {}
-        # Bound here and kept: no other process can bind the port between choice and use, and agent 0 gets the same
-        # socket again when it is replaced, so that members that connected meanwhile are in its backlog.
+        # Kept open, so no other process takes the port. A replaced agent 0 gets the same socket, with early members in
+        # its backlog.
         self._listeners = {role: _listen() for role in self._agents if self.LISTENS}
         if spec.details.get("needs_bundle"):
-            from muster.schedulers.bundle import build_agent_bundle  # the submission waits for what we import
+            from muster.schedulers.bundle import build_agent_bundle  # the submission waits for our imports
 
             (self.folder.state_dir / AGENT_BUNDLE_NAME).write_bytes(build_agent_bundle())
 
@@ -129,7 +129,7 @@ class ProcessDriver:
             pidfd = os.pidfd_open(process.pid)
         except ProcessLookupError:
             return False
-        # Checked after opening: the descriptor then stands for this very process, whatever happens to the pid.
+        # After opening, the descriptor means this process, whatever becomes of the pid.
         if not process.is_alive():
             os.close(pidfd)
             return False
@@ -140,7 +140,7 @@ class ProcessDriver:
     def stop(self, replica: ReplicaId, *, is_interrupt: bool = False) -> None:
         """See `ReplicaDriver`. A suspended guard handles the signal only when it continues."""
         is_interrupt = is_interrupt and self.runs_agent(replica) and replica in self._running
-        # A Python that is just starting prints a traceback at SIGINT, or loses it; SIGTERM ends it.
+        # A starting Python prints a traceback at SIGINT, or loses it; SIGTERM ends it.
         is_interrupt = is_interrupt and _catches_sigterm(self._running[replica].pid)
         self.send_signal(replica, signal.SIGINT if is_interrupt else signal.SIGTERM)
         self.send_signal(replica, signal.SIGCONT)
@@ -172,7 +172,7 @@ class ProcessDriver:
         """
         env = {**self.spec.details["base_env"], **plan["env"]}
         if self.runs_agent(replica):
-            # Where no other node runs, no member remembers the last round, and none can form another one.
+            # Without other nodes no member remembers the last round, and none can form another one.
             has_others = any(each.role == replica.role and each != replica for each in self._running)
             if start_number > 1 and has_others:
                 env[Env.INCARNATION] = str(start_number - 1)
@@ -203,7 +203,7 @@ class ProcessDriver:
             return
         code = os.waitstatus_to_exitcode(os.waitpid(running.pid, 0)[1])
         kill_orphans({each.pid for each in self._running.values()})
-        running.capture.close()  # after the last writer has ended, so that no output is lost
+        running.capture.close()  # after the last writer, so that no output is lost
         exit_code, reason = self.explain_end(replica, code if code >= 0 else 128 - code)
         self._event_queue.post(ReplicaEnded(replica=replica, exit_code=exit_code, reason=reason))
 
@@ -269,7 +269,7 @@ def _read_end(path: Path) -> bytes:
             file.seek(max(0, file.seek(0, os.SEEK_END) - USAGE_LINE_LIMIT_BYTES))
             return file.read()
     except OSError:
-        return b""  # a full disk: the end must be reported in any case
+        return b""  # a full disk: still report the end
 
 
 def kill_orphans(guards: set[int]) -> None:

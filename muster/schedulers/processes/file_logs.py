@@ -31,7 +31,7 @@ class FileSource:
             size = self._path.stat().st_size
         except OSError:
             return None
-        if not self._exists:  # before, its folder could not be watched
+        if not self._exists:  # its folder could not be watched earlier
             self._exists = True
             self._watch.close()
             self._watch = Watch(self._folder, *self._also)

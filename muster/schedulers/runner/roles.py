@@ -155,7 +155,7 @@ def find_elastic_role(app: str, roles: Sequence[SupervisedRole], name: str | Non
 
 _SCOPES: Mapping[str, RetryScope] = {
     "REPLICA": RetryScope.REPLICA,
-    "HOT_SPARE": RetryScope.REPLICA,  # 0.7: replaces single replicas as long as min_replicas are there
+    "HOT_SPARE": RetryScope.REPLICA,  # 0.7: replaces replicas while min_replicas are there
     "ROLE": RetryScope.ROLE,
     "APPLICATION": RetryScope.APPLICATION,
 }

@@ -232,7 +232,7 @@ def cancel(job_id: str) -> None:
 def _scancel(*words: str) -> None:
     try:
         run(["scancel", *words])
-    except RefusedError as error:  # it may have ended meanwhile
+    except RefusedError as error:  # it may have ended
         if _UNKNOWN not in str(error) and "already completing or completed" not in str(error):
             raise
 

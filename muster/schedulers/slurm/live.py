@@ -152,7 +152,7 @@ def read_app(folder: AppFolder) -> App:
     runs = list_runs(folder)
     nodes = {} if not runs or not spec.details else _read_nodes(folder, spec, runs[-1])
     entry = jobs[-1] if jobs else None
-    if entry is not None and entry.state == "RUNNING" and entry.start_s is not None:  # not what the last run has left
+    if entry is not None and entry.state == "RUNNING" and entry.start_s is not None:  # not the last run's remains
         nodes = {each: known for each, known in nodes.items() if known.record.submitted_s > entry.start_s - _CLOCKS_S}
     return App(
         spec=spec,

@@ -201,7 +201,7 @@ class NodeSupervisor(Supervisor):
         elif code == ExitCode.RENDEZVOUS:
             self.ask_slurm(lambda: _find_lost_nodes(self._allocation), lambda lost: self._go_elsewhere(event, lost))
         elif self.end_s is not None and time.time() > self.end_s - 2 * self.grace_s:
-            self.leave(_TIME_LIMIT, continues=True)  # it was told by another node's agent
+            self.leave(_TIME_LIMIT, continues=True)  # another node's agent told it
             super().handle_event(event)
         else:
             self.ask_slurm(
@@ -303,7 +303,7 @@ def main(arguments: list[str]) -> int:
     spec = folder.read_spec()
     replicas = place_replicas(spec, sizes, len(allocation.hosts))
     if allocation.task >= len(replicas):
-        return 0  # the role was resized, and another one has lost a node
+        return 0  # resized, and another role lost a node
     replica = replicas[allocation.task]
     if replica.index >= sizes.get(replica.role, replica.index + 1):
         return 0  # the role was resized
@@ -325,7 +325,7 @@ def main(arguments: list[str]) -> int:
     supervisor.begin()
     supervisor.run()
     supervisor.close()
-    for signum in (*_PREEMPTIONS, signal.SIGHUP):  # Slurm may send one to every process of the job: also to commands
+    for signum in (*_PREEMPTIONS, signal.SIGHUP):  # Slurm may signal every process, commands included
         signal.signal(signum, signal.SIG_IGN)
     return _end_run(folder, spec, allocation, supervisor.record.app, has_to_continue=supervisor.has_to_continue)
 
@@ -418,11 +418,11 @@ def _continue_job(folder: AppFolder, spec: AppSpec, allocation: Allocation) -> N
             (folder.state_dir / RUNS_DIR / allocation.run / "followed").touch(exist_ok=False)
             _submit_follow_up(folder, spec, allocation)
         return
-    time.sleep(_LAST_WORDS_S)  # the other nodes end at the same moment, and a requeue ends what still runs
+    time.sleep(_LAST_WORDS_S)  # the others end at the same moment, and a requeue ends what runs
     excluded = _choose_excluded(folder, spec, allocation)
     update = f"update JobId={allocation.job_id} ExcNodeList={','.join(excluded)}"
     requeue = f"requeue {'expedite ' if how == 'expedite' else ''}{allocation.job_id}"
-    # Of a job that runs it cannot be changed, and the requeue ends this process soon: one command does both.
+    # One command does both: a running job cannot be changed, and the requeue soon ends this process.
     _run("scontrol", text=f"{requeue}\n{update}\n" if excluded else f"{requeue}\n")
     for _ in range(_UPDATE_TRIES):
         if set(excluded) <= set(_read_excluded(allocation)):
@@ -434,7 +434,7 @@ def _submit_follow_up(folder: AppFolder, spec: AppSpec, allocation: Allocation) 
     excluded = _choose_excluded(folder, spec, allocation)
     words = [f"--exclude={','.join(excluded)}"] if excluded else []
     script = str(folder.state_dir / SCRIPT_NAME)
-    for number in range(_STATE_TRIES):  # a controller that is just restarted is asked again
+    for number in range(_STATE_TRIES):  # the controller may be restarting
         time.sleep(number and _STATE_PAUSE_S)
         job_id = _run("sbatch", "--parsable", *words, f"--dependency=afterany:{allocation.job_id}", script)
         if job_id:
@@ -555,7 +555,7 @@ def _complete_spec(spec: AppSpec, replicas: Sequence[ReplicaId], allocation: All
     plans: dict[str, list[dict[str, Any]]] = {}
     for number, role in enumerate(spec.roles):
         host = first.get(role.name if role.runs_agent else spec.roles[0].name, "")
-        # Jobs of one cluster that share a node differ, and so do those of two clusters on one machine.
+        # Jobs on a node differ, and so do clusters on one machine.
         key = zlib.crc32(allocation.cluster.encode()) + int(allocation.job_id) * 8 + number
         port = _PORTS[key % len(_PORTS)]
         env = {Env.RANK0_HOST: host, Env.RDZV_PORT: str(port)}

@@ -157,7 +157,7 @@ class SlurmScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mis
                 registry.add(request.spec.app_id, folder.path)
                 undo.callback(registry.remove, request.spec.app_id)
                 script = _write_files(request, folder)
-                # Should the answer of sbatch be lost, the job has the app's name.
+                # If sbatch's answer is lost, the job has the app's name.
                 undo.callback(_cancel_named, request.spec.app_id)
                 job_id = client.submit_script(script, _build_env())
                 _append(folder.state_dir / live.JOBS_NAME, job_id)
@@ -183,7 +183,7 @@ class SlurmScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mis
         folder = self._find_registry().open(app_id)
         try:
             return None if folder is None else live.read_app(folder)
-        except FileNotFoundError:  # another shell has just deleted it
+        except FileNotFoundError:  # another shell has deleted it
             return None
         except StateError as error:
             raise EngineError(str(error)) from error

@@ -22,7 +22,7 @@ _MARK: Final = b"\0muster-check\n"
 _LINE_LIMIT_BYTES: Final = 1 << 20
 _END_LIMIT_S: Final = 5.0
 
-# Any Python must compile it, 2.7 included, so that an old one can say which it is.
+# Must compile on any Python, 2.7 included, which then reports its version.
 _PROGRAM: Final = rb"""
 import json, os, sys, time
 def say(answer):
@@ -239,7 +239,7 @@ def _check(host: Host, needs: Needs) -> Checked:
         asked_s = time.time()
         told = probe.ask({"folder": needs.folder, "ports": needs.ports})
         _judge(told, needs)
-        # The login may have taken seconds of these: only what lies outside of them is its clock's.
+        # The login may take seconds: only a difference beyond them is the clock's.
         clock_s = told["time_s"] - min(max(told["time_s"], asked_s), time.time())
     except BaseException:
         probe.close()

@@ -39,7 +39,7 @@ class Discovery:
             time.sleep(_PAUSE_S)
             try:
                 hosts = run_discovery(self._script)
-            except HostError as error:  # nothing is concluded from a script that fails
+            except HostError as error:  # a failed script tells nothing
                 if str(error) != trouble:
                     trouble = str(error)
                     sys.stderr.write(f"muster: {trouble}\n")

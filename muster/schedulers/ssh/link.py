@@ -178,14 +178,14 @@ class Link:
 
     def _note_signal(self, signum: int, _frame: object) -> None:
         if self._is_left() and self._order["stays"]:
-            return  # the supervisor has died; another one will attach
+            return  # another supervisor will attach
         self._signals.append(_SIGNALS[signal.Signals(signum)])
 
     def _heed_signals(self, connection: "_Connection") -> None:
         with contextlib.suppress(BlockingIOError):
             os.read(self._wake_read, 4096)
         if self._stop_s is not None and self._parent != os.getppid() and "KILL" not in self._signals:  # noqa: SIM102
-            if time.monotonic() - self._stop_s > float(self._order["grace_s"]):  # nobody else measures it
+            if time.monotonic() - self._stop_s > float(self._order["grace_s"]):  # only the link measures it
                 self._signals.append("KILL")
         for name in self._signals[:]:
             self._stop_s = self._stop_s or time.monotonic()

@@ -140,7 +140,7 @@ class Keeper:
 
         def prepare() -> None:
             processes.set_death_signal(signal.SIGTERM)
-            for signum in _IGNORED:  # an agent heeds no signal that it finds ignored, as Ctrl-C
+            for signum in _IGNORED:  # an agent leaves ignored signals ignored, Ctrl-C too
                 signal.signal(signum, signal.SIG_DFL)
             if os.getppid() != parent:
                 os._exit(1)
@@ -315,7 +315,7 @@ class Keeper:
                     if path.name in GROWING:
                         file.seek(self._grown.get(name, 0))
                         content = file.read()
-                        content = content[: content.rfind(b"\n") + 1]  # other nodes' lines go into the same file
+                        content = content[: content.rfind(b"\n") + 1]  # other nodes write to the same file
                         self._grown[name] = self._grown.get(name, 0) + len(content)
                     else:
                         content = file.read(ERROR_LIMIT_BYTES)
@@ -357,7 +357,7 @@ def main(stdin: io.BufferedReader) -> None:
         link = socket.socket(socket.AF_UNIX)
         try:
             link.connect("socket")
-        except ConnectionRefusedError:  # its keeper was killed, or the host was started again
+        except ConnectionRefusedError:  # its keeper was killed, or the host restarted
             _remove(run)
             raise
     except EOFError:

@@ -180,7 +180,7 @@ class SshScheduler(ProcessScheduler, WorkspaceMixin[None]):  # type: ignore[misc
             check=False,
         )
         _, found, answer = done.stdout.partition(node.MAGIC)
-        if not answer.endswith(b"\n"):  # the connection broke before the end of the answer
+        if not answer.endswith(b"\n"):  # the connection broke first
             is_reached = bool(found) or done.returncode != _NOT_REACHED
             why = explain_failure(done.stderr, done.returncode, ssh["python"])
             return 1 if is_reached else _NOT_REACHED, "", f"{handle['host']}: {why}"

@@ -121,11 +121,11 @@ def stop_app(folder: AppFolder, limit_s: float, ask_node: AskNode) -> Answer:
         raise ControlError(f"{spec.app_id} is being stopped already: {record.app.reason}", ExitCode.REFUSED)
     began_s = time.monotonic()
     refusal = folder.write_request("cancel")  # for the next supervisor, if this one dies
-    jobs = sum(role.runs_agent for role in spec.roles)  # asked one after the other
+    jobs = sum(role.runs_agent for role in spec.roles)  # asked in turn
     if not folder.send_request(f"{DRAIN_WORD}{jobs * limit_s + DRAIN_MARGIN_S:g}"):
         client.ensure_recorded(folder, refusal)
         client.revive_app(folder)
-    if refusal is None:  # else the disk is full, and the supervisor's record never changes
+    if refusal is None:  # else the disk is full, and the record never changes
         _wait_recorded(folder)
     none = Answer(outcome=AskOutcome.REFUSED, line="it runs no agents of muster")
     asked = _ask_roles(spec, record, AskKind.STOP, limit_s, ask_node) if jobs else none
@@ -223,7 +223,7 @@ def _check_space(folder: AppFolder) -> None:
     """Refuse without space: a number that is not recorded is lost with the supervisor; the command would wait on."""
     try:
         folder.check_space()
-    except FileNotFoundError:  # deleted meanwhile
+    except FileNotFoundError:  # deleted
         raise
     except OSError as error:
         line = f"{describe_os_error(error, str(folder.path))}: nothing was changed"

@@ -119,11 +119,11 @@ def start_supervisor(
         SupervisorError: it ended before that; the message has the last line of its log.
     """
     ready_read, ready_write = os.pipe()
-    # `-m` and `-c` put the working directory first, where a user's selectors.py would shadow the standard library's.
+    # `-m` and `-c` put the working directory first, where a selectors.py would shadow the standard library's.
     program = (
         f"import sys; sys.path[:] = [*(path for path in sys.path if path), {spec.import_root!r}]\n"
         "try:\n    from muster.schedulers.supervision import supervisor\n"
-        # An app keeps the installation that submitted it, which may be an older one.
+        # An app keeps the installation that submitted it, perhaps an older one.
         "except ImportError:\n    from muster.schedulers.supervision import process as supervisor\n"
         "supervisor.main(sys.argv[1], int(sys.argv[2]), *sys.argv[3:])"
     )
@@ -212,7 +212,7 @@ def is_lost(folder: AppFolder, record: AppRecord | None) -> bool:
     """Return whether the app has not ended, and its supervisor has."""
     if record is None or has_ended(record) or is_supervised(folder, record) is not False:
         return False
-    latest = folder.read_record()  # it may have recorded the end, or another one may have been started
+    latest = folder.read_record()  # the end may be recorded, or another one started
     return latest is not None and not has_ended(latest) and is_supervised(folder, latest) is False
 
 
@@ -308,7 +308,7 @@ def wait_ended(folder: AppFolder, *, limit_s: float) -> bool:
         if is_supervised(folder, record) is False:
             revive_app(folder)
         elif record.supervisor is None or not runs_here(record):
-            time.sleep(min(left_s, OTHER_HOST_POLL_S))  # there is no notification of writes on another machine
+            time.sleep(min(left_s, OTHER_HOST_POLL_S))  # writes on another machine are not announced
         else:
             _wait_process(record.supervisor.pid, min(left_s, INTERRUPT_POLL_S))
 
@@ -367,7 +367,7 @@ def _report_each() -> Iterator[None]:
     """
     try:
         yield
-    except FileNotFoundError:  # another shell has just deleted it
+    except FileNotFoundError:  # another shell has deleted it
         return
     except (SupervisorError, StateError, OSError) as error:
         logger.warning("%s", error)
@@ -401,7 +401,7 @@ class EndCheck:
         self._seen_ns = changed_ns
         try:
             _, record = (revive_app if self._keeps else read_app)(self._folder)
-        except FileNotFoundError:  # deleted meanwhile
+        except FileNotFoundError:  # deleted
             return True
         except SupervisorError:
             return self._ended
@@ -425,7 +425,7 @@ def delete(folder: AppFolder, registry: AppRegistry, app_id: str) -> None:
     try:
         ended, grace_s = has_ended(folder.read_record()), folder.read_spec().grace_s
     except StateError:
-        ended, grace_s = True, 0.0  # no supervisor of this version can run it any more
+        ended, grace_s = True, 0.0  # no supervisor of this version can run it
     if not ended:
         request_stop(folder, "cancel")
         if not wait_ended(folder, limit_s=grace_s + 30.0):

@@ -152,7 +152,7 @@ def _handle_replica_ended(plan: Plan, state: SupervisedApp, event: ReplicaEnded)
         return _handle_success(role, _set_status(state, event.replica, ReplicaStatus.SUCCEEDED, 0))
     is_late = role.name in state.over and not event.final and not _is_final(role, event.exit_code)
     if was_leaving or is_late:
-        # Its exit code says nothing new: if the job has failed for good, the agents that stay say so, too.
+        # Its exit code is no news: after a final failure, the other agents report it too.
         status = _choose_restart(state, event.replica)
         state = _set_status(state, event.replica, status, event.exit_code)
         return _start(state, (event.replica,)) if status is ReplicaStatus.WAITING else _advance(state)
@@ -160,7 +160,7 @@ def _handle_replica_ended(plan: Plan, state: SupervisedApp, event: ReplicaEnded)
 
 
 def _handle_success(role: SupervisedRole, state: SupervisedApp) -> Decision:
-    if not role.is_elastic or role.name in state.over:  # replicas of another may each be a job of their own
+    if not role.is_elastic or role.name in state.over:  # replicas of another may each be a job
         return _advance(state)
     return _advance(*_let_end(replace(state, over=(*state.over, role.name))))
 
@@ -169,7 +169,7 @@ def _let_end(state: SupervisedApp) -> Decision:
     """Begin the time in which agents whose job has succeeded end by themselves, if any still runs."""
     if not state.running(state.over):
         return state, ()
-    number = max(state.grace_number, state.lingering) + 1  # a grace period that has begun goes on
+    number = max(state.grace_number, state.lingering) + 1  # a running grace period goes on
     return replace(state, lingering=number), (Linger(number=number, delay_s=LINGER_S),)
 
 
@@ -275,7 +275,7 @@ def _resize(plan: Plan, state: SupervisedApp, event: ResizeRequested) -> Decisio
     }
     state = replace(state, replicas=replicas)
     if state.phase is AppPhase.PENDING or role.name in state.restarting:
-        return state, ()  # those that it has are started later
+        return state, ()  # started later
     left = tuple(each for each in state.running([role.name]) if not state.is_wanted(each) and each not in state.leaving)
     state, stops = _stop(replace(state, leaving=(*state.leaving, *left)), left)
     waiting = tuple(each for each in _list_by_status(state, ReplicaStatus.WAITING) if each.role == role.name)

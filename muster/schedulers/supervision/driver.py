@@ -57,7 +57,7 @@ class EventQueue:
         """Queue an event for the supervisor; safe from any thread and from signal handlers."""
         # A deque's append and popleft are atomic; a lock would deadlock in a signal handler.
         self._events.append(event)
-        with contextlib.suppress(BlockingIOError):  # full of wake-ups already
+        with contextlib.suppress(BlockingIOError):  # full of wake-ups
             os.write(self._wake_write, b"x")
 
     def watch_readable(self, fd: int, callback: Callable[[], None]) -> None:
@@ -79,7 +79,7 @@ class EventQueue:
     def run_once(self) -> None:
         """Wait for a descriptor, a timer or an event and run due callbacks. Returns at once when events are queued."""
         for key, _ in self._selector.select(self._wait_s()):
-            # An earlier callback of this call may have unwatched it.
+            # An earlier callback may have unwatched it.
             if key.fd in self._selector.get_map():
                 key.data()
         now_s = self.now_s()

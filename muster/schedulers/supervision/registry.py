@@ -35,7 +35,7 @@ def find_state_dir(env: Mapping[str, str]) -> Path:
         UnsafeFolderError: another user could change or replace it.
     """
     choices = []
-    if env.get("XDG_STATE_HOME", "").startswith("/"):  # the XDG specification: ignore relative paths
+    if env.get("XDG_STATE_HOME", "").startswith("/"):  # the XDG specification ignores relative paths
         choices.append(Path(env["XDG_STATE_HOME"]) / "muster")
     if env.get("HOME", "").startswith("/"):
         choices.append(Path(env["HOME"]) / ".local" / "state" / "muster")

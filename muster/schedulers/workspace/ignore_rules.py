@@ -86,7 +86,7 @@ def _parse_line(line: str) -> IgnoreRule | None:
         return None
     try:
         pattern = re.compile(anywhere + translated, re.DOTALL)
-    except re.error:  # a set of a class that does not exist
+    except re.error:  # a class that does not exist
         return None
     is_broad = _WILDCARD.search(_ESCAPED.sub("", glob.rpartition("/")[2])) is not None
     return IgnoreRule(pattern=pattern, keeps=keeps, folders_only=folders_only, is_broad=is_broad)

@@ -370,7 +370,7 @@ class Engine:
                 stream.close()
         except NotFound:
             return None
-        mode = int(status["mode"])  # Go's: the sticky bit is another one
+        mode = int(status["mode"])  # Go's, with another sticky bit
         return None if status["linkTarget"] else mode & 0o777 | (stat.S_ISVTX if mode & _GO_STICKY else 0)
 
     # -- streams ------------------------------------------------------------------------------------------------------

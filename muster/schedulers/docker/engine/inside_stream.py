@@ -54,7 +54,7 @@ class InsideStream:
     def close(self) -> None:
         """Close the connection: the standard input ends."""
         response = getattr(self._opened, "_response", None)
-        for each in (self._opened, self.connection, response):  # the descriptor is closed with the last of them
+        for each in (self._opened, self.connection, response):  # the last to close closes the descriptor
             with contextlib.suppress(OSError):
                 if each is not None:
                     each.close()

@@ -68,7 +68,7 @@ def connect(environ: Mapping[str, str], timeout_s: float) -> Any:
     except ImportError as error:
         raise DockerError("the Docker adapter needs the docker package: pip install 'torchx-muster[docker]'") from error
     with translate_errors("connect to the Docker engine", environ.get("DOCKER_HOST", DEFAULT_HOST)):
-        # It asks for the engine's version at once: an address that does not answer is known soon.
+        # Asks for the engine's version at once, so an address that does not answer is soon known.
         client = docker.from_env(environment=dict(environ), timeout=min(timeout_s, CONNECT_LIMIT_S), max_pool_size=64)
     client.api.timeout = timeout_s
     return client
@@ -117,7 +117,7 @@ def translate_errors(what: str, host: str) -> Iterator[None]:
         raise _error_class(error.status_code, message)(f"cannot {what}: {message}") from error
     except (requests.exceptions.RequestException, urllib3.exceptions.HTTPError, ConnectionError) as error:
         raise EngineUnavailable(f"cannot {what}: no Docker engine answers at {host} ({_root_cause(error)})") from error
-    except docker.errors.DockerException as error:  # the SDK raises this when the first connection fails
+    except docker.errors.DockerException as error:  # raised if the first connection fails
         raise EngineUnavailable(f"cannot {what}: no Docker engine answers at {host} ({_root_cause(error)})") from error
 
 

@@ -60,7 +60,7 @@ class NodeAsker:
             return NO_AGENT, "", "its container does not run"
         try:
             return call_limited(lambda: self._engine.run_inside(running, command), limit_s)
-        except (NotFound, Conflict) as error:  # it has ended meanwhile
+        except (NotFound, Conflict) as error:  # it has ended
             return NO_AGENT, "", str(error)
-        except TimeoutError as error:  # it was paused meanwhile, or the engine hangs
+        except TimeoutError as error:  # it was paused, or the engine hangs
             return 1, "", str(error)

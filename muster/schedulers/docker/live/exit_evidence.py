@@ -70,8 +70,8 @@ class ExitEvidence:
 
     def _read_last_message(self, facts: ContainerFacts) -> bytes | None:
         error = self._copy_out(facts, ERROR_FILE)
-        if error and not self._error_file.exists():  # the first is enough: all agents have the whole report
-            with suppress(OSError):  # a full disk: the end must be reported in any case
+        if error and not self._error_file.exists():  # the first is enough: it has the whole report
+            with suppress(OSError):  # a full disk: still report the end
                 self._error_file.write_bytes(error)
         return self._copy_out(facts, REPORT_FILE)
 

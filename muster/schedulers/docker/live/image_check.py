@@ -24,7 +24,7 @@ from muster.schedulers.docker.spec import AppRequest, ContainerRequest
 _NO_COMMAND: Final = "/muster-image-check-without-command"
 """Does not exist, on purpose: for a role without our agent, only the steps before the command are checked."""
 
-# Must compile on any Python that may be called python3, 2.7 included.
+# Must compile on any Python, 2.7 included.
 _PROBE: Final = r"""
 import sys
 found = []

@@ -106,7 +106,7 @@ class LogReader:
                 return
 
         def has_ended() -> bool:
-            # One that was only created ends at once.
+            # One only created ends at once.
             is_past = self._query.until_s is not None and self._app_has_ended is not None and self._app_has_ended()
             return is_past or self._has_ended(container)
 

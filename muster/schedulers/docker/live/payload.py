@@ -113,7 +113,7 @@ def _lock(path: Path) -> int:
     """Make a file and lock it; the lock ends with the process, however it ends."""
     with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        os.replace(file.name, path)  # nobody finds it without its lock
+        os.replace(file.name, path)  # others find it only with its lock
         return os.dup(file.fileno())
 
 

@@ -25,7 +25,7 @@ _PORT: Final = "port"
 _PORTS_TRIED: Final = 64
 _NOT_IN_NAMES: Final = re.compile(r"[^A-Za-z0-9_.-]")
 
-# Binds as the leader will: on IPv6 and IPv4 at once where there are both.
+# Binds as the leader will: IPv6 and IPv4 at once where both exist.
 _FREE_PORTS: Final = r"""
 import socket, sys
 both, free = socket.has_dualstack_ipv6(), []
@@ -60,7 +60,7 @@ def check_gpus(engine: Engine, app: AppRequest, visible: Sequence[str]) -> list[
     try:
         devices.assign_gpus(_count_gpus(app), visible, in_use)
     except DockerError as error:
-        # The app of a reservation may not run: its supervisor died with the machine; any command starts it again.
+        # Its app may not run: the supervisor died with the machine. Any command restarts it.
         holders = ", ".join(sorted({reserved[gpu] for gpu in visible if gpu in reserved}))
         raise DockerError(f"{error}; apps that have reserved some: {holders}" if holders else str(error)) from error
     return [gpu for gpu in visible if gpu not in in_use]

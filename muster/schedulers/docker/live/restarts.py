@@ -57,7 +57,7 @@ def record_restarts(engine: Engine, folder: Path, request: ContainerRequest, con
         return
     records = _read_file(engine, request, container, LogNames.EVENTS)
     if records is not None:
-        with suppress(OSError):  # a full disk: the container's end must be reported in any case
+        with suppress(OSError):  # a full disk: still report the end
             (folder / _build_name(request.role)).write_text(str(parse_attempt(records)))
 
 
@@ -106,7 +106,7 @@ def read_run_file(
     found: list[bytes] = []
     for facts in _sort_newest_first(each for user in list_user_ids() for each in
                                     engine.list_containers({**labels, Label.USER: user})):  # fmt: skip
-        folder = facts.labels.get(Label.RUN_DIR, old)  # those of earlier versions do not tell
+        folder = facts.labels.get(Label.RUN_DIR, old)  # not in earlier versions' labels
         content = None if folder is None else engine.copy_out(facts.id, folder + name, limit_bytes)
         if content is not None:
             found.append(content)

@@ -141,7 +141,7 @@ def _explain_missing(refusal: Refusal, verb: str, what: str, path: str) -> str:
     if namespace:
         return f"namespace {namespace[1]!r} does not exist; create it, or choose another one with -cfg namespace=NAME"
     group = next((group for group in _MISSING_KINDS if f"/apis/{group}/" in path), None)
-    # The message quotes the name of a missing object, but not that of a missing kind.
+    # The message quotes a missing object's name, not a missing kind's.
     if group is not None and re.search(r'"[^"]+" not found', refusal.message) is None:
         return _MISSING_KINDS[group]
     return f"cannot {verb} {what}: {refusal.message}"

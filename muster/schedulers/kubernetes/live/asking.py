@@ -76,10 +76,10 @@ def stop_app(resources: Objects, ref: AppRef, limit_s: float, cancel: Callable[[
     parents = _find_running(resources, ref)
     _check_right(resources, ref, parents)
     began_s = time.monotonic()
-    # What is suspended ends by its deletion: a mark would say that it has ended while it can still be started.
+    # A mark on something suspended would report an end while it can still start.
     recorded = [parent for parent in parents if not parent["spec"].get("suspend")]
     for parent in recorded:
-        _record_stop(resources, ref, parent, len(parents) * limit_s)  # one role is asked after the other
+        _record_stop(resources, ref, parent, len(parents) * limit_s)  # roles are asked in turn
     try:
         asked = _ask_roles(resources, ref, parents, AskKind.STOP, limit_s)
     except ControlError as error:  # it runs no agents
@@ -172,7 +172,7 @@ def read_jobs(resources: Objects, ref: AppRef, observation: Observation) -> dict
     """
     try:
         roles = decode_roles(observation.parents[0])
-    except EngineError:  # damaged: the status says so
+    except EngineError:  # damaged, as the status says
         return {}
     running = sorted(
         (fact for fact in observation.pods if fact.phase == "Running" and fact.index >= 0), key=lambda fact: -fact.index

@@ -50,7 +50,7 @@ def cancel(resources: Objects, ref: AppRef) -> None:
             try:
                 _patch(resources, ref, others[0], {"metadata": {"annotations": CANCEL_MARK}})
             except ApiError as error:
-                if error.refusal.status != 404:  # it went with the Job that owned it, in apps of older versions
+                if error.refusal.status != 404:  # in older versions it went with its owner
                     raise
 
 
@@ -86,7 +86,7 @@ def stop_job(resources: Objects, ref: AppRef, job: Mapping[str, Any], jobs: Sequ
     """
     stopped = _patch(resources, ref, job, {"spec": _STOP_JOB})
     others = [other for other in jobs if other["metadata"]["name"] != job["metadata"]["name"]]
-    # In apps of older versions the first Job owns the others, and only it has the AppDef: it must stay.
+    # In older versions the first Job owns the others and alone has the AppDef.
     if _is_queued(stopped) and any(map(has_app, others)):
         resources.delete(JOB, ref.namespace, job["metadata"]["name"])
 
@@ -99,7 +99,7 @@ def _mark(resources: Objects, ref: AppRef, parent: Mapping[str, Any]) -> dict[st
     kind = parse_kind(parent)
     if kind == JOBSET and _is_queued(parent):
         return dict(parent)
-    if kind == VOLCANO_JOB:  # first: without the right to it, nothing is changed
+    if kind == VOLCANO_JOB:  # first: without this right nothing is changed
         _create_if_missing(resources, build_abort_command(parent))
     change: dict[str, Any] = {"metadata": {"annotations": CANCEL_MARK}}
     if kind == JOB:
@@ -150,7 +150,7 @@ def _remove(resources: Objects, ref: AppRef, parents: Sequence[Mapping[str, Any]
             raise
         names = ", ".join(parent["metadata"]["name"] for parent in left)
         raise EngineError(f"the cancel is recorded, and its queue may still start {names}: {error}") from error
-    if record is not None and refused:  # a quota of Jobs has room for it only now
+    if record is not None and refused:  # only now does a quota of Jobs have room
         try:
             resources.create(record)
         except (ApiError, RequestError) as error:

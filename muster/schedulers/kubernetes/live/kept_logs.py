@@ -56,7 +56,7 @@ def stop_and_keep_logs(
         stop: stops the app. Its errors are raised, and nothing is collected. Errors of logs are reported, not raised.
         notify: called with the line for the user.
     """
-    stop()  # its pods exist until their containers have ended
+    stop()  # its pods exist until their containers end
     try:
         running = (fact for fact in read_pods() if fact.phase == "Running")
         logs = [_PodLog(fact) for fact in sorted(running, key=lambda fact: (fact.index, fact.role))]

@@ -49,7 +49,7 @@ _ENDS: Final = {
 
 
 def _list_prerequisites(app: str) -> tuple[tuple[Kind, str], ...]:
-    workspace = (SECRET, build_workspace_name(app))  # of versions before it: in the ConfigMap
+    workspace = (SECRET, build_workspace_name(app))  # older versions have it in the ConfigMap
     return (SERVICE, app), (CONFIG_MAP, build_config_map_name(app)), (SECRET, build_secret_name(app)), workspace
 
 
@@ -63,7 +63,7 @@ def find_parents(resources: Objects, ref: AppRef) -> list[dict[str, Any]]:
     ours = ours if ours and has_app(ours[0]) else []
     if not all(map(_is_record, ours)):
         return ours
-    for kind in (JOBSET, VOLCANO_JOB):  # next to its record, if a cancel was interrupted before it was deleted
+    for kind in (JOBSET, VOLCANO_JOB):  # left beside its record by an interrupted cancel
         # Rights to Jobs are enough for flavour `job`.
         parent = read_if_allowed(partial(resources.read, kind, ref.namespace, ref.name), None)
         if parent is not None:
@@ -121,11 +121,11 @@ def delete(resources: Objects, ref: AppRef) -> bool:
     for parent in reversed(parents):
         deletion.delete(parse_kind(parent), parent["metadata"]["name"])
         deletion.check()  # a Job that stays needs what follows
-    # By name, not by label: few accounts may list Secrets.
+    # By name, because few accounts may list Secrets.
     for kind, name in _list_prerequisites(ref.name):
         if parents or _is_ours(resources, kind, ref, name):
             deletion.delete(kind, name)
-    for kind in _POD_GROUPS:  # without the right to them the submission has created none
+    for kind in _POD_GROUPS:  # without the right, the submission created none
         if _is_ours(resources, kind, ref, ref.name):
             deletion.delete(kind, ref.name)
     deletion.check(is_owned=bool(parents))
@@ -210,7 +210,7 @@ def resize(resources: Objects, ref: AppRef, nodes: int, role_name: str | None = 
             f"role {role.name!r} of {ref.name!r} cannot be resized: Kueue admitted a part of its nodes and keeps their "
             "number; submit it with -cfg kueue_elastic=resize"
         )
-    # Both in one patch: Kubernetes accepts a new number of completions only if it equals the parallelism.
+    # One patch: Kubernetes changes completions only together with an equal parallelism.
     change: dict[str, Any] = {"parallelism": nodes, "completions": nodes}
     if kind == VOLCANO_JOB:
         change = volcano_jobs.resize_tasks(parent, label, nodes)

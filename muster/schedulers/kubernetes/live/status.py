@@ -83,7 +83,7 @@ def build_facts(app_id: str, observation: Observation) -> AppFacts:
         app=app,
         state=state,
         replicas=_build_replicas(app, observation, state),
-        # pods that were replaced; workers that failed were restarted in place
+        # replaced pods, and restarts of workers in place
         restarts=count_replaced_pods(observation) + (0 if report is None else report.attempt),
         messages=(damage, build_message(observation, state, report)),
         jobs=observation.jobs,
@@ -132,10 +132,10 @@ def count_replaced_pods(observation: Observation) -> int:
     newest = set(map(id, latest))
     earlier = [fact for fact in observation.pods if id(fact) not in newest]
     drained = Counter((fact.role, fact.index) for fact in earlier if fact.is_drained)
-    # A drain ends all pods of a job: it is one restart, and not one for each pod.
+    # A drain ends all pods of a job, and is one restart.
     seen = max(drained.values(), default=0) + sum(not fact.is_drained for fact in earlier)
     by_index = max((fact.drained_before for fact in latest), default=0) + sum(fact.failed_before for fact in latest)
-    # Once a Job has ended it counts the pods that it deleted itself, too.
+    # A Job that has ended also counts pods it deleted.
     failed = sum((job.get("status") or {}).get("failed") or 0 for job in _list_jobs(observation.parents, running=True))
     not_replaced = sum(fact.phase == "Failed" and not fact.is_drained for fact in latest)
     return max(seen, by_index, failed - not_replaced)
@@ -161,7 +161,7 @@ def decide_state(observation: Observation) -> AppState:
     if end is AppState.SUCCEEDED and list_unknown_roles(observation):
         end = AppState.UNKNOWN
     if any(read_job_end(job) == "Failed" and not is_cancelled(job) for job in _list_jobs(observation.parents)):
-        return AppState.FAILED  # also if its other roles were cancelled afterwards
+        return AppState.FAILED  # even if other roles were cancelled later
     if cancelled and end is not AppState.SUCCEEDED:
         pods_ended = all(fact.phase in ("Succeeded", "Failed") for fact in observation.pods)
         return AppState.CANCELLED if end is not None or pods_ended else AppState.RUNNING
@@ -174,7 +174,7 @@ def decide_state(observation: Observation) -> AppState:
 
 def _decide_end(parents: Sequence[Mapping[str, Any]]) -> AppState | None:
     if parse_kind(parents[0]) != JOB:
-        parents = parents[:1]  # the record of a cancel that was interrupted may follow
+        parents = parents[:1]  # an interrupted cancel's record may follow
     ends = [read_job_end(parent) for parent in parents]
     if "Failed" in ends:
         return AppState.FAILED
@@ -280,11 +280,11 @@ def _describe_conditions(observation: Observation) -> list[str]:
         state = read_state(parent)
         clauses.append(": ".join(state[key] for key in ("reason", "message") if state.get(key)))
         for condition in list_conditions(parent):
-            # FailureTarget becomes Failed once the last pods have ended.
+            # FailureTarget becomes Failed after the last pods end.
             if condition["type"] in ("Failed", "FailureTarget") and condition["status"] == "True":
                 reason = condition.get("reason") or ""
                 detail = f"{reason}: {condition.get('message', '')}"
-                # The failed pod explains more, if it still exists.
+                # The failed pod, while it exists, explains more.
                 known = _REASONS.get(reason, detail)
                 clauses.append(detail if reason == "PodFailurePolicy" and not has_pod else known)
     return list(dict.fromkeys(clauses))
@@ -295,7 +295,7 @@ def _list_gone_roles(observation: Observation) -> list[str]:
     present = {role for role in map(read_role, _list_jobs(observation.parents)) if role}
     try:
         labels = list(decode_roles(observation.parents[0])) if present else []
-    except EngineError:  # damaged: the status says so
+    except EngineError:  # damaged, as the status says
         return []
     return [label for label in labels if label not in present]
 

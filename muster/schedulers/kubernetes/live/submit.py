@@ -69,7 +69,7 @@ def submit(resources: Objects, request: Request, *, namespace: str, notify: Call
 def _prepare(resources: Objects, request: Request, namespace: str, notify: Callable[[str], None]) -> "_Submission":
     """Check whether the cluster can run the request, and completes its documents; changes nothing."""
     check_version(resources.read_version(), elastic=request.elastic, source="the server")
-    for kind in (JOB, POD):  # without these rights nobody could look at what was created
+    for kind in (JOB, POD):  # without these rights nothing created could be seen
         resources.list_app(kind, namespace, request.name)
     _check_flavor(resources, request)
     _check_pod_monitor(resources, request)
@@ -145,7 +145,7 @@ def _roll_back(resources: Objects, submission: _Submission, notify: Callable[[st
             removed.add(kind)
         first = first or error
         if isinstance(error, Unreachable):
-            break  # each further kind would wait as long again
+            break  # each further kind would wait as long
     left = [document for document in submission.attempted if parse_kind(document) not in removed]
     if left:
         names = " ".join(f"{parse_kind(document).resource}/{document['metadata']['name']}" for document in left)

@@ -108,7 +108,7 @@ def build_labels(inputs: AppInputs, role: RoleInputs | None = None) -> dict[str,
 
 
 _ANNOTATIONS: Final = {
-    # A sidecar that does not end keeps the pod from ending.
+    # A sidecar that stays would keep the pod from ending.
     "sidecar.istio.io/inject": "false",
     "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
     "karpenter.sh/do-not-disrupt": "true",
@@ -151,7 +151,7 @@ def _build_pod_security(inputs: AppInputs) -> dict[str, Any]:
     security: dict[str, Any] = {"seccompProfile": {"type": "RuntimeDefault"}}
     user = inputs.options.user
     if user is not None:
-        # Claims belong to root: without the group their files could not be written. Our own volumes are open to all.
+        # Claims belong to root: writing needs the group. Our own volumes are open to all.
         security.update(runAsNonRoot=True, fsGroup=user.gid)
         security.update({} if user.uid is None else {"runAsUser": user.uid, "runAsGroup": user.gid})
     return security
@@ -159,7 +159,7 @@ def _build_pod_security(inputs: AppInputs) -> dict[str, Any]:
 
 def _build_security(inputs: AppInputs, role: RoleInputs) -> dict[str, Any]:
     if any(hasattr(mount, "permissions") for mount in role.role.mounts):
-        # A device of the host: Kubernetes allows it in privileged containers only. TorchX's adapter does the same.
+        # Kubernetes allows host devices in privileged containers only. TorchX's adapter does the same.
         return {"privileged": True}
     capabilities: dict[str, Any] = {"drop": ["ALL"]}
     if inputs.options.rdma:
@@ -210,7 +210,7 @@ def _build_ports(role: RoleInputs) -> list[dict[str, Any]]:
         if not isinstance(port, int) or not 0 < port < 65536:
             raise SchedulerError(f"role {role.role.name!r}: port {name}={port!r} is not between 1 and 65535")
         if port not in [other["containerPort"] for other in ports]:
-            ports.append({"containerPort": port})  # without a name, which would need a stricter syntax
+            ports.append({"containerPort": port})  # a name would need a stricter syntax
     metrics_port = find_metrics_port(role)
     if metrics_port is not None:
         ports.append({"containerPort": metrics_port, "name": METRICS_PORT})
@@ -218,7 +218,7 @@ def _build_ports(role: RoleInputs) -> list[dict[str, Any]]:
 
 
 def _build_env(inputs: AppInputs, role: RoleInputs) -> list[dict[str, Any]]:
-    # These come first: other variables refer to them, and can refer only to earlier ones.
+    # First, because variables can refer only to earlier ones.
     env: list[dict[str, Any]] = [_build_field_variable(INDEX_VARIABLE, f"metadata.labels['{JOB_INDEX_LABEL}']")]
     env.append(_build_field_variable(NAMESPACE_VARIABLE, "metadata.namespace"))
     ours: dict[str, str] = {Env.RANK0_HOST: inputs.build_rank0_host(role), "TMPDIR": SCRATCH_DIR}

@@ -41,7 +41,7 @@ def build_volumes(inputs: AppInputs, role: RoleInputs) -> tuple[list[dict[str, A
         mounts.append({"name": name, "mountPath": target, **_build_read_only(read_only)})
     used = {mount["mountPath"] for mount in mounts}
     for name, path, source in _build_own_volumes(inputs, role):
-        if path not in used:  # a /dev/shm of the user replaces ours
+        if path not in used:  # a user's /dev/shm replaces ours
             volumes.append({"name": name, **source})
             mounts.append({"name": name, "mountPath": path, **_build_read_only(path == BUNDLE_DIR)})
     return volumes, mounts
@@ -93,7 +93,7 @@ def _decide_shm_size(inputs: AppInputs, role: RoleInputs) -> str:
     memory_mb = int(role.role.resource.memMB)
     if RoleKey.MEMORY_REQUEST_MB in role.role.metadata or memory_mb <= 0:
         return _UNLIMITED_SHM
-    # It counts towards the memory limit: full shared memory must leave room for the processes.
+    # It counts towards the memory limit: leave room for the processes.
     return f"{max(64, memory_mb // 2)}Mi"
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from muster.schedulers.runner.callers import find_printer, runs_command_line
 
-if TYPE_CHECKING:  # what draws is loaded where lines are shown: `torchx list` shows none
+if TYPE_CHECKING:  # loaded only where lines are shown
     from muster.schedulers.runner.shown.job_console import JobConsole, PlainLines
 
 _HEADLINE = "JOB FAILED "

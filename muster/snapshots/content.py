@@ -122,8 +122,8 @@ class Area:
         mapping = Mapping(self._fd, self._start, size, mmap.PROT_READ | mmap.PROT_WRITE)
         self._memory, self.bytes = mapping.memory, mapping.bytes
         words = self.bytes.view(torch.int64)
-        words[:: 2 * _PAGE].sum()  # a read maps 16 pages, of those that were written to
-        words[:: _PAGE // 8].bitwise_or_(0)  # the others have been promised only: a write takes and empties one
+        words[:: 2 * _PAGE].sum()  # a read maps 16 written pages
+        words[:: _PAGE // 8].bitwise_or_(0)  # unwritten ones are only promised: a write takes and empties one
         self.size, self._targets = size, (None, [])
 
     def copy(
@@ -186,7 +186,7 @@ class Area:
         import torch
 
         start, size = find_data(plan)
-        if self.size < end:  # first what needs no interpreter: the script goes on meanwhile
+        if self.size < end:  # first without the interpreter: the script goes on
             self.map(end)
         sums = self.bytes[start - size // BLOCK_BYTES * 8 : start].view(torch.int64)
         torch.sum(_view_blocks(self.bytes[start : start + size]), 1, out=sums)
@@ -246,7 +246,7 @@ def transfer(call: str, fd: int, data_start: int, vector: Vector) -> None:
         if done <= 0:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()) if done else "the file is too short")
         at, left = at + done, left - done
-        while left and done:  # not all: go on where it ended
+        while left and done:  # continue where it ended
             step = min(done, pairs[2 * first + 1])
             done -= step
             pairs[2 * first] += step
@@ -335,7 +335,7 @@ class Content:
         first, last = self._ends
         if not first <= start <= end <= last:
             first = start // BLOCK_BYTES * BLOCK_BYTES
-            # What is near is verified whole at the first look: one call is faster than many.
+            # Near data is verified whole at once: one call is faster than many.
             last = max(_round_up(end, BLOCK_BYTES), first + _WINDOW_BYTES)
             first, last = (0, self.head.data_bytes) if self.is_near else (first, min(last, self.head.data_bytes))
             self._window = self._fetch_tensor(self.head.data_start + first, self.head.data_start + last)

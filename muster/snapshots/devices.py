@@ -94,7 +94,7 @@ class DeviceCopies:
             with module.stream(stream):
                 for target, source in beside:
                     target.copy_(source, non_blocking=True)
-                    source.record_stream(stream)  # its memory is not used for another tensor before
+                    source.record_stream(stream)  # keeps its memory from reuse before
             event = stream.record_event()
         with self._lock:
             self._sides.append(_Side(device, event, [source for _, source in beside]))
@@ -127,7 +127,7 @@ class DeviceCopies:
                 if self._is_trusted:
                     getattr(torch, side.device.type).current_stream(side.device).wait_event(side.event)
                 else:
-                    side.is_torn = True  # nothing can be waited for while a graph is captured
+                    side.is_torn = True  # no waiting while a graph is captured
 
 
 def _without_compiler(function: Callable[..., None]) -> Callable[..., None]:

@@ -357,7 +357,7 @@ def list_pointers(tensors: Sequence[Any]) -> list[int]:
 def view_memory(tensor: Any) -> memoryview:
     """View the bytes of a tensor on the processor whose elements lie without holes."""
     memory = (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())
-    memory.owner = tensor  # it stays as long as the view
+    memory.owner = tensor  # it lives as long as the view
     return memoryview(memory).cast("B")
 
 
@@ -437,7 +437,7 @@ def _find_groups(tensors: Sequence[Any], pointers: Sequence[int]) -> list[_Group
     end = -1
     for number, start in zip(order, starts, strict=True):
         one = tensors[number]
-        if not one.numel() or is_lazy(one):  # copy_ resolves what is lazy: the memory has other bits
+        if not one.numel() or is_lazy(one):  # copy_ resolves lazy ones, whose memory has other bits
             continue
         size = one.nbytes if one.is_contiguous() else _find_ends(one)[1] - _find_ends(one)[0]
         if start < end and _share_storage(tensors[groups[-1][0]], one):

@@ -79,7 +79,7 @@ def take_huge_pages(fd: int, start: int, size: int) -> None:
     with contextlib.suppress(OSError):
         mapping = Mapping(fd, start, size, mmap.PROT_READ | mmap.PROT_WRITE)
         for at in range(0, size - HUGE_BYTES + 1, HUGE_BYTES):
-            os.posix_fallocate(fd, start + at, 1)  # a range without any page is left alone
+            os.posix_fallocate(fd, start + at, 1)  # a range without pages stays
             mapping.collapse(at)
 
 

@@ -119,7 +119,7 @@ class Saver:
         left = sorted((slot.generation or (-1, -1), number) for number, slot in enumerate(slots))
         numbers = [number for _, number in left if not self._areas[number].size]
         if len(numbers) > 1:
-            with contextlib.suppress(OSError):  # its save will say it
+            with contextlib.suppress(OSError):  # its save will report it
                 self._areas[numbers[-1]].map(size)
                 self._areas[numbers[-1]].find_targets(plan)
 

@@ -175,7 +175,7 @@ class SchedulerContract:
         assert scheduler.describe(app_id) is None
         assert app_id not in self._list(scheduler)
         assert self.list_left(app_id) == []
-        scheduler.delete(app_id)  # a second time, and of an app that never was
+        scheduler.delete(app_id)  # again, and of an unknown app
         scheduler.cancel(app_id)
         with pytest.raises((SchedulerError, EngineError)):
             self.read(scheduler, app_id)

@@ -3,7 +3,7 @@
     from muster import run                      # in place of: import torch.distributed.run
     run.main(["--nproc-per-node=4", "train.py"])
 
-The agent is a process of its own under its guard. The parser is torchrun's, with muster's flags besides; torch is
+The agent is a process of its own under its guard. The parser is torchrun's, with muster's flags added. torch is
 imported only for the classes of `config_from_args`, and for exceptions.
 """
 
@@ -42,7 +42,7 @@ _DEFAULTS: dict[str, Any] = {
     "master_addr": "127.0.0.1",
     "signals_to_handle": ",".join(AgentConfig.signals_to_handle),
 }
-"""torchrun's defaults; all others are None, and False for a switch."""
+"""torchrun's defaults. All others are None, or False for a switch."""
 
 _TYPES: dict[str, Callable[[str], Any]] = {
     "max_restarts": int,
@@ -59,7 +59,7 @@ _FOR_STATIC = ("node_rank", "master_addr", "master_port")
 
 
 class _FromVariable(Action):
-    """A flag whose default is a PET_ variable; a switch has no value."""
+    """A flag whose default is a PET_ variable. A switch has no value."""
 
     def __init__(self, flag: Flag, **settings: Any) -> None:
         text = os.environ.get(flag.variable) if flag.has_variable else None

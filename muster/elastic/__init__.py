@@ -12,8 +12,8 @@
     fork/          start_method="fork": workers are forks of the program itself
 
 The agent is always a process of its own: a program that starts a job keeps its signal handlers, threads and children.
-The package can be imported without torch; what is torch's own class, or derived from one, is loaded when first asked
-for. From outside, import the names of `__all__` from this package.
+The package can be imported without torch. Classes that are torch's own, or derived from them, are loaded when they are
+first asked for. From outside, import the names of `__all__` from this package.
 """
 
 from typing import Any

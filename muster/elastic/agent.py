@@ -69,20 +69,20 @@ def _find_facts(spec: Any) -> GroupFacts:
 
 
 class LocalElasticAgent:
-    """Runs the workers of one node; the agent itself is a process of its own. Any thread may use it.
+    """Runs the workers of one node. The agent itself is a process of its own. Any thread may use it.
 
         agent = LocalElasticAgent(WorkerSpec(role="trainer", local_world_size=2, entrypoint=train, args=("a",)))
         result = agent.run()
         result.return_values[0]                       # what global rank 0 returned
 
-    Two signatures are understood, told apart by the second argument's type or the keywords: torch's,
-    `(spec, logs_specs, start_method, exit_barrier_timeout, log_line_prefix_template, shutdown_timeout,
-    health_check_server, uninterruptible_state_timeout)`, and that of torch before 2.3 and of ice-learn,
-    `(spec, start_method, exit_barrier_timeout, log_dir, events)`.
+    It accepts two signatures, and tells them apart by the second argument's type or by the keywords. torch's is `(spec,
+    logs_specs, start_method, exit_barrier_timeout, log_line_prefix_template, shutdown_timeout, health_check_server,
+    uninterruptible_state_timeout)`. That of torch before 2.3 and of ice-learn is `(spec, start_method,
+    exit_barrier_timeout, log_dir, events)`.
 
-    `exit_barrier_timeout` has no effect, because the agents agree on the end; a value other than torch's default is
-    answered by a warning. `uninterruptible_state_timeout` is how long a stop waits for processes that the kernel cannot
-    end. TORCHELASTIC_ENABLE_FILE_TIMER=1 serves torch's file timers.
+    `exit_barrier_timeout` has no effect, because the agents agree on the end. A value other than torch's default causes
+    a warning. `uninterruptible_state_timeout` is how long a stop waits for processes that the kernel cannot end.
+    TORCHELASTIC_ENABLE_FILE_TIMER=1 serves torch's file timers.
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -90,7 +90,7 @@ class LocalElasticAgent:
         refuse_private_overrides(cls, _PRIVATE, "LocalElasticAgent")
 
     def __init__(self, spec: Any, *args: Any, **kwargs: Any) -> None:
-        """Keep the settings; `run` starts the job.
+        """Keep the settings. `run` starts the job.
 
         Raises:
             TypeError: the arguments fit neither signature.
@@ -136,8 +136,8 @@ class LocalElasticAgent:
         Raises:
             SignalException: a signal ended the job (torch's class).
             RendezvousTimeoutError: the nodes did not find each other in time (torch's class).
-            PickleFault: function, arguments or a result cannot be pickled; names what.
-            UsageError: a value that is not allowed; it is a ValueError.
+            PickleFault: the function, an argument or a result cannot be pickled. The message names it.
+            UsageError: a value is not allowed. It is a ValueError.
             AgentLost: the job's muster process was killed.
         """
         try:
@@ -208,7 +208,7 @@ class LocalElasticAgent:
         return self._watch.build_job_event("SUCCEEDED")
 
     def get_event_failed(self) -> Any:
-        """Return torch's Event for a job that has failed; has the traceback of the exception that is being handled."""
+        """Return torch's Event for a job that has failed, with the traceback of the exception that is being handled."""
         return self._watch.build_job_event("FAILED")
 
     # -- the agent's command line and records -----------------------------------------------------------------------

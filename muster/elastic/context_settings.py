@@ -13,7 +13,7 @@ from muster.agent.errors import UsageError
 
 
 class GivenFiles(NamedTuple):
-    """Files that the caller has chosen, by local rank; "" is the process's own stream."""
+    """Files that the caller has chosen, by local rank. "" is the process's own stream."""
 
     stdouts: dict[int, str]
     stderrs: dict[int, str]
@@ -36,11 +36,11 @@ class RankFolders(NamedTuple):
     tee: Any
 
     def reify(self, envs: Mapping[int, dict[str, str]]) -> Any:
-        """Make the folders, and name the error files in `envs`; torch's LogsDest.
+        """Make the folders, name the error files in `envs`, and return torch's LogsDest.
 
         Raises:
             FileNotFoundError: there is no `log_dir`.
-            RuntimeError: it is not empty; torch's text.
+            RuntimeError: it is not empty. The text is torch's.
         """
         from torch.distributed.elastic.multiprocessing.api import Std, to_map
 
@@ -134,7 +134,7 @@ def validate_ranks(mapping: Mapping[int, Any], nprocs: int, what: str) -> None:
     """Check that the keys are 0 to n-1.
 
     Raises:
-        RuntimeError: they are not; torch's text.
+        RuntimeError: they are not. The text is torch's.
     """
     actual, expected = set(mapping), set(range(nprocs))
     if actual != expected:

@@ -18,19 +18,19 @@ LoadException = Callable[[int], BaseException | None]
 
 
 def raise_for_outcome(outcome: Outcome, *, name: str, load_exception: LoadException | None = None) -> None:
-    """Raise what torch's launcher raises for this outcome; nothing when the job succeeded.
+    """Raise what torch's launcher raises for this outcome. Raise nothing if the job succeeded.
 
     Args:
         outcome: of the job, on this node.
         name: of the program, for the exception's text.
-        load_exception: for function workers; the root cause's exception becomes `__cause__`.
+        load_exception: for function workers. The root cause's exception becomes `__cause__`.
 
     Raises:
         ChildFailedError: workers failed (torch's class).
         SignalException: a signal to this process ended the job, or all ranks have stopped at one step because another
             node got one or a person asked for it (torch's class).
         RendezvousTimeoutError: the nodes did not find each other in time (torch's class).
-        UsageError: the agent refused its configuration; it is a ValueError.
+        UsageError: the agent refused its configuration. It is a ValueError.
         AgentLost: the job's muster process was killed.
     """
     if outcome.code == ExitCode.SUCCEEDED:
@@ -137,7 +137,9 @@ def build_process_failures(outcome: Outcome) -> dict[int, Any]:
 
 
 def build_process_failure(failure: Failure, error_file: str | None = None) -> Any:
-    """Return torch's ProcessFailure of one worker; its message is read from the error file, where there is one.
+    """Return torch's ProcessFailure of one worker.
+
+    Its message is read from the error file, if there is one.
 
     Args:
         failure: of the worker.

@@ -1,4 +1,4 @@
-"""`launch`: functions as workers, for new code; typed results, failures as data, and a handle.
+"""`launch`: functions as workers, for new code, with typed results, failures as data, and a handle.
 
     results = launch(train, (0.1,), nproc=4, max_restarts=3)
     results[0]                                   # what global rank 0 returned
@@ -56,7 +56,7 @@ class LaunchFailed(MusterError):
     def __init__(self, line: str, report: Report | None, exit_code: int | None) -> None:
         super().__init__(line)
         self.report = report
-        """The failure report of the whole job; None when no worker failed."""
+        """The failure report of the whole job. None: no worker failed."""
         self.agent_exit_code = exit_code
         """See `_shared.contract.ExitCode`."""
 
@@ -94,7 +94,7 @@ class JobState:
     phase: str
     """waiting (for the other nodes), starting, running, stopping, succeeded or failed."""
     round: int
-    """The number of the round; 0 before the first."""
+    """The number of the round. It is 0 before the first one."""
     attempt: int
     ranks: tuple[int, ...]
     """This node's global ranks."""
@@ -106,11 +106,11 @@ class JobHandle:
     """A running job. As a context manager it stops the job at the end of the block, if it still runs."""
 
     def __init__(self, job: Job, server: WorkerServer, watch: "_StateWatch", token: str | None = None) -> None:
-        """Keep the job; nothing waits for it yet.
+        """Keep the job. Nothing waits for it yet.
 
         Args:
             job: it has been started.
-            server: its workers'; closed with the job.
+            server: serves the job's workers. It is closed with the job.
             watch: gets the job's records.
             token: the job's, when results are exchanged with the programs of the other nodes.
         """
@@ -127,7 +127,7 @@ class JobHandle:
         self._ended = threading.Event()
 
     def run(self) -> None:
-        """Wait in this thread until the job has ended; `wait` then returns at once."""
+        """Wait in this thread until the job has ended. Then `wait` returns at once."""
         try:
             self._outcome = self._job.run()
             if self._outcome.code == ExitCode.SUCCEEDED:
@@ -165,7 +165,8 @@ class JobHandle:
             LaunchFailed: it did not succeed.
             AgentLost: the job's muster process was killed.
             PickleFault: a result cannot be loaded here.
-            ResultsMissing: it succeeded, but with `all_results` some of another node did not come; has this node's.
+            ResultsMissing: the job succeeded, but with `all_results` some results of another node did not come. The
+                exception has this node's.
         """
         if not self._ended.wait(timeout_s):
             raise TimeoutError(f"the job still runs after {timeout_s:g} s")
@@ -228,7 +229,7 @@ class _StateWatch:
         self.state = JobState(phase="waiting", round=0, attempt=0, ranks=(), pids={})
 
     def handle(self, record: Record) -> None:
-        """Take in one record; called in the thread that waits for the job."""
+        """Take in one record. The thread that waits for the job calls it."""
         self.state = _advance(self.state, record)
         if self._on_event is not None:
             self._on_event(EventRecord(**{**record, "ranks": tuple(record["ranks"])}))
@@ -271,7 +272,7 @@ def launch(
     held: str | bool | None = None,
     wait: bool = True,
 ) -> Any:
-    """Run `function(*args, **kwargs)` in every worker; this process is one node of the job.
+    """Run `function(*args, **kwargs)` in every worker. This process is one node of the job.
 
     Args:
         function: what each worker calls. It must be possible to pickle it. With cloudpickle installed, it may be a
@@ -280,12 +281,13 @@ def launch(
         kwargs: keyword arguments, the same for every worker.
         nproc: workers on this node: a number, or "gpu", "cpu", "auto" as in the agent's `--nproc-per-node`.
         nodes: how many nodes take part, or "MIN:MAX". The other nodes call `launch` too.
-        endpoint: HOST:PORT of the leading node, the same on all; needed with more than one node.
-        node_rank: this node's index; 0 leads. None: the node that has the endpoint's address leads.
+        endpoint: HOST:PORT of the leading node, the same on all nodes. It is needed with more than one node.
+        node_rank: this node's index. Node 0 leads. None: the node that has the endpoint's address leads.
         run_id: the job's id, the same on all nodes. None: a fresh one, on one node.
         max_restarts: how often workers may be restarted because one failed.
-        start_method: "spawn" or "forkserver" says which context's queues and locks can be arguments; workers start from
-            a warm template. With "fork" workers are forks of this process, and nothing is pickled.
+        start_method: with "spawn" or "forkserver", queues and locks of that multiprocessing context can be arguments,
+            and workers start from a warm template. With "fork" workers are forks of this process, and nothing is
+            pickled.
         env: the workers' environment; None: this process's.
         log_dir: the folder of log files, see `--log-dir`.
         shutdown_timeout_s: seconds between the signal that stops workers and SIGKILL.
@@ -353,7 +355,7 @@ def _start(
 
 
 def _find_token(nodes: int | str, environ: Mapping[str, str]) -> str | None:
-    """Return the secret by which programs of several nodes know one another; None on one node.
+    """Return the secret by which programs of several nodes know one another. One node needs none.
 
     Raises:
         UsageError: there is none.

@@ -29,14 +29,14 @@ class TemporaryLogsSpecs(DefaultLogsSpecs):  # type: ignore[misc]  # torch has n
 
 @dataclass
 class LaunchConfig(TorchLaunchConfig):  # type: ignore[misc]  # torch has no types here
-    """torch's `LaunchConfig`; fields that are listed here keep torch's place in its order, whatever torch's version.
+    """torch's `LaunchConfig`. Fields that are listed here keep torch's place in its order, whatever torch's version.
 
-    `log_dir`, `redirects` and `tee` are those of torch before 2.3; with `logs_specs` they are refused. `metrics_cfg`
+    `log_dir`, `redirects` and `tee` are those of torch before 2.3. With `logs_specs` they are refused. `metrics_cfg`
     has no effect, as with torch. `monitor_interval` has none: nothing is polled.
     """
 
     rdzv_backend: str = "muster"
-    """"muster", or "c10d", which means muster here; "static"; "c10d-torch", "etcd", ...: torch's own handlers."""
+    """"muster" (here "c10d" means it too), "static", or one of torch's own handlers: "c10d-torch", "etcd", ..."""
     log_line_prefix_template: str | None = None
     metrics_cfg: dict[str, str] = field(default_factory=dict)
     local_addr: str | None = None

@@ -62,7 +62,7 @@ class elastic_launch:  # noqa: N801  # torch's name
         self._held = held
 
     def __call__(self, *args: Any) -> dict[int, Any]:
-        """Run the job; see `launch_agent` for what it raises."""
+        """Run the job. See `launch_agent` for what it raises."""
         return launch_agent(self._config, self._entrypoint, list(args), self._health_check_server, held=self._held)
 
 
@@ -194,7 +194,7 @@ def run_program(
     substitutes_macros: bool = False,
     held: str | bool | None = None,
 ) -> dict[int, Any]:
-    """Run a function or a command under an agent to the end; see `launch_agent`."""
+    """Run a function or a command under an agent to the end. See `launch_agent`."""
     name = name_entrypoint(entrypoint or "", args)
     if isinstance(entrypoint, str):
         words = [*flags, "--no-python", entrypoint, *map(str, args)]
@@ -287,7 +287,10 @@ def take_node(held: str | bool | None, name: str, *, nproc: int, start_method: s
 
 
 def build_function_words(*, is_held: bool = False) -> list[str]:
-    """Return the agent's words for a program that connects to the job's `WorkerServer`; the job puts its folder in."""
+    """Return the agent's words for a program that connects to the job's `WorkerServer`.
+
+    The job puts its folder in.
+    """
     preload = [name for name in _PRELOADED if name in sys.modules or (is_held and name == "torch")]
     modules = ["multiprocessing.forkserver", "multiprocessing.spawn", "tempfile", *preload]
     program = Path(muster.__file__).parent / _FUNCTION_PROGRAM
@@ -295,7 +298,7 @@ def build_function_words(*, is_held: bool = False) -> list[str]:
 
 
 def collect_results(outcome: Outcome, server: WorkerServer) -> dict[int, Any]:
-    """Return the results by global rank; None for a worker that ended well without one (`sys.exit(0)`)."""
+    """Return the results by global rank. The result of a worker that ended well without one (`sys.exit(0)`) is None."""
     return server.load_results() or dict.fromkeys(outcome.ranks)
 
 

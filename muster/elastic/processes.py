@@ -1,6 +1,6 @@
 """`start_processes` and its contexts: processes of one node, without rendezvous and without restarts.
 
-Names, arguments and results are torch's; the processes are workers of an agent under its guard, as everywhere.
+Names, arguments and results are torch's. The processes are workers of an agent under its guard, as everywhere.
 """
 
 import contextlib
@@ -55,9 +55,9 @@ def start_processes(
 ) -> "PContext":
     """Start one process per local rank, as torch's function does.
 
-    It accepts two signatures, and tells them apart by the type of the fifth argument: torch's, and that of torch before
-    2.3 and of ice-learn, `(name, entrypoint, args, envs, log_dir, start_method, redirects, tee, progbar_events)`. With
-    the latter, files are `<log_dir>/<local_rank>/{stdout.log,stderr.log,error.json}`.
+    It accepts two signatures, and tells them apart by the type of the fifth argument. One is torch's. The other, of
+    torch before 2.3 and of ice-learn, is `(name, entrypoint, args, envs, log_dir, start_method, redirects, tee,
+    progbar_events)`. With the latter, files are `<log_dir>/<local_rank>/{stdout.log,stderr.log,error.json}`.
 
     Raises:
         RuntimeError: the keys of `args` or `envs` are not 0 to n-1, or `log_dir` is not empty.
@@ -130,7 +130,7 @@ class PContext:
         *,
         progbar_events: Mapping[str, Any] | None = None,
     ) -> None:
-        """Ask `logs_specs` where the logs go; nothing is started before `start`. `progbar_events`: see `Screen`."""
+        """Ask `logs_specs` where the logs go. Nothing is started before `start`. `progbar_events`: see `Screen`."""
         self.name = name
         dest = logs_specs.reify(envs)
         validate_ranks(dest.stdouts, len(args), "stdouts")
@@ -230,17 +230,17 @@ class PContext:
     # -- waiting ----------------------------------------------------------------------------------------------------
 
     def wait(self, timeout: float = -1, period: float = 1) -> Any:  # noqa: ARG002  # nothing is polled
-        """Wait until all processes have ended well or one has failed; the others are stopped then.
+        """Wait until all processes have ended well or one has failed. Then stop the others.
 
-        In the main thread, a signal that would end this process raises torch's SignalException instead while this
-        waits; handlers of the caller's own stay.
+        During a wait in the main thread, a signal that would end this process raises torch's SignalException instead.
+        Handlers of the caller's own stay.
 
         Args:
-            timeout: seconds; 0 looks once; negative: without a limit.
+            timeout: seconds. 0 looks once, and a negative value waits without a limit.
             period: has no effect.
 
         Returns:
-            torch's RunProcsResult; None when the time has passed.
+            torch's RunProcsResult. None: the time has passed.
 
         Raises:
             AgentLost: the job's muster process was killed.
@@ -297,7 +297,7 @@ class PContext:
         """Stop what still runs, print the rest of the logs, release everything. Idempotent.
 
         Args:
-            death_sig: the signal that workers get; SIGTERM when None.
+            death_sig: the signal that workers get. None: SIGTERM.
             timeout: seconds until SIGKILL.
         """
         if self._job is not None and not self._has_ended:
@@ -368,7 +368,7 @@ class SubprocessContext(PContext):
         """See `PContext`.
 
         Raises:
-            FileNotFoundError: there is no such program; as torch's, it is raised before any process starts.
+            FileNotFoundError: there is no such program. As in torch, it is raised before any process starts.
             PermissionError: it may not be executed.
         """
         for env in self.envs.values():

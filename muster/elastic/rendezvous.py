@@ -1,6 +1,6 @@
 """A rendezvous handler that the caller made: any of torch's, or a subclass of `RendezvousHandler` of its own.
 
-Its calls run in this process, in a thread of their own; the ranks are assigned through the store that it returns, by
+Its calls run in this process, in a thread of their own. The ranks are assigned through the store that it returns, by
 the same code as for the agent's own handlers. `agent.rendezvous.torch_handlers.caller` is the other end.
 """
 
@@ -27,7 +27,7 @@ def build_static_flags(spec: Any) -> list[str] | None:
     torch's has one store for all restarts, at MASTER_PORT, and cannot ask other nodes.
 
     Args:
-        spec: torch's WorkerSpec; its handler is of torch's registry, or the caller's own.
+        spec: torch's WorkerSpec. Its handler is from torch's registry, or the caller's own.
 
     Returns:
         None: the handler is not torch's static one.
@@ -61,7 +61,7 @@ class CallersRendezvous:
         master_addr: str | None = None,
         master_port: int | None = None,
     ) -> None:
-        """Keep the handler; nothing is called before the agent asks.
+        """Keep the handler. Nothing is called before the agent asks.
 
         Args:
             handler: its `shutdown` is called when the job has ended.
@@ -90,7 +90,7 @@ class CallersRendezvous:
         """Start the thread.
 
         Args:
-            send: sends bytes to the agent; called by the thread.
+            send: sends bytes to the agent. The thread calls it.
         """
         self._send = send
         self._thread.start()
@@ -102,7 +102,7 @@ class CallersRendezvous:
             self._thread.send_command(command)
 
     def close(self) -> None:
-        """End the thread; one that is blocked in the handler ends with this process."""
+        """End the thread. A thread that is blocked in the handler ends with this process."""
         self._thread.stop()
 
     def post_finding(self, finding: ThreadFinding) -> None:

@@ -1,7 +1,7 @@
 """`TailLog`: prints what workers append to their log files, each line with a prefix.
 
-One thread reads all files of a `TailLog`. A progress bar (text with carriage returns) becomes a live row at the bottom
-of a terminal, one for each file, and log lines are printed above; elsewhere only its last state is printed.
+One thread reads all files of a `TailLog`. On a terminal, the progress bar (text with carriage returns) of each file is
+a live row at the bottom, and log lines are printed above. Elsewhere only its last state is printed.
 """
 
 import contextlib
@@ -103,7 +103,7 @@ class _Tail:
         self._rest = b""
 
     def read(self) -> bool:
-        """Print the lines that have come; False when there is no more for now. A missing file is waited for."""
+        """Print the lines that have come. Return False when there is no more for now. A missing file is waited for."""
         if self._fd < 0:
             try:
                 self._fd = os.open(self._file, os.O_RDONLY | os.O_CLOEXEC)
@@ -138,7 +138,7 @@ class _Tail:
 
 
 def _find_last_frame(line: bytes) -> str:
-    """Return the last state of a progress bar; other lines as they are."""
+    """Return the last state of a progress bar. Return other lines unchanged."""
     frames = [frame for frame in line.split(b"\r") if frame]
     return (frames[-1] if frames else b"").decode("utf-8", "replace")
 
@@ -151,7 +151,7 @@ def _is_terminal(dst: TextIO) -> bool:
 
 
 class TailLog:
-    """Prints what is appended to log files until `stop`; see torch's class, whose arguments these are.
+    """Prints what is appended to log files until `stop`. The arguments are those of torch's class.
 
     Usage::
 
@@ -172,14 +172,14 @@ class TailLog:
         *,
         screen: Screen | None = None,
     ) -> None:
-        """Keep the settings; `start` begins to read.
+        """Keep the settings. `start` begins to read.
 
         Two signatures are understood, told apart by the fourth argument's type: torch's, and that of torch before 2.2
         and of ice-learn, `(name, log_files, dst, interval_sec, progbar_events)`.
 
         Args:
             name: for the default prefix, `[<name><local rank>]:`.
-            log_files: paths by local rank; they need not exist yet.
+            log_files: paths by local rank. They need not exist yet.
             dst: where lines are printed; None: nowhere.
             log_line_prefixes: by local rank.
             interval_sec: seconds between two looks.

@@ -11,7 +11,7 @@ from torch.distributed.elastic.agent.server.api import WorkerSpec as TorchWorker
 
 @dataclass
 class WorkerSpec(TorchWorkerSpec):  # type: ignore[misc]  # torch has no types here
-    """torch's `WorkerSpec`; fields that are listed here keep torch's place in its order, whatever torch's version.
+    """torch's `WorkerSpec`. Fields that are listed here keep torch's place in its order, whatever torch's version.
 
     `redirects` and `tee` are those of torch before 2.3. `monitor_interval` has no effect: nothing is polled.
     """

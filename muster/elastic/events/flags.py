@@ -1,7 +1,7 @@
 """`Events`: ice-learn's class, with flags that are set for all ranks of the job at one step.
 
-ice-learn's are multiprocessing events of one node, and its waits have no limit: beyond one node, or with ranks that
-differ in how far they are, its workers wait for one another for ever. Here a worker that looks at a flag asks
+ice-learn's are multiprocessing events of one node, and its waits have no limit. With more than one node, or with ranks
+that differ in how far they are, its workers wait for one another for ever. Here a worker that looks at a flag asks
 `muster.worker`, and the program that sets one asks the job's agents, as `muster pause` does.
 
 Source: ice/llutil/launcher/events.py and ice/core/hypergraph.py of ice-learn 0.4.8.
@@ -44,20 +44,20 @@ class Events:
 
     Pass it to the workers as an argument. A rank looks at each flag once per step: the looks are counted, and are the
     steps that the ranks agree on. The program sets `pause`, `resume`, `trigger_save_checkpoint` and `stop_all_tasks`,
-    which returns at once, and waits for `paused` and `finished_save_checkpoint`; no wait takes longer than its timeout,
+    which returns at once. It waits for `paused` and `finished_save_checkpoint`. No wait takes longer than its timeout,
     60 s by default.
 
     Attributes:
-        pause: set by the program; the workers' `is_set` is the question.
+        pause: set by the program. A worker asks with `is_set`.
         paused: set when all ranks of the job have paused.
-        resume: set by the program; `wait` in a worker returns when the job goes on.
+        resume: set by the program. `wait` in a worker returns when the job goes on.
         trigger_save_checkpoint: as `pause`, for a checkpoint.
         finished_save_checkpoint: set when all ranks have saved.
         stop_all_tasks: as `pause`, for the end of the job.
         progress_bar_iter: has `value` and `get_lock` of a multiprocessing Value, -1 at first. LocalElasticAgent draws
             the bar, and what a worker sets is what `muster.worker.step` would tell: so many steps are done.
         progress_bar_total: the same for the number of steps.
-        debugger_start: a multiprocessing Event, for programs that use it; `muster.worker.breakpoint` needs none.
+        debugger_start: a multiprocessing Event, for programs that use it. `muster.worker.breakpoint` needs none.
         debugger_end: a multiprocessing Event, for programs that use it.
     """
 
@@ -92,7 +92,7 @@ class _Progress:
 
     @property
     def value(self) -> int:
-        """-1: nobody has set it."""
+        """-1: it has not been set."""
         return int(self._number.value)
 
     @value.setter
@@ -112,7 +112,7 @@ class _Requests:
 
     def __init__(self) -> None:
         self.token = ""
-        """Of the job; LocalElasticAgent sets it."""
+        """The job's token, which LocalElasticAgent sets."""
         self.looks = {"pause": 0, "trigger_save_checkpoint": 0, "stop_all_tasks": 0}
         self.answers: dict[AskKind, Answer] = {}
         self.changed = threading.Condition()
@@ -122,7 +122,7 @@ class _Requests:
         return _Requests, ()
 
     def count(self, name: str) -> int:
-        """Count a look; its number, from 0."""
+        """Count a look, and return its number, from 0."""
         self.looks[name] += 1
         return self.looks[name] - 1
 
@@ -149,7 +149,7 @@ class _Requests:
             self.changed.notify_all()
 
     def ask(self, kind: AskKind) -> Answer:
-        """Ask the job's agents; what became of it."""
+        """Ask the job's agents, and return what became of it."""
         if not self.token:
             return Answer(outcome=AskOutcome.LOST, line="no job with these events runs: pass them to LocalElasticAgent")
         done = subprocess.run(
@@ -175,7 +175,7 @@ class _Requests:
 
 
 def begin_job(events: object, environ: dict[str, str]) -> None:
-    """Connect the flags with the job that starts with this environment; other objects' flags are their own."""
+    """Connect the flags with the job that starts with this environment. Flags of other objects are their own."""
     if isinstance(events, Events):
         events.requests.token = environ.setdefault(Env.TOKEN, secrets.token_hex(16))
 
@@ -222,7 +222,7 @@ class _Flag:
             self._requests.forget(_WAITS[self._name])
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait for at most `timeout` seconds (None: 60); whether it was done.
+        """Wait for at most `timeout` seconds (None: 60), and return whether it was done.
 
         `resume.wait()` in a worker has no limit of its own: a rank that went on alone would leave the others behind.
         """

@@ -15,7 +15,7 @@ _KERNEL_PORTS = ("shell_port", "iopub_port", "stdin_port", "control_port", "hb_p
 
 
 def close_all_but(kept: Collection[int]) -> None:
-    """Close every descriptor above 2; for a process that is about to exec."""
+    """Close every descriptor above 2. A process that is about to exec calls it."""
     for fd in list_descriptors():
         if fd > 2 and fd not in kept:
             with contextlib.suppress(OSError):
@@ -36,7 +36,7 @@ def silence(fds: Iterable[int]) -> None:
 
 
 def find_kernel_sockets() -> list[int]:
-    """Return the sockets by which a notebook's kernel talks to its clients; none in other programs."""
+    """Return the sockets by which a notebook's kernel talks to its clients. In other programs, return none."""
     application = sys.modules.get("ipykernel.kernelapp")
     if application is None or not application.IPKernelApp.initialized():
         return []
@@ -46,7 +46,7 @@ def find_kernel_sockets() -> list[int]:
 
 
 def _find_local_port(fd: int) -> object:
-    """Return a TCP socket's local port, or where a Unix socket listens; 0 for all else."""
+    """Return the port of a TCP socket, or the number at the end of a Unix socket's path. Return 0 for all else."""
     try:
         if not stat.S_ISSOCK(os.fstat(fd).st_mode):
             return 0

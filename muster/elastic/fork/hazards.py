@@ -1,7 +1,7 @@
 """What forbids to fork workers from this program, and what must be done before.
 
 The list is short on purpose. A tracer, open sockets and threads are usual in a notebook or under a test runner, and a
-closure has no other way into a worker: only what makes a worker fail or hang later is refused.
+closure has no other way into a worker. So only what makes a worker fail or hang later is refused.
 """
 
 import ctypes
@@ -30,7 +30,7 @@ def prepare_call(
     """Make this process ready to be forked, and describe what its forks call.
 
     Raises:
-        UsageError: it must not be forked; says what is in the way and what to do.
+        UsageError: it must not be forked. The message says what is in the way and what to do.
     """
     check_hazards()
     # A worker's own tracker would remove what it shares with this process.
@@ -87,7 +87,7 @@ def end_thread_pools() -> bool:
 
 
 def _find_openmp() -> set[str]:
-    """Return the mapped libgomp libraries; LLVM's and Intel's have fork handlers of their own."""
+    """Return the mapped libgomp libraries. LLVM's and Intel's have fork handlers of their own."""
     with open("/proc/self/maps", "rb") as file:
         lines = [os.fsdecode(line.rstrip(b"\n")) for line in file if b"libgomp" in line]
     return {fields[5] for line in lines if len(fields := line.split(None, 5)) == 6 and ".so" in fields[5]}

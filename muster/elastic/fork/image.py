@@ -20,7 +20,7 @@ from muster.elastic.fork.descriptors import find_kernel_sockets, silence
 
 
 def run_image(control: socket.socket, agent_pid: int, call: ForkedCall) -> NoReturn:
-    """Fork workers on demand; in each of them, run it. Ends with the agent."""
+    """Fork workers on demand. Each of them runs the image. Ends with the agent."""
     forking.exit_with_agent(agent_pid)
     os.setsid()
     _reset_signals()
@@ -41,10 +41,10 @@ def run_image(control: socket.socket, agent_pid: int, call: ForkedCall) -> NoRet
 
 
 class _Spares:
-    """Workers that are forked while the agent still starts; it gets them with its first request."""
+    """Workers that are forked while the agent still starts. It gets them with its first request."""
 
     def __init__(self, count: int, agent_pid: int) -> None:
-        """Fork; returns in each of them, too, with `own`."""
+        """Fork the workers. In each of them this returns too, with `own`."""
         pairs = [socket.socketpair() for _ in range(count)]
         self._ours = [ours for ours, _ in pairs]
         answer = forking.fork_batch([theirs for _, theirs in pairs], agent_pid)
@@ -56,7 +56,7 @@ class _Spares:
                 theirs.close()
 
     def hand_out(self, sockets: list[socket.socket]) -> forking.Forked | None:
-        """Give each a socket from the agent; None if there are not exactly so many, or they were given away."""
+        """Give each a socket from the agent. Return None if their number differs, or if they were given away before."""
         forked, self._forked = self._forked, None
         if forked is None or forked["error"] or len(forked["forked"]) != len(sockets):
             self.close()  # ends those there

@@ -1,7 +1,8 @@
-"""Forks guard, agent and image from this program, each the parent of the next; `agent.adopted` describes the tree.
+"""Forks guard, agent and image from this program, each as the parent of the next.
 
-The image must descend from the guard, or the guard would not adopt the workers' orphans; and it must be a fork of this
-program. So guard and agent begin as forks of this program, too, and exec once their child exists.
+`agent.adopted` describes the tree. The image must descend from the guard, or the guard would not adopt the workers'
+orphans. It must also be a fork of this program. So guard and agent begin as forks of this program, too, and exec once
+their child exists.
 
 By `posix`, not `os`, whose functions debuggers replace: debugpy has each Python process that is started connect to it,
 and a guard that waits for a debugger guards nothing. Workers are forked by `os.fork`, so that they can be debugged.

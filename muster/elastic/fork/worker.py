@@ -84,7 +84,7 @@ def run(call: ForkedCall, spec: WorkerSpec) -> NoReturn:
 
 
 def _become_worker(call: ForkedCall, spec: WorkerSpec) -> list[Any]:
-    """Set session, streams, environment and affinity; what must not be destroyed before the end."""
+    """Set session, streams, environment and affinity, and return what must not be destroyed before the end."""
     os.setsid()
     os.dup2(spec.stdout_fd, 1)
     os.dup2(spec.stderr_fd, 2)

@@ -1,10 +1,11 @@
 """A function and its arguments, pickled for workers that another process starts.
 
-As multiprocessing's spawn and forkserver: by reference, with multiprocessing's own reductions, so that queues, locks,
-events, barriers, values and pipes of a "spawn" or "forkserver" context, and torch's tensors, can be arguments; those of
-`multiprocess`, dill's copy of multiprocessing, too, which ice-learn's events are. What they refer to by descriptor
-travels as an index, as with forkserver. What cannot be pickled by reference (a lambda, a function of a notebook) is
-pickled by cloudpickle, where it is installed. Errors name types and never values: an argument may be a secret.
+They are pickled as multiprocessing's spawn and forkserver do it: by reference, with multiprocessing's own reductions.
+So queues, locks, events, barriers, values and pipes of a "spawn" or "forkserver" context can be arguments, and so can
+torch's tensors. Those of `multiprocess`, dill's copy of multiprocessing, can be arguments too: ice-learn's events are
+such objects. What they refer to by descriptor travels as an index, as with forkserver. What cannot be pickled by
+reference (a lambda, a function of a notebook) is pickled by cloudpickle, where it is installed. Errors name types and
+never values: an argument may be a secret.
 
 Source: multiprocessing/popen_forkserver.py, popen_spawn_posix.py, reduction.py of CPython.
 """
@@ -28,7 +29,8 @@ from muster.elastic.jobs.rank_call import RankCall
 from muster.elastic.jobs.results import Payload
 
 _FAULTS = (pickle.PicklingError, AttributeError, TypeError, RuntimeError, ValueError, RecursionError)
-"""What pickling raises for what cannot be pickled; multiprocessing's objects raise RuntimeError and ValueError."""
+"""What pickling raises for what cannot be pickled. RuntimeError and ValueError are those of multiprocessing's objects.
+"""
 
 _COPY = "multiprocess"
 
@@ -42,7 +44,7 @@ class _Descriptors:
         self.fds: list[int] = []
 
     def duplicate_for_child(self, fd: int) -> int:
-        """Keep a duplicate of `fd`; its index."""
+        """Keep a duplicate of `fd`, and return its index."""
         self.fds.append(os.dup(fd))
         return len(self.fds) - 1
 
@@ -111,8 +113,8 @@ def _pickle_call(
 def _main_can_be_imported() -> bool:
     """Return whether workers will have this process's `__main__`: `spawn.prepare` imports it there.
 
-    It does not in a notebook and at a prompt, nor where the program is the `__main__.py` of a package or a folder
-    (`python -m pytest`), nor in processes that multiprocessing has spawned from such a program.
+    They do not have it in a notebook, at a prompt, or where the program is the `__main__.py` of a package or a folder
+    (`python -m pytest`). Nor do they in processes that multiprocessing has spawned from such a program.
     """
     main = sys.modules["__main__"]
     spec = getattr(main, "__spec__", None)
@@ -125,7 +127,7 @@ class _PicklerWithoutMain(ForkingPickler):
     """Refuses what is defined in `__main__`, by reference to which a worker would look in vain."""
 
     def reducer_override(self, value: Any) -> Any:
-        """Reduce functions and classes before they are pickled by reference; see `pickle.Pickler`.
+        """Reduce functions and classes before they are pickled by reference. See `pickle.Pickler`.
 
         Raises:
             PicklingError: it is defined in `__main__`.

@@ -60,7 +60,7 @@ class CellOutput:
             self._display = display(content, raw=True, display_id=True)
 
     def close(self) -> None:
-        """Print what came without an end of line; no bar is left."""
+        """Print what came without an end of line. No bar is left."""
         if self._rest:
             self.write(b"\n")
         if self._rows:

@@ -12,11 +12,11 @@ class PickleFault(UsageError, pickle.PicklingError):
 
 
 class AgentLost(EnvironmentFault):
-    """The job's muster process was killed; no process of the job is left on this node."""
+    """The job's muster process was killed. No process of the job is left on this node."""
 
 
 class ResultsMissing(EnvironmentFault):
-    """The job succeeded, but what some ranks of other nodes returned did not come here; `str()` names them."""
+    """The job succeeded, but results of some ranks of other nodes did not come here. `str()` names them."""
 
     results: Mapping[int, Any] = {}  # set where this node's are known
     """What this node's workers returned, by global rank."""

@@ -2,8 +2,8 @@
 
 The program of the node that had global rank 0 listens at MASTER_ADDR:MASTER_PORT of the last round, which every node
 can reach, and where the workers' store listened until the end. Each other program connects, sends its results and then
-receives all others. No result passes through an agent, JSON or memory as a whole: it goes from an unnamed file to an
-unnamed file in pieces, so its size is limited only by the disk.
+receives all others. No result passes through an agent or through JSON, and none is in memory as a whole. It goes from
+one unnamed file to another in pieces, so only the disk limits its size.
 
 Results are unpickled, which can run any code: so both sides prove that they know the job's token, and every frame is
 authenticated. Nothing is encrypted, as in rendezvous.
@@ -66,7 +66,7 @@ def exchange_results(place: RoundPlace, own: Mapping[int, int], token: str) -> G
         token: the job's.
 
     Returns:
-        The other nodes' results; to be closed by the caller.
+        The other nodes' results, which the caller closes.
 
     Raises:
         ResultsMissing: names the ranks whose results are missing, and why.
@@ -93,7 +93,7 @@ def exchange_results(place: RoundPlace, own: Mapping[int, int], token: str) -> G
 
 
 def _serve(place: RoundPlace, own: Mapping[int, int], key: bytes, gathered: Gathered) -> str:
-    """Receive from each other program, then send to each; why something is missing."""
+    """Receive from each other program, then send to each. Return why something is missing."""
     with contextlib.ExitStack() as stack:
         try:
             listener = stack.enter_context(_listen(place))
@@ -166,7 +166,7 @@ def _create_server(place: RoundPlace) -> socket.socket:
 
 
 def _ask(place: RoundPlace, own: Mapping[int, int], key: bytes, gathered: Gathered) -> str:
-    """Send to the program of global rank 0's node, then receive from it; why something is missing."""
+    """Send to the program of global rank 0's node, then receive from it. Return why something is missing."""
     where = f"{place.master_addr}:{place.master_port}"
     try:
         channel = _connect(place, key)
@@ -182,7 +182,7 @@ def _ask(place: RoundPlace, own: Mapping[int, int], key: bytes, gathered: Gather
 
 
 def _connect(place: RoundPlace, key: bytes) -> "_Channel":
-    """Connect and prove the token; again and again, because the other program may be slower than this one.
+    """Connect and prove the token. Try again and again, because the other program may be slower than this one.
 
     Until then the port may still be the store's, or another process's.
     """
@@ -213,7 +213,7 @@ def _send_results(channel: "_Channel", results: Mapping[int, int], why_incomplet
 
 
 def _receive_results(channel: "_Channel", gathered: Gathered, *, skipped: Mapping[int, int] | None = None) -> str:
-    """Receive until the other side's end; what it says about missing results.
+    """Receive until the other side's end. Return what it says about missing results.
 
     Args:
         channel: to the other side.

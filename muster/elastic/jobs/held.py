@@ -1,4 +1,7 @@
-"""Starts a job's guard and agent as those that wait on a hold; what they are told is in `muster.agent.hold.waiting`."""
+"""Starts a job's guard and agent as the processes that wait on a hold.
+
+`muster.agent.hold.waiting` describes what they are told.
+"""
 
 import contextlib
 import fcntl
@@ -31,7 +34,7 @@ class HeldNode:
 
         Args:
             held: its handle, id or the beginning of that; True: the only one.
-            name: the job's, for others who want the hold.
+            name: the job's name, for other programs that want the hold.
             nproc: the job's workers.
 
         Raises:
@@ -52,14 +55,14 @@ class HeldNode:
         self._holder: socket.socket | None = None
 
     def start(self, start: AgentStart, has_answered: Callable[[], bool]) -> bool:
-        """Give the job to the agent that waits; returns when its guard has answered.
+        """Give the job to the agent that waits, and return when its guard has answered.
 
         Args:
             start: what the guard and the agent would be started with.
             has_answered: called when the connection to the guard is readable; True: the guard has sent its identity.
 
         Returns:
-            False: the job must start cold; a line says why. The hold stays taken.
+            False: the job must start cold. One line says why. The hold stays taken.
 
         Raises:
             EnvironmentFault: the hold has ended, or is in use.
@@ -123,7 +126,7 @@ class HeldNode:
         return answer
 
     def close(self) -> None:
-        """Release the hold; what still runs of the job on it is killed. Idempotent."""
+        """Release the hold. What still runs of the job on it is killed. Idempotent."""
         if self._holder is not None:
             self._holder.close()
             self._holder = None

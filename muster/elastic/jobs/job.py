@@ -55,7 +55,7 @@ class Outcome:
 
 
 class Job:
-    """One node of a job. Call `run` once, in any thread; `stop` and `kill` may be called from any other."""
+    """One node of a job. Call `run` once, in any thread. `stop` and `kill` may be called from any other."""
 
     def __init__(
         self,
@@ -75,16 +75,16 @@ class Job:
         Args:
             flags: its command line, from the first flag to the program's last argument.
             environ: its environment, and that of its workers.
-            server: serves function workers; `run` ends its listening. None: the program is a command.
-            rendezvous: a handler of this process's, closed by `run`; `flags` name its backend. None: the agent's own.
+            server: serves function workers. At the end `run` stops its listening. None: the program is a command.
+            rendezvous: a handler of this process, closed by `run`. `flags` name its backend. None: the agent's own.
             on_record: called in `run`'s thread with each record of the agent's event log.
-            handled_signals: names; while `run` waits in the main thread, those that have their default effect are
+            handled_signals: names of signals. While `run` waits in the main thread, those with their default effect are
                 passed on to the job instead.
-            on_signal: called with the first of them in place of that, and with what passes it on; the second one is
-                passed on at once.
+            on_signal: called in place of that with the first signal, and with a function that passes it on. The second
+                signal is passed on at once.
             screen: the job's lines are printed there, above what else it shows; None: the job writes to this process's
                 own streams.
-            held: the node of a hold where the agent waits already; closed with the job. None: it is started.
+            held: the node of a hold where the agent waits already. It is closed with the job. None: it is started.
 
         Raises:
             EnvironmentFault: the agent cannot be started.
@@ -174,9 +174,9 @@ class Job:
     # -- waiting ----------------------------------------------------------------------------------------------------
 
     def run(self) -> Outcome:
-        """Wait for the job's end; no process of it is left then.
+        """Wait for the job's end. No process of it is left then.
 
-        When a signal handler of the caller raises, the job is stopped first; a second exception kills it.
+        When a signal handler of the caller raises, the job is stopped first. A second exception kills it.
         """
         try:
             with self._pass_signals_on():
@@ -274,7 +274,7 @@ class Job:
 
     @contextlib.contextmanager
     def _pass_signals_on(self) -> Iterator[None]:
-        """Pass on what would end this process; handlers of the caller's own stay, and so do ignored signals."""
+        """Pass on what would end this process. Handlers of the caller's own stay, and so do ignored signals."""
         old: dict[int, Any] = {}
         if threading.current_thread() is threading.main_thread():
             for name in self._handled_signals:

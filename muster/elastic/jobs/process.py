@@ -1,4 +1,7 @@
-"""One agent under its guard, as the process that started it sees it; `muster.agent.driven` is the other side."""
+"""One agent under its guard, as the process that started it sees it.
+
+`muster.agent.driven` is the other side.
+"""
 
 import contextlib
 import json
@@ -26,7 +29,7 @@ FOLDER_MARK = "{{muster.folder}}"
 
 _CHUNK_BYTES = 65536
 _MAX_SOCKET_PATH_BYTES = 90
-"""A Unix socket's path has at most 107 bytes; below the folder a few more follow."""
+"""A Unix socket's path has at most 107 bytes. The names below the folder take a few more."""
 
 _STRIPPED = (Env.RDZV_FD, Env.RDZV_PORT, Env.WORKSPACE, Env.WORKSPACE_DIR)
 """What an adapter said to the node that this program runs on: a job started here is another one."""
@@ -53,7 +56,8 @@ class AgentStart:
 
 
 ForkTree = Callable[[AgentStart, Sequence[int]], None]
-"""Forks guard, agent and image, see `elastic.fork.tree`; gets descriptors that no worker may keep. Raises OSError."""
+"""Forks guard, agent and image (see `elastic.fork.tree`). It gets descriptors that no worker may keep. Raises OSError.
+"""
 
 
 class WaitingAgent(Protocol):
@@ -70,7 +74,7 @@ class AgentProcess:
     """A running agent. Close it: that kills what still runs.
 
     The guard is no child of this process. Where this process adopts orphans (it is process 1 of a container, or a
-    subreaper), the guard becomes its child all the same; `close` then reaps it.
+    subreaper), the guard still becomes its child, and `close` reaps it.
     """
 
     def __init__(
@@ -93,7 +97,7 @@ class AgentProcess:
             stderr_fd: its standard error; None: this process's.
             fork_tree: forks it from this process, and later its workers; None: it is started afresh.
             own_fds: descriptors that such workers must not keep.
-            held: where it waits already; closed by `close`. None: it is started.
+            held: where it waits already. `close` closes it. None: it is started.
 
         Raises:
             EnvironmentFault: it cannot be started.
@@ -101,11 +105,12 @@ class AgentProcess:
         if not hasattr(os, "pidfd_open"):
             raise EnvironmentFault(f"muster.elastic needs Linux, this is {sys.platform}")
         self.folder = _make_folder()
-        """Private to this user; the guard removes it when this process is killed."""
+        """Private to this user. The guard removes it when this process is killed."""
         self._guard_fd = self._agent_fd = -1
         self._held = held
         self._lock = threading.Lock()
-        """Any thread may signal; until then no descriptor may be closed, and its number used again."""
+        """Any thread may signal. While one does, no descriptor may be closed, because its number could be used again.
+        """
         self._rest = b""
         self._control, theirs = socket.socketpair()
         try:
@@ -175,16 +180,16 @@ class AgentProcess:
 
     @property
     def guard_fd(self) -> int:
-        """A pidfd of the guard, readable once it has ended; -1 before it has sent it."""
+        """A pidfd of the guard, readable once it has ended. It is -1 before it has come."""
         return self._guard_fd
 
     @property
     def agent_fd(self) -> int:
-        """A pidfd of the agent; -1 before it has sent it."""
+        """A pidfd of the agent. It is -1 before it has come."""
         return self._agent_fd
 
     def receive(self) -> list[dict[str, Any]] | None:
-        """Return the messages that have come; does not wait.
+        """Return the messages that have come, without waiting.
 
         None: the other side is gone and every message was returned.
         """
@@ -209,7 +214,7 @@ class AgentProcess:
                 self._agent_fd = fds.pop(0)
 
     def send(self, data: bytes) -> None:
-        """Send to the agent; nothing when it is gone. Any thread may call it."""
+        """Send to the agent. Do nothing if it is gone. Any thread may call it."""
         with contextlib.suppress(OSError):
             self._control.sendall(data)
 
@@ -219,7 +224,7 @@ class AgentProcess:
             _send(self._guard_fd, signum)
 
     def kill(self) -> None:
-        """Kill the agent; the guard then kills every process of the job, and ends."""
+        """Kill the agent. The guard then kills every process of the job, and ends."""
         with self._lock:
             _send(self._agent_fd if self._agent_fd >= 0 else self._guard_fd, signal.SIGKILL)
 
@@ -270,7 +275,7 @@ def _make_folder() -> str:
 
 
 def _decode(line: bytes) -> dict[str, Any] | None:
-    """Decode a record; return None for an empty line, and for a record that was cut off."""
+    """Decode a record. Return None for an empty line, and for a record that was cut off."""
     try:
         message = json.loads(line)
     except ValueError:

@@ -19,7 +19,8 @@ muster_frames = True  # see `agent.workers.program`
 class RankCall:
     """Called without arguments in each worker. All mappings are by local rank.
 
-    Messages name it as the function that it calls; it has no `repr` of its own, which would show secrets of `environ`.
+    Messages name it as the function that it calls. It has no `repr` of its own, because that would show secrets of
+    `environ`.
     """
 
     entrypoint: Callable[..., Any] | str
@@ -37,7 +38,7 @@ class RankCall:
         object.__setattr__(self, "__qualname__", name)
 
     def __call__(self) -> Any:
-        """Become the worker of this rank; a command replaces the process."""
+        """Become the worker of this rank. A command replaces the process."""
         local_rank = int(os.environ["LOCAL_RANK"])
         env = {**self.environ, **self.envs[local_rank]}
         for name in os.environ.keys() - env.keys():

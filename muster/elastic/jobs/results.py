@@ -68,12 +68,12 @@ class WorkerServer:
     """Accepts this node's workers. `watch` and `close` are called by `Job`."""
 
     def __init__(self, payload: Payload, nproc: int, fork_tree: ForkTree | None = None) -> None:
-        """Prepare the server; `watch` makes it listen.
+        """Prepare the server. `watch` makes it listen.
 
         Args:
             payload: what each worker gets.
             nproc: workers of this node.
-            fork_tree: forks the job from this process; its workers need no payload.
+            fork_tree: forks the job from this process. Its workers need no payload.
         """
         self.fork_tree = fork_tree
         self._payload = payload
@@ -203,7 +203,7 @@ class WorkerServer:
         return None
 
     def stop_listening(self) -> None:
-        """Close the sockets after the end of the job; the results stay."""
+        """Close the sockets after the end of the job. The results stay."""
         for connection in self._connections:
             connection.close()
         self._connections.clear()
@@ -222,7 +222,7 @@ class WorkerServer:
 
 
 def load_results(result_fds: Mapping[int, int]) -> dict[int, Any]:
-    """Return the values in these files, by global rank; None where there is no file (-1).
+    """Return the values in these files, by global rank. The value is None where there is no file (-1).
 
     Raises:
         PickleFault: a result cannot be loaded in this process.

@@ -2,8 +2,8 @@
 
 As with torch's agent, TORCHELASTIC_ENABLE_FILE_TIMER=1 switches them on, and workers find the FIFO by
 TORCHELASTIC_TIMER_FILE. A worker writes one JSON line to begin a timer, or, with a negative time, to end it. When a
-timer's time has come, its process gets the signal that it asked for; the job goes on as after any failed worker.
-Torch's agent sends the signal to itself, too.
+timer expires, its process gets the signal that it asked for. The job goes on as after any failed worker. Torch's agent
+sends the signal to itself, too.
 """
 
 import contextlib
@@ -34,10 +34,10 @@ class _Timer:
 
 
 class FileTimers:
-    """The FIFO and the timers. Register `fd`; call `receive` when it is readable, and `expire` when time has passed."""
+    """The FIFO and the timers. Register `fd`. Call `receive` when it is readable, and `expire` when time has passed."""
 
     def __init__(self, path: str) -> None:
-        """Make the FIFO; a file that is in its place is removed, as torch does.
+        """Make the FIFO. A file in its place is removed, as torch does.
 
         Raises:
             OSError: it cannot be made.

@@ -1,9 +1,9 @@
 """Torch's `WorkerGroup` as the agent's records describe it, and what torch's agent tells the handlers of its process.
 
 torch's metrics and events handlers (`torch.distributed.elastic.metrics`, `.events`) belong to the program that starts
-the job, so they are called here, in the thread that waits for the job, with torch's names and fields. What differs: a
-state is told when it begins, not at every look of a polling agent; `_monitor_workers` has no metrics, because nothing
-is polled, and ASSIGN_WORKER_RANKS is not told, because ranks come with the rendezvous.
+the job. So they are called here, in the thread that waits for the job, with torch's names and fields. Three things
+differ from torch. A state is reported when it begins, not at every look of a polling agent. `_monitor_workers` has no
+metrics, because nothing is polled. ASSIGN_WORKER_RANKS is not reported, because ranks come with the rendezvous.
 
 Source: torch/distributed/elastic/agent/server/api.py of torch 2.13 (`_record_metrics`, `_construct_event`, `@prof`).
 """

@@ -22,8 +22,8 @@ and every rank must ask about the same steps.
 The first process of a rank that calls a function here speaks for the rank. In its forks, and in other processes of the
 rank while it lives (DataLoader workers), every call does nothing.
 
-Standard library only; one file of over 400 lines, which travels with every job. One object of this process holds what
-is shared with the agent: a function that a script calls a million times cannot be given it.
+It uses the standard library only, and is one file of over 400 lines, which travels with every job. One object of this
+process holds what is shared with the agent: a function that a script calls a million times cannot be given it.
 """
 
 import contextlib
@@ -99,7 +99,7 @@ def should_stop(i: int) -> bool:
     step `i`.
 
     Args:
-        i: the step; it must rise within an attempt.
+        i: the step. It must rise within an attempt.
 
     Raises:
         TypeError: `i` is not an int.
@@ -136,7 +136,7 @@ def ask_once(i: int, stride: int | None = None) -> bool:
 
 
 def wait_while_paused() -> None:
-    """Wait while the job is paused; otherwise return at once. Call it once per step, after `step`.
+    """Wait while the job is paused. If it is not, return at once. Call it once per step, after `step`.
 
     All ranks wait at the same step. The timeout of torch's collectives goes on during a pause.
     """
@@ -210,7 +210,7 @@ def give_up(reason: str) -> NoReturn:
         reason: why, in one clause, for the report. The first 115 bytes of it are kept.
 
     Raises:
-        SystemExit: always, with code 1; so the process ends if the main thread calls it.
+        SystemExit: always, with code 1. It ends the process if the main thread calls this function.
     """
     _end_with(Layout.WISH_STOP, reason)
 
@@ -296,7 +296,10 @@ class _Slot:
         self.words = own.cast("q")
         self.doubles = own.cast("d")
         self.value_words: dict[str, int] = {}
-        """Where each value is, as an index of `doubles`; where there is no room: a word that nothing reads."""
+        """Where each value is, as an index of `doubles`.
+
+        A value for which there is no room has a word that nothing reads.
+        """
         self.phases: dict[str, int] = {}
 
     def ask(self, kind: int, i: int) -> bool:
@@ -369,7 +372,7 @@ class _Slot:
 
 
 class _State:
-    """Whether this process has looked for its slot, and the slot if it has one; whether it has called `step`."""
+    """Whether this process has looked for its slot and has called `step`, and the slot if it has one."""
 
     is_open = has_stepped = False
     slot: "_Slot | None" = None
@@ -457,7 +460,7 @@ def _is_alive(pid: int) -> bool:
 
 
 def _forget_slot() -> None:
-    """Let the parent speak for the rank; called in a fork."""
+    """Let the parent speak for the rank. A fork calls it."""
     _state.is_open, _state.slot = True, None
 
 

@@ -89,7 +89,7 @@ def load(*, into: Any = None) -> Snapshot | None:
 
     Raises:
         ValueError: tensors of `into` differ in type or shape from the saved ones, or were not saved.
-        RuntimeError: the memory is damaged; the snapshot is discarded, and the next attempt does not find it. Or this
+        RuntimeError: the memory is damaged. The snapshot is discarded, and the next attempt does not find it. Or this
             node keeps no snapshots, but the other ranks continue from one.
         OSError: no node that can be reached has the state.
     """
@@ -115,7 +115,7 @@ def reader() -> Any:
     """Return a `StorageReader` for `torch.distributed.checkpoint.load(state, storage_reader=...)`.
 
     Returns:
-        A reader of the snapshot that `load` would return; its `step` is the step of the snapshot. None: `load` would
+        A reader of the snapshot that `load` would return. Its `step` is the step of the snapshot. None: `load` would
         return None, too.
     """
     saver = _process.saver if _process.is_open else _open()
@@ -168,7 +168,7 @@ def _open() -> "Saver | None":
 
 
 def _forget_if_open() -> None:
-    """Let the parent speak for the rank; called in a fork."""
+    """Let the parent speak for the rank. A fork calls it."""
     if _process.is_open:
         _process.files = _process.saver = None
 

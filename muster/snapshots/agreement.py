@@ -1,7 +1,7 @@
 """Whether two ranks of a node agree on what `save(replicated=True)` keeps of one of them. Looked at once a start.
 
-The second rank sums each tensor that the first one keeps for it, and compares the sums with those of what was kept of
-the same step, when that is there: at its next save. It says in one line what differs; nothing else follows, since some
+At its next save, the second rank sums each tensor that the first one keeps for it. It compares the sums with those of
+the tensors kept of the same step, if they are there. One line says what differs. Nothing else follows, because some
 tensors may differ (the statistics of a BatchNorm in DDP), and only the script's author knows which.
 """
 

@@ -87,12 +87,12 @@ class Origin(NamedTuple):
 class Area:
     """A slot, to write to it.
 
-    The first time, the data is written through the file: that takes memory from the system and fills it at once, where
-    a mapping would have each page emptied, mapped and then filled. `finish` maps it for the next time.
+    The first time, the data is written through the file, which takes memory from the system and fills it at once.
+    Through a mapping, each page would be emptied, mapped and then filled. `finish` maps it for the next time.
     """
 
     def __init__(self, fd: int, slot: int) -> None:
-        """Know where the slot is in a content file; nothing is done yet."""
+        """Remember where the slot is in a content file. Nothing is done yet."""
         self._fd = fd
         self._start = slot * SLOT_SPACE
         self.size = 0
@@ -291,7 +291,7 @@ class Content:
         self._typed: Typed | None = None
 
     def read_unit(self, place: Place) -> Any:
-        """Read the unit of a tensor: a tensor of bytes that nobody else has.
+        """Read the unit of a tensor, as a tensor of bytes that nothing else uses.
 
         Raises:
             Damaged: it is not what was saved.
@@ -361,7 +361,7 @@ def open_near(fd: int, slot: int, size: int) -> Content:
     """Read a slot of a content file of this node.
 
     Args:
-        fd: the file; it may be closed afterwards.
+        fd: the file. It may be closed afterwards.
         slot: number of the slot.
         size: length of what is in it.
     """

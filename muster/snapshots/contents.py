@@ -20,11 +20,11 @@ class Contents:
     """What the ranks saved of the base of this round. Close it."""
 
     def __init__(self, files: WorkerFiles) -> None:
-        """Know where this node's memory is; nothing is read yet."""
+        """Remember where this node's memory is. Nothing is read yet."""
         self._files = files
         self._reader: RemoteReader | None = None
         self._opened: dict[int, Content] = {}
-        """What is mapped, by the rank that has saved it; it stays so until `close`."""
+        """What is mapped, by the rank that has saved it. It stays so until `close`."""
         self.is_near = True
         """Nothing was read from another node."""
 
@@ -32,7 +32,7 @@ class Contents:
         """Open what a rank has saved, as it was numbered then.
 
         Raises:
-            Damaged: it is not what was saved; the slot is emptied, if it is this rank's own.
+            Damaged: it is not what was saved. The slot is emptied if it is this rank's own.
             NotKeptError: no node has it.
             OSError: no node that can be reached has it.
         """
@@ -70,7 +70,9 @@ class Contents:
         return self.open(_MOST_LOST)
 
     def open_replicated(self, rank: int) -> Content:
-        """Open what a rank, as it was numbered then, has saved; where it was lost with its node, what any other has.
+        """Open what a rank, as it was numbered then, has saved.
+
+        If that was lost with its node, open what any other rank has.
 
         Raises:
             Damaged, OSError: as `open`.

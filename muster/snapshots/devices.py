@@ -1,4 +1,4 @@
-"""Copies from devices into a slot. Written from torch's documentation; never run on a device.
+"""Copies from devices into a slot. It was written from torch's documentation, and has never run on a device.
 
 They are enqueued on a side stream and run while the script's next step computes. No tensor may change before its copy
 is done, and only the script knows what it changes next. What an optimizer has (its parameters and its state) changes in
@@ -79,7 +79,7 @@ class DeviceCopies:
         return wait
 
     def _start_on(self, device: Any, in_order: Sequence[Any], beside: Sequence[Any]) -> Any:
-        """Enqueue the copies from one device; an event behind all of them."""
+        """Enqueue the copies from one device, and an event behind all of them."""
         import torch
 
         module = getattr(torch, device.type)

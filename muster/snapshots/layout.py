@@ -63,9 +63,9 @@ class Layout(NamedTuple):
     starts: Sequence[int]
     """As `Place.start`."""
     strides: dict[int, tuple[int, ...]]
-    """Of those that are not contiguous."""
+    """The strides of tensors that are not contiguous."""
     units: dict[int, tuple[int, int]]
-    """Start and bytes of the units of those that share one."""
+    """Start and bytes of each unit that several tensors share."""
     runs: list[Run]
 
     def find(self, number: int) -> Place:
@@ -122,7 +122,7 @@ class Vector(NamedTuple):
 
 
 class Plan:
-    """How the tensors of one state are copied; made again when their shapes, types or sharing change.
+    """How the tensors of one state are copied. It is made again when their shapes, types or sharing change.
 
     What `save` needs is made at once, and `layout`, which the reader needs, when it is asked for.
     """
@@ -166,7 +166,7 @@ class Plan:
         self.data_bytes = self._end
 
     def _place_groups(self, tensors: Sequence[Any]) -> list[int]:
-        """Decide where tensors that overlap are; what is left, with one of each that are the same."""
+        """Decide where tensors that overlap are. Return what is left, with one of each group of equal ones."""
         alone = set(range(len(tensors)))
         for group in self._groups:
             first, *others = group.numbers
@@ -215,7 +215,10 @@ class Plan:
         return True
 
     def _has_facts(self, tensors: Sequence[Any]) -> bool:
-        """Return whether shapes and types are the plan's; no list of shapes, which would wake the garbage collector."""
+        """Return whether shapes and types are the plan's.
+
+        It makes no list of shapes, which would wake the garbage collector.
+        """
         shapes, dtypes = self._facts
         return (
             len(tensors) == len(shapes)
@@ -329,7 +332,7 @@ def find_pointers(run: Run, tensors: Sequence[Any], known: Sequence[int] = (0,))
     Args:
         run: the run.
         tensors: its tensors.
-        known: as `list_pointers` gave them; with a 0, they are looked for.
+        known: as `list_pointers` gave them. Where one is 0, they are looked for.
     """
     kind = _get_type()
     if 0 in known:
@@ -403,7 +406,7 @@ def make_contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _list_facts(tensors: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-    """Return the shapes and types: what a plan depends on, beside who shares memory."""
+    """Return the shapes and types. A plan depends on them and on which tensors share memory."""
     return list(map(_get_shape, tensors)), list(map(_get_dtype, tensors))
 
 

@@ -38,7 +38,7 @@ class OtherSharding(Exception):
 
 
 def load_state(files: WorkerFiles, into: Any) -> tuple[int, Any] | None:
-    """Build the state that this rank continues from; see `muster.snapshots.load`. One line says which it is."""
+    """Build the state that this rank continues from. See `muster.snapshots.load`. One line says which it is."""
     step = find_step(files)
     if step is None:
         return None
@@ -151,12 +151,12 @@ def fill(content: Content, keeper: Content, into: Any) -> Any:
 
 
 def _copy_runs(source: Content, own: Layout, targets: "_Match") -> Iterator[Sequence[int]]:
-    """Copy small tensors in few calls where that can be done; yield their numbers.
+    """Copy small tensors in few calls where that can be done, and yield their numbers.
 
     Args:
         source: has them.
-        own: the layout of the rank that loads; the source's own, or one of which tensors lie elsewhere.
-        targets: where they go; gets new tensors for those that have no target and are alone in their memory.
+        own: the layout of the rank that loads. It is the source's own, or one whose tensors lie elsewhere.
+        targets: where they go. It gets new tensors for those that have no target and are alone in their memory.
     """
     layout = source.layout
     is_own = layout is own

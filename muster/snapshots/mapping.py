@@ -1,9 +1,9 @@
 """Memory files in a process: mappings that the system can fill with huge pages, and those pages.
 
-A page of 4 KiB costs a fault when it is mapped and as much work again when the process ends: for three slots of 512 MB
-more than a copy of one, between the end of a killed worker and the start of the next. Pages of 2 MiB cost nothing of
-that. The system gives them to a memory file where it is asked for them (`MADV_COLLAPSE`, Linux 6.1), whatever
-/sys/kernel/mm/transparent_hugepage/shmem_enabled says. Where it does not, everything works with small pages.
+A page of 4 KiB costs a fault when it is mapped, and as much work again when the process ends. For three slots of 512 MB
+that is more than a copy of one, between the end of a killed worker and the start of the next. Pages of 2 MiB cost
+nothing of that. The system gives them to a memory file where it is asked for them (`MADV_COLLAPSE`, Linux 6.1),
+whatever /sys/kernel/mm/transparent_hugepage/shmem_enabled says. Where it does not, everything works with small pages.
 """
 
 import contextlib
@@ -53,7 +53,7 @@ class Mapping:
             self._advise(first, end - first, _MADV_POPULATE_READ)
 
     def collapse(self, start: int) -> None:
-        """Have one huge page in place of those at `start`; what is in them stays.
+        """Put one huge page in place of the pages at `start`. Their content stays.
 
         Raises:
             OSError: the system does not do that, or has none.
@@ -67,7 +67,7 @@ class Mapping:
 def take_huge_pages(fd: int, start: int, size: int) -> None:
     """Have a part of a memory file in huge pages, where the system has them. What is in it stays.
 
-    It takes up to three times as long as a copy; no interpreter is needed meanwhile.
+    It takes up to three times as long as a copy. The interpreter is free during it.
 
     Args:
         fd: the file.

@@ -1,9 +1,9 @@
 """The skeleton of a state: its containers and plain values as bytes, with its tensors taken out.
 
-The bytes are a pickle of which nothing is looked up by name at `decode` but what `_Decoder.find_class` lists, and that
-is data: loading runs no code of whoever wrote them. What torch's weights-only unpickler accepts beyond that (sparse and
-quantized tensors, classes that the script gave to `torch.serialization.add_safe_globals`) travels as torch wrote it.
-An `Enum` is found only in a module that is imported already. Everything else is refused at `encode`, by its place.
+The bytes are a pickle. `decode` looks up only the names that `_Decoder.find_class` lists, which are data, so loading
+runs no code of the program that wrote them. What torch's weights-only unpickler accepts beyond that (sparse and
+quantized tensors, classes that the script gave to `torch.serialization.add_safe_globals`) travels as torch wrote it. An
+`Enum` is found only in a module that is imported already. Everything else is refused at `encode`, by its place.
 
 Pickle's C implementation does the walk, and a dict of tensors is taken out as a whole: that makes 10,000 tensors cheap.
 What a state mentions twice, it has twice and shared after `decode` as well.
@@ -50,7 +50,7 @@ class Refused(TypeError):
 
 
 class Sharding(NamedTuple):
-    """Where the local part of a distributed tensor lies in the whole; all sizes in elements."""
+    """Where the local part of a distributed tensor lies in the whole. All sizes are in elements."""
 
     shape: tuple[int, ...]
     offsets: tuple[int, ...]
@@ -60,7 +60,7 @@ class Sharding(NamedTuple):
 
 
 class _Unknown(Exception):
-    """Pickle met a value without a form; carries the value, whose place is looked for afterwards."""
+    """Pickle met a value without a form. The exception carries the value, whose place is looked for afterwards."""
 
     def __init__(self, value: object) -> None:
         super().__init__()
@@ -214,7 +214,7 @@ def split_keys(joined: "str | tuple[Any, ...]") -> Sequence[Any]:
 
 
 def build_dict(pairs: "Mapping[Any, Any] | Iterable[tuple[Any, Any]]", more: Any) -> dict[Any, Any]:
-    """Build a dict of tensors; one with other attributes, if only an empty dict of them, was an OrderedDict."""
+    """Build a dict of tensors. One with other attributes, if only an empty dict of them, was an OrderedDict."""
     if more is None:
         return dict(pairs)
     made = collections.OrderedDict(pairs)
@@ -268,7 +268,7 @@ class _Encoder(pickle.Pickler):
         return table
 
     def _are_known(self, tensors: Collection[Any]) -> bool:
-        """Do as `_are_plain`; those that were plain, and whose elements are where they were, still are."""
+        """Do as `_are_plain`. Tensors that were plain, and whose elements are where they were, still are."""
         try:
             pointers = list(map(self.tensor_type.data_ptr, tensors))
         except RuntimeError:  # it has none, such as a sparse one

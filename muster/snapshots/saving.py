@@ -1,9 +1,9 @@
 """Saves a worker's state into the slots of its rank.
 
-What a save costs beyond the copies is paid when a plan is made: the plan, the views of each slot and the layout's bytes
-are kept while shapes, types and sharing stay what they are. `save` returns when the tensors are copied, or the copies
-from devices are enqueued; a thread then waits for those, sums the blocks, and marks the slot as complete. The next call
-waits for the thread.
+What a save costs beyond the copies is paid when a plan is made. The plan, the views of each slot and the layout's bytes
+are kept while shapes, types and sharing stay what they are. `save` returns when the tensors are copied, or when the
+copies from devices are enqueued. A thread then waits for those copies, sums the blocks, and marks the slot as complete.
+The next call waits for the thread.
 """
 
 import contextlib
@@ -55,7 +55,7 @@ class Saver:
         self._last_step = step
 
     def save(self, step: int, state: object, *, replicated: bool) -> None:
-        """Copy the state into a free slot; see `muster.snapshots.save`."""
+        """Copy the state into a free slot. See `muster.snapshots.save`."""
         import torch
 
         self.wait()

@@ -1,7 +1,7 @@
 """A sharded state for another number of ranks, through torch.distributed.checkpoint.
 
-When it saves, each rank writes where its parts lie, and nobody plans anything. When it is loaded by other ranks, each
-of them reads what all the old ranks have written of that, and then only the rows that it needs.
+When it saves, each rank writes where its parts lie. No plan is needed. When it is loaded by other ranks, each of them
+reads what all the old ranks have written of that, and then only the rows that it needs.
 """
 
 import io
@@ -48,7 +48,7 @@ class Reader(dcp.StorageReader):  # type: ignore[misc]  # torch is not checked
         self._values: dict[str, Any] = {}
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Begin anew; there is one snapshot only, without an id."""
+        """Begin anew. There is one snapshot only, without an id."""
 
     def read_metadata(self, *_: Any, **__: Any) -> Metadata:
         """Merge what the ranks have written of their parts.
@@ -136,7 +136,7 @@ class RoundReader(Reader):
             return super().read_metadata(*args, **more)
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> "torch.futures.Future[None]":
-        """Do as `Reader`; then this rank has loaded the step."""
+        """Do as `Reader`. Then this rank has loaded the step."""
         with give_up_damaged(self._files):
             done = super().read_data(plan, planner)
         record_loaded(self._files, self.step, self._contents)
@@ -145,7 +145,7 @@ class RoundReader(Reader):
 
 
 def _list_parts(content: Content) -> Iterator[tuple[str, Any, Place | None, Sharding | None]]:
-    """Yield name and value of what a rank has saved; of tensors the place and the sharding as well.
+    """Yield name and value of what a rank has saved. For a tensor, yield its place and sharding as well.
 
     Names are those that torch.distributed.checkpoint gives.
     """

@@ -1,4 +1,4 @@
-"""What every adapter must do, as tests. Each waits for what it looks at; none says how long that takes."""
+"""What every adapter must do, as tests. Each test waits for what it looks at, and expects no duration."""
 
 import json
 import pkgutil
@@ -86,7 +86,7 @@ class SchedulerContract:
 
     @pytest.fixture
     def scheduler(self, _own_state: None) -> Iterator[PluginScheduler]:
-        """Return the scheduler; apps that are left at the end are deleted."""
+        """Return the scheduler. Apps that are left at the end are deleted."""
         with closing(self.create()) as made:
             yield made
             for each in made.list(self.cfg):
@@ -107,7 +107,7 @@ class SchedulerContract:
         return found
 
     def wait_for(self, scheduler: PluginScheduler, app_id: str, state: AppState) -> Any:
-        """Wait until an app has a state; its description. Another state that is final is a failure."""
+        """Wait until an app has a state, and return its description. Another state that is final is a failure."""
 
         def find() -> Any:
             found = scheduler.describe(app_id)
@@ -130,7 +130,7 @@ class SchedulerContract:
         )
 
     def shell(self, *words: str) -> str:
-        """Run a verb of `muster.testing.shell` in another process; what it prints."""
+        """Run a verb of `muster.testing.shell` in another process, and return what it prints."""
         done = self.begin(*words)
         output, errors = done.communicate(timeout=self.limit_s)
         assert done.returncode == 0, errors
@@ -147,7 +147,7 @@ class SchedulerContract:
         )
 
     def submit(self, scheduler: PluginScheduler, app: AppDef) -> str:
-        """Submit an app; its id."""
+        """Submit an app, and return its id."""
         app_id: str = scheduler.submit(app, self.cfg)
         return app_id
 
@@ -310,7 +310,7 @@ class SchedulerContract:
         assert [attempt for attempt in range(7) if f"0 of 2 attempt {attempt}" in console] == [0, 1, 2, 3, 4, 5]
 
     def test_a_running_job_is_asked(self, scheduler: PluginScheduler) -> None:
-        """Ask for checkpoint, pause, resume, stacks and stop by any node; all ranks do it at one step.
+        """Ask for checkpoint, pause, resume, stacks and stop by any node. All ranks act at one step.
 
         And a command runs beside the workers of one node, with their variables, or is refused in one line.
         """

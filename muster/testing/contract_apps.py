@@ -25,7 +25,7 @@ while not worker.should_stop(step):
     step += 1
 print("rank", os.environ["RANK"], "stops at", step, flush=True)
 """
-"""Counts steps until it is to stop; saves and pauses when it is asked to."""
+"""Counts steps until it is to stop. It saves and pauses when it is asked to."""
 
 FIND: Final = """\
 import glob, os, sys
@@ -72,7 +72,7 @@ if attempt == 4:
     sys.exit(77)
 raise MemoryError("no memory is left")
 """
-"""Of two ranks the second one fails in each attempt of another cause; `RULES` has what is to follow."""
+"""Of two ranks the second one fails in each attempt of another cause. `RULES` has what follows."""
 
 RULES: Final = (
     "exit 32,33: restart free; LookupError: restart 2; signal USR2: restart; exit 77: elsewhere; oom: stop; any: stop"

@@ -92,7 +92,7 @@ class JobRequest:
 def build_application(request: JobRequest) -> Any:
     """Return the `torchx.specs.AppDef` of a job.
 
-    Pure except for the default of LOGLEVEL; the arguments are not mutated.
+    It is pure except for the default of LOGLEVEL, and mutates no argument.
 
     Raises:
         ComponentError: an argument is wrong.

@@ -1,12 +1,12 @@
 """dist.ddp, dist.spmd, dist.torchrun: TorchX's distributed components, run by muster's agent.
 
 They have every parameter of both TorchX lines, with its name and default, so that a command line or a pipeline need not
-change; `start`, `preload`, `hang_timeout` and all after them are added. The three differ only in their
-defaults and in the meaning of one number in `-j`.
+change. `start`, `preload`, `hang_timeout` and all after them are added. The three differ only in their defaults and in
+the meaning of one number in `-j`.
 
-TorchX lists every function of this module as a component and parses the source of each; it cannot read `X | None`
-(0.7) nor `typing.Optional[...]` (nightly). So: only components here, `Optional[...]` as a bare name, no future import
-of annotations. The helpers that components of others import from TorchX's module are no functions here, but partials.
+TorchX lists every function of this module as a component, and parses the source of each. It cannot read `X | None`
+(0.7) or `typing.Optional[...]` (nightly). So: only components here, `Optional[...]` as a bare name, no future import of
+annotations. The helpers that components of others import from TorchX's module are no functions here, but partials.
 """
 
 from functools import partial

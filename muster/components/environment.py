@@ -5,8 +5,8 @@ of variables whose values are taken from the caller's environment: `HF_TOKEN,WAN
 `LR=0.1,HF_TOKEN` TorchX has always read the value "0.1,HF_TOKEN".
 
 `env_file` is a file by the rules of `docker run --env-file`: a line is `NAME=VALUE`, or `NAME` for the value of the
-caller's environment; empty lines and those that begin with `#` count for nothing. The value is all that follows the
-first `=`: quotes, `$`, `#` and spaces are a part of it.
+caller's environment. Empty lines and those that begin with `#` are skipped. The value is all that follows the first
+`=`: quotes, `$`, `#` and spaces are a part of it.
 Source: https://docs.docker.com/reference/cli/docker/container/run/#env
 Other than there, a NAME that the caller's environment lacks is refused: docker leaves it out without a word.
 
@@ -51,7 +51,7 @@ class GivenEnv:
 
 
 def parse_env(env: "EnvArgument", env_file: str | None, environ: Mapping[str, str]) -> GivenEnv:
-    """Parse the two arguments; `env` counts where both have a variable.
+    """Parse the two arguments. Where both have a variable, `env` counts.
 
     Args:
         env: a mapping, or the text of a command line.
@@ -136,7 +136,7 @@ def _warn_of_readers(path: str, status: os.stat_result) -> None:
 
 
 def _parse_line(line: bytes, environ: Mapping[str, str], where: str) -> tuple[str, str]:
-    """Return the variable of a line; ("", "") for one that has none."""
+    """Return the variable of a line, or ("", "") for a line without one."""
     try:
         text = line.removesuffix(b"\r").decode().lstrip()
     except UnicodeDecodeError as error:

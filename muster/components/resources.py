@@ -36,10 +36,10 @@ class ResourceRequest:
     gpu: int = 0
     memory_mb: int = DEFAULT_MEMORY_MB
     h: str | None = None
-    """A named resource; overrides the three others."""
+    """A named resource, which overrides the three others."""
 
     def find_host(self) -> Host | None:
-        """Return the host against which -j is checked; None when the caller named neither a host nor GPUs.
+        """Return the host against which -j is checked. Return None if the caller named neither a host nor GPUs.
 
         Raises:
             ComponentError: TorchX does not know the host.

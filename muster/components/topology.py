@@ -45,7 +45,7 @@ class Host:
 
 @dataclass(frozen=True, kw_only=True)
 class Topology:
-    """Nodes and processes of a job; `str()` returns the -j form that parses to an equal value."""
+    """Nodes and processes of a job. `str()` returns the -j form that parses to an equal value."""
 
     min_nodes: int
     max_nodes: int

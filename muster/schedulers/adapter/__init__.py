@@ -1,9 +1,9 @@
 """The seam for schedulers: what an adapter of muster is made of, for the three in this package and for others'.
 
-A package registers its factory as an entry point of the group `torchx.schedulers`. If what that makes is a
-`PluginScheduler`, the command `muster` finds it by the scheduler's name in an app handle, and its methods carry `run`,
+A package registers its factory as an entry point of the group `torchx.schedulers`. If the factory makes a
+`PluginScheduler`, the command `muster` finds it by the scheduler's name in an app handle. Its methods carry `run`,
 `status`, `list`, `stop`, `checkpoint`, `pause`, `resume`, `stacks`, `exec`, `shell`, `resize`, `recover`, `delete` and
-`prune`. The page *Write an adapter* builds one; `muster.testing` has the tests that each must pass.
+`prune`. The page *Write an adapter* builds one. `muster.testing` has the tests that each adapter must pass.
 
 An adapter derives from one of three classes. Each does more than the one before:
 
@@ -17,10 +17,11 @@ An adapter derives from one of three classes. Each does more than the one before
 
 The names of `__all__` are stable: a release that changes one says so in the change log. From outside of muster, import
 them from this package only: the modules that have them may change. Each is loaded when it is first asked for, because
-supervisor processes, which load drivers, must start fast. Type checkers read `__init__.pyi`. In this package are
+supervisor processes, which load drivers, must start fast. Type checkers read `__init__.pyi`. This package has
 `scheduler`, `supervised` and `process_scheduler` with the three classes, `agent_role` (from a role to commands and
-variables), `process_plan` (on to what a `ProcessDriver` starts), `facts` (what is known of an app), `job_line` (the one
-line that says it), `status`, `records` (what agents write) and `log_position` (logs whose records have times).
+variables) and `process_plan` (on to what a `ProcessDriver` starts). It also has `facts` (what is known of an app),
+`job_line` (the one line that says it), `status`, `records` (what agents write) and `log_position` (logs whose records
+have times).
 """
 
 from importlib import import_module

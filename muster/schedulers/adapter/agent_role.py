@@ -14,7 +14,7 @@ from muster.schedulers.secret_variables import list_named_secrets
 
 @dataclass(frozen=True, kw_only=True)
 class AgentPlace:
-    """What an adapter tells the agents of a role of the place where they run; see `Env` for each."""
+    """What an adapter tells the agents of a role about the place where they run. See `Env` for each."""
 
     adapter: str
     """The scheduler's name, for reports."""
@@ -89,14 +89,14 @@ def assign_arguments(app: AppDef, labels: Mapping[str, str], app_id: str) -> lis
 
     Args:
         app: not changed.
-        labels: of each role, by name; all different.
+        labels: of each role, by name. All are different.
         app_id: the app's id, or the macro of it.
 
     Returns:
-        Copies of the roles; macros are not yet substituted, see `runner.roles.apply_macros`.
+        Copies of the roles. Macros are not yet substituted, see `runner.roles.apply_macros`.
 
     Raises:
-        SchedulerError: no adapter can run a role; one line.
+        SchedulerError: no adapter can run a role. It is one line.
     """
     check_roles(app)
     args = assign_run_ids(app.roles, labels, app_id=app_id)

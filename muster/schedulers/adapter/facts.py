@@ -15,17 +15,19 @@ class AppFacts:
 
     app_id: str
     app: AppDef
-    """As submitted, without secrets; see `runner.app_codec`."""
+    """As submitted, without secrets. See `runner.app_codec`."""
     state: AppState
     replicas: Sequence[ReplicaStatus] | None
     """Of all roles, in order of role and index; None: none has been recorded yet."""
     restarts: int = 0
     """Of replicas, and of workers in place, together."""
     messages: Iterable[str] = ()
-    """Why the app is in this state, the most important first; empty ones are left out."""
+    """Why the app is in this state, the most important reason first. Empty ones are left out."""
     jobs: Mapping[str, JobFacts] = field(default_factory=dict)
-    """What the agents of each role tell, by role; of an app that has ended, what they told last. See
-    `records.RecordReader`."""
+    """What the agents of each role report, by role. For an app that has ended, it is their last report.
+
+    See `records.RecordReader`.
+    """
     error: str | None = None
     """The root cause in torch's format, as JSON; None: there is none."""
     ui_url: str | None = None

@@ -3,10 +3,10 @@
     RUNNING: attempt 1, 2 restarts left; 2 of 2 nodes run; step 812 of 1000, 7.9 a second; ETA 24 s; since 14:02
     FAILED: rank 3 on node 1 (vm) exited with code 1 (ValueError: boom); since 14:05
 
-State and reason first, then the attempt and the restarts that are left, the nodes, how far the job is and how fast (of
-a paused job before all else: at which step, and since when), when it is done, and since when it is in its state. What
-is not known is left out. TorchX prints the state itself: its message is the line without it, and of an app that has
-ended the reason alone.
+State and reason come first, then the attempt and the restarts that are left, the nodes, how far the job is and how
+fast, when it is done, and since when it is in its state. For a paused job, the step and the time of the pause come
+before all else. What is not known is left out. TorchX prints the state itself: its message is the line without it, and
+of an app that has ended the reason alone.
 """
 
 from collections import Counter
@@ -41,7 +41,7 @@ def format_message(facts: AppFacts) -> str:
 
 
 def name_state(facts: AppFacts) -> str:
-    """Return TorchX's name of the state; what a job that runs does is added: "RUNNING (paused)"."""
+    """Return TorchX's name of the state, with what a running job does: "RUNNING (paused)"."""
     from muster._shared.job_view import JobState
 
     states = {each.status.state for each in facts.jobs.values() if each.status is not None}
@@ -184,7 +184,7 @@ def _list_progress(jobs: Mapping[str, JobFacts]) -> Iterator[str]:
 
 
 def _name_roles(texts: Mapping[str, str]) -> Iterator[str]:
-    """Return those that say something; of an app with several roles with the role's name."""
+    """Return the roles that report something. If the app has several roles, their names are included."""
     return (text if len(texts) == 1 else f"{role}: {text}" for role, text in texts.items() if text)
 
 

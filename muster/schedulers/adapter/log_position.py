@@ -10,8 +10,9 @@ OVERLAP_S: Final = 2
 """After a break reading resumes this many seconds before the last record: one may come that much after its time."""
 
 ReadRecords: TypeAlias = Callable[[Timestamp | None], Iterator[tuple[Timestamp | None, bytes]]]
-"""(since) -> the records of a log that were written at this time or later, each with its time, as they come; None: from
-the beginning, and a record whose time is not known. It may end, or raise `LogBroken`, at any record.
+"""(since) -> the records of a log that were written at this time or later, each with its time, as they come.
+
+None means from the beginning, with records whose time is not known. It may end, or raise `LogBroken`, at any record.
 """
 
 
@@ -28,7 +29,7 @@ def follow_records(
         read: reads from a time on.
         has_ended: whether what writes it has ended: what is read after that is complete.
         wait: returns when there may be more, at the latest after a second or so.
-        position: how far the log was read; it is kept up to date.
+        position: how far the log was read. It is kept up to date.
     """
     while True:
         ended = has_ended()

@@ -26,13 +26,13 @@ def plan_replica(
     python: str = sys.executable,
     rank0_host: str = "",
 ) -> ReplicaPlan:
-    """Plan one replica: its command and all its variables; those of `place.env` come before the role's own.
+    """Plan one replica: its command and all its variables. Those of `place.env` come before the role's own.
 
     Args:
         role: of `assign_arguments`.
         index: of the replica.
         place: where it runs.
-        cwd: absolute path of the folder in which it starts; the macro `img_root`, too.
+        cwd: absolute path of the folder in which it starts, which is also the macro `img_root`.
         bundle_dir: see `translate_replica`.
         error_file: absolute path of what `TORCHELASTIC_ERROR_FILE` names, unless the role sets it.
         python: see `translate_replica`.

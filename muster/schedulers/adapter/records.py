@@ -12,7 +12,7 @@ if TYPE_CHECKING:  # see `failure_report`
     from muster._shared.job_view import JobStatus
 
 ReadBytes: TypeAlias = Callable[[Sequence[str]], Sequence[bytes]]
-"""(names, of `LogNames`) -> the end of each of these files of the role's newest run, some 64 KiB or more; b"" for none.
+"""(names, of `LogNames`) -> the last 64 KiB or more of each of these files of the role's newest run, or b"" for none.
 
 An agent knows the whole job: files of node 0, or of any node whose agent runs, will do.
 """
@@ -38,7 +38,7 @@ class RecordReader:
     """What the agents of one role say of their job. It reads once, when it is first asked.
 
     Args:
-        read_bytes: reads files that the role's agents write; see `ReadBytes`. What it raises is passed on.
+        read_bytes: reads files that the role's agents write. See `ReadBytes`. What it raises is passed on.
     """
 
     def __init__(self, read_bytes: ReadBytes) -> None:

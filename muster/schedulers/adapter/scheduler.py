@@ -141,7 +141,7 @@ class PluginScheduler(Scheduler, abc.ABC):  # type: ignore[misc]
 
     @abc.abstractmethod
     def describe_app(self, app_id: str) -> DescribeAppResponse | None:
-        """Return the app's current state; None when it is not known (any more).
+        """Return the app's current state, or None if the app is not known (any more).
 
         Raises:
             EngineError: the state cannot be read.
@@ -173,7 +173,7 @@ class PluginScheduler(Scheduler, abc.ABC):  # type: ignore[misc]
 
     @abc.abstractmethod
     def delete_app(self, app_id: str) -> None:
-        """Delete an app that exists; stop it first when it runs."""
+        """Delete an app that exists. Stop it first if it runs."""
 
     def delete_unfinished(self, app_id: str) -> bool:
         """Delete what a submission left that was interrupted before there was an app. False: it left nothing."""
@@ -189,20 +189,20 @@ class PluginScheduler(Scheduler, abc.ABC):  # type: ignore[misc]
             limit_s: how long the ranks may take.
 
         Raises:
-            ControlError: it cannot be asked; nothing was changed.
+            ControlError: it cannot be asked. Nothing was changed.
         """
         del app_id, limit_s
         raise ControlError(f"{self.backend} jobs cannot be asked for {kind.value}", ExitCode.REFUSED)
 
     def stop_app(self, app_id: str, limit_s: float) -> Answer:
-        """Record that the app ends, so that nothing is started again; then let all ranks stop at one step.
+        """Record that the app ends, so that nothing is started again. Then let all ranks stop at one step.
 
         Args:
             app_id: of the app.
             limit_s: how long the ranks may take. Those that agree on no step get the polite signal.
 
         Raises:
-            ControlError: it cannot be stopped; nothing was changed.
+            ControlError: it cannot be stopped. Nothing was changed.
         """
         return self.ask_app(app_id, AskKind.STOP, limit_s)
 
@@ -210,7 +210,7 @@ class PluginScheduler(Scheduler, abc.ABC):  # type: ignore[misc]
         """Continue an app whose supervisor has died: adopt what still runs, start again what has ended.
 
         Raises:
-            ControlError: it cannot be continued; nothing was changed.
+            ControlError: it cannot be continued. Nothing was changed.
         """
         del app_id
         raise ControlError(f"{self.backend} jobs have no supervisor that could be lost", ExitCode.REFUSED)
@@ -224,7 +224,7 @@ class PluginScheduler(Scheduler, abc.ABC):  # type: ignore[misc]
             role: which; None: the only elastic one.
 
         Raises:
-            ControlError: it cannot be resized; nothing was changed.
+            ControlError: it cannot be resized. Nothing was changed.
             SchedulerError: no such app or role, not elastic, out of bounds, or it has ended.
         """
         del app_id, nodes, role
@@ -303,7 +303,7 @@ class PluginScheduler(Scheduler, abc.ABC):  # type: ignore[misc]
             None: it does not exist, or not any more.
 
         Raises:
-            EngineError: whether it exists is not known; the line says why.
+            EngineError: it is not known whether the file exists. The line says why.
         """
         del index
         folder = self.find_run_dir(app_id, role)
@@ -317,7 +317,7 @@ class PluginScheduler(Scheduler, abc.ABC):  # type: ignore[misc]
             raise EngineError(describe_os_error(error, str(folder / name))) from error
 
     def find_leftovers(self) -> "Iterable[Leftover]":
-        """Find what apps that have ended left behind; none of an app that runs."""
+        """Find what apps that have ended left behind. Leave out apps that run."""
         return ()
 
     @abc.abstractmethod
@@ -341,7 +341,7 @@ class PluginScheduler(Scheduler, abc.ABC):  # type: ignore[misc]
         return opts
 
     def submit_dryrun(self, app: AppDef, cfg: Mapping[str, Any]) -> AppDryRunInfo:
-        """See TorchX; the result's AppDef is a copy that prints no secret."""
+        """Do as TorchX's method. The result's AppDef is a copy that prints no secret."""
         from muster.schedulers.runner.dry_run import hide_secrets
 
         return hide_secrets(super().submit_dryrun(app, cfg))
@@ -360,7 +360,7 @@ class PluginScheduler(Scheduler, abc.ABC):  # type: ignore[misc]
         should_tail: bool = False,
         streams: Stream | None = None,
     ) -> Iterable[str]:
-        """Return the lines of one replica; see `torchx.schedulers.api.Scheduler.log_iter`. Every parameter is honoured.
+        """Return the lines of one replica. See `torchx.schedulers.api.Scheduler.log_iter`. Every parameter is honoured.
 
         Raises:
             SchedulerError: no such app, role or replica, or the regex is invalid.
@@ -399,7 +399,7 @@ class PluginScheduler(Scheduler, abc.ABC):  # type: ignore[misc]
         return "; ".join(line if len(jobs) == 1 else f"{role}: {line}" for role, line in lines.items() if line)
 
     def count_merged_ranks(self, app_id: str, role_name: str) -> int:
-        """See `agent_command.count_merged_ranks`; 0 if it cannot be known."""
+        """Return what `agent_command.count_merged_ranks` does, or 0 if it cannot be known."""
         from muster.schedulers.agent_command import count_merged_ranks, is_agent_role
 
         with self._merged_lock, contextlib.suppress(SchedulerError):
@@ -413,7 +413,7 @@ class PluginScheduler(Scheduler, abc.ABC):  # type: ignore[misc]
         return self._merged_ranks.get(app_id, {}).get(role_name, 0)
 
     def list(self, cfg: Mapping[str, Any] | None = None) -> "list[ListAppResponse]":
-        """List the scheduler's apps; see `list_apps`."""
+        """List the scheduler's apps. See `list_apps`."""
         return self.list_apps(cfg or {})
 
     def describe(self, app_id: str) -> DescribeAppResponse | None:
@@ -440,7 +440,10 @@ class PluginScheduler(Scheduler, abc.ABC):  # type: ignore[misc]
             repeat_failure(awaited.app_id, awaited.msg)
 
     def delete(self, app_id: str) -> None:
-        """Delete an app; one that does not exist is fine. 0.7's command line has no `delete`: call it from Python."""
+        """Delete an app.
+
+        An app that does not exist is no error. 0.7's command line has no `delete`: call it from Python.
+        """
         if self.exists(app_id):
             self.delete_app(app_id)
         else:

@@ -84,7 +84,7 @@ def _group_by_role(roles: Iterable[Role], replicas: Sequence[ReplicaStatus]) -> 
 def _print_states_by_name() -> None:
     """Make YAML write FAILED for a state.
 
-    When a job fails, TorchX's command line dumps its status as YAML; without this the state of each replica reads
-    `!!python/object/apply:torchx.specs.api.AppState [5]`.
+    When a job fails, TorchX's command line dumps its status as YAML. Without this function the state of each replica
+    reads `!!python/object/apply:torchx.specs.api.AppState [5]`.
     """
     yaml.add_representer(AppState, lambda dumper, state: dumper.represent_str(state.name))

@@ -1,8 +1,8 @@
 """The base class of adapters whose replicas are processes or containers that a supervisor of muster owns.
 
 The adapter submits an app as an `AppSpec`, which names its `ReplicaDriver`. The supervisor starts and ends replicas by
-that driver, retries, resizes, and keeps the app's state in its folder; what is asked of an app goes through the folder,
-and through a command where a replica runs. So any shell can do it.
+that driver, retries, resizes, and keeps the app's state in its folder. A request to an app goes through the folder, and
+through a command where a replica runs. So any shell can do it.
 """
 
 import abc
@@ -53,9 +53,9 @@ class AgentWords:
     """What the agents of an app have told, all roles together."""
 
     restarts: int = 0
-    """Of workers, in place; those of replicas are in the app's record."""
+    """Restarts of workers in place. Those of replicas are in the app's record."""
     jobs: "Mapping[str, JobFacts]" = field(default_factory=dict)
-    """What is known of an app that runs or is being ended, by role; see `records.RecordReader.job`."""
+    """What is known of an app that runs or is being ended, by role. See `records.RecordReader.job`."""
     trouble: str = ""
     """Why more is not known: no engine answers; "": nothing is in the way."""
     error: str | None = None
@@ -107,7 +107,7 @@ class SupervisedScheduler(PluginScheduler, abc.ABC):
 
     @abc.abstractmethod
     def read_words(self, folder: AppFolder, spec: AppSpec) -> AgentWords:
-        """Return what the agents of an app have told; see `records.RecordReader`."""
+        """Return what the agents of an app have reported. See `records.RecordReader`."""
 
     def find_unregistered(self, app_id: str) -> "AppFacts | None":
         """Return what is known of an app that has no folder; None: nothing."""
@@ -124,7 +124,7 @@ class SupervisedScheduler(PluginScheduler, abc.ABC):
         return translate_errors()
 
     def find_folder(self, app_id: str) -> AppFolder | None:
-        """Return the folder of an app; None if the id is not known (any more).
+        """Return the folder of an app, or None if the id is not known (any more).
 
         Raises:
             UnsafeFolderError: another user could change or replace it.
@@ -144,13 +144,13 @@ class SupervisedScheduler(PluginScheduler, abc.ABC):
         If one step fails, or this process is interrupted, nothing is left of the app.
 
         Args:
-            spec: what to run; its `owner` is set here.
+            spec: what to run. Its `owner` is set here.
             detach: whether the app keeps running when this process ends.
-            files: the driver's own, by name; see `client.submit`.
+            files: the driver's own, by name. See `client.submit`.
             lent_fds: descriptors of this process that the driver inherits, by name: its `take_lent_fds` says which.
 
         Raises:
-            EngineError: the supervisor could not be started; one line.
+            EngineError: the supervisor could not be started. It is one line.
         """
         owner = None if detach else ProcessId.of(os.getpid())
         try:
@@ -163,9 +163,10 @@ class SupervisedScheduler(PluginScheduler, abc.ABC):
 
     @contextlib.contextmanager
     def keep_attached(self, app_id: str, folder: AppFolder, *, detach: bool) -> Iterator[None]:
-        """Record the app that this process submits in the block; unless `detach`, it ends with this process.
+        """Record the app that this process submits in the block. Unless `detach`, the app ends with this process.
 
-        It is recorded first: after the submission, a Ctrl-C would find a moment in which nobody ends the app.
+        It is recorded before the submission. Otherwise a Ctrl-C could come at a moment in which no process would end
+        the app.
         """
         self._submitted.add(app_id)
         if not detach:
@@ -229,7 +230,7 @@ class SupervisedScheduler(PluginScheduler, abc.ABC):
         ]
 
     def read_states(self) -> dict[str, AppState]:
-        """Return the states of all apps with a folder; UNKNOWN of one that cannot be read."""
+        """Return the states of all apps with a folder. The state of one that cannot be read is UNKNOWN."""
         states = {app_id: self._read_state(app_id) for app_id in self.find_registry()}
         return {app_id: state for app_id, state in states.items() if state is not None}
 
@@ -336,7 +337,7 @@ class SupervisedScheduler(PluginScheduler, abc.ABC):
     def close(self) -> None:
         """End the attached apps that this scheduler started, and wait for their ends. Idempotent.
 
-        TorchX also calls this after Ctrl-C; a second Ctrl-C during the call kills the apps.
+        TorchX also calls this after Ctrl-C. A second Ctrl-C during the call kills the apps.
         """
         super().close()
         folders = [folder for folder in self._attached.values() if folder.spec_file.exists()]
@@ -416,7 +417,7 @@ def combine_facts(
         words: of its agents.
         state: see `AppFacts`, also of the others.
         replicas: of all roles.
-        restarts: of replicas; those of workers in place are added.
+        restarts: of replicas. Those of workers in place are added.
         messages: why it is in this state.
         tells_jobs: what its agents tell is of now, or of its end.
         ui_url: a link.

@@ -29,7 +29,7 @@ def build_image(image: str, path: str, report: Callable[[str], None]) -> str:
     """Build an image with a folder, by its `Dockerfile.torchx` if it has one, on top of another image.
 
     Args:
-        image: the other one; the registry's, or else the engine's own.
+        image: the other image, the registry's or else the engine's own.
         path: the folder. What its `.dockerignore` names is left out, as TorchX does.
         report: called with each line of progress.
 
@@ -38,7 +38,7 @@ def build_image(image: str, path: str, report: Callable[[str], None]) -> str:
 
     Raises:
         BundleError: see `packing`.
-        EngineError: one line; nothing of the build is left.
+        EngineError: the build failed, and nothing of it is left. It is one line.
     """
     builder = _load_builder()
     with tempfile.TemporaryDirectory(prefix="muster-workspace-") as folder:
@@ -65,7 +65,7 @@ def build_image(image: str, path: str, report: Callable[[str], None]) -> str:
 
 
 def plan_images(app: AppDef, cfg: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Give the roles the names that their images will have in the registry; return what to push. Needs no engine."""
+    """Give the roles the names that their images will have in the registry. Return what to push. Needs no engine."""
     images: Mapping[str, Any] = _load_builder()().dryrun_push_images(app, cfg)
     return images
 

@@ -49,12 +49,12 @@ def is_reserved(key: str) -> bool:
 
 
 def read_role(item: Mapping[str, Any]) -> str:
-    """Return the label of the role that an object belongs to; "" for one that all roles share."""
+    """Return the label of the role that an object belongs to, or "" for one that all roles share."""
     return str((item["metadata"].get("labels") or {}).get(LABEL_COMPONENT, ""))
 
 
 def find_submitter() -> str:
-    """Return the user name of this process as a label value; "" if its user has no name."""
+    """Return the user name of this process as a label value, or "" if its user has no name."""
     try:
         name = getpass.getuser()
     except (KeyError, OSError):  # no entry in the container's passwd

@@ -65,7 +65,7 @@ def _parse_tolerations(name: str, value: Any) -> tuple[dict[str, Any], ...]:
 
 
 def _parse_toleration(name: str, text: str) -> dict[str, Any]:
-    """Parse `KEY[:VALUE][:EFFECT][:SECONDS]`; also `KEY=VALUE`, which TorchX's command line cannot pass."""
+    """Parse `KEY[:VALUE][:EFFECT][:SECONDS]`, or `KEY=VALUE`, which TorchX's command line cannot pass."""
     parts = text.replace("=", ":", 1).split(":")
     toleration: dict[str, Any] = {}
     if len(parts) > 2 and parts[-1].isdecimal() and parts[-2] == "NoExecute":
@@ -320,7 +320,7 @@ class Options:
 
     @property
     def resolved_gang(self) -> str:
-        """`gang` as far as the options decide it; "auto" remains where it depends on the cluster."""
+        """`gang` as far as the options decide it. "auto" remains where it depends on the cluster."""
         return "kueue" if self.gang == "auto" and self.queue else self.gang
 
 
@@ -333,7 +333,7 @@ def parse_options(cfg: Mapping[str, Any]) -> Options:
     """Parse and check the options of one submission.
 
     Args:
-        cfg: as TorchX passes them, resolved or not; None means "not given".
+        cfg: as TorchX passes them, resolved or not. None means "not given".
 
     Raises:
         OptionError: with the option, its value and what is allowed.

@@ -48,7 +48,7 @@ class KubernetesScheduler(PluginScheduler, WorkspaceMixin):  # type: ignore[misc
 
     Args:
         session_name: TorchX's.
-        clock: monotonic time; tests inject their own.
+        clock: monotonic time. Tests inject their own.
         limits: on the log readers' connections.
     """
 
@@ -151,11 +151,11 @@ class KubernetesScheduler(PluginScheduler, WorkspaceMixin):  # type: ignore[misc
         return self._session.read_facts(app_id, asks_agents=True)
 
     def read_run_file(self, app_id: str, role: str, index: int, name: str, limit_bytes: int) -> bytes | None:
-        """See `PluginScheduler`. Of pods that run; needs the right to `pods/exec`."""
+        """See `PluginScheduler`. It reads only from pods that run, and needs the right to `pods/exec`."""
         return self._session.read_run_file(app_id, role, index, name, limit_bytes)
 
     def read_log(self, app_id: str, request: LogRequest) -> Iterable[str]:
-        """Return the log of one node, over all its pods; see `live.logs`.
+        """Return the log of one node, over all its pods. See `live.logs`.
 
         Raises:
             SchedulerError: no such app or role, or a single stream was requested.

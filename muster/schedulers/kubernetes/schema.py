@@ -130,7 +130,7 @@ def find_field(type_name: str, name: str, path: str, version: tuple[int, int]) -
     """Return the field `name` of a type.
 
     Raises:
-        OptionError: this version has no such field; suggests a similar name.
+        OptionError: this version has no such field. The message suggests a similar name.
     """
     fields = load_table().types[type_name]
     field = fields.get(name)

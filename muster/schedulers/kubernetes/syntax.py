@@ -1,6 +1,6 @@
 """Patterns of Kubernetes' names and values, to refuse offline what the API server would refuse later.
 
-Source: https://kubernetes.io/docs/concepts/overview/working-with-objects/names/ and labels/; validation.go of
+Source: https://kubernetes.io/docs/concepts/overview/working-with-objects/names/ and labels/, and validation.go of
 k8s.io/apimachinery. Each pattern is for `fullmatch`.
 """
 

@@ -22,12 +22,12 @@ _SHIFTED: Final = "MUSTER_NODE_INDEX"
 
 
 def read_state(parent: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the phase, reason and message of a job of Volcano; {} for other kinds."""
+    """Return the phase, reason and message of a job of Volcano. Return {} for other kinds."""
     return (parent.get("status") or {}).get("state") or {}
 
 
 def find_index(pod: Mapping[str, Any]) -> int | None:
-    """Return the node's index; None if the pod is not of a job of Volcano."""
+    """Return the node's index. Return None if the pod is not of a job of Volcano."""
     text = str((pod["metadata"].get("labels") or {}).get(_INDEX_LABEL, ""))
     if not text.isdecimal():
         return None

@@ -3,9 +3,9 @@
 The client library provides the configuration and the connection pool. Requests are our own, so that documents stay
 plain dicts, streams stay bytes, and versions 36 and 37 of the library, whose typed calls differ, behave alike.
 
-Retries are our own, too: urllib3's Retry cannot read the credentials again between two attempts, cannot tell the caller
-that an attempt may have been carried out, and counts attempts where a limit in seconds is wanted. It parses
-Retry-After, in `errors`.
+Retries are our own, too, for three reasons: urllib3's Retry cannot read the credentials again between two attempts. It
+cannot tell the caller that an attempt may have been carried out. And it counts attempts where a limit in seconds is
+wanted. It parses Retry-After, in `errors`.
 """
 
 import json
@@ -174,12 +174,12 @@ class Client:
 
         Retries 429, 5xx and broken or refused connections until `RETRY_BUDGET_S` is spent (`REACH_BUDGET_S` until the
         server has answered), and a 401 once, after reading the credentials again. A server that starts answers 403
-        until it has read the rights, so a 403 to what the account was allowed to read before is retried, too, and so is
-        a POST: `Objects.create` recognises an object that its own attempt created.
+        until it has read the rights. So a 403 is retried for what the account was allowed to read before. So is a POST,
+        because `Objects.create` recognises an object that its own attempt created.
 
         Raises:
-            ApiError, RequestError: the server refused; `refusal.maybe_done` is true if an attempt may have been
-                carried out.
+            ApiError, RequestError: the server refused. `refusal.maybe_done` is true if an attempt may have been carried
+                out.
             Unreachable: no response, or that of another server.
         """
         call = Call(method=method, path=path, what=what, verb=verb, query=query or {}, body=body, accept=accept)
@@ -280,7 +280,7 @@ class Client:
             self._notify(f"the API server {connection.host} does not answer ({how}): trying again for {budget_s:.0f} s")
 
     def _attempt(self, connection: Connection, call: Call, *, streams: bool) -> Any:
-        """Send the request once; the response, or the reason for its failure."""
+        """Send the request once. Return the response, or the reason for its failure."""
         import urllib3
         from urllib3.exceptions import HTTPError
 

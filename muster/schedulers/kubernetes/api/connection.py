@@ -32,7 +32,7 @@ class Connection:
     pool: Any
     """A `urllib3.PoolManager` with the cluster's certificates."""
     configuration: Any
-    """The client library's; it authenticates and refreshes tokens."""
+    """The client library's configuration, which authenticates and refreshes tokens."""
     namespace: str
     """The context's, or the pod's own."""
     origin: str

@@ -47,7 +47,7 @@ class Refusal:
 
 
 def _parse_retry_after(text: str | None) -> float | None:
-    """Return the seconds; None without the header, or when a proxy wrote nonsense."""
+    """Return the seconds. Return None without the header, or when a proxy wrote nonsense."""
     from urllib3.exceptions import InvalidHeader
     from urllib3.util.retry import Retry
 
@@ -58,7 +58,7 @@ def _parse_retry_after(text: str | None) -> float | None:
 
 
 class ApiError(EngineError):
-    """The API server refused a request; `refusal` has the details."""
+    """The API server refused a request. `refusal` has the details."""
 
     def __init__(self, message: str, refusal: Refusal) -> None:
         super().__init__(message)
@@ -70,7 +70,7 @@ class ForbiddenError(ApiError, RightError):
 
 
 def read_if_allowed(read: Callable[[], _Result], default: _Result) -> _Result:
-    """Return what `read` returns; the default if the account lacks the right to it."""
+    """Return what `read` returns, or the default if the account lacks the right to it."""
     try:
         return read()
     except ForbiddenError:
@@ -78,7 +78,7 @@ def read_if_allowed(read: Callable[[], _Result], default: _Result) -> _Result:
 
 
 class RequestError(SchedulerError):
-    """The API server refused a request that the caller must change; `refusal` has the details."""
+    """The API server refused a request that the caller must change. `refusal` has the details."""
 
     def __init__(self, message: str, refusal: Refusal) -> None:
         super().__init__(message)
@@ -96,7 +96,7 @@ def explain(refusal: Refusal, *, verb: str, what: str, path: str, origin: str) -
         refusal: the error response.
         verb: "create", "list"...
         what: the object, for the message: "job/main-x1".
-        path: of the request; it contains the API group.
+        path: of the request. It contains the API group.
         origin: of the credentials, for the message.
     """
     detail = refusal.message

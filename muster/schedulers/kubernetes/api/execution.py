@@ -40,7 +40,7 @@ def run_in_pod(
         namespace: of the pod.
         pod: its name.
         container: of the pod.
-        command: program and arguments; no shell.
+        command: program and arguments. No shell runs it.
         limit_s: after so long it is given up.
 
     Returns:

@@ -45,7 +45,10 @@ class Objects:
         return parse_version(f"{response['major']}.{response['minor']}")
 
     def list_group_versions(self, group: str) -> list[str]:
-        """Return the server's versions of an API group, preferred first: ["kueue.x-k8s.io/v1beta1"]; [] without it."""
+        """Return the server's versions of an API group, preferred first: ["kueue.x-k8s.io/v1beta1"].
+
+        Return [] if the server does not have the group.
+        """
         response = self._discover(group, f"API group {group}")
         preferred = response.get("preferredVersion", {}).get("groupVersion")
         versions = [item["groupVersion"] for item in response.get("versions", [])]
@@ -56,7 +59,7 @@ class Objects:
         return any(item["name"] == plural for item in self._discover(api_version, api_version).get("resources", []))
 
     def _discover(self, place: str, what: str) -> Mapping[str, Any]:
-        """Return what the server says of a group or one of its versions; {} without it, or without the right."""
+        """Return what the server says of a group or one of its versions. Return {} without it, or without the right."""
         try:
             found: Mapping[str, Any] = self.client.request("GET", f"/apis/{place}", what=what, verb="discover")
         except ApiError as error:
@@ -74,7 +77,7 @@ class Objects:
             needs_uid: the caller needs the object as the server stores it.
 
         Returns:
-            The object; only `document` if the response was lost and the account may not read the object.
+            The object, or only `document` if the response was lost and the account may not read the object.
 
         Raises:
             RequestError: it already exists, and this call did not create it.
@@ -124,7 +127,7 @@ class Objects:
         return found
 
     def patch(self, kind: Kind, namespace: str, name: str, change: Mapping[str, Any]) -> dict[str, Any]:
-        """Apply the merge patch `change`: new values of fields; null removes a field."""
+        """Apply the merge patch `change`: new values of fields. null removes a field."""
         changed: dict[str, Any] = self.client.request(
             "PATCH",
             kind.build_path(namespace, name),
@@ -196,13 +199,13 @@ class Objects:
                 return items, str(metadata.get("resourceVersion", ""))
 
     def watch(self, kind: Kind, namespace: str, *, labels: str, version: str) -> Iterator[WatchEvent | str]:
-        """Yield changes after `version`, as they happen; a string is the version reached (a bookmark, or an item's).
+        """Yield changes after `version`, as they happen. A string is the version reached (a bookmark, or an item's).
 
         Ends when the server ends the watch: call again with the last version.
 
         Raises:
             WatchExpired: the version is too old.
-            Unreachable: the connection broke; call again with the last version.
+            Unreachable: the connection broke. Call again with the last version.
         """
         query = _build_query(
             watch="true",

@@ -59,8 +59,8 @@ def ask_app(resources: Objects, ref: AppRef, kind: AskKind, limit_s: float) -> A
 def stop_app(resources: Objects, ref: AppRef, limit_s: float, cancel: Callable[[], None], clock: Clock) -> Answer:
     """Stop all ranks at one step, and the app with them.
 
-    The stop is recorded in the Jobs first, with a deadline: they end also if this command is killed. The Job
-    controller replaces a pod that has ended only after 10 s; `cancel` comes before.
+    The stop is recorded in the Jobs first, with a deadline: they end also if this command is killed. The Job controller
+    replaces a pod that has ended only after 10 s. `cancel` comes before.
 
     Args:
         resources: of the cluster.
@@ -94,7 +94,7 @@ def stop_app(resources: Objects, ref: AppRef, limit_s: float, cancel: Callable[[
 
 
 def _find_running(resources: Objects, ref: AppRef) -> list[dict[str, Any]]:
-    """Return the app's Jobs, or its JobSet or job of Volcano; some of it has not ended."""
+    """Return the app's Jobs, or its JobSet or job of Volcano. Some of it has not ended."""
     parents = find_parents(resources, ref)
     if not parents:
         raise ControlError(f"there is no app {ref.name!r} in namespace {ref.namespace!r}", ExitCode.UNKNOWN)
@@ -185,7 +185,7 @@ def read_jobs(resources: Objects, ref: AppRef, observation: Observation) -> dict
 def run_in_node(
     resources: Objects, ref: AppRef, role: str, index: int, command: Sequence[str], limit_s: float
 ) -> tuple[int, str, str]:
-    """Run a command in the pod of a node; needs the right to `pods/exec`.
+    """Run a command in the pod of a node. This needs the right to `pods/exec`.
 
     Raises:
         ControlError: it has no pod that runs.
@@ -203,7 +203,7 @@ def open_in_node(resources: Objects, ref: AppRef, role: str, index: int, words: 
 
 
 def end_node(resources: Objects, ref: AppRef, role: str, index: int) -> None:
-    """Delete the pod of a node, with its grace period; its Job replaces it. Raises as `run_in_node`."""
+    """Delete the pod of a node, with its grace period. Its Job replaces it. Raises as `run_in_node`."""
     resources.delete(POD, ref.namespace, _need_pod(resources, ref, role, index).name)
 
 
@@ -225,7 +225,7 @@ def _find_pod(resources: Objects, ref: AppRef, role: str, index: int) -> PodFact
 def read_run_file(resources: Objects, ref: AppRef, role: str, index: int, name: str, limit_bytes: int) -> bytes | None:
     """Read the end of a file of the run's folder in the pod of a node that runs; None: it is not there.
 
-    It runs `tail` in the pod, and changes nothing; it needs the right to `pods/exec`.
+    It runs `tail` in the pod, and changes nothing. It needs the right to `pods/exec`.
 
     Raises:
         EngineError: the cluster refuses or does not answer.
@@ -240,7 +240,7 @@ def read_run_file(resources: Objects, ref: AppRef, role: str, index: int, name: 
 
 
 def _read_records(resources: Objects, ref: AppRef, pod: PodFact, names: Sequence[str]) -> tuple[bytes, bytes]:
-    """Return the ends of an agent's records and of its status, which is one line; see `records.ReadBytes`.
+    """Return the ends of an agent's records and of its status, which is one line. See `records.ReadBytes`.
 
     Nothing where the command is refused.
     """
@@ -285,7 +285,7 @@ class _PodAsker:
 
 
 def _wait_ended(resources: Objects, ref: AppRef, clock: Clock) -> bool:
-    """Wait until no pod of the app runs; False after the limit."""
+    """Wait until no pod of the app runs. Return False after the limit."""
     deadline_s = clock.now_s() + END_LIMIT_S
     while True:
         if not any(fact.phase in ("Pending", "Running") for fact in list_pods(resources, ref)):

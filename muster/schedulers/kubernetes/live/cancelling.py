@@ -127,7 +127,7 @@ def _remove(resources: Objects, ref: AppRef, parents: Sequence[Mapping[str, Any]
     """Create the record, and delete these. After an interruption in between `find_parents` finds both.
 
     Raises:
-        RightError: the account may not delete them; nothing was changed.
+        RightError: the account may not delete them. Nothing was changed.
         EngineError: some are not deleted, or all are and the record could not be created.
     """
     record = _build_record(ref, next(filter(has_app, parents), None)) if keep_record else None
@@ -166,7 +166,7 @@ def _create_if_missing(resources: Objects, document: Mapping[str, Any]) -> None:
 
 
 def _build_record(ref: AppRef, parent: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Return a Job of no pods, which Kubernetes completes at once; None without an AppDef to keep.
+    """Return a Job of no pods, which Kubernetes completes at once. Return None without an AppDef to keep.
 
     It has no label of a queue, and its name is that of no role's Job.
     """

@@ -1,9 +1,8 @@
 """Keeps the logs of a job that is cancelled: Kubernetes deletes its running pods, and their logs with them.
 
 The job is stopped first: no node that does not answer and no Ctrl-C may keep it running. What its pods have written,
-and what they write until they end, is collected into the folder for muster's state on the machine that cancels, and
-`torchx log` on that machine reads it from there once the pods are gone. Of a long log the end is kept: it is where
-people look.
+and what they write until they end, is collected on the machine that cancels, in the folder for muster's state. Once the
+pods are gone, `torchx log` on that machine reads it from there. Of a long log the end is kept: it is where people look.
 """
 
 import os
@@ -22,7 +21,7 @@ from muster.schedulers.kubernetes.names import CONTAINER
 from muster.schedulers.supervision.registry import find_state_dir
 
 POD_LIMIT: Final = 64
-"""Pods whose logs are kept, those of the first nodes; a cancel must not take minutes."""
+"""How many pods' logs are kept, those of the first nodes. A cancel must not take minutes."""
 
 LOG_LIMIT_BYTES: Final = 16 << 20
 """Of one pod, its end."""
@@ -77,7 +76,7 @@ def stop_and_keep_logs(
 
 
 class _PodLog:
-    """The log of one pod while it is collected; a thread of its own reads it."""
+    """The log of one pod while it is collected. A thread of its own reads it."""
 
     def __init__(self, fact: PodFact) -> None:
         self.fact = fact
@@ -149,7 +148,7 @@ class _PodLog:
 
 
 def _collect(client: Client, ref: AppRef, logs: Sequence[_PodLog]) -> None:
-    """Read all logs at once, until the pods have ended or a limit is over; threads that hang are left behind."""
+    """Read all logs at once, until the pods have ended or a limit is over. Threads that hang are left behind."""
     began_s = time.monotonic()
     for log in logs:
         threading.Thread(target=log.read, args=(client, ref.namespace), daemon=True).start()
@@ -197,7 +196,7 @@ def _find_file(folder: Path, role: str, index: int) -> Path:
 
 
 def read_kept_log(ref: AppRef, role: str, index: int) -> Iterator[bytes]:
-    """Yield the kept lines of one node, each with its time; none if none were kept here."""
+    """Yield the kept lines of one node, each with its time. Yield nothing if none were kept here."""
     try:
         with _find_file(find_folder(ref), role, index).open("rb") as lines:
             yield from lines

@@ -1,8 +1,8 @@
 """Reads the log of one node: all its pods in turn, each line exactly once, also when connections break.
 
 The API server sends whole lines with the time at which the node wrote them. A broken stream is resumed shortly before
-the last line read, and lines with a known time and content are dropped: no line is lost or repeated, even if stdout and
-stderr were written slightly out of order.
+the last line read, and lines with a known time and content are dropped. So no line is lost or repeated, even if stdout
+and stderr were written slightly out of order.
 """
 
 import threading
@@ -22,7 +22,7 @@ from muster.schedulers.lines import LineSplitter
 from muster.schedulers.timestamps import Timestamp, parse_timestamp
 
 STREAM_LIMIT: Final = 50
-"""Streams open at once; further readers poll."""
+"""How many streams are open at once. Further readers poll."""
 
 READ_LIMIT: Final = 16
 """Short reads at once."""
@@ -36,14 +36,14 @@ _NO_LOG: Final = b"unable to retrieve container logs for "
 _RETRY_S: Final = 0.5
 
 _ANSWER_LIMIT_S: Final = 5.0
-"""How long a node may take to begin with a log; one that is gone never does."""
+"""How long a node may take to begin with a log. One that is gone never does."""
 
 Stamp = Timestamp
 """Of a line, by its node's clock."""
 
 
 class PodSource(Protocol):
-    """What a reader needs of pods; see `watch.PodWatch` and `watch.PodSnapshot`."""
+    """What a reader needs of pods. See `watch.PodWatch` and `watch.PodSnapshot`."""
 
     def find(self, role: str, index: int) -> list[PodFact]:
         """Return the pods of one node, oldest first."""
@@ -84,7 +84,7 @@ class ConnectionLimits:
 
     @contextmanager
     def reserve_read(self) -> Iterator[None]:
-        """Wait for a free read; reserves it inside the block."""
+        """Wait for a free read, and reserve it inside the block."""
         with self._reads:
             yield
 
@@ -248,7 +248,7 @@ def _select(raw: bytes, position: Position, query: PodLogQuery) -> Iterator[str]
 
 
 def _read_kept(query: PodLogQuery) -> Iterator[str]:
-    """Yield what was kept of the node's log; a line that says that there is none."""
+    """Yield what was kept of the node's log, or a line that says that there is none."""
     position, found = Position(query.since), False
     for raw in query.kept():
         found = True
@@ -267,7 +267,7 @@ def _describe_absence(query: PodLogQuery, pod: PodFact | None) -> str:
 
 
 def _split_lines(read_chunks: Iterator[bytes]) -> Iterator[bytes]:
-    """Yield lines with their newline; the last one may lack it."""
+    """Yield lines with their newline. The last one may lack it."""
     lines = LineSplitter()
     for chunk in read_chunks:
         yield from lines.feed(chunk)
@@ -279,7 +279,7 @@ def _split_lines(read_chunks: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def split_stamp(raw: bytes) -> tuple[Stamp | None, bytes]:
-    """Split `2026-11-21T02:20:49.123456789Z text` into time and text; (None, raw) without a time."""
+    """Split `2026-11-21T02:20:49.123456789Z text` into time and text. Return (None, raw) without a time."""
     stamp, space, line = raw.partition(b" ")
     if not space:
         stamp, line = raw.rstrip(b"\n"), raw[len(raw.rstrip(b"\n")) :]
@@ -295,6 +295,6 @@ def format_stamp(stamp: Stamp) -> str:
 
 
 def convert_to_stamp(moment: datetime) -> Stamp:
-    """Convert a caller's time; without a zone it is local time, as in TorchX."""
+    """Convert a caller's time. Without a zone it is local time, as in TorchX."""
     aware = moment.astimezone(timezone.utc)
     return int(aware.timestamp()), aware.microsecond * 1000

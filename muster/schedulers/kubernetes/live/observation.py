@@ -28,7 +28,7 @@ _END_REASONS: Final = {
 
 
 def observe(resources: Objects, ref: AppRef) -> Observation | None:
-    """Read an app; None if it does not exist. A healthy app needs two requests.
+    """Read an app. Return None if it does not exist. A healthy app needs two requests.
 
     A state needs no right to events, Kueue's workloads or PodGroups.
     """
@@ -104,7 +104,7 @@ def _list_failed_prefixes(job: Mapping[str, Any]) -> list[str]:
 
 
 def _find_failure_time(job: Mapping[str, Any]) -> str:
-    """Return when the Job began to fail, as RFC 3339; "" if it does not say."""
+    """Return when the Job began to fail, as RFC 3339. Return "" if it does not say."""
     ends = [item for item in list_conditions(job) if item["type"] in ("FailureTarget", "Failed")]
     times = [item.get("lastTransitionTime") for item in ends]
     return str(min((time for time in times if time), default=""))
@@ -164,7 +164,7 @@ def _read_pod_group(resources: Objects, ref: AppRef) -> str:
 
 
 def _read_condition(item: Mapping[str, Any], types: Sequence[str], status: str) -> str:
-    """Return the message of the first condition of one of these types that has this status; "" without one."""
+    """Return the message of the first condition of one of these types that has this status. Return "" without one."""
     for condition in list_conditions(item):
         if condition["type"] in types and condition["status"] == status:
             return str(condition.get("message") or condition.get("reason") or "")

@@ -54,7 +54,7 @@ def _list_prerequisites(app: str) -> tuple[tuple[Kind, str], ...]:
 
 
 def find_parents(resources: Objects, ref: AppRef) -> list[dict[str, Any]]:
-    """Return the app's Jobs, or its JobSet or job of Volcano; [] if it does not exist. The first has the AppDef.
+    """Return the app's Jobs, or its JobSet or job of Volcano. Return [] if it does not exist. The first has the AppDef.
 
     In apps of older versions that is the first role's Job, which owns the others. Now every Job has it.
     """
@@ -113,8 +113,8 @@ def delete(resources: Objects, ref: AppRef) -> bool:
     """Delete an app and all it owns, also what an interrupted submission left. False: nothing existed.
 
     Raises:
-        RightError: the account may not delete it; nothing was changed.
-        EngineError: only a part is deleted; the line names both.
+        RightError: the account may not delete it. Nothing was changed.
+        EngineError: only a part is deleted. The line names both.
     """
     deletion = _Deletion(resources, ref)
     parents = find_parents(resources, ref)

@@ -39,11 +39,11 @@ class PodFact:
     role: str
     """Label of the role."""
     index: int
-    """The node's index; -1 for a pod without one."""
+    """The node's index. It is -1 for a pod without one."""
     phase: str
     """Pending, Running, Succeeded, Failed or Unknown."""
     created: str
-    """RFC 3339, by the API server's clock; orders the pods of one index."""
+    """RFC 3339, by the API server's clock. It orders the pods of one index."""
     node: str = ""
     reason: str = ""
     """Why it waits or ended. Pods with the same reason are shown as one group."""
@@ -70,7 +70,7 @@ class PodFact:
     command: Sequence[str] = ()
     """Of our container, with its arguments."""
     log_dir: str = ""
-    """Where its agent writes; "" if the pod does not say."""
+    """Where its agent writes. It is "" if the pod does not say."""
 
 
 def read_pod(pod: Mapping[str, Any]) -> PodFact:

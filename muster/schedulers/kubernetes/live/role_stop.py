@@ -1,10 +1,10 @@
 """Flavour `job`: stops the other roles of an app that has failed, as long as the process that submitted it lives.
 
-Each role is a Job of its own, and no controller of Kubernetes ends a Job because another one has failed: owner
-references act on deletion, which would take the record and the logs with it, failure and success policies know the
-pods of one Job, and a pod that watches the others needs an account with rights that users do not have by default. And
-looking at an app must not change it. So the process that submitted it does it, `torchx run --wait` or a pipeline.
-With `flavor=jobset` the cluster does it by itself.
+Each role is a Job of its own, and no controller of Kubernetes ends a Job because another one has failed. Owner
+references act on deletion, which would take the record and the logs with it, and failure and success policies know the
+pods of one Job only. A pod that watches the others needs an account with rights that users do not have by default. And
+looking at an app must not change it. So the process that submitted it does it, `torchx run --wait` or a pipeline. With
+`flavor=jobset` the cluster does it by itself.
 """
 
 import logging
@@ -23,7 +23,7 @@ from muster.schedulers.kubernetes.live.observation import list_pods
 from muster.schedulers.kubernetes.live.operations import is_cancelled, read_job_end
 
 LOOK_S: Final = 2.0
-"""Between two looks at the Jobs. One request each; a watch would need a further right."""
+"""Between two looks at the Jobs. Each look takes one request. A watch would need a further right."""
 
 _CLOSE_LIMIT_S: Final = 10.0
 """How long a command that ends waits for a look in progress."""

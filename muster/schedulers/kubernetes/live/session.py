@@ -71,7 +71,10 @@ class Session:
         return Objects(self._clients.setdefault(access, Client(access, clock=self._clock, notify=_print_notice)))
 
     def _open_place(self, options: Options) -> tuple[Objects, Access, str]:
-        """Return the cluster and the namespace that the options name; the context's namespace if they name none."""
+        """Return the cluster and the namespace that the options name.
+
+        If they name no namespace, it is the context's.
+        """
         access = Access(kubeconfig=options.kubeconfig, context=options.context)
         resources = self._open(access)
         return resources, access, options.namespace or resources.client.connection.namespace
@@ -94,7 +97,7 @@ class Session:
         return str(ref)
 
     def describe(self, app_id: str) -> DescribeAppResponse | None:
-        """Return the app's state, with reasons; None if it does not exist. Changes nothing.
+        """Return the app's state, with reasons. Return None if it does not exist. Changes nothing.
 
         Only `torchx status` runs a command in a pod for it: programs look again and again.
 
@@ -111,7 +114,7 @@ class Session:
         return response
 
     def read_facts(self, app_id: str, *, asks_agents: bool) -> AppFacts | None:
-        """Return what is known of an app; None if it does not exist.
+        """Return what is known of an app. Return None if it does not exist.
 
         Args:
             app_id: the app's.

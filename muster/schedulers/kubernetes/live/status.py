@@ -35,7 +35,7 @@ _STATES_WITHOUT_POD: Final = {
     AppState.CANCELLED: AppState.CANCELLED,
     AppState.UNKNOWN: AppState.UNKNOWN,
 }
-"""State of the app, or of a role whose Job is gone -> state of a replica that has no pod; of others: PENDING."""
+"""State of the app, or of a role whose Job is gone -> state of a replica that has no pod. All others are PENDING."""
 
 _REASONS: Final = {
     "PodFailurePolicy": "",  # the pods' report explains it
@@ -52,7 +52,7 @@ class Observation:
     """All that was read of an app, at about the same time."""
 
     parents: Sequence[Mapping[str, Any]]
-    """Jobs (the first has the AppDef), or one JobSet or job of Volcano; not empty."""
+    """Jobs (the first has the AppDef), or one JobSet or job of Volcano. It is never empty."""
     pods: Sequence[PodFact]
     queue_reason: str = ""
     """Why Kueue or a PodGroup makes the app wait."""
@@ -65,11 +65,11 @@ class Observation:
     lost_pod: str = ""
     """The app has failed, and no pod that exists shows why: the one that is gone, and what is known of its end."""
     completed: frozenset[str] = frozenset()
-    """Flavour `job`: labels of roles whose Job was seen complete before; it may have been deleted since."""
+    """Flavour `job`: labels of roles whose Job was seen complete before. It may have been deleted since."""
 
 
 def build_facts(app_id: str, observation: Observation) -> AppFacts:
-    """Return what is known of an app; also of one with a damaged annotation, to cancel and delete it."""
+    """Return what is known of an app. One with a damaged annotation is included, to cancel and delete it."""
     damage = ""
     try:
         app = decode_app(observation.parents[0])
@@ -311,7 +311,7 @@ def list_completed_roles(parents: Sequence[Mapping[str, Any]]) -> frozenset[str]
 
 
 def _describe_running_roles(parents: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Describe roles of a failed app that run on because its submitter is gone (flavour `job`; see `role_stop`)."""
+    """Describe roles of a failed app that run on because its submitter is gone (flavour `job`, see `role_stop`)."""
     names = sorted(map(read_role, _list_jobs(parents, running=True)))
     return [f"still running: role {', '.join(names)}; `torchx cancel` stops it"] if names else []
 

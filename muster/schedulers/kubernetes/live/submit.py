@@ -67,7 +67,7 @@ def submit(resources: Objects, request: Request, *, namespace: str, notify: Call
 
 
 def _prepare(resources: Objects, request: Request, namespace: str, notify: Callable[[str], None]) -> "_Submission":
-    """Check whether the cluster can run the request, and completes its documents; changes nothing."""
+    """Check whether the cluster can run the request, and complete its documents. This changes nothing."""
     check_version(resources.read_version(), elastic=request.elastic, source="the server")
     for kind in (JOB, POD):  # without these rights nothing created could be seen
         resources.list_app(kind, namespace, request.name)
@@ -166,7 +166,7 @@ def _delete_own(resources: Objects, kind: Kind, submission: _Submission) -> Engi
 def _list_own(resources: Objects, kind: Kind, submission: _Submission) -> list[str]:
     """Return the names of this submission's objects of a kind.
 
-    Of those it attempted to create, if it may not list the kind.
+    If it may not list the kind, return the names of the objects that it attempted to create.
     """
     try:
         items = resources.list_app(kind, submission.namespace, submission.name)

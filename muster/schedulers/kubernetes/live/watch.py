@@ -48,7 +48,7 @@ def sort_pods(facts: Iterable[PodFact]) -> list[PodFact]:
 
 
 class PodWatch:
-    """Lists, then watches; on 410 lists again. A context manager: the watch runs while a reader is inside.
+    """Lists, then watches. On 410 it lists again. A context manager: the watch runs while a reader is inside.
 
     Args:
         resources: of the cluster.
@@ -112,7 +112,7 @@ class PodWatch:
             return sort_pods(fact for fact in self._facts.values() if (fact.role, fact.index) == (role, index))
 
     def get(self, uid: str) -> PodFact | None:
-        """Return one pod; None once it is deleted."""
+        """Return one pod, or None once it is deleted."""
         with self._changed:
             return self._facts.get(uid)
 

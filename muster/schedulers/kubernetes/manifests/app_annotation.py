@@ -38,7 +38,7 @@ def decode_app(parent: Mapping[str, Any]) -> Any:
         parent: the app's first Job, its JobSet or its job of Volcano.
 
     Raises:
-        EngineError: the annotation is missing or malformed; another program has changed it.
+        EngineError: the annotation is missing or malformed. Another program has changed it.
     """
     metadata = parent["metadata"]
     try:

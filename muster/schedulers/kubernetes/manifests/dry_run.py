@@ -95,7 +95,7 @@ def _mask(content: Any) -> Any:
 
 
 def _find_secrets(content: Any) -> list[str]:
-    """Find what looks secret and is not in our Secret, since its value differs from node to node; it is masked."""
+    """Find what looks secret and is not in our Secret, because its value differs from node to node. It is masked."""
     if isinstance(content, Mapping):
         if _is_secret_variable(content):
             return [f"{content['name']}={MASK}"]

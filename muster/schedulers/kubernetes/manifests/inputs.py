@@ -31,7 +31,7 @@ INDEX_PLACEHOLDER: Final = "\0i\0"
 
 
 NAMESPACE_PLACEHOLDER: Final = "\0n\0"
-"""Stands for the namespace in the same way; it is known only in the cluster."""
+"""Stands for the namespace in the same way. The namespace is known only in the cluster."""
 
 _HANDLE_VARIABLE: Final = "TORCHX_JOB_ID"
 """TorchX's `ENV_TORCHX_JOB_ID`, on 0.7 and the nightly: `SCHEDULER://SESSION/${app_id}`."""
@@ -61,7 +61,7 @@ class RoleInputs:
     """One role."""
 
     role: Any
-    """The caller's `torchx.specs.Role`; not changed."""
+    """The caller's `torchx.specs.Role`, which is not changed."""
     label: str
     """The role's name as part of object names."""
     runs_agent: bool
@@ -88,12 +88,12 @@ class AppInputs:
     """One app."""
 
     name: str
-    """Unique; the Service's name and the `app.kubernetes.io/instance` label."""
+    """The unique name of the app, which is the Service's name and the `app.kubernetes.io/instance` label."""
     app: Any
     roles: tuple[RoleInputs, ...]
     options: Options
     submitter: str = ""
-    """Value of the label that names who submitted; "": no label."""
+    """Value of the label that names the submitting user. "": no label."""
 
     @property
     def secret_values(self) -> dict[str, str]:
@@ -125,14 +125,14 @@ def build_inputs(
     """Check an app against the options and derives the inputs of its roles.
 
     Args:
-        app: a `torchx.specs.AppDef`; not changed.
+        app: a `torchx.specs.AppDef`. It is not changed.
         options: parsed and checked.
         name: the app's unique name.
         workspaces: key in the workspaces' Secret by role name.
         submitter: see `AppInputs`.
 
     Raises:
-        SchedulerError: the adapter cannot run a role; one line with the reason.
+        SchedulerError: the adapter cannot run a role. It is one line with the reason.
     """
     for role in app.roles:
         _check_role(role)
@@ -178,7 +178,7 @@ def _build_role_inputs(
 
 
 def _select_secrets(env: Mapping[str, str], role: Any) -> dict[str, str]:
-    """Return the secret variables; one with the node's index in it stays in the pod template."""
+    """Return the secret variables. One with the node's index in it stays in the pod template."""
     named = list_named_secrets(role.metadata)
     return {key: text for key, text in env.items() if "\0" not in text and (key in named or is_secret(key, text))}
 

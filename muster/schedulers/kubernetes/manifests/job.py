@@ -47,8 +47,8 @@ def build_job_spec(inputs: AppInputs, role: RoleInputs) -> dict[str, Any]:
 
     A job of a fixed number of nodes counts failures per index as well, so that a pod can read from its annotation how
     often it was replaced. An elastic job must not: a failed index outranks successPolicy, and a job whose other nodes
-    succeeded would be Failed. No agent exits 0 before the whole job has ended, hence succeededCount 1; without it,
-    pods that were never scheduled would keep the job open.
+    succeeded would be Failed. No agent exits 0 before the whole job has ended, hence succeededCount 1. Without it, pods
+    that were never scheduled would keep the job open.
 
     Source: measured on Kubernetes 1.36.
     """

@@ -1,6 +1,6 @@
-"""What lets Prometheus read the metrics of a job's agents: a named port, annotations, a PodMonitor; and a probe.
+"""What lets Prometheus read the metrics of a job's agents (a named port, annotations, a PodMonitor), and a probe.
 
-Source: https://prometheus-operator.dev/docs/api-reference/api (PodMonitor); the annotations are those that the
+Source: https://prometheus-operator.dev/docs/api-reference/api (PodMonitor). The annotations are those that the
 configuration in Prometheus' own examples reads.
 """
 

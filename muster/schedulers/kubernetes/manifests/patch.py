@@ -31,7 +31,7 @@ def merge_pod_template(
     """Return a copy of `template` with `patch` merged in. Neither argument is changed.
 
     Args:
-        template: a complete pod template; the name of our container is "main".
+        template: a complete pod template. The name of our container is "main".
         patch: any part of a PodTemplateSpec.
         version: of Kubernetes, (1, 31).
 

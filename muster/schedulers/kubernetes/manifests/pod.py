@@ -55,7 +55,7 @@ LAST_CALL_S: Final = 30
 _INSTANCE_TYPE: Final = "node.kubernetes.io/instance-type"
 _EFA: Final = "vpc.amazonaws.com/efa"
 _LOST_NODE_S: Final = 60
-"""How long a pod stays bound to a node that does not respond; Kubernetes' default is 300 s."""
+"""How long a pod stays bound to a node that does not respond. Kubernetes' default is 300 s."""
 
 DISRUPTION_RULE: Final = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
 """Preemption, drain and eviction do not count as retries. It comes first: the first rule that matches decides."""
@@ -99,7 +99,7 @@ def build_pod_template(inputs: AppInputs, role: RoleInputs) -> dict[str, Any]:
 
 
 def build_labels(inputs: AppInputs, role: RoleInputs | None = None) -> dict[str, str]:
-    """Return the labels of an app's objects; with `role`, of that role's objects."""
+    """Return the labels of an app's objects. With `role`, return those of that role's objects."""
     labels = {LABEL_NAME: build_label(inputs.app.name), LABEL_INSTANCE: inputs.name, LABEL_MANAGED_BY: MANAGED_BY}
     if inputs.submitter:
         labels[LABEL_SUBMITTER] = inputs.submitter

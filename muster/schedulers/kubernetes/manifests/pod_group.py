@@ -18,7 +18,7 @@ _VOLCANO_ANNOTATION: Final = "scheduling.k8s.io/group-name"
 
 
 def find_native_version(kube_version: tuple[int, int]) -> str | None:
-    """Return the version of the native PodGroup in a Kubernetes version; None before 1.36."""
+    """Return the version of the native PodGroup in a Kubernetes version. Return None before 1.36."""
     newest, oldest = POD_GROUP_VERSIONS[NATIVE_GROUP]
     if kube_version >= (1, 37):
         return newest

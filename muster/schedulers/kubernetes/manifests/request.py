@@ -1,6 +1,6 @@
 """Builds the documents of a submission from an AppDef: pure, offline, deterministic, without secrets.
 
-`build_request` builds what a dry run prints; `complete_documents` adds what only the submission knows, and nothing else
+`build_request` builds what a dry run prints. `complete_documents` adds what only the submission knows, and nothing else
 changes them. `Request.describe_additions` names these additions.
 """
 
@@ -46,7 +46,7 @@ _SIZE_ADVICE: Final = {
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """The objects that a submission creates, in order; never changed. Prints as YAML."""
+    """The objects that a submission creates, in order. It is never changed. Prints as YAML."""
 
     name: str
     options: Options
@@ -59,7 +59,7 @@ class Request:
     token_roles: Mapping[str, str] = field(default_factory=dict)
     """Key in the Secret -> name of the agent role whose token it is."""
     images_to_push: Mapping[str, Any] = field(default_factory=dict)
-    """The argument of TorchX's `push_images`; only with `image_repo`."""
+    """The argument of TorchX's `push_images`, only with `image_repo`."""
 
     @property
     def parents(self) -> Sequence[Mapping[str, Any]]:
@@ -112,7 +112,7 @@ def build_request(
         name: the app's unique name, a DNS label.
         workspaces: packed folders, by the key in `Role.metadata`.
         images_to_push: copied to the request.
-        submitter: who submits, a valid label value; "": no label says it.
+        submitter: the submitting user, as a valid label value. "": no label says it.
 
     Raises:
         SchedulerError: one line with the wrong value and what is allowed.
@@ -214,7 +214,10 @@ class Additions:
     """The app's, from which the tokens of its roles follow."""
     submission_id: str
     pod_group_version: str | None = None
-    """The cluster's version of PodGroup, one of `POD_GROUP_VERSIONS`; only with `Request.may_add_pod_group`."""
+    """The cluster's version of PodGroup, one of `POD_GROUP_VERSIONS`.
+
+    It is given only with `Request.may_add_pod_group`.
+    """
 
 
 _LARGEST_ADDITIONS: Final = Additions(namespace="n" * 63, secret="0" * 64, submission_id="0" * 16)

@@ -1,7 +1,7 @@
 """Volumes of a pod: ours, and TorchX's mounts.
 
 TorchX has binds (host paths), volumes (claims) and devices. The source of a `type=volume` mount may also be
-`configmap/NAME`, `secret/NAME`, `emptydir/` or `emptydir/10Gi`, `pvc/NAME` (the same as NAME); the name of a claim
+`configmap/NAME`, `secret/NAME`, `emptydir/` or `emptydir/10Gi`, or `pvc/NAME` (the same as NAME). The name of a claim
 cannot contain a slash.
 """
 
@@ -22,7 +22,7 @@ CACHE_DIR: Final = "/muster/cache"
 SHM_DIR: Final = "/dev/shm"  # noqa: S108 - the kernel's name for it
 
 _UNLIMITED_SHM: Final = "8Gi"
-"""Limit of /dev/shm for a job without a memory limit; not reserved."""
+"""Limit of /dev/shm for a job without a memory limit. It is not reserved."""
 
 
 def build_volumes(inputs: AppInputs, role: RoleInputs) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

@@ -38,9 +38,9 @@ class ImageFacts:
 
     @property
     def interpreter(self) -> str:
-        """The Python interpreter that the entrypoint runs, and that takes what follows for its arguments; "" if none.
+        """The Python interpreter that the entrypoint runs, and that takes what follows for its arguments.
 
-        It may stand behind an init (`tini -- python3`), and have switches of its own (`python3 -u`).
+        "": there is none. It may stand behind an init (`tini -- python3`), and have switches of its own (`python3 -u`).
         """
         words = list(self.entrypoint)
         while len(words) > 1 and _PYTHON_SWITCHES.fullmatch(words[-1]):

@@ -1,12 +1,12 @@
 """Runs an app's replicas as containers, for the supervisor.
 
 Threads call the engine, because its client blocks: a few that carry out starts and signals, and one watcher that
-follows the engine's events and reports every end. When the engine stops, the watcher waits until it answers again;
-containers that have ended by then were ended by the engine and are started again without being counted as lost.
-What a thread of the pool could not do is tried again: an engine that only hung does not end the watcher's
-stream of events. A person may restart a container, too (`docker restart`): an end by the engine's SIGTERM is not
-reported before it is clear that the container does not run again. No container of the app outlives it. Over 400 lines:
-all threads share the replicas' state, and the rules of its lock are in one place.
+follows the engine's events and reports every end. When the engine stops, the watcher waits until it answers again.
+Containers that have ended by then were ended by the engine. They are started again, and do not count as lost. What a
+thread of the pool could not do is tried again: an engine that only hung does not end the watcher's stream of events. A
+person may restart a container, too (`docker restart`): an end by the engine's SIGTERM is not reported before it is
+clear that the container does not run again. No container of the app outlives it. Over 400 lines: all threads share the
+replicas' state, and the rules of its lock are in one place.
 """
 
 import threading
@@ -63,7 +63,7 @@ class _Replica:
 
     request: ContainerRequest
     container: str | None = None
-    """Id of its newest container; None while there is none yet."""
+    """Id of its newest container. None: there is none yet."""
     starting: bool = False
     asked: str = ""
     """The signal by which it is to end, the strongest since its start; "": none."""
@@ -81,9 +81,9 @@ class DockerDriver:
     """A `ReplicaDriver` whose replicas are containers.
 
     Args:
-        engine: runs the containers; the caller closes it.
+        engine: runs the containers. The caller closes it.
         app: the submitted request.
-        folder: of the app's state, with its payload; gets the first agent's error file.
+        folder: of the app's state, with its payload. It gets the first agent's error file.
         event_queue: gets the ends.
     """
 
@@ -182,7 +182,7 @@ class DockerDriver:
                 done.add_done_callback(lambda future: self._handle_failure(replica, future))
 
     def _handle_failure(self, replica: ReplicaId, call: "Future[None]") -> None:
-        """Print what a call in the pool raised to the supervisor's log; the pool itself prints nothing."""
+        """Print what a call in the pool raised to the supervisor's log. The pool itself prints nothing."""
         error = None if call.cancelled() else call.exception()
         if isinstance(error, EngineUnavailable):
             self._retry_later(replica)
@@ -292,7 +292,7 @@ class DockerDriver:
     def _follow_suspension(self, replica: ReplicaId) -> None:
         """Suspend or continue a container, whichever was asked for last.
 
-        An agent's guard does it, and accounts for the time; a frozen one could not. Other commands know no limits.
+        An agent's guard does it, and accounts for the time. A frozen guard could not. Other commands know no limits.
         """
         known = self._replicas[replica]
         with known.suspension:
@@ -314,7 +314,7 @@ class DockerDriver:
             self._watcher.start()
 
     def _watch(self) -> None:
-        """Follow the engine's events; when it stops, wait until it answers again and check all replicas."""
+        """Follow the engine's events. When it stops, wait until it answers again and check all replicas."""
         was_away, told = False, ""
         while not self._closing.is_set():
             try:
@@ -434,7 +434,7 @@ class DockerDriver:
             replica: the one to check.
             was_away: the engine was unavailable and may have ended the container.
             settled: the engine is not about to stop, nor to start the container again.
-            exit_code: from an event; used if the container is gone by now.
+            exit_code: from an event. It is used if the container is gone by now.
         """
         known = self._replicas[replica]
         container = known.container
@@ -459,7 +459,7 @@ class DockerDriver:
         self._report_end(replica, container, facts.exit_code, ending.reason, final=ending.final)
 
     def _restart(self, replica: ReplicaId, container: str) -> None:
-        """Start a replica again that the engine or a person ended; this does not count as a lost replica."""
+        """Start a replica again that the engine or a person ended. This does not count as a lost replica."""
         known = self._replicas[replica]
         with self._lock:
             if known.end_reported or known.container != container:

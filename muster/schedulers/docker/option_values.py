@@ -1,4 +1,4 @@
-"""Parses the values of those options that go to the engine as they are: ports, tmpfs, logs, security, names. Pure."""
+"""Parses the values of the options that go to the engine as they are: ports, tmpfs, logs, security, names. Pure."""
 
 import ipaddress
 import posixpath
@@ -34,7 +34,7 @@ CAPABILITIES: Final = frozenset(
     | {"SYS_ADMIN", "SYS_BOOT", "SYS_CHROOT", "SYS_MODULE", "SYS_NICE", "SYS_PACCT"}
     | {"SYS_PTRACE", "SYS_RAWIO", "SYS_RESOURCE", "SYS_TIME", "SYS_TTY_CONFIG", "WAKE_ALARM"}
 )
-"""Those of Linux, without `CAP_`; see capabilities(7)."""
+"""The capabilities of Linux, without `CAP_`. See capabilities(7)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,10 @@ class PublishedPort:
     address: str
     """Of the host."""
     host_port: int | None
-    """Of the first container that publishes it; the next ones have the next numbers. None: the engine picks them."""
+    """The port of the first container that publishes it. The next containers have the next numbers.
+
+    None: the engine picks them.
+    """
 
     def overlaps(self, containers: int, other: "PublishedPort", other_containers: int) -> bool:
         """Return whether two entries need the same port of the host.
@@ -119,7 +122,7 @@ def parse_ports(name: str, given: Any) -> tuple[PublishedPort, ...]:
 
 
 def parse_log_driver(name: str, value: str) -> str:
-    """Accept the name of a driver or a plug-in; the engine says which it has."""
+    """Accept the name of a driver or a plug-in. The engine says which it has."""
     if _DRIVER.fullmatch(value) is None:
         raise OptionError(
             f"{name}={value!r} is not the name of a log driver such as json-file, local or journald", name

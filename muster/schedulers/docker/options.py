@@ -30,7 +30,7 @@ from muster.schedulers.runner.option_records import (
 )
 
 DEFAULT_ULIMITS: Final = ("memlock:-1", "stack:67108864", "nofile:1048576")
-"""For RDMA, deep stacks and DataLoaders with many files; the engine's own defaults are too low for all three."""
+"""For RDMA, deep stacks and DataLoaders with many files. The engine's own defaults are too low for all three."""
 
 _ULIMIT = re.compile(r"([a-z]+):(-1|\d+)(?::(-1|\d+))?", re.ASCII)
 
@@ -40,7 +40,7 @@ _CACHE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", re.ASCII)
 
 @dataclass(frozen=True, kw_only=True)
 class Ulimit:
-    """One resource limit; -1 is unlimited."""
+    """One resource limit. -1 is unlimited."""
 
     name: str
     soft: int

@@ -55,13 +55,13 @@ def build_request(
     """Build the request to the engine.
 
     Args:
-        app: what to run; not changed.
+        app: what to run. It is not changed.
         options: of `-cfg`.
         name: the app's id, unique on this engine.
-        token: the app's secret; the agents of each role get a token derived from it.
-        user: id of the submitting user; later commands see only apps of their own user.
+        token: the app's secret. The agents of each role get a token derived from it.
+        user: id of the submitting user. Later commands see only apps of their own user.
         adapter: the scheduler's name, for reports.
-        state_dir: the user's folder for muster's state; a label.
+        state_dir: the user's folder for muster's state. It becomes a label.
         environ: the environment from which `copy_env` copies.
         draws_bars: the caller draws progress bars, see `Env.LIVE_BARS`.
 
@@ -127,7 +127,7 @@ def _check_ports(app: AppDef, options: DockerOptions) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class _Builder:
-    """Builds the containers of one app; its fields are common to all of them."""
+    """Builds the containers of one app. Its fields are common to all of them."""
 
     app: AppDef
     user: str
@@ -204,7 +204,7 @@ class _Builder:
         return {name: value for name, value in config.items() if value}
 
     def _build_port_bindings(self, role: Role, replica: int) -> dict[str, list[dict[str, str]]]:
-        """Return the ports of one replica; of several that publish the same one, each has its own port on the host."""
+        """Return the ports of one replica. If several publish the same port, each has its own on the host."""
         bindings: dict[str, list[dict[str, str]]] = {}
         for port in self.options.publish:
             if not port.port.isdigit() and port.port not in role.port_map:
@@ -254,7 +254,7 @@ class _Builder:
         return ({**mount, "VolumeOptions": {"Labels": labels}},)
 
     def _find_rank0_host(self, role: Role, runs_agent: bool) -> str:
-        """Return the host of rank 0. Each agent role has its own; for all other roles it is in the first role."""
+        """Return the host of rank 0. Each agent role has its own. All other roles have that of the first role."""
         if self.options.network == HOST_NETWORK:
             return _HOST_RANK0
         if runs_agent and role.name != self.app.roles[0].name:
@@ -280,13 +280,13 @@ def _select_env(patterns: Sequence[str], environ: Mapping[str, str]) -> dict[str
 
 
 def _pick_host_port(*words: str) -> int:
-    """Prefer a rendezvous port on the host's network; the submission reserves the next port that is free."""
+    """Prefer a rendezvous port on the host's network. The submission reserves the next port that is free."""
     digest = hashlib.sha256("/".join(words).encode()).digest()
     return HOST_PORTS[int.from_bytes(digest[:4], "big") % len(HOST_PORTS)]
 
 
 def _find_memory_limit(role: Role) -> int | None:
-    """Return the memory limit in bytes; None if none was requested (`RoleKey.MEMORY_REQUEST_MB`)."""
+    """Return the memory limit in bytes. Return None if none was requested (`RoleKey.MEMORY_REQUEST_MB`)."""
     if RoleKey.MEMORY_REQUEST_MB in role.metadata or role.resource.memMB <= 0:
         return None
     return int(role.resource.memMB) << 20

@@ -118,7 +118,7 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
         declare_options(opts, DockerOptions, {"detach": self._detached})
 
     def build_workspace_and_update_role(self, role: Role, workspace: str, cfg: Mapping[str, Any]) -> None:  # noqa: ARG002
-        """Pack the workspace; the submission copies it into the containers or builds it into an image."""
+        """Pack the workspace. The submission copies it into the containers or builds it into an image."""
         path = get_workspace_path(workspace)
         with _translate_errors():
             key = self._workspaces.pack(path, find_state_dir(os.environ))
@@ -158,7 +158,7 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
         return AppDryRunInfo(submission, lambda made: str(made.request.show()))
 
     def schedule(self, dryrun_info: AppDryRunInfo) -> str:
-        """Submit the app of a dry run; if one step fails, nothing of it is left.
+        """Submit the app of a dry run. If one step fails, nothing of it is left.
 
         Raises:
             EngineError: one line that says what the engine or the image lacks.
@@ -189,7 +189,7 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
         mark: submissions.Mark,
         report_progress: Callable[[str], None],
     ) -> None:
-        """Create everything of an app and start it; if one step fails, remove all of it."""
+        """Create everything of an app and start it. If one step fails, remove all of it."""
         with ExitStack() as undo:
             undo.callback(self._remove_created, mark)
             with raise_dropped_interrupts():
@@ -275,7 +275,7 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
         return len(there) < len(request.containers)
 
     def _roll_back(self, spec: AppSpec) -> None:
-        """Remove a submission that failed, or was interrupted, after its supervisor started; not another app's."""
+        """Remove a submission that failed, or was interrupted, after its supervisor started. Leave other apps alone."""
         folder = AppFolder(spec.folder)
         if not folder.spec_file.exists() or json.dumps(folder.read_spec().details) != json.dumps(spec.details):
             return
@@ -286,7 +286,7 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
     # -- reading ------------------------------------------------------------------------------------------------------
 
     def find_unregistered(self, app_id: str) -> AppFacts | None:
-        """See `SupervisedScheduler`; None also for an app of another user."""
+        """Do as `SupervisedScheduler`. Return None also for an app of another user."""
         containers = unregistered.find_app(self._engine, app_id)
         if not containers:
             return None

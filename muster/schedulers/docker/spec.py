@@ -24,7 +24,7 @@ ERROR_FILE: Final = f"{STATE_DIR}/error.json"
 
 LOG_DIR: Final = f"{STATE_DIR}/logs"
 DEFAULT_SHM_BYTES: Final = 16 << 30
-"""A tmpfs uses no memory until it is filled; the engine's default of 64 MiB stops DataLoader workers."""
+"""A tmpfs uses no memory until it is filled. The engine's default of 64 MiB stops DataLoader workers."""
 
 HOST_NETWORK: Final = "host"
 """The engine's name of the host's own network, which containers can share."""
@@ -38,7 +38,7 @@ CACHE_DIR: Final = "/var/opt/muster-cache"
 
 
 class Label:
-    """Labels of all objects that this adapter creates; later commands find the objects by them."""
+    """Labels of all objects that this adapter creates. Later commands find the objects by them."""
 
     APP: Final = "io.muster.app"
     ROLE: Final = "io.muster.role"
@@ -47,9 +47,9 @@ class Label:
     """0 for a replica's first container, counting up with every replacement."""
     USER: Final = "io.muster.user"
     CLAIM: Final = "io.muster.claim"
-    """On the volume that represents a reservation; see `live/reservations.py`."""
+    """On the volume that represents a reservation. See `live/reservations.py`."""
     STATE_DIR: Final = "io.muster.state_dir"
-    """The folder for muster's state that the submission used; missing on objects of earlier versions."""
+    """The folder for muster's state that the submission used. Objects of earlier versions lack it."""
     CACHE: Final = "io.muster.cache"
     """On a volume with compile caches: its name in `-cfg compile_cache`. It belongs to no app."""
     RUN_DIR: Final = "io.muster.run_dir"
@@ -65,7 +65,7 @@ class ContainerRequest:
     role: str
     replica: int
     image: str
-    """The container's image; built from `base_image` and the workspace if that is not None."""
+    """The container's image. It is built from `base_image` and the workspace if that is not None."""
     name: str
     """The name of its first container."""
     command: tuple[str, ...]
@@ -79,7 +79,10 @@ class ContainerRequest:
     """The agent's bundle is copied into it."""
     base_image: str | None = None
     host_port: int | None = None
-    """The rendezvous port of its role on the host's network, which other apps use too; None on other networks."""
+    """The rendezvous port of its role on the host's network, which other apps use too.
+
+    None: on other networks.
+    """
     workspace: str | None = None
     """Key of the packed folder that is copied into the working directory."""
     mounts: tuple[Mapping[str, Any], ...] = ()
@@ -130,7 +133,7 @@ class AppRequest:
     init: bool = True
     """A tiny init runs each command and reaps orphans."""
     given_ulimits: tuple[Mapping[str, Any], ...] = ()
-    """The limits from the user; the only ones on an engine that cannot raise limits."""
+    """The limits from the user. They are the only ones on an engine that cannot raise limits."""
     state_dir: str = ""
     """"" for apps of earlier versions."""
 

@@ -27,7 +27,7 @@ from muster.schedulers.timestamps import parse_seconds
 
 _GO_STICKY: Final = 1 << 20
 CALL_TIMEOUT_S: Final = 120.0
-"""Longest wait for one answer; pulls and followed logs stream and have none."""
+"""Longest wait for one answer. Pulls and followed logs stream and have none."""
 
 
 class Engine:
@@ -78,7 +78,7 @@ class Engine:
         return EngineFacts(cpus=int(self.info()["NCPU"]))
 
     def now_s(self) -> float:
-        """Return the engine's own clock, in seconds since the epoch; its events carry this time."""
+        """Return the engine's own clock, in seconds since the epoch. Its events carry this time."""
         return parse_seconds(self.info()["SystemTime"])
 
     def is_available(self) -> bool:
@@ -104,7 +104,7 @@ class Engine:
         )
 
     def pull_image(self, image: str, on_progress: Callable[[str], None]) -> None:
-        """Pull one tag (`latest` when none is named); report each layer's state once."""
+        """Pull one tag (`latest` when none is named), and report each layer's state once."""
         repository, tag = _split_tag(image)
         seen: set[str] = set()
         with self._translate_errors(f"pull image {image!r}"):
@@ -125,7 +125,7 @@ class Engine:
         dockerfile: str,
         on_progress: Callable[[str], None],
     ) -> str:
-        """Build from a tar; returns the image's id. Of a build that fails neither a container nor a layer is left."""
+        """Build from a tar, and return the image's id. A build that fails leaves no container and no layer."""
         image_id, layers = "", BuildLayers()
         with self._translate_errors("build the workspace's image"), ExitStack() as undo:
             undo.callback(self._remove_layers, layers)
@@ -164,7 +164,7 @@ class Engine:
             self._api.tag(image_id, repository, tag=tag, force=True)
 
     def remove_image(self, image: str) -> None:
-        """Remove a name, and the image when it was its last name; no error if it is missing or in use."""
+        """Remove a name, and the image when it was its last name. It is no error if it is missing or in use."""
         try:
             with self._translate_errors(f"remove image {image!r}"):
                 self._api.remove_image(image)
@@ -207,7 +207,7 @@ class Engine:
             return
 
     def create_volume(self, name: str, labels: Mapping[str, str]) -> Mapping[str, str]:
-        """Create a volume; if one of that name exists, it is the same volume and keeps its labels.
+        """Create a volume. If one of that name exists, it is the same volume and keeps its labels.
 
         Returns:
             The labels it has: of two concurrent callers only one gets its own labels.
@@ -265,7 +265,7 @@ class Engine:
             return
 
     def unpause_container(self, container: str) -> None:
-        """Let the processes of a frozen container go on; nothing happens to another."""
+        """Let the processes of a frozen container go on. Nothing happens to another container."""
         try:
             with self._translate_errors(f"unpause container {container[:12]!r}"):
                 self._api.unpause(container)
@@ -347,7 +347,7 @@ class Engine:
             self._api.put_archive(container, folder, archive)
 
     def copy_out(self, container: str, path: str, limit_bytes: int) -> bytes | None:
-        """Return one file of a container, stopped or not; None when it is missing or larger than the limit."""
+        """Return one file of a container, stopped or not. Return None if it is missing or larger than the limit."""
         try:
             with self._translate_errors(f"copy {path!r} out of container {container[:12]!r}"):
                 stream, status = self._api.get_archive(container, path)
@@ -363,7 +363,7 @@ class Engine:
             return None if content is None else content.read()
 
     def read_folder_mode(self, container: str, path: str) -> int | None:
-        """Return the permissions of a folder of a container; None if it is a link, or missing."""
+        """Return the permissions of a folder of a container. Return None if it is a link, or missing."""
         try:
             with self._translate_errors(f"look at {path!r} in container {container[:12]!r}"):
                 stream, status = self._api.get_archive(container, path)
@@ -383,7 +383,7 @@ class Engine:
         Args:
             actions: "start", "die", ...
             labels: of the containers.
-            since_s: by the engine's clock; an earlier event does not count.
+            since_s: by the engine's clock. An earlier event does not count.
             limit_s: how long after `since_s` this returns at the latest.
 
         Returns:
@@ -451,7 +451,7 @@ def _label_filter(labels: Mapping[str, str | None]) -> list[str]:
 
 
 def _split_tag(image: str) -> tuple[str, str]:
-    """Split `host:5000/a/b:tag` into (`host:5000/a/b`, `tag`); a digest counts as a tag, as in the SDK."""
+    """Split `host:5000/a/b:tag` into (`host:5000/a/b`, `tag`). A digest counts as a tag, as in the SDK."""
     if "@" in image:
         repository, _, digest = image.partition("@")
         return repository, digest

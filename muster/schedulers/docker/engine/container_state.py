@@ -18,10 +18,10 @@ class ContainerFacts:
     """None unless it has ended."""
     oom_killed: bool
     error: str
-    """Why the engine could not run it; empty otherwise."""
+    """Why the engine could not run it. It is empty otherwise."""
     started_at: str
     finished_at: str
-    """RFC 3339, from the engine; "0001-..." when it has not happened."""
+    """RFC 3339, from the engine. It is "0001-..." if it has not happened."""
     gpu_ids: tuple[str, ...] = ()
     memory_bytes: int = 0
 

@@ -1,4 +1,4 @@
-"""Errors of the engine. They do not need torchx; the scheduler prints each as one line."""
+"""Errors of the engine. They do not need torchx. The scheduler prints each as one line."""
 
 from muster._shared.contract import show_controls
 
@@ -29,7 +29,7 @@ class Conflict(DockerError):
 
 
 class CannotStart(DockerError):
-    """A container was created but its command could not be started; `str()` is the engine's message."""
+    """A container was created but its command could not be started. `str()` is the engine's message."""
 
 
 class NoAddressPool(DockerError):

@@ -11,17 +11,17 @@ RESTART_S: Final = 5.0
 class OutsideStops:
     """What the engine's events say of `docker stop` and `docker restart`: both stop a container, one starts it again.
 
-    The supervisor only sends signals, so "stop" is always of others; it starts no container a second time.
+    The supervisor only sends signals, so "stop" never comes from it. It starts no container a second time.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._ended: set[str] = set()
         self._stopped_s: dict[str, float] = {}
-        """Container -> when it was stopped, on the monotonic clock; without those that were started again."""
+        """Container -> when it was stopped, on the monotonic clock. Those that were started again are left out."""
 
     def record(self, action: str, container: str) -> bool:
-        """Record an event of one of the app's containers; whether it was started again."""
+        """Record an event of one of the app's containers. Return whether it was started again."""
         with self._lock:
             if action == "die":
                 self._ended.add(container)

@@ -1,4 +1,4 @@
-"""The only module that imports Docker's SDK; it translates the SDK's errors."""
+"""The only module that imports Docker's SDK. It translates the SDK's errors."""
 
 import socket
 import struct
@@ -90,8 +90,8 @@ def read_frames(api: Any, stream: Any, *, follow: bool) -> Iterator[tuple[int, b
 
     Args:
         api: the SDK's low-level client.
-        stream: what its `logs(..., stream=True)` returned; nothing must have been read from it.
-        follow: wait without a limit for the next frame; else as long as for any answer.
+        stream: what its `logs(..., stream=True)` returned. Nothing may have been read from it.
+        follow: wait without a limit for the next frame. Otherwise wait as long as for any answer.
 
     Source: Docker's Engine API, "Attach to a container", stream format.
     """
@@ -105,7 +105,7 @@ def read_frames(api: Any, stream: Any, *, follow: bool) -> Iterator[tuple[int, b
 
 @contextmanager
 def translate_errors(what: str, host: str) -> Iterator[None]:
-    """Turn the SDK's and the transport's errors into ours; `what` completes "cannot ..."."""
+    """Turn the SDK's and the transport's errors into ours. `what` completes "cannot ..."."""
     import docker.errors
     import requests.exceptions
     import urllib3.exceptions

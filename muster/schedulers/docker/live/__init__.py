@@ -2,7 +2,7 @@
 
 `image_check` looks into images, `creation` creates network, volumes and containers, `payload` holds what is copied into
 them, `reservations` prevents that apps share GPUs or ports. `exit_evidence` and `exit_reason` explain why a container
-ended, `restarts` reads restarts in place, a hang and the last checkpoint, `logs` follows output, `submissions` marks
-apps that are being submitted, `unregistered` finds apps that only the engine knows. `asking` asks the agent in a
-container.
+ended. `restarts` reads restarts in place, a hang and the last checkpoint, and `logs` follows output. `submissions`
+marks apps that are being submitted, and `unregistered` finds apps that only the engine knows. `asking` asks the agent
+in a container.
 """

@@ -16,7 +16,7 @@ class NodeAsker:
     """A `supervision.asking.AskNode`.
 
     Args:
-        engine: that runs the containers; the caller closes it.
+        engine: the one that runs the containers. The caller closes it.
     """
 
     def __init__(self, engine: Engine) -> None:

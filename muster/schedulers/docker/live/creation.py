@@ -1,7 +1,7 @@
 """Creates an app's objects on the engine: network, volumes, containers with the agent and the user's code in them.
 
-The submitting command creates all of an app at once and removes all of it if one step fails; the supervisor creates
-single containers again later.
+The submitting command creates all of an app at once, and removes all of it if one step fails. Later the supervisor
+creates single containers again.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -57,7 +57,7 @@ class Creator:
 
         Raises:
             Conflict: a container of this name exists.
-            DockerError: the engine refused; nothing of the container is left.
+            DockerError: the engine refused. Nothing of the container is left.
         """
         image = self._inspect_image(container.image)
         engine = self._read_facts()
@@ -115,7 +115,7 @@ class Creator:
 
 
 def create_app(engine: Engine, app: AppRequest, payload: Payload, gpus: Sequence[str] = ()) -> AppRequest:
-    """Create the network, volumes and all containers of an app; start none.
+    """Create the network, volumes and all containers of an app. Start none.
 
     Args:
         engine: the one that will run the app.
@@ -128,7 +128,7 @@ def create_app(engine: Engine, app: AppRequest, payload: Payload, gpus: Sequence
         was no address pool for another.
 
     Raises:
-        DockerError: one line; nothing that was created for the app is left.
+        DockerError: it is one line. Nothing that was created for the app is left.
     """
     with ExitStack() as undo:
         app = reservations.reserve_gpus(engine, app, gpus, undo)
@@ -167,7 +167,7 @@ def _join_network(engine: Engine, app: AppRequest, undo: ExitStack) -> AppReques
 
 
 def _ensure_shared_network(engine: Engine) -> None:
-    """Create the shared network if it does not exist; two submissions may do this at once."""
+    """Create the shared network if it does not exist. Two submissions may do this at once."""
     if engine.has_network(SHARED_NETWORK):
         return
     try:
@@ -199,7 +199,7 @@ def ensure_images(engine: Engine, app: AppRequest, report_progress: Callable[[st
     """Ensure that the engine has every image, by the `pull` option.
 
     Raises:
-        DockerError: an image is missing and cannot be pulled; the message names it.
+        DockerError: an image is missing and cannot be pulled. The message names it.
     """
     for image in dict.fromkeys(container.base_image or container.image for container in app.containers):
         if image.startswith("sha256:") or app.pull == "never":
@@ -217,7 +217,7 @@ def build_images(
     The workspace's own `Dockerfile.torchx` is used, with TorchX's build arguments IMAGE and WORKSPACE.
 
     Raises:
-        DockerError: the build failed; its last message.
+        DockerError: the build failed. The text is its last message.
     """
     wanted = {container.image: container for container in app.containers if container.base_image is not None}
     for name, container in wanted.items():
@@ -270,7 +270,7 @@ def remove_app(engine: Engine, labels: Mapping[str, str]) -> None:
 
     Args:
         engine: the one that has the app.
-        labels: `AppRequest.labels`; objects without both of them are not touched.
+        labels: `AppRequest.labels`. Objects without both of them are not touched.
     """
     with ThreadPoolExecutor(_REMOVERS) as pool:
         list(pool.map(engine.remove_container, engine.list_container_ids(labels)))

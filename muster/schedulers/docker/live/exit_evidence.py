@@ -29,7 +29,7 @@ class ContainerExit:
     """Why a container ended."""
 
     reason: str
-    """One clause to print; empty when the exit code says everything."""
+    """One clause to print. It is empty if the exit code says everything."""
     final: bool = False
     """Starting it again is useless."""
 
@@ -39,7 +39,7 @@ class ExitEvidence:
 
     Args:
         engine: the one with the containers.
-        error_file: `describe` reads it; gets the error file of the first agent that left one.
+        error_file: `describe` reads it. It gets the error file of the first agent that left one.
         has_init: a tiny init runs the commands and reports those that do not exist.
     """
 
@@ -76,7 +76,7 @@ class ExitEvidence:
         return self._copy_out(facts, REPORT_FILE)
 
     def _read_stderr(self, facts: ContainerFacts) -> bytes:
-        """Return its first lines; empty if the engine's log driver gives none: the end must be reported in any case."""
+        """Return its first lines. They are empty if the log driver gives none: the end must be reported in any case."""
         try:
             return b"".join(record for _, record in islice(self._engine.logs(facts.id, stdout=False), _MOST_RECORDS))
         except EngineUnavailable:
@@ -85,7 +85,7 @@ class ExitEvidence:
             return b""
 
     def _copy_out(self, facts: ContainerFacts, path: str) -> bytes | None:
-        """Return a file of the container; None if it is not available: the end must be reported in any case."""
+        """Return a file of the container. It is None if not available: the end must be reported in any case."""
         try:
             return self._engine.copy_out(facts.id, path, MESSAGE_LIMIT_BYTES)
         except EngineUnavailable:

@@ -8,10 +8,10 @@ from muster.schedulers.docker.engine.errors import one_line
 from muster.schedulers.failure_report import describe_report, parse_report
 
 MESSAGE_LIMIT_BYTES: Final = 1 << 20
-"""Largest part that is read of an agent's last message or error file; the agent writes far less."""
+"""Largest part that is read of an agent's last message or error file. The agent writes far less."""
 
 COULD_NOT_START: Final = "could not be started"
-"""The beginning of a reason when a container never ran; the submission is then rolled back."""
+"""The beginning of a reason when a container never ran. Then the submission is rolled back."""
 
 COMMAND_NOT_FOUND: Final = 127
 """The exit code, as in a shell, of a container whose command does not exist or could not be started."""
@@ -22,8 +22,8 @@ _MIB: Final = 1 << 20
 def ended_by_engine(facts: ContainerFacts, *, runs_agent: bool) -> bool:
     """Return whether a container that has ended while the engine was unavailable was ended by the engine.
 
-    An engine that stops ends its containers by SIGTERM and SIGKILL. A program that ended by itself has an
-    exit code of its own; an agent exits with 69 when the other members were ended first.
+    An engine that stops ends its containers by SIGTERM and SIGKILL. A program that ended by itself has an exit code of
+    its own. An agent exits with 69 if the other members were ended first.
     """
     code = facts.exit_code
     if code is None or facts.oom_killed:
@@ -36,7 +36,7 @@ def describe_state(facts: ContainerFacts, message: bytes | None) -> str:
 
     Args:
         facts: of a container that has ended.
-        message: its agent's last message; None if there is none.
+        message: its agent's last message. None: there is none.
     """
     parts = []
     if facts.oom_killed:
@@ -56,7 +56,7 @@ def describe_message(message: bytes) -> str:
 
 
 def describe_start_failure(error: object, image: str, command: str, *, runs_agent: bool) -> str:
-    """Return why a container could not be started; the most common reason has its own text."""
+    """Return why a container could not be started. The most common reason has its own text."""
     message = one_line(error)
     missing = "executable file not found" in message or "no such file or directory" in message.lower()
     if missing and command in message:

@@ -1,7 +1,7 @@
 """Checks before anything of an app is created whether the engine can run it: one temporary container per image.
 
 It runs the role's own Python with the role's own environment and mounts, so the result is the one the job would get.
-Successful results are cached per engine and image; failures are not, so that a repaired image is accepted at once.
+Successful results are cached per engine and image. Failures are not, so that a repaired image is accepted at once.
 """
 
 import hashlib
@@ -42,14 +42,14 @@ class Findings:
     init: bool = True
     """It has a tiny init."""
     default_ulimits: bool = True
-    """It can raise limits; a rootless or confined engine cannot."""
+    """Whether it can raise limits. A rootless or confined engine cannot."""
 
 
 def check_images(engine: Engine, app: AppRequest, cache_dir: Path) -> AppRequest:
     """Check each image once.
 
     Args:
-        engine: the one that will run the app; has the images already.
+        engine: the one that will run the app. It has the images already.
         app: what will run.
         cache_dir: the folder of cached results.
 
@@ -214,7 +214,7 @@ def _read_cache(file: Path) -> Findings | None:
 
 
 def _write_cache(file: Path, findings: Findings) -> None:
-    """Cache the result; if that fails, the next submission checks again."""
+    """Cache the result. If that fails, the next submission checks again."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         fd, name = tempfile.mkstemp(dir=file.parent)

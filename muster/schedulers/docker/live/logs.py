@@ -57,7 +57,7 @@ class LogReader:
         """Container -> how far it was followed: one that is started again goes on from there."""
 
     def lines(self) -> Iterator[str]:
-        """Return the lines with their newline; the last of a container may have none."""
+        """Return the lines with their newline. The last one of a container may have none."""
         done = -1
         while True:
             ended = self._app_has_ended is None or self._app_has_ended()
@@ -138,7 +138,10 @@ class LogReader:
 
 
 def split_date(frame: bytes) -> tuple[Timestamp | None, bytes]:
-    """Split a frame into its time and the record; None and the whole frame where the engine itself has written it."""
+    """Split a frame into its time and the record.
+
+    Return None and the whole frame if the engine itself has written it.
+    """
     date, _, record = frame.partition(b" ")
     try:
         return parse_timestamp(date.decode(errors="replace")), record

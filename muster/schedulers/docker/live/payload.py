@@ -1,6 +1,7 @@
-"""The files that are copied into an app's containers; the app's state keeps them for containers created later.
+"""The files that are copied into an app's containers.
 
-They lie beside the app's state from its submission to its end. A workspace may be large: it is never held in memory.
+The app's state keeps them for containers created later. They lie beside the app's state from its submission to its end.
+A workspace may be large: it is never held in memory.
 """
 
 import fcntl
@@ -27,7 +28,7 @@ class Payload:
     """What is copied into containers."""
 
     agent: bytes
-    """The agent's bundle; empty when no container gets it."""
+    """The agent's bundle. It is empty if no container gets it."""
     workspaces: Mapping[str, Path]
     """Key -> packed folder."""
 
@@ -38,7 +39,7 @@ def build_payload(payload: Payload) -> dict[str, bytes | Path]:
 
 
 def read_payload(folder: Path, app: AppRequest) -> Payload:
-    """Read what `build_payload` has built; empty once the payload has been removed."""
+    """Read what `build_payload` has built. The result is empty once the payload has been removed."""
     agent = folder / AGENT_BUNDLE_NAME
     return Payload(agent=agent.read_bytes() if agent.exists() else b"", workspaces=_list_workspaces(folder, app))
 
@@ -56,7 +57,7 @@ def _list_workspaces(folder: Path, app: AppRequest) -> dict[str, Path]:
 class PackedWorkspaces:
     """The folders that this process has packed, as files beside the state of the apps: /tmp may be in memory.
 
-    They are removed with the scheduler; a submitted app has its own. What a killed process has left goes with the next.
+    They are removed with the scheduler. A submitted app has its own. What a killed process has left goes with the next.
     """
 
     def __init__(self) -> None:
@@ -86,7 +87,7 @@ class PackedWorkspaces:
         return key
 
     def remove(self) -> None:
-        """Remove all of them; idempotent."""
+        """Remove all of them. Idempotent."""
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
         self.files.clear()
@@ -94,7 +95,10 @@ class PackedWorkspaces:
 
 
 def find_left_folders(state_dir: Path) -> Iterator[Path]:
-    """Return the folders of packed workspaces whose process was killed; without those of versions that locked none."""
+    """Return the folders of packed workspaces whose process was killed.
+
+    Those of versions that locked none are left out.
+    """
     for folder in state_dir.glob(f"{_PACKED}*"):
         try:
             fd = os.open(folder / LOCK, os.O_RDWR | os.O_NOFOLLOW)
@@ -110,7 +114,7 @@ def find_left_folders(state_dir: Path) -> Iterator[Path]:
 
 
 def _lock(path: Path) -> int:
-    """Make a file and lock it; the lock ends with the process, however it ends."""
+    """Make a file and lock it. The lock ends with the process, however it ends."""
     with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         os.replace(file.name, path)  # others find it only with its lock

@@ -3,7 +3,7 @@
 A reservation is an empty volume that no container mounts: its name is that of the object, its labels name the app. The
 engine creates one volume per name and returns the first caller's labels to every later one, so of two apps that reserve
 an object at the same time one gets it. A reservation outlives a restart of the supervisor and of the engine, and the
-time between the loss of a container and its replacement; it is released when the app has ended. (Rejected: list, create
+time between the loss of a container and its replacement. It is released when the app has ended. (Rejected: list, create
 and list again. Two apps then see each other, or neither does.)
 """
 
@@ -72,7 +72,7 @@ def reserve_gpus(engine: Engine, app: AppRequest, free: Sequence[str], undo: Exi
     Args:
         engine: the one that will run the app.
         app: what will run.
-        free: what `check_gpus` returned; another app may have reserved some since.
+        free: what `check_gpus` returned. Another app may have reserved some since.
         undo: releases the reservations.
 
     Raises:
@@ -92,7 +92,7 @@ def reserve_ports(engine: Engine, app: AppRequest, undo: ExitStack) -> AppReques
     """Reserve a rendezvous port for each agent role on the host's network.
 
     Args:
-        engine: the one that will run the app; has the images.
+        engine: the one that will run the app. It has the images.
         app: what will run.
         undo: releases the reservations.
 

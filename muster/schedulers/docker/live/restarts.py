@@ -27,7 +27,7 @@ _FILE_PREFIX: Final = "restarts-"
 
 
 def read_checkpoint(engine: Engine, request: ContainerRequest, container: str) -> str:
-    """Read the last checkpoint that all ranks have saved; "" if there is none, or the container is gone.
+    """Read the last checkpoint that all ranks have saved. Return "" if there is none, or the container is gone.
 
     Args:
         engine: with the container.
@@ -67,7 +67,7 @@ def read_events(engine: Engine, folder: Path, details: Mapping[str, Any]) -> tup
     Args:
         engine: with the app's containers.
         folder: of the app's state.
-        details: of the app's spec; empty after its end.
+        details: of the app's spec. They are empty after its end.
     """
     counts = {path.name: _read_number(path) for path in folder.glob(f"{_FILE_PREFIX}*")}
     app = AppRequest.from_json(details["request"]) if details else None
@@ -89,9 +89,9 @@ def read_run_file(
     Args:
         engine: with the app's containers.
         app_id: of the app.
-        details: of the app's spec; empty after its end.
+        details: of the app's spec. They are empty after its end.
         key: role and index of the node.
-        name: below the run's folder. The records of all of its containers are joined; of other files the newest counts.
+        name: below the run's folder. The records of all of its containers are joined. Of other files the newest counts.
         limit_bytes: of the file.
 
     Returns:
@@ -124,9 +124,10 @@ def _build_name(role: str) -> str:
 
 
 def _read_live(engine: Engine, app: AppRequest, request: ContainerRequest, names: Sequence[str]) -> list[bytes]:
-    """Return the files in the newest container of node 0; of the first other node that runs, while that one does not.
+    """Return the files in the newest container of node 0.
 
-    Where a node is lost, the next one takes over. None also while no engine answers.
+    While that does not run, return those of the first other node that runs. Where a node is lost, the next one takes
+    over. None also while no engine answers.
     """
     source, newest = request, _find_newest(engine, app, request)
     if newest is None or not newest.running:

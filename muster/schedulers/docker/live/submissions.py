@@ -63,7 +63,7 @@ class Mark:
 def mark_submission(
     state_dir: Path, app_id: str, address: Mapping[str, str], labels: Mapping[str, str]
 ) -> Iterator[Mark]:
-    """Mark a submission for as long as the context lasts. Its caller removes the mark; else it counts as killed.
+    """Mark a submission for as long as the context lasts. Its caller removes the mark. Otherwise it counts as killed.
 
     Raises:
         FileExistsError: the app is being submitted, or its submission was killed.
@@ -133,7 +133,7 @@ def remove_killed_app(state_dir: Path, app_id: str) -> bool:
 
 
 def sweep(state_dir: Path, address: Mapping[str, str]) -> None:
-    """Remove what killed submissions have left on this engine; what cannot be removed is left for the next time."""
+    """Remove what killed submissions have left on this engine. What cannot be removed is left for the next time."""
     for mark in find_killed(state_dir):
         if mark.address == address:
             try:

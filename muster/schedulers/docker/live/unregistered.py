@@ -40,7 +40,7 @@ def list_apps(engine: Engine) -> dict[str, list[ContainerFacts]]:
 def list_remains(engine: Engine) -> dict[str, list[Mapping[str, str]]]:
     """Map app ids to labels of what is left, of this user's apps without a container of a replica.
 
-    That is reservations, networks and temporary containers; not those of an app whose temporary container runs.
+    What is left is reservations, networks and temporary containers. An app whose temporary container runs is left out.
     """
     remains: dict[str, list[Mapping[str, str]]] = {}
     left_out = set()
@@ -70,7 +70,7 @@ def find_other_state_dir(containers: Sequence[ContainerFacts], state_dir: str) -
 
 
 def find_app_state(containers: Sequence[ContainerFacts]) -> AppState:
-    """Return the state of an app without a supervisor; of each replica its newest container counts."""
+    """Return the state of an app without a supervisor. The newest container of each replica counts."""
     states = [find_state(facts) for facts in _list_newest(containers)]
     for state in (AppState.RUNNING, AppState.FAILED, AppState.PENDING):
         if state in states:
@@ -97,7 +97,7 @@ def find_end_s(containers: Sequence[ContainerFacts]) -> float | None:
 
 
 def build_facts(app_id: str, containers: Sequence[ContainerFacts], state_dir: str) -> AppFacts:
-    """Return what the labels show; commands and resources are not known.
+    """Return what the labels show. Commands and resources are not known.
 
     Args:
         app_id: the app's.

@@ -16,10 +16,10 @@ _SAME_TIME_S = 15.0
 
 
 def read_report(log_dir: Path) -> Report | None:
-    """Return the newest report of the agents; None when there is none that can be read.
+    """Return the newest report of the agents. Return None if there is none that can be read.
 
     Args:
-        log_dir: of a role; it has one folder per run id.
+        log_dir: of a role. It has one folder per run id.
     """
     for path in _list_newest(log_dir, LogNames.REPORT):
         with contextlib.suppress(OSError):
@@ -39,7 +39,7 @@ def find_newest_run(log_dir: Path) -> Path | None:
 
 
 def read_records(log_dir: Path, names: Sequence[str]) -> list[bytes]:
-    """Return the ends of files of the newest run that has them; a `records.ReadBytes` with `log_dir` bound.
+    """Return the ends of files of the newest run that has them. With `log_dir` bound, it is a `records.ReadBytes`.
 
     A script that starts a job of its own (`muster.elastic`) has two runs at the same time, and both write. Their job's
     status is that of the run that has begun last, not of the one that has written last: they would take turns.

@@ -1,7 +1,7 @@
 """Writes a replica's output to three files: stdout, stderr, and both in the order in which they were written.
 
 The order: each stream is a pipe in packet mode (O_DIRECT) with room for a single packet. A second write to the same
-stream blocks until the first was read, so at any time at most one write of each stream is pending, and the kernel
+stream blocks until the first was read. So at any time at most one write of each stream is pending, and the kernel
 reports which pipe became readable first. Measured: 0 of 6,000 alternating writes out of place, against 4,700 with
 ordinary pipes, for 40 to 55 microseconds per write. A stream with very many writes gets a large pipe until the rate
 falls: then the writer does not wait for us, and the order is that of batches.
@@ -63,10 +63,10 @@ class LogFile:
         self._timed_s = 0.0
 
     def write(self, data: bytes, now_s: float) -> None:
-        """Append; `now_s` is the wall clock.
+        """Append. `now_s` is the wall clock.
 
         Raises:
-            OSError: no space left, a quota; a part may have been written.
+            OSError: no space is left, or a quota is used up. A part may have been written.
         """
         if now_s - self._timed_s >= _TIMES_STEP_S:
             os.write(self._times_fd, TIMES_RECORD.pack(now_s, self._offset))
@@ -84,7 +84,7 @@ class LogFile:
 
 
 class CombinedLog:
-    """Both streams in one file, in the order in which they were written; lines that the pipe split are joined."""
+    """Both streams in one file, in the order in which they were written. Lines that the pipe split are joined."""
 
     def __init__(self, file: LogFile) -> None:
         self._file = file
@@ -106,7 +106,7 @@ class CombinedLog:
                 such as a prompt or a progress bar, is written as it is.
 
         Raises:
-            OSError: see `LogFile.write`; the data is lost.
+            OSError: see `LogFile.write`. The data is lost.
         """
         partial = self._partial_lines[stream]
         end = len(data)
@@ -154,7 +154,7 @@ class Notice:
 
 
 def read_notice(folder: Path) -> bytes:
-    """Return the line about lost output, with its newline; empty when nothing was lost."""
+    """Return the line about lost output, with its newline. It is empty if nothing was lost."""
     try:
         return (folder / _NOTICE).read_bytes().rstrip(b"\0")
     except OSError:
@@ -162,9 +162,9 @@ def read_notice(folder: Path) -> bytes:
 
 
 class Capture:
-    """Writes the output of one start of a replica. The process gets `write_fds`; `close_write_ends` closes them here.
+    """Writes the output of one start of a replica. The process gets `write_fds`. `close_write_ends` closes them here.
 
-    A full disk loses output, not the job; a line in the log reports it.
+    A full disk loses output, not the job. A line in the log reports it.
     """
 
     def __init__(self, event_queue: EventQueue, folder: Path) -> None:
@@ -217,7 +217,7 @@ class Capture:
             self._read(fd)
 
     def _read(self, fd: int) -> None:
-        """Read one write, or a batch in a flood; close a stream that has ended."""
+        """Read one write, or a batch in a flood. Close a stream that has ended."""
         chunks = self._receive(fd)
         if chunks is None:
             self._epoll.unregister(fd)
@@ -246,7 +246,7 @@ class Capture:
             self._notice.write(error)
 
     def _receive(self, fd: int) -> list[bytes] | None:
-        """Return the data that can be read now, one item per write; None once the stream has ended."""
+        """Return the data that can be read now, one item per write. Return None once the stream has ended."""
         self._update_flood_state(fd)
         chunks: list[bytes] = []
         for _ in range(256 if fd in self._flooding else 1):
@@ -277,7 +277,7 @@ class Capture:
 
 
 def _make_pipe() -> tuple[int, int]:
-    """Return a pipe that holds one packet; an ordinary one if the kernel has no packet mode."""
+    """Return a pipe that holds one packet, or an ordinary one if the kernel has no packet mode."""
     try:
         read_fd, write_fd = os.pipe2(os.O_CLOEXEC | os.O_DIRECT)
         fcntl.fcntl(read_fd, fcntl.F_SETPIPE_SZ, _ONE_PACKET_BYTES)

@@ -29,7 +29,7 @@ from muster.schedulers.supervision.events import ReplicaEnded
 from muster.schedulers.supervision.state import ReplicaId
 
 ADOPTED_LIMIT_S = 5.0
-"""How long replicas of a dead supervisor may take to end; they got their death signal."""
+"""How long replicas of a dead supervisor may take to end. They got their death signal."""
 ORPHAN_LIMIT_S = 5.0
 
 
@@ -103,7 +103,7 @@ class ProcessDriver:
 
         Args:
             replica: the one that it is, or stands for.
-            build: returns what to start; its errors are a `StartError`, too.
+            build: returns what to start. Its errors become a `StartError`, too.
 
         Raises:
             StartError: nothing was started.
@@ -212,7 +212,7 @@ class ProcessDriver:
 
         Args:
             replica: which has ended.
-            code: of its process; 128 + n for signal n.
+            code: of its process. 128 + n stands for signal n.
 
         Returns:
             The replica's exit code, None if it is lost, and why in one line; "": nothing more is known.
@@ -225,7 +225,7 @@ class ProcessDriver:
         return None if path is None else Path(path)
 
     def _read_reason(self, replica: ReplicaId, code: int) -> str:
-        """Return why the job failed, as its agents reported it; "" when they left no report."""
+        """Return why the job failed, as its agents reported it. Return "" if they left no report."""
         log_dir = self.find_log_dir(replica)
         if not self.runs_agent(replica) or log_dir is None:
             return ""

@@ -1,7 +1,7 @@
 """Starts one process for a replica, so that it ends with the supervisor.
 
-`subprocess` does not fit for two reasons: it collects the child's status itself, while the supervisor must also reap
-orphans that it did not start, with `waitpid(-1)`; and code that runs between fork and exec cannot report what failed.
+`subprocess` does not fit for two reasons. It collects the child's status itself, while the supervisor must also reap
+orphans that it did not start, with `waitpid(-1)`. And code that runs between fork and exec cannot report what failed.
 """
 
 import os
@@ -35,7 +35,7 @@ def spawn(launch: Launch, stdout_fd: int, stderr_fd: int) -> int:
         stderr_fd: becomes its standard error.
 
     Returns:
-        Its pid; the caller waits for it.
+        Its pid. The caller waits for it.
 
     Raises:
         StartError: the folder or the program is not there.
@@ -56,7 +56,7 @@ def spawn(launch: Launch, stdout_fd: int, stderr_fd: int) -> int:
 
 
 def _exec_program(launch: Launch, outputs: tuple[int, int], parent: int, error_fd: int) -> NoReturn:
-    """Become the program, or write the reason of a failure to `error_fd`; called in the child."""
+    """Become the program, or write the reason of a failure to `error_fd`. The child calls it."""
     what = launch.cwd
     try:
         os.setsid()

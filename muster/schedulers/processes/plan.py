@@ -34,7 +34,7 @@ def build_details(
 
     Args:
         replicas: by role, in order of index.
-        token: the app's secret; the driver derives a token from it for each agent role.
+        token: the app's secret. The driver derives a token from it for each agent role.
         base_env: variables that all replicas get.
         needs_bundle: the driver puts the agent's bundle into the app's `AppFolder.state_dir`.
     """

@@ -15,7 +15,7 @@ class Start:
 
 @record
 class Stop:
-    """Ask these replicas to end, all at once; GraceExpired with `number` is due one grace period later."""
+    """Ask these replicas to end, all at once. GraceExpired with `number` is due one grace period later."""
 
     replicas: tuple[ReplicaId, ...]
     number: int
@@ -25,7 +25,7 @@ class Stop:
 
 @record
 class Linger:
-    """Do nothing yet; LingerExpired with `number` is due after `delay_s`."""
+    """Do nothing yet. LingerExpired with `number` is due after `delay_s`."""
 
     number: int
     delay_s: float
@@ -33,7 +33,7 @@ class Linger:
 
 @record
 class Kill:
-    """End these replicas now; KillExpired with `number` is due `decisions.KILL_LIMIT_S` later."""
+    """End these replicas now. KillExpired with `number` is due `decisions.KILL_LIMIT_S` later."""
 
     replicas: tuple[ReplicaId, ...]
     number: int

@@ -85,7 +85,7 @@ class ProcessId:
 
     @staticmethod
     def of(pid: int) -> "ProcessId | None":
-        """Return the process that has this pid now; None when there is none."""
+        """Return the process that has this pid now, or None if there is none."""
         fields = processes.read_stat(pid)
         return None if fields is None else ProcessId(pid=pid, start_ticks=fields[19])
 
@@ -118,7 +118,10 @@ class AppSpec:
     description: Mapping[str, Any] = field(default_factory=dict)
     """What `describe` shows: the AppDef, without secrets. JSON."""
     details: Mapping[str, Any] = field(default_factory=dict)
-    """The driver's own data: commands, environments, images. JSON; kept in private.json; empty after the app's end."""
+    """The driver's own data: commands, environments, images.
+
+    It is JSON, kept in private.json, and empty after the app's end.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +131,7 @@ class AppRecord:
     app: SupervisedApp
     machine: Machine
     supervisor: ProcessId | None = None
-    """The last supervisor, dead or alive; None before the first."""
+    """The last supervisor, dead or alive. None: there was none yet."""
     handles: Mapping[ReplicaId, Mapping[str, Any]] = field(default_factory=dict)
     """How the driver finds running replicas."""
     hosts: Mapping[ReplicaId, str] = field(default_factory=dict)
@@ -175,7 +178,7 @@ class AppFolder:
 
         Raises:
             FileExistsError: it exists already.
-            OSError: it cannot be made; nothing of it is left.
+            OSError: it cannot be made. Nothing of it is left.
         """
         self.path.mkdir(mode=0o700, parents=True)
         with contextlib.ExitStack() as undo:
@@ -203,7 +206,7 @@ class AppFolder:
             return _parse_spec(content, details)
 
     def write_record(self, record: AppRecord) -> None:
-        """Replace state.json; a reader sees either the old or the new content, complete."""
+        """Replace state.json. A reader sees either the old or the new content, complete."""
         app = record.app
         content = {
             "schema": SCHEMA,
@@ -242,7 +245,7 @@ class AppFolder:
             file.write(self.state_file.read_bytes())
 
     def read_record(self) -> AppRecord | None:
-        """Return the app's state; None before its supervisor has recorded any.
+        """Return the app's state. None: its supervisor has not recorded any yet.
 
         Raises:
             StateError: another version wrote it.
@@ -260,7 +263,7 @@ class AppFolder:
         A kill is never undone.
 
         Returns:
-            None; or why the disk refuses it: it is full, or read-only after an error. A supervisor that runs can carry
+            None, or why the disk refuses it: it is full, or read-only after an error. A supervisor that runs can carry
             it out all the same.
 
         Raises:
@@ -283,7 +286,7 @@ class AppFolder:
             return None
 
     def send_request(self, request: str) -> bool:
-        """Send a request to the supervisor now; False when none is running."""
+        """Send a request to the supervisor now. Return False if none is running."""
         try:
             fd = os.open(self.control_pipe, os.O_WRONLY | os.O_NONBLOCK)
         except OSError:  # ENXIO: no process reads; ENOENT: no such app
@@ -372,7 +375,7 @@ def _parse_record(content: dict[str, Any]) -> AppRecord:
 
 @contextlib.contextmanager
 def _translate_errors(path: Path) -> Iterator[None]:
-    """Turn errors about a file, or its content, into one line; a file that is not there is no such error."""
+    """Turn errors about a file, or its content, into one line. A file that is not there is no such error."""
     try:
         yield
     except FileNotFoundError:
@@ -410,7 +413,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def is_own_app_folder(path: Path) -> bool:
-    """Return whether a folder holds an app of this user; checked before anything is removed."""
+    """Return whether a folder holds an app of this user. This is checked before anything is removed."""
     try:
         mode = os.stat(AppFolder(path).spec_file)
     except OSError:

@@ -39,7 +39,7 @@ AskNode: TypeAlias = Callable[[AppSpec, ReplicaId, Sequence[str], float], tuple[
 
 @contextmanager
 def open_app(folder: AppFolder | None, app_id: str, backend: str) -> Iterator[AppFolder]:
-    """Open an app for a request; another shell may delete it at the same time.
+    """Open an app for a request. Another shell may delete it at the same time.
 
     Args:
         folder: the app's; None: it is not known.
@@ -140,7 +140,7 @@ def stop_app(folder: AppFolder, limit_s: float, ask_node: AskNode) -> Answer:
 
 
 def _end_lost(folder: AppFolder) -> Answer:
-    """End what still runs of an app whose supervisor has died; nothing is started again."""
+    """End what still runs of an app whose supervisor has died. Nothing is started again."""
     began_s = time.monotonic()
     client.request_stop(folder)
     is_over = client.wait_ended(folder, limit_s=folder.read_spec().grace_s + DRAIN_MARGIN_S)
@@ -153,7 +153,7 @@ def _end_lost(folder: AppFolder) -> Answer:
 
 
 def recover_app(folder: AppFolder) -> Answer:
-    """Continue an app whose supervisor has died; see `client.recover`.
+    """Continue an app whose supervisor has died. See `client.recover`.
 
     Raises:
         ControlError: it has ended, or its supervisor runs.
@@ -181,7 +181,7 @@ def resize_app(folder: AppFolder, nodes: int, choose_role: Callable[[AppSpec], S
     Args:
         folder: the app's.
         nodes: the new number.
-        choose_role: checks the number, too; its errors are passed on.
+        choose_role: checks the number, too. Its errors are passed on.
 
     Raises:
         ControlError: the app has ended, or is being stopped, or its disk is full.
@@ -220,7 +220,10 @@ def _has_succeeded(record: AppRecord, role: str) -> bool:
 
 
 def _check_space(folder: AppFolder) -> None:
-    """Refuse without space: a number that is not recorded is lost with the supervisor; the command would wait on."""
+    """Refuse if the disk is full.
+
+    A number that is not recorded is lost with the supervisor, and the command would wait on.
+    """
     try:
         folder.check_space()
     except FileNotFoundError:  # deleted
@@ -251,7 +254,7 @@ def _request_resize(folder: AppFolder, spec: AppSpec, before: AppRecord, request
 
 
 def _wait_left(folder: AppFolder, spec: AppSpec, line: str, ends: Sequence[ReplicaId], began_s: float) -> Answer:
-    """Wait until replicas that the role does not have any more have ended; `line` begins the answer's.
+    """Wait until replicas that the role does not have any more have ended. `line` begins the answer's.
 
     Raises:
         ControlError: the app ends before that.

@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 
 
 class SupervisorError(RuntimeError):
-    """A supervisor could not be started, or did not carry out a request in time; one line."""
+    """A supervisor could not be started, or did not carry out a request in time. It is one line."""
 
 
 def submit(
@@ -64,7 +64,7 @@ def submit(
         lent_fds: descriptors that the driver inherits, see `driver.take_lent_fds`.
 
     Raises:
-        SupervisorError: it could not be started; nothing of the app is left then.
+        SupervisorError: it could not be started. Nothing of the app is left then.
         FileExistsError: the app exists already.
         UnsafeFolderError: another user could change or replace its folder.
     """
@@ -116,7 +116,7 @@ def start_supervisor(
         lent_fds: see `submit`.
 
     Raises:
-        SupervisorError: it ended before that; the message has the last line of its log.
+        SupervisorError: it ended before that. The message has the last line of its log.
     """
     ready_read, ready_write = os.pipe()
     # `-m` and `-c` put the working directory first, where a selectors.py would shadow the standard library's.
@@ -173,7 +173,7 @@ def read_app(folder: AppFolder) -> tuple[AppSpec, AppRecord | None]:
 
 
 def revive_app(folder: AppFolder) -> tuple[AppSpec, AppRecord | None]:
-    """Return an app and its current state; starts its supervisor again if that has died.
+    """Return an app and its current state. Start its supervisor again if that has died.
 
     Replicas that have ended count as lost: they use retries.
 
@@ -195,7 +195,7 @@ def recover(folder: AppFolder) -> tuple[AppRecord | None, AppRecord | None]:
     This uses no retries, and the app does not end with the command that submitted it, which may be gone, too.
 
     Returns:
-        The app's state before and after; the same when its supervisor runs.
+        The app's state before and after. It is the same if its supervisor runs.
 
     Raises:
         FileNotFoundError: no app here.
@@ -217,12 +217,12 @@ def is_lost(folder: AppFolder, record: AppRecord | None) -> bool:
 
 
 def find_loss(folder: AppFolder, record: AppRecord | None) -> str:
-    """Return `describe_loss` of an app that is lost; "" of others."""
+    """Return `describe_loss` of an app that is lost, and "" of others."""
     return describe_loss(folder, record) if record is not None and is_lost(folder, record) else ""
 
 
 def describe_loss(folder: AppFolder, record: AppRecord) -> str:
-    """Return what is known of an app that is lost, and what helps; one line."""
+    """Return what is known of an app that is lost, and what helps. It is one line."""
     files = (folder.state_file, folder.log_file, folder.lock_file)
     seen_s = max((path.stat().st_mtime for path in files if path.exists()), default=record.submitted_s)
     running = len(record.app.running())
@@ -293,7 +293,7 @@ def ensure_recorded(folder: AppFolder, refusal: OSError | None) -> None:
 
 
 def wait_ended(folder: AppFolder, *, limit_s: float) -> bool:
-    """Wait until an app has ended; False when the limit expires first.
+    """Wait until an app has ended. Return False if the limit expires first.
 
     A supervisor that dies is started again, so that the app does end.
     """
@@ -326,12 +326,12 @@ def _wait_process(pid: int, limit_s: float) -> None:
 
 
 def end_all(folders: Iterable[AppFolder], *, flush_s: float) -> None:
-    """Stop apps politely and wait for their ends; an interrupt kills them.
+    """Stop apps politely and wait for their ends. An interrupt kills them.
 
     If a Ctrl-C is ending the program, their agents get SIGINT, else SIGTERM.
 
     Args:
-        folders: of the apps; apps that have ended or been deleted are skipped.
+        folders: of the apps. Apps that have ended or been deleted are skipped.
         flush_s: the time an end may take beyond the grace period.
 
     Raises:
@@ -374,7 +374,7 @@ def _report_each() -> Iterator[None]:
 
 
 class EndCheck:
-    """Whether an app has ended; reads its state only when it has changed, or when its supervisor may have died."""
+    """Whether an app has ended. It reads the state only if that has changed, or if the supervisor may have died."""
 
     def __init__(self, folder: AppFolder, *, keeps: bool = False) -> None:
         """Begin.
@@ -420,7 +420,7 @@ def delete(folder: AppFolder, registry: AppRegistry, app_id: str) -> None:
     """Stop an app if it runs, then remove its folder, logs and all.
 
     Raises:
-        SupervisorError: it could not be stopped; nothing is removed then.
+        SupervisorError: it could not be stopped. Nothing is removed then.
     """
     try:
         ended, grace_s = has_ended(folder.read_record()), folder.read_spec().grace_s

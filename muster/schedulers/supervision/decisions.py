@@ -1,19 +1,19 @@
 """Decides what a supervisor does with the replicas of its app: pure, from state and event to new state and actions.
 
-There are two kinds of roles. A role of our agent has exit codes with a meaning (`contract.ExitCode`): 1 and 2 are
-final, 69 and an end by signal are lost replicas, which are started again one by one, at most `max_retries` per role,
-because the agents of the others keep running. 143 means preempted: when one node is, the agents of all may
+There are two kinds of roles. A role of our agent has exit codes with a meaning (`contract.ExitCode`). 1 and 2 are
+final. 69 and an end by signal are lost replicas, which are started again one by one, at most `max_retries` per role,
+because the agents of the others keep running. 143 means preempted. When one node is preempted, the agents of all may
 end with it after they have saved at one step, so it uses no retry. Any other role keeps TorchX's meaning: every failure
 may be retried `max_retries` times, and its RetryPolicy says whether the replica, the role or the whole app starts
-again. Without retries left, the app continues as long as `min_replicas` of the role run or have succeeded; else the
-supervisor stops what still runs and the app has failed: an app never keeps running with some of its parts missing.
+again. Without retries left, the app continues as long as `min_replicas` of the role run or have succeeded. Otherwise
+the supervisor stops what still runs, and the app has failed: an app never keeps running with some of its parts missing.
 
 An elastic role of our agent can be resized: it then has its replicas with the lowest indices. The others are stopped,
-and stay stopped however they end; those that it has again are started, whatever became of them before, without a retry.
+and stay stopped however they end. Those that it has again are started, whatever became of them before, without a retry.
 
 The first agent of an elastic role that exits with 0 says that the job of its role has succeeded. The others know it and
 end at the same time. What was started too late to take part, by a resize or in place of a lost replica, would wait for
-a leader that is gone: it is stopped after `LINGER_S`, and of that role nothing is started again.
+a leader that is gone. It is stopped after `LINGER_S`, and of that role nothing is started again.
 """
 
 from collections.abc import Sequence
@@ -122,7 +122,7 @@ def _begin(state: SupervisedApp) -> Decision:
 
 
 def _recover(state: SupervisedApp, event: Recover) -> Decision:
-    """Start again what its role still has, without a retry; of an app that is ending nothing starts."""
+    """Start again what its role still has, without a retry. Of an app that is ending nothing starts."""
     ends = state.phase is AppPhase.ENDING
     for each in event.replicas:
         status = ReplicaStatus.CANCELLED if ends else _choose_restart(state, each)
@@ -286,7 +286,7 @@ def _resize(plan: Plan, state: SupervisedApp, event: ResizeRequested) -> Decisio
 def _end(
     state: SupervisedApp, outcome: Outcome, reason: str, *, lingering_role: str = "", is_interrupt: bool = False
 ) -> Decision:
-    """Stop everything at once, but one role perhaps after lingering; replicas that wait are never started."""
+    """Stop everything at once, but one role perhaps after lingering. Replicas that wait are never started."""
     replicas = {
         each: replace(known, status=ReplicaStatus.CANCELLED) if known.status is ReplicaStatus.WAITING else known
         for each, known in state.replicas.items()
@@ -310,7 +310,7 @@ def _cancel(state: SupervisedApp, event: CancelRequested) -> Decision:
 
 
 def _drain(state: SupervisedApp, event: DrainRequested) -> Decision:
-    """Start nothing again from now on; the agents end by themselves, or are stopped after the limit."""
+    """Start nothing again from now on. The agents end by themselves, or are stopped after the limit."""
     if state.phase is AppPhase.ENDING:
         return state, ()
     state, actions = _end(state, Outcome.CANCELLED, event.reason, lingering_role=_ALL_ROLES)

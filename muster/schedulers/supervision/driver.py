@@ -1,8 +1,8 @@
 """The interface between a supervisor and what runs replicas.
 
 The app's spec names a factory as `package.module:function`. The supervisor calls it in its main thread, as
-`factory(spec=..., event_queue=...)`, and gets the driver. A driver may use threads of its own (Docker's client
-blocks); it reports what happens by `event_queue.post`, which is safe from any thread.
+`factory(spec=..., event_queue=...)`, and gets the driver. A driver may use threads of its own (Docker's client blocks).
+It reports what happens by `event_queue.post`, which is safe from any thread.
 """
 
 import contextlib
@@ -18,14 +18,14 @@ from muster.schedulers.supervision.app_folder import LENT_FDS
 from muster.schedulers.supervision.state import ReplicaId
 
 Handle = Mapping[str, Any]
-"""What a driver needs to find a running replica (a pid and its start time, a container's id). JSON; kept on disk.
+"""What a driver needs to find a running replica (a pid and its start time, a container's id). It is JSON, kept on disk.
 
 `host`: the name of its machine, for people, if it is another one than the supervisor's.
 """
 
 
 def take_lent_fds() -> dict[str, list[int]]:
-    """Take the descriptors that the submission has lent, by name; no child inherits them. None after a later start."""
+    """Take the descriptors that the submission has lent, by name. No child inherits them. None after a later start."""
     lent: dict[str, list[int]] = json.loads(os.environ.pop(LENT_FDS, "{}"))
     for fd in (fd for fds in lent.values() for fd in fds):
         os.set_inheritable(fd, False)
@@ -33,7 +33,7 @@ def take_lent_fds() -> dict[str, list[int]]:
 
 
 class StartError(Exception):
-    """A replica could not be started; `str()` is one line. `final`: another try would be useless."""
+    """A replica could not be started. `str()` is one line. `final`: another try would be useless."""
 
     def __init__(self, reason: str, *, final: bool = True) -> None:
         super().__init__(reason)
@@ -54,7 +54,7 @@ class EventQueue:
         self._selector.register(self._wake_read, selectors.EVENT_READ, self._clear_wake_up)
 
     def post(self, event: Any) -> None:
-        """Queue an event for the supervisor; safe from any thread and from signal handlers."""
+        """Queue an event for the supervisor. This is safe from any thread and from signal handlers."""
         # A deque's append and popleft are atomic; a lock would deadlock in a signal handler.
         self._events.append(event)
         with contextlib.suppress(BlockingIOError):  # full of wake-ups
@@ -65,11 +65,11 @@ class EventQueue:
         self._selector.register(fd, selectors.EVENT_READ, callback)
 
     def unwatch(self, fd: int) -> None:
-        """Stop watching; before the descriptor is closed."""
+        """Stop watching. Call it before the descriptor is closed."""
         self._selector.unregister(fd)
 
     def set_timer(self, name: str, delay_s: float, callback: Callable[[], None]) -> None:
-        """Call back once after `delay_s`; a timer of the same name is replaced."""
+        """Call back once after `delay_s`. A timer of the same name is replaced."""
         self._timers[name] = (self.now_s() + delay_s, callback)
 
     def clear_timer(self, name: str) -> None:
@@ -87,7 +87,7 @@ class EventQueue:
             self._timers.pop(name)[1]()
 
     def pop(self) -> Any | None:
-        """Remove and return the oldest event; None when there is none."""
+        """Remove and return the oldest event, or None if there is none."""
         return self._events.popleft() if self._events else None
 
     def close(self) -> None:
@@ -111,14 +111,14 @@ class ReplicaDriver(Protocol):
     """Starts and ends replicas. It posts `ReplicaEnded` exactly once per start or adoption."""
 
     def start(self, replica: ReplicaId, start_number: int) -> Handle:
-        """Start a replica; may take a second, must not wait for its end.
+        """Start a replica. This may take a second, and must not wait for the replica's end.
 
         Args:
             replica: the one to start.
             start_number: 1 for the first start, 2 after one restart, ...
 
         Raises:
-            StartError: it could not be started; nothing of it is left, and no ReplicaEnded follows.
+            StartError: it could not be started. Nothing of it is left, and no ReplicaEnded follows.
         """
         ...
 
@@ -126,8 +126,8 @@ class ReplicaDriver(Protocol):
         """Watch a replica that an earlier supervisor started, after a restart of the supervisor.
 
         Returns:
-            False when nothing of it is left; then no ReplicaEnded follows. True when the driver will report its end,
-            even one in the past.
+            False if nothing of it is left. Then no ReplicaEnded follows. True when the driver will report its end, even
+            one in the past.
         """
         ...
 
@@ -142,7 +142,7 @@ class ReplicaDriver(Protocol):
         ...
 
     def suspend(self, *, suspended: bool) -> None:
-        """Stop all replicas for a while, or continue them; a driver that cannot leaves them running."""
+        """Stop all replicas for a while, or continue them. A driver that cannot leaves them running."""
         ...
 
     def kill(self, replica: ReplicaId) -> None:

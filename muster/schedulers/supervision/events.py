@@ -8,7 +8,7 @@ from muster.schedulers.supervision.state import ReplicaId
 
 @record
 class Begin:
-    """Start replicas that wait; in a supervisor that was started again, also repeat a stop that was in progress."""
+    """Start replicas that wait. In a supervisor that was started again, also repeat a stop that was in progress."""
 
 
 @record
@@ -17,7 +17,7 @@ class ReplicaEnded:
 
     replica: ReplicaId
     exit_code: int | None
-    """128+n when signal n ended it; None when not known (the container vanished, the supervisor had died)."""
+    """128+n if signal n ended it. None: not known (the container vanished, the supervisor had died)."""
     reason: str = ""
     """One clause to add: "out of memory", "could not be started: no such file"."""
     final: bool = False
@@ -26,7 +26,10 @@ class ReplicaEnded:
 
 @record
 class Recover:
-    """A person continues the app, whose supervisor had died. These replicas have ended since, nobody knows how."""
+    """A person continues the app, whose supervisor had died. These replicas have ended since.
+
+    How they ended is not known.
+    """
 
     replicas: tuple[ReplicaId, ...]
 

@@ -64,7 +64,7 @@ class Watch:
         return self._fd >= 0
 
     def has_changed(self, limit_s: float) -> bool:
-        """Return whether something has changed since the last call, or does within `limit_s`; only of an active one."""
+        """Return whether something has changed since the last call, or does within `limit_s`. Active ones only."""
         poller = select.poll()
         poller.register(self._fd, select.POLLIN)
         if not poller.poll(int(limit_s * 1000)):

@@ -24,7 +24,7 @@ class Machine:
     boot_id: str
     """"" where the system has none."""
     machine_id: str = ""
-    """See `read_machine_id`; "" in the records of earlier versions."""
+    """See `read_machine_id`. It is "" in the records of earlier versions."""
     pid_namespace: str = ""
     """"" in the records of earlier versions: then the host name has to tell containers of one machine apart."""
 
@@ -63,7 +63,7 @@ def read_machine_id() -> str:
     It is another value than machine-id(5), which is not public.
 
     Returns:
-        12 hexadecimal digits; the host name where there is no such id (containers, systems other than Linux).
+        12 hexadecimal digits, or the host name where there is no such id (containers, systems other than Linux).
     """
     text = next(filter(None, map(_read, _MACHINE_ID_FILES)), "")
     return hashlib.sha256(f"muster {text}".encode()).hexdigest()[:12] if text else socket.gethostname()

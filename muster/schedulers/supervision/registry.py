@@ -2,7 +2,7 @@
 
     <state>/muster/<scheduler>/<app id> -> <log_dir>/<session>/<app id>
 
-<state> is $XDG_STATE_HOME, else ~/.local/state; if neither is writable, /tmp/muster-<uid>. Nothing is removed
+<state> is $XDG_STATE_HOME, else ~/.local/state. If neither is writable, it is /tmp/muster-<uid>. Nothing is removed
 automatically: `muster delete` removes one app, and a user may remove an app's folder, or all of it, by hand.
 
 What lies in these folders is started with this user's rights, so `_shared.ownership` looks before anything is read.
@@ -26,7 +26,7 @@ _LAST: Final = "last"
 
 
 def find_state_dir(env: Mapping[str, str]) -> Path:
-    """Return the user's folder for muster's state; created when missing, readable by the user only.
+    """Return the user's folder for muster's state. It is created if missing, readable by the user only.
 
     Args:
         env: the environment, for XDG_STATE_HOME and HOME.
@@ -50,7 +50,7 @@ def find_state_dir(env: Mapping[str, str]) -> Path:
 
 
 def _create_fallback_dir() -> Path:
-    """Create a folder in /tmp; another user could have created it first, so its owner is checked."""
+    """Create a folder in /tmp. Another user could have created it first, so its owner is checked."""
     path = Path(tempfile.gettempdir()) / f"muster-{os.geteuid()}"
     path.mkdir(mode=0o700, exist_ok=True)
     status = path.lstat()
@@ -80,7 +80,7 @@ class AppRegistry:
         return None if folder is None else folder.path
 
     def open(self, app_id: str) -> AppFolder | None:
-        """Return the app's folder; None if the id is unknown, the app deleted or its folder gone.
+        """Return the app's folder, or None if the id is unknown, the app deleted or its folder gone.
 
         Raises:
             UnsafeFolderError: another user could change or replace it.
@@ -94,7 +94,7 @@ class AppRegistry:
         return folder if folder.spec_file.is_file() else None
 
     def __iter__(self) -> Iterator[str]:
-        """Return the ids of all apps whose folder exists, oldest first; also of those that `find` refuses."""
+        """Return the ids of all apps whose folder exists, oldest first, with those that `find` refuses."""
         try:
             links = [entry for entry in os.scandir(self._dir) if entry.is_symlink()]
         except FileNotFoundError:
@@ -150,7 +150,7 @@ def find_last_remote(state_dir: Path, scheduler: str) -> tuple[int, str] | None:
 
 
 def check_app_folder(path: Path) -> AppFolder:
-    """See that an app's folder, and what a supervisor is started from, is this user's; the folder.
+    """See that an app's folder, and what a supervisor is started from, is this user's. Return the folder.
 
     Raises:
         UnsafeFolderError: another user could change or replace it.

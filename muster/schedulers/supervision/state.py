@@ -33,7 +33,7 @@ class ReplicaStatus(str, Enum):
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     LOST = "lost"
-    """Ended without success and not started again; the app goes on without it."""
+    """Ended without success and not started again. The app goes on without it."""
     CANCELLED = "cancelled"
     """Stopped by us."""
 
@@ -46,12 +46,12 @@ class AppPhase(str, Enum):
     RESTARTING = "restarting"
     """Some roles are being stopped in order to start them again."""
     ENDING = "ending"
-    """All replicas are being stopped; the outcome is known."""
+    """All replicas are being stopped. The outcome is known."""
     ENDED = "ended"
 
 
 class Outcome(str, Enum):
-    """How an app ended; the names are those of TorchX's states."""
+    """How an app ended. The names are those of TorchX's states."""
 
     SUCCEEDED = "SUCCEEDED"
     FAILED = "FAILED"
@@ -95,7 +95,7 @@ class ReplicaState:
     status: ReplicaStatus = ReplicaStatus.WAITING
     starts: int = 0
     exit_code: int | None = None
-    """Of its last end; 128+n for signal n; None: none yet, or not known."""
+    """The exit code of its last end, 128+n for signal n. None: there is none yet, or it is not known."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +115,10 @@ class SupervisedApp:
     lingering_role: str = ""
     """The role of these agents; "": all roles (apps that earlier versions submitted)."""
     sizes: Mapping[str, int] = field(default_factory=dict)
-    """How many replicas a role has by request, those with the lowest indices; not named: all that were submitted."""
+    """How many replicas a role has by request, those with the lowest indices.
+
+    A role that is not named has all that were submitted.
+    """
     leaving: tuple[ReplicaId, ...] = ()
     """Replicas that run and were told to end, because their role was to have fewer."""
     over: tuple[str, ...] = ()

@@ -1,9 +1,9 @@
 """The supervisor process of one app: one event queue, one loop, the only place that acts.
 
-It leads a session of its own (the terminal's Ctrl-C is for the command line), is a subreaper, watches the command that
-submitted the app by pidfd (a death signal would fire when a pipeline's pool thread ends), and kills its remaining
-descendants at its end. If it is killed itself, the replicas of local_cwd end with it; a command that waits for the app,
-or `muster recover`, starts it again.
+It leads a session of its own, because the terminal's Ctrl-C is for the command line, and is a subreaper. It watches the
+command that submitted the app by pidfd, because a death signal would fire when a pipeline's pool thread ends. At its
+end it kills its remaining descendants. If it is killed itself, the replicas of local_cwd end with it. A command that
+waits for the app, or `muster recover`, starts it again.
 """
 
 import contextlib
@@ -173,7 +173,7 @@ def sweep(deadline_s: float) -> None:
 
 
 def _reap() -> bool:
-    """Wait for ended children; False when there is no child at all."""
+    """Wait for ended children. Return False if there is no child at all."""
     while True:
         try:
             pid, _ = os.waitpid(-1, os.WNOHANG)
@@ -205,7 +205,7 @@ def watch_owner(spec: AppSpec, event_queue: EventQueue) -> None:
 
 
 def watch_requests(folder: AppFolder, event_queue: EventQueue, driver: ReplicaDriver) -> None:
-    """Post the requests of other commands as events; "suspend" and "continue" change no state of the app."""
+    """Post the requests of other commands as events. "suspend" and "continue" change no state of the app."""
     # With a writer of our own the pipe never reports end of file.
     fd = os.open(folder.control_pipe, os.O_RDWR | os.O_NONBLOCK)
 
@@ -231,7 +231,7 @@ def watch_requests(folder: AppFolder, event_queue: EventQueue, driver: ReplicaDr
 
 
 def watch_signals(event_queue: EventQueue) -> None:
-    """Stop the app politely at SIGTERM; ignore SIGHUP and SIGINT, which are for the command line."""
+    """Stop the app politely at SIGTERM. Ignore SIGHUP and SIGINT, which are for the command line."""
 
     def stop(signum: int, _frame: Any) -> None:
         event_queue.post(events.CancelRequested(reason=f"cancelled: its supervisor got {signal.Signals(signum).name}"))
@@ -284,13 +284,13 @@ def supervise(folder: AppFolder, report_ready: Callable[[str], None], *, recover
 
 
 def main(path: str, ready_fd: int, word: str = "") -> None:
-    """Become the supervisor of the app in the folder `path`; the entry point of `client.start_supervisor`.
+    """Become the supervisor of the app in the folder `path`. `client.start_supervisor` starts it here.
 
     Forks and returns in the parent at once, so that no living process has to wait for the supervisor.
 
     Args:
         path: the app's folder.
-        ready_fd: write end of a pipe that gets "ok" when all replicas have started; on failure it is closed without, or
+        ready_fd: write end of a pipe that gets "ok" when all replicas have started. On failure it is closed without, or
             gets why there is no log.
         word: `client.RECOVERS`, or none.
     """

@@ -2,8 +2,8 @@
 
 A run is an app of its own, with a supervisor as any app of `local_cwd`. Where that starts an agent, this one starts
 `muster/agent/hold/client.py`, which gives what it was started with to an agent that waits on the node. On a hold of
-another adapter it starts a `link`, which reaches the node through that adapter and does the same there by `node`, a
-program that travels as a text, with the workspace.
+another adapter it starts a `link`, which reaches the node through that adapter. There `node`, a program that travels as
+a text, with the workspace, does the same.
 
     options     the `-cfg` options
     scheduler   what TorchX calls

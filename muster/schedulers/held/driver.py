@@ -1,6 +1,7 @@
 """The supervisor's `ReplicaDriver` of runs on a hold: for each node a client of the node's holder.
 
-On this machine it is `muster/agent/hold/client.py`; elsewhere a `link`, which reaches the node through its adapter.
+On this machine it is `muster/agent/hold/client.py`. Elsewhere it is a `link`, which reaches the node through its
+adapter.
 """
 
 import contextlib
@@ -64,7 +65,7 @@ class HeldDriver(ProcessDriver):
         return replace(launch, command=command)
 
     def _build_link(self, replica: ReplicaId, start_number: int, remote: Mapping[str, Any]) -> Launch:
-        """Build a link's command; what it is to do is in a file without a name: it holds secrets."""
+        """Build a link's command. Its order is in a file without a name, because it holds secrets."""
         hold = self.spec.details["hold"]
         plan = self.spec.details["replicas"][replica.role][replica.index]
         entries = None

@@ -1,7 +1,7 @@
 """The holds of all adapters: those of this machine are `local.holds`, the others are asked through their adapter.
 
-A hold is an app one of whose roles runs the holder. Which there are is in the user's state folder, in `holds`; a handle
-that is not there may name a hold that another machine has submitted. What a hold elsewhere does is asked on its nodes.
+A hold is an app one of whose roles runs the holder. The user's state folder lists them, in `holds`. A handle that is
+not there may name a hold that another machine has submitted. What a hold elsewhere does is asked on its nodes.
 """
 
 import contextlib
@@ -83,7 +83,7 @@ class RemoteHold:
         return contextlib.closing(load_scheduler(self.scheduler, _SESSION))
 
     def read_states(self) -> list[Mapping[str, Any]]:
-        """Return what the holders tell, by node; empty where one tells nothing."""
+        """Return what the holders report, by node. It is empty where one reports nothing."""
         with self.open() as scheduler:
             return read_states(scheduler, self, waits=False)
 
@@ -113,7 +113,7 @@ def read_states(scheduler: PluginScheduler, hold: RemoteHold, *, waits: bool) ->
 
 
 def read_state(scheduler: PluginScheduler, app_id: str, role: str, index: int, *, waits: bool) -> Mapping[str, Any]:
-    """Ask the holder of one node; empty if it tells nothing."""
+    """Ask the holder of one node. The answer is empty if it reports nothing."""
     limit_s = _WAIT_LIMIT_S if waits else _STATE_LIMIT_S
     command = ["{muster-python}", "-I", "-S", "-c", _STATE_PROGRAM, HOLD_DIR, f"{limit_s / 2 if waits else 0:g}"]
     order = Order(app=find_name(app_id), index=index, command=command, is_hold=True)
@@ -165,7 +165,7 @@ def _fits(app_id: str, name: str | None) -> bool:
 
 
 def find_all(state_dir: Path) -> list[AnyHold]:
-    """Return the holds of all adapters that have not ended; those that have are forgotten.
+    """Return the holds of all adapters that have not ended. Those that have ended are forgotten.
 
     Args:
         state_dir: see `registry.find_state_dir`.
@@ -224,7 +224,7 @@ def choose_hold(state_dir: Path, name: str | None) -> AnyHold:
         name: a handle, an app's id or its beginning; None: the only one.
 
     Raises:
-        SchedulerError: there is none, or several; one line.
+        SchedulerError: there is none, or several. It is one line.
         EngineError: what there is cannot be told now.
     """
     scheme, found_scheme, _ = (name or "").partition("://")

@@ -18,7 +18,7 @@ class LentNode:
     folder: str
     """The holder's."""
     lock_fd: int
-    """Whoever has the description keeps the hold; the caller closes it."""
+    """A process that has this file description keeps the hold. The caller closes it."""
 
 
 def lend_node(name: str | None, job: str, processes: int) -> LentNode:
@@ -26,12 +26,12 @@ def lend_node(name: str | None, job: str, processes: int) -> LentNode:
 
     Args:
         name: a handle, an app's id or its beginning; None: the only hold.
-        job: its name, for others who want the hold. It has a blank, which no app's name has.
+        job: its name, for other programs that want the hold. It has a blank, which no app's name has.
         processes: how many workers it starts.
 
     Raises:
-        SchedulerError: there is no such hold, or the job does not fit; one line.
-        EngineError: the hold runs another job; one line.
+        SchedulerError: there is no such hold, or the job does not fit. It is one line.
+        EngineError: the hold runs another job. It is one line.
     """
     hold = choose_hold(find_state_dir(os.environ), name)
     if not isinstance(hold, Hold):

@@ -43,11 +43,11 @@ _LINE: Final = "muster: {}\n"
 
 
 class LostError(Exception):
-    """The node is lost; `str()` says why."""
+    """The node is lost. `str()` says why."""
 
 
 def load_scheduler(name: str, session: str) -> Any:
-    """Create the scheduler of this name, as `muster.cli.adapters` does; the caller closes it."""
+    """Create the scheduler of this name, as `muster.cli.adapters` does. The caller closes it."""
     if target := muster_entry.SCHEDULERS.get(name):
         module, _, attribute = target.partition(":")
         return getattr(import_module(module), attribute)(session)
@@ -63,7 +63,7 @@ def build_client(index: int) -> list[str]:
 
 
 class Link:
-    """Holds the connection to one node of a run, to its end; for one use.
+    """Holds the connection to one node of a run, to its end. It is for one use.
 
     Args:
         order: see `driver.HeldDriver`.
@@ -108,7 +108,7 @@ class Link:
         return Session(pipe, Order(app=app, index=index, command=build_client(index), env=env, is_hold=True))
 
     def _keep_others(self, scheduler: Any) -> None:
-        """Claim the nodes that the run does not use, so that they count as used; what fails there does not matter."""
+        """Claim the nodes that the run does not use, so that they count as used. A failure there does not matter."""
 
         def keep(index: int) -> None:
             while not os.path.exists(self._order["gate"]):
@@ -187,7 +187,10 @@ class Link:
             self._sending = self._read_wanted()
 
     def _read_wanted(self) -> Iterator[bytes]:
-        """Frames with the files that the node lacks; of one that has grown what it had when it was listed."""
+        """Yield frames with the files that the node lacks.
+
+        Of a file that has grown, send what it had when it was listed.
+        """
         root = Path(self._order["root"])
         entries = {entry.get("digest"): entry for entry in self._order["node"]["workspace"] or ()}
         for digest in self._wanted:
@@ -226,14 +229,14 @@ class Link:
 
 
 def write_all(fd: int, data: bytes) -> None:
-    """Write all of it; where its reader has gone, nothing."""
+    """Write all of it. Write nothing if its reader has gone."""
     with contextlib.suppress(BrokenPipeError):
         while data:
             data = data[os.write(fd, data) :]
 
 
 def main(fd: int) -> int:
-    """Run a link; its order is JSON in the file of a descriptor."""
+    """Run a link. Its order is JSON in the file of a descriptor."""
     with os.fdopen(fd, "rb") as file:
         order = json.load(file)
     return Link(order).run()

@@ -58,11 +58,11 @@ _MESSAGE_BYTES: Final = 65536
 
 
 class RefusedError(Exception):
-    """There is no run on this node; one line."""
+    """There is no run on this node. It is one line."""
 
 
 def main(folder: str) -> int:
-    """Run; the exit code is of no interest: the link is told in a frame.
+    """Run. The exit code does not matter, because a frame reports the outcome to the link.
 
     Args:
         folder: the holder's.
@@ -80,7 +80,7 @@ def main(folder: str) -> int:
 
 
 def read_frame(stdin: io.BufferedReader) -> tuple[bytes, bytes]:
-    """Return the next frame; (b"", b""): there is none, the link is gone."""
+    """Return the next frame. (b"", b""): there is none, because the link is gone."""
     head = stdin.read(FRAME.size)
     if len(head) < FRAME.size:
         return b"", b""
@@ -99,7 +99,7 @@ def send(kind: bytes, content: bytes = b"") -> None:
 
 
 class NodeRun:
-    """One node of a run; for one use.
+    """One node of a run. It is for one use.
 
     Args:
         folder: the holder's.
@@ -118,7 +118,7 @@ class NodeRun:
         self._holder = self._connect()
 
     def run(self) -> None:
-        """Claim the node, and let the run go on it to its end; or keep it for the others of the run."""
+        """Claim the node, and let the run go on it to its end, or keep it for the others of the run."""
         self._claim()
         send(CLAIMED)
         if self._order["args"] is None:
@@ -146,7 +146,7 @@ class NodeRun:
         return made
 
     def _ask(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """Ask the holder; its answer. When the link goes meanwhile, this process ends."""
+        """Ask the holder, and return its answer. If the link goes during the wait, this process ends."""
         self._holder.send(json.dumps(message).encode())
         return self._hear()
 
@@ -170,7 +170,7 @@ class NodeRun:
             time.sleep(_AGAIN_S)
 
     def _give(self) -> tuple[int, int]:
-        """Give the run to the holder; the ends of its standard output and error."""
+        """Give the run to the holder. Return the ends of its standard output and error."""
         env = {name: value for name, value in os.environ.items() if name not in _DROPPED}
         env |= {name: self._fill(value) for name, value in self._order["env"].items()}
         cwd = self._order["cwd"] or (self._work_dir if os.path.isdir(self._work_dir) else os.getcwd())

@@ -89,7 +89,7 @@ def build_remote_request(
         draws_bars: see `Env.LIVE_BARS`.
 
     Raises:
-        SchedulerError: it cannot run there; one line.
+        SchedulerError: it cannot run there. It is one line.
     """
     for option, is_given in (
         ("prepend_cwd", options.prepend_cwd),

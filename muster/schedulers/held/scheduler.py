@@ -61,7 +61,7 @@ class HeldRequest:
     run: LocalRequest | RemoteRequest
     """On this machine, or on a hold of another adapter."""
     app: str | None
-    """The hold's name; which one it is turns out at the submission."""
+    """The hold's name. Which hold it is turns out at the submission."""
     waits: bool
     processes: Mapping[str, str]
     """What the roles ask for on each node, by role."""
@@ -77,7 +77,7 @@ class HeldScheduler(ProcessScheduler, WorkspaceMixin[None]):  # type: ignore[mis
 
     Args:
         name: `held`, whose apps keep running when their command ends, or `local_held`.
-        session_name: TorchX's; part of the default path of logs.
+        session_name: TorchX's name of the session. It is part of the default path of logs.
     """
 
     RUN_DEFAULTS = {"detach": "false"}  # noqa: RUF012  # see `PluginScheduler`
@@ -113,7 +113,7 @@ class HeldScheduler(ProcessScheduler, WorkspaceMixin[None]):  # type: ignore[mis
         return AppRegistry(find_state_dir(os.environ), _BACKEND)
 
     def build_workspace_and_update_role(self, role: Role, workspace: str, cfg: Mapping[str, Any]) -> None:
-        """Take the folder of `--workspace`, where it travels; TorchX calls this before the dry run.
+        """Take the folder of `--workspace`, where it travels. TorchX calls this before the dry run.
 
         Raises:
             SchedulerError: the folder cannot be read.
@@ -155,7 +155,7 @@ class HeldScheduler(ProcessScheduler, WorkspaceMixin[None]):  # type: ignore[mis
         """Take the hold, start the run's supervisor and return when all nodes have been started.
 
         Raises:
-            EngineError: the hold runs another app, or the supervisor could not be started; nothing is left of the run.
+            EngineError: the hold runs another app, or the supervisor could not be started. Nothing is left of the run.
             SchedulerError: there is no such hold, the run does not fit, or a script does not exist.
         """
         request: HeldRequest = dryrun_info.request
@@ -239,7 +239,7 @@ class HeldScheduler(ProcessScheduler, WorkspaceMixin[None]):  # type: ignore[mis
 
 @contextlib.contextmanager
 def _taken(hold: AnyHold, name: str, *, waits: bool) -> Iterator[int]:
-    """Lock the hold for a run; the descriptor, which is closed at the end."""
+    """Lock the hold for a run. Yield the descriptor, which is closed at the end."""
     fd = _take(hold, name, waits=waits)
     try:
         yield fd
@@ -248,7 +248,7 @@ def _taken(hold: AnyHold, name: str, *, waits: bool) -> Iterator[int]:
 
 
 def _take(hold: AnyHold, name: str, *, waits: bool) -> int:
-    """Lock the hold for a run; the descriptor."""
+    """Lock the hold for a run, and return the descriptor."""
     told = ""
     while True:
         fd = lock_hold(hold.lock_path, name)

@@ -27,7 +27,7 @@ class SlurmDownError(EngineError):
 
 
 class RefusedError(EngineError):
-    """Slurm has refused a request; its own words."""
+    """Slurm has refused a request. The text is its own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,13 +53,13 @@ def run(
     limit_s: float = LIMIT_S,
     waits: bool = True,
 ) -> str:
-    """Run a command of Slurm's; what it prints.
+    """Run a command of Slurm's, and return what it prints.
 
     Args:
         command: the program and its arguments.
         text: its standard input.
         env: its environment; None: this process's.
-        limit_s: the longest time; while the controller does not answer, the command is tried again until then.
+        limit_s: the longest time. While the controller does not answer, the command is tried again until then.
         waits: whether to wait for the controller.
 
     Raises:
@@ -238,7 +238,7 @@ def _scancel(*words: str) -> None:
 
 
 def submit_script(path: str, env: Mapping[str, str]) -> str:
-    """Submit a script; the job's id.
+    """Submit a script, and return the job's id.
 
     Args:
         path: of the script.
@@ -250,7 +250,7 @@ def submit_script(path: str, env: Mapping[str, str]) -> str:
 def run_on_node(
     job_id: str, node: str, command: Sequence[str], env: Mapping[str, str], limit_s: float
 ) -> tuple[int, str, str]:
-    """Run a command on a node of a job that runs; its exit code, standard output and standard error.
+    """Run a command on a node of a job that runs. Return its exit code, standard output and standard error.
 
     The exit code is `TIMED_OUT` where it did not end, and any where `srun` could not start it.
     """

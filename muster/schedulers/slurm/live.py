@@ -1,6 +1,6 @@
 """What is known of an app: its jobs as Slurm tells of them, and what its nodes have recorded.
 
-The nodes' records say how replicas have ended; Slurm's exit code does not, because a job whose spare took over has a
+The nodes' records say how replicas have ended. Slurm's exit code does not, because a job whose spare took over has a
 task that failed. Without a shared folder only Slurm is asked.
 """
 
@@ -31,7 +31,7 @@ from muster.schedulers.slurm.request import LOG_NAME
 JOBS_NAME: Final = "jobs"
 """In the app's state folder: the ids of its jobs, one per line."""
 _CLOCKS_S: Final = 2.0
-"""By so much the clocks of nodes and controller may differ; a job waits longer before it runs again."""
+"""How much the clocks of nodes and controller may differ. A job waits longer before it runs again."""
 _START_S: Final = 30.0
 """By then a task has started, where no record says it."""
 _SUBMISSION_S: Final = 86400.0
@@ -141,7 +141,7 @@ class App:
 
 
 def read_app(folder: AppFolder) -> App:
-    """Read an app; looking changes nothing.
+    """Read an app. Looking changes nothing.
 
     Raises:
         FileNotFoundError: no app here (any more).
@@ -165,7 +165,7 @@ def read_app(folder: AppFolder) -> App:
 
 
 def find_end_s(app: App, added_s: float) -> float | None:
-    """Find when an app ended, in wall-clock seconds; None: it runs, or nobody here can tell that it does not.
+    """Find when an app ended, in wall-clock seconds. None: it runs, or nothing here can tell that it does not.
 
     A job that Slurm does not know may be one of another cluster that has the same home folder.
 
@@ -216,7 +216,7 @@ def build_facts(app: App, told: AgentWords, submitted_s: float | None) -> AppFac
     Args:
         app: see `read_app`.
         told: what its agents tell.
-        submitted_s: when the app was; its job counts from its last requeue.
+        submitted_s: when the app was submitted. Its job counts from its last requeue.
     """
     state = app.state
     lost = set[str]()

@@ -34,7 +34,9 @@ print(json.dumps(found))
 
 
 def read_there(app: App, node: str, wanted: Sequence[tuple[str, int, int]]) -> list[tuple[int | None, bytes]]:
-    """Read parts of files on a node; (size, bytes) of each. None: there is no such file, or no job that could read it.
+    """Read parts of files on a node. Return (size, bytes) of each.
+
+    None: there is no such file, or no job that could read it.
 
     Args:
         app: its job runs.

@@ -2,7 +2,7 @@
 
 It starts again what was lost, as the supervisor of local_cwd does (`supervision.decisions`), keeps the log, and records
 its state beside those of the other nodes. A signal of Slurm's, or the end of the time limit, lets the agents stop at
-one step; then the job is queued again, or a follow-up is submitted. The script of the job holds none of this: what is
+one step. Then the job is queued again, or a follow-up is submitted. The script of the job holds none of this: what is
 left of a job whose first node is lost goes on. Over 400 lines: one program, with all that it asks of Slurm.
 """
 
@@ -69,7 +69,7 @@ _TIME_LIMIT: Final = "stopped before the time limit of its Slurm job is over"
 _PREEMPTIONS: Final = (signal.SIGTERM, signal.SIGUSR1)
 _IGNORE: Final = """trap '' USR1; exec "$0" "$@\""""
 _GOES_ON: Final = ("RUNNING", "PREEMPTED", "TIMEOUT")
-"""States of a job that nobody has cancelled, and that is not queued again already."""
+"""States of a job that has not been cancelled, and that is not queued again already."""
 
 T = TypeVar("T")
 
@@ -111,7 +111,9 @@ def list_replicas(spec: AppSpec) -> list[ReplicaId]:
 
 
 def place_replicas(spec: AppSpec, sizes: Mapping[str, int], nodes: int) -> list[ReplicaId]:
-    """List the replicas in the order of the job's tasks; of a job with fewer nodes than submitted, those it still has.
+    """List the replicas in the order of the job's tasks.
+
+    Of a job with fewer nodes than submitted, list those it still has.
 
     Args:
         spec: of the app.
@@ -286,7 +288,7 @@ class NodeSupervisor(Supervisor):
 
 
 def main(arguments: list[str]) -> int:
-    """Run this node's replica of the app in a folder; the exit code.
+    """Run this node's replica of the app in a folder, and return the exit code.
 
     Args:
         arguments: the zip, and the app's folder.
@@ -333,7 +335,7 @@ def main(arguments: list[str]) -> int:
 def _end_run(
     folder: AppFolder, spec: AppSpec, allocation: Allocation, app: SupervisedApp, *, has_to_continue: bool
 ) -> int:
-    """See to what becomes of the job; the exit code of this task.
+    """See to what becomes of the job, and return the exit code of this task.
 
     An agent that stops at a common step exits with 143. If it exits with 0, 1 or 2, its job had ended when it was told.
     Another program may exit with 0 when it has saved.
@@ -356,7 +358,7 @@ def _read_end_s(allocation: Allocation) -> float | None:
 
 
 def _read_state(allocation: Allocation) -> str:
-    """Ask for the job's state; a controller that is just restarted is asked again. "": it does not answer."""
+    """Ask for the job's state. A controller that is just restarted is asked again. "": it does not answer."""
     for number in range(_STATE_TRIES):
         time.sleep(number and _STATE_PAUSE_S)
         state = _run("squeue", "-h", "-t", "all", "-j", allocation.job_id, "-o", "%T").strip()
@@ -366,7 +368,7 @@ def _read_state(allocation: Allocation) -> str:
 
 
 def _find_lost_nodes(allocation: Allocation) -> list[str]:
-    """Find the nodes of this run that are no longer in the job; none if the controller does not answer."""
+    """Find the nodes of this run that are no longer in the job. Find none if the controller does not answer."""
     state, _, text = _run("squeue", "-h", "-j", allocation.job_id, "-o", "%T %N").strip().partition(" ")
     left = expand_hosts(text) if state == "RUNNING" else []
     return [host for host in allocation.hosts if left and host not in left]
@@ -473,12 +475,14 @@ def _read_suspected(role_dir: Path) -> Iterator[str]:
 
 
 def _run(*command: str, text: str = "") -> str:
-    """Run a command of Slurm's; what it prints, "" if it fails."""
+    """Run a command of Slurm's. Return what it prints, or "" if it fails."""
     return _call(*command, text=text) or ""
 
 
 def _call(*command: str, text: str = "") -> str | None:
-    """Run a command of Slurm's, which gets nothing of this task's own settings; what it prints, None if it fails.
+    """Run a command of Slurm's, which gets none of this task's own settings.
+
+    Return what it prints, or None if it fails.
 
     Args:
         command: the program and its arguments.
@@ -511,10 +515,10 @@ def _brings_files(bundle: str) -> bool:
 
 
 def _claim_folder(path: str) -> None:
-    """Make the app's folder on this node, whose parent any user can write to; one that is there must be ours.
+    """Make the app's folder on this node, whose parent any user can write to. An existing one must be ours.
 
     Raises:
-        SystemExit: it is not; one line.
+        SystemExit: it is not. The message is one line.
     """
     try:
         os.mkdir(path, 0o700)

@@ -61,7 +61,7 @@ class SlurmRequest:
     spec: AppSpec
     script: str
     folder: str
-    """Of the app on this machine; on the nodes it is `spec.folder`."""
+    """The app's folder on this machine. On the nodes it is `spec.folder`."""
     checked_flags: tuple[str, ...]
     """Options of sbatch that this Slurm may not have: they are looked up before the submission."""
     checked_srun_flags: tuple[str, ...]
@@ -78,14 +78,14 @@ def build_request(app: AppDef, options: SlurmOptions, *, name: str, token: str, 
     """Build the request for an app. The AppDef is not changed.
 
     Args:
-        app: what to run; images are ignored, see `container_image` and `prefix`.
+        app: what to run. Images are ignored, see `container_image` and `prefix`.
         options: of `-cfg`.
         name: the app's id, and the name of its jobs.
         token: the app's secret.
         place: see `Place`.
 
     Raises:
-        SchedulerError: a part of the app cannot be run; one line.
+        SchedulerError: a part of the app cannot be run. It is one line.
     """
     _check(options)
     roles = assign_arguments(app, build_role_labels([role.name for role in app.roles]), name)

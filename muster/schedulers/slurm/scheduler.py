@@ -87,7 +87,10 @@ _LOOK_S: Final = 2.0
 _END_LIMIT_S: Final = 120.0
 _ASK_MARGIN_S: Final = 30.0
 _ASKED: Final = (0, 2, 3, client.TIMED_OUT)
-"""Exit codes of the agent's command, and of one that was given up; others are of an `srun` that could not run it."""
+"""Exit codes of the agent's command, and of one that was given up.
+
+Others are of an `srun` that could not run it.
+"""
 _LEAST_PAUSE_S: Final = 0.2
 _MOST_PAUSE_S: Final = 5.0
 _NOT_INHERITED: Final = ("MUSTER_", "SLURM_", "SBATCH_", "SRUN_")
@@ -97,7 +100,7 @@ class SlurmScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mis
     """Runs an app as one job of a Slurm cluster, see the package.
 
     Args:
-        session_name: TorchX's; part of the default path of the app's folder.
+        session_name: TorchX's name of the session. It is part of the default path of the app's folder.
     """
 
     TELLS_STATUS = False
@@ -141,7 +144,7 @@ class SlurmScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mis
         return os.path.abspath(find_state_dir(os.environ) / "logs" / (self.session_name or "torchx") / name)
 
     def schedule(self, dryrun_info: AppDryRunInfo) -> str:
-        """Make the app's folder and submit its job; nothing is left of it if that fails."""
+        """Make the app's folder and submit its job. Nothing is left of it if that fails."""
         request: SlurmRequest = dryrun_info.request
         client.check_options("sbatch", request.checked_flags)
         client.check_options("srun", request.checked_srun_flags)
@@ -415,7 +418,7 @@ def list_pauses() -> Iterator[float]:
 
 
 def _write_files(request: SlurmRequest, folder: AppFolder) -> str:
-    """Write what the nodes need; the path of the script."""
+    """Write what the nodes need, and return the path of the script."""
     script, spec = request.script, request.spec
     agent = build_agent_bundle() if any(role.runs_agent for role in spec.roles) else None
     if request.is_shared:
@@ -439,7 +442,10 @@ def _write_files(request: SlurmRequest, folder: AppFolder) -> str:
 
 
 def _build_env() -> dict[str, str]:
-    """Return what the job inherits of this process's environment; not that of a job in which this process runs."""
+    """Return what the job inherits of this process's environment.
+
+    Variables of a job in which this process runs are left out.
+    """
     return {
         name: value for name, value in os.environ.items() if not name.startswith(_NOT_INHERITED) or name == "SLURM_CONF"
     }

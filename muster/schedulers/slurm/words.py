@@ -33,7 +33,7 @@ STATES: Final = {
     "REVOKED": AppState.FAILED,
     "TIMEOUT": AppState.FAILED,
 }
-"""Those of a job; an app may go on in another one."""
+"""The states of a job. An app may go on in another job."""
 
 REASONS: Final = {
     "Priority": "jobs with a higher priority are before it",

@@ -102,11 +102,11 @@ T = TypeVar("T")
 
 
 class CheckError(Exception):
-    """A host cannot be used; `str()` says why in one line."""
+    """A host cannot be used. `str()` says why in one line."""
 
 
 class Probe:
-    """One connection to a host, with questions and answers in lines of JSON; a program can follow, see `lend`."""
+    """One connection to a host, with questions and answers in lines of JSON. A program can follow, see `lend`."""
 
     def __init__(self, ssh: Sequence[str], host: Host, python: str) -> None:
         self._python = python
@@ -172,7 +172,7 @@ class Probe:
         return explain_failure(self._errors, code, self._python)
 
     def lend(self) -> tuple[int, ...]:
-        """Return the descriptors for a process that sends a `command.build_takeover`; `give` or `close` it then."""
+        """Return the descriptors for a process that sends a `command.build_takeover`. Then `give` or `close` it."""
         assert self._ssh is not None  # noqa: S101  # it is neither lent nor closed
         for fd in self._ssh.fds[:3]:
             os.set_blocking(fd, True)
@@ -200,11 +200,11 @@ class Checked:
     host: Host
     version: tuple[int, int, int]
     addresses: Sequence[str]
-    """At which the first host may be reached; that of the connection comes first."""
+    """Addresses at which the first host may be reached. That of the connection comes first."""
     ports: Sequence[int]
     """Free ones, when it was asked for some."""
     clock_s: float
-    """How many seconds its clock is ahead of this machine's, at least; less than 0: behind."""
+    """How many seconds its clock is ahead of this machine's, at least. Less than 0: behind."""
     connection: Probe = field(repr=False)
 
 
@@ -217,7 +217,7 @@ class Needs:
     folder: str
     disk_bytes: int
     ports: int
-    """Roles whose agents meet; each needs a port on its first host."""
+    """Roles whose agents meet. Each needs a port on its first host."""
 
 
 def check_hosts(hosts: Sequence[Host], needs: Needs) -> tuple[list[Checked], dict[str, str]]:

@@ -13,7 +13,7 @@ _NOISE: Final = re.compile(r"(Warning: Permanently added|Connection to .* closed
 
 
 def build_ssh(ssh: Sequence[str], host: str, python: str, program: bytes) -> list[str]:
-    """Build the command that runs a Python program on a host; the program comes first on its standard input.
+    """Build the command that runs a Python program on a host. The program comes first on its standard input.
 
     The user's configuration counts for all else. What it has for people, a terminal, a command or forwarded ports,
     would be in the way.
@@ -28,7 +28,7 @@ def build_ssh(ssh: Sequence[str], host: str, python: str, program: bytes) -> lis
 
 
 def build_remote(ssh: Sequence[str], host: str, python: str, words: Sequence[str]) -> list[str]:
-    """Build the command that runs Python with arguments on a host; see `build_ssh`."""
+    """Build the command that runs Python with arguments on a host. See `build_ssh`."""
     options = ["BatchMode=yes", f"ConnectTimeout={CONNECT_LIMIT_S}", "ClearAllForwardings=yes", "RemoteCommand=none"]
     there = f"exec {shlex.join([python, *words])}"
     return [*ssh, "-T", *(word for each in options for word in ("-o", each)), "--", host, there]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 
 class Ssh:
-    """One `ssh`; who uses its pipes closes them.
+    """One `ssh`. The user of its pipes closes them.
 
     Args:
         fds: its standard input, output and error here, and its pidfd.
@@ -44,7 +44,7 @@ class Ssh:
         return Ssh((*outside, os.pidfd_open(process.pid)), process)
 
     def end(self, limit_s: float) -> int | None:
-        """Wait for its end, and kill it after `limit_s`; its exit code. None: it was killed, or is no child."""
+        """Wait for its end, and kill it after `limit_s`. Return its exit code. None: it was killed, or is no child."""
         has_ended = self._wait(limit_s)
         if not has_ended:
             with contextlib.suppress(ProcessLookupError):

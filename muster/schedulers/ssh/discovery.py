@@ -17,7 +17,7 @@ class Discovery:
 
     Args:
         script: absolute path of the program.
-        processes: of each node; hosts with fewer slots do not count.
+        processes: of each node. Hosts with fewer slots do not count.
     """
 
     def __init__(self, script: str, processes: int) -> None:

@@ -37,9 +37,9 @@ def find_workspace_name(role: str) -> str:
 
 
 class SshDriver(ProcessDriver):
-    """Starts links; on which host each replica runs is decided here.
+    """Starts links, and decides on which host each replica runs.
 
-    A replica whose host is lost, or whose agent has left it with 69, starts again on a spare, if there is one; that
+    A replica whose host is lost, or whose agent has left it with 69, starts again on a spare, if there is one. That
     host is then the last spare.
     """
 
@@ -64,7 +64,7 @@ class SshDriver(ProcessDriver):
         """By host."""
 
     def build_launch(self, replica: ReplicaId, start_number: int) -> Launch:
-        """Build a link's command; what it is to do is in a file without a name: it holds secrets."""
+        """Build a link's command. Its order is in a file without a name, because it holds secrets."""
         return self._build_link(replica, start_number, "start")
 
     def start(self, replica: ReplicaId, start_number: int) -> Handle:
@@ -94,7 +94,7 @@ class SshDriver(ProcessDriver):
         self._event_queue.set_timer(f"kill {replica}", _KILL_LIMIT_S, lambda: self.send_signal(replica, signal.SIGKILL))
 
     def explain_end(self, replica: ReplicaId, code: int) -> tuple[int | None, str]:
-        """See `ProcessDriver`. A link says why its replica is lost; its host is then the last spare."""
+        """See `ProcessDriver`. A link says why its replica is lost. Its host is then the last spare."""
         self._event_queue.clear_timer(f"kill {replica}")
         has_spare = bool(self._spares) and self._starts_again(replica)
         if code == ExitCode.RENDEZVOUS and self.runs_agent(replica) and has_spare:
@@ -123,7 +123,7 @@ class SshDriver(ProcessDriver):
         return record is not None and is_running and record.app.retries.get(role.name, 0) < role.max_retries
 
     def _move(self, replica: ReplicaId, host: str) -> None:
-        """Let a replica start on another host next time; its own is the last spare then.
+        """Let a replica start on another host next time. Its own is the last spare then.
 
         Agents that have lost their first host find the next one only by its address: they start again with it.
         """

@@ -1,4 +1,4 @@
-"""Reads who the hosts are: a hostfile of DeepSpeed, Open MPI, MPICH, a discovery script. Standard library only."""
+"""Reads the hosts from a hostfile of DeepSpeed, Open MPI or MPICH, or from a script. Standard library only."""
 
 import os
 import re
@@ -13,7 +13,7 @@ _KEYS: Final = ("slots", "max_slots", "max-slots")
 
 
 class HostError(ValueError):
-    """What names the hosts is wrong; one line."""
+    """What names the hosts is wrong. It is one line."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Host:
 
 
 def parse_host(word: str, where: str) -> Host:
-    """Parse `HOST`, `USER@HOST` or `HOST:N`; an IPv6 address in brackets.
+    """Parse `HOST`, `USER@HOST` or `HOST:N`. An IPv6 address is in brackets.
 
     Raises:
         HostError: it is none of these.
@@ -44,10 +44,10 @@ def parse_host(word: str, where: str) -> Host:
 def parse_hostfile(text: str, path: str) -> list[Host]:
     """Parse a hostfile, in any of the forms that people have.
 
-    `HOST slots=N` (DeepSpeed, Open MPI), `HOST:N` (MPICH, Intel MPI, Horovod), `HOST` alone; `#` begins a comment.
+    `HOST slots=N` (DeepSpeed, Open MPI), `HOST:N` (MPICH, Intel MPI, Horovod), `HOST` alone. `#` begins a comment.
 
     Raises:
-        HostError: a line is none of these; it names the line.
+        HostError: a line is none of these. The message names it.
     """
     hosts = []
     for number, line in enumerate(text.splitlines(), 1):

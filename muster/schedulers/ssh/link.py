@@ -42,7 +42,7 @@ _SIGNALS: Final = {signal.SIGTERM: "TERM", signal.SIGINT: "INT", signal.SIGQUIT:
 
 
 class LostError(Exception):
-    """The replica is lost; `str()` says why."""
+    """The replica is lost. `str()` says why."""
 
 
 class Link:
@@ -68,7 +68,7 @@ class Link:
         self._told_kill_s: float | None = None
         self._started = order["verb"] == "attach"
         self._lent: Sequence[int] = order["fds"]
-        """Of an `ssh` that has looked at the host already; for the first connection."""
+        """The descriptors of an `ssh` that has looked at the host already. They are for the first connection."""
         self._code: int | None = None
         self._wake_read, self._wake_write = os.pipe()
         for fd in (self._wake_read, self._wake_write):
@@ -163,7 +163,7 @@ class Link:
         return True
 
     def _print(self, fd: int, data: bytes) -> bool:
-        """Pass output on; False when nobody reads it any more and another link will."""
+        """Pass output on. Return False if no process reads it any more and another link will."""
         try:
             while data:
                 data = data[os.write(fd, data) :]
@@ -272,7 +272,7 @@ class _Connection:
         return now_s - (self.heard_s or self.began_s) > limit_s
 
     def close(self) -> str:
-        """End it; why it has ended."""
+        """End it, and return why it has ended."""
         code = self._ssh.end(0.5 if self.is_open else 0.05)
         self._queue.put(None)
         for thread in self._threads:
@@ -317,7 +317,7 @@ def _end_with_parent() -> None:
 
 
 def main(fd: int) -> int:
-    """Run a link; its order is JSON in the file of a descriptor."""
+    """Run a link. Its order is JSON in the file of a descriptor."""
     with os.fdopen(fd, "rb") as file:
         order = json.load(file)
     return Link(order).run()

@@ -90,7 +90,7 @@ class _Spool:
 
 
 class Keeper:
-    """Owns one replica; for one use.
+    """Owns one replica. It is for one use.
 
     Args:
         order: the link's, see `driver.SshDriver`.
@@ -268,7 +268,7 @@ class Keeper:
                 self._pending += pack(ALIVE)
 
     def _push(self) -> None:
-        """Send what the connection takes now; wait for more room if there is more."""
+        """Send what the connection takes now. If there is more, wait for room."""
         if self._link is None or not self._greeted:
             return
         try:
@@ -340,7 +340,7 @@ class Keeper:
 
 
 def main(stdin: io.BufferedReader) -> None:
-    """Do what the order says; its first line is JSON.
+    """Do what the order says. Its first line is JSON.
 
     Args:
         stdin: the connection, after this program.
@@ -376,7 +376,7 @@ def _say(data: bytes) -> None:
 
 
 def _start(order: Mapping[str, Any], run: str, stdin: io.BufferedReader) -> None:
-    """Unpack the run folder and fork its keeper; nothing is left if that fails."""
+    """Unpack the run folder and fork its keeper. Nothing is left if that fails."""
     parent = os.path.dirname(run)
     os.makedirs(os.path.dirname(parent), exist_ok=True)  # the checks accept a folder that can be made
     try:

@@ -59,10 +59,10 @@ class SshRequest:
 def build_request(
     app: AppDef, options: SshOptions, hosts: Sequence[Host], *, app_id: str, folder: str, token: str
 ) -> SshRequest:
-    """Build the request for an app. Pure; the AppDef is not changed.
+    """Build the request for an app. It is pure, and the AppDef is not changed.
 
     Args:
-        app: what to run; images, mounts and resources are ignored.
+        app: what to run. Images, mounts and resources are ignored.
         options: of `-cfg`.
         hosts: that the options name.
         app_id: the app's id.
@@ -70,7 +70,7 @@ def build_request(
         token: the app's secret.
 
     Raises:
-        SchedulerError: a part of the app cannot be run; one line.
+        SchedulerError: a part of the app cannot be run. It is one line.
     """
     roles = assign_arguments(app, build_role_labels([role.name for role in app.roles]), app_id)
     follows = bool(options.discover) and len(roles) == 1 and build_role_plan(app.roles[0]).is_elastic
@@ -142,9 +142,12 @@ class Places:
     """Where an app runs, as the checks have found."""
 
     hosts: Sequence[str]
-    """One per replica, in order of role and index; the rest are spares."""
+    """One per replica, in order of role and index. The rest are spares."""
     addresses: Mapping[str, str]
-    """Of the first host of each role whose agents meet, by role; of the first role in any case."""
+    """The addresses of the first host of each role whose agents meet, by role.
+
+    Those of the first role are there in any case.
+    """
     ports: Mapping[str, int]
     """For the agents to meet, by role."""
     others: Mapping[str, str]

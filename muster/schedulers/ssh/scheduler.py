@@ -59,7 +59,10 @@ _MARGIN_BYTES: Final = 32 << 20
 _NOT_REACHED: Final = 255
 """Exit code of an `ssh` that has no connection, and of a command that was not run for that reason."""
 _RETRY_S: Final = 5.0
-"""So long hosts that are not reached are tried again: a network that has just come back fails whoever asks first."""
+"""How long hosts that are not reached are tried again.
+
+A network that has just come back fails the first program that asks.
+"""
 _SEARCH_S: Final = 20.0
 """So long other hosts are tried once: a silent one takes as long as `ssh` lets it."""
 _PAUSE_S: Final = 1.0
@@ -72,7 +75,7 @@ class SshScheduler(ProcessScheduler, WorkspaceMixin[None]):  # type: ignore[misc
 
     Args:
         name: `ssh`.
-        session_name: TorchX's; part of the default path of logs.
+        session_name: TorchX's name of the session. It is part of the default path of logs.
     """
 
     def __init__(self, name: str, session_name: str) -> None:
@@ -82,11 +85,11 @@ class SshScheduler(ProcessScheduler, WorkspaceMixin[None]):  # type: ignore[misc
     # -- submitting -------------------------------------------------------------------------------------------------
 
     def add_options(self, opts: StrictOpts) -> None:
-        """See `PluginScheduler`; apps outlive the command that submits them unless `detach=false`."""
+        """Do as `PluginScheduler`. Apps outlive the command that submits them unless `detach=false`."""
         declare_options(opts, SshOptions, {"detach": True})
 
     def build_workspace_and_update_role(self, role: Role, workspace: str, cfg: Mapping[str, Any]) -> None:
-        """Take the folder of `--workspace`; TorchX calls this before the dry run.
+        """Take the folder of `--workspace`. TorchX calls this before the dry run.
 
         Raises:
             SchedulerError: the folder cannot be read.
@@ -105,7 +108,7 @@ class SshScheduler(ProcessScheduler, WorkspaceMixin[None]):  # type: ignore[misc
         """Look at all hosts, start the app's supervisor, and return when all replicas have been sent off.
 
         Raises:
-            EngineError: too few hosts can be used, with a line for each that cannot; nothing is left of the app.
+            EngineError: too few hosts can be used, with a line for each that cannot. Nothing is left of the app.
             SchedulerError: the workspace cannot be read.
         """
         request: SshRequest = dryrun_info.request
@@ -202,7 +205,7 @@ class SshScheduler(ProcessScheduler, WorkspaceMixin[None]):  # type: ignore[misc
 
 
 class _Packed:
-    """What travels to the hosts; a thread builds the bundle."""
+    """What travels to the hosts. A thread builds the bundle."""
 
     def __init__(self, paths: Mapping[str, Path]) -> None:
         self.paths = paths
@@ -223,7 +226,7 @@ def read_kept_bundle(folder: Path) -> bytes:
     """Build the agent's bundle once for each version of its sources: it takes as long as a connection to a host.
 
     Args:
-        folder: in the user's state folder; the newest bundle is kept there.
+        folder: in the user's state folder. The newest bundle is kept there.
     """
     package = Path(muster.__file__).parent
     sources = sorted(path for path in package.rglob("*") if path.suffix != ".pyc" and path.is_file())
@@ -244,7 +247,7 @@ def read_kept_bundle(folder: Path) -> bytes:
 
 @contextlib.contextmanager
 def _pack_files(spec: AppSpec) -> Iterator[_Packed]:
-    """Pack each workspace once, in files without a name, of which a kill leaves nothing; roles may share one."""
+    """Pack each workspace once, in files without a name, of which a kill leaves nothing. Roles may share one."""
     with contextlib.ExitStack() as opened:
         made: dict[str, Path] = {}
         paths: dict[str, Path] = {}
@@ -263,7 +266,9 @@ def _pack_files(spec: AppSpec) -> Iterator[_Packed]:
 
 @contextlib.contextmanager
 def _checked_hosts(request: SshRequest, workspace_bytes: int) -> Iterator[list[Checked]]:
-    """Look at the hosts; those that can be used, whose connections are closed at the end unless given away.
+    """Look at the hosts, and yield those that can be used.
+
+    Their connections are closed at the end unless they are given away.
 
     Raises:
         EngineError: there are too few.
@@ -327,7 +332,7 @@ def _find_places(request: SshRequest, good: Sequence[Checked]) -> Places:
 
 
 def _read_environment() -> dict[str, str]:
-    """Read the variables with which `ssh` runs: its agent's socket, the home folder; no other place reads them."""
+    """Read the variables with which `ssh` runs: its agent's socket, the home folder. No other place reads them."""
     return {name: value for name, value in os.environ.items() if not name.startswith(_OWN_VARIABLES)}
 
 

@@ -1,6 +1,6 @@
 """Recognises the command that components write, `python3 -m muster.agent ...`, reads its flags and rewrites it.
 
-Adapters never run it as it is written: with `-m` Python imports from the working directory before the agent can prevent
+Adapters never run it as it is written. With `-m` Python imports from the working directory before the agent can prevent
 it, and a `types.py` of the user's there would replace the standard library's.
 
 The agent's own flags end where its program begins: at the first word that is not a flag, or at `--`. All later words
@@ -51,7 +51,7 @@ def is_agent_command(entrypoint: str, args: Sequence[str]) -> bool:
 
 
 def is_agent_role(role: Any) -> bool:
-    """Return whether a TorchX role runs our agent; other roles keep TorchX's meaning of exit codes and retries."""
+    """Return whether a TorchX role runs our agent. Other roles keep TorchX's meaning of exit codes and retries."""
     return is_agent_command(role.entrypoint, role.args)
 
 
@@ -105,7 +105,7 @@ def list_agent_flags(args: Sequence[str]) -> list[AgentFlag]:
     Args:
         args: of a role for which `is_agent_role` holds.
 
-    Source: parse_command_line in `muster/agent/cli/command_line.py`; `tests/unit/schedulers/test_agent_command.py`
+    Source: parse_command_line in `muster/agent/cli/command_line.py`. `tests/unit/schedulers/test_agent_command.py`
     compares the two.
     """
     flags: list[AgentFlag] = []
@@ -121,7 +121,7 @@ def list_agent_flags(args: Sequence[str]) -> list[AgentFlag]:
 
 
 def find_agent_flag(args: Sequence[str], name: str) -> str | None:
-    """Return the value of one of the agent's own flags; the last one counts; None when it is not given.
+    """Return the value of one of the agent's own flags. The last one counts. None: it is not given.
 
     Args:
         args: of a role for which `is_agent_role` holds.
@@ -146,7 +146,7 @@ def count_merged_ranks(args: Sequence[str], gpus: int) -> int:
 
 
 def find_run_file(command: Sequence[str], log_dir: str, name: str) -> str | None:
-    """Return the absolute path of a file of an agent's run, where it runs; None if its command does not tell.
+    """Return the absolute path of a file of an agent's run, where it runs. None: its command does not tell.
 
     Args:
         command: see `build_ask_command`.
@@ -162,7 +162,7 @@ def find_run_file(command: Sequence[str], log_dir: str, name: str) -> str | None
 
 
 def find_program(args: Sequence[str]) -> tuple[str, str] | None:
-    """Return what an agent role runs: ("script", path) or ("module", name); None for another program, or without one.
+    """Return what an agent role runs: ("script", path) or ("module", name). None: another program, or none.
 
     Args:
         args: of a role for which `is_agent_role` holds.
@@ -194,7 +194,7 @@ def _is_flag(word: str) -> bool:
 
 
 def _split_flag(word: str) -> tuple[str, str | None]:
-    """Split into (spelling, value); the value is None when it is the next word."""
+    """Split into (spelling, value). The value is None if it is the next word."""
     if not word.startswith("--"):
         letters = word[1:].lstrip(AGENT_SHORT_SWITCHES)
         return "", "" if not letters else letters[1:] or None
@@ -213,12 +213,12 @@ def assign_run_ids(roles: Sequence[Any], labels: Mapping[str, str], app_id: str)
     """Return the arguments of each role, with run ids that differ between agent roles.
 
     Every agent role of an app is a job of its own, but components give each the app's id as run id, `--rdzv-id`. If
-    agent roles have the same run id, this appends each role's label to it; a unique run id stays.
+    agent roles have the same run id, this appends each role's label to it. A unique run id stays.
 
     Args:
         roles: of one app, not changed.
-        labels: of each role, by name; all different.
-        app_id: the run id before the label where a role names none; may be a macro.
+        labels: of each role, by name. All are different.
+        app_id: the run id before the label where a role names none. It may be a macro.
 
     Returns:
         Arguments by the role's name, macros not yet substituted.

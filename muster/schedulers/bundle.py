@@ -1,6 +1,6 @@
 """Packs the agent as one runnable zip, which travels with a job. `workspace.packing` packs the user's folder.
 
-Deterministic: the same files give the same bytes. Standard library only; torchx is not needed.
+Deterministic: the same files give the same bytes. It uses the standard library only, and does not need torchx.
 """
 
 import ast
@@ -173,7 +173,7 @@ def strip_source(source: str) -> str:
 
 
 class _Cut(NamedTuple):
-    """A part of a source; line and byte count from 0."""
+    """A part of a source. Line and byte count from 0."""
 
     begin: tuple[int, int]
     end: tuple[int, int]
@@ -203,8 +203,8 @@ def _list_comments(text: bytes, lines: list[bytes]) -> tuple[list[_Cut], set[int
 
     Lines of long strings are left alone: their spaces are part of them.
 
-    By a pattern: the tokenizer would make every submission a second slower. It takes a quote inside a string of the
-    other quote for what it is; the same quote inside an f-string's braces needs Python 3.12.
+    By a pattern: the tokenizer would make every submission a second slower. It recognises a quote inside a string of
+    the other quote. The same quote inside an f-string's braces needs Python 3.12.
     """
     begins = [0, *itertools.accumulate(map(len, lines))]
     comments: list[_Cut] = []

@@ -6,7 +6,7 @@ imports little.
 
 The folder is the user's own, and no other user can write to it or put another one in its place: what lies there runs
 with this user's rights. It appears whole, by a rename. Where none can be made the agent runs from the zip. The process
-that unpacks a version removes those unused for longest; each process that runs from a folder holds a lock on it, and
+that unpacks a version removes those unused for longest. Each process that runs from a folder holds a lock on it, and
 `python -m muster prune` lists the folders without one.
 """
 
@@ -23,7 +23,7 @@ _KEPT = 4
 
 
 def find_import_folder(bundle: str, digest: str, total_bytes: int) -> str:
-    """Find the folder to import from, and make it if necessary; the bundle itself when none can be used.
+    """Find the folder to import from, and make it if necessary. Return the bundle itself if none can be used.
 
     Args:
         bundle: path of the zip.
@@ -92,7 +92,7 @@ def _sum_sizes(folder: str) -> int:
 
 
 def _unpack(bundle: str, folder: str) -> None:
-    """Unpack beside `folder`, then rename; another agent may do the same at the same time.
+    """Unpack beside `folder`, then rename. Another agent may do the same at the same time.
 
     Raises:
         OSError: the disk is full, or the folder cannot be written.
@@ -170,7 +170,7 @@ def list_unpacked(base: str) -> "list[tuple[float, str]]":
 
 
 def remove_unused(folder: str) -> None:
-    """Remove a version; a job that needs it again unpacks it again.
+    """Remove a version. A job that needs it again unpacks it again.
 
     Raises:
         OSError: it cannot be removed; BlockingIOError: a process uses it.

@@ -1,6 +1,6 @@
 """Errors of the adapters that the TorchX command line prints as one line.
 
-TorchX turns only `ComponentValidationException` and two related exceptions into a message; all others become a
+TorchX turns only `ComponentValidationException` and two related exceptions into a message. All others become a
 traceback.
 """
 
@@ -40,7 +40,7 @@ class PlatformError(EngineError, ModuleNotFoundError):
 
 
 class OptionError(SchedulerError, InvalidRunConfigException):  # type: ignore[misc]
-    """A scheduler option (`-cfg`) that does not exist or has an impossible value; `cfg_key` names it."""
+    """A scheduler option (`-cfg`) that does not exist or has an impossible value. `cfg_key` names it."""
 
     def __init__(self, message: str, cfg_key: str, cfg: Mapping[str, object] | None = None) -> None:
         Exception.__init__(self, message)
@@ -49,7 +49,7 @@ class OptionError(SchedulerError, InvalidRunConfigException):  # type: ignore[mi
 
 
 def describe_os_error(error: OSError, folder: str) -> str:
-    """Return what the system refuses, with the file; `folder` where a full disk's error names none."""
+    """Return what the system refuses, with the file. Name `folder` where a full disk's error names none."""
     where = error.filename or (folder if error.errno in (errno.ENOSPC, errno.EDQUOT) else None)
     reason = error.strerror or str(error)
     return f"{where}: {reason}" if where else reason

@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # only a status needs it, not `torchx list`
 
 
 def parse_report(text: str | bytes) -> Report | None:
-    """Read an agent's report; None if the text is something else, as one sentence is: then there was no round."""
+    """Read an agent's report. None: it is something else, as one sentence is: then there was no round."""
     try:
         data = parse_json(text)
         if isinstance(data, dict) and isinstance(data.get("failures"), list):
@@ -73,17 +73,19 @@ USAGE_LINE_LIMIT_BYTES = 1 << 16
 
 
 def find_usage_line(errors: bytes) -> str:
-    """Find what an agent that exited with 2 says of its command line, before any log folder is known; "" if nothing.
+    """Find what an agent that exited with 2 says of its command line, before any log folder is known.
+
+    "": it says nothing.
 
     Args:
-        errors: the end of its stderr; the first line may be incomplete.
+        errors: the end of its stderr. The first line may be incomplete.
     """
     lines = [line for line in errors.split(b"\n") if line.startswith(b"muster: ")]
     return show_controls(lines[-1][len(b"muster: ") :].decode(errors="replace").strip()) if lines else ""
 
 
 def find_root_cause(report: Report) -> Failure | None:
-    """Return the first failure that is not collateral; None if the report has none."""
+    """Return the first failure that is not collateral, or None if the report has none."""
     return next((each for each in report.failures if not each.collateral), None)
 
 
@@ -114,10 +116,12 @@ class _Event:
 
 
 def parse_attempt(records: bytes) -> int:
-    """Return how often workers were restarted in place because one failed, from the last of an agent's records; else 0.
+    """Return how often workers were restarted in place because one failed.
+
+    The number is from the last of an agent's records, or 0.
 
     Args:
-        records: lines of JSON; the first may be incomplete.
+        records: lines of JSON. The first may be incomplete.
     """
     lines = [line for line in records.split(b"\n") if line]
     event = _parse_event(lines[-1]) if lines else None
@@ -152,7 +156,7 @@ def parse_hang(records: bytes) -> str:
     """Describe a hang with which the job goes on in one line, with the time of its report; "": none goes on.
 
     Args:
-        records: lines of JSON, of the agents of one job; the first may be incomplete.
+        records: lines of JSON, of the agents of one job. The first may be incomplete.
     """
     lines: list[str] = []
     at_s, last = 0.0, ""
@@ -190,7 +194,7 @@ def describe_trouble(records: bytes) -> str:
 
 
 def parse_status(status: bytes) -> "JobStatus | None":
-    """Return the status file; None if it is none, or is of a newer version."""
+    """Return the status file. Return None if it is none, or is of a newer version."""
     if not status:
         return None
     from muster._shared.job_view import JobStatus
@@ -226,7 +230,7 @@ def _parse_events(records: bytes) -> Iterator[_Event]:
 
 
 def _parse_event(line: bytes) -> _Event | None:
-    """Parse an event; None if it is cut off, damaged or of another version."""
+    """Parse an event. Return None if it is cut off, damaged or of another version."""
     try:
         return salvage(_Event, parse_json(line))
     except ValueError:
@@ -237,7 +241,7 @@ _ERROR_LIMIT_BYTES = 4 << 20
 
 
 def read_error_file(path: Path) -> str | None:
-    """Return an error file in torch's format as one line of JSON; None if there is none that TorchX can print."""
+    """Return an error file in torch's format as one line of JSON. None: there is none that TorchX can print."""
     try:
         content = parse_json(read_regular(str(path), _ERROR_LIMIT_BYTES))
     except (OSError, ValueError):

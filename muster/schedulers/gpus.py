@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 class GpuError(RuntimeError):
-    """There is no driver, or it does not answer; one line."""
+    """There is no driver, or it does not answer. It is one line."""
 
 
 def list_gpus() -> dict[str, str]:
@@ -103,15 +103,16 @@ def share_devices(wanted: Sequence[DeviceRequest], devices: Sequence[str]) -> di
     """Divide the devices among the nodes of an app that does not say how to divide them.
 
     Each node gets what its role requests if there are enough devices for all, else each gets the same number. Nodes of
-    the agent's roles take part, and replicas of other roles that request GPUs; a role that sets CUDA_VISIBLE_DEVICES
-    does not. Without this all nodes would use device 0, 1, ..., and NCCL refuses two ranks on one device.
+    the agent's roles take part, and so do replicas of other roles that request GPUs. A role that sets
+    CUDA_VISIBLE_DEVICES does not. Without this all nodes would use device 0, 1, ..., and NCCL refuses two ranks on one
+    device.
 
     Args:
         wanted: all roles of the app, in order.
         devices: as `list_devices` returns them.
 
     Returns:
-        For each role that takes part, one value of CUDA_VISIBLE_DEVICES per replica; empty if nothing is divided.
+        For each role that takes part, one value of CUDA_VISIBLE_DEVICES per replica. It is empty if nothing is divided.
     """
     sharers = _list_sharers(wanted)
     nodes = sum(each.replicas for each in sharers)
@@ -147,7 +148,7 @@ def assign_devices(wanted: Sequence[DeviceRequest], devices: Sequence[str]) -> d
         For each role that requests GPUs, one value of CUDA_VISIBLE_DEVICES per replica.
 
     Raises:
-        SchedulerError: there are too few; the message names both numbers.
+        SchedulerError: there are too few. The message names both numbers.
     """
     total = sum(each.replicas * each.each for each in wanted)
     if total > len(devices):
@@ -171,7 +172,10 @@ _CACHE_VARIABLES: Final = {
     "CUDA_CACHE_PATH": "cuda",
 }
 CACHE_FOLDERS: Final = tuple(_CACHE_VARIABLES.values())
-"""Of `-cfg compile_cache`, one for each cache that a container or pod would take along; code is loaded from them."""
+"""Folders of `-cfg compile_cache`, one for each cache that a container or pod would take along.
+
+Code is loaded from them.
+"""
 
 
 def build_cache_env(folder: str) -> Mapping[str, str]:

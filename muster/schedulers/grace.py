@@ -27,7 +27,7 @@ def build_drain_env(role: Any, given_s: float | None, env: Mapping[str, str] | N
     """Return the variable that tells an agent how long a drain may take: it cannot see its own grace period.
 
     Args:
-        role: TorchX's; it runs the agent.
+        role: a role of TorchX's that runs the agent.
         given_s: the option `grace_s`; None: not given, and the agent's own default fits.
         env: variables that reach the role's replicas besides its own.
     """

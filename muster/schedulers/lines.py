@@ -1,6 +1,7 @@
-"""Joins pieces of output and splits them at newlines; reads logs whose bytes have positions; counts their readers.
+"""Joins pieces of output and splits them at newlines.
 
-Not `io.TextIOWrapper`: it blocks until it has a whole line, and readers of a log that grows look at the rest, too.
+It also reads logs whose bytes have positions, and counts their readers. Not `io.TextIOWrapper`: it blocks until it has
+a whole line, and readers of a log that grows look at the rest, too.
 """
 
 import re
@@ -43,7 +44,7 @@ class LineSplitter:
         return any(b"\r" in piece for piece in self._pieces)
 
     def take_rest(self) -> bytes:
-        """Return the beginning of a line without its end, or nothing; it is not returned again."""
+        """Return the beginning of a line without its end, or nothing. It is not returned again."""
         rest = b"".join(self._pieces)
         self._pieces = []
         return rest
@@ -57,7 +58,7 @@ class Readers:
         self._active = 0
 
     def count_reader(self, lines: Iterator[str]) -> Iterator[str]:
-        """Yield the same lines; counts a reader from the first line until the last or the iterator's close."""
+        """Yield the same lines, and count a reader from the first line until the last or the iterator's close."""
         with self._changed:
             self._active += 1
         try:
@@ -84,7 +85,7 @@ class ByteSource(Protocol):
         ...
 
     def read(self, offset: int, limit_bytes: int) -> bytes:
-        """Return what is there from a position on, at most `limit_bytes`; b"": nothing (yet)."""
+        """Return what is there from a position on, at most `limit_bytes`. b"": nothing (yet)."""
         ...
 
     def find_offset(self, time_s: float, *, after: bool) -> int | None:
@@ -100,7 +101,7 @@ class ByteSource(Protocol):
         ...
 
     def read_notice(self) -> bytes:
-        """Return a line about output that was lost, with its newline; b"": none was."""
+        """Return a line about output that was lost, with its newline. b"": none was."""
         ...
 
     def wait(self, limit_s: float) -> None:
@@ -121,11 +122,11 @@ def read_lines(
     until_s: float | None = None,
     follow: bool = False,
 ) -> Iterator[str]:
-    r"""Read lines as they come; see `PluginScheduler.read_log`.
+    r"""Read lines as they come. See `PluginScheduler.read_log`.
 
     Args:
-        source: the log; closed at the end.
-        has_ended: whether the app has ended and its logs are complete; called only when there is nothing to read.
+        source: the log, which is closed at the end.
+        has_ended: whether the app has ended and its logs are complete. It is called only when there is nothing to read.
         pattern: only lines in which this is found; None: all.
         since_s: seconds since the epoch; None: from the beginning.
         until_s: seconds since the epoch; None: to the end.
@@ -133,7 +134,7 @@ def read_lines(
 
     Returns:
         Lines with their newline. A last line without one comes as it is, and so does a progress bar (text with a
-        carriage return) each time it is drawn; bytes that are not UTF-8 come as U+FFFD.
+        carriage return) each time it is drawn. Bytes that are not UTF-8 come as U+FFFD.
     """
     try:
         for line in _Reader(source, since_s, until_s).read(has_ended, follow=follow):
@@ -157,7 +158,7 @@ class _Reader:
         """Whether reading began in the middle of a line, or just before one."""
 
     def read(self, has_ended: Callable[[], bool], *, follow: bool) -> Iterator[bytes]:
-        """Yield lines; see `read_lines`."""
+        """Yield lines. See `read_lines`."""
         lines, last_read_s, complete, notice = LineSplitter(), time.monotonic(), False, b""
         while True:
             data = self._read_next()

@@ -47,7 +47,7 @@ def derive_token(secret: str, role: str) -> str:
 
 
 def build_label(text: str, *, limit: int = LABEL_LIMIT) -> str:
-    """Return a DNS label for any text; valid labels within the limit stay as they are.
+    """Return a DNS label for any text. Valid labels within the limit stay as they are.
 
     Args:
         text: any text, such as a name from an AppDef.
@@ -64,7 +64,7 @@ def build_app_name(name: str, suffix: str, *, reserve: int = 0) -> str:
 
     Args:
         name: `AppDef.name`.
-        suffix: distinguishes apps of the same name; kept whole.
+        suffix: distinguishes apps of the same name. It is kept whole.
         reserve: characters that will be appended to the name elsewhere and must fit into a label too (a hyphen and
             the digits of an index, say).
     """
@@ -90,7 +90,10 @@ def build_role_labels(roles: Sequence[str], *, limit: int = 20) -> dict[str, str
 
 
 def build_replica_name(app_name: str, role_label: str, index: int) -> str:
-    """Name one replica (container, host): app, role and index; at most 63 characters, the index kept whole."""
+    """Name one replica (container, host): app, role and index.
+
+    The name has at most 63 characters, and keeps the index whole.
+    """
     tail = f"-{index}"
     return build_label(f"{app_name}-{role_label}", limit=LABEL_LIMIT - len(tail)) + tail
 

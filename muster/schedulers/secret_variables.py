@@ -109,7 +109,7 @@ def mask_args(args: Sequence[str]) -> list[str]:
 
 
 def is_secret(name: str, value: str) -> bool:
-    """Return whether a variable must not be printed; see the module's rules."""
+    """Return whether a variable must not be printed. See the module's rules."""
     upper = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).upper()
     if upper in _NOT_SECRET or not value:
         return False

@@ -21,7 +21,7 @@ _ERRORS_BYTES: Final = 4000
 
 @dataclass(frozen=True, kw_only=True)
 class NodePipe:
-    """A Python on a node, which runs; `end` must be called."""
+    """A Python that runs on a node. `end` must be called."""
 
     stdin: int
     """Descriptor: what is written there the Python reads."""
@@ -45,8 +45,8 @@ def start_pipe(
     Args:
         command: the program and its arguments. Ctrl-C of the terminal is not for it.
         env: its variables.
-        explain: says why it has ended, of its standard error and its exit code (None: it was killed); None: the last
-            line of its standard error.
+        explain: says why it has ended, from its standard error and its exit code (None: it was killed). None: the last
+            line of its standard error is the reason.
         root: see `NodePipe`.
 
     Raises:

@@ -39,7 +39,7 @@ LOST_S = 40.0
 """After so long without a frame the other side is gone."""
 
 _LIMIT_BYTES = 1 << 18
-"""Of output that waits; a command that writes more waits, too."""
+"""How much output may wait. A command that writes more waits, too."""
 _CHUNK_BYTES = 1 << 16
 _GRACE_S = 3.0
 """Between the polite signal and SIGKILL, when the other side is gone."""
@@ -60,7 +60,7 @@ _BREAKPOINT = ("PYTHONBREAKPOINT", "muster.worker.breakpoint")
 
 
 class NoNodeError(Exception):
-    """No command can run here; one line."""
+    """No command can run here. It is one line."""
 
 
 # -- the node ---------------------------------------------------------------------------------------------------------
@@ -111,7 +111,7 @@ def find_agent(app: str, index: int, root: int) -> int:
 
 
 def find_holder(app: str, index: int, root: int) -> int:
-    """Find the holder of a node of a hold; arguments and errors as of `find_agent`."""
+    """Find the holder of a node of a hold. Arguments and errors are those of `find_agent`."""
     parents = {pid: parent for pid in list_processes() if (parent := read_parent(pid)) is not None}
     found: dict[int, int] = {}
     for pid in parents:
@@ -269,7 +269,7 @@ def choose_shell(env: Mapping[str, str]) -> str:
 
 
 class Command:
-    """One command and the connection; for one use.
+    """One command and the connection. It is for one use.
 
     Args:
         order: see `session.Order`.
@@ -343,7 +343,7 @@ class Command:
     def _become(
         self, words: Sequence[str], env: Mapping[str, str], cwd: str, inside: Sequence[int], report: int, parent: int
     ) -> NoReturn:
-        """Become the command; called in the child, and never returns."""
+        """Become the command. The child calls it, and it never returns."""
         where = words[0]
         try:
             os.setsid()
@@ -459,7 +459,7 @@ class Command:
             self._stdin = -1
 
     def _reap(self) -> None:
-        """Collect what has ended; what the command has left ends with it."""
+        """Collect what has ended. What the command has left ends with it."""
         was_running = self._code is None
         self._collect()
         if was_running and self._code is not None:

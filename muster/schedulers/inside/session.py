@@ -40,7 +40,7 @@ class Order:
     size: tuple[int, int] = (24, 80)
     """Rows and columns of the terminal."""
     is_hold: bool = False
-    """The app is a hold, and the command gets what its holder was started with; see `program.complete_order`."""
+    """The app is a hold, and the command gets what its holder was started with. See `program.complete_order`."""
 
 
 def build_words() -> list[str]:
@@ -53,10 +53,10 @@ def _build_program() -> bytes:
 
 
 class Session:
-    """A command that is being started, runs or has ended; close it. Thread-safe but for `receive`.
+    """A command that is being started, runs or has ended. Close it. Thread-safe but for `receive`.
 
     Args:
-        pipe: of the node; closed by `close`.
+        pipe: of the node. `close` closes it.
         order: what is to run.
     """
 
@@ -94,12 +94,12 @@ class Session:
         return WINDOW_BYTES - self._under_way
 
     def send_input(self, data: bytes) -> None:
-        """Send input of the command, at most `room_bytes`; b"": there is no more."""
+        """Send input of the command, at most `room_bytes`. b"": there is no more."""
         self._under_way += len(data)
         self._send(program.INPUT if data else program.CLOSED, data)
 
     def send_signal(self, name: str) -> None:
-        """Send a signal, by its name without SIG, to the command; KILL to all that it has started."""
+        """Send a signal, by its name without SIG, to the command. KILL goes to all that it has started."""
         self._send(program.SIGNAL, name.encode())
 
     def send_size(self, rows: int, columns: int) -> None:
@@ -111,7 +111,7 @@ class Session:
         self._send(program.ALIVE)
 
     def receive(self) -> Iterator[tuple[int, bytes]]:
-        """Read what has come; yields output: 1 or 2, and bytes."""
+        """Read what has come, and yield output: 1 or 2, and bytes."""
         try:
             data = os.read(self._pipe.stdout, _CHUNK_BYTES)
         except OSError:

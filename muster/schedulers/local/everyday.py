@@ -2,7 +2,7 @@
 
 Imported only where the user wants one.
 
-See `muster._shared.holds.default`; the hold itself is `muster/agent/hold/pool.py`.
+See `muster._shared.holds.default`. The hold itself is `muster/agent/hold/pool.py`.
 """
 
 import contextlib
@@ -28,11 +28,11 @@ _START_LIMIT_S: Final = 10.0
 
 
 def replace_launch(launch: Launch, caller_env: Mapping[str, str], name: str) -> Launch:
-    """Return what starts an agent on the default hold; the launch as it is where there is none.
+    """Return what starts an agent on the default hold, or the launch as it is if there is none.
 
     Args:
         launch: of an agent.
-        caller_env: of whoever has submitted the job.
+        caller_env: the environment of the program that has submitted the job.
         name: the app's id.
     """
     words = _find_words(launch.command)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def lock_hold(path: str | Path, name: str) -> int | None:
-    """Take a hold for a run; a descriptor that keeps it. None: another run has it.
+    """Take a hold for a run, and return a descriptor that keeps it. None: another run has it.
 
     Args:
         path: the file.

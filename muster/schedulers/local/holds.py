@@ -2,7 +2,7 @@
 
     <state>/muster/holds/<app id>     the scheduler that has the app; removed when it has ended
 
-What a holder tells of itself is in its folder, see `_shared.contract.HoldKey`; a run's supervisor has the lock of its
+What a holder reports of itself is in its folder, see `_shared.contract.HoldKey`. A run's supervisor has the lock of its
 hold as long as it lives.
 """
 
@@ -50,7 +50,7 @@ class Hold:
         return [find_hold_dir(str(self.folder.role_dir(self.role)), index) for index in range(self.nodes)]
 
     def read_states(self) -> list[Mapping[str, Any]]:
-        """Return what the holders tell, by node; empty where one has told nothing yet."""
+        """Return what the holders report, by node. It is empty where one has reported nothing yet."""
         return [read_state(folder) for folder in self.list_folders()]
 
     @property
@@ -64,7 +64,7 @@ class Hold:
 
 
 def read_state(folder: str) -> Mapping[str, Any]:
-    """Return what a holder tells; empty if nothing."""
+    """Return what a holder reports. It is empty if that is nothing."""
     try:
         content = json.loads(read_regular(os.path.join(folder, HOLD_STATE_NAME), _STATE_LIMIT_BYTES))
     except (OSError, ValueError):
@@ -93,7 +93,7 @@ def _read_time(entry: "os.DirEntry[str]") -> int:
 
 
 def find_holds(state_dir: Path) -> list[Hold]:
-    """Return the holds that have not ended, oldest first; those that have are forgotten.
+    """Return the holds that have not ended, oldest first. Those that have ended are forgotten.
 
     Args:
         state_dir: see `registry.find_state_dir`.

@@ -39,7 +39,7 @@ class Host:
     draws_bars: bool = False
     """Whether the caller draws progress bars, see `Env.LIVE_BARS`."""
     devices: tuple[str, ...] = ()
-    """GPUs the caller may use; only listed if they are to be divided."""
+    """GPUs the caller may use. They are only listed if they are to be divided."""
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
     """The caller's environment, which the replicas inherit."""
 
@@ -70,18 +70,18 @@ class LocalRequest:
 def build_request(
     app: AppDef, options: LocalOptions, *, name: str, token: str, folder: str, host: Host
 ) -> LocalRequest:
-    """Build the request for an app. Pure; the AppDef is not changed.
+    """Build the request for an app. It is pure, and the AppDef is not changed.
 
     Args:
-        app: what to run; images, mounts and resources other than GPUs are ignored.
+        app: what to run. Images, mounts and resources other than GPUs are ignored.
         options: of `-cfg`.
         name: the app's id.
-        token: the app's secret; the driver derives a token from it for each agent role.
+        token: the app's secret. The driver derives a token from it for each agent role.
         folder: absolute path of the app's future folder.
         host: see `Host`.
 
     Raises:
-        SchedulerError: a part of the app cannot be run; one line.
+        SchedulerError: a part of the app cannot be run. It is one line.
     """
     roles = assign_arguments(app, build_role_labels([role.name for role in app.roles]), name)
     devices = _divide_devices(app, options, host)

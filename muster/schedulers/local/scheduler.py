@@ -28,7 +28,7 @@ class LocalScheduler(ProcessScheduler):
 
     Args:
         name: `local_cwd`, whose apps end with the command that started them, or `detached`, whose apps keep running.
-        session_name: TorchX's; part of the default path of logs.
+        session_name: TorchX's name of the session. It is part of the default path of logs.
     """
 
     def read_facts(self, app_id: str) -> "AppFacts | None":
@@ -63,7 +63,7 @@ class LocalScheduler(ProcessScheduler):
         """Start the app's supervisor and return when all replicas have been started.
 
         Raises:
-            EngineError: the supervisor could not be started; nothing is left of the app.
+            EngineError: the supervisor could not be started. Nothing is left of the app.
             SchedulerError: a script or module does not exist.
         """
         from muster.schedulers.local.submission import build_spec

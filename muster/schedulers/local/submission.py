@@ -30,13 +30,13 @@ def prepare_request(app: AppDef, options: LocalOptions, *, name: str, folder: st
     """Build the request of an app on this machine, with a token of its own.
 
     Args:
-        app: as given; it is not changed.
+        app: as given. It is not changed.
         options: of the submission.
         name: the app's id.
         folder: absolute path of the app's future folder.
 
     Raises:
-        SchedulerError: the request cannot be built; one line.
+        SchedulerError: the request cannot be built. It is one line.
     """
     host = replace(_read_host(app, options), draws_bars=not options.detach and draws_bars(os.environ))
     return build_request(app, options, name=name, token=make_secret(), folder=folder, host=host)
@@ -85,7 +85,10 @@ def _check_programs(request: LocalRequest) -> None:
 
 
 def _read_host(app: AppDef, options: LocalOptions) -> Host:
-    """Return the facts on which the request depends besides its arguments; the one place that reads the environment."""
+    """Return the facts on which the request depends besides its arguments.
+
+    No other place reads the environment.
+    """
     divides = options.auto_set_cuda_visible_devices
     if divides is None:
         divides = needs_sharing(list_device_requests(app, options))

@@ -1,9 +1,9 @@
 """Adapts TorchX for the adapters: each fact about one of its two lines (0.7 and the nightly) is here, once.
 
-`roles` bridges roles, macros and workspaces of both lines, as `adapter.scheduler` does their schedulers, `app_codec`
-keeps an AppDef as JSON, `option_parsing` parses `-cfg` strictly for all adapters, `option_records` declares their
-options as records, `builtins` registers TorchX's own schedulers again, `callers` tells which part of TorchX calls,
-`command_line` prints errors as lines, `platforms` refuses systems other than Linux, `waiting` improves `Runner.wait`
-and Ctrl-Z, `dry_run` hides secrets in what TorchX prints of a dry run, and the package `shown` is what its command line
-shows of a job's lines.
+`roles` bridges roles, macros and workspaces of both lines, as `adapter.scheduler` does their schedulers. `app_codec`
+keeps an AppDef as JSON. `option_parsing` parses `-cfg` strictly for all adapters, and `option_records` declares their
+options as records. `builtins` registers TorchX's own schedulers again. `callers` tells which part of TorchX calls.
+`command_line` prints errors as lines, and `platforms` refuses systems other than Linux. `waiting` improves
+`Runner.wait` and Ctrl-Z. `dry_run` hides secrets in what TorchX prints of a dry run. The package `shown` is what its
+command line shows of a job's lines.
 """

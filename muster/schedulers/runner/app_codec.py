@@ -1,7 +1,7 @@
 """Encodes an AppDef as JSON and decodes it, so that `describe` returns the AppDef that was submitted, field by field.
 
-All adapters keep an AppDef in this form. Fields of a role that only one TorchX line has are kept and come back on that
-line; secrets in environments are masked, because descriptions are read by others than the submitting user.
+All adapters keep an AppDef in this form. Fields of a role that only one TorchX line has are kept, and come back on that
+line. Secrets in environments are masked, because not only the submitting user reads descriptions.
 
 Not `asdict` and a library for the way back: mounts need their class, a field of the other line must not fail, and
 descriptions of earlier versions lack fields.
@@ -19,7 +19,7 @@ from muster.schedulers.secret_variables import list_named_secrets, mask_args, ma
 
 _MOUNTS: Final = {kind.__name__: kind for kind in (specs.BindMount, specs.VolumeMount, specs.DeviceMount)}
 _NOT_KEPT: Final = ("overrides",)
-"""The nightly's values that are still to be computed; TorchX applies them before an adapter sees the role."""
+"""The nightly's values that are still to be computed. TorchX applies them before an adapter sees the role."""
 
 
 def dump_app(app: AppDef, *, without_metadata: tuple[str, ...] = ()) -> dict[str, Any]:

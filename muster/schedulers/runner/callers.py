@@ -1,11 +1,11 @@
 """Tells which part of TorchX called an adapter, and lists what else of TorchX is touched that is no public interface.
 
-Neither line tells a scheduler which command or method calls it, and neither has a public hook for the end of a command,
-for `Runner.wait` or for what a terminal shows: `torchx.runner.events` records a call when it is over, and the entry
-points `torchx.cli.cmds` replace a command for all schedulers, where of two packages that replace the same one only one
-counts: ours could hide a user's. So the functions here look for TorchX's modules on the stack. In a version that names
-or nests them differently every answer is no, and adapters do what they do for any Python program: errors have
-tracebacks, lines no colours, and `wait` polls.
+Neither line tells a scheduler which command or method calls it. Neither has a public hook for the end of a command, for
+`Runner.wait` or for what a terminal shows. `torchx.runner.events` records a call when it is over. The entry points
+`torchx.cli.cmds` replace a command for all schedulers, and of two packages that replace the same one only one counts:
+ours could hide a user's. So the functions here look for TorchX's modules on the stack. In a version that names or nests
+them differently every answer is no, and adapters do what they do for any Python program: errors have tracebacks, lines
+no colours, and `wait` polls.
 
 Each entry below is a place in TorchX: its file, the number of the line in 0.7.0 and in the nightly of 2026.10.26 (-: it
 has none), a part of that line; what of ours depends on it, and why; a test that fails if TorchX does otherwise.
@@ -78,7 +78,7 @@ def runs_command_line() -> bool:
 def needs_app() -> bool:
     """Return whether the caller is a command of `torchx` that does not say by itself that an app does not exist.
 
-    0.7's `torchx log` asks for an unknown app for ever; `cancel` and `delete` say nothing of one.
+    0.7's `torchx log` asks for an unknown app for ever. `cancel` and `delete` do not report one.
     """
     return any(_find_module(frame) in _NEED_APP for frame in _walk(_get_caller()))
 

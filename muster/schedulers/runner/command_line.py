@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 def print_errors_as_lines() -> None:
     """Make `torchx ...` end with one line when one of our errors ends it, and with none after Ctrl-C.
 
-    After Ctrl-C the process still ends by SIGINT, as shells expect. Idempotent; affects no other program.
+    After Ctrl-C the process still ends by SIGINT, as shells expect. It is idempotent, and affects no other program.
     """
     if not callers.runs_command_line() or getattr(sys.excepthook, "prints_lines", False):
         return
@@ -48,7 +48,7 @@ def unwind_on_signals() -> None:
     """Make SIGTERM and SIGHUP end `torchx ...` as Ctrl-C does: by that signal, after it has cleaned up. Idempotent.
 
     Signals that the caller ignores (`nohup`) or handles stay as they are. A second one, which `timeout` and shells that
-    end send, interrupts nothing; Ctrl-C still does.
+    end send, interrupts nothing. Ctrl-C still does.
     """
     if threading.current_thread() is not threading.main_thread() or not callers.runs_command_line():
         return

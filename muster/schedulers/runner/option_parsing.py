@@ -1,6 +1,6 @@
 """Parses scheduler options (`-cfg`) strictly and in the same way on both TorchX lines.
 
-TorchX 0.7 ignores keys it does not know and reads any word but "true" as false; the nightly refuses both, but its
+TorchX 0.7 ignores keys it does not know, and reads any word but "true" as false. The nightly refuses both, but its
 command line parses `-cfg` outside the code that catches errors, so the user sees a traceback. Here parsing never fails:
 invalid text is kept as it is until `resolve`, which both command lines call where an error becomes one line.
 """
@@ -43,11 +43,11 @@ class StrictOpts(runopts):  # type: ignore[misc]
         return dict(iter(self))
 
     def add(self, cfg_key: str, type_: Any, help: str, default: Any = None, required: bool = False) -> None:  # noqa: A002  # TorchX's name
-        """Declare an option; see `torchx.specs.runopts.add`."""
+        """Declare an option. See `torchx.specs.runopts.add`."""
         super().add(cfg_key, type_=_TYPES.get(type_, type_), help=help, default=default, required=required)
 
     def cfg_from_str(self, cfg_str: str | None) -> dict[str, Any]:
-        """Split `key=value,key=value`; values stay words until `resolve`."""
+        """Split `key=value,key=value`. Values stay words until `resolve`."""
         return dict(_split(cfg_str or ""))
 
     def cfg_from_json_repr(self, json_repr: str, *, ignore_unknown: bool = False) -> dict[str, Any]:
@@ -139,7 +139,7 @@ def _split_words(text: str) -> Iterator[str]:
 
 
 def _skip_braces(text: str, start: int) -> int:
-    """Return where the braces end with which the value begins; `start` when it begins with none."""
+    """Return where the braces end with which the value begins. Return `start` if it begins with none."""
     braced = _BRACED_VALUE.match(text, start)
     if braced is None:
         return start

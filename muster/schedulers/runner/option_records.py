@@ -39,7 +39,7 @@ class Option:
     default: Any = None
     """As TorchX shows it: before `parse`. None: the option is not given."""
     parse: Parser | None = None
-    """Checks a value and converts it; not called when the option is not given."""
+    """Checks a value and converts it. It is not called if the option is not given."""
     absent: Any = None
     """The value in the record when the option is not given."""
     name: str = ""
@@ -72,7 +72,7 @@ def option(
     absent: Any = None,
     name: str = "",
 ) -> Any:
-    """Declare an option as a field of a record; see `Option`."""
+    """Declare an option as a field of a record. See `Option`."""
     return Option(type=type_, help=help, default=default, parse=parse, absent=absent, name=name).as_field()
 
 
@@ -101,7 +101,7 @@ def parse_options(record: type[_Options], opts: StrictOpts, cfg: Mapping[str, An
     Args:
         record: the adapter's record of options.
         opts: with the options of that record declared.
-        cfg: as TorchX passes it, resolved or not; None means "not given".
+        cfg: as TorchX passes it, resolved or not. None means "not given".
 
     Raises:
         OptionError: one line with the option, its value and what is allowed.

@@ -30,7 +30,7 @@ def share_workspace(app: AppDef, key: str) -> AppDef:
     TorchX gives the workspace of a command line to the first role only, and all roles run scripts from it.
 
     Args:
-        app: after TorchX has built its workspaces; it is not changed.
+        app: after TorchX has built its workspaces. It is not changed.
         key: in `Role.metadata`: names a role's workspace.
     """
     first = app.roles[0] if app.roles else None

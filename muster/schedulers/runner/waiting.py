@@ -23,7 +23,7 @@ WAIT_LIMIT_S: Final = 60.0
 
 
 def read_app_for_wait(folder: AppFolder, *, keeps: bool) -> tuple[AppSpec, AppRecord | None] | None:
-    """Do as `client.read_app`, after the app's end if TorchX's `wait` calls; None if it has been deleted.
+    """Do as `client.read_app`, after the app's end if TorchX's `wait` calls. Return None if it has been deleted.
 
     What waits for an app keeps its supervisor running.
 

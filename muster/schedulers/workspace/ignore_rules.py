@@ -1,9 +1,9 @@
 """The rules of `.torchxignore`, which are those of `.gitignore`: pure.
 
-The last line that matches a path decides. A line without a slash, but at its end, names files and folders at any
-depth; with one, a path from the workspace's root. `build/` means folders only, `!` sends again, `**` stands for any
-folders. Nothing in a folder that is left out can be sent again. Two things are as TorchX has them: spaces before a line
-do not count, nor does a comment behind one (`notes  # mine`).
+The last line that matches a path decides. A line without a slash, or with one only at its end, names files and folders
+at any depth. Any other line names a path from the workspace's root. `build/` means folders only, `!` sends again, `**`
+stands for any folders. Nothing in a folder that is left out can be sent again. Two things are as TorchX has them:
+spaces before a line do not count, nor does a comment behind one (`notes  # mine`).
 
 Not pathspec: 1.1 says that `*` leaves out the folder `src` though the line `!src` follows, and it would be the first
 library that every adapter needs. The tests compare with git itself.
@@ -65,7 +65,7 @@ def parse_rules(text: str) -> list[IgnoreRule]:
 
 
 def find_rule(rules: Sequence[IgnoreRule], path: str, *, is_folder: bool) -> IgnoreRule | None:
-    """Return the rule that decides about a path; None if no line matches."""
+    """Return the rule that decides about a path, or None if no line matches."""
     for rule in reversed(rules):
         if (is_folder or not rule.folders_only) and rule.pattern.fullmatch(path):
             return rule
@@ -93,7 +93,7 @@ def _parse_line(line: str) -> IgnoreRule | None:
 
 
 def _translate(glob: str) -> str | None:
-    """Return the regular expression of a glob; None if it ends within a set or after a backslash."""
+    """Return the regular expression of a glob. Return None if it ends within a set or after a backslash."""
     parts, at = [], 0
     while at < len(glob):
         token = _TOKEN.match(glob, at)

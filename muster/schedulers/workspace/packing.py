@@ -1,10 +1,11 @@
-"""Packs the user's folder, the workspace, as one tar; a cluster gets it compressed, for an engine that costs only time.
+"""Packs the user's folder, the workspace, as one tar.
 
-Deterministic: the same files give the same bytes, so that adapters can name it by its hash. Standard library only.
+A cluster gets it compressed. For an engine, compression would cost only time. Deterministic: the same files give the
+same bytes, so that adapters can name it by its hash. Standard library only.
 
 What travels is decided by `.torchxignore`, by git's rules, and by `LEFT_OUT`: names that hold history or credentials
 stay here unless a line of `.torchxignore` such as `!.env` sends them. One with a wildcard in its last part (`!*`) sends
-only other files: nobody writes it for the sake of credentials.
+only other files, because such a line is not written for the sake of credentials.
 """
 
 import fnmatch
@@ -43,11 +44,11 @@ _NAMED_LIMIT: Final = 5
 
 
 class BundleError(ValueError):
-    """A file of the workspace cannot be packed; the message names it and says why."""
+    """A file of the workspace cannot be packed. The message names it and says why."""
 
 
 def build_workspace_bundle(path: str) -> bytes:
-    """Pack a folder in memory as a tar.gz; see `write_workspace_bundle`."""
+    """Pack a folder in memory as a tar.gz. See `write_workspace_bundle`."""
     packed = io.BytesIO()
     with gzip.GzipFile(fileobj=packed, mode="wb", filename="", mtime=0, compresslevel=6) as out:
         write_workspace_bundle(path, out)
@@ -63,7 +64,7 @@ def write_workspace_bundle(path: str, out: BinaryIO | gzip.GzipFile) -> str:
     when size and time agree, so times must not be changed), owners are not. Sockets, pipes and devices are left out.
 
     Args:
-        path: the folder; must exist.
+        path: the folder, which must exist.
         out: gets a tar whose names are relative to `path`. The same tree gives the same bytes.
 
     Returns:
@@ -83,7 +84,7 @@ def write_workspace_bundle(path: str, out: BinaryIO | gzip.GzipFile) -> str:
 
 
 def _read_link(root: Path, relative: str) -> str:
-    """Return the target of a symbolic link as it travels; one in the folder itself is relative."""
+    """Return the target of a symbolic link as it travels. A target in the folder itself is relative."""
     target = os.readlink(root / relative)
     if not posixpath.isabs(target):
         return target
@@ -130,7 +131,7 @@ def copy_workspace(path: str, into: str, without: Collection[str] = ()) -> None:
     Args:
         path: the folder.
         into: an empty folder.
-        without: paths in it that are not copied; see `walk_workspace`.
+        without: paths in it that are not copied. See `walk_workspace`.
 
     Raises:
         BundleError: see `build_workspace_bundle`.
@@ -155,7 +156,7 @@ def list_workspace(path: str) -> list[dict[str, Any]]:
     """List what travels of a folder, by content: for each name its kind, and what `write_workspace_bundle` keeps of it.
 
     Args:
-        path: the folder; must exist.
+        path: the folder, which must exist.
 
     Returns:
         Each with `name` and `kind`: a `folder` with its `mode`, a `link` with its `target`, or a `file` with `mode`,
@@ -220,7 +221,7 @@ def _add(bundle: tarfile.TarFile, root: Path, relative: str) -> None:
 def walk_workspace(root: Path, without: Collection[str] = ()) -> Iterator[str]:
     """Yield the paths in a folder that travel: relative, slash-separated, sorted, each folder before its content.
 
-    See `ignore_rules`; a folder that is left out is not entered. `LEFT_OUT` counts where no line names the path itself.
+    See `ignore_rules`. A folder that is left out is not entered. `LEFT_OUT` counts where no line names the path itself.
 
     Args:
         root: the folder.

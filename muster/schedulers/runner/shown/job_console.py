@@ -2,8 +2,8 @@
 
 Live rows are progress bars, and one that says how the job is doing.
 
-An agent whose reader is a terminal (`Env.LIVE_BARS`) writes the state of each bar once a second as a line that begins
-with a carriage return, and such a line without text when the bar has ended.
+An agent whose reader is a terminal (`Env.LIVE_BARS`) writes the state of each bar once a second, as a line that begins
+with a carriage return. When the bar has ended, it writes such a line without text.
 """
 
 import atexit
@@ -218,10 +218,10 @@ class JobConsole:
                 self._print("".join(map(self._format, alike.take_all())), redraws=True)
 
     def follow_status(self, read: Callable[[], str]) -> None:
-        """Say in the last row how the job is doing, as long as lines are printed; the first call counts.
+        """Say in the last row how the job is doing, as long as lines are printed. Only the first call counts.
 
         Args:
-            read: returns the row, "" for none; it may take its time, in a thread.
+            read: returns the row, "" for none. It may take its time, because a thread calls it.
         """
         with self._changed:
             if self._watcher is None and self._bars is not None:
@@ -322,7 +322,7 @@ class JobConsole:
 
 
 def measure(file: TextIO) -> os.terminal_size:
-    """Return the columns and lines; 80 by 24 for a terminal that reports none."""
+    """Return the columns and lines. For a terminal that reports none they are 80 by 24."""
     try:
         size = os.get_terminal_size(file.fileno())
     except OSError:

@@ -22,6 +22,6 @@
     snapshot_file  the memory that holds snapshots: its layout, who writes what, how much of it there may be
     console        what a terminal shows of a job: lines of many ranks once, live rows at the bottom (a package)
 
-Nothing here imports a room. `muster.worker` imports `contract` and, at a breakpoint, `debugger`;
-`muster.snapshots` imports `snapshot_file`.
+Nothing here imports a room. `muster.worker` imports `contract` and, at a breakpoint, `debugger`. `muster.snapshots`
+imports `snapshot_file`.
 """

@@ -1,9 +1,9 @@
 """Records to JSON and back, from their annotated fields alone: see `_shared.fields` for the types and their limits.
 
 Any process that can reach the port may write to it, and Python's JSON parser accepts infinite numbers and NaN, integers
-of any length, and text that cannot be printed. What `decode` returns needs no further check: every number is in range,
-no text or list is longer than declared, lone surrogates (from a byte of a file name that is not UTF-8) are replaced.
-A record whose fields may contradict each other has a method `find_contradiction` that returns what is wrong.
+of any length, and text that cannot be printed. What `decode` returns needs no further check. Every number is in range,
+and no text or list is longer than declared. Lone surrogates (from a byte of a file name that is not UTF-8) are
+replaced. A record whose fields may contradict each other has a method `find_contradiction` that returns what is wrong.
 
 A file may be of another version, or a container may have written it: there `salvage` reads what is valid, and leaves
 the rest out.
@@ -29,7 +29,7 @@ Write = Callable[[Any, "_Budget"], str]
 """A writer takes only what its annotation declares, which no type of a table of writers can say."""
 
 TEXT_BUDGET_BYTES = 8 * 1024 * 1024
-"""What the texts of one message may take together; those that come later are cut to `_SHORT_BYTES`."""
+"""What the texts of one message may take together. Texts beyond that are cut to `_SHORT_BYTES`."""
 SHARED_LIMIT_BYTES = 15 * 1024 * 1024
 """The own parts of each message need the rest of its frame."""
 PACKED_LIMIT_BYTES = 32768
@@ -123,7 +123,7 @@ def encode_message(message: object, limit_bytes: int) -> str:
 
 
 def decode(kind: type[T], data: object) -> T:
-    """Read a record from what a JSON parser returned. Unknown fields are ignored; those with a default may be missing.
+    """Read a record from what a JSON parser returned. Unknown fields are ignored. Those with a default may be missing.
 
     Raises:
         MalformedMessageError: a field is invalid.
@@ -249,7 +249,7 @@ def _build_text(limit: Limit) -> tuple[Read, Write]:
 
 
 def _read_bool(value: object, _is_lenient: bool) -> bool:
-    """Return True or False; no value that is merely truthy or falsy."""
+    """Return True or False. Refuse a value that is merely truthy or falsy."""
     if not isinstance(value, bool):
         raise MalformedMessageError("not true or false")
     return value

@@ -1,7 +1,7 @@
 """What the rooms share: environment names, exit codes, file names and schemas. Standard library only.
 
-The components, the scheduler adapters and the agent never import one another; this module defines everything that
-two of them must agree on. Over 400 lines: a name is looked up in one place.
+The components, the scheduler adapters and the agent never import one another. This module defines everything that two
+of them must agree on. Over 400 lines: a name is looked up in one place.
 """
 
 import signal
@@ -15,13 +15,13 @@ AGENT_SWITCHES: Final = ("standalone", "module", "no-python", "run-path", "virtu
 """The agent's flags without a value. With them adapters find the end of its flags, where the program begins."""
 
 AGENT_SHORT_SWITCHES: Final = "m"
-"""Those with a short form; every other short flag takes a value."""
+"""The switches with a short form. Every other short flag takes a value."""
 
 COLLAPSED_FROM_RANKS: Final = 8
 """A terminal with so many ranks or more shows their lines merged, unless the user has said otherwise."""
 
 AGENT_ENTRY_NAME: Final = "agent/entry.py"
-"""The same as a file of the package `muster`; its docstring says why adapters prefer it."""
+"""The same as a file of the package `muster`. Its docstring says why adapters prefer it."""
 
 ADOPTED_FLAG: Final = "--muster-adopted"
 """First argument of a guard and an agent that such a program has forked from itself, see `agent.adopted`."""
@@ -49,7 +49,7 @@ class HoldKey:
     STATE: Final = "state"
     """starting, ready, busy, cold (no agent can wait) or ended."""
     RUN: Final = "run"
-    """The name of the run that is on the node; ""."""
+    """The name of the run that is on the node. "": there is none."""
     IDLE_SINCE_S: Final = "idle_since_s"
     """Wall-clock seconds; None: it runs something."""
     IDLE_LIMIT_S: Final = "idle_limit_s"
@@ -69,7 +69,7 @@ def find_hold_dir(log_dir: str, index: int) -> str:
 
 
 AGENT_BUNDLE_NAME: Final = "muster-agent.zip"
-"""The agent as one runnable file; built by `schedulers/bundle.py`, copied into containers and pods."""
+"""The agent as one runnable file. `schedulers/bundle.py` builds it, and it is copied into containers and pods."""
 
 WORKSPACE_BUNDLE_NAME: Final = "muster-workspace.tar.gz"
 """The user's working folder, packed by an adapter, unpacked by the agent before it does anything else."""
@@ -82,7 +82,7 @@ RDZV_CONF_WITHOUT_EFFECT: Final = ("close_timeout", "heartbeat_timeout", "read_t
 """Keys of torch's stores, accepted and ignored."""
 
 RDZV_BACKENDS: Final = ("c10d", "muster", "static")
-"""Values of `--rdzv-backend` that are muster's own; any other is torch's, with keys of its own."""
+"""Values of `--rdzv-backend` that are muster's own. Any other is torch's, with keys of its own."""
 
 DEFAULT_RUN_ID: Final = "none"
 """The run id without `--rdzv-id`, as with torchrun."""
@@ -101,18 +101,18 @@ class Env:
     RANK0_HOST: Final = "TORCHX_RANK0_HOST"
     """Set by every adapter on every node: the address of node 0. `--rank0-env` carries this *name*.
 
-    Every role that runs the agent is a job of its own, so there it is the role's own node 0; on other roles it is
+    Every role that runs the agent is a job of its own, so there it is the role's own node 0. On other roles it is
     replica 0 of the app's first role, as TorchX has it.
     """
 
     RDZV_PORT: Final = "MUSTER_RDZV_PORT"
-    """Set by an adapter that chose the leader's port itself; overrides `--rdzv-port`."""
+    """Set by an adapter that chose the leader's port itself. It overrides `--rdzv-port`."""
 
     RDZV_FD: Final = "MUSTER_RDZV_FD"
     """Number of an inherited listening socket for the leader (local_cwd, node 0 only). Removed before workers start."""
 
     TOKEN: Final = "MUSTER_TOKEN"  # the variable's name, not a secret
-    """The job's secret; mutual authentication in rendezvous. Removed before workers start."""
+    """The job's secret, for mutual authentication in rendezvous. Removed before workers start."""
 
     REQUIRE_TOKEN: Final = "MUSTER_REQUIRE_TOKEN"
     """"1" when an adapter supplies a token: an agent without one then refuses to run (usage error)."""
@@ -127,7 +127,7 @@ class Env:
     """Log folder an adapter wants when the command line gives no `--log-dir`."""
 
     NODE_NAME: Final = "MUSTER_NODE_NAME"
-    """Name of this node's machine in reports (pod or container name); the host name when unset."""
+    """Name of this node's machine in reports (pod or container name). The host name counts if it is unset."""
 
     SEGMENT: Final = "MUSTER_SEGMENT"
     """The NVLink domain of this node, for `--rank-order segment`, where the driver and the scheduler do not tell it."""
@@ -136,10 +136,10 @@ class Env:
     """What an administrator calls the machine that this node is on, if it is not the host (Kubernetes: the Node)."""
 
     LAST_CALL_S: Final = "MUSTER_LAST_CALL_S"
-    """Seconds an elastic job waits for more nodes after the last join; an adapter's default (Kubernetes: 30)."""
+    """Seconds an elastic job waits for more nodes after the last join, as an adapter's default (Kubernetes: 30)."""
 
     TERMINATION_LOG: Final = "MUSTER_TERMINATION_LOG"
-    """File that gets the report (at most 4 KiB); `/dev/termination-log` when that exists and this is unset."""
+    """File that gets the report (at most 4 KiB). If it is unset and `/dev/termination-log` exists, that is the file."""
 
     ADAPTER: Final = "MUSTER_ADAPTER"
     """Which adapter started this node: local_cwd, local_docker, kubernetes. For reports only."""
@@ -158,18 +158,24 @@ class Env:
     """Set beside `JOB_OBJECT`: names of variables, separated by spaces, whose values no Event may show."""
 
     APP_ID: Final = "MUSTER_APP_ID"
-    """The adapter's name of the app. For reports only; the run id is `--rdzv-id`."""
+    """The adapter's name of the app. It is for reports only. The run id is `--rdzv-id`."""
 
     STOPS_TOGETHER: Final = "MUSTER_STOPS_TOGETHER"
-    """"1" when the adapter starts, shows and stops all nodes of the job together, on one machine: when they are
-    suspended (SIGTSTP) their leases stand still, and what one node prints the others need not repeat."""
+    """"1" if the adapter starts, shows and stops all nodes of the job together, on one machine.
+
+    Then their leases stand still while they are suspended (SIGTSTP), and what one node prints the others need not
+    repeat.
+    """
 
     LIVE_BARS: Final = "MUSTER_LIVE_BARS"
-    """"1" when a reader of this node's output draws progress bars: the state of each comes once a second as a line that
-    begins with a carriage return, and without text when the bar has ended."""
+    """"1" if a reader of this node's output draws progress bars.
+
+    The state of each bar then comes once a second, as a line that begins with a carriage return, and without text when
+    the bar has ended.
+    """
 
     METRICS_HOST: Final = "MUSTER_METRICS_HOST"
-    """The address that `--metrics-port` listens at where it names none; an adapter's default. Unset: 127.0.0.1."""
+    """The address that `--metrics-port` listens at if it names none. It is an adapter's default. Unset: 127.0.0.1."""
 
     INCARNATION: Final = "MUSTER_INCARNATION"
     """How often this replica was started before, set by an adapter that counts. Above 0, an agent that leads knows that
@@ -229,14 +235,16 @@ class Env:
     """Set beside `JOB_ID`: the same in all ranks of one attempt."""
 
     PREFLIGHT: Final = "MUSTER_PREFLIGHT"
-    """Set by the agent for a site's own checks: quick or full, its `--preflight`; and as "full" in workers that are to
-    measure an all-reduce before their program starts."""
+    """Set by the agent for a site's own checks to its `--preflight`, quick or full.
+
+    It is "full" in workers that are to measure an all-reduce before their program starts.
+    """
 
     NVML: Final = "MUSTER_NVML"
     """The path of NVML's library for the preflight, where it is not where the dynamic linker looks."""
 
     PREFLIGHT_DIR: Final = "MUSTER_PREFLIGHT_DIR"
-    """The folder with a site's own checks, in place of /etc/muster/preflight.d; see `--preflight`."""
+    """The folder with a site's own checks, in place of /etc/muster/preflight.d. See `--preflight`."""
 
     ROUND: Final = "MUSTER_ROUND"
     """The round's number, in the workers of an agent that has a `CONTROL_FD`: results are kept by round."""
@@ -264,13 +272,15 @@ class ExitCode(IntEnum):
     WORKERS_FAILED = 1
     """Workers failed and the budget of restarts is spent. Not run again."""
     USAGE = 2
-    """A flag or variable is wrong or differs from the other agents of the job, or the program does not exist (in a job
-    of several nodes it fails in the workers: 1). Not run again."""
+    """A flag or variable is wrong or differs from the other agents of the job, or the program does not exist.
+
+    (In a job of several nodes that program fails in the workers: 1.) Not run again.
+    """
     RENDEZVOUS = 69
     """Rendezvous failed: the nodes did not find each other in time, or lost each other. Or this node had to leave the
     job, because its kernel cannot end a worker. Run again."""
     TERMINATED = 143
-    """SIGTERM (128 + 15) ended it: the node was preempted or stopped. Run again; this uses no retry."""
+    """SIGTERM (128 + 15) ended it: the node was preempted or stopped. Run again. This uses no retry."""
 
     @staticmethod
     def of_signal(signum: int) -> int:
@@ -304,7 +314,7 @@ _HIGHEST_SIGNAL_CODE: Final = 128 + 64
 
 
 def name_signal(signum: int) -> str:
-    """Return a text such as `SIGKILL` for 9; `signal 40` for one without a name, as most real-time signals are."""
+    """Return a text such as `SIGKILL` for 9. One without a name, as most real-time signals, gives `signal 40`."""
     try:
         return signal.Signals(signum).name
     except ValueError:
@@ -315,7 +325,7 @@ def describe_end(code: int | None, signal_name: str | None = None, *, plural: bo
     """Say how a process ended: "exited with code 1", "was ended by SIGKILL". No other place words it.
 
     Args:
-        code: as from os.waitstatus_to_exitcode; None when `signal_name` says it.
+        code: as from os.waitstatus_to_exitcode. None: `signal_name` says it.
         signal_name: as from `name_signal`.
         plural: the subject is several processes.
     """
@@ -354,7 +364,7 @@ def parse_snapshot_memory(text: str) -> tuple[int, int | None] | None:
 
 
 def parse_listen_address(text: str) -> tuple[str, int] | None:
-    """Return the address, "" where none is given, and the port; None for anything else.
+    """Return the address, "" where none is given, and the port. Return None for anything else.
 
     >>> parse_listen_address("9464"), parse_listen_address("[::]:0"), parse_listen_address("host:1")
     (('', 9464), ('::', 0), None)
@@ -397,14 +407,14 @@ class OtelEnv:
     ENDPOINT: Final = "OTEL_EXPORTER_OTLP_ENDPOINT"
     ENDPOINTS: Final = (ENDPOINT, "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT")
     TRACE_PARENT: Final = "TRACEPARENT"
-    """The span that the job belongs to; in workers, that of their attempt."""
+    """The span that the job belongs to. In workers it is that of their attempt."""
 
 
 class RoleKey:
     """Keys of `torchx.specs.Role.metadata` that pass from components to adapters what a `Resource` cannot hold."""
 
     MEMORY_REQUEST_MB: Final = "muster.memory_request_mb"
-    """Present only when the user gave neither `memMB` nor `h`; its value is a decimal string such as "4096".
+    """Present only if the user gave neither `memMB` nor `h`. Its value is a decimal string such as "4096".
 
     Then `resource.memMB` is TorchX's default (1024), which the user did not ask for: an adapter sets no memory limit
     and requests this many MB (1024 per process) where it has requests. When the key is absent, the user gave
@@ -448,11 +458,14 @@ class LogNames:
     STATUS: Final = "status.json"
     """`<log_dir>/<run_id>/status.json`: how the job is doing, `_shared.job_view.JobStatus`, of the node that leads."""
     LATEST: Final = "latest"
-    """`<log_dir>/latest`: a link to the newest attempt's folder; beside the folders of jobs, to the newest job's."""
+    """`<log_dir>/latest`: a link to the newest attempt's folder.
+
+    Beside the folders of jobs it links to the newest job's.
+    """
 
 
 EVENT_SCHEMA: Final = 2
-"""Of the records of `events.jsonl`. Those of schema 1 have no field `schema`; a reader must understand both."""
+"""Of the records of `events.jsonl`. Those of schema 1 have no field `schema`. A reader must understand both."""
 REPORT_SCHEMA: Final = 1
 STATUS_SCHEMA: Final = 2
 STATUS_LIMIT_BYTES: Final = 1 << 18
@@ -473,7 +486,7 @@ class StatusPageLayout:
     MAGIC: Final = 0x6D75737465720000 | VERSION
     """`muster` and the version. A worker that finds another value uses no page."""
     BLOCK_BYTES: Final = 4096
-    """Size of the header and of each slot; slot n starts at block n + 1."""
+    """Size of the header and of each slot. Slot n begins at block n + 1."""
     WORDS: Final = BLOCK_BYTES // 8
 
     # words of the header
@@ -482,7 +495,7 @@ class StatusPageLayout:
     ROUND: Final = 2
     ATTEMPT: Final = 3
     COMMAND: Final = 4
-    """0: none. Else drain id, kind, whether it is committed, and step in one word; see `pack_command`."""
+    """0: none. Otherwise drain id, kind, whether it is committed, and step in one word. See `pack_command`."""
     DEADLINE_NS: Final = 5
     """CLOCK_MONOTONIC: when what the drain is for ends the workers; 0: no limit."""
 
@@ -504,7 +517,7 @@ class StatusPageLayout:
     VALUES: Final = 7
     """How many entries of the table of values are in use."""
     ASKED: Final = 8
-    """Three words, one per kind: 1 + the step last asked about; 0: never asked; `NOT_ASKING`."""
+    """Three words, one per kind: 1 + the step last asked about, 0 if it never asked, or `NOT_ASKING`."""
     STRIDE: Final = 11
     """Three words, one per kind: the distance of the last two steps asked about; 0: asked at most once."""
     DEBUGGER: Final = 14
@@ -513,15 +526,21 @@ class StatusPageLayout:
     """The agent's answer, 0 while there is none: `TERMINAL_LENT` or `TERMINAL_NONE`."""
     PHASE_TABLE: Final = 16
     FIRST: Final = 88
-    """1 + the first step that the script has reported; 1 where an optimizer was first, and it has reported none."""
+    """1 + the first step that the script has reported.
+
+    It is 1 if an optimizer was first and the script has reported none.
+    """
     FIRST_NS: Final = 89
     """CLOCK_MONOTONIC of that step; 0: none yet. It tells how long the start took, whenever the agent looks."""
     VALUE_TABLE: Final = 96
     WISH: Final = 176
     """A text entry of at most 120 bytes: `WISH_STOP` or `WISH_ELSEWHERE`, and the reason. None: nothing."""
     SAVED_PATH: Final = 192
-    """A text entry (checksum and bytes) that fills the rest of the slot but its last word: first `SAVED` again as 8
-    native bytes, so that step and path cannot be of two checkpoints, then the path; no path: nothing."""
+    """A text entry (checksum and bytes) that fills the rest of the slot but its last word.
+
+    It begins with `SAVED` again as 8 native bytes, so that step and path cannot be of two checkpoints. Then comes the
+    path, or nothing without one.
+    """
     UNREAD: Final = WORDS - 1
     """Where values go that have no place in the table."""
 
@@ -565,7 +584,7 @@ class StatusPageLayout:
         Args:
             drain: 1 to `MAX_DRAIN`.
             kind: STOP, CHECKPOINT or PAUSE.
-            step: the ceiling, or the committed step; 0 to `MAX_STEP`.
+            step: the ceiling, or the committed step. 0 to `MAX_STEP`.
             is_committed: whether `step` is the agreed one.
 
         Raises:
@@ -592,7 +611,7 @@ class StatusPageLayout:
 
     @classmethod
     def is_committed(cls, command: int) -> bool:
-        """Return whether the step is the agreed one; else it is the ceiling."""
+        """Return whether the step is the agreed one. Otherwise it is the ceiling."""
         return bool(command & cls._COMMITTED)
 
 
@@ -619,9 +638,9 @@ def has_controls(text: str) -> bool:
 
 
 class SnapshotHeader:
-    """Words of the header of the control file for snapshots; see `_shared.snapshot_file`.
+    """Words of the header of the control file for snapshots. See `_shared.snapshot_file`.
 
-    All are written by the agent but `USED`; most before it starts the workers of a round.
+    The agent writes all but `USED`, most of them before it starts the workers of a round.
     """
 
     VERSION: Final = 1
@@ -675,5 +694,5 @@ class SnapshotBlock:
     LOADED: Final = 5
     """1 + the step that this worker has loaded; 0: it has not. The agent clears it before a round."""
     SLOT: Final = 16
-    """Where slot 0 begins; each has `SLOT_WORDS`."""
+    """Where slot 0 begins. Each slot has `SLOT_WORDS`."""
     SLOT_WORDS: Final = 16

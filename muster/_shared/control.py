@@ -37,7 +37,7 @@ def get_exit_code(answer: Answer) -> ExitCode:
 
 
 class ControlError(RuntimeError):
-    """A request could not be passed on; one line. `exit_code` is that of the `muster` command."""
+    """A request could not be passed on. It is one line. `exit_code` is that of the `muster` command."""
 
     def __init__(self, line: str, exit_code: ExitCode) -> None:
         super().__init__(line)
@@ -90,7 +90,7 @@ def call_limited(call: Callable[[], T], limit_s: float) -> T:
     """Call something that has no limit of its own: a client library whose server may never answer.
 
     Raises:
-        TimeoutError: it goes on in its thread; what it returns is dropped.
+        TimeoutError: the limit has passed. The call goes on in its thread, and what it returns is dropped.
     """
     from concurrent.futures import Future, wait  # programs with `Events` import this module too
 
@@ -109,7 +109,7 @@ def call_limited(call: Callable[[], T], limit_s: float) -> T:
 
 
 def merge_answers(answers: Mapping[str, Answer]) -> Answer:
-    """Return one answer of an app whose roles are jobs of their own, by role; the worst outcome counts."""
+    """Return one answer of an app whose roles are jobs of their own, by role. The worst outcome counts."""
     if len(answers) == 1:
         return next(iter(answers.values()))
     worst = max(answers.values(), key=get_exit_code)
@@ -126,7 +126,7 @@ class RoleNodes:
     """The live nodes of one role that runs agents."""
 
     names: Sequence[str]
-    """In the order in which they are asked; a node that has no agent is passed over."""
+    """In the order in which they are asked. A node that has no agent is passed over."""
     ask: AskNode
     """(name, words) -> exit code, output and errors of the agent's command with these words there."""
     none: str
@@ -143,7 +143,7 @@ def ask_roles(app_id: str, roles: Mapping[str, RoleNodes], kind: AskKind, limit_
         limit_s: how long the ranks of one role may take, in seconds.
 
     Returns:
-        One answer for all roles; the worst outcome counts.
+        One answer for all roles. The worst outcome counts.
 
     Raises:
         ControlError: no role runs agents.
@@ -181,7 +181,7 @@ def parse_answer(text: str) -> Answer:
     """Read the line that `muster-agent ask job` prints.
 
     Raises:
-        ValueError: it is no answer; says what is wrong.
+        ValueError: it is no answer. The message says what is wrong.
     """
     from muster._shared.codec import decode
 

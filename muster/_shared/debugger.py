@@ -1,9 +1,9 @@
-"""pdb in one worker, at the terminal of its node's agent. Used by `muster.worker.breakpoint`; standard library only.
+"""pdb in one worker, at the terminal of its node's agent. `muster.worker.breakpoint` uses it.
 
-A worker has no terminal: its standard streams are the agent's pipes, and it leads a session of its own. The agent lends
-it the one that the job was started in: it holds back all other output, and passes Ctrl-C on to this worker alone. While
-pdb waits for a command, and while it steps, descriptors 0 to 2 are that terminal, so that pdb has readline and looks as
-it does without a launcher.
+It needs the standard library only. A worker has no terminal: its standard streams are the agent's pipes, and it leads a
+session of its own. The agent lends it the one that the job was started in: it holds back all other output, and passes
+Ctrl-C on to this worker alone. While pdb waits for a command, and while it steps, descriptors 0 to 2 are that terminal,
+so that pdb has readline and looks as it does without a launcher.
 """
 
 import os
@@ -132,7 +132,7 @@ class _Debugger(pdb.Pdb):
         self._session.give_back(Layout.DEBUGGER_NONE)
 
     def set_quit(self) -> None:
-        """Let the agent end the job at `quit`; this worker goes no further."""
+        """Let the agent end the job at `quit`. This worker goes no further."""
         self._session.give_back(Layout.DEBUGGER_QUIT)
         try:
             while True:

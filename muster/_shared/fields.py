@@ -1,7 +1,7 @@
 """Types of the fields of messages, with the limits that `_shared.codec` enforces.
 
-`count: Count` is the whole declaration: a value that was read needs no further check. Numbers out of range are
-refused. A text that is too long is shortened before it is sent; one that arrives too long is refused, like a list.
+`count: Count` is the whole declaration: a value that was read needs no further check. Numbers out of range are refused.
+A text that is too long is shortened before it is sent. One that arrives too long is refused, like a list.
 """
 
 import sys
@@ -80,7 +80,7 @@ Paragraph = Annotated[str, Limit(most=8192)]
 Traceback = Annotated[str, Limit(most=65536, keeps_end=True)]
 Lines = Annotated[tuple[Line, ...], Limit(most=64, keeps_end=True)]
 RoleName = Annotated[Name, SPARSE]
-"""Where the answers of several roles were joined, the one that it belongs to; agents leave it empty."""
+"""Where the answers of several roles were joined, the role that it belongs to. Agents leave it empty."""
 
 
 @record

@@ -39,7 +39,7 @@ def _is_deep(content: object, levels: int) -> bool:
 
 
 def read_regular(path: str, limit_bytes: int, start_bytes: int = 0) -> bytes:
-    """Return the bytes of a file from an offset on; a negative one counts from its end.
+    """Return the bytes of a file from an offset on. A negative offset counts from its end.
 
     Raises:
         OSError: it cannot be read, or it is not a regular file: a named pipe would block.
@@ -72,7 +72,7 @@ def link_latest(parent: str, target: str) -> None:
     replaced: a link of another user stays, and where every user could put one into its place, none is made.
 
     Args:
-        parent: the folder of the link; where it cannot be made, there is none: it is for people.
+        parent: the folder of the link. If it cannot be made, there is no link, which is for people only.
         target: a path from there.
     """
     with contextlib.suppress(OSError):

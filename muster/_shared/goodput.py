@@ -1,6 +1,7 @@
-"""Where the time of a job went: goodput, by definition. Pure; fed with the records of one agent and the steps it sees.
+"""Where the time of a job went: goodput, by definition. It is pure.
 
-All time since the agent's start belongs to exactly one bucket, so that the buckets sum up to the wall clock:
+The records of one agent and the steps that it sees are its input. All time since the agent's start belongs to exactly
+one bucket, so that the buckets sum up to the wall clock:
 
     productive   steps that were not done again after a restart. Of the first step of each attempt so much as the
                  median step takes; the rest of it is `start` or `restart`.
@@ -56,7 +57,7 @@ class GoodputLedger:
 
     def __init__(self) -> None:
         self.time_to_start_s: float | None = None
-        """From the agent's start to the first step; while none was done, until its workers ran."""
+        """From the agent's start to the first step. While no step was done, it lasts until the workers ran."""
         self.failures: dict[str, int] = {}
         """How often a round ended because of a "worker", a "hang", a lost "node", or a silent leader ("fenced")."""
         self.has_steps = False
@@ -100,7 +101,7 @@ class GoodputLedger:
     # -- records ----------------------------------------------------------------------------------------------------
 
     def follow(self, what: str, detail: Mapping[str, object], now_s: float) -> None:  # noqa: C901  # a case a record
-        """Receive one of the agent's records, in their order; `now_s` by one monotonic clock."""
+        """Receive one of the agent's records, in their order. `now_s` is by one monotonic clock."""
         last_s, self._last_s = self._last_s, now_s
         if what == "agent_started":
             self._start(last_s, now_s)
@@ -282,7 +283,10 @@ class GoodputLedger:
         return {name: each for name, each in self.read_buckets(now_s).items() if name in CAUSES}
 
     def read_lost_before(self, now_s: float) -> Mapping[str, float]:
-        """Return what was lost up to the last step of the round, by cause; up to now, if it has done none."""
+        """Return what was lost up to the last step of the round, by cause.
+
+        If it has done none, return what was lost up to now.
+        """
         return self.read_lost(now_s) if self._at_step is None else self._at_step
 
     def read_buckets(self, now_s: float) -> dict[str, float]:
@@ -321,7 +325,7 @@ class GoodputLedger:
         self._buckets[name] = self._buckets.get(name, 0.0) + for_s
 
     def _change(self, cause: str, now_s: float, *, settles: str = "") -> None:
-        """Count the time so far for the last cause; if that was steps, for `settles`, else for the new one."""
+        """Count the time so far for the last cause. If that was steps, count it for `settles`, else for the new one."""
         last, took_s = self._cause, max(0.0, now_s - self._accounted_s)
         if last == _STEPS:
             last = settles or ("productive" if cause == _STEPS else cause)
@@ -331,4 +335,4 @@ class GoodputLedger:
 
 
 _FAILURES = {"failure": "worker", "final": "worker", "membership": "node", "fenced": "fenced"}
-"""By the kind of the end of a round; "drained" is none."""
+"""By the kind of the end of a round. "drained" is none."""

@@ -1,10 +1,10 @@
 """The launched process of every replica: it outlives the process it guards and kills what that leaves behind.
 
-The guard forks the guarded process (the agent, or any command) and then only waits. It is a child subreaper: when the
-guarded process ends, for whatever reason, every orphan of the job, even one that called setsid and emptied its
-environment, becomes the guard's child and is killed. When the guard ends, the guarded process gets a death signal. The
-guard holds the fencing lease: the agent sets a timer that both share, and when it expires, the guard kills the workers
-even if the agent is stopped.
+The guard forks the guarded process (the agent, or any command) and then only waits. It is a child subreaper. When the
+guarded process ends, for whatever reason, every orphan of the job becomes the guard's child and is killed, even one
+that called setsid and emptied its environment. When the guard ends, the guarded process gets a death signal. The guard
+holds the fencing lease: the agent sets a timer that both share, and when it expires, the guard kills the workers even
+if the agent is stopped.
 
 One file of over 400 lines: the guard of every replica stays small by importing nothing that it does not need, and its
 lease and its process are read together.
@@ -37,7 +37,7 @@ FORWARDED_SIGNALS = (
     signal.SIGUSR1,
     signal.SIGUSR2,
 )
-"""Signals passed on to the guarded process. SIGKILL and SIGSTOP cannot be; all others keep their default."""
+"""Signals passed on to the guarded process. SIGKILL and SIGSTOP cannot be. All others keep their default."""
 
 STOP_LIMIT_S = 30.0
 """Agent and guard wait this long for killed processes that do not end (uninterruptible sleep), then report them."""
@@ -147,7 +147,7 @@ class GuardLease:
 
 
 def make_lease_fds() -> tuple[int, int, int]:
-    """Return what guard and agent need to share a lease when both are made by exec; the caller closes them."""
+    """Return what guard and agent need to share a lease if both are made by exec. The caller closes them."""
     timer_fd = processes.BoottimeTimer().fd
     pages = [os.memfd_create(name) for name in ("lease", "suspended")]
     for fd in pages:
@@ -222,7 +222,7 @@ class Guard:
             os.close(fd)
 
     def run(self, body: Callable[[], int]) -> int:
-        """Fork, run `body` in the child, wait for its end; the exit code, 128+n when a signal ended it.
+        """Fork, run `body` in the child, and wait for its end. Return the exit code, 128+n if a signal ended it.
 
         The mask holds back signals that come before the handlers are set, so none is lost and none kills the guard
         between fork and wait.
@@ -278,7 +278,7 @@ class Guard:
             self._turn(self._fence())
 
     def _turn(self, limit_s: float | None) -> None:
-        """Wait for a signal, the lease or the caller's end, at most `limit_s` (None: no limit); handle them."""
+        """Wait for a signal, the lease or the caller's end, at most `limit_s` (None: no limit), and handle them."""
         ready = [fd for fd, _ in self._poller.poll(None if limit_s is None else max(1.0, limit_s * 1000))]
         if self._wake_read in ready:
             for signum in set(os.read(self._wake_read, 4096)):
@@ -317,7 +317,7 @@ class Guard:
             )
 
     def _suspend(self) -> None:
-        """Stop the whole job, then this process; after SIGCONT continue it."""
+        """Stop the whole job, then this process. After SIGCONT, continue it."""
         from muster._shared import suspension  # rarely needed; keeps the guard small
 
         left_s = self._lease.read_left_s()
@@ -358,7 +358,7 @@ class Guard:
         return None
 
     def _reap(self) -> bool:
-        """Collect the children that have ended; False when no child is left."""
+        """Collect the children that have ended. Return False if no child is left."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -372,7 +372,7 @@ class Guard:
                 self._killed_by = max(0, -code)
 
     def _sweep(self) -> int:
-        """Kill what is left of the job until no process is left, or what is left cannot be ended; the exit code."""
+        """Kill what is left of the job until nothing is left, or what is left cannot be ended. Return the exit code."""
         pauses = _Pauses(_GIVEN_UP_LIMIT_S if self._lease.read_not_ended() else self._stop_limit_s)
         me = os.getpid()
         while processes.kill_descendants(me) or self._reap():
@@ -390,7 +390,7 @@ def _do_nothing(_signum: int, _frame: object) -> None:
 
 
 def run_guarded_process(guard_pid: int, mask: Collection[int], body: Callable[[], int]) -> NoReturn:
-    """Set the death signal, restore default dispositions and run the process; called in the child."""
+    """Set the death signal, restore default dispositions and run the process. The child calls it."""
     processes.set_death_signal(signal.SIGTERM)
     if os.getppid() != guard_pid:
         os._exit(128 + signal.SIGTERM)
@@ -421,12 +421,12 @@ def _open_standard_descriptors() -> None:
 
 
 def run_guarded(body: Callable[[GuardLease], int], *, caller_fd: int | None = None, reported_as: str = "") -> int:
-    """Run `body` under a guard; its exit code.
+    """Run `body` under a guard, and return its exit code.
 
     Call it early and from a single-threaded process: what has been imported stays in the guard's memory.
 
     Args:
-        body: gets the lease; runs in the guarded process.
+        body: gets the lease, and runs in the guarded process.
         caller_fd: a pidfd of the program that the job belongs to, whose end ends the job; None: there is none.
         reported_as: see `Guard`.
     """
@@ -443,7 +443,7 @@ def run_guarded(body: Callable[[GuardLease], int], *, caller_fd: int | None = No
 
 
 def _report_shortage(error: OSError) -> int:
-    """Report that the machine has no descriptor, memory or process left; the exit code."""
+    """Report that the machine has no descriptor, memory or process left. Return the exit code."""
     processes.write_stderr(f"muster: cannot start: {error.strerror}\n")
     return 1
 
@@ -459,7 +459,7 @@ def _exec_command(command: Sequence[str]) -> int:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run `python -m muster._shared.guard -- COMMAND ARGS`; the exit code."""
+    """Run `python -m muster._shared.guard -- COMMAND ARGS`, and return the exit code."""
     command = argv[1:] if argv[:1] == ["--"] else argv
     if not command:
         print("muster: usage: python -m muster._shared.guard -- COMMAND [ARG ...]", file=sys.stderr)

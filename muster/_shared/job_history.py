@@ -1,6 +1,6 @@
 """What became of a job so far, from the records of an agent: state, events, recoveries, goodput. Pure.
 
-Every agent knows all of it, so that the next leader goes on where the last one ended; `muster timeline` computes the
+Every agent knows all of it, so that the next leader goes on where the last one ended. `muster timeline` computes the
 same from the records of a job that has ended. It never grows with the job's age: lists keep their ends, times are sums.
 Where the time went is in `goodput`.
 """
@@ -78,7 +78,7 @@ class JobHistory:
         self._round_done: int | None = None
         """The steps done by the last look at the round; None: its script reports none."""
         self._most_done = self._earlier_done = 0
-        """Of all rounds, and of those before the last one."""
+        """The most steps of all rounds, and of those before the last one."""
         self.total: int | None = None
         """Of the steps, as reported last."""
         self._recoveries: deque[Recovery] = deque(maxlen=most_recoveries)
@@ -101,12 +101,15 @@ class JobHistory:
 
     @property
     def failures(self) -> tuple[tuple[str, int], ...]:
-        """How often a round ended because of each kind of failure; see `GoodputLedger`."""
+        """How often a round ended because of each kind of failure. See `GoodputLedger`."""
         return tuple(self._ledger.failures.items())
 
     @property
     def steps_done(self) -> tuple[int, int]:
-        """In the last round, and at most before it; a job that has succeeded needed no step after its last restart."""
+        """The steps of the last round, and the most before it.
+
+        A job that has succeeded needed no step after its last restart.
+        """
         done = self._round_done or 0
         return (done or self._most_done) if self.has_ended_at_one_step else done, self._earlier_done
 
@@ -202,7 +205,7 @@ class JobHistory:
             self._recoveries[-1] = replace(self._recoveries[-1], snapshot_step=step, repeated_steps=again)
 
     def _end_round(self, record: HistoryRecord, lost_before: Mapping[str, float]) -> None:
-        """End a round; `lost_before` is what had been lost up to its last step, by cause."""
+        """End a round. `lost_before` is what had been lost up to its last step, by cause."""
         self._broken_s = record.monotonic_s
         kind = record.detail.get("kind")
         reason = _read_text(record.detail, "reason") or "the leader was silent for too long"
@@ -241,7 +244,7 @@ class JobHistory:
             self._add_event(record.time_s, _read_text(detail, "reason"))
 
     def _end_job(self, record: HistoryRecord, lost_before: Mapping[str, float]) -> None:
-        """End the job; `lost_before` is as for the end of a round. A job that succeeded is as far as it ever was."""
+        """End the job. `lost_before` is as for the end of a round. A job that succeeded is as far as it ever was."""
         detail = record.detail
         is_success = detail.get("succeeded") is True
         reason = "" if is_success and not detail.get("drained") else _read_text(detail, "reason")
@@ -305,7 +308,7 @@ class JobHistory:
         )
 
     def _end_recovery(self, lost: Mapping[str, float]) -> None:
-        """End a recovery; `lost` is what has been lost by then, by cause."""
+        """End a recovery. `lost` is what has been lost by then, by cause."""
         before, self._lost_before = self._lost_before, None
         if before is not None:
             rounded = ((name, round(lost.get(name, 0.0) - before.get(name, 0.0), 2)) for name in CAUSES)

@@ -1,12 +1,12 @@
 """How a job that runs is doing, as records: its state, nodes, ranks, recoveries and events.
 
-The leader's node writes a `JobStatus` into `status.json`; commands, adapters and views read it by `codec.salvage`.
+The leader's node writes a `JobStatus` into `status.json`. Commands, adapters and views read it by `codec.salvage`.
 `status.schema.json` beside this module is its JSON schema. Every field has a default: older agents write fewer, and a
 field of schema 2 that has its default is not written. Every list and text has a limit, so that the file has one:
 `contract.STATUS_LIMIT_BYTES`.
 
-A job of more than `LISTED_RANKS` ranks lists no ranks: its nodes name their slowest one. One of more than
-`LISTED_NODES` nodes lists those that differ; `nodes_running`, `nodes_spare` and `nodes_lost` count all.
+A job of more than `LISTED_RANKS` ranks lists no ranks: its nodes name their slowest one. A job of more than
+`LISTED_NODES` nodes lists those that differ. `nodes_running`, `nodes_spare` and `nodes_lost` count all.
 """
 
 from enum import Enum
@@ -24,7 +24,7 @@ MOST_SLOW_RANKS: Final = 8
 _VALUE_CHARS = 32
 
 ShownValues = Annotated[tuple[tuple[Name, Number | Name], ...], Limit(most=8), AS_OBJECT]
-"""What a rank shows beside its step, by name; "nan", "inf" and "-inf" are text."""
+"""What a rank shows beside its step, by name. "nan", "inf" and "-inf" are text."""
 LastLine = Annotated[str, Limit(most=160)]
 """Of a rank's output, without escape sequences and control characters."""
 
@@ -293,7 +293,7 @@ class JobStatus:
     goodput: Annotated[Goodput | None, SPARSE] = None
     """None: the script reports no steps."""
     time_to_start_s: _Seconds = None
-    """From the start of its first agent to its first step; where no step is reported, until its workers ran."""
+    """From the start of its first agent to its first step. If no step is reported, it lasts until its workers ran."""
     failures: Annotated[tuple[tuple[Name, Count], ...], Limit(most=16), AS_OBJECT, SPARSE] = ()
     """How often a round ended because of a "worker" that failed, a "hang", a lost "node" or a silent leader
     ("fenced")."""
@@ -303,7 +303,7 @@ class JobStatus:
     nodes: Annotated[tuple[NodeStatus, ...], Limit(most=LISTED_NODES), SPARSE] = ()
     """In the order of their group ranks, then spare and lost ones."""
     ranks: Annotated[tuple[RankStatus, ...], Limit(most=LISTED_RANKS), SPARSE] = ()
-    """In the order of their global ranks; empty where there are more than `LISTED_RANKS`."""
+    """In the order of their global ranks. It is empty if there are more than `LISTED_RANKS`."""
     recoveries: Annotated[tuple[Recovery, ...], Limit(most=MOST_RECOVERIES, keeps_end=True), SPARSE] = ()
     """The last ones, oldest first."""
     recovery_count: _Number = 0
@@ -323,7 +323,7 @@ class JobStatus:
 
     @property
     def steps_done(self) -> int:
-        """How many; of the optimizer, if the script reports none."""
+        """How many steps were done. They are the optimizer's if the script reports none."""
         return (self.optimizer_steps or 0) if self.step is None else limit_steps(self.step + 1, self.total)
 
     def describe(self, paused_since: str = "") -> str:
@@ -343,7 +343,7 @@ class JobStatus:
 
 
 def limit_steps(done: int, total: int | None) -> int:
-    """Return how many steps were done; a script may count them from 1, as Trainers do, so no more than the total."""
+    """Return how many steps were done, but no more than the total. A script may count them from 1, as Trainers do."""
     return min(done, max(done - 1, total or done))
 
 

@@ -7,8 +7,9 @@ belongs to this user or to root, and no other user can write to it, with three e
 - Below a folder that others cannot enter, it does not matter who could write.
 - A group that has no members but this user and root: many systems give each user one, and let it write by default.
 
-In a user namespace root is shown as another user: whoever owns `/` counts as root. Some file systems show our own files
-as another user's (NFS with root_squash); the owner that they give to a file that we make there counts as this user.
+In a user namespace root is shown as another user, so the owner of `/` counts as root. Some file systems show our own
+files as another user's (NFS with root_squash). The owner that they give to a file that we make there counts as this
+user.
 """
 
 import os
@@ -38,12 +39,12 @@ def check_folder(folder: Path, advice: str, files: Sequence[Path] = ()) -> None:
     """Refuse a folder that another user owns, can write to, or can replace.
 
     Args:
-        folder: an absolute path; what does not exist is not looked at, and what is above it is.
+        folder: an absolute path. What does not exist is not looked at, and what is above it is.
         advice: what to do, for the error.
         files: files and folders below it that must be ours, too.
 
     Raises:
-        PermissionError: names the folder, the user, and what to do; or a folder cannot be entered.
+        PermissionError: names the folder, the user, and what to do. Or a folder cannot be entered.
     """
     ours = {os.geteuid(), 0}
     trusted = ours | {os.lstat("/").st_uid}
@@ -92,7 +93,7 @@ def _walk(path: str) -> Iterator[tuple[str, os.stat_result]]:
 
 
 def _check(path: str, status: os.stat_result, owners: set[int], advice: str, *, is_closed: bool) -> bool:
-    """Check one folder, link or file; whether it, or one above it, keeps other users out."""
+    """Check one folder, link or file. Return whether it, or one above it, keeps other users out."""
     if status.st_uid not in owners:
         raise PermissionError(f"{path} belongs to {_name_user(status.st_uid)}, not to you: {advice}")
     mode = status.st_mode

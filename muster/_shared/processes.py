@@ -18,7 +18,7 @@ LINUX = sys.platform.startswith("linux")
 """Jobs run on Linux: only what submits them asks, and the guard."""
 
 IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
-"""Signals that the interpreter ignores from its start; a program that it execs would inherit that."""
+"""Signals that the interpreter ignores from its start. A program that it execs would inherit that."""
 
 _PR_SET_PDEATHSIG = 1
 _PR_GET_PDEATHSIG = 2
@@ -26,7 +26,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 _CLOCK_BOOTTIME = 7
 _TFD_TIMER_ABSTIME = 1
 _NVIDIA_DRIVERS: Final = ("/dev/nvidiactl", "/dev/dxg")
-"""Of NVIDIA's driver; and of its own in Windows' subsystem for Linux."""
+"""The files of NVIDIA's driver, and of its own in Windows' subsystem for Linux."""
 
 
 def _libc() -> ctypes.CDLL:
@@ -72,21 +72,21 @@ class BoottimeTimer:
             raise OSError(ctypes.get_errno(), "timerfd_create")
 
     def set(self, due_s: float) -> None:
-        """Become readable at `due_s` of CLOCK_BOOTTIME; 0 disarms."""
+        """Become readable at `due_s` of CLOCK_BOOTTIME. 0 disarms."""
         whole_s = int(due_s)
         spec = self._Spec(0, 0, whole_s, int((due_s - whole_s) * 1e9))
         if self._libc.timerfd_settime(self.fd, _TFD_TIMER_ABSTIME, ctypes.byref(spec), None) != 0:
             raise OSError(ctypes.get_errno(), "timerfd_settime")
 
     def read_left_s(self) -> float:
-        """Return the seconds until it is due; 0 when it is disarmed or has expired."""
+        """Return the seconds until it is due. Return 0 if it is disarmed or has expired."""
         spec = self._Spec()
         if self._libc.timerfd_gettime(self.fd, ctypes.byref(spec)) != 0:
             raise OSError(ctypes.get_errno(), "timerfd_gettime")
         return float(spec.value_s + spec.value_ns / 1e9)
 
     def acknowledge(self) -> bool:
-        """Consume the expiry; False when the timer has been set again since it expired."""
+        """Consume the expiry. Return False if the timer has been set again since it expired."""
         try:
             return bool(os.read(self.fd, 8))
         except BlockingIOError:
@@ -98,7 +98,7 @@ class BoottimeTimer:
 
 
 def list_parents() -> dict[int, int]:
-    """Return the parent of every live process the kernel shows; zombies are left out.
+    """Return the parent of every live process the kernel shows. Zombies are left out.
 
     `/proc/<pid>/task/*/children` would be quicker, but needs a kernel option that is often off.
     """
@@ -146,7 +146,7 @@ def list_descendants(root: int, *, keep: Container[int] = ()) -> list[int]:
 
 
 def read_peak_bytes() -> int:
-    """Return the peak resident memory of the largest process that has ended among this process's descendants; 0.
+    """Return the peak resident memory of the largest process that has ended among this process's descendants, or 0.
 
     None has.
     """
@@ -156,7 +156,7 @@ def read_peak_bytes() -> int:
 
 
 def wait_readable(fd: int, limit_s: float | None) -> bool:
-    """Wait until a descriptor is readable or its other end closed; False after `limit_s` (None: without limit).
+    """Wait until a descriptor is readable or its other end closed. Return False after `limit_s` (None: without limit).
 
     With `poll`, because `select` takes no descriptor above 1023, and programs that start jobs may have many.
     """

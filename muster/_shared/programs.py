@@ -1,4 +1,7 @@
-"""Whether the program of a job exists, before any of its workers is started. Standard library only; imports nothing."""
+"""Whether the program of a job exists, before any of its workers is started.
+
+It is standard library only, and does not import the program.
+"""
 
 import os
 import sys
@@ -7,7 +10,7 @@ from typing import Any
 
 
 def explain_missing(kind: str, target: str, cwd: str) -> str | None:
-    """Say in one line that a program does not exist; None when it does, or when that cannot be known.
+    """Say in one line that a program does not exist. Return None if it does, or if that cannot be known.
 
     Args:
         kind: "script" or "module".

@@ -61,20 +61,20 @@ class Failure:
     pid: Count
     time_s: Seconds
     age_s: Seconds = 0.0
-    """Seconds since it happened when it was sent; the leader orders by arrival minus age, never by wall clocks."""
+    """Seconds since it happened, when it was sent. The leader orders by arrival minus age, never by wall clocks."""
     exit_code: Integer | None = None
     """None when a signal ended it."""
     signal: Name | None = None
-    """"SIGKILL"; None when it exited."""
+    """"SIGKILL", for example. None: it exited."""
     reason: Line = ""
     """One line when no process has exited: it could not be started, or hung."""
     exception: Paragraph | None = None
     """"ValueError: the text", from error.json or stderr."""
     traceback: Traceback | None = None
-    """The traceback's text, its last frames when it is long; faulthandler's for a fatal signal."""
+    """The traceback's text, its last frames if it is long. For a fatal signal it is faulthandler's."""
     error_file: Line | None = None
     stderr_tail: Lines = ()
-    """Last lines of the rank's stderr, oldest first; empty when it was not captured."""
+    """Last lines of the rank's stderr, oldest first. It is empty if stderr was not captured."""
     log_path: Line | None = None
     oom: OomEvidence | None = None
     stopped_by_us: bool = False
@@ -92,7 +92,7 @@ class Failure:
     ended_ranks: Annotated[tuple[Count, ...], Limit(most=64)] = ()
     """Global ranks, at most 64, that had ended with code 0 when it lost the connection to a peer."""
     early: bool = False
-    """It failed with a start-up error within seconds; the same error twice in a row is not retried."""
+    """It failed with a start-up error within seconds. The same error twice in a row is not retried."""
     cause: Name = ""
     """The class of its cause, one of `causes.CLASSES`; "": it was ended by us, or its agent is older."""
     evidence: Line = ""
@@ -102,7 +102,7 @@ class Failure:
     reports_steps: bool = False
     """Its script reports its steps, so that `step` None means that it has done none in this attempt."""
     hung: bool = False
-    """It was alive but idle for the hang timeout; `reason` says what it did not do."""
+    """It was alive but idle for the hang timeout. `reason` says what it did not do."""
     check: Annotated[Name, SPARSE] = ""
     """The preflight check that has found `reason`, which is then about the node; "": none has."""
 
@@ -126,7 +126,7 @@ class Collective:
     operation: Name
     """"all_reduce"."""
     sizes: Name
-    """"4 x float32"; "" where the recorder has none."""
+    """"4 x float32", for example. "": the recorder has none."""
     age_s: Seconds
     """Since the rank has entered it."""
     is_done: bool
@@ -141,7 +141,7 @@ class Group:
 
     name: Name
     description: Name
-    """"default_pg"; what the program has called it."""
+    """What the program has called it, such as "default_pg". "": it has given no name."""
     entered: Count
     """The number of the last collective that this rank has entered; 0: none."""
     completed: Count
@@ -189,7 +189,7 @@ class RankView:
     node: Count
     host: Name
     state: Name = ""
-    """The kernel's process state: R, S, D, T (stopped), Z; `ENDED`; "": not known."""
+    """The kernel's process state (R, S, D, T: stopped, Z), or `ENDED`. "": not known."""
     is_answering: bool = False
     """Its server has answered."""
     has_server: bool = False
@@ -226,8 +226,10 @@ class RankProgress:
     """Steps a second; 0: it has done none."""
     values: Values = ()
     moved: Line | None = None
-    """It has done a step, or has entered or completed a collective: "all_reduce #6 of default_pg, 12 a second"; ""
-    where this is all that is known. None: it has not."""
+    """It has done a step, or has entered or completed a collective: "all_reduce #6 of default_pg, 12 a second".
+
+    "": this is all that is known. None: it has not.
+    """
     is_busy: bool = False
     """It has used the CPU, or has written or loaded something."""
     still_s: Seconds | None = None
@@ -250,7 +252,7 @@ class Stack:
     text: Traceback
     """"": it gave none."""
     view: Annotated[Annotated[RankView, PACKED] | None, SPARSE] = None
-    """What its flight recorder says; not in the report. None: it was not read, or no message had room for it."""
+    """What its flight recorder says. It is not in the report. None: it was not read, or no message had room for it."""
     progress: Annotated[Annotated[RankProgress, PACKED] | None, SPARSE] = None
     """Not in the report either. None: it was not looked at twice, or no message had room for it."""
     role: RoleName = ""
@@ -302,7 +304,7 @@ class Answer:
     line: Line
     """For the person."""
     step: Step | None = None
-    """The step that was agreed on; of `stacks` that of the rank that has done the fewest."""
+    """The step that was agreed on. For `stacks` it is that of the rank that has done the fewest."""
     ranks: Count = 0
     """How many it concerns."""
     took_s: Seconds = 0.0
@@ -318,7 +320,7 @@ def print_values(values: Mapping[str, float]) -> tuple[tuple[str, str], ...]:
 
 
 def format_size(size_bytes: int, decimals: int = 1) -> str:
-    """Return a text such as `14 MiB`, `1.5 GiB`; `decimals` of the latter."""
+    """Return a text such as `14 MiB`, `1.5 GiB`. `decimals` are those of the latter."""
     if size_bytes < 1 << 30:
         return f"{size_bytes / (1 << 20):.0f} MiB"
     return f"{size_bytes / (1 << 30):.{decimals}f} GiB"

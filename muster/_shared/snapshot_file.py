@@ -5,17 +5,17 @@ Workers open them as `/proc/AGENT/fd/N`:
 
 - one *control file* per node: a header that the agent writes, then one block of 4 KiB per local rank that the rank's
   worker writes (but for `PIN`). `Env.SNAPSHOTS` names it;
-- one *content file* per local rank. Its size is fixed and sealed; slot n begins at `n * SLOT_SPACE`, and memory is used
+- one *content file* per local rank. Its size is fixed and sealed. Slot n begins at `n * SLOT_SPACE`, and memory is used
   only where something was written. What is in a slot is the worker's own affair: the agent copies `BYTES` of it.
 
-A generation is named by lineage and step. A lineage is a positive number, given by the leader to each round; one of a
+A generation is named by lineage and step. A lineage is a positive number, given by the leader to each round. One of a
 later round is greater. Every field is one aligned native 8-byte word, written by one store, as in the status page. The
 worker's order is what makes a slot whole: `WRITING` before the first byte changes, `COMPLETE` after the last. A slot
 that is `WRITING` when its worker has ended is empty: the agent says so before it starts the next one.
 
 Three slots a rank. Never written to: the confirmed generation (at first the base), the one that the agent holds while
 it is being confirmed, and a slot that is being sent. The agent writes `HOLD` and `PIN` and then reads the slot's state
-again; the worker writes `WRITING` and then reads them again. So one of the two sees the other.
+again. The worker writes `WRITING` and then reads them again. So one of the two sees the other.
 """
 
 import mmap
@@ -121,7 +121,7 @@ class Control:
         """Choose the slot for the next save and mark it as being written.
 
         Returns:
-            Its number. From now on its old content counts for nothing. None: no slot is free, which was counted; the
+            Its number. From now on its old content counts for nothing. None: no slot is free. This was counted, and the
             save is left out.
         """
         state = _Slot.STATE
@@ -197,7 +197,7 @@ class WorkerFiles(NamedTuple):
     """Of this node."""
 
     def open_content(self, local_rank: int) -> int:
-        """Open the content file of a rank of this node; the caller closes it. Only the own one may be written to.
+        """Open the content file of a rank of this node. The caller closes it. Only the own one may be written to.
 
         Raises:
             OSError: it cannot be opened.
@@ -341,7 +341,7 @@ class NotKeptError(OSError):
 def build_address(control: Control) -> bytes | None:
     """Return the address of the agent's socket.
 
-    Abstract, with a name that only those know who can open the control file.
+    The socket is abstract. Only processes that can open the control file know its name.
     """
     first, second = control.words[Header.SOCKET : Header.SOCKET + 2]
     return b"\0muster-snapshots-%016x%016x" % (first, second) if first else None

@@ -1,7 +1,7 @@
 """Stopping a whole job for a while (Ctrl-Z), and continuing it: the guard's part, imported when it is needed.
 
 A terminal's Ctrl-Z reaches the guard only: the agent is in a process group of its own, and each worker in a session of
-its own. The guard stops all of them, then itself, so that the shell gets the terminal back; `fg`, or SIGCONT, continues
+its own. The guard stops all of them, then itself, so that the shell gets the terminal back. `fg`, or SIGCONT, continues
 them. The agent's clocks stand still until then: a limit that runs out while no process may run says nothing.
 
 The lease stands still only if no other node can go on: a node alone has none, and an adapter says that it stops all
@@ -15,7 +15,7 @@ import time
 from muster._shared import processes
 
 _LIMIT_S = 2.0
-"""How long stopping takes at most; a process in uninterruptible sleep stops when that ends."""
+"""How long stopping takes at most. A process in uninterruptible sleep stops when that ends."""
 
 
 def stop_tree(guarded_pid: int) -> list[int]:

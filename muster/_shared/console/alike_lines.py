@@ -1,11 +1,12 @@
 """Prints once what several ranks say alike in a short time: merges equal units of their output. Pure.
 
 Units that are held stand in one queue. A rank joins the first held unit of its text that stands behind all that it has
-said before together with others; what it alone has said since then is moved in front of it. If there is none, its unit
-goes to the end of the queue. So each rank's text is there exactly once, and in its order, and what one rank alone says
-does not keep the next lines of all apart. The queue is printed from its head: a unit leaves when all ranks have said
-it, or `WINDOW_S` after it was first said. The text that is printed is that of the first. A text is found by its hash,
-its place by bisection among at most `_HELD_LIMIT`, and a unit is moved once: the work grows with the number of lines.
+said before together with others. What it alone has said since then is moved in front of that unit. If there is none,
+its unit goes to the end of the queue. So each rank's text is there exactly once, and in its order, and what one rank
+alone says does not keep the next lines of all apart. The queue is printed from its head: a unit leaves when all ranks
+have said it, or `WINDOW_S` after it was first said. The text that is printed is that of the first. A text is found by
+its hash, its place by bisection among at most `_HELD_LIMIT`, and a unit is moved once: the work grows with the number
+of lines.
 
 A warning that ranks write while they start is printed once also where lines are not merged: the first rank's, at once.
 What others say of it later is left out.
@@ -27,7 +28,7 @@ LAUNCH_S = 120.0
 """So long after its first output a launch counts as starting: its warnings are printed once."""
 
 _WARNING_LIMIT = 256
-"""Different warnings of one launch; who writes more has another purpose than to warn."""
+"""How many different warnings one launch may have. A program with more has another purpose than to warn."""
 _HELD_LIMIT = 4096
 """So many units are held at most: ranks that say different things, very fast."""
 _NUMBER = attrgetter("number")
@@ -50,7 +51,10 @@ class Speaker(Protocol):
 
     @property
     def launch(self) -> object:
-        """The same of workers that were started together; when another one speaks, nothing of this one is held on."""
+        """The same object for all workers that were started together.
+
+        When another one speaks, nothing of this one is held on.
+        """
         ...
 
     @property
@@ -150,7 +154,7 @@ class AlikeLines(Generic[_S]):
         self._tail: Said[_S] | None = None
         self._held = 0
         self._alike: dict[tuple[object, bytes], list[Said[_S]]] = {}
-        """The held units of one text, in the order of the queue; those in front may be printed."""
+        """The held units of one text, in the order of the queue. Those in front may be printed."""
         self._number = 0
         """Of the unit that left the queue last."""
         self._places: dict[int, _Place[_S]] = {}
@@ -264,7 +268,7 @@ class AlikeLines(Generic[_S]):
                 place.fixed = said
 
     def _find(self, speaker: _S, unit: Unit) -> Said[_S] | None:
-        """Return the held unit that the speaker joins; what it alone has said stands in front of it then."""
+        """Return the held unit that the speaker joins. What the speaker alone has said then stands in front of it."""
         alike = self._alike.get((speaker.stream, unit.key))
         if alike is None:
             return None
@@ -345,7 +349,7 @@ class AlikeLines(Generic[_S]):
             self._fix(head)
 
     def _repeats(self, speaker: _S, unit: Unit, now_s: float) -> bool:
-        """Return whether a warning was printed as often as the speaker has written it, of those started together."""
+        """Return whether a warning of the launch was already printed as often as the speaker has written it."""
         if now_s > self._launch_until_s or len(self._printed) > _WARNING_LIMIT:
             return False
         times = self._warned.get((speaker, unit.key), 0) + 1

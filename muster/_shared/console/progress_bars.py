@@ -27,11 +27,11 @@ class ProgressBars:
         return b"\r\x1b[K" + b"\x1b[A\x1b[K" * (rows - 1)
 
     def draw(self, rows: Sequence[bytes], status: bytes = b"") -> bytes:
-        """Return the bytes that draw as many rows at the bottom as fit, and how many do not; call `erase` first.
+        """Return the bytes that draw as many rows at the bottom as fit, and how many do not. Call `erase` first.
 
         Args:
             rows: of the workers.
-            status: the last row; b"": there is none.
+            status: the last row. b"": there is none.
         """
         columns, lines = self._size()
         room = max(1, lines - (2 if status else 1))

@@ -18,7 +18,7 @@ CAUSES = {
     "checkpoint": "saving",
     "end": "after the last step",
 }
-"""Of lost time; see `Goodput.lost_s`. The last lines of a job and its timeline say the same."""
+"""The causes of lost time. See `Goodput.lost_s`. The last lines of a job and its timeline say the same."""
 
 _FAILURES = {"worker": "worker", "hang": "hang", "node": "lost node", "fenced": "silent leader"}
 """Of `JobStatus.failures`."""

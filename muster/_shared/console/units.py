@@ -14,7 +14,7 @@ _WARNING_ROWS = 8
 _BLOCK_ROWS = 2000
 
 LINE, WARNING, TRACEBACK, ALONE = range(4)
-"""The kinds of a unit; `ALONE` is like no other."""
+"""The kinds of a unit. `ALONE` is like no other."""
 
 # -- what is alike ----------------------------------------------------------------------------------------------------
 
@@ -30,7 +30,7 @@ _MASKED = re.compile(
 
 
 class Masks:
-    """Masks lines; remembers those of the last forms: of most lines only digits change."""
+    """Masks lines, and remembers those of the last forms, because in most lines only digits change."""
 
     def __init__(self) -> None:
         self._known: dict[bytes, bytes] = {}
@@ -175,7 +175,7 @@ class Units:
         """Return the rows that are held, as units.
 
         Args:
-            may_go_on: they have been held long enough; what follows of a traceback is one, too.
+            may_go_on: they have been held long enough. What follows of a traceback is then a traceback, too.
         """
         block, self._block = self._block, None
         if block is None:

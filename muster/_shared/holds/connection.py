@@ -37,7 +37,7 @@ def read_peer(connection: socket.socket) -> int:
 
 
 def listen(folder: str) -> socket.socket:
-    """Listen in a folder; what listened there before is not reachable any more."""
+    """Listen in a folder. What listened there before is not reachable any more."""
     made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:

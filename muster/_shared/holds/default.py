@@ -4,7 +4,7 @@
     <runtime>/hold-KEY                  of one Python and one version of muster: socket, state and log
     <runtime>                           $XDG_RUNTIME_DIR/muster, or /tmp/muster-UID
 
-It is there for everyday jobs: where `local_cwd` or `muster-agent` would start an agent, one that waits with torch
+It is there for everyday jobs. Where `local_cwd` or `muster-agent` would start an agent, one that waits with torch
 imported takes its place, if the hold has one that can become the same. Else the agent starts cold as ever, and the hold
 has one ready for the next job. What it does: `agent.hold.pool`.
 
@@ -52,7 +52,7 @@ def read_idle_limit_s(env: Mapping[str, str]) -> float | None:
 
 
 def list_runtime_dirs(env: Mapping[str, str]) -> list[str]:
-    """Return where default holds of this user may be; the first is where they are made."""
+    """Return where default holds of this user may be. The first is where they are made."""
     found = [os.path.join(_TMP, f"muster-{os.geteuid()}")]
     folder = env.get("XDG_RUNTIME_DIR", "")
     try:
@@ -81,7 +81,7 @@ def find_folder(env: Mapping[str, str], words: Sequence[str], version: str) -> s
 
 
 def list_folders(env: Mapping[str, str]) -> list[str]:
-    """Return the folders of all default holds that there are; folders that others can change are none."""
+    """Return the folders of all default holds that there are. Folders that others can change are left out."""
     found = []
     for runtime in list_runtime_dirs(env):
         with contextlib.suppress(OSError):

@@ -35,7 +35,8 @@ _SHARED_BYTES_EACH: Final = 32 * _MIB
 """And for each worker."""
 _DESCRIPTORS: Final = 1024
 _DESCRIPTORS_EACH: Final = 64
-"""Of a worker with a DataLoader, which passes tensors as descriptors; the agent itself needs some ten."""
+"""The descriptors of a worker with a DataLoader, which passes tensors as descriptors. The agent itself needs some ten.
+"""
 _PROCESSES_EACH: Final = 64
 """Threads count: those of torch, of NCCL and of a DataLoader."""
 _USED_BYTES: Final = 512 * _MIB
@@ -152,7 +153,7 @@ class Check:
 
 
 def find_problems(machine: Machine, need: Need) -> tuple[Finding, ...]:
-    """Apply the table to one machine; errors first."""
+    """Apply the table to one machine. Errors come first."""
     found = [
         Finding(check=row.name, level=level, found=what, expected=expected, advice=row.advice)
         for row in LOCAL
@@ -355,7 +356,7 @@ def read_machine(
     """Read all of it.
 
     Args:
-        folders: path by label ("the log folder"); one that does not exist yet is made by the job.
+        folders: path by label ("the log folder"). One that does not exist yet is made by the job.
         nvml: the path of the driver's library for its GPUs, see `processes.find_nvml`; None: they are not read.
         statvfs: `os.statvfs`, or a stand-in for it.
     """
@@ -378,7 +379,7 @@ def read_machine(
 
 
 def find_site_checks(folder: str | None = None) -> tuple[str, ...]:
-    """Return the executable files of a site's folder, by name; hidden ones are none. None: `SITE_FOLDER`."""
+    """Return the executable files of a site's folder, by name. Hidden ones are left out. None: `SITE_FOLDER`."""
     folder = folder or SITE_FOLDER
     try:
         names = sorted(name for name in os.listdir(folder) if not name.startswith("."))
@@ -389,7 +390,7 @@ def find_site_checks(folder: str | None = None) -> tuple[str, ...]:
 
 
 def find_unused_folder(folder: str | None, site_checks: Sequence[str]) -> tuple[Finding, ...]:
-    """Say that a folder which somebody has named gives no check; that of the site may be absent."""
+    """Say that a folder which was named gives no check. That of the site may be absent."""
     if not folder or site_checks:
         return ()
     what = "has no executable file" if os.path.isdir(folder) else "is not here"

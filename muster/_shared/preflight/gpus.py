@@ -75,7 +75,7 @@ class _Process(ctypes.Structure):
 
 
 def read_devices(library: str) -> Devices | None:
-    """Read all GPUs that this process may use; None where there is no driver. `library`: NVML's path or name."""
+    """Read all GPUs that this process may use. Return None if there is no driver. `library`: NVML's path or name."""
     try:
         nvml = ctypes.CDLL(library)
         if nvml.nvmlInit_v2() != _SUCCESS:
@@ -119,7 +119,7 @@ def _read_device(nvml: ctypes.CDLL, index: int) -> Device | None:
 
 
 def _read_holders(nvml: ctypes.CDLL, handle: ctypes.c_void_p) -> tuple[Holder, ...]:
-    """Return the processes with a context on it; of a driver before 510 none is known."""
+    """Return the processes with a context on it. With a driver before 510 none is known."""
     processes, count = (_Process * _HOLDERS)(), ctypes.c_uint(_HOLDERS)
     try:
         code = nvml.nvmlDeviceGetComputeRunningProcesses_v3(handle, ctypes.byref(count), processes)

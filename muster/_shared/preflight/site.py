@@ -1,8 +1,8 @@
 """What an executable that a site has added says of a node, from what it writes and how it ends. Pure.
 
-It writes lines: `error: TEXT` ends the attempt, `warning: TEXT` is printed, all others are dropped. One that exits with
-another code than 0 and has named no error is an error itself, with its last line; one that does not end in time is
-killed, and that is a warning.
+It writes lines: `error: TEXT` ends the attempt, `warning: TEXT` is printed, all others are dropped. If it exits with
+another code than 0 and has named no error, that is an error itself, with its last line. If it does not end in time, it
+is killed, and that is a warning.
 """
 
 from collections.abc import Iterable

@@ -33,7 +33,7 @@ def read_versions(paths: Sequence[str] | None = None) -> tuple[tuple[str, str], 
 
 
 def _read_nccl(folder: str) -> list[tuple[str, str]]:
-    """Read the version of the NCCL that is installed beside torch; one that torch was built with has torch's."""
+    """Read the version of the NCCL that is installed beside torch. One that torch was built with has torch's."""
     try:
         names = os.listdir(folder)
     except OSError:

@@ -1,6 +1,6 @@
 """The classes of causes, by the names that `--on` uses, and what people read for them.
 
-`agent.diagnosis.classes` finds the class of a failure; `_shared.verdicts.policy` lets a user say what follows from it.
+`agent.diagnosis.classes` finds the class of a failure. `_shared.verdicts.policy` lets a user say what follows from it.
 """
 
 from collections.abc import Mapping
@@ -35,5 +35,5 @@ CLASSES: Final[Mapping[str, str]] = {
 
 
 def name_class(cause: str) -> str:
-    """Name a class for people; one of a newer agent, or none, as it is."""
+    """Name a class for people. Leave one of a newer agent, or none, as it is."""
     return CLASSES.get(cause, cause)

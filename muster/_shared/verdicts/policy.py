@@ -88,7 +88,7 @@ class Happened:
 
 
 def parse_policy(text: str) -> tuple[Rule, ...]:
-    """Read the rules; an empty text has none.
+    """Read the rules. An empty text has none.
 
     Raises:
         PolicyError: it does not follow the grammar.

@@ -24,7 +24,7 @@ MADE_HERE: Final = (
     "held",
     "local_held",
 )
-"""The schedulers of this package; its other entry points register TorchX's own again."""
+"""The schedulers of this package. Its other entry points register TorchX's own again."""
 
 _WITHOUT_LEFTOVERS: Final = ("local_docker", "local_held", "kubernetes")
 """`docker` and `held` have the apps of the first two, the cluster those of the third."""
@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 
 def create_scheduler(name: str, session: str) -> PluginScheduler:
-    """Create the scheduler of this name; only its adapter is imported. The caller closes it.
+    """Create the scheduler of this name. Only its adapter is imported. The caller closes it.
 
     Args:
         name: as in an app handle.
@@ -70,7 +70,7 @@ def list_names() -> list[str]:
 def create_keepers(session: str) -> Iterator[tuple[str, PluginScheduler]]:
     """Create the schedulers whose apps may leave something: ours, and those of other packages. The caller closes them.
 
-    One that cannot be created is named in a line; one that cannot be asked here is none of ours to tell of.
+    One that cannot be created is named in a line. One that cannot be asked here is left out.
 
     Yields:
         Its name, and the scheduler.
@@ -89,7 +89,7 @@ def create_keepers(session: str) -> Iterator[tuple[str, PluginScheduler]]:
 
 
 def close_quietly(name: str, scheduler: object) -> None:
-    """Close what a factory has made, whatever it is; what that raises is a line."""
+    """Close what a factory has made, whatever it is. An error becomes a line."""
     close = getattr(scheduler, "close", None)
     try:
         if callable(close):
@@ -99,14 +99,14 @@ def close_quietly(name: str, scheduler: object) -> None:
 
 
 def describe_error(error: Exception) -> str:
-    """Return one line; Python's own errors, such as `KeyError`, say little without their name."""
+    """Return one line. Python's own errors, such as `KeyError`, say little without their name."""
     text = " ".join(str(error).split())
     is_for_people = type(error).__module__ != "builtins" or isinstance(error, (ImportError, OSError))
     return text if is_for_people and text else f"{type(error).__name__}: {text}"
 
 
 def _list_entry_points() -> dict[str, EntryPoint]:
-    """List entry points by name; of one name the last counts, as for TorchX.
+    """List entry points by name. Of one name the last counts, as for TorchX.
 
     Ours are there without the package's metadata, too.
     """

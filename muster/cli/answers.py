@@ -13,7 +13,7 @@ from muster._shared.reports import Answer, RankProgress, Stack, name_ranks, remo
 
 
 def print_answer(answer: Answer, *, as_json: bool) -> int:
-    """Print it; the exit code."""
+    """Print it, and return the exit code."""
     code = get_exit_code(answer)
     if as_json:
         print(json.dumps({**_build_json(answer), "exit_code": int(code)}))
@@ -44,7 +44,7 @@ def _build_row(row: LateRank | Stack | RankProgress) -> dict[str, object]:
 
 
 def _read_value(text: str) -> float | str:
-    """Return a number; what JSON has none for stays text."""
+    """Return a number. What JSON has none for stays text."""
     try:
         number = float(text)
     except ValueError:
@@ -53,7 +53,7 @@ def _read_value(text: str) -> float | str:
 
 
 def print_error(error: ControlError, *, as_json: bool) -> int:
-    """Print why a request was not passed on; the exit code."""
+    """Print why a request was not passed on, and return the exit code."""
     if as_json:
         print(json.dumps({"outcome": error.exit_code.name.lower(), "line": str(error), "exit_code": error.exit_code}))
     else:

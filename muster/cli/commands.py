@@ -281,7 +281,7 @@ def _list_arguments(args: argparse.Namespace) -> tuple[list[int], dict[str, floa
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Return the parser of the whole command line; `completion` reads the words from it."""
+    """Return the parser of the whole command line. `completion` reads the words from it."""
     parser = argparse.ArgumentParser(
         prog="muster",
         description="Starts jobs, shows them, and talks to those that run.",

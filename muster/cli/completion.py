@@ -31,7 +31,7 @@ complete -F _muster muster
 
 
 def write_completion(shell: str, parser: argparse.ArgumentParser) -> int:
-    """Print the completion of a shell; the exit code."""
+    """Print the completion of a shell, and return the exit code."""
     if shell == APPS:
         from muster.cli.handles import list_names
 

@@ -51,7 +51,7 @@ def build_facts() -> dict[str, Any]:
 
 
 def describe() -> list[str]:
-    """Return a line for each default hold; where it is on and none is there, that; none where it is off."""
+    """Return a line for each default hold. If it is on and there is none, say so. If it is off, return no line."""
     limit_s = default_hold.read_idle_limit_s(os.environ)
     states = _read_states()
     lines = [f"default hold: {_describe_state(state)}" for state in states.values()]
@@ -100,7 +100,7 @@ def _switch_on(idle_limit_s: float) -> None:
 
 
 def switch_off() -> None:
-    """End all default holds of this user; jobs that run on them go on.
+    """End all default holds of this user. Jobs that run on them go on.
 
     Raises:
         ControlError: one does not end.

@@ -95,7 +95,7 @@ def _list_schedulers(state_dir: Path) -> list[str]:
 
 
 def _find_in_cluster(beginning: str, env: Mapping[str, str]) -> Iterator[AppName]:
-    """Look in the current context's namespace; nothing if no cluster is set up or it does not answer."""
+    """Look in the current context's namespace. Find nothing if no cluster is set up or it does not answer."""
     if not env.get("KUBECONFIG") and not os.path.exists(os.path.expanduser("~/.kube/config")):
         return
     from muster.schedulers import kubernetes

@@ -49,7 +49,7 @@ _RELEASE_S: Final = 60.0
 
 
 def hold(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
-    """Submit a hold, and wait until agents wait on all its nodes; the exit code.
+    """Submit a hold, and wait until agents wait on all its nodes. Return the exit code.
 
     Raises:
         ControlError: it cannot be submitted, or it has ended before it was ready.
@@ -91,7 +91,7 @@ def hold(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
 
 
 def _build_app(words: Sequence[str], parser: argparse.ArgumentParser) -> AppDef:
-    """Return the component's app; without one this machine's devices, or its cores."""
+    """Return the component's app. Without a component, take this machine's devices, or its cores."""
     component, rest = run_command.split_component(words or ["dist.ddp"], None, parser)
     if not any(word.partition("=")[0] in ("-j", "--j") for word in rest):
         count = len(list_devices(os.environ)) or count_usable_cores()
@@ -119,7 +119,7 @@ def build_hold_app(app: AppDef, *, idle_s: float) -> AppDef:
 
 
 def _wait_ready(app_id: str) -> Sequence[Mapping[str, Any]]:
-    """Wait until agents wait on all nodes; what their holders tell.
+    """Wait until agents wait on all nodes, and return what their holders report.
 
     Raises:
         ControlError: the hold has ended.

@@ -27,7 +27,10 @@ _DOCKER: Final = "docker"
 """The registry of both Docker schedulers."""
 
 _PACKED_AGE_S: Final = 86400.0
-"""Of a packed workspace that no command has locked: an older version may be packing it; after a day that was killed."""
+"""The age of a packed workspace that no command has locked.
+
+Until then an older version may be packing it. After a day that was killed.
+"""
 
 _AGENT_LOGS: Final = re.compile(r"muster_[a-z0-9_]{8}")
 """As `tempfile.mkdtemp` names the folder of an agent without `--log-dir`."""
@@ -40,7 +43,7 @@ def find_leftovers(env: Mapping[str, str], *, ended_before_s: float, opened: Exi
 
     Args:
         env: the environment, for the state folder and the engine's address.
-        ended_before_s: wall-clock seconds; jobs that ended later are left alone.
+        ended_before_s: wall-clock seconds. Jobs that ended later are left alone.
         opened: closes the schedulers with which what was found is removed.
     """
     state_dir = find_state_dir(env)

@@ -37,8 +37,8 @@ def stop(handle: str, *, limit_s: float = DEFAULT_LIMIT_S) -> Answer:
     """Let all ranks save and stop at one step, and end the app. Ranks that cannot agree get the polite signal.
 
     Args:
-        handle: of the app, as `torchx run` prints it: `local_cwd://torchx/train-x7k2`; also its name, the beginning of
-            its name if no other app begins so, or `last`, see `handles`.
+        handle: of the app, as `torchx run` prints it: `local_cwd://torchx/train-x7k2`. It may also be the app's name,
+            the beginning of its name if no other app begins so, or `last`, see `handles`.
         limit_s: how long the agreement and the ranks may take.
 
     Raises:
@@ -80,7 +80,7 @@ def resize(handle: str, nodes: int, *, role: str | None = None) -> Answer:
         role: which; None: the only elastic one.
 
     Raises:
-        ControlError: see the module; also a number that is not allowed.
+        ControlError: see the module. It is also raised for a number that is not allowed.
     """
     with open_scheduler(handle) as (scheduler, app_id):
         try:
@@ -123,7 +123,7 @@ def _ask(handle: str, kind: AskKind, limit_s: float) -> Answer:
 
 @contextmanager
 def open_scheduler(handle: str) -> Iterator[tuple[PluginScheduler, str]]:
-    """Create the scheduler of a handle; yield it and the app's id. Errors of the adapter become a `ControlError`."""
+    """Create the scheduler of a handle. Yield it and the app's id. Errors of the adapter become a `ControlError`."""
     try:
         app = find_app(handle, os.environ)
         with closing(create_scheduler(app.scheduler, app.session)) as scheduler:

@@ -36,7 +36,7 @@ STATE_CODES: Final[Mapping[AppState, int]] = {
     AppState.SUBMITTED: 11,
     AppState.UNSUBMITTED: 11,
 }
-"""The exit code of `muster status`; 2, 3 and 6 are those of every command, see `ExitCode`."""
+"""The exit code of `muster status`. 2, 3 and 6 are those of every command, see `ExitCode`."""
 
 _ANSWER_LIMIT_S: Final = 20.0
 """How long `muster list` waits for a scheduler."""
@@ -59,7 +59,7 @@ def read_app(word: str) -> tuple[str, AppFacts]:
 
 
 def _read_facts(scheduler: PluginScheduler, app_id: str) -> AppFacts | None:
-    """Read an app's facts; of a hold also what it runs, or since when it is idle."""
+    """Read an app's facts. Of a hold, also read what it runs, or since when it is idle."""
     facts = scheduler.read_facts(app_id)
     if facts is None or facts.state is not AppState.RUNNING:
         return facts
@@ -72,7 +72,7 @@ def _read_facts(scheduler: PluginScheduler, app_id: str) -> AppFacts | None:
 
 
 def print_status(word: str, *, as_json: bool) -> int:
-    """Print the line of an app, its roles and its replicas; the exit code says its state.
+    """Print the line of an app, its roles and its replicas. Return the exit code, which says its state.
 
     Raises:
         ControlError: see `read_app`.
@@ -126,13 +126,15 @@ class Listing:
     scheduler: str
     apps: tuple[Listed, ...] = ()
     count: int = 0
-    """How many apps it has; only the newest are read."""
+    """How many apps it has. Only the newest are read."""
     problem: str = ""
     """Why it cannot be reached, in one line; "": it can."""
 
 
 def print_list(names: Iterable[str], *, limit: int, as_json: bool) -> int:
-    """Print the newest apps of schedulers, one line each, and the schedulers that cannot be reached; the exit code.
+    """Print the newest apps of schedulers, one line each, and the schedulers that cannot be reached.
+
+    Return the exit code.
 
     Args:
         names: of schedulers; none: all that are made with `muster.schedulers.adapter`.
@@ -175,12 +177,12 @@ def _print_apps(apps: Iterable[Listed]) -> None:
 
 
 def find_names() -> list[str]:
-    """Name the schedulers that can be listed; those that have the same apps as another are left out."""
+    """Name the schedulers that can be listed. Those that have the same apps as another are left out."""
     return [name for name in list_names() if name not in SAME_APPS]
 
 
 def read_listings(names: Iterable[str], limit: int, *, are_named: bool) -> list[Listing]:
-    """Read the newest apps of several schedulers at the same time; one that does not answer in time is a problem.
+    """Read the newest apps of several schedulers at the same time. One that does not answer in time is a problem.
 
     Args:
         names: the schedulers'.

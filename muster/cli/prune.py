@@ -36,7 +36,7 @@ def prune(*, older_than_s: float, dry_run: bool, yes: bool) -> int:
 
 
 def _remove_all(found: Sequence[Leftover], *, dry_run: bool, yes: bool) -> int:
-    """Show it, ask, and remove it; return the exit code."""
+    """Show it, ask, and remove it. Return the exit code."""
     if not found:
         print("nothing to remove")
         return 0
@@ -68,7 +68,7 @@ def format_size(size_bytes: float) -> str:
 
 
 def format_age(ended_s: float | None) -> str:
-    """Return how long ago, in the largest unit that fits; for people."""
+    """Return how long ago, in the largest unit that fits, for people."""
     if ended_s is None:
         return ""
     age_s = max(0.0, time.time() - ended_s)

@@ -43,7 +43,7 @@ _DIST: Final = ("ddp", "spmd", "torchrun")
 
 
 def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
-    """Submit a job, and print its lines until it has ended; the exit code.
+    """Submit a job, and print its lines until it has ended. Return the exit code.
 
     Raises:
         ControlError: the scheduler cannot be used, or the job cannot be submitted.
@@ -173,7 +173,7 @@ def _print_state(scheduler: PluginScheduler, app_id: str) -> None:
 
 
 def _follow(scheduler: PluginScheduler, app_id: str, *, is_attached: bool, shows_lines: bool) -> int:
-    """Print the job's lines, wait for its end, and end with its report; the exit code, as that of `torchx run`."""
+    """Print the job's lines, wait for its end, and end with its report. Return an exit code as `torchx run`."""
     printer = LinePrinter(sys.stderr)
     try:
         response = scheduler.describe(app_id)

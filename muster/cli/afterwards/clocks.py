@@ -5,8 +5,8 @@ ahead of its own, by when it sent heartbeats and got their answers, with the err
 what a later leader has recorded about the first one, and others about the later one, is added, and so are the errors.
 
 An agent that ended before it had an answer is placed by the rounds that it has in common with others, which begin
-within a second on all nodes; one that has none of them by its own wall clock, without a known error. Incarnations of a
-job, which no agent outlives, are placed by the wall clock of the leader of each.
+within a second on all nodes. Without such rounds it is placed by its own wall clock, with an unknown error.
+Incarnations of a job, which no agent outlives, are placed by the wall clock of the leader of each.
 """
 
 from collections import defaultdict
@@ -165,7 +165,7 @@ def _follow_comparisons(agents: Mapping[str, Sequence[Event]], leader: str) -> d
 
 
 def _choose_comparisons(records: Iterable[Event]) -> list[Event]:
-    """Choose the most certain one of those with one leader."""
+    """Of the comparisons with one leader, choose the most certain one."""
     best: dict[str, Event] = {}
     for each in _list_comparisons(records):
         leader = str(each.detail["leader"])
@@ -185,7 +185,7 @@ def _keep_better(offsets: dict[str, _Offset], name: str, ahead_s: float, uncerta
 
 
 def show_clock(at_s: float) -> str:
-    """Return the date and time, UTC; records with a wrong offset of a clock may say a time that no calendar has."""
+    """Return the date and time, UTC. Records with a wrong offset of a clock may say a time that no calendar has."""
     try:
         return datetime.fromtimestamp(at_s, timezone.utc).strftime("%Y-%m-%d %H:%M:%S")
     except (ValueError, OverflowError, OSError):

@@ -25,7 +25,7 @@ _TEXT_CHARS: Final = 2000
 
 
 def print_events(word: str, *, role: str | None = None, as_json: bool = False) -> int:
-    """Print the records of all agents of a job in their order; the exit code.
+    """Print the records of all agents of a job in their order. Return the exit code.
 
     Args:
         word: an app, or a folder with logs.
@@ -107,7 +107,7 @@ def write_timeline(
     perfetto: str | None = None,
     as_json: bool = False,
 ) -> int:
-    """Write the timeline of a job as one page, and as a trace if that is wanted; the exit code.
+    """Write the timeline of a job as one page, and as a trace if that is wanted. Return the exit code.
 
     Args:
         word: an app, or a folder with logs.
@@ -117,7 +117,7 @@ def write_timeline(
         as_json: print one line of JSON.
 
     Raises:
-        ControlError: see `sources.load`; also a file that cannot be written.
+        ControlError: see `sources.load`. It is also raised for a file that cannot be written.
     """
     from muster.cli.afterwards.sentences import tell_story
     from muster.cli.afterwards.story import tell
@@ -168,7 +168,7 @@ def _list_facts(story: "Story") -> dict[str, object]:
 
 
 def _write(path: str, content: bytes) -> str:
-    """Replace the file; its size."""
+    """Replace the file, and return its size."""
     folder = os.path.dirname(os.path.abspath(path))
     try:
         fd, temporary = tempfile.mkstemp(prefix=".muster-", dir=folder)

@@ -1,8 +1,8 @@
 """What an agent writes into `events.jsonl`, by the name of the event: public, versioned by `contract.EVENT_SCHEMA`.
 
-Every line has the fields of `muster.agent.runtime.event_log.EventRecord`; `detail` has those of the record below that
+Every line has the fields of `muster.agent.runtime.event_log.EventRecord`. `detail` has those of the record below that
 `EVENT_KINDS` names. `events.schema.json` beside this module says the same as a JSON schema, and the documentation
-prints this list. A later version may add events and fields; a reader ignores what it does not know.
+prints this list. A later version may add events and fields. A reader ignores what it does not know.
 
 Schema 1, of agents before this one, has no `schema`, no `agent`, and not the events `clock_compared`, `steps_done`,
 `nodes_awaited` and `preflight_finding`. A reader must understand 1 and 2.
@@ -90,7 +90,7 @@ class WorkerFailed:
 
 @record
 class WorkersIdle:
-    """`ranks` have shown no sign of life for the limit, or the job hangs; without ranks: they are active again."""
+    """`ranks` have shown no sign of life for the limit, or the job hangs. Without ranks they are active again."""
 
 
 @record
@@ -189,7 +189,7 @@ class StepsDone:
     """
 
     done: Count
-    """1 + the step of the rank that has done the fewest; of an optimizer, its steps."""
+    """1 + the step of the rank that has done the fewest. Of an optimizer, it is its steps."""
     is_counted: bool
     """The script counts the steps, across attempts; False: its optimizer, from 0 in each attempt."""
     ago_s: Seconds
@@ -213,7 +213,7 @@ class ClockCompared:
     member: Name
     """This agent, as rendezvous names it."""
     leader: Name
-    """The leader; equal to `member` if this agent leads."""
+    """The leader. It is equal to `member` if this agent leads."""
     ahead_s: Seconds
     """What is added to `monotonic_s` to get the leader's CLOCK_BOOTTIME."""
     uncertainty_s: Seconds

@@ -93,7 +93,7 @@ def _build_report(report: Mapping[str, Any] | None) -> str:
 
 
 def build_data(story: Story) -> dict[str, Any]:
-    """Return what the script of the page draws; times in milliseconds since the start."""
+    """Return what the script of the page draws. Times are in milliseconds since the start."""
     start_s = story.start_s
     groups = _group(story.nodes, story.end_s - start_s)
     nodes = [_build_node(node, start_s) for node in story.nodes]

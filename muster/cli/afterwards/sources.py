@@ -185,7 +185,7 @@ def _load_app(word: str, role: str | None) -> JobRecords:
 
 
 def _read_tracebacks(events: Sequence[Event], read: Callable[[int, str], bytes]) -> dict[tuple[int, int], str]:
-    """Read the error files of ranks that failed; `read` gets the node's index and a name in the run's folder."""
+    """Read the error files of ranks that failed. `read` gets the node's index and a name in the run's folder."""
     failed = [each for each in events if each.what == "worker_failed"][-_MOST_FAILURES:]
     attempts = {each.attempt for each in failed}
     started = (each for each in events if each.attempt in attempts)
@@ -226,7 +226,7 @@ def list_event_places(events: Iterable[Event]) -> Iterator[_Place]:
 
 
 def read_traceback(content: bytes) -> str:
-    """Return the traceback of an error file in torch's format; "" if it has none."""
+    """Return the traceback of an error file in torch's format, or "" if it has none."""
     data = parse_report(content)
     message = data.get("message") if data is not None else None
     extra = message.get("extraInfo") if isinstance(message, dict) else None
@@ -305,7 +305,7 @@ def _read_index(value: object) -> int | None:
 
 
 def parse_report(content: bytes) -> Mapping[str, Any] | None:
-    """Parse `report.json`; None if it is none."""
+    """Parse `report.json`. Return None if it is none."""
     try:
         data = parse_json(content)
     except ValueError:

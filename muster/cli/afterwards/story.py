@@ -1,8 +1,8 @@
 """What happened to a job, from the records of its agents: nodes, failures, recoveries, steps, where time went. Pure.
 
-The job as a whole is followed as its leader followed it: of each round the records of one agent are replayed into a
-`JobHistory`, of the one that wrote how far the job was, else of group rank 0. What it could not write, because it was
-killed, is taken from the agent that speaks for the next round.
+The job as a whole is followed as its leader followed it. Of each round the records of one agent are replayed into a
+`JobHistory`: of the one that wrote how far the job was, or else of group rank 0. What it could not write, because it
+was killed, is taken from the agent that speaks for the next round.
 """
 
 import math
@@ -22,7 +22,7 @@ from muster.cli.afterwards.sources import Event, is_number
 PHASES: Final = (
     *("join", "launch", "first step", "training", "hang", "pause", "checkpoint", "stop", "round", "waiting", "lost"),
 )
-"""What a node does; bars name them by their index. What is also a part of the lost time has its name."""
+"""What a node does. Bars name them by their index. What is also a part of the lost time has its name."""
 JOINING, STARTING, FIRST_STEP, TRAINING, HUNG, PAUSED, SAVING, STOPPING, BETWEEN, WAITING, LOST = range(11)
 _MOST_RECOVERIES: Final = 5000
 
@@ -94,7 +94,7 @@ class Story:
     values: Mapping[str, tuple[tuple[float, float], ...]]
     """By name, such as the loss: time and value."""
     buckets: Mapping[str, float]
-    """Seconds by what they went into; they sum up to the wall clock."""
+    """Seconds by what they went into. They sum up to the wall clock."""
     goodput: Goodput | None
     time_to_start_s: float | None
     failures: Mapping[str, int]
@@ -240,7 +240,7 @@ def _end(replayed: list[_Replayed], at_s: float) -> list[_Replayed]:
 
 
 def _find_time(placed: Placed) -> float:
-    """Return the time; for a record of steps that of the last step."""
+    """Return the time. For a record of steps it is that of the last step."""
     ago_s = placed.event.detail.get("ago_s") if placed.event.what == "steps_done" else None
     return placed.at_s - (ago_s if is_number(ago_s) else 0.0)
 
@@ -319,7 +319,7 @@ class _Job:
 
     @property
     def steps_done(self) -> tuple[int, int]:
-        """See `Story`; of an optimizer, which counts from 0 in each attempt, twice the most."""
+        """See `Story`. Of an optimizer, which counts from 0 in each attempt, it is twice the most."""
         done, most = self.history.steps_done
         if done or most:
             return done, max(done, most)

@@ -1,8 +1,8 @@
 """`muster doctor`: what muster sees of this machine, each with a verdict and the next step, for people and bug reports.
 
-`command` prints it. `machine` looks at the machine itself, by the same table of checks as `--preflight`; `services` at
-what jobs can be submitted to: a Docker engine, a cluster, Slurm. `observations` is what both return; `expected` has the
-documentation's words for the table.
+`command` prints it. `machine` looks at the machine itself, by the same table of checks as `--preflight`. `services`
+looks at what jobs can be submitted to: a Docker engine, a cluster, Slurm. `observations` is what both return.
+`expected` has the documentation's words for the table.
 
 Not here: what nodes compare, which takes a job.
 """

@@ -16,7 +16,7 @@ _NAME_COLUMNS = 24
 
 
 def diagnose(*, nproc: int | None, devices: int | None, log_dir: str | None, as_json: bool) -> int:
-    """Look, and print what was seen; 1 if any of it is an error, else 0."""
+    """Look, and print what was seen. Return 1 if any of it is an error, else 0."""
     found = [
         *look_at_machine(os.environ, nproc=nproc, devices=devices, log_dir=log_dir),
         *look_at_services(os.environ),
@@ -29,7 +29,7 @@ def diagnose(*, nproc: int | None, devices: int | None, log_dir: str | None, as_
 
 
 def format_observations(found: Iterable[Observation], columns: int) -> list[str]:
-    """Return a paragraph each: name, verdict, what was seen; below it the next step."""
+    """Return a paragraph each: name, verdict, what was seen, and below it the next step."""
     lines = []
     for each in found:
         head = f"{each.name:<13} {each.verdict.value:<8} "

@@ -197,7 +197,7 @@ def _describe_site(environ: Mapping[str, str], findings: tuple[Finding, ...]) ->
 
 
 def _find_site_problems(environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Run the checks one after the other: nobody waits for a job."""
+    """Run the checks one after the other, because no job waits for them."""
     env = {**environ, Env.PREFLIGHT: "quick", "LOCAL_WORLD_SIZE": "1"}
     folder = environ.get(Env.PREFLIGHT_DIR)
     paths = preflight.find_site_checks(folder)

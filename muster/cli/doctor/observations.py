@@ -7,7 +7,7 @@ from typing import Any, Final
 
 _CREDENTIALS: Final = re.compile(r"//[^/@\s]*@")
 _QUERY: Final = re.compile(r"(//[^\s?]+)\?[^\s)'\"]*")
-"""Of an address; a token may be in it."""
+"""The query of an address. A token may be in it."""
 
 
 class Verdict(Enum):
@@ -23,7 +23,7 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Observation:
-    """One line for people; `facts` are for a bug report, and hold no secret."""
+    """One line for people. `facts` are for a bug report, and hold no secret."""
 
     name: str
     verdict: Verdict

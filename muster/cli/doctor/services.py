@@ -15,7 +15,7 @@ _OBJECT: Final = re.compile(r"^<[^>]*>: |^\w+\([^)]*\): ")
 
 
 def look_at_services(environ: Mapping[str, str]) -> Iterator[Observation]:
-    """Look at each of them; none that fails ends the others."""
+    """Look at each of them. One that fails does not end the others."""
     yield _try("Docker", _look_at_docker, environ)
     yield _try("Kubernetes", _look_at_cluster, environ)
     yield _try("Slurm", _look_at_slurm, environ)

@@ -33,7 +33,7 @@ _PASSED_ON: Final = {signal.SIGINT: "INT", signal.SIGTERM: "TERM", signal.SIGHUP
 
 
 def run(handle: str, command: Sequence[str], *, role: str | None, node: int | None, takes_all: bool) -> int:
-    """Run a command on nodes; its exit code, of several the first that is not 0.
+    """Run a command on nodes, and return its exit code. Of several codes it is the first that is not 0.
 
     Raises:
         ControlError: it was not run on any node.
@@ -76,7 +76,7 @@ class NodeRun:
         self._failure = ""
 
     def open(self, scheduler: PluginScheduler, app_id: str, order: Order) -> None:
-        """Start it; what is in the way is in `failure`."""
+        """Start it. `failure` says what is in the way."""
         if not self.target.runs:
             self._failure = "it does not run"
             return
@@ -119,7 +119,7 @@ def open_all(
 
 
 class Relay:
-    """Moves input, output and signals between this process and the nodes; for one use.
+    """Moves input, output and signals between this process and the nodes. It is for one use.
 
     Args:
         runs: of the nodes.
@@ -254,7 +254,7 @@ def write_all(fd: int, data: bytes) -> None:
 
 @contextlib.contextmanager
 def watch_signals(signums: Sequence[signal.Signals], note: Callable[[int], None]) -> Iterator[int]:
-    """Note signals instead of obeying them; those that are ignored stay so. Yields what is readable after one."""
+    """Note signals instead of obeying them. Those that are ignored stay so. Yields what is readable after one."""
     wake, wake_end = os.pipe()
     for fd in (wake, wake_end):
         os.set_blocking(fd, False)
@@ -278,7 +278,7 @@ def watch_signals(signums: Sequence[signal.Signals], note: Callable[[int], None]
 
 
 def _report(runs: Sequence[NodeRun]) -> int:
-    """Say which nodes have failed; the exit code of the first."""
+    """Say which nodes have failed, and return the exit code of the first."""
     failed = [each for each in runs if each.code]
     if failed:
         how = [f"{each.target} ({each.failure or describe_exit_code(each.code)})" for each in failed]

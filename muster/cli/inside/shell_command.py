@@ -23,7 +23,7 @@ _ENDS: Final = {signal.SIGTERM: "TERM", signal.SIGHUP: "HUP", signal.SIGINT: "IN
 
 
 def run(handle: str, *, role: str | None, node: int | None) -> int:
-    """Run a shell on a node, in this terminal; its exit code.
+    """Run a shell on a node, in this terminal, and return its exit code.
 
     Raises:
         ControlError: this is no terminal, or no shell was started.
@@ -57,7 +57,7 @@ def run(handle: str, *, role: str | None, node: int | None) -> int:
 
 
 class _Terminal:
-    """Passes on what is typed, and shows what comes; for one use."""
+    """Passes on what is typed, and shows what comes. It is for one use."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -121,7 +121,7 @@ class _Terminal:
 
 @contextlib.contextmanager
 def make_raw(fd: int) -> Iterator[None]:
-    """Let a terminal pass on each key; its settings are restored whatever happens."""
+    """Let a terminal pass on each key. Its settings are restored whatever happens."""
     before = termios.tcgetattr(fd)
     try:
         tty.setraw(fd, termios.TCSANOW)

@@ -77,7 +77,7 @@ class LogQuery:
 
 
 def print_log(word: str, query: LogQuery) -> int:
-    """Print it; the exit code.
+    """Print it, and return the exit code.
 
     Args:
         word: names an app, see `handles.find_app`.
@@ -225,7 +225,7 @@ class _Log:
         return self._records[key]
 
     def _find_places(self, role: str, count: int, rank: int | None, attempt: int | None) -> list[tuple[int, RankPlace]]:
-        """Return the replica to ask, and the place; of all ranks of an attempt in their order."""
+        """Return the replica to ask, and the place. Without a rank, return all of an attempt in their order."""
         found: dict[int, tuple[int, RankPlace]] = {}
         for index in range(count):
             for place in rank_logs.list_places(self._read_records(role, index)):
@@ -238,7 +238,7 @@ class _Log:
         return [found[each] for each in sorted(found)]
 
     def _print_place(self, role: str, index: int, place: RankPlace, *, alone: bool) -> bool:
-        """Print the files of a rank; whether one could be read."""
+        """Print the files of a rank, and return whether one could be read."""
         has_read = False
         for stream in self._query.streams:
             contents = (self._read_file(role, index, path) for path in place.list_paths(stream))
@@ -295,7 +295,9 @@ def follow_files(
     has_ended: Callable[[], bool],
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[str]:
-    """Return the lines of a rank as its files grow, over all its attempts from the newest on; they end with the job.
+    """Return the lines of a rank as its files grow, over all its attempts from the newest on.
+
+    They end with the job.
 
     Args:
         folder: of the run.

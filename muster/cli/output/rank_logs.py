@@ -30,7 +30,7 @@ def list_places(records: bytes) -> list[RankPlace]:
     """Return all ranks that were started, in the order of their starts.
 
     Args:
-        records: lines of JSON of one or more agents of a job; damaged ones are left out.
+        records: lines of JSON of one or more agents of a job. Damaged ones are left out.
     """
     return [
         RankPlace(global_rank=rank, node_index=node, local_rank=local, attempt=attempt)
@@ -48,7 +48,7 @@ def find_rank(records: bytes, rank: int, attempt: int | None = None) -> RankPlac
 def find_first_failure(records: bytes) -> tuple[int, int] | None:
     """Return the rank that failed first in the last attempt that a rank has failed in, and the attempt; None: none has.
 
-    In a hang it is the first of those that have kept the others waiting.
+    In a hang it is the first of the ranks that have kept the others waiting.
     """
     failed = [
         (event["attempt"], -event["time_s"], event["ranks"][0])

@@ -81,7 +81,7 @@ class LinePrinter:
             raise self._errors[0]
 
     def finish(self, limit_s: float = LAST_LINES_S) -> bool:
-        """Wait for the last lines of a job that has ended, and print its reports; whether there was one.
+        """Wait for the last lines of a job that has ended, and print its reports. Return whether there was one.
 
         What a reader has raised is a line: how the job has ended does not depend on it.
         """
@@ -98,7 +98,7 @@ class LinePrinter:
         self._live.close()
 
     def print_reports(self) -> bool:
-        """Print the reports that were held back; whether there was one."""
+        """Print the reports that were held back, and return whether there was one."""
         reports, self._reports = self._reports, {}
         for report in reports.values():
             for line in report:

@@ -67,7 +67,7 @@ class Request:
 
 
 def rehearse(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
-    """Rehearse a job; the exit code: 0 if everything that was tried was survived.
+    """Rehearse a job. Return the exit code: 0 if everything that was tried was survived.
 
     Raises:
         ControlError: the job cannot be run here, or does not run undisturbed.
@@ -222,7 +222,7 @@ class _Stage:
         return report, [undisturbed, *results]
 
     def _judge(self, result: Result, all_of_them: Sequence[Result], again: Result | None) -> Row:
-        """Judge a run; `all_of_them` are those so far, the undisturbed one first."""
+        """Judge a run. `all_of_them` are those so far, the undisturbed one first."""
         undisturbed = all_of_them[0]
         is_repeatable = None if again is None else not compare(again, undisturbed, is_repeatable=None)[0]
         saves = (each for run in all_of_them for each in run.saved_at if 0 < each < undisturbed.done)

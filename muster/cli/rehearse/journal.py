@@ -37,13 +37,13 @@ class Undo:
 
 
 class Journal:
-    """Of one rehearsal. A context manager; when it ends, everything is undone."""
+    """Of one rehearsal. It is a context manager. When it ends, everything is undone."""
 
     def __init__(self, folder: Path) -> None:
         """Begin an empty one.
 
         Args:
-            folder: of the journals of this user; it is made when missing.
+            folder: of the journals of this user. It is made if it is missing.
         """
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._path = folder / f"{os.getpid()}.json"
@@ -52,7 +52,7 @@ class Journal:
 
     @contextlib.contextmanager
     def keep(self, undo: Undo) -> Iterator[None]:
-        """Write down what has to be undone; undo it at the end of the block."""
+        """Write down what has to be undone, and undo it at the end of the block."""
         self._open.append(undo)
         self._write()
         try:
@@ -80,7 +80,7 @@ class Journal:
 
 
 def undo_dead(folder: Path) -> list[str]:
-    """Undo what rehearsals have left that were killed; a line for each that had left something."""
+    """Undo what rehearsals have left that were killed. Return a line for each that had left something."""
     lines = []
     for path in sorted(folder.glob("*.json")):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):

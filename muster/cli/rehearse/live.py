@@ -233,7 +233,7 @@ def _build_row(
 
 
 def ask(what: str) -> bool:
-    """Ask a person at the terminal; False without one."""
+    """Ask a person at the terminal. Return False without one."""
     if not sys.stdin.isatty():
         print("use --yes to do this without confirmation", file=sys.stderr)
         return False

@@ -40,8 +40,10 @@ class Row:
     """When the fault happened, for people."""
     verdict: Verdict
     recovery_s: float | None = None
-    """How long no new step was done until the job was further than before, or at its last step again; None: workers
-    were not started again."""
+    """How long no new step was done until the job was further than before, or at its last step again.
+
+    None: workers were not started again.
+    """
     repeated: int | None = None
     """Steps that were done again; None: not known."""
     result: str = ""

@@ -1,6 +1,6 @@
 """Draws a rehearsal as one HTML page that loads nothing: the table, and each run as a row of colours over time.
 
-Its Content-Security-Policy allows its own style, by its hash, and nothing else; there is no script in it.
+Its Content-Security-Policy allows its own style, by its hash, and nothing else. There is no script in it.
 """
 
 import base64

@@ -93,7 +93,7 @@ def _has_reported(undisturbed: Result) -> bool:
 
 
 def _choose_step(moment: Moment, undisturbed: Result, rng: random.Random) -> int:
-    """Return how many steps have to be done, of those that the undisturbed run has done."""
+    """Return how many steps have to be done before the fault, out of the steps of the undisturbed run."""
     first = undisturbed.starts[0] if undisturbed.starts else 0
     steps = undisturbed.done - first
     if moment is Moment.FIRST:

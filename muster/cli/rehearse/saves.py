@@ -21,7 +21,7 @@ _CREATE, _MODIFY, _MOVED_TO, _CLOSE_WRITE = 0x100, 0x2, 0x80, 0x8
 _IS_FOLDER = 0x40000000
 _HEAD: Final = struct.Struct("iIII")
 _RELATIVE: Final = 1e-5
-"""Numbers that differ by less, in relation to their size, are equal; of a tensor, to the size of its largest."""
+"""Numbers that differ by less, in relation to their size, are equal. For a tensor, the size of its largest counts."""
 _NOT_SAVES: Final = (".log", ".jsonl", ".csv", ".txt", ".pyc", ".html", ".out", ".err")
 """Ends of names that hold what is written at each step."""
 

@@ -98,7 +98,7 @@ def dump_json(report: Report) -> str:
 
 
 def build_junit(report: Report) -> str:
-    """Build JUnit XML: a test case for each fault; what was not tried is skipped."""
+    """Build JUnit XML: a test case for each fault. What was not tried is skipped."""
     counts = {
         "tests": len(report.rows),
         "failures": sum(row.verdict.is_bad for row in report.rows),

@@ -43,8 +43,10 @@ class Case:
     step: int = 0
     """The fault happens when some rank has done so many steps."""
     latest: int = 0
-    """Until some rank has done so many, the fault waits for the agents to know of a checkpoint of all ranks: before, no
-    script could continue from one. 0: it does not wait."""
+    """Until some rank has done so many steps, the fault waits for the agents to know of a checkpoint of all ranks.
+
+    Before that, no script could continue from one. 0: it does not wait.
+    """
     rank: int = 0
     node: int = 0
     nodes: int = 1
@@ -63,7 +65,7 @@ class Limits:
     run_s: float | None = None
     """From the start of an undisturbed run, else since the last step: what is slow is not lost."""
     is_end_good: bool = False
-    """The time limit ends an undisturbed run; it does not mean that the job hangs."""
+    """The time limit ends an undisturbed run. That does not mean that the job hangs."""
 
 
 @dataclass(kw_only=True)
@@ -72,9 +74,9 @@ class Result:
 
     case: Case
     state: str = ""
-    """"SUCCEEDED" or "FAILED" of the app; "reached": it did the steps that were wanted; "late": it was ended."""
+    """"SUCCEEDED" or "FAILED" of the app, "reached" (it did the steps that were wanted), or "late" (it was ended)."""
     reason: str = ""
-    """Why it failed; one line."""
+    """Why it failed, in one line."""
     obstacle: str = ""
     """Why the fault was not caused; "": it was."""
     is_missed: bool = False
@@ -96,8 +98,11 @@ class Result:
     """The longest time between two steps."""
     repeated: int = 0
     recovery_s: float | None = None
-    """How long no new step was done because workers were started again, until the job was further than before, or at
-    its last step again; None: they were not, or have not gone on."""
+    """How long no new step was done because workers were started again.
+
+    It counts until the job was further than before, or at its last step again. None: they were not started again, or
+    have not gone on.
+    """
     values: Mapping[str, float] = field(default_factory=dict)
     """The last numbers that global rank 0 has told, by name."""
     story: Story | None = None
@@ -140,7 +145,7 @@ class Trial:
             case: what is to be done.
             app: has one role, which runs agents.
             scheduler: `local_cwd`.
-            world: its folder has `work`, in which the job runs; its logs are put into `logs` beside it.
+            world: its folder has `work`, in which the job runs. Its logs are put into `logs` beside it.
             journal: for what the fault has to undo.
             limits: of the run.
         """
@@ -159,7 +164,7 @@ class Trial:
         self._most = 0
         """Steps that the slowest rank has done at most."""
         self._most_s = time.monotonic()
-        """When it did the last of them; before, when the fault happened."""
+        """When it did the last of them. Before the first one, when the fault happened."""
         self._is_behind = False
         """Workers were started again since."""
         self._course: Course | None = None

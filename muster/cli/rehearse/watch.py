@@ -1,7 +1,7 @@
 """Follows a running job of this machine: its processes, by its records, and the steps of its ranks, by their page.
 
-Records are written once a second; a fault must happen at a step. So the steps are read where the agent reads them: in
-the status page, which belongs to the same user (`StatusPageLayout`).
+Records are written once a second, but a fault must happen at a step. So the steps are read where the agent reads them:
+in the status page, which belongs to the same user (`StatusPageLayout`).
 """
 
 import contextlib
@@ -48,7 +48,7 @@ class Slot:
     """What a rank has reported."""
 
     done: int = 0
-    """Steps; of a script that reports none, those of its optimizer in this attempt."""
+    """The steps that it has done. If its script reports none, they are those of its optimizer in this attempt."""
     start: int = 0
     """Steps that were done when this attempt did its first one: it may have done several when it is seen first."""
     is_counted: bool = False
@@ -68,7 +68,7 @@ class Watch:
         """Watch an app.
 
         Args:
-            log_dir: of its role; the agents' records are in a folder of it.
+            log_dir: of its role. The agents' records are in a folder of it.
         """
         self._log_dir = log_dir
         self._read_bytes: dict[Path, int] = {}
@@ -77,7 +77,7 @@ class Watch:
         """The agents know of a checkpoint that all ranks have reported."""
 
     def look(self) -> dict[int, Slot]:
-        """Read what each global rank has reported in the round that runs, or has just ended; then new records."""
+        """Read what each global rank has reported in the round that runs, or has just ended. Then read new records."""
         found: dict[int, Slot] = {}
         for agent in self._agents.values():
             if agent.page is not None:

@@ -1,4 +1,4 @@
-"""Where the nodes of a run are: network namespaces, and a disk of its own. They need root; the journal undoes them."""
+"""Where the nodes of a run are: network namespaces, and a disk of its own. They need root. The journal undoes them."""
 
 import contextlib
 import os
@@ -31,7 +31,7 @@ class Network:
         """Make nothing before it is entered.
 
         Args:
-            name: of all namespaces; nothing else on this machine begins with it.
+            name: the beginning of all namespaces' names. Nothing else on this machine begins with it.
             journal: gets each namespace before it is made.
         """
         self.name = name
@@ -119,7 +119,7 @@ class World:
 
 @contextlib.contextmanager
 def make_world(place: Place, folder: Path, *, nodes: int, journal: Journal) -> Iterator[World]:
-    """Make the world of a run; what it is made of is gone at the end of the block.
+    """Make the world of a run. What it is made of is gone at the end of the block.
 
     Args:
         place: what the fault needs.
@@ -187,7 +187,7 @@ def run_tool(program: str, *words: str) -> None:
     """Run a program to its end.
 
     Raises:
-        NotPossibleError: there is none, or it failed; the message has its output.
+        NotPossibleError: there is none, or it failed. The message has its output.
     """
     command = (find_tool(program), *words)
     try:

@@ -1,8 +1,8 @@
 """`muster rerun`: runs the last `muster run` of this folder again, with `--watch` whenever a file changes.
 
 The last line of each folder is in the state folder of its user, whom alone it tells. With `--watch` each run is a
-`muster run` of its own, in the foreground of this terminal: Ctrl-C reaches both, and a signal that was sent to this
-process alone is passed on, which `si_code` tells apart.
+`muster run` of its own, in the foreground of this terminal. Ctrl-C reaches both. A signal that was sent to this process
+alone is passed on, which `si_code` tells apart.
 """
 
 import contextlib
@@ -112,7 +112,7 @@ def may_outlive_command(handle: str) -> bool:
 
 
 class _Run:
-    """One `muster run`, which is started; for one use.
+    """One `muster run` that has been started. It is for one use.
 
     Args:
         words: of the line.
@@ -217,7 +217,7 @@ def _wait_ended(run: _Run) -> None:
 
 
 def wait_signal(limit_s: float) -> int | None:
-    """Return a signal that has come; negative if the terminal has sent it, to all that are in the foreground.
+    """Return a signal that has come. It is negative if the terminal has sent it, to all that are in the foreground.
 
     Source: sigaction(2), si_code: SI_KERNEL is above 0, what a process sends is not.
     """

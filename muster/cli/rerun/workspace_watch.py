@@ -4,7 +4,7 @@ The kernel only wakes it up (inotify): then all files are looked at, so that not
 there are no events, on a network file system or without room for more watches, it looks from time to time.
 
 A run may write into its workspace, which must not start it again. What appears while it runs counts as its output,
-unless it is Python; so does a file that has changed at the same time after the start of three runs.
+unless it is Python. So does a file that has changed at the same time after the start of three runs.
 """
 
 import fnmatch
@@ -45,7 +45,7 @@ _SOURCE: Final = ".py"
 
 
 class WorkspaceWatch:
-    """Looks at a workspace; a context manager.
+    """Looks at a workspace. It is a context manager.
 
     Args:
         root: the folder.
@@ -100,7 +100,7 @@ class WorkspaceWatch:
         return now_s - self._looked_s > (_LOOK_S if self._events.is_active else pause_s)
 
     def find_changes(self, *, is_running: bool) -> list[str]:
-        """Return the files that have changed since the run began, in order; what it has written itself is not told."""
+        """Return the files that have changed since the run began, in order. What it has written itself is left out."""
         found = self._look()
         if found is None:
             return []

@@ -35,7 +35,7 @@ _LOOKS: Final = (Deed.STACKS, Deed.WAITS)
 
 
 class TopView:
-    """Everything that is shown; single-threaded."""
+    """Everything that is shown. It is single-threaded."""
 
     def __init__(self, jobs: Jobs, reader: Reader, handle: str | None) -> None:
         """Show nothing yet.
@@ -62,7 +62,7 @@ class TopView:
         self._asked: dict[Deed, str] = {}
         """What was asked for and has no answer yet, in words."""
         self._failure: ControlError | None = None
-        """Why nothing can be shown; the command ends with it."""
+        """Why nothing can be shown. The command ends with it."""
 
     @property
     def failure(self) -> ControlError | None:
@@ -145,7 +145,10 @@ class TopView:
         return draw_job(self._picture, self._view, self._history, size)
 
     def _keep_selection(self, rows: Sequence[tuple[str, int | str]], size: Size) -> None:
-        """Select what was selected, wherever it is now; on the first row, that row: what differs comes first."""
+        """Select what was selected, wherever it is now.
+
+        On the first row, select that row, because what differs comes first.
+        """
         before = self._rows[self._view.selected] if self._view.selected < len(self._rows) else None
         if before in rows and self._view.selected > 0:
             self._view = replace(self._view, selected=rows.index(before))
@@ -253,7 +256,7 @@ class Folds:
     """The rows that the lines of a text need on a screen of some width."""
 
     def __init__(self, *, keeps_words: bool = False) -> None:
-        """Begin without lines; with `keeps_words` for texts of ours, of which no word is cut."""
+        """Begin without lines. `keeps_words` is for texts of ours, of which no word is cut."""
         self._fold = fold_words if keeps_words else fold_line
         self._rows: list[str] = []
         self._width = 0
@@ -270,7 +273,7 @@ class Folds:
         return self._rows
 
     def drop(self, count: int) -> int:
-        """Forget the first lines; how many rows they had."""
+        """Forget the first lines, and return how many rows they had."""
         dropped = self.starts[count] if count < len(self.starts) else len(self._rows)
         del self._rows[:dropped]
         self.starts = [start - dropped for start in self.starts[count:]]

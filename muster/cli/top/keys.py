@@ -1,7 +1,7 @@
 """Translates the bytes that a terminal sends for pressed keys into names. Pure.
 
 Sources: ECMA-48 and xterm's control sequences (https://invisible-island.net/xterm/ctlseqs/ctlseqs.html), "PC-Style
-Function Keys"; tmux and screen send the same.
+Function Keys". tmux and screen send the same.
 """
 
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ _SEQUENCES: Final[Mapping[bytes, str]] = {
 }
 _CONTROLS: Final[Mapping[str, str]] = {"\r": ENTER, "\n": ENTER, "\x7f": BACKSPACE, "\x08": BACKSPACE}
 _MOST_BYTES: Final = 16
-"""A sequence is shorter; what is longer is none."""
+"""A sequence is shorter. What is longer is none."""
 
 
 class KeyParser:
@@ -68,7 +68,7 @@ class KeyParser:
 
 
 def _parse_first(data: bytes) -> tuple[int, str]:
-    """Return how many bytes the first key has, and its name; (0, ""): the rest has not come yet."""
+    """Return how many bytes the first key has, and its name. (0, ""): the rest has not come yet."""
     if data[:1] == b"\x1b":
         return _parse_sequence(data)
     for size in range(1, 5):

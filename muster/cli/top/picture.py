@@ -51,7 +51,7 @@ class JobPicture:
     exit_code: int = 0
     """That of `muster status`: it says the state."""
     error: str = ""
-    """Why it could not be read this time; the rest is then of the last time."""
+    """Why it could not be read this time. The rest is then of the last time."""
 
 
 @dataclass
@@ -116,7 +116,7 @@ def _leave_out_noise(lag_steps: int, rate: float) -> int:
 
 
 def sort_nodes(status: JobStatus, most: int) -> list[NodeStatus]:
-    """Return the nodes as they are shown; see `sort_ranks`."""
+    """Return the nodes as they are shown. See `sort_ranks`."""
     nodes = list(status.nodes)
     if len(nodes) <= most:
         return nodes

@@ -71,7 +71,7 @@ class Changes:
 
 
 def print_list(jobs: JobList) -> None:
-    """Print one line per job, the newest first; what does not answer goes to standard error."""
+    """Print one line per job, the newest first. What does not answer goes to standard error."""
     for row in jobs.rows:
         print(show_controls(f"{row.handle}  {row.state}: {row.line}" if row.line else f"{row.handle}  {row.state}"))
     for line in jobs.unreachable:

@@ -115,7 +115,7 @@ def draw_jobs(jobs: JobList, view: View, size: Size) -> list[str]:
 
 
 def draw_text(title: str, lines: Sequence[str], view: View, size: Size) -> list[str]:
-    """Return a log or an answer, from line `view.top` on; each line is a row of `fold_line`."""
+    """Return a log or an answer, from line `view.top` on. Each line is a row of `fold_line`."""
     shown = lines[view.top : view.top + view.page]
     head = Text(show_controls(title), style="bold")
     where = f"{min(len(lines), view.top + 1)}-{view.top + len(shown)} of {len(lines)}"
@@ -151,7 +151,7 @@ def print_once(picture: JobPicture, width: int, *, has_colours: bool) -> list[st
 
 
 def fold_line(line: str, width: int) -> list[str]:
-    """Return a line of a text as the rows that it needs, each no wider than the screen; at least one."""
+    """Return a line of a text as the rows that it needs, at least one, each no wider than the screen."""
     width = max(1, width)
     line = show_controls(line.expandtabs(8))
     if line.isascii():
@@ -218,7 +218,7 @@ def _count_rows(status: JobStatus) -> int:
 
 
 def _fold(text: Text, size: Size, most: int) -> list[Text]:
-    """Return a text that is wider than the screen, in so many rows at most; the last one is cut."""
+    """Return a text that is wider than the screen, in so many rows at most. The last one is cut."""
     if text.cell_len <= size.width or size.height < 12:
         return [text]
     rows: list[Text] = []

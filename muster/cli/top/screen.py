@@ -20,7 +20,7 @@ _ENTER: Final = b"\x1b[?1049h\x1b[?25l"
 """The alternate screen, and no cursor."""
 _LEAVE: Final = b"\x1b[?25h\x1b[?1049l"
 _BEGIN_FRAME, _END_FRAME = "\x1b[?2026h", "\x1b[?2026l"
-"""Terminals that know synchronised output show a frame at once; the others ignore it."""
+"""Terminals that know synchronised output show a frame at once. The others ignore it."""
 _ESCAPE_S: Final = 0.05
 """What follows Escape within this time belongs to it. Over ssh a sequence comes in one packet."""
 
@@ -34,7 +34,7 @@ class ClosedError(Exception):
 
 
 class Screen:
-    """The terminal while `opened`. Draws whole frames, reads keys; single-threaded."""
+    """The terminal while `opened`. It draws whole frames and reads keys. It is single-threaded."""
 
     def __init__(self, input_fd: int, output_fd: int) -> None:
         """Change nothing yet.
@@ -52,7 +52,7 @@ class Screen:
 
     @contextlib.contextmanager
     def opened(self) -> "Iterator[Screen]":
-        """Take the terminal; give it back at the end, whatever the end is."""
+        """Take the terminal, and give it back at the end, whatever the end is."""
         saved = termios.tcgetattr(self._input_fd)
         self._woken_fd, self._wake_fd = os.pipe()
         os.set_blocking(self._wake_fd, False)
@@ -76,7 +76,7 @@ class Screen:
 
     @property
     def size(self) -> tuple[int, int]:
-        """Columns and rows; 80x24 where the terminal does not say."""
+        """Columns and rows. It is 80x24 if the terminal does not say."""
         with contextlib.suppress(OSError):
             columns, rows = os.get_terminal_size(self._output_fd)
             if columns > 0 and rows > 0:
@@ -89,7 +89,7 @@ class Screen:
             os.write(self._wake_fd, b"\0")
 
     def draw(self, rows: Sequence[str]) -> None:
-        """Show a frame, in one write; rows that have not changed are not written.
+        """Show a frame, in one write. Rows that have not changed are not written.
 
         Args:
             rows: length at most that of the screen, each no wider than it, with colours or without.
@@ -105,7 +105,7 @@ class Screen:
         self._write(f"{_BEGIN_FRAME}{body}{_END_FRAME}".encode(errors="replace"))
 
     def read_keys(self, limit_s: float) -> list[str]:
-        """Wait for keys; [] after the limit, after `wake`, and for a new size.
+        """Wait for keys. Return [] after the limit, after `wake`, and for a new size.
 
         Raises:
             ClosedError: the terminal is gone.
@@ -159,7 +159,7 @@ class Screen:
         raise ClosedError(128 + signum)
 
     def _suspend(self, saved: "list[int | list[bytes | int]]") -> None:
-        """Stop at Ctrl-Z as any program would, with the terminal as it was; take it again on `fg`."""
+        """Stop at Ctrl-Z as any program would, with the terminal as it was. Take it again on `fg`."""
         self._give_back(saved)
         signal.signal(signal.SIGTSTP, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTSTP})

@@ -31,7 +31,7 @@ class Origin(Enum):
 
 
 class Jobs(Protocol):
-    """What the view asks; `asking.SchedulerJobs` asks the schedulers. Each call may take long."""
+    """What the view asks. `asking.SchedulerJobs` asks the schedulers. Each call may take long."""
 
     def list_jobs(self) -> JobList:
         """Return all jobs of all schedulers that answer."""
@@ -73,7 +73,7 @@ class Reader:
         self._told: queue.SimpleQueue[tuple[Origin | Deed, object, Content]] = queue.SimpleQueue()
         """With the call that has told it."""
         self._looks: object = None
-        """Names the present `repeat`; a thread that finds another one ends."""
+        """Names the present `repeat`. A thread that finds another one ends."""
         self._log: object = None
         self._lines: deque[str] = deque(maxlen=KEPT_LINES)
 

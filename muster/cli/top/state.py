@@ -63,7 +63,7 @@ class View:
     is_typing: bool = False
     """The needle is being typed."""
     asks_stop: bool = False
-    """"S" was pressed; y stops the job."""
+    """"S" was pressed. y stops the job."""
     note: str = ""
     """One line: what became of a request."""
 

@@ -37,7 +37,7 @@ class Place(str, Enum):
 
 
 class NotPossibleError(Exception):
-    """The fault cannot be caused in this job, or on this machine; the message says why."""
+    """The fault cannot be caused in this job, or on this machine. The message says why."""
 
 
 class Scene(Protocol):
@@ -86,8 +86,10 @@ class Scene(Protocol):
 
 
 Course: TypeAlias = Generator[float, None, None]
-"""Of a fault: each item is how many seconds it leaves the job alone before it goes on. It ends when the fault is over;
-when it is closed before, it undoes what it has done."""
+"""Of a fault: each item is how many seconds it leaves the job alone before it goes on. It ends when the fault is over.
+
+If it is closed before, it undoes what it has done.
+"""
 FOR_EVER = float("inf")
 
 

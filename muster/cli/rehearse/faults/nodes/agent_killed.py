@@ -1,4 +1,4 @@
-"""The agent of a node is killed; its guard ends what the agent has started."""
+"""The agent of a node is killed. Its guard ends what the agent has started."""
 
 import signal
 

@@ -1,6 +1,6 @@
 """A rank is in a cgroup whose memory runs out, and the kernel kills it.
 
-A second process of the cgroup takes the memory; the kernel prefers the rank, which is named first to be killed.
+A second process of the cgroup takes the memory. The kernel prefers the rank, which is named first to be killed.
 """
 
 import contextlib

@@ -8,7 +8,7 @@ from muster.cli.rehearse.journal import stopped
 
 
 def cause(scene: Scene) -> Course:
-    """Stop the rank; it goes on at the end at the latest."""
+    """Stop the rank. It goes on at the end at the latest."""
     pid = scene.find_worker(scene.rank)
     with scene.journal.keep(stopped(pid)):
         send(pid, signal.SIGSTOP)

@@ -1,4 +1,4 @@
-"""What a training script tells muster about its progress, and asks it: where am I, must I stop, must I save.
+"""What a training script reports to muster about its progress, and what it asks: where am I, must I stop, must I save.
 
     from muster import worker
 
@@ -125,7 +125,7 @@ def ask_once(i: int, stride: int | None = None) -> bool:
 
     Args:
         i: as `should_stop` has it.
-        stride: the rank asks about every so many steps; None: the distance of its last two questions.
+        stride: the rank asks about each step at this distance. None: the distance of its last two questions.
     """
     slot = _open(_share)
     if slot is None:

@@ -1,14 +1,14 @@
 """The job's environment variables, as the arguments `env` and `env_file` of a component give them.
 
-`env` is a mapping, from Python, or text, from a command line: `NAME=VALUE,...` as TorchX splits it, before it any names
-of variables whose values are taken from the caller's environment: `HF_TOKEN,WANDB_API_KEY,LR=0.1`. Only before: in
-`LR=0.1,HF_TOKEN` TorchX has always read the value "0.1,HF_TOKEN".
+`env` is a mapping, from Python, or text, from a command line: `NAME=VALUE,...` as TorchX splits it. Before the first
+pair may stand names of variables whose values are taken from the caller's environment: `HF_TOKEN,WANDB_API_KEY,LR=0.1`.
+Only before: in `LR=0.1,HF_TOKEN` TorchX has always read the value "0.1,HF_TOKEN".
 
 `env_file` is a file by the rules of `docker run --env-file`: a line is `NAME=VALUE`, or `NAME` for the value of the
 caller's environment. Empty lines and those that begin with `#` are skipped. The value is all that follows the first
 `=`: quotes, `$`, `#` and spaces are a part of it.
 Source: https://docs.docker.com/reference/cli/docker/container/run/#env
-Other than there, a NAME that the caller's environment lacks is refused: docker leaves it out without a word.
+Unlike docker, which leaves it out without a word, this refuses a NAME that the caller's environment lacks.
 
 What is taken from a file or from the environment never stands in a command line, where `ps` shows it to all users of
 the machine. Its names are in the role's metadata (`RoleKey.SECRET_ENV`): adapters treat all of them as secret.

@@ -51,7 +51,7 @@ class _Settings(NamedTuple):
 
 
 class _OlderSettings(NamedTuple):
-    """Those of torch before 2.3 and of ice-learn, which adds `events`."""
+    """The arguments of torch before 2.3 and of ice-learn, which adds `events`."""
 
     start_method: str = "spawn"
     exit_barrier_timeout: float = 300

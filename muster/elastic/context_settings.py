@@ -1,6 +1,6 @@
 """What callers give to `start_processes` and its contexts: torch's arguments and older ones, and the checks of them.
 
-Those of torch before 2.3 and of ice-learn name files where torch's now have a `LogsSpecs`: `GivenFiles` and
+The arguments of torch before 2.3 and of ice-learn name files where torch's now have a `LogsSpecs`. `GivenFiles` and
 `RankFolders` stand for one.
 """
 

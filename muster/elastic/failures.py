@@ -143,7 +143,7 @@ def build_process_failure(failure: Failure, error_file: str | None = None) -> An
 
     Args:
         failure: of the worker.
-        error_file: where the worker was told to write its exception; None: where the agent told it.
+        error_file: where the worker was told to write its exception. None: where the agent told it to.
     """
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 

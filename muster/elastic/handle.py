@@ -7,7 +7,7 @@
         ...
         results = job.wait()
 
-Needs no torch in this process.
+This process does not need torch.
 """
 
 import contextlib
@@ -103,7 +103,7 @@ class JobState:
 
 
 class JobHandle:
-    """A running job. As a context manager it stops the job at the end of the block, if it still runs."""
+    """A running job. As a context manager it stops the job at the end of the block if the job still runs."""
 
     def __init__(self, job: Job, server: WorkerServer, watch: "_StateWatch", token: str | None = None) -> None:
         """Keep the job. Nothing waits for it yet.

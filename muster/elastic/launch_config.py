@@ -1,6 +1,7 @@
-"""`LaunchConfig`: torch's class with its fields, order and defaults, but for the rendezvous backend, which is muster's.
+"""`LaunchConfig`: torch's class with its fields, order and defaults.
 
-Imports torch: it is loaded through the package's `__getattr__` when it is first needed.
+Only the rendezvous backend differs: it is muster's. It imports torch, so the package's `__getattr__` loads it when it
+is first needed.
 """
 
 import os

@@ -335,7 +335,7 @@ class MultiprocessContext(PContext):
         *rest: Any,
         **named: Any,
     ) -> None:
-        """See `PContext`. Two signatures are understood, told apart by the fifth argument's type or the keywords.
+        """See `PContext`. It accepts two signatures, and tells them apart by the fifth argument's type or the keywords.
 
         torch's goes on with `start_method, logs_specs, log_line_prefixes, numa_options, duplicate_stdout_filters,
         duplicate_stderr_filters`, that of torch before 2.3 and of ice-learn with `stdouts, stderrs, tee_stdouts,

@@ -29,8 +29,8 @@ class Screen:
         """Begin with an empty screen.
 
         Args:
-            progbar_events: "trigger_clear" and "cleared", events of a program that draws a bar of its own: before
-                lines are printed, the first is set and the second awaited, then the first is cleared.
+            progbar_events: "trigger_clear" and "cleared", events of a program that draws a bar of its own. Before lines
+                are printed, the first is set and the second awaited. Then the first is cleared.
             lock: held while something is printed; None: one of its own.
         """
         self._owner = progbar_events
@@ -174,8 +174,8 @@ class TailLog:
     ) -> None:
         """Keep the settings. `start` begins to read.
 
-        Two signatures are understood, told apart by the fourth argument's type: torch's, and that of torch before 2.2
-        and of ice-learn, `(name, log_files, dst, interval_sec, progbar_events)`.
+        It accepts two signatures, and tells them apart by the fourth argument's type. One is torch's. The other, of
+        torch before 2.2 and of ice-learn, is `(name, log_files, dst, interval_sec, progbar_events)`.
 
         Args:
             name: for the default prefix, `[<name><local rank>]:`.
@@ -248,8 +248,8 @@ def tail_logfile(
 ) -> None:
     """Print one file in this thread until `finished` is set.
 
-    Two signatures are understood, told apart by the sixth argument's type: torch's, and that of ice-learn,
-    `(header, file, dst, finished, interval_sec, lock, progbar_events)`.
+    It accepts two signatures, and tells them apart by the sixth argument's type. One is torch's, and that of ice-learn
+    is `(header, file, dst, finished, interval_sec, lock, progbar_events)`.
 
     Args:
         header: before every line.

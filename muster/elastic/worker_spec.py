@@ -1,6 +1,6 @@
 """`WorkerSpec`: torch's class, with muster's rendezvous as the default and the older fields.
 
-Imports torch: it is loaded through the package's `__getattr__` when it is first needed.
+It imports torch, so the package's `__getattr__` loads it when it is first needed.
 """
 
 from dataclasses import dataclass

@@ -103,7 +103,7 @@ class Area:
         self._pin: Pin | None = None
         self._targets: tuple[Plan | None, list[Any]] = None, []
         self._written: Plan | None = None
-        """Whose layout is in the slot."""
+        """The plan whose layout is in the slot."""
 
     def map(self, size: int) -> None:
         """Map at least `size` bytes. Memory is taken now, and not at the first copy, in huge pages where there are any.

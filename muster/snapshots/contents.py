@@ -1,6 +1,6 @@
 """What the ranks of the job have saved of the generation that this round continues from, wherever it is.
 
-Of this node by its memory files, of others through the agent.
+States of this node are read from its memory files, those of others through the agent.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ from muster._shared.snapshot_file import Block, NotKeptError, RemoteReader, Work
 from muster.snapshots.content import Content, Damaged, open_far, open_near, say
 
 _MOST_LOST: Final = 1024
-"""Ranks whose states may have been lost with their nodes: so many are asked for one after the other."""
+"""How many ranks, whose states may have been lost with their nodes, are asked for one after the other."""
 
 
 class Contents:

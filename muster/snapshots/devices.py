@@ -3,11 +3,12 @@
 They are enqueued on a side stream and run while the script's next step computes. No tensor may change before its copy
 is done, and only the script knows what it changes next. What an optimizer has (its parameters and its state) changes in
 its `step`: a hook before each step makes the script's stream wait for the copies. Everything else, such as buffers and
-averages of weights, is copied on the script's own stream, in order with all that it does.
+averages of weights, is copied on the script's own stream, in order with all that the script does.
 
-Where an optimizer's tensors change otherwise, their version counters tell it: that save is left out, and the later ones
-are enqueued on the script's own stream. So are all whose optimizer has not called the hook since the save before. A
-step that is captured in a CUDA graph calls it at no replay: after that, too, all is copied on the script's own stream.
+If an optimizer's tensors change otherwise, their version counters show it. Then that save is left out, and the later
+ones are enqueued on the script's own stream. So are all whose optimizer has not called the hook since the save before.
+A step that is captured in a CUDA graph does not call it at a replay. After such a step, too, all is copied on the
+script's own stream.
 """
 
 import threading
@@ -37,7 +38,7 @@ class DeviceCopies:
     """The copies of one process. One save's are done before the next one's begin."""
 
     def __init__(self) -> None:
-        """Ask torch to tell of each step of any optimizer."""
+        """Ask torch to report each step of any optimizer."""
         from torch.optim.optimizer import register_optimizer_step_pre_hook
 
         self._lock = threading.Lock()

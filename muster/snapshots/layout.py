@@ -25,7 +25,7 @@ ELSEWHERE: Final = -1
 _SMALL_BYTES: Final = 2048
 """Up to here, a view of the memory and a copy take longer than a place in a call that copies many."""
 MOST_IN_RUN: Final = 1024
-"""So many pieces the system takes in one call."""
+"""How many pieces the system takes in one call."""
 
 
 class Place(NamedTuple):

@@ -1,7 +1,7 @@
 """Finds the snapshot that this round continues from, and builds a rank's state of it.
 
-Which generation that is the agents have decided: the base in the control file, the same for every rank of the round.
-A rank whose number and whose number of ranks are what they were has it in its own memory. Otherwise the content of any
+The agents have decided which generation that is: the base in the control file, the same for every rank of the round. A
+rank whose number and whose number of ranks are what they were has it in its own memory. Otherwise the content of any
 rank of the round that saved it can be read: of this node by its memory file, of another through the agent.
 """
 
@@ -30,7 +30,7 @@ from muster.snapshots.layout import (
 from muster.snapshots.plain import Known, Sharding, build_dict, decode, join_keys, split_keys
 
 _AT_ONCE: Final = 256
-"""The parts of so many tensors stay in the processor's cache from one look at them to the next."""
+"""The parts of this many tensors stay in the processor's cache from one look at them to the next."""
 
 
 class OtherSharding(Exception):

@@ -123,7 +123,7 @@ class SchedulerContract:
         return "".join(scheduler.log_iter(app_id, ROLE, index, **wanted))
 
     def wait_line(self, scheduler: PluginScheduler, app_id: str, text: str, index: int = 0, times: int = 1) -> None:
-        """Wait until a text is in the log of a replica, so many times."""
+        """Wait until a text is this many times in the log of a replica."""
         self.wait(
             lambda: self.read(scheduler, app_id, index).count(text) >= times,
             f"{text!r} ({times}x) in the log of {ROLE}/{index}",

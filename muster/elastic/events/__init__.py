@@ -1,4 +1,4 @@
-"""ice-learn's `Events`: what the program that starts a job and its workers tell one another between two steps.
+"""ice-learn's `Events`: how the program that starts a job and its workers inform one another between two steps.
 
     flags      Events: all ranks of the job pause, save and stop at one step
     serving    what LocalElasticAgent does with them: the progress bar, and the questions at Ctrl-C

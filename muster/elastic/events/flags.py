@@ -55,7 +55,7 @@ class Events:
         finished_save_checkpoint: set when all ranks have saved.
         stop_all_tasks: as `pause`, for the end of the job.
         progress_bar_iter: has `value` and `get_lock` of a multiprocessing Value, -1 at first. LocalElasticAgent draws
-            the bar, and what a worker sets is what `muster.worker.step` would tell: so many steps are done.
+            the bar. What a worker sets is what `muster.worker.step` would report: how many steps are done.
         progress_bar_total: the same for the number of steps.
         debugger_start: a multiprocessing Event, for programs that use it. `muster.worker.breakpoint` needs none.
         debugger_end: a multiprocessing Event, for programs that use it.
@@ -84,7 +84,7 @@ class Events:
 
 
 class _Progress:
-    """A number of the progress bar: in every process the same, and in a worker its progress, too."""
+    """A number of the progress bar, the same in every process. In a worker it is also the worker's progress."""
 
     def __init__(self, number: Any, done: Any, total: Any) -> None:
         """Keep three multiprocessing Values: this number, the steps that are done, and how many there will be."""

@@ -70,7 +70,7 @@ class IceEvents:
 
         Args:
             signum: what asks for the stop.
-            then: called when workers have been told.
+            then: called when workers have been informed.
         """
         threading.Thread(target=self._stop, args=(signum, then), name="muster-stop", daemon=True).start()
 

@@ -4,8 +4,9 @@
 orphans. It must also be a fork of this program. So guard and agent begin as forks of this program, too, and exec once
 their child exists.
 
-By `posix`, not `os`, whose functions debuggers replace: debugpy has each Python process that is started connect to it,
-and a guard that waits for a debugger guards nothing. Workers are forked by `os.fork`, so that they can be debugged.
+It calls `posix`, not `os`, whose functions debuggers replace: debugpy has each Python process that is started connect
+to it, and a guard that waits for a debugger guards nothing. Workers are forked by `os.fork`, so that they can be
+debugged.
 """
 
 import contextlib

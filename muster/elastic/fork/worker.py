@@ -27,7 +27,7 @@ muster_frames = True  # see `agent.workers.program`
 
 
 class _MainProcess(process.BaseProcess):
-    """As in a program's own process: the caller may be a daemon, which could not start a DataLoader's processes.
+    """A process like a program's own: the caller may be a daemon, which could not start a DataLoader's processes.
 
     Source: _MainProcess in CPython's multiprocessing/process.py, which deletes the name.
     """

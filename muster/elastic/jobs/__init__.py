@@ -8,5 +8,5 @@
 
 The worker's side of `call` and `results` is `agent.workers.function`.
 
-Not here: the names that torch and ice-learn gave these things (the modules of `elastic`).
+The names that torch and ice-learn gave these things are not here but in the modules of `elastic`.
 """

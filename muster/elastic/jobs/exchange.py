@@ -1,9 +1,9 @@
 """Exchanges the results of a job that has ended well between the programs that started its nodes.
 
-The program of the node that had global rank 0 listens at MASTER_ADDR:MASTER_PORT of the last round, which every node
-can reach, and where the workers' store listened until the end. Each other program connects, sends its results and then
-receives all others. No result passes through an agent or through JSON, and none is in memory as a whole. It goes from
-one unnamed file to another in pieces, so only the disk limits its size.
+The program of the node that had global rank 0 listens at MASTER_ADDR:MASTER_PORT of the last round. Every node can
+reach that address, and the workers' store listened there until the end. Each other program connects, sends its results
+and then receives all others. No result passes through an agent or through JSON, and none is in memory as a whole. It
+goes from one unnamed file to another in pieces, so only the disk limits its size.
 
 Results are unpickled, which can run any code: so both sides prove that they know the job's token, and every frame is
 authenticated. Nothing is encrypted, as in rendezvous.

@@ -28,7 +28,7 @@ _MAX_FDS = 200
 
 @dataclass(frozen=True, kw_only=True)
 class Payload:
-    """What every worker of a job gets. The server closes the descriptors, but for the tracker's."""
+    """What every worker of a job gets. The server closes the descriptors, except the tracker's."""
 
     call_fd: int
     """A file: the pickled preparation of the interpreter, then the pickled call."""

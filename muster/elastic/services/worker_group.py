@@ -1,4 +1,4 @@
-"""Torch's `WorkerGroup` as the agent's records describe it, and what torch's agent tells the handlers of its process.
+"""Torch's `WorkerGroup` as the agent's records describe it, and what torch's agent reports to its process's handlers.
 
 torch's metrics and events handlers (`torch.distributed.elastic.metrics`, `.events`) belong to the program that starts
 the job. So they are called here, in the thread that waits for the job, with torch's names and fields. Three things
@@ -40,7 +40,7 @@ class GroupFacts:
 
 
 class WorkerGroupWatch:
-    """Keeps torch's WorkerGroup of one node up to date, and calls torch's handlers. Imports torch."""
+    """Keeps torch's WorkerGroup of one node up to date, and calls torch's handlers. It imports torch."""
 
     def __init__(self, spec: Any, facts: GroupFacts) -> None:
         """Tell nothing yet.
@@ -161,7 +161,7 @@ class WorkerGroupWatch:
         self._put_duration("SimpleElasticAgent.run", time.monotonic() - self._began_s, is_success=is_success)
 
     def record_job(self, state: str) -> None:
-        """Tell what torch's launcher tells at the very end."""
+        """Report what torch's launcher reports at the very end."""
         self._record(state, raw_error=_format_exception(state))
 
     def build_job_event(self, state: str) -> Any:

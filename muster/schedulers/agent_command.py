@@ -146,7 +146,7 @@ def count_merged_ranks(args: Sequence[str], gpus: int) -> int:
 
 
 def find_run_file(command: Sequence[str], log_dir: str, name: str) -> str | None:
-    """Return the absolute path of a file of an agent's run, where it runs. None: its command does not tell.
+    """Return the absolute path of a file of an agent's run, where it runs. None: its command does not say.
 
     Args:
         command: see `build_ask_command`.

@@ -66,7 +66,8 @@ def _is_private(folder: str) -> bool:
 def _is_kept(folder: str) -> bool:
     """Return whether no other user can rename it, or a folder above it. Its path has no links above it.
 
-    As `muster._shared.ownership`, which imports too much, but simpler: the next place is used, or the zip.
+    It is as `muster._shared.ownership`, which imports too much, but simpler: if the answer is no, the next place is
+    used, or the zip.
     """
     # In a user namespace root is another user: the owner of `/` counts as root.
     trusted = (os.geteuid(), 0, os.lstat("/").st_uid)

@@ -139,7 +139,7 @@ class RoundFacts:
 
 
 def parse_round(records: bytes) -> RoundFacts | None:
-    """Return the last round that was formed, from an agent's records; None: they tell of none."""
+    """Return the last round that was formed, from an agent's records. None: they have none."""
     formed = [event for event in _parse_events(records) if event.what == "round_formed"]
     if not formed:
         return None

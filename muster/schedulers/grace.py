@@ -24,7 +24,7 @@ DRAIN_MARGIN_S: Final = 5.0
 
 
 def build_drain_env(role: Any, given_s: float | None, env: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the variable that tells an agent how long a drain may take: it cannot see its own grace period.
+    """Return the variable that gives an agent the limit of a drain, because it cannot see its own grace period.
 
     Args:
         role: a role of TorchX's that runs the agent.

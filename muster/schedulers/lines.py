@@ -1,7 +1,7 @@
 """Joins pieces of output and splits them at newlines.
 
-It also reads logs whose bytes have positions, and counts their readers. Not `io.TextIOWrapper`: it blocks until it has
-a whole line, and readers of a log that grows look at the rest, too.
+It also reads logs whose bytes have positions, and counts their readers. It does not use `io.TextIOWrapper`, which
+blocks until it has a whole line: readers of a log that grows look at the rest, too.
 """
 
 import re

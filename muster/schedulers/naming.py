@@ -23,7 +23,7 @@ _NOT_ALLOWED = re.compile(r"[^a-z0-9-]+")
 
 
 def make_suffix() -> str:
-    """Return a random suffix that makes an app's name unique: 8 characters, about 38 bits. Not a secret."""
+    """Return a random suffix that makes an app's name unique: 8 characters, about 38 bits. It is not a secret."""
     first, *rest = os.urandom(_TOKEN_LENGTH)
     return _LETTERS[first % len(_LETTERS)] + "".join(_DIGITS_AND_LETTERS[byte % 30] for byte in rest)
 

@@ -1,6 +1,6 @@
 """Parses the times that engines and clusters send, RFC 3339 with up to nanoseconds.
 
-Not `datetime.fromisoformat`: it takes no nanoseconds, and before Python 3.11 no `Z`.
+`datetime.fromisoformat` does not fit: it takes no nanoseconds, and before Python 3.11 no `Z`.
 """
 
 import re

@@ -64,7 +64,7 @@ def translate_replica(
     Args:
         role: of `assign_arguments`, with the macros of this replica applied (`runner.roles.apply_macros`).
         place: where it runs.
-        rank0_host: address of the replica 0 that this one is told of, see `Env.RANK0_HOST`.
+        rank0_host: address of the replica 0 that this one gets, see `Env.RANK0_HOST`.
         bundle_dir: absolute path of the folder with the agent's bundle on the node; None: muster is installed there.
         python: the interpreter of an agent whose role names it without a path; "": as the role names it.
         env: variables of the caller's, which the role's own come after.
@@ -114,7 +114,7 @@ def build_agent_args(args: Sequence[str], bundle_dir: str | None) -> list[str]:
 
 
 def build_agent_env(role: Role, place: AgentPlace) -> dict[str, str]:
-    """Return the variables by which an adapter tells an agent of its job.
+    """Return the variables by which an adapter informs an agent about its job.
 
     The address of rank 0, `Env.RANK0_HOST`, goes to the replicas of all roles and is not among them.
 

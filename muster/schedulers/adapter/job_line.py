@@ -151,7 +151,7 @@ def _list_reasons(facts: AppFacts) -> list[str]:
 
 
 def _list_live_jobs(facts: AppFacts) -> Mapping[str, JobFacts]:
-    """Return what agents tell of an app that runs. Of one that has ended the line says the reason."""
+    """Return what agents report of an app that runs. If it has ended, the line gives the reason."""
     return facts.jobs if facts.state in _GOES_ON else {}
 
 

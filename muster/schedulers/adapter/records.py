@@ -31,7 +31,7 @@ class JobFacts:
     since_s: float | None = None
     """Wall-clock seconds: when it came into its state; None: not known."""
     status: "JobStatus | None" = None
-    """How far it is; None: it has not told."""
+    """How far it is. None: it has not reported it."""
 
 
 class RecordReader:

@@ -106,9 +106,9 @@ class PluginScheduler(Scheduler, abc.ABC):  # type: ignore[misc]
     """A `Scheduler` with one set of signatures for both lines. Unknown options are refused on both.
 
     Subclasses define `_submit_dryrun`, `schedule`, `describe_app`, `_cancel_existing`, `add_options`, `list_apps`,
-    `read_log`, `delete_app` and, if they refuse some AppDefs, `check_app`. Of what `muster` asks they define what they
-    can do: `ask_app` carries `checkpoint`, `pause`, `resume`, `stacks` and `stop`, the other methods the command of
-    their name.
+    `read_log`, `delete_app` and, if they refuse some AppDefs, `check_app`. They define which requests of `muster` they
+    can carry out. `ask_app` carries `checkpoint`, `pause`, `resume`, `stacks` and `stop`, and each other method carries
+    the command of its name.
 
     Args:
         backend: the scheduler's name, as in app handles.
@@ -131,7 +131,7 @@ class PluginScheduler(Scheduler, abc.ABC):  # type: ignore[misc]
         self._merged_ranks: dict[str, dict[str, int]] = {}
         """App -> role -> how many ranks have lines that a terminal shows merged."""
         self._awaited: DescribeAppResponse | None = None
-        """What `Runner.wait` was last told."""
+        """The last answer that `Runner.wait` got."""
         print_errors_as_lines()
         unwind_on_signals()
 
@@ -162,7 +162,7 @@ class PluginScheduler(Scheduler, abc.ABC):  # type: ignore[misc]
 
         Args:
             app_id: of an app that exists.
-            limit_s: at most so many seconds.
+            limit_s: the longest time, in seconds.
         """
         del app_id
         time.sleep(min(limit_s, _LOOK_S))

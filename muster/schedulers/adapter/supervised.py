@@ -50,7 +50,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class AgentWords:
-    """What the agents of an app have told, all roles together."""
+    """What the agents of an app have reported, all roles together."""
 
     restarts: int = 0
     """Restarts of workers in place. Those of replicas are in the app's record."""
@@ -419,7 +419,7 @@ def combine_facts(
         replicas: of all roles.
         restarts: of replicas. Those of workers in place are added.
         messages: why it is in this state.
-        tells_jobs: what its agents tell is of now, or of its end.
+        tells_jobs: what its agents report is of now, or of its end.
         ui_url: a link.
         submitted_s: when it was submitted.
         since_s: since when it is in its state.

@@ -111,7 +111,7 @@ class ContainerRequest:
         return self.role, self.replica
 
     def find_run_file(self, name: str) -> str | None:
-        """Return the absolute path of a file of its agent's run, one of `LogNames`; None: its command does not tell."""
+        """Return the absolute path of a file of its agent's run, one of `LogNames`. None: its command does not say."""
         log_dir = self.env.get(Env.LOG_DIR, LOG_DIR)
         return find_run_file(self.command, log_dir, name) if self.runs_agent else None
 

@@ -70,7 +70,7 @@ class RemoteHold:
 
     @property
     def handle(self) -> str:
-        """As people write it."""
+        """The handle as people write it."""
         return f"{self.scheduler}://{self.app_id}"
 
     @property
@@ -187,10 +187,10 @@ def _find_remote(state_dir: Path) -> Iterator[RemoteHold]:
 
 
 def describe(scheduler_name: str, app_id: str) -> Any:
-    """Return what an adapter tells TorchX of an app; None: it is not known (any more).
+    """Return what an adapter reports to TorchX of an app. None: it is not known (any more).
 
     Raises:
-        EngineError: that cannot be told now.
+        EngineError: that cannot be found out now.
     """
     with contextlib.closing(load_scheduler(scheduler_name, _SESSION)) as scheduler:
         return scheduler.describe_app(app_id)
@@ -225,7 +225,7 @@ def choose_hold(state_dir: Path, name: str | None) -> AnyHold:
 
     Raises:
         SchedulerError: there is none, or several. It is one line.
-        EngineError: what there is cannot be told now.
+        EngineError: it cannot be found out now what there is.
     """
     scheme, found_scheme, _ = (name or "").partition("://")
     app_id = (name or "").rpartition("/")[2]

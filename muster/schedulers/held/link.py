@@ -1,8 +1,8 @@
 """A process of this machine that stands for one node of a run on a hold elsewhere: it passes all on.
 
-The supervisor starts it as it would start the replica: its output is the replica's, its exit code, too, and SIGTERM,
-SIGINT, SIGTSTP, SIGCONT and SIGQUIT (for a kill) reach it. `node` is the other end, through `open_in_node` of the
-hold's adapter. What the agent tells is written to the run's folder here.
+The supervisor starts it as it would start the replica. Its output and exit code are the replica's, and SIGTERM, SIGINT,
+SIGTSTP, SIGCONT and SIGQUIT (for a kill) reach the replica. `node` is the other end, through `open_in_node` of the
+hold's adapter. What the agent reports is written to the run's folder here.
 """
 
 import contextlib

@@ -36,7 +36,7 @@ STARTED, OUT, ERR, TAKEN, EXIT, FAILED = b"R", b"1", b"2", b"T", b"X", b"F"
 why no command runs."""
 NUMBER = struct.Struct("!I")
 LOST_S = 40.0
-"""After so long without a frame the other side is gone."""
+"""After this long without a frame the other side is gone."""
 
 _LIMIT_BYTES = 1 << 18
 """How much output may wait. A command that writes more waits, too."""

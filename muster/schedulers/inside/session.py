@@ -16,7 +16,7 @@ from muster.schedulers.inside.frames import FrameReader, build_program, pack
 from muster.schedulers.inside.pipe import NodePipe
 
 WINDOW_BYTES: Final = 1 << 16
-"""So much input may be under way: what comes after it, such as a signal, must not wait behind it."""
+"""How much input may be under way. What comes after it, such as a signal, must not wait behind it."""
 ALIVE_S: Final = 5.0
 _START_LIMIT_S: Final = 60.0
 _CHUNK_BYTES: Final = 1 << 16
@@ -53,7 +53,7 @@ def _build_program() -> bytes:
 
 
 class Session:
-    """A command that is being started, runs or has ended. Close it. Thread-safe but for `receive`.
+    """A command that is being started, runs or has ended. Close it. It is thread-safe, except for `receive`.
 
     Args:
         pipe: of the node. `close` closes it.

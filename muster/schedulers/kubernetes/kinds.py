@@ -81,7 +81,10 @@ def parse_kind(document: Mapping[str, Any]) -> Kind:
 
 
 def build_owner_reference(owner: Mapping[str, Any]) -> dict[str, Any]:
-    """Build a reference that ties an object's deletion to its owner's. Not blocking: that needs a further right."""
+    """Build a reference that ties an object's deletion to its owner's.
+
+    It does not block, because that needs a further right.
+    """
     metadata = owner["metadata"]
     return {
         "apiVersion": owner["apiVersion"],

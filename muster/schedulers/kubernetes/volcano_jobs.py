@@ -1,8 +1,8 @@
 """Jobs of Volcano (batch.volcano.sh), which versions that had `flavor=volcano` submitted: what is read and sent. Pure.
 
-Every role was one task, but for an elastic one: its node 0 was the task `lead`, so that Volcano never started the
-others without it. Volcano counts each task from 0, so the pods of the other nodes have labels that are one too low. A
-variable of theirs says so.
+Every role was one task, except an elastic one. Its node 0 was the task `lead`, so that Volcano never started the others
+without it. Volcano counts each task from 0, so the pods of the other nodes have labels that are one too low. A variable
+of theirs says so.
 """
 
 import copy

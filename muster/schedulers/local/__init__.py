@@ -9,7 +9,7 @@ processes: `muster.schedulers.processes` and `adapter.process_scheduler`.
 `held`. `hold_lock` says which run has a hold. `everyday` starts agents on the user's default hold.
 
 Logs and state stay in `~/.local/state/muster` (or $XDG_STATE_HOME/muster, or `log_dir`) until `muster delete` removes
-an app or a user removes the folder by hand: an app that has ended needs nothing there.
+an app or a user removes the folder by hand. An app that has ended needs nothing there.
 """
 
 from typing import Any

@@ -42,7 +42,7 @@ class Hold:
 
     @property
     def handle(self) -> str:
-        """As people write it."""
+        """The handle as people write it."""
         return f"{self.scheduler}://{self.app_id}"
 
     def list_folders(self) -> list[str]:
@@ -55,7 +55,7 @@ class Hold:
 
     @property
     def lock_path(self) -> Path:
-        """Of the file that the supervisor of a run has locked."""
+        """The path of the file that the supervisor of a run has locked."""
         return self.folder.state_dir / _LOCK
 
     def find_run(self) -> str:
@@ -130,7 +130,7 @@ def describe_states(run: str, states: Sequence[Mapping[str, Any]]) -> str:
 
     Args:
         run: the name of the run that has the hold; "": none has.
-        states: what its holders tell, node 0 first.
+        states: what its holders report, node 0 first.
     """
     if run:
         return f"held: it runs {run}"

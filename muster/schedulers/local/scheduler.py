@@ -32,7 +32,7 @@ class LocalScheduler(ProcessScheduler):
     """
 
     def read_facts(self, app_id: str) -> "AppFacts | None":
-        """See `PluginScheduler`. Of a hold the line says what it runs, or since when it is idle."""
+        """See `PluginScheduler`. For a hold the line says what it runs, or since when it is idle."""
         facts = super().read_facts(app_id)
         if facts is None or HOLD_METADATA not in facts.app.metadata or facts.state is not AppState.RUNNING:
             return facts

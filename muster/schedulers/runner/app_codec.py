@@ -3,8 +3,8 @@
 All adapters keep an AppDef in this form. Fields of a role that only one TorchX line has are kept, and come back on that
 line. Secrets in environments are masked, because not only the submitting user reads descriptions.
 
-Not `asdict` and a library for the way back: mounts need their class, a field of the other line must not fail, and
-descriptions of earlier versions lack fields.
+`asdict` and a library for the way back do not fit: mounts need their class, a field of the other line must not fail,
+and descriptions of earlier versions lack fields.
 """
 
 from collections.abc import Callable, Mapping

@@ -1,10 +1,10 @@
-"""Tells which part of TorchX called an adapter, and lists what else of TorchX is touched that is no public interface.
+"""Tells which part of TorchX called an adapter, and lists what else is touched of TorchX that is no public interface.
 
 Neither line tells a scheduler which command or method calls it. Neither has a public hook for the end of a command, for
 `Runner.wait` or for what a terminal shows. `torchx.runner.events` records a call when it is over. The entry points
 `torchx.cli.cmds` replace a command for all schedulers, and of two packages that replace the same one only one counts:
 ours could hide a user's. So the functions here look for TorchX's modules on the stack. In a version that names or nests
-them differently every answer is no, and adapters do what they do for any Python program: errors have tracebacks, lines
+them differently every answer is no. Then adapters do what they do for any Python program: errors have tracebacks, lines
 no colours, and `wait` polls.
 
 Each entry below is a place in TorchX: its file, the number of the line in 0.7.0 and in the nightly of 2026.10.26 (-: it

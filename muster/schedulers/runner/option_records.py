@@ -5,8 +5,8 @@
         log_dir: str | None = option(str, "folder for logs and state")
         grace_s: float | None = GRACE_S.as_field()
 
-`declare_options` tells TorchX of them, `parse_options` turns a `-cfg` into the record, once per submission. Options
-that mean the same for several adapters are declared here, at the end.
+`declare_options` declares them to TorchX, and `parse_options` turns a `-cfg` into the record, once per submission.
+Options that mean the same for several adapters are declared here, at the end.
 """
 
 import dataclasses

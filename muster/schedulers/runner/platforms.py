@@ -1,6 +1,6 @@
 """Which systems can run which scheduler. The supervisor of local_cwd and Docker needs Linux: pidfd, /proc, subreapers.
 
-Elsewhere it could neither tell which process owns an app nor whether it is alive, and would be started again and again.
+Elsewhere it could not find out which process owns an app or whether it is alive, and would be started again and again.
 """
 
 import sys

@@ -206,8 +206,8 @@ def _read_control(job_id: str) -> QueueEntry:
 def forbid_requeue(job_id: str) -> None:
     """Forbid that any node, or Slurm, queues the job again.
 
-    Slurm 22.05 refuses it, with one reason or another, of a job that has lost a node: there the mark in the app's
-    folder, which the nodes look for, is all.
+    Slurm 22.05 refuses it, with one reason or another, for a job that has lost a node. Then only the mark in the app's
+    folder is left, which the nodes look for.
     """
     with contextlib.suppress(RefusedError):
         run(["scontrol", "update", f"JobId={job_id}", "Requeue=0"])

@@ -1,4 +1,4 @@
-"""What is known of an app: its jobs as Slurm tells of them, and what its nodes have recorded.
+"""What is known of an app: its jobs as Slurm reports them, and what its nodes have recorded.
 
 The nodes' records say how replicas have ended. Slurm's exit code does not, because a job whose spare took over has a
 task that failed. Without a shared folder only Slurm is asked.
@@ -114,7 +114,7 @@ class App:
         return AppFolder(self.spec.folder)
 
     def has_started(self) -> bool:
-        """Return whether all tasks of the job that runs can be told something: one that is just starting cannot."""
+        """Return whether all tasks of the job that runs can receive a message. One that is just starting cannot."""
         if self.entry is None or self.entry.state != "RUNNING":
             return False
         if not self.is_shared:
@@ -215,7 +215,7 @@ def build_facts(app: App, told: AgentWords, submitted_s: float | None) -> AppFac
 
     Args:
         app: see `read_app`.
-        told: what its agents tell.
+        told: what its agents report.
         submitted_s: when the app was submitted. Its job counts from its last requeue.
     """
     state = app.state

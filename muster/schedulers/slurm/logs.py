@@ -54,7 +54,7 @@ def read_there(app: App, node: str, wanted: Sequence[tuple[str, int, int]]) -> l
 
 
 def read_words(app: App) -> AgentWords:
-    """Return what the agents of an app tell that runs: any node of a role will do."""
+    """Return what the agents of an app that runs report. Any node of a role will do."""
     jobs: dict[str, JobFacts] = {}
     restarts = 0
     for role in app.spec.roles:

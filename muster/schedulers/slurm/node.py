@@ -59,7 +59,7 @@ _SPREAD_S: Final = 0.02
 """Between two nodes' questions to the controller."""
 _MOST_SPREAD_S: Final = 5.0
 _MOST_WITNESSES: Final = 8
-"""So many nodes see to the end of a job that has lost its first one."""
+"""How many nodes see to the end of a job that has lost its first one."""
 _PROBE_PAUSE_S: Final = 5.0
 _LAST_WORDS_S: Final = 1.0
 """Agents of a job end at the same moment, and their nodes then record it."""
@@ -128,7 +128,7 @@ def place_replicas(spec: AppSpec, sizes: Mapping[str, int], nodes: int) -> list[
 
 @dataclass(frozen=True)
 class Allocation:
-    """What Slurm tells a task in its environment."""
+    """What Slurm gives a task in its environment."""
 
     job_id: str
     restarts: str
@@ -173,7 +173,7 @@ class SlurmDriver(ProcessDriver):
 
 @dataclass(frozen=True)
 class Told:
-    """What a thread or a signal handler tells the loop, which decides."""
+    """What a thread or a signal handler reports to the loop, which decides."""
 
     act: Callable[[], None]
 

@@ -1,4 +1,4 @@
-"""The options of `-cfg` for `slurm`. Those of TorchX's adapter, of both lines, have its names and meaning."""
+"""The options of `-cfg` for `slurm`. The options of TorchX's adapter, of both lines, have its names and meaning."""
 
 import re
 import shlex

@@ -1,4 +1,4 @@
-"""The zip that each node runs: `node` and what it imports, and without a shared folder the app's own files, too."""
+"""The zip that each node runs: `node` and what it imports. Without a shared folder it also has the app's own files."""
 
 import base64
 import io

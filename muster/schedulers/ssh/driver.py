@@ -51,7 +51,7 @@ class SshDriver(ProcessDriver):
         hosts = list(spec.details["hosts"])
         self._hosts = dict(zip(replicas, hosts, strict=False))
         self._first = {each.role: host for each, host in self._hosts.items() if each.index == 0}
-        """Whose address the plans have."""
+        """The host whose address the plans have."""
         self._spares = hosts[len(replicas) :]
         self._discovery: Discovery | None = None
         discover = spec.details.get("discover")
@@ -182,7 +182,7 @@ class SshDriver(ProcessDriver):
         self._event_queue.post(ResizeRequested(role=self.spec.roles[0].name, replicas=len(self._hosts)))
 
     def _find_address(self, host: str) -> str:
-        """Return the address of a host. Of one that was not there at the submission only the name is known."""
+        """Return the address of a host. If it was not there at the submission, only its name is known."""
         addresses: Mapping[str, str] = self.spec.details["addresses"]
         return addresses.get(host, host.rpartition("@")[2])
 

@@ -1,7 +1,7 @@
 """A process of this machine that stands for one replica on a host: it holds the connection and passes all on.
 
-The supervisor starts it as it would start the replica: its output is the replica's, its exit code, too, and SIGTERM,
-SIGINT and SIGQUIT (for a kill) reach the replica. A connection that breaks is made again. Standard library only.
+The supervisor starts it as it would start the replica. Its output and exit code are the replica's, and SIGTERM, SIGINT
+and SIGQUIT (for a kill) reach the replica. A connection that breaks is made again. Standard library only.
 """
 
 import contextlib
@@ -268,7 +268,7 @@ class _Connection:
         return list(self._frames.feed(data))
 
     def is_silent(self, now_s: float, limit_s: float) -> bool:
-        """Return whether it has said nothing for so long that it does not count any more."""
+        """Return whether it has said nothing for so long that it no longer counts."""
         return now_s - (self.heard_s or self.began_s) > limit_s
 
     def close(self) -> str:

@@ -79,7 +79,7 @@ class _Spool:
         return data
 
     def confirm(self, received: int) -> None:
-        """Drop what need not be kept: the link has so many bytes."""
+        """Drop what need not be kept, because the link has this many bytes."""
         if received == self.size and self.size - self._base > _SPOOL_LIMIT_BYTES:
             os.ftruncate(self._fd, 0)
             self._base = self.size
@@ -505,7 +505,7 @@ def _relay(stdin: io.BufferedReader, link: socket.socket) -> NoReturn:
 
 
 def _ask(order: Mapping[str, Any]) -> NoReturn:
-    """Run a command beside the replica and tell how it has ended."""
+    """Run a command beside the replica and report how it has ended."""
     try:
         done = subprocess.run(
             order["command"],

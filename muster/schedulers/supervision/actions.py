@@ -41,7 +41,7 @@ class Kill:
 
 @record
 class Finish:
-    """Nothing runs any more: record the outcome and exit."""
+    """Nothing runs any more, so record the outcome and exit."""
 
     outcome: Outcome
     reason: str

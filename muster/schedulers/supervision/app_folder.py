@@ -51,7 +51,7 @@ STATE_DIR_NAME = ".muster"
 """The folder inside an app's folder for all files that are not a role's."""
 
 DRAIN_WORD = "drain:"
-"""Begins a request to the supervisor: the app ends, and the agents have so many seconds to stop at one step."""
+"""Begins a request to the supervisor: the app ends, and the agents have the given seconds to stop at one step."""
 
 RESIZE_WORD = "resize:"
 """Begins a request to the supervisor: `resize:NODES:ROLE`, the role's name with percent escapes."""

@@ -106,10 +106,11 @@ def _ask_roles(spec: AppSpec, record: AppRecord, kind: AskKind, limit_s: float, 
 
 
 def stop_app(folder: AppFolder, limit_s: float, ask_node: AskNode) -> Answer:
-    """Stop all ranks at one step, and the app with them. Of an app whose supervisor has died the rest is ended.
+    """Stop all ranks at one step, and the app with them.
 
-    That the app ends is recorded first, so that nothing is started again, whatever becomes of the question. Ranks that
-    cannot agree on a step get the polite signal, all at once.
+    If the app's supervisor has died, the rest of the app is ended. That the app ends is recorded first, so that nothing
+    is started again, whatever becomes of the question. Ranks that cannot agree on a step get the polite signal, all at
+    once.
 
     Raises:
         ControlError: the app has ended, or is being stopped already.
@@ -176,7 +177,7 @@ def recover_app(folder: AppFolder) -> Answer:
 def resize_app(folder: AppFolder, nodes: int, choose_role: Callable[[AppSpec], SupervisedRole]) -> Answer:
     """Change the number of nodes of an elastic role, and wait until those that are too many have ended.
 
-    Of two requests at once the second is carried out after the first is recorded.
+    If two requests come at once, the second is carried out after the first is recorded.
 
     Args:
         folder: the app's.

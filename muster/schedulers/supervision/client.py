@@ -37,7 +37,7 @@ INTERRUPT_POLL_S = 1.0
 """A signal between Python's last look for one and the system call does not end that."""
 OTHER_HOST_POLL_S = 0.2
 RECOVERS = "recovers"
-"""The word that tells a supervisor of `recover`."""
+"""The word by which a supervisor is started for `recover`."""
 RESTART_INTERVAL_S = 1.0
 """Between two starts of one app's supervisor."""
 

@@ -54,9 +54,12 @@ _ALL_ROLES: Final = "*"
 """No role has this name."""
 
 LINGER_S: Final = 5.0
-"""When an agent reports that its job has succeeded, or has failed for good, the others of its role know it and end at
-the same time: one of them prints the report. An immediate stop could truncate the report, so they get this long before
-they are stopped. Other roles know nothing of it. After a failure they are stopped at once."""
+"""How long agents may still run after one has reported that its job has succeeded, or has failed for good.
+
+The others of its role know it and end at the same time, and one of them prints the report. An immediate stop could
+truncate the report, so they get this long before they are stopped. Other roles know nothing of it. After a failure
+they are stopped at once.
+"""
 
 KILL_LIMIT_S: Final = 600.0
 """How long an app that ends waits for the ends of replicas that were killed. What the kernel cannot end, or an engine
@@ -122,7 +125,7 @@ def _begin(state: SupervisedApp) -> Decision:
 
 
 def _recover(state: SupervisedApp, event: Recover) -> Decision:
-    """Start again what its role still has, without a retry. Of an app that is ending nothing starts."""
+    """Start again what its role still has, without a retry. Start nothing if the app is ending."""
     ends = state.phase is AppPhase.ENDING
     for each in event.replicas:
         status = ReplicaStatus.CANCELLED if ends else _choose_restart(state, each)

@@ -60,7 +60,7 @@ class Watch:
 
     @property
     def is_active(self) -> bool:
-        """Whether the kernel tells of changes."""
+        """Whether the kernel reports changes."""
         return self._fd >= 0
 
     def has_changed(self, limit_s: float) -> bool:

@@ -26,7 +26,7 @@ class Machine:
     machine_id: str = ""
     """See `read_machine_id`. It is "" in the records of earlier versions."""
     pid_namespace: str = ""
-    """"" in the records of earlier versions: then the host name has to tell containers of one machine apart."""
+    """"" in the records of earlier versions. Then the host name has to keep containers of one machine apart."""
 
     @staticmethod
     def here() -> "Machine":

@@ -5,8 +5,8 @@ at any depth. Any other line names a path from the workspace's root. `build/` me
 stands for any folders. Nothing in a folder that is left out can be sent again. Two things are as TorchX has them:
 spaces before a line do not count, nor does a comment behind one (`notes  # mine`).
 
-Not pathspec: 1.1 says that `*` leaves out the folder `src` though the line `!src` follows, and it would be the first
-library that every adapter needs. The tests compare with git itself.
+pathspec does not fit: 1.1 says that `*` leaves out the folder `src` though the line `!src` follows, and it would be the
+first library that every adapter needs. The tests compare with git itself.
 
 Source: https://git-scm.com/docs/gitignore#_pattern_format.
 """

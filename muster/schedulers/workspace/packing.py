@@ -159,8 +159,9 @@ def list_workspace(path: str) -> list[dict[str, Any]]:
         path: the folder, which must exist.
 
     Returns:
-        Each with `name` and `kind`: a `folder` with its `mode`, a `link` with its `target`, or a `file` with `mode`,
-        `time_s`, `size`, and the SHA-256 of its first `size` bytes, `digest`. A folder comes before what is in it.
+        Each entry has `name` and `kind`: a `folder` with its `mode`, a `link` with its `target`, or a `file` with
+        `mode`, `time_s`, `size`, and the SHA-256 of its first `size` bytes, `digest`. A folder comes before what is in
+        it.
 
     Raises:
         BundleError: see `build_workspace_bundle`.

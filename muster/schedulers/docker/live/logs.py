@@ -36,8 +36,8 @@ class LogReader:
     Args:
         engine: the one that has the containers.
         query: what to read.
-        wait: returns once the app's state has changed, which follows from the engine's events, at the latest after so
-            many seconds. Output itself is pushed.
+        wait: returns once the app's state has changed, which follows from the engine's events, or at the latest after
+            the given seconds. Output itself is pushed.
         has_ended: whether the app has ended, so that there is no further container; None: do not follow.
     """
 

@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Mark:
-    """Of one submission."""
+    """The mark of one submission."""
 
     path: Path
     address: Mapping[str, str]

@@ -25,7 +25,7 @@ from muster.schedulers.kubernetes.api.errors import Refusal, Unreachable, explai
 CONNECT_TIMEOUT_S: Final = 10.0
 READ_TIMEOUT_S: Final = 30.0
 STREAM_TIMEOUT_S: Final = 60.0
-"""A stream without data for so long counts as broken and is resumed. Watches send bookmarks about every minute."""
+"""A stream without data for this long counts as broken and is resumed. Watches send bookmarks about every minute."""
 
 RETRY_BUDGET_S: Final = 150.0
 """From the first attempt of a request to its last, once the server has answered a request. A control plane that is
@@ -41,7 +41,7 @@ _REFUSED_LIMIT: Final = 3
 message."""
 
 _TELL_AFTER_S: Final = 3.0
-"""A server that is away for longer is told of."""
+"""A server that is away for longer is reported."""
 
 _CONTENT_TYPES: Final = {"PATCH": "application/merge-patch+json"}
 

@@ -1,8 +1,8 @@
 """Runs a command in a pod: `kubectl exec`, over the websocket of the client library.
 
 Source: the websocket subprotocols v5.channel.k8s.io and v4.channel.k8s.io: the first byte of a message is its channel,
-1 standard output, 2 standard error, 3 a Status at the end. The library reads these too, but it waits for the socket
-where the rest of a TLS record may be in the connection's own buffer already, and parses Status as YAML.
+1 standard output, 2 standard error, 3 a Status at the end. The library reads these too. But it waits for the socket
+where the rest of a TLS record may be in the connection's own buffer already, and it parses Status as YAML.
 """
 
 import json
@@ -41,7 +41,7 @@ def run_in_pod(
         pod: its name.
         container: of the pod.
         command: program and arguments. No shell runs it.
-        limit_s: after so long it is given up.
+        limit_s: after this long it is given up.
 
     Returns:
         Its exit code, standard output and standard error.

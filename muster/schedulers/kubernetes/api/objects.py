@@ -18,7 +18,7 @@ _METADATA_ONLY: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8
 """Source: https://kubernetes.io/docs/reference/using-api/api-concepts/#receiving-resources-as-tables, "metadata"."""
 
 _WATCH_TIMEOUT_S: Final = "120"
-"""The server ends a watch after so many seconds, so that an abandoned one does not stay open."""
+"""The server ends a watch after this many seconds, so that an abandoned one does not stay open."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,8 +99,8 @@ class Objects:
     def _read_back(self, document: Mapping[str, Any], error: RequestError, *, needs_uid: bool) -> dict[str, Any]:
         """Return the object that exists after an attempt whose response was lost.
 
-        The submission's annotation shows whether this submission created it. Few accounts may read Secrets: an object
-        that the account may not read counts as ours, since its name ends in random characters and an earlier attempt
+        The submission's annotation shows whether this submission created it. Few accounts may read Secrets. An object
+        that the account may not read counts as ours, because its name ends in random characters and an earlier attempt
         may have been carried out.
         """
         metadata = document["metadata"]

@@ -164,7 +164,7 @@ def _build_askers(
 
 
 def read_jobs(resources: Objects, ref: AppRef, observation: Observation) -> dict[str, JobFacts]:
-    """Return what the agents of an app that runs have told, by role, from the first node of each that runs.
+    """Return what the agents of an app that runs have reported, by role, from the first node of each that runs.
 
     Where node 0 is lost, the next one takes over.
 
@@ -264,7 +264,7 @@ class _PodAsker:
 
     @property
     def names(self) -> list[str]:
-        """Of the pods, in order."""
+        """The names of the pods, in order."""
         return list(self._pods)
 
     def run(self, node: str, words: Sequence[str]) -> tuple[int, str, str]:

@@ -2,8 +2,8 @@
 
 A deadline of 1 s ends a Job: its pods get SIGTERM, and it stays with the pods that have ended. While a Job is suspended
 Kubernetes ignores its deadline, and a queue such as Kueue would start it later. Kueue also starts a JobSet again that
-someone else has suspended. So these are deleted, and what stands for them in the queue goes with them. If nothing else
-of the app is left, a Job without pods keeps its record until the app is deleted.
+another program has suspended. So these are deleted, and what stands for them in the queue goes with them. If nothing
+else of the app is left, a Job without pods keeps its record until the app is deleted.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -2,7 +2,8 @@
 
 The job is stopped first: no node that does not answer and no Ctrl-C may keep it running. What its pods have written,
 and what they write until they end, is collected on the machine that cancels, in the folder for muster's state. Once the
-pods are gone, `torchx log` on that machine reads it from there. Of a long log the end is kept: it is where people look.
+pods are gone, `torchx log` on that machine reads it from there. Of a long log the end is kept, because people look
+there.
 """
 
 import os

@@ -118,7 +118,7 @@ class Session:
 
         Args:
             app_id: the app's.
-            asks_agents: read what its agents tell, in a pod.
+            asks_agents: read what its agents report, in a pod.
         """
         ref, resources = self._find(app_id)
         observation = observe(resources, ref)
@@ -217,7 +217,7 @@ class Session:
         ]
 
     def _decide_state(self, ref: AppRef, parents: Sequence[dict[str, Any]]) -> AppState:
-        """Return the state without the pods: it tells no app that runs from one that waits."""
+        """Return the state without the pods. It does not distinguish an app that runs from one that waits."""
         return decide_state(Observation(parents=parents, pods=(), completed=self._note_completed(ref, parents)))
 
     # -- logs ---------------------------------------------------------------------------------------------------------
@@ -280,10 +280,10 @@ def _list_parents(resources: Objects, kind: Kind, namespace: str) -> list[dict[s
 
 
 def _find_running(resources: Objects, namespace: str) -> frozenset[str]:
-    """Return the names of the apps with a running pod: parents do not tell a pod that runs from one that waits.
+    """Return the names of the apps with a running pod.
 
-    One request for all apps, for the metadata alone: a list must not read every pod. An account that may not list pods
-    sees PENDING.
+    Parents do not distinguish a pod that runs from one that waits. One request for all apps, for the metadata alone: a
+    list must not read every pod. An account that may not list pods sees PENDING.
     """
     labels, fields = f"{LABEL_MANAGED_BY}={MANAGED_BY}", "status.phase=Running"
     none: list[dict[str, Any]] = []

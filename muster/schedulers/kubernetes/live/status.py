@@ -61,7 +61,7 @@ class Observation:
     events_refused: bool = False
     """Only events can say why pods wait or do not exist, and the account may not list them."""
     jobs: Mapping[str, JobFacts] = field(default_factory=dict)
-    """What the agents of an app that runs have told, by role."""
+    """What the agents of an app that runs have reported, by role."""
     lost_pod: str = ""
     """The app has failed, and no pod that exists shows why: the one that is gone, and what is known of its end."""
     completed: frozenset[str] = frozenset()

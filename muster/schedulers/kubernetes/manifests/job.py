@@ -1,4 +1,4 @@
-"""Flavour `job`: one batch/v1 Indexed Job per role and a headless Service. Needs nothing installed in the cluster."""
+"""Flavour `job`: one batch/v1 Indexed Job per role and a headless Service. The cluster needs nothing installed."""
 
 from typing import Any
 

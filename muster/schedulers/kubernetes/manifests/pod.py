@@ -258,7 +258,7 @@ def _build_agent_env(inputs: AppInputs, role: RoleInputs) -> dict[str, str]:
 
 
 def _build_events_env(inputs: AppInputs, role: RoleInputs) -> dict[str, str]:
-    """Return which object the agent tells of itself. A JobSet has all roles, so their names are said."""
+    """Return which object the agent reports as its own. A JobSet has all roles, so their names are said."""
     if inputs.options.flavor == "job":
         told = JOB.build_path(NAMESPACE_PLACEHOLDER, build_job_name(inputs.name, role.label, "job"))
     else:

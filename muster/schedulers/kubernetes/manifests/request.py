@@ -68,7 +68,7 @@ class Request:
 
     @property
     def has_several_jobs(self) -> bool:
-        """Whether the roles are Jobs of Kubernetes, of which none ends because another one has failed."""
+        """Whether the roles are Jobs of Kubernetes. None of them ends because another one has failed."""
         return sum(document["kind"] == JOB.kind for document in self.documents) > 1 and self.options.flavor == "job"
 
     @property

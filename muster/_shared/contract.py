@@ -18,7 +18,7 @@ AGENT_SHORT_SWITCHES: Final = "m"
 """The switches with a short form. Every other short flag takes a value."""
 
 COLLAPSED_FROM_RANKS: Final = 8
-"""A terminal with so many ranks or more shows their lines merged, unless the user has said otherwise."""
+"""A terminal with this many ranks or more shows their lines merged, unless the user has said otherwise."""
 
 AGENT_ENTRY_NAME: Final = "agent/entry.py"
 """The same as a file of the package `muster`. Its docstring says why adapters prefer it."""
@@ -44,7 +44,7 @@ HOLD_METADATA: Final = "muster.hold"
 
 
 class HoldKey:
-    """What a holder tells of itself."""
+    """What a holder reports of itself."""
 
     STATE: Final = "state"
     """starting, ready, busy, cold (no agent can wait) or ended."""
@@ -130,7 +130,8 @@ class Env:
     """Name of this node's machine in reports (pod or container name). The host name counts if it is unset."""
 
     SEGMENT: Final = "MUSTER_SEGMENT"
-    """The NVLink domain of this node, for `--rank-order segment`, where the driver and the scheduler do not tell it."""
+    """The NVLink domain of this node, for `--rank-order segment`, where the driver and the scheduler do not report it.
+    """
 
     MACHINE_NAME: Final = "MUSTER_MACHINE_NAME"
     """What an administrator calls the machine that this node is on, if it is not the host (Kubernetes: the Node)."""
@@ -398,7 +399,7 @@ class KubeflowEnv:
     CA: Final = "KUBEFLOW_TRAINER_SERVER_CA_CERT"
     """Path of a file."""
     OFF: Final = "DISABLE_KUBEFLOW_INTEGRATION"
-    """TRUE or 1: nothing is told."""
+    """TRUE or 1: nothing is reported."""
 
 
 class OtelEnv:
@@ -416,8 +417,8 @@ class RoleKey:
     MEMORY_REQUEST_MB: Final = "muster.memory_request_mb"
     """Present only if the user gave neither `memMB` nor `h`. Its value is a decimal string such as "4096".
 
-    Then `resource.memMB` is TorchX's default (1024), which the user did not ask for: an adapter sets no memory limit
-    and requests this many MB (1024 per process) where it has requests. When the key is absent, the user gave
+    Then `resource.memMB` is TorchX's default (1024), which the user did not ask for. So an adapter sets no memory
+    limit, and requests this many MB (1024 per process) if it has requests. When the key is absent, the user gave
     `resource.memMB` and it applies. Stock TorchX schedulers ignore the key and use `resource.memMB`.
     """
 
@@ -447,7 +448,7 @@ class LogNames:
     FILTERED_STDOUT: Final = "filtered_stdout.log"
     FILTERED_STDERR: Final = "filtered_stderr.log"
     NOTIFIED: Final = "notified"
-    """`<log_dir>/<run_id>/notified/`: an empty file for each event that `--notify` has told."""
+    """`<log_dir>/<run_id>/notified/`: an empty file for each event that `--notify` has reported."""
     REPORT: Final = "report.json"
     """`<log_dir>/<run_id>/report.json`: the failure report of the whole job, `_shared.reports.Report`."""
     EVENTS: Final = "events.jsonl"
@@ -531,7 +532,7 @@ class StatusPageLayout:
     It is 1 if an optimizer was first and the script has reported none.
     """
     FIRST_NS: Final = 89
-    """CLOCK_MONOTONIC of that step; 0: none yet. It tells how long the start took, whenever the agent looks."""
+    """CLOCK_MONOTONIC of that step; 0: none yet. It shows how long the start took, whenever the agent looks."""
     VALUE_TABLE: Final = 96
     WISH: Final = 176
     """A text entry of at most 120 bytes: `WISH_STOP` or `WISH_ELSEWHERE`, and the reason. None: nothing."""

@@ -155,7 +155,7 @@ def ask_roles(app_id: str, roles: Mapping[str, RoleNodes], kind: AskKind, limit_
 
 
 def close_stop(asked: Answer, what: str, took_s: float, *, has_ended: bool) -> Answer:
-    """Return the answer to a stop whose agents were asked, and whose app was told to end then.
+    """Return the answer to a stop. The agents were asked, and then the app was told to end.
 
     Args:
         asked: the agents' answer.

@@ -67,7 +67,7 @@ Processes = Annotated[int, Range(least=1, most=MOST_PROCESSES)]
 """Of one node."""
 GroupRank = Annotated[int, Range(least=0, most=MOST_NODES)]
 RoundNumber = Annotated[int, Range(least=0, most=1 << 40)]
-"""No job has so many rounds. The number only grows, so that one that is far too high could never be undone."""
+"""No job has as many rounds. The number only grows, so that one that is far too high could never be undone."""
 Port = Annotated[int, Range(least=0, most=65535)]
 Step = Annotated[int, Range(least=0, most=StatusPageLayout.MAX_STEP)]
 """Of training, as a worker counts it."""

@@ -33,7 +33,7 @@ from typing import Final
 from muster._shared.job_view import Goodput
 
 WAITING_S: Final = 3.0
-"""A job without a round for so long waits for nodes."""
+"""A job without a round for this long waits for nodes."""
 STOP_S: Final = 2.0
 """Between the signals to the nodes of a job that is stopped."""
 CHECKPOINT_PHASES: Final = frozenset({"checkpoint", "checkpointing", "save", "saving"})
@@ -53,7 +53,7 @@ _SAMPLE = 128
 
 
 class GoodputLedger:
-    """Of one agent's view of the job."""
+    """The ledger of one agent's view of the job."""
 
     def __init__(self) -> None:
         self.time_to_start_s: float | None = None
@@ -77,7 +77,7 @@ class GoodputLedger:
         self._done: int | None = None
         """Steps of the round's workers so far."""
         self._redo_until = 0
-        """So many steps had been done before the restart."""
+        """How many steps had been done before the restart."""
         self._step_s: deque[float] = deque(maxlen=_SAMPLE)
         self._first: tuple[str, str, float] | None = None
         """The first step of the attempt, until the median is known: where its time is, where a median of it belongs,
@@ -95,7 +95,7 @@ class GoodputLedger:
 
     @property
     def redo_until(self) -> int:
-        """So many steps have to be done until the job is as far as before the restart."""
+        """How many steps have to be done until the job is as far as before the restart."""
         return self._redo_until
 
     # -- records ----------------------------------------------------------------------------------------------------
@@ -205,7 +205,7 @@ class GoodputLedger:
     # -- steps ------------------------------------------------------------------------------------------------------
 
     def record_steps(self, done: int, at_s: float, *, is_counted: bool, phase: str = "") -> None:
-        """Record that the rank that has done the fewest has done so many steps.
+        """Record how many steps the rank that has done the fewest has done.
 
         Args:
             done: 1 + its step, or the steps of its optimizer.

@@ -78,7 +78,7 @@ class SuspendedTime:
         return float(struct.unpack_from("d", self._page, _STILL_LEASE_AT)[0])
 
     def add(self, seconds: float, lease_s: float) -> None:
-        """Record that the job was stopped for so long. The guard calls it."""
+        """Record for how long the job was stopped. The guard calls it."""
         struct.pack_into("dd", self._page, _MONOTONIC_AT, self.read_s() + seconds, self.read_lease_s() + lease_s)
 
 
@@ -348,7 +348,7 @@ class Guard:
     def _fence(self) -> float | None:
         """Kill the guarded process's descendants, but not itself: it must join again. Returns the next pause.
 
-        Only the guarded process can collect them, and it may be stopped, so no signal tells their ends.
+        Only the guarded process can collect them, and it may be stopped, so no signal reports their ends.
         """
         if self._fencing is None:
             return None

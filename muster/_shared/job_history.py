@@ -50,14 +50,14 @@ class HistoryRecord(Protocol):
 
 
 class JobHistory:
-    """An `EventSink`. `record_steps` and `record_waiting` add what no record tells."""
+    """An `EventSink`. `record_steps` and `record_waiting` add what no record has."""
 
     def __init__(self, look: Callable[[int], None] = lambda _: None, *, most_recoveries: int = MOST_RECOVERIES) -> None:
         """Begin with nothing.
 
         Args:
             look: calls `record_steps` with the steps of this moment, of the round of this number: just before it ends.
-            most_recoveries: so many of the last ones are kept.
+            most_recoveries: how many of the last ones are kept.
         """
         self._look = look
         self._ledger = GoodputLedger()

@@ -91,7 +91,7 @@ class DeviceStatus:
     slowed_by: _Name = ""
     """Why it is slower than it could be: "power cap, hardware thermal"."""
     xids: _Number = 0
-    """Errors that the driver has told (Xid), since the agent's first look."""
+    """Errors that the driver has reported (Xid), since the agent's first look."""
     last_xid: _Number_ = None
     """The number of the last one."""
     ecc_corrected: _Number = 0

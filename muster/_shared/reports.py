@@ -1,4 +1,4 @@
-"""What a job tells people, as records: failures, stacks, progress, its report, answers to requests.
+"""What a job reports to people, as records: failures, stacks, progress, its report, answers to requests.
 
 `job_view` has the status of a job that runs.
 

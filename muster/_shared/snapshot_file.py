@@ -75,7 +75,7 @@ class Control:
 
     @property
     def lineage(self) -> int:
-        """Of the round."""
+        """The lineage of the round."""
         return self.words[Header.LINEAGE]
 
     @property

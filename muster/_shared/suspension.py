@@ -42,7 +42,9 @@ def _is_stopped(pid: int) -> bool:
 
 
 def stop_self(*, is_blocked: bool) -> None:
-    """Stop this process until SIGCONT. Not by SIGTSTP: the kernel ignores that where no shell could continue it.
+    """Stop this process until SIGCONT.
+
+    It does not use SIGTSTP, which the kernel ignores where no shell could continue the process.
 
     Args:
         is_blocked: SIGCONT is blocked in this process: wait for it. One that came while the others were being stopped

@@ -71,7 +71,7 @@ def _describe_state(state: Mapping[str, Any]) -> str:
 
 
 def _read_states() -> dict[str, dict[str, Any]]:
-    """Return what the holds that listen tell, by folder."""
+    """Return what the holds that listen report, by folder."""
     found = {}
     for folder in default_hold.list_folders(os.environ):
         with contextlib.suppress(OSError, ValueError):

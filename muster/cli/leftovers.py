@@ -1,7 +1,8 @@
 """Finds what jobs that have ended left on this machine, on its Docker engine, and of Slurm's.
 
-Each scheduler finds what its apps have left (`PluginScheduler.find_leftovers`), also those of other packages. What no
-app has any more is found here: packed workspaces, containers, volumes, unpacked agents, logs of agents started by hand.
+Each scheduler finds what its apps have left (`PluginScheduler.find_leftovers`), also those of other packages. Some
+things have no app any more: packed workspaces, containers, volumes, unpacked agents, logs of agents started by hand.
+They are found here.
 
 TorchX 0.7 has no command that removes them, and the nightly's removes one job at a time. Jobs that run, and jobs of
 other users and other homes, are never listed here.

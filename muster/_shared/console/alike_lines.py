@@ -11,7 +11,7 @@ of lines.
 A warning that ranks write while they start is printed once also where lines are not merged: the first rank's, at once.
 What others say of it later is left out.
 
-Not here: prefixes (`muster.agent.logs.lines`, `muster.schedulers.runner.shown`), and what waits until `due_s`.
+Prefixes (`muster.agent.logs.lines`, `muster.schedulers.runner.shown`) and what waits until `due_s` are not here.
 """
 
 from bisect import bisect_left, bisect_right, insort
@@ -30,7 +30,7 @@ LAUNCH_S = 120.0
 _WARNING_LIMIT = 256
 """How many different warnings one launch may have. A program with more has another purpose than to warn."""
 _HELD_LIMIT = 4096
-"""So many units are held at most: ranks that say different things, very fast."""
+"""How many units are held at most, for ranks that say different things, very fast."""
 _NUMBER = attrgetter("number")
 _GAP = 1 << 200
 """Between the numbers of units at the end of the queue: others are moved in between."""
@@ -46,7 +46,7 @@ class Speaker(Protocol):
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Whose lines it carries."""
+        """The ranks whose lines it carries."""
         ...
 
     @property

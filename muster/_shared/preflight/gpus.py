@@ -54,7 +54,7 @@ class Devices:
     """Its version."""
     answering: tuple[Device, ...] = ()
     silent: int = 0
-    """So many more are in the driver's list."""
+    """How many more are in the driver's list."""
 
 
 class _Memory(ctypes.Structure):

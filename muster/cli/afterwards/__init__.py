@@ -1,4 +1,4 @@
-"""What is told of a job from the records that its agents have written: `muster events` and `muster timeline`.
+"""What can be said of a job from the records that its agents have written: `muster events` and `muster timeline`.
 
 `event_kinds` declares the records, `events.schema.json` says it as a JSON schema. `sources` finds and parses them,
 `clocks` puts the records of all agents on the leader's clock. `story` makes of them what happened: nodes, rounds,

@@ -1,8 +1,9 @@
 """Puts the records of all agents on one clock: the leader's. Pure.
 
 No wall clocks of two machines are compared. Each agent has recorded (`clock_compared`) how far the leader's clock is
-ahead of its own, by when it sent heartbeats and got their answers, with the error that this may have. Leaders change:
-what a later leader has recorded about the first one, and others about the later one, is added, and so are the errors.
+ahead of its own, with the possible error. It knows this from the times of its heartbeats and of their answers. Leaders
+change: what a later leader has recorded about the first one, and others about the later one, is added, and so are the
+errors.
 
 An agent that ended before it had an answer is placed by the rounds that it has in common with others, which begin
 within a second on all nodes. Without such rounds it is placed by its own wall clock, with an unknown error.
@@ -19,7 +20,7 @@ from typing import Final
 from muster.cli.afterwards.sources import Event, is_number
 
 _ROUNDS_S: Final = 1.0
-"""How far apart the nodes of a round may have been told of it."""
+"""How far apart the nodes of a round may have heard of it."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -185,7 +185,7 @@ class CheckpointCompleted:
 class StepsDone:
     """How far the job is, by its leader: at first once a second, after an hour once a minute, and when a round ends.
 
-    Not written where no step is reported.
+    It is not written where no step is reported.
     """
 
     done: Count
@@ -273,7 +273,7 @@ class Notice:
 
 @record
 class HangNamed:
-    """A line was printed that tells of a hang, with which the job goes on."""
+    """A line was printed that reports a hang, with which the job goes on."""
 
     text: Text
 

@@ -1,7 +1,8 @@
 """Draws a story as one HTML page that loads nothing.
 
-Its Content-Security-Policy allows its own script and style, by their hashes, and nothing else: no network, and no code
-that a line of a log could bring. The data is JSON in which `<` is escaped, so that it cannot end its element.
+Its Content-Security-Policy allows its own script and style, by their hashes, and nothing else. It allows no network,
+and no code that a line of a log could bring. The data is JSON in which `<` is escaped, so that it cannot end its
+element.
 
 Sizes: bars are numbers, nodes whose rows are alike are one row until a reader opens it, and lines are thinned out.
 Above `_MOST_BAR_BYTES` only the first node of such a row keeps its bars.

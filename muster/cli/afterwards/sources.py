@@ -21,7 +21,7 @@ _REPORT_BYTES: Final = 1 << 20
 _MOST_NUMBER: Final = 1e15
 _MOST_NODES: Final = 1 << 16
 _MOST_FAILURES: Final = 30
-"""Whose reports are read."""
+"""The number of failures whose reports are read."""
 _TRACEBACK_CHARS: Final = 6000
 
 

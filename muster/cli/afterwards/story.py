@@ -69,7 +69,7 @@ class NodeStory:
 
 @dataclass(frozen=True, kw_only=True)
 class Story:
-    """Of one job. All times are seconds since the epoch by the leader's clock."""
+    """What happened to one job. All times are seconds since the epoch by the leader's clock."""
 
     name: str
     start_s: float
@@ -264,7 +264,7 @@ class _Job:
         self.steps: list[tuple[float, int]] = []
         self.values: dict[str, list[tuple[float, float]]] = defaultdict(list)
         self.first_steps: dict[int, list[float]] = defaultdict(list)
-        """By the number of the round, of which each incarnation may have one: the times of its first steps."""
+        """The times of its first steps, by the number of the round, of which each incarnation may have one."""
         self.spans: list[tuple[float, float | None, int]] = []
         """Hangs, pauses and saves of the whole job: start, end, phase."""
         self._last_step_s: float | None = None

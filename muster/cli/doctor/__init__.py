@@ -4,5 +4,5 @@
 looks at what jobs can be submitted to: a Docker engine, a cluster, Slurm. `observations` is what both return.
 `expected` has the documentation's words for the table.
 
-Not here: what nodes compare, which takes a job.
+What nodes compare is not here: that takes a job.
 """

@@ -1,4 +1,7 @@
-"""What each check of the preflight expects, for the documentation. Not in its table, which travels with jobs."""
+"""What each check of the preflight expects, for the documentation.
+
+It is not in the preflight's table, because that travels with jobs.
+"""
 
 from collections.abc import Mapping
 from typing import Final

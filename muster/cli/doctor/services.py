@@ -11,7 +11,7 @@ from muster.cli.doctor.observations import Observation, Verdict, hide_credential
 
 _LIMIT_S: Final = 5.0
 _OBJECT: Final = re.compile(r"^<[^>]*>: |^\w+\([^)]*\): ")
-"""Which of its objects has failed, as urllib3 begins."""
+"""Which of its objects has failed, as urllib3's text begins."""
 
 
 def look_at_services(environ: Mapping[str, str]) -> Iterator[Observation]:

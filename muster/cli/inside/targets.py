@@ -22,7 +22,7 @@ class Target:
     role: str
     index: int
     runs: bool
-    """By what its scheduler tells."""
+    """Whether it runs, as its scheduler reports it."""
 
     def __str__(self) -> str:
         return f"{self.role}/{self.index}"

@@ -1,7 +1,7 @@
 """`muster log`: the output of a job, of its replicas or of single ranks, while it runs and afterwards.
 
 Lines of replicas come through the seam's `read_log`. Those of a rank come from the files of the run's folder, which
-tell attempts apart, where these can be read: on this machine, or in a node that runs. Elsewhere they are found in the
+keep attempts apart, if these can be read on this machine or in a node that runs. Elsewhere they are found in the
 replicas' output, by the prefix that agents give each rank's lines.
 """
 
@@ -188,7 +188,7 @@ class _Log:
     def _find_failed(self, roles: Mapping[str, int]) -> tuple[str, int, int]:
         """Return the role, rank and attempt of the root cause.
 
-        Of the job's report, else of what its agents have recorded.
+        It is that of the job's report, or else of what its agents have recorded.
         """
         for role in roles:
             content = self._read_file(role, 0, LogNames.REPORT)

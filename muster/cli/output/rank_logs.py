@@ -40,7 +40,7 @@ def list_places(records: bytes) -> list[RankPlace]:
 
 
 def find_rank(records: bytes, rank: int, attempt: int | None = None) -> RankPlace | None:
-    """Return the last process of a rank, of this attempt if one is given; None: the records tell of none."""
+    """Return the last process of a rank, of this attempt if one is given. None: the records have none."""
     found = [place for place in list_places(records) if place.global_rank == rank and attempt in (None, place.attempt)]
     return found[-1] if found else None
 
@@ -62,7 +62,7 @@ def find_first_failure(records: bytes) -> tuple[int, int] | None:
 
 
 def find_world_size(records: bytes) -> int:
-    """Return the size of the largest round that any node has recorded; 0: the records tell of none."""
+    """Return the size of the largest round that any node has recorded. 0: the records have none."""
     details = (event.get("detail") for event in _parse_events(records) if event.get("what") == "round_formed")
     sizes = (detail.get("world_size") for detail in details if isinstance(detail, dict))
     return max((size for size in sizes if isinstance(size, int)), default=0)

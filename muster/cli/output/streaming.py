@@ -27,7 +27,7 @@ LAST_LINES_S: Final = 10.0
 class LinePrinter:
     """Prints the lines of several replicas to one stream, each with its replica before it.
 
-    The report of a failed job, with what its agent says after it, is held back until `print_reports`: nodes end one
+    The report of a failed job, with what its agent says after it, is held back until `print_reports`. Nodes end one
     after the other, and their last lines would come below it.
 
     Args:

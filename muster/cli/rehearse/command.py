@@ -42,7 +42,7 @@ _RESULTS: Final = "rehearsal.json"
 _KEPT: Final = "runs/compared"
 _MOST_BYTES: Final = 1 << 30
 _SPARE_S: Final = 60.0
-"""So much longer than twice the undisturbed run may a run with a fault take."""
+"""How much longer than twice the undisturbed run a run with a fault may take."""
 _LEAST_HANG_S: Final = 5.0
 _LIVE_S: Final = 300.0
 """How long a job that runs may take to recover."""

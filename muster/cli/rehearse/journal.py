@@ -37,7 +37,7 @@ class Undo:
 
 
 class Journal:
-    """Of one rehearsal. It is a context manager. When it ends, everything is undone."""
+    """The journal of one rehearsal. It is a context manager. When it ends, everything is undone."""
 
     def __init__(self, folder: Path) -> None:
         """Begin an empty one.

@@ -14,7 +14,7 @@ _LEAST_DONE: Final = 2
 
 
 class Verdict(str, Enum):
-    """Of one run."""
+    """The verdict of one run."""
 
     SURVIVED = "survived"
     STARTED_OVER = "started over"
@@ -26,7 +26,7 @@ class Verdict(str, Enum):
 
     @property
     def is_bad(self) -> bool:
-        """The exit code tells of it."""
+        """Whether the exit code reports it."""
         return self not in (Verdict.SURVIVED, Verdict.NOT_TRIED)
 
 
@@ -67,7 +67,7 @@ def judge(result: Result, undisturbed: Result, *, is_repeatable: bool | None, fi
         result: of the run.
         undisturbed: of the run without a fault.
         is_repeatable: two undisturbed runs had the same result; None: that is not known.
-        first_save: so many steps were done when something was saved first, in any run; None: nothing ever was.
+        first_save: how many steps were done when something was saved first, in any run. None: nothing was saved.
     """
     case = result.case
     at = describe_moment(result)

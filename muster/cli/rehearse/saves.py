@@ -1,8 +1,8 @@
 """Sees when files below a folder are written, and says whether their content is the same.
 
-The kernel tells of the first byte (inotify). Of a file of torch.save the tensors count, not its bytes: those also hold
-how objects share their memory, which differs after a resume. The tensors need not be equal bit by bit: the first step
-of DDP after a start adds gradients in another order than later ones, which shows from three ranks on.
+The kernel reports the first byte (inotify). For a file of torch.save the tensors count, not its bytes. The bytes also
+hold how objects share their memory, which differs after a resume. The tensors need not be equal bit by bit. The first
+step of DDP after a start adds gradients in another order than later ones, which shows from three ranks on.
 """
 
 import ctypes
@@ -27,7 +27,7 @@ _NOT_SAVES: Final = (".log", ".jsonl", ".csv", ".txt", ".pyc", ".html", ".out", 
 
 
 class Saves:
-    """Of one folder. Close it.
+    """The saves below one folder. Close it.
 
     Raises:
         OSError: the system has no inotify, or no watches are left.
@@ -99,7 +99,7 @@ class Kept:
     def read(self, work: Path, patterns: Sequence[str]) -> dict[str, str]:
         """Return a digest of each file below a run's folder that matches a pattern, by name.
 
-        Of a file that is equal to that of the first run it is the same. The first run's files are moved away.
+        The digest of a file that is equal to that of the first run is the same. The first run's files are moved away.
         """
         found = {name: compute_digest(work / name) for name in list_files(work, patterns)}
         if not self._folder.exists():

@@ -13,7 +13,7 @@ from muster.cli.rehearse.outcome import Row, Verdict
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """Of a whole rehearsal."""
+    """The report of a whole rehearsal."""
 
     command: str
     """The component and its arguments."""

@@ -28,7 +28,7 @@ _LOOK_S: Final = 0.002
 _STATE_S: Final = 0.2
 """How often the app's state is read."""
 _MOST_LIMITS: Final = 10
-"""A run that goes on and on is ended after so many times its limit."""
+"""A run that goes on and on is ended after this many times its limit."""
 _END_S: Final = 60.0
 """How long the end of an app may take beyond its grace period."""
 
@@ -41,9 +41,9 @@ class Case:
     fault: Fault | None = None
     moment: Moment | None = None
     step: int = 0
-    """The fault happens when some rank has done so many steps."""
+    """The fault happens when some rank has done this many steps."""
     latest: int = 0
-    """Until some rank has done so many steps, the fault waits for the agents to know of a checkpoint of all ranks.
+    """Until some rank has done this many steps, the fault waits for the agents to know of a checkpoint of all ranks.
 
     Before that, no script could continue from one. 0: it does not wait.
     """
@@ -63,7 +63,7 @@ class Limits:
 
     steps: int | None = None
     run_s: float | None = None
-    """From the start of an undisturbed run, else since the last step: what is slow is not lost."""
+    """From the start of an undisturbed run, or else since the last step, because what is slow is not lost."""
     is_end_good: bool = False
     """The time limit ends an undisturbed run. That does not mean that the job hangs."""
 
@@ -104,7 +104,7 @@ class Result:
     have not gone on.
     """
     values: Mapping[str, float] = field(default_factory=dict)
-    """The last numbers that global rank 0 has told, by name."""
+    """The last numbers that global rank 0 has reported, by name."""
     story: Story | None = None
     """From the records; None: there are none."""
     saving_ranks: frozenset[int] = frozenset()
@@ -117,7 +117,7 @@ class Result:
 
     @property
     def ranks(self) -> int:
-        """Of the last round."""
+        """The number of ranks of the last round."""
         return self.story.rounds[-1][4] if self.story is not None and self.story.rounds else 0
 
     @property

@@ -62,7 +62,7 @@ class Slot:
 
 
 class Watch:
-    """Of one app. Call `look` again and again."""
+    """The watch of one app. Call `look` again and again."""
 
     def __init__(self, log_dir: Path) -> None:
         """Watch an app.
@@ -94,7 +94,10 @@ class Watch:
         return found
 
     def read_values(self) -> dict[str, float]:
-        """Read the numbers that global rank 0 has told last, by name; empty: none, or it does not run."""
+        """Read the numbers that global rank 0 has reported last, by name.
+
+        They are empty if it has none, or does not run.
+        """
         for agent in self._agents.values():
             if agent.page is not None and agent.offset == 0:
                 return _read_values(agent.page)

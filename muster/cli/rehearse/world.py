@@ -17,7 +17,7 @@ from muster.schedulers.supervision.app_folder import AppSpec
 ADDRESSES: Final = "10.77.0."
 """Node n has the address that ends with n + 1."""
 _PORT: Final = "29400"
-"""Of rendezvous: the namespace is the run's own, and nothing else listens there."""
+"""The port of rendezvous. The namespace is the run's own, and nothing else listens there."""
 _DISK_BYTES: Final = 320 << 20
 
 
@@ -83,7 +83,7 @@ class Network:
 
 @dataclass(frozen=True, kw_only=True)
 class World:
-    """Of one run."""
+    """The world of one run."""
 
     folder: Path
     """On the run's disk."""

@@ -1,8 +1,8 @@
 """`muster rerun`: runs the last `muster run` of this folder again, with `--watch` whenever a file changes.
 
-The last line of each folder is in the state folder of its user, whom alone it tells. With `--watch` each run is a
-`muster run` of its own, in the foreground of this terminal. Ctrl-C reaches both. A signal that was sent to this process
-alone is passed on, which `si_code` tells apart.
+The last line of each folder is in the state folder of its user, and concerns that user alone. With `--watch` each run
+is a `muster run` of its own, in the foreground of this terminal. Ctrl-C reaches both. A signal that was sent to this
+process alone is passed on, which `si_code` tells apart.
 """
 
 import contextlib
@@ -107,7 +107,7 @@ def watch(words: Sequence[str], workspace: str) -> int:
 
 
 def may_outlive_command(handle: str) -> bool:
-    """Return whether the job of a handle may go on when its command ends: on a hold it does if it is told to."""
+    """Return whether the job of a handle may go on when its command ends. On a hold it does if it is told to."""
     return bool(handle) and not handle.startswith("local_")
 
 

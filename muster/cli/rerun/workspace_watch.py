@@ -20,7 +20,7 @@ from muster.schedulers.workspace.packing import BundleError, walk_workspace
 _LOOK_S: Final = 60.0
 _LOOK_WITHOUT_EVENTS_S: Final = 2.0
 _REST: Final = 50
-"""Without events, so many times as long as a look takes."""
+"""Without events, it rests for this many times the duration of a look."""
 _TEMPORARY: Final = (
     *(
         "*~",

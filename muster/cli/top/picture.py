@@ -40,7 +40,7 @@ class JobList:
 
 @dataclass(frozen=True, kw_only=True)
 class JobPicture:
-    """One job. `statuses` is empty while its agents have told nothing."""
+    """One job. `statuses` is empty while its agents have reported nothing."""
 
     handle: str
     state: str

@@ -11,7 +11,7 @@ from muster.cli.top.picture import JobList, JobPicture
 from muster.cli.top.source import EVERY_S, Jobs
 
 _PROGRESS_S: Final = 60.0
-"""How far a job is is printed so often, where nothing else changes."""
+"""How often it is printed how far a job is, if nothing else changes."""
 
 
 def follow(

@@ -53,7 +53,7 @@ _STATE_STYLES: Final = {"RUNNING": "green", "SUCCEEDED": "green", "FAILED": "bol
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """Of the terminal."""
+    """The size of the terminal."""
 
     width: int
     height: int
@@ -218,7 +218,7 @@ def _count_rows(status: JobStatus) -> int:
 
 
 def _fold(text: Text, size: Size, most: int) -> list[Text]:
-    """Return a text that is wider than the screen, in so many rows at most. The last one is cut."""
+    """Return a text that is wider than the screen, in this many rows at most. The last one is cut."""
     if text.cell_len <= size.width or size.height < 12:
         return [text]
     rows: list[Text] = []

@@ -24,7 +24,7 @@ Content: TypeAlias = JobList | JobPicture | Answer | ControlError
 
 
 class Origin(Enum):
-    """What has told something that no key asks for."""
+    """What has reported something that no key asks for."""
 
     LOOK = "look"
     LOG = "log"
@@ -71,7 +71,7 @@ class Reader:
         """
         self._wake = wake
         self._told: queue.SimpleQueue[tuple[Origin | Deed, object, Content]] = queue.SimpleQueue()
-        """With the call that has told it."""
+        """What was reported, with the call that reported it."""
         self._looks: object = None
         """Names the present `repeat`. A thread that finds another one ends."""
         self._log: object = None

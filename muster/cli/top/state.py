@@ -48,7 +48,7 @@ class View:
     rows: int = 0
     """How many rows that list has."""
     role: int = 0
-    """Which of the job's roles."""
+    """Which of the job's roles it is."""
     roles: int = 1
     top: int = 0
     """First line of a text that is shown."""

@@ -11,7 +11,7 @@ def describe_waits(answer: Answer, status: JobStatus | None) -> list[str]:
 
     Args:
         answer: of `muster stacks`: its line is the verdict.
-        status: of the job; None: its agents have told nothing.
+        status: of the job. None: its agents have reported nothing.
     """
     return [answer.line, "", *_list_collectives(status)]
 

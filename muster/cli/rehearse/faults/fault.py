@@ -106,5 +106,5 @@ class Fault:
     moments: tuple[Moment, ...] = (Moment.BETWEEN,)
     least_nodes: int = 1
     needs_hang_watch: bool = False
-    """The job ends its attempt only where it is told when it hangs."""
+    """The job ends its attempt only if it has a hang timeout."""
     place: Place = Place.ORDINARY

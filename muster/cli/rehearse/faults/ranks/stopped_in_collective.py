@@ -11,7 +11,7 @@ from muster.cli.rehearse.faults.signals import send
 from muster.cli.rehearse.journal import stopped
 
 _STILL_S = 0.5
-"""While another rank is stopped, one that has done no step for so long beyond the longest step waits for it."""
+"""While another rank is stopped, one that has done no step for this long beyond the longest step waits for it."""
 _LOOKS = 40
 
 

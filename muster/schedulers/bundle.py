@@ -53,8 +53,7 @@ _Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 
 _EPOCH: Final = (1980, 1, 1, 0, 0, 0)  # the oldest date of a zip
 
-# Must compile on any image's Python, 2.7 included: no f-strings, no annotations. An old one gets one line, not a
-# SyntaxError.
+# Any image's Python compiles it, 2.7 included: no f-strings, no annotations, no SyntaxError.
 _MAIN: Final = """\
 import sys
 
@@ -79,9 +78,8 @@ from muster.agent.__main__ import main
 sys.exit(main())
 """
 
-# At the end of the package's `__init__` in the zip. Where the zip precedes installed packages on PYTHONPATH, its
-# `muster` adds an installed one of ours to itself, and yields to a foreign one. The agent needs neither: its zip stands
-# first.
+# Appended to the package's `__init__` in the zip. Where the zip precedes installed packages, its `muster` adds one of
+# ours to itself and yields to a foreign one. The agent needs neither.
 _EXTENSION: Final = """
 
 def _find_installed() -> None:

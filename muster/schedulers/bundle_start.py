@@ -30,7 +30,7 @@ def find_import_folder(bundle: str, digest: str, total_bytes: int) -> str:
         digest: names its content.
         total_bytes: sum of its sources' sizes.
     """
-    if sys.dont_write_bytecode:  # no compiled files wanted: the zip is as good
+    if sys.dont_write_bytecode:  # then the zip is as good
         return bundle
     for path in list_bases():
         try:
@@ -39,12 +39,12 @@ def find_import_folder(bundle: str, digest: str, total_bytes: int) -> str:
             if not _is_private(base) or not _is_kept(base):
                 continue
             folder = os.path.join(base, digest)
-            # After a power failure files may be empty.
+            # Files may be empty after a power failure.
             if not os.path.isdir(folder) or _sum_sizes(folder) != total_bytes:
                 _unpack(bundle, folder)
                 _remove_old(base, folder)
             _lock(folder)
-        except (OSError, ImportError):  # no extension module loads without a free descriptor
+        except (OSError, ImportError):  # no descriptor is left
             continue
         return folder
     return bundle
@@ -69,9 +69,9 @@ def _is_kept(folder: str) -> bool:
     It is as `muster._shared.ownership`, which imports too much, but simpler: if the answer is no, the next place is
     used, or the zip.
     """
-    # In a user namespace root is another user: the owner of `/` counts as root.
+    # In a user namespace the owner of `/` is root.
     trusted = (os.geteuid(), 0, os.lstat("/").st_uid)
-    # In a pod all users are this job's, and volumes are open to all.
+    # A pod's users are all this job's.
     is_alone = "KUBERNETES_SERVICE_HOST" in os.environ
     while not is_alone and folder != "/":
         folder = os.path.dirname(folder)
@@ -129,7 +129,7 @@ def _lock(folder: str) -> None:
 
     opened = os.open(folder, os.O_RDONLY)
     try:
-        fd = fcntl.fcntl(opened, fcntl.F_DUPFD_CLOEXEC, 3)  # 0 to 2 may be closed: they are the workers'
+        fd = fcntl.fcntl(opened, fcntl.F_DUPFD_CLOEXEC, 3)  # 0 to 2 may be closed, the workers'
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         if not os.path.samestat(os.fstat(fd), os.stat(folder)):
             raise FileNotFoundError(folder)
@@ -182,7 +182,7 @@ def remove_unused(folder: str) -> None:
     fd = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # Renamed first, so that a starting agent finds all or nothing.
+        # Renamed first: other agents find all or nothing.
         gone = os.path.join(os.path.dirname(folder), f"{_TEMPORARY}-{os.getpid()}-{os.path.basename(folder)}")
         os.rename(folder, gone)
         shutil.rmtree(gone)

@@ -19,7 +19,7 @@ from muster._shared.records import record
 from muster._shared.reports import Failure, Report
 from muster._shared.verdicts.causes import name_class
 
-if TYPE_CHECKING:  # only a status needs it, not `torchx list`
+if TYPE_CHECKING:  # `torchx list` needs none
     from muster._shared.job_view import JobStatus
 
 

@@ -83,7 +83,7 @@ def list_devices(env: Mapping[str, str]) -> tuple[str, ...]:
             gpus = list_gpus()
         except GpuError:
             return ()  # no driver, no devices
-        # A slice of a GPU has no number.
+        # A slice has no number.
         return tuple(uuid if uuid.startswith("MIG-") else index for uuid, index in gpus.items())
     devices: list[str] = []
     for word in visible.split(","):

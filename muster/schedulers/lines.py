@@ -173,7 +173,7 @@ class _Reader:
                 yield from self._drop_first([lines.take_rest()])
             if complete:
                 return
-            # Before the last read, so that it gets all output.
+            # Before the last read, which gets all.
             complete = not follow or has_ended() or self._is_past()
             if not complete:
                 self._source.wait(PARTIAL_S if lines.has_rest() else WAIT_S)

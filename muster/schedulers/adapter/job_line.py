@@ -131,7 +131,7 @@ def _list_clauses(facts: AppFacts) -> list[str]:
     jobs = _list_live_jobs(facts)
     progress = list(_list_progress(jobs))
     is_paused = any(job.status is not None and job.status.state.value == "paused" for job in jobs.values())
-    before, after = (progress, []) if is_paused else ([], progress)  # that a job waits for a person comes first
+    before, after = (progress, []) if is_paused else ([], progress)  # that it waits for a person comes first
     clauses = [*_list_attempts(jobs), *_list_nodes(facts), *after]
     since_s = find_since_s(facts)
     if since_s is not None:

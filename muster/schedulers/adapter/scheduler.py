@@ -422,7 +422,7 @@ class PluginScheduler(Scheduler, abc.ABC):  # type: ignore[misc]
         Raises:
             SchedulerError: a command of `torchx` names an app that does not exist, and would not say so.
         """
-        with raise_dropped_interrupts():  # waiting for an app spends its time here
+        with raise_dropped_interrupts():  # waiting happens here
             response = self.describe_app(app_id)
         if response is None and callers.needs_app():
             raise self._build_unknown(app_id)

@@ -4,8 +4,7 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-# Only `describe` needs these, but TorchX runs it in two threads: a Ctrl-C during an import in one would leave the other
-# a partly initialised module.
+# TorchX describes in two threads: Ctrl-C during an import in one would leave the other half a module.
 import yaml
 from torchx.schedulers.api import DescribeAppResponse
 from torchx.specs import AppDef, AppState, Role

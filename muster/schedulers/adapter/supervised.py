@@ -97,7 +97,7 @@ class SupervisedScheduler(PluginScheduler, abc.ABC):
     def find_registry(self) -> AppRegistry:
         """Return where the folders of this user's apps are found by their ids."""
         places = os.environ.get("XDG_STATE_HOME"), os.environ.get("HOME")
-        if places not in self._registries:  # `list` asks for every app: check each once
+        if places not in self._registries:  # once for each
             self._registries[places] = AppRegistry(find_state_dir(os.environ), self.backend)
         return self._registries[places]
 

@@ -159,7 +159,7 @@ def _build_host_config(
     app: AppRequest, container: ContainerRequest, image: ImageFacts, engine: EngineFacts
 ) -> dict[str, Any]:
     config: dict[str, Any] = {
-        # Only the supervisor restarts containers: the engine's policies retry what must not be retried.
+        # Engine policies retry what must not be retried.
         "RestartPolicy": {"Name": "no"},
         "AutoRemove": False,
         "NetworkMode": app.network,
@@ -174,10 +174,10 @@ def _build_host_config(
     if container.read_only:
         config["Tmpfs"] = {"/tmp": "exec", **config.get("Tmpfs", {})}  # noqa: S108  # inside the container
     if container.memory_bytes is not None:
-        # Equal limits mean no swap, as on a cluster: a job that needs too much memory fails here too.
+        # Equal limits: no swap, as on a cluster.
         config["Memory"] = config["MemorySwap"] = container.memory_bytes
     if container.cpus is not None:
-        # The engine refuses limits above its number of CPUs.
+        # The engine refuses more than its CPUs.
         config["NanoCpus"] = int(min(container.cpus, engine.cpus) * 1e9)
     if container.shm_size_bytes is not None:
         config["ShmSize"] = container.shm_size_bytes
@@ -199,7 +199,7 @@ def _build_read_only_mounts(app: AppRequest, container: ContainerRequest, image:
     folder = choose_working_dir(container, image)
     mounted = {mount["Target"] for mount in container.mounts}
     if needs_workspace_copy(container) and folder not in mounted:
-        # The engine creates a volume without a source, fills it from the image, and removes it with the container.
+        # A volume from the image, removed with the container.
         mounts.append({"Type": "volume", "Target": folder})
     return mounts
 
@@ -293,7 +293,7 @@ def stream_context(workspace: Path, owner: tuple[int, int]) -> Iterator[bytes]:
 
 
 def _stream_entry(source: tarfile.TarFile, entry: tarfile.TarInfo) -> Iterator[bytes]:
-    # TarFile.addfile would write a large file in one piece.
+    # TarFile.addfile writes files whole.
     yield entry.tobuf(tarfile.PAX_FORMAT, errors="surrogateescape")
     content = source.extractfile(entry) if entry.isreg() else None
     if content is not None:

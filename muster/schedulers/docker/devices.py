@@ -27,7 +27,7 @@ def limit_visible(gpus: Mapping[str, str], visible: str | None) -> list[str]:
             if word in (index, uuid) or (not word.isdigit() and uuid.startswith(word))
         ]
         if not found:
-            break  # as CUDA: the first unknown device ends the list
+            break  # as CUDA does
         chosen += [uuid for uuid in found if uuid not in chosen]
     return chosen
 

@@ -134,7 +134,7 @@ class DockerDriver:
             if newest is not None and newest.status != "created":
                 known.container = newest.id
         self._ensure_watcher()
-        # The watcher may already run, for another replica; past ends cause no events.
+        # A running watcher gets no past events.
         self._submit(self._catch_up_one, replica, False)
         return True
 
@@ -159,7 +159,7 @@ class DockerDriver:
             time.sleep(RECONNECT_S)
         self._closing.set()
         self._pool.shutdown(wait=True, cancel_futures=True)
-        with suppress(OSError):  # the disk is now read-only; the containers are not on it
+        with suppress(OSError):  # a disk now read-only; no container is on it
             remove_payload(self._folder, self._app)
         removes = self._app.keep == "none" or (self._app.keep == "failed" and succeeded)
         try:
@@ -233,7 +233,7 @@ class DockerDriver:
             self._signal(replica, asked)
         elif self._is_suspended:
             self._follow_suspension(replica)
-        self._check_end(replica)  # while `starting` is set, the watcher ignores ends
+        self._check_end(replica)  # the watcher ignored ends until now
 
     def _find_or_create(self, replica: ReplicaId) -> str:
         """Return a container of the replica to start: that of the submission, or a new one in its place."""
@@ -262,7 +262,7 @@ class DockerDriver:
         request = self._replicas[replica].request
         reason = describe_start_failure(error, request.image, request.command[0], runs_agent=request.runs_agent)
         if container is not None:
-            with suppress(DockerError):  # the end must be reported; delete removes the container too
+            with suppress(DockerError):  # report the end in any case; delete removes it
                 self._engine.remove_container(container)
         self._report_end(replica, container, COMMAND_NOT_FOUND, reason, final=True)
 
@@ -281,12 +281,12 @@ class DockerDriver:
         except EngineUnavailable:
             with self._lock:
                 known.is_unsent = True
-                if known.asked == _INTERRUPT:  # it may have arrived; a second one kills
+                if known.asked == _INTERRUPT:  # a second one kills
                     known.asked = "SIGTERM"
             self._retry_later(replica)
             return
         if self._is_suspended and known.request.runs_agent:
-            # A suspended guard acts on the signal only when it continues. The engine continues frozen ones.
+            # A suspended guard must continue first.
             self._engine.signal_container(container, "SIGCONT")
 
     def _follow_suspension(self, replica: ReplicaId) -> None:
@@ -327,7 +327,7 @@ class DockerDriver:
             except EngineUnavailable:
                 was_away = True
             except DockerError as error:
-                # Only this request failed: the watcher goes on, and the supervisor's log gets a line.
+                # Only this request failed: go on.
                 processes.write_stderr(f"retrying: {error}\n")
             except Exception as error:  # noqa: BLE001  # a bug: without a watcher the app would never end
                 if told != repr(error):
@@ -369,7 +369,7 @@ class DockerDriver:
         elif known.asked:
             self._signal(replica, known.asked)
         elif known.request.runs_agent:
-            # Its environment says first start: its agent could form a round of its own.
+            # It would start as if for the first time, in a round of its own.
             self._restart(replica, container)
 
     def _wait_settled(self, replica: ReplicaId, container: str, by_engine: bool) -> None:

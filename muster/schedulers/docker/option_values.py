@@ -96,7 +96,7 @@ def parse_tmpfs(name: str, given: Any) -> dict[str, str]:
             raise OptionError(f"{name}: {text!r} is not PATH or PATH:SIZE, such as /scratch:8g", name)
         if any(posixpath.commonpath([path, used]) in (path, used) for used in (AGENT_DIR, STATE_DIR)):
             raise OptionError(f"{name}: {text!r} would hide muster's own files in {AGENT_DIR} or {STATE_DIR}", name)
-        # Executable: compiled extensions and kernels load from TMPDIR.
+        # Compiled extensions and kernels load from there.
         size = f",size={parse_size(name, match['size'])}" if match["size"] else ""
         mounts[path] = f"exec{size}"
     return mounts

@@ -198,7 +198,7 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
                 payload = self._build_payload(request)
                 request = creation.create_app(self._engine, request, payload, gpus)
             spec = self._build_spec(submission, request)
-            undo.callback(self._roll_back, spec)  # Ctrl-C may come just when the submission returns
+            undo.callback(self._roll_back, spec)  # Ctrl-C may come now
             client.submit(spec, self.find_registry(), files=build_payload(payload))
             with raise_dropped_interrupts():
                 self._wait_started(spec, request)
@@ -260,7 +260,7 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
         since_s = self._engine.now_s()
         _, record = client.revive_app(folder)
         while not client.has_ended(record) and self._is_starting(request):
-            # A container that cannot be started is removed. The limit is for a supervisor that died unannounced.
+            # A container that cannot start is removed; a dead supervisor announces nothing.
             since_s = self._engine.wait_event(("start", "die", "destroy"), request.labels, since_s, _CHECK_S)
             _, record = client.revive_app(folder)
         if record is None or record.app.outcome is None or COULD_NOT_START not in record.app.reason:
@@ -446,7 +446,7 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
             if submissions.remove_killed_app(state_dir, app_id):
                 return True
             remains = unregistered.list_remains(self._engine)
-        # In this order: a submission registers its app, then removes its mark.
+        # Submissions register first, then unmark.
         known = submissions.list_submitting(state_dir) | set(self.find_registry())
         if app_id not in remains or app_id in known:
             return False

@@ -60,7 +60,7 @@ class HeldDriver(ProcessDriver):
         places = [ReplicaId(role.name, index) for role in self.spec.roles for index in range(role.replicas)]
         words = len(build_ask_command(launch.command, ()))
         folder = hold["folders"][places.index(replica)]
-        # -I -S: no installed package is needed, and no variable of the run leads to other modules.
+        # -I -S: no variable of the run leads to other modules.
         command = [sys.executable, "-I", "-S", _CLIENT, folder, self.spec.app_id, str(words), *launch.command]
         return replace(launch, command=command)
 

@@ -245,7 +245,7 @@ class NodeRun:
         elif entry["kind"] == "link":
             os.symlink(entry["target"], path)
         else:
-            shutil.copyfile(os.path.join(store, entry["digest"]), path)  # a copy: the run may write into it
+            shutil.copyfile(os.path.join(store, entry["digest"]), path)  # the run may write into it
             os.chmod(path, entry["mode"])
             os.utime(path, (entry["time_s"], entry["time_s"]))
 
@@ -308,7 +308,7 @@ class NodeRun:
         return pack(GONE) if not answer.get("run") else pack(FAILED, answer["refused"].encode())
 
     def _pass_on(self, signums: bytes) -> None:
-        with contextlib.suppress(OSError):  # it has ended: the next read reports it
+        with contextlib.suppress(OSError):  # the next read reports its end
             for number in dict.fromkeys(signums):
                 self._holder.send(json.dumps({"signal": number}).encode())
 

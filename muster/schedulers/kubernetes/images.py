@@ -116,5 +116,5 @@ def _load_builder() -> Any:
 def _translate_errors() -> Iterator[None]:
     try:
         yield
-    except RuntimeError as error:  # a DockerError, or TorchX's own of a refused push
+    except RuntimeError as error:  # a DockerError, or TorchX's refused push
         raise EngineError(one_line(error)) from error

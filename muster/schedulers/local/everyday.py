@@ -41,7 +41,7 @@ def replace_launch(launch: Launch, caller_env: Mapping[str, str], name: str) -> 
     folder = default_hold.find_folder(caller_env, words, muster.__version__)
     if not default_hold.may_have_agents(folder):
         return launch
-    # -I -S: no installed package is needed, and no variable of the job leads to other modules.
+    # -I -S: no variable of the job leads to other modules.
     client = [sys.executable, "-I", "-S", _CLIENT, "--default", folder, name, str(len(words))]
     return replace(launch, command=[*client, *launch.command])
 

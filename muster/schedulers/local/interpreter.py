@@ -43,7 +43,7 @@ def _is_installed_beside(python: str) -> bool:
     This is the usual case, and starting an interpreter to find out takes a third of the time of a submission.
     """
     own = sys.executable
-    # The folder too: virtual environments link to one Python file.
+    # The folder too: virtual environments share one file.
     is_own = os.path.dirname(python) == os.path.dirname(own) and os.path.realpath(python) == os.path.realpath(own)
     started_alike = not (sys.flags.ignore_environment or sys.flags.no_site)
     root = os.path.dirname(os.path.dirname(muster.__file__))

@@ -148,7 +148,7 @@ def _build_launch(
         draws_bars=host.draws_bars,
     )
     bundle_dir = os.path.join(folder, STATE_DIR_NAME)
-    # A bare name is the caller's Python; a path is exactly that interpreter.
+    # A path is exactly that interpreter.
     made = translate_replica(
         applied, place, rank0_host=LOOPBACK, bundle_dir=bundle_dir, python=host.python, env=options.env
     )

@@ -76,7 +76,7 @@ def _check_programs(request: LocalRequest) -> None:
         program = find_program(["-m", AGENT_MODULE, *launch.command[2:]]) if launch.runs_agent else None
         if program is None or "PYTHON_EXEC" in launch.env or not os.path.exists(launch.command[0]):
             continue  # no program, or another message is due
-        # Other interpreters and folders may import other modules.
+        # Others may import other modules.
         if program[0] == "module" and (launch.command[0] != sys.executable or "PYTHONPATH" in launch.env):
             continue
         problem = explain_missing(*program, launch.cwd)

@@ -185,7 +185,7 @@ class Capture:
             self._streams[read_fd] = stream
             self._epoll.register(read_fd, _ARMED)
             self.write_fds += (write_fd,)
-        # An epoll descriptor is itself readable, so the event queue's selector keeps our order.
+        # An epoll descriptor is readable: our order stays.
         event_queue.watch_readable(self._epoll.fileno(), self._read_ready)
 
     def close_write_ends(self) -> None:
@@ -226,7 +226,7 @@ class Capture:
             return
         if chunks:
             self._write(self._streams[fd], b"".join(chunks), cut=len(chunks[-1]) >= _ONE_PACKET_BYTES)
-        # Armed again last: a write since then queues behind the other stream's.
+        # Later writes queue behind the other stream's.
         self._epoll.modify(fd, _ARMED)
 
     def _write(self, stream: str, data: bytes, *, cut: bool) -> None:
@@ -271,7 +271,7 @@ class Capture:
             self._resize(fd, _FLOOD_BYTES)
 
     def _resize(self, fd: int, size_bytes: int) -> None:
-        with contextlib.suppress(OSError):  # content exceeds the new size, or the pipe quota is used up
+        with contextlib.suppress(OSError):  # content or quota is too large
             fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, size_bytes)
             self._flooding ^= {fd}
 

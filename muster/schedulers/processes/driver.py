@@ -62,8 +62,7 @@ class ProcessDriver:
         self._event_queue = event_queue
         self._agents = {role.name for role in spec.roles if role.runs_agent}
         self._running: dict[ReplicaId, _Running] = {}
-        # Kept open, so no other process takes the port. A replaced agent 0 gets the same socket, with early members in
-        # its backlog.
+        # Kept open: no other process takes the port, and a replaced agent 0 finds early members in its backlog.
         self._listeners = {role: _listen() for role in self._agents if self.LISTENS}
         if spec.details.get("needs_bundle"):
             from muster.schedulers.bundle import build_agent_bundle  # the submission waits for our imports
@@ -129,7 +128,7 @@ class ProcessDriver:
             pidfd = os.pidfd_open(process.pid)
         except ProcessLookupError:
             return False
-        # After opening, the descriptor means this process, whatever becomes of the pid.
+        # The descriptor now means this process for good.
         if not process.is_alive():
             os.close(pidfd)
             return False
@@ -140,7 +139,7 @@ class ProcessDriver:
     def stop(self, replica: ReplicaId, *, is_interrupt: bool = False) -> None:
         """See `ReplicaDriver`. A suspended guard handles the signal only when it continues."""
         is_interrupt = is_interrupt and self.runs_agent(replica) and replica in self._running
-        # A starting Python prints a traceback at SIGINT, or loses it; SIGTERM ends it.
+        # A starting Python may lose SIGINT, or print a traceback.
         is_interrupt = is_interrupt and _catches_sigterm(self._running[replica].pid)
         self.send_signal(replica, signal.SIGINT if is_interrupt else signal.SIGTERM)
         self.send_signal(replica, signal.SIGCONT)
@@ -172,7 +171,7 @@ class ProcessDriver:
         """
         env = {**self.spec.details["base_env"], **plan["env"]}
         if self.runs_agent(replica):
-            # Without other nodes no member remembers the last round, and none can form another one.
+            # Alone, no member remembers the last round.
             has_others = any(each.role == replica.role and each != replica for each in self._running)
             if start_number > 1 and has_others:
                 env[Env.INCARNATION] = str(start_number - 1)
@@ -203,7 +202,7 @@ class ProcessDriver:
             return
         code = os.waitstatus_to_exitcode(os.waitpid(running.pid, 0)[1])
         kill_orphans({each.pid for each in self._running.values()})
-        running.capture.close()  # after the last writer, so that no output is lost
+        running.capture.close()  # after the last writer
         exit_code, reason = self.explain_end(replica, code if code >= 0 else 128 - code)
         self._event_queue.post(ReplicaEnded(replica=replica, exit_code=exit_code, reason=reason))
 

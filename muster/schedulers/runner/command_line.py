@@ -36,7 +36,7 @@ def print_errors_as_lines() -> None:
             hook(kind, value, tb)
 
     def show_in_thread(args: threading.ExceptHookArgs) -> None:
-        # `torchx log` raises its threads' first error in the main thread and logs the others.
+        # `torchx log` raises its threads' first error.
         if not isinstance(args.exc_value, (EngineError, SchedulerError)):
             thread_hook(args)
 

@@ -30,7 +30,7 @@ class SecretText(str):
         return repr(self.shown)
 
 
-# As a plain `str`: YAML refuses unknown classes.
+# YAML refuses unknown classes.
 for _dumper in (yaml.Dumper, yaml.SafeDumper):
     yaml.add_representer(SecretText, lambda dumper, text: dumper.represent_str(str(text)), Dumper=_dumper)
 

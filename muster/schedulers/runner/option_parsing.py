@@ -17,7 +17,7 @@ from muster.schedulers.errors import OptionError
 
 _TRUE: Final = ("true", "1", "yes", "on")
 FALSE_WORDS: Final = ("false", "0", "no", "off")
-# TorchX 0.7 compares types with typing's, which `list[str]` is not.
+# 0.7 compares with typing's.
 _TYPES: Final[Mapping[Any, Any]] = {list[str]: typing.List[str], dict[str, str]: typing.Dict[str, str]}  # noqa: UP006
 
 
@@ -80,7 +80,7 @@ class StrictOpts(runopts):  # type: ignore[misc]
         for key, option in self._declared.items():
             if option.is_required and resolved.get(key) is None:
                 raise OptionError(f"{self._scheduler} needs the option {key!r} ({option.help})", key, cfg)
-            # An explicit None means the default, as in 0.7.
+            # None means the default, as in 0.7.
             if resolved.get(key) is None:
                 resolved[key] = option.default
         return resolved

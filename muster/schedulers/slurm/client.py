@@ -183,7 +183,7 @@ def _try(read: Callable[[str], QueueEntry], job_id: str) -> QueueEntry | None:
     except SlurmDownError:
         raise
     except (EngineError, ValueError, KeyError):
-        return None  # accounting is off, or the controller has forgotten the job
+        return None  # accounting is off, or the job forgotten
 
 
 def _read_accounting(job_id: str) -> QueueEntry:

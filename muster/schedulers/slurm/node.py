@@ -420,11 +420,11 @@ def _continue_job(folder: AppFolder, spec: AppSpec, allocation: Allocation) -> N
             (folder.state_dir / RUNS_DIR / allocation.run / "followed").touch(exist_ok=False)
             _submit_follow_up(folder, spec, allocation)
         return
-    time.sleep(_LAST_WORDS_S)  # the others end at the same moment, and a requeue ends what runs
+    time.sleep(_LAST_WORDS_S)  # the others need it, too, before a requeue
     excluded = _choose_excluded(folder, spec, allocation)
     update = f"update JobId={allocation.job_id} ExcNodeList={','.join(excluded)}"
     requeue = f"requeue {'expedite ' if how == 'expedite' else ''}{allocation.job_id}"
-    # One command does both: a running job cannot be changed, and the requeue soon ends this process.
+    # One command: the requeue soon ends this process, and a running job cannot be changed.
     _run("scontrol", text=f"{requeue}\n{update}\n" if excluded else f"{requeue}\n")
     for _ in range(_UPDATE_TRIES):
         if set(excluded) <= set(_read_excluded(allocation)):
@@ -559,7 +559,7 @@ def _complete_spec(spec: AppSpec, replicas: Sequence[ReplicaId], allocation: All
     plans: dict[str, list[dict[str, Any]]] = {}
     for number, role in enumerate(spec.roles):
         host = first.get(role.name if role.runs_agent else spec.roles[0].name, "")
-        # Jobs on a node differ, and so do clusters on one machine.
+        # Different for jobs of a node and clusters of a machine.
         key = zlib.crc32(allocation.cluster.encode()) + int(allocation.job_id) * 8 + number
         port = _PORTS[key % len(_PORTS)]
         env = {Env.RANK0_HOST: host, Env.RDZV_PORT: str(port)}

@@ -243,13 +243,13 @@ def _build_script(
     lines += [options.prolog] if options.prolog else []
     bundle = shlex.quote(posixpath.join(str(AppFolder(folder).state_dir), payload.NAME))
     if not options.shared:
-        # A name per run: sbcast and noclobber refuse an existing file, such as another user's.
+        # A name per run: existing files, perhaps another user's, are refused.
         lines += [f'bundle={shlex.quote(folder)}".$SLURM_JOB_ID.${{SLURM_RESTART_COUNT:-0}}.zip"']
         lines += ["umask 077", 'rm -f "$bundle.sent"', "set -C"]
         lines += [f"base64 -d >\"$bundle.sent\" <<'{_END}' || exit 1", f"{PAYLOAD_MARK}{_END}"]
         lines += ['sbcast --preserve "$bundle.sent" "$bundle" || exit 1', 'rm -f "$bundle.sent"']
         bundle = '"$bundle"'
-    # A job that was resized, or lost a node, may run again with fewer nodes.
+    # It may run again with fewer nodes.
     size = '--nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES"'
     lines += [f"{SRUN}{size} {shlex.join([*srun_flags, python])} {bundle} {shlex.quote(folder)}", ""]
     return "\n".join(lines)

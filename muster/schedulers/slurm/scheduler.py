@@ -160,7 +160,7 @@ class SlurmScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mis
                 registry.add(request.spec.app_id, folder.path)
                 undo.callback(registry.remove, request.spec.app_id)
                 script = _write_files(request, folder)
-                # If sbatch's answer is lost, the job has the app's name.
+                # If sbatch's answer is lost, the name finds it.
                 undo.callback(_cancel_named, request.spec.app_id)
                 job_id = client.submit_script(script, _build_env())
                 _append(folder.state_dir / live.JOBS_NAME, job_id)

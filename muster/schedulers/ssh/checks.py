@@ -22,7 +22,7 @@ _MARK: Final = b"\0muster-check\n"
 _LINE_LIMIT_BYTES: Final = 1 << 20
 _END_LIMIT_S: Final = 5.0
 
-# Must compile on any Python, 2.7 included, which then reports its version.
+# Any Python compiles it, 2.7 included, and reports its version.
 _PROGRAM: Final = rb"""
 import json, os, sys, time
 def say(answer):
@@ -239,7 +239,7 @@ def _check(host: Host, needs: Needs) -> Checked:
         asked_s = time.time()
         told = probe.ask({"folder": needs.folder, "ports": needs.ports})
         _judge(told, needs)
-        # The login may take seconds: only a difference beyond them is the clock's.
+        # The login's seconds are not the clock's.
         clock_s = told["time_s"] - min(max(told["time_s"], asked_s), time.time())
     except BaseException:
         probe.close()

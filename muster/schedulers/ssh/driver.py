@@ -169,7 +169,7 @@ class SshDriver(ProcessDriver):
             self.stop(replica)
             return
         if len(self._hosts) <= role.needed:
-            return  # already the fewest hosts: it runs as long as it can
+            return  # the fewest hosts allowed
         last = ReplicaId(role.name, len(self._hosts) - 1)
         host = self._hosts.pop(last)
         if replica != last:
@@ -229,7 +229,7 @@ class SshDriver(ProcessDriver):
         self._close_order(replica)
         self._orders[replica] = [fd, *lent]
         return Launch(
-            # -S: a link needs no installed package, and the search takes as long as Python's own start.
+            # -S: searching packages takes as long as Python's start.
             command=[sys.executable, "-S", "-c", _PROGRAM, self.spec.import_root, str(fd)],
             env=self.spec.details["environment"],
             cwd=self.spec.folder,

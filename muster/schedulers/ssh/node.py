@@ -140,7 +140,7 @@ class Keeper:
 
         def prepare() -> None:
             processes.set_death_signal(signal.SIGTERM)
-            for signum in _IGNORED:  # an agent leaves ignored signals ignored, Ctrl-C too
+            for signum in _IGNORED:  # agents would keep them ignored
                 signal.signal(signum, signal.SIG_DFL)
             if os.getppid() != parent:
                 os._exit(1)
@@ -357,7 +357,7 @@ def main(stdin: io.BufferedReader) -> None:
         link = socket.socket(socket.AF_UNIX)
         try:
             link.connect("socket")
-        except ConnectionRefusedError:  # its keeper was killed, or the host restarted
+        except ConnectionRefusedError:  # a killed keeper, or a restarted host
             _remove(run)
             raise
     except EOFError:
@@ -378,7 +378,7 @@ def _say(data: bytes) -> None:
 def _start(order: Mapping[str, Any], run: str, stdin: io.BufferedReader) -> None:
     """Unpack the run folder and fork its keeper. Nothing is left if that fails."""
     parent = os.path.dirname(run)
-    os.makedirs(os.path.dirname(parent), exist_ok=True)  # the checks accept a folder that can be made
+    os.makedirs(os.path.dirname(parent), exist_ok=True)  # checked folders may not exist yet
     try:
         os.mkdir(parent, 0o700)
     except FileExistsError:

@@ -154,7 +154,7 @@ class AppFolder:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self._is_old = (self.path / _SPEC_NAME).is_file()  # now only a role's folder can have this path
+        self._is_old = (self.path / _SPEC_NAME).is_file()  # today only a role's folder
         self.state_dir = self.path if self._is_old else self.path / STATE_DIR_NAME
         self.spec_file = self.state_dir / _SPEC_NAME
         self.private_file = self.state_dir / "private.json"
@@ -289,7 +289,7 @@ class AppFolder:
         """Send a request to the supervisor now. Return False if none is running."""
         try:
             fd = os.open(self.control_pipe, os.O_WRONLY | os.O_NONBLOCK)
-        except OSError:  # ENXIO: no process reads; ENOENT: no such app
+        except OSError:  # no process reads, or no app
             return False
         try:
             os.write(fd, request.encode() + b"\n")

@@ -121,12 +121,12 @@ def stop_app(folder: AppFolder, limit_s: float, ask_node: AskNode) -> Answer:
     if record.app.phase is AppPhase.ENDING:
         raise ControlError(f"{spec.app_id} is being stopped already: {record.app.reason}", ExitCode.REFUSED)
     began_s = time.monotonic()
-    refusal = folder.write_request("cancel")  # for the next supervisor, if this one dies
+    refusal = folder.write_request("cancel")  # if the supervisor dies
     jobs = sum(role.runs_agent for role in spec.roles)  # asked in turn
     if not folder.send_request(f"{DRAIN_WORD}{jobs * limit_s + DRAIN_MARGIN_S:g}"):
         client.ensure_recorded(folder, refusal)
         client.revive_app(folder)
-    if refusal is None:  # else the disk is full, and the record never changes
+    if refusal is None:  # a full disk: the record never changes
         _wait_recorded(folder)
     none = Answer(outcome=AskOutcome.REFUSED, line="it runs no agents of muster")
     asked = _ask_roles(spec, record, AskKind.STOP, limit_s, ask_node) if jobs else none

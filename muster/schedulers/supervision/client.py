@@ -119,11 +119,11 @@ def start_supervisor(
         SupervisorError: it ended before that. The message has the last line of its log.
     """
     ready_read, ready_write = os.pipe()
-    # `-m` and `-c` put the working directory first, where a selectors.py would shadow the standard library's.
+    # `-m` and `-c` would put the user's selectors.py before the standard library's.
     program = (
         f"import sys; sys.path[:] = [*(path for path in sys.path if path), {spec.import_root!r}]\n"
         "try:\n    from muster.schedulers.supervision import supervisor\n"
-        # An app keeps the installation that submitted it, perhaps an older one.
+        # An app keeps its installation, perhaps an older one.
         "except ImportError:\n    from muster.schedulers.supervision import process as supervisor\n"
         "supervisor.main(sys.argv[1], int(sys.argv[2]), *sys.argv[3:])"
     )
@@ -212,7 +212,7 @@ def is_lost(folder: AppFolder, record: AppRecord | None) -> bool:
     """Return whether the app has not ended, and its supervisor has."""
     if record is None or has_ended(record) or is_supervised(folder, record) is not False:
         return False
-    latest = folder.read_record()  # the end may be recorded, or another one started
+    latest = folder.read_record()  # it may have ended, or been replaced
     return latest is not None and not has_ended(latest) and is_supervised(folder, latest) is False
 
 
@@ -242,7 +242,7 @@ def is_supervised(folder: AppFolder, record: AppRecord) -> bool | None:
     if here.shows_pids_of(record.machine):
         return record.supervisor is not None and record.supervisor.is_alive()
     if here.shares_kernel_with(record.machine):
-        return folder.is_locked()  # it runs in another container, or ran under another host name
+        return folder.is_locked()  # another container or host name
     return False if here.is_later_boot_of(record.machine) else None
 
 
@@ -425,7 +425,7 @@ def delete(folder: AppFolder, registry: AppRegistry, app_id: str) -> None:
     try:
         ended, grace_s = has_ended(folder.read_record()), folder.read_spec().grace_s
     except StateError:
-        ended, grace_s = True, 0.0  # no supervisor of this version can run it
+        ended, grace_s = True, 0.0  # no supervisor of today can run it
     if not ended:
         request_stop(folder, "cancel")
         if not wait_ended(folder, limit_s=grace_s + 30.0):

@@ -155,7 +155,7 @@ def _handle_replica_ended(plan: Plan, state: SupervisedApp, event: ReplicaEnded)
         return _handle_success(role, _set_status(state, event.replica, ReplicaStatus.SUCCEEDED, 0))
     is_late = role.name in state.over and not event.final and not _is_final(role, event.exit_code)
     if was_leaving or is_late:
-        # Its exit code is no news: after a final failure, the other agents report it too.
+        # After a final failure, other agents report it too.
         status = _choose_restart(state, event.replica)
         state = _set_status(state, event.replica, status, event.exit_code)
         return _start(state, (event.replica,)) if status is ReplicaStatus.WAITING else _advance(state)
@@ -163,7 +163,7 @@ def _handle_replica_ended(plan: Plan, state: SupervisedApp, event: ReplicaEnded)
 
 
 def _handle_success(role: SupervisedRole, state: SupervisedApp) -> Decision:
-    if not role.is_elastic or role.name in state.over:  # replicas of another may each be a job
+    if not role.is_elastic or role.name in state.over:  # others' replicas may be separate jobs
         return _advance(state)
     return _advance(*_let_end(replace(state, over=(*state.over, role.name))))
 

@@ -55,7 +55,7 @@ class EventQueue:
 
     def post(self, event: Any) -> None:
         """Queue an event for the supervisor. This is safe from any thread and from signal handlers."""
-        # A deque's append and popleft are atomic; a lock would deadlock in a signal handler.
+        # Atomic: a lock would deadlock in a signal handler.
         self._events.append(event)
         with contextlib.suppress(BlockingIOError):  # full of wake-ups
             os.write(self._wake_write, b"x")

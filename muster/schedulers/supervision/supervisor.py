@@ -55,7 +55,7 @@ class Supervisor:
             app = decisions.build_state(spec.roles)
             self._record = AppRecord(app=app, machine=here, supervisor=own_id, submitted_s=time.time())
         else:
-            # After a reboot an old pid may be any process's.
+            # After a reboot pids are others'.
             handles = earlier.handles if here.shows_pids_of(earlier.machine) else {}
             hosts = earlier.find_hosts()
             self._record = replace(earlier, machine=here, supervisor=own_id, handles=handles, hosts=hosts)
@@ -72,12 +72,12 @@ class Supervisor:
             recovers: replicas that have ended without a supervisor are started again, without a retry.
         """
         if self._folder.read_record() is not None:
-            self._save()  # or an app whose replicas all run would seem unsupervised
+            self._save()  # or the app would seem unsupervised
         gone = [each for each in self._record.app.running() if not self._adopt(each)]
         request = self._folder.read_request()
         if request is not None:
             self.handle_event(events.KillRequested() if request == "kill" else events.CancelRequested())
-        self._handle_queued_events()  # the owner may have ended: then start nothing
+        self._handle_queued_events()  # the owner may have ended
         if recovers:
             self.handle_event(events.Recover(replicas=tuple(gone)))
             gone = []
@@ -100,8 +100,7 @@ class Supervisor:
         app, decided = decisions.decide(self._spec.roles, self._record.app, event)
         changed = app != self._record.app
         self._record = replace(self._record, app=app)
-        # Recorded before acting: after a crash, a recorded replica may be missing, but none runs unrecorded. The end
-        # comes last, with complete logs.
+        # Recorded first: then no replica runs unrecorded. The end comes last, with complete logs.
         if changed and not self.ended:
             self._save()
         for action in decided:
@@ -200,13 +199,13 @@ def watch_owner(spec: AppSpec, event_queue: EventQueue) -> None:
         event_queue.post(gone)
 
     event_queue.watch_readable(pidfd, report_end)
-    if not spec.owner.is_alive():  # the pid is another process's, or the owner has just ended
+    if not spec.owner.is_alive():  # reused pid, or just ended
         report_end()
 
 
 def watch_requests(folder: AppFolder, event_queue: EventQueue, driver: ReplicaDriver) -> None:
     """Post the requests of other commands as events. "suspend" and "continue" change no state of the app."""
-    # With a writer of our own the pipe never reports end of file.
+    # Our own writer prevents end of file.
     fd = os.open(folder.control_pipe, os.O_RDWR | os.O_NONBLOCK)
 
     def read_requests() -> None:
@@ -257,7 +256,7 @@ def supervise(folder: AppFolder, report_ready: Callable[[str], None], *, recover
         report_ready: called once with "ok" when all replicas have been started, or another supervisor runs the app.
     """
     with open(folder.lock_file, "w") as lock:
-        os.utime(lock.fileno())  # commands read the last start's time from it
+        os.utime(lock.fileno())  # shows commands the last start
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -297,7 +296,7 @@ def main(path: str, ready_fd: int, word: str = "") -> None:
     if os.fork() != 0:
         os.close(ready_fd)
         return
-    os.set_inheritable(ready_fd, False)  # or replicas keep it open and the submission waits for their end
+    os.set_inheritable(ready_fd, False)  # or replicas hold up the submission
     os.setsid()
     folder = AppFolder(Path(path))
     try:

@@ -184,7 +184,7 @@ def list_workspace(path: str) -> list[dict[str, Any]]:
             elif stat.S_ISREG(status.st_mode):
                 with open(source, "rb") as content:
                     hashed, size = hashlib.sha256(), 0
-                    left = os.fstat(content.fileno()).st_size  # a growing file (a log) travels up to here
+                    left = os.fstat(content.fileno()).st_size  # what travels of a growing file
                     while left and (piece := content.read(min(left, _PIECE_BYTES))):
                         hashed.update(piece)
                         left, size = left - len(piece), size + len(piece)
@@ -211,7 +211,7 @@ def _add(bundle: tarfile.TarFile, root: Path, relative: str) -> None:
             bundle.addfile(entry)
         elif stat.S_ISREG(status.st_mode):
             with open(source, "rb") as content:
-                # Cut a growing file (a log) here, or it breaks the archive.
+                # Growing files are cut, or break the archive.
                 entry.size = os.fstat(content.fileno()).st_size
                 bundle.addfile(entry, content)
     except OSError as error:

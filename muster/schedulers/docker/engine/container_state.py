@@ -34,7 +34,7 @@ class ContainerFacts:
 def parse_container(data: Mapping[str, Any]) -> ContainerFacts:
     """Parse the answer of `GET /containers/ID/json`."""
     state, host = data["State"], data.get("HostConfig") or {}
-    # "removing" occurs before and after the end; the process's state decides.
+    # "removing" occurs before and after the end.
     ended = state["Status"] in ("exited", "dead") or (state["Status"] == "removing" and not state.get("Running"))
     ids = tuple(i for request in host.get("DeviceRequests") or () for i in request.get("DeviceIDs") or ())
     return ContainerFacts(

@@ -31,9 +31,9 @@ def build_probe_body(
     network: str = "none",
 ) -> dict[str, Any]:
     """Return the body of `POST /containers/create` for a container like a replica's, which runs once and is removed."""
-    # The agent's volume is still empty, and devices take time.
+    # Its volume is empty, and devices take time.
     like = replace(container, command=tuple(command), read_only=False, gpu_ids=(), memory_bytes=None)
-    # Its output is read, and its ports may be in use.
+    # It must be readable, and its ports free.
     unlike = {"LogConfig": {"Type": "json-file"}, "PortBindings": {}}
     like = replace(like, host_config={**container.host_config, **unlike})
     body = build_body(replace(app, network=network), like, incarnation=0, image=image, engine=engine)

@@ -68,7 +68,7 @@ def connect(environ: Mapping[str, str], timeout_s: float) -> Any:
     except ImportError as error:
         raise DockerError("the Docker adapter needs the docker package: pip install 'torchx-muster[docker]'") from error
     with translate_errors("connect to the Docker engine", environ.get("DOCKER_HOST", DEFAULT_HOST)):
-        # Asks for the engine's version at once, so an address that does not answer is soon known.
+        # Asks for the version at once: a silent address shows soon.
         client = docker.from_env(environment=dict(environ), timeout=min(timeout_s, CONNECT_LIMIT_S), max_pool_size=64)
     client.api.timeout = timeout_s
     return client

@@ -87,7 +87,7 @@ class Creator:
         uid, gid = self._find_owner(created, container, image)
         is_changeable = folder != "/" and not container.read_only and not bodies.lies_on_mount(container, folder)
         if uid != 0 and is_changeable:
-            # WORKDIR's folder is root's: the script could not write beside its code.
+            # WORKDIR's folder is root's.
             mode = self._engine.read_folder_mode(created, folder)
             if mode is not None:
                 self._engine.copy_in(created, "/", bodies.pack_folder(folder, uid, gid, mode))
@@ -157,7 +157,7 @@ def _join_network(engine: Engine, app: AppRequest, undo: ExitStack) -> AppReques
     try:
         engine.create_network(app.network, app.labels)
     except NoAddressPool:
-        # The engine's default pools hold about 31 networks; a shared one serves any number of apps.
+        # The engine's pools hold about 31 networks.
         _ensure_shared_network(engine)
         return share_network(app)
     except Conflict as error:

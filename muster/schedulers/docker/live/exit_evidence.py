@@ -70,7 +70,7 @@ class ExitEvidence:
 
     def _read_last_message(self, facts: ContainerFacts) -> bytes | None:
         error = self._copy_out(facts, ERROR_FILE)
-        if error and not self._error_file.exists():  # the first is enough: it has the whole report
+        if error and not self._error_file.exists():  # each has the whole report
             with suppress(OSError):  # a full disk: still report the end
                 self._error_file.write_bytes(error)
         return self._copy_out(facts, REPORT_FILE)

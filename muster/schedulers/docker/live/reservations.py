@@ -25,7 +25,7 @@ _PORT: Final = "port"
 _PORTS_TRIED: Final = 64
 _NOT_IN_NAMES: Final = re.compile(r"[^A-Za-z0-9_.-]")
 
-# Binds as the leader will: IPv6 and IPv4 at once where both exist.
+# As the leader: IPv6 and IPv4 at once.
 _FREE_PORTS: Final = r"""
 import socket, sys
 both, free = socket.has_dualstack_ipv6(), []
@@ -60,7 +60,7 @@ def check_gpus(engine: Engine, app: AppRequest, visible: Sequence[str]) -> list[
     try:
         devices.assign_gpus(_count_gpus(app), visible, in_use)
     except DockerError as error:
-        # Its app may not run: the supervisor died with the machine. Any command restarts it.
+        # A dead supervisor's app may hold them; any command restarts it.
         holders = ", ".join(sorted({reserved[gpu] for gpu in visible if gpu in reserved}))
         raise DockerError(f"{error}; apps that have reserved some: {holders}" if holders else str(error)) from error
     return [gpu for gpu in visible if gpu not in in_use]
@@ -126,7 +126,7 @@ def _reserve(engine: Engine, app: AppRequest, kind: str, thing: str, undo: ExitS
     name = f"muster-{kind}-{_NOT_IN_NAMES.sub('-', thing)}"
     try:
         labels = engine.create_volume(name, {**app.labels, Label.CLAIM: f"{kind}:{thing}"})
-    except Conflict:  # an engine that does not return the existing volume
+    except Conflict:  # an engine without idempotent creation
         return False
     if any(labels.get(key) != value for key, value in app.labels.items()):
         return False

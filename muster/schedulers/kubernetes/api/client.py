@@ -259,7 +259,7 @@ class Client:
                 budget_s = RETRY_BUDGET_S if self._responded else REACH_BUDGET_S
             if wait_s is None or spent_s + wait_s > budget_s:
                 raise self._explain(outcome, call, connection, maybe_done=maybe_done)
-            # A log has its own budget: its node does not answer.
+            # A log's node, not the server, does not answer.
             if spent_s >= _TELL_AFTER_S and self._responded and call.budget_s is None:
                 self._tell_away(connection, outcome, budget_s)
             self._clock.sleep(wait_s)

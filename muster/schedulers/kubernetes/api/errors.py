@@ -113,9 +113,7 @@ def explain(refusal: Refusal, *, verb: str, what: str, path: str, origin: str) -
         return RequestError(f"{what} is too large for the API server: {detail}", refusal)
     if refusal.status in (400, 422):
         return RequestError(f"the cluster rejected {what}: {detail}", refusal)
-    if (
-        "/containerLogs/" in detail
-    ):  # the API server asks the kubelet: `Get "https://NODE:10250/containerLogs/...": dial`
+    if "/containerLogs/" in detail:  # the kubelet's: `Get "https://NODE:10250/containerLogs/...": dial`
         return ApiError(f"cannot {verb} {what}: its node does not answer ({detail.rpartition(': ')[2]})", refusal)
     return ApiError(f"cannot {verb} {what}: the API server responded with {refusal.status} {detail}", refusal)
 
@@ -141,7 +139,7 @@ def _explain_missing(refusal: Refusal, verb: str, what: str, path: str) -> str:
     if namespace:
         return f"namespace {namespace[1]!r} does not exist; create it, or choose another one with -cfg namespace=NAME"
     group = next((group for group in _MISSING_KINDS if f"/apis/{group}/" in path), None)
-    # The message quotes a missing object's name, not a missing kind's.
+    # Only a missing object's name is quoted.
     if group is not None and re.search(r'"[^"]+" not found', refusal.message) is None:
         return _MISSING_KINDS[group]
     return f"cannot {verb} {what}: {refusal.message}"

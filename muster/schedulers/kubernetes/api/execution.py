@@ -143,7 +143,7 @@ def _connect(
             raise RightError(
                 f"{explain(refusal, verb='run a command in', what=what, path=path, origin=connection.origin)}; {_RIGHT}"
             ) from error
-        if refusal.status != 401:  # the pod is gone, or its container does not run
+        if refusal.status != 401:  # no such running container
             raise Unreachable(str(explained)) from error
         raise explained from error
     except (WebSocketException, OSError) as error:

@@ -157,7 +157,7 @@ class Objects:
         If the continue token expires between two pages (410), the list starts again.
         """
         items, version = self._list_again(kind, namespace, labels, fields)
-        # The server leaves both out of a list's items.
+        # A list's items lack both.
         return [{**item, "apiVersion": kind.api_version, "kind": kind.kind} for item in items], version
 
     def list_app(self, kind: Kind, namespace: str, app: str) -> list[Any]:

@@ -76,7 +76,7 @@ def stop_app(resources: Objects, ref: AppRef, limit_s: float, cancel: Callable[[
     parents = _find_running(resources, ref)
     _check_right(resources, ref, parents)
     began_s = time.monotonic()
-    # A mark on something suspended would report an end while it can still start.
+    # A mark would report an end, but it can still start.
     recorded = [parent for parent in parents if not parent["spec"].get("suspend")]
     for parent in recorded:
         _record_stop(resources, ref, parent, len(parents) * limit_s)  # roles are asked in turn
@@ -280,7 +280,7 @@ class _PodAsker:
         """See `_shared.control.AskNode`."""
         try:
             return self.run(node, words)
-        except Unreachable as error:  # this pod has ended, or its kubelet does not answer
+        except Unreachable as error:  # an ended pod, or a silent kubelet
             return NO_AGENT, "", str(error)
 
 

@@ -50,7 +50,7 @@ def cancel(resources: Objects, ref: AppRef) -> None:
             try:
                 _patch(resources, ref, others[0], {"metadata": {"annotations": CANCEL_MARK}})
             except ApiError as error:
-                if error.refusal.status != 404:  # in older versions it went with its owner
+                if error.refusal.status != 404:  # older versions: its owner took it
                     raise
 
 
@@ -86,7 +86,7 @@ def stop_job(resources: Objects, ref: AppRef, job: Mapping[str, Any], jobs: Sequ
     """
     stopped = _patch(resources, ref, job, {"spec": _STOP_JOB})
     others = [other for other in jobs if other["metadata"]["name"] != job["metadata"]["name"]]
-    # In older versions the first Job owns the others and alone has the AppDef.
+    # Older versions: the first Job owns the others, and has the AppDef.
     if _is_queued(stopped) and any(map(has_app, others)):
         resources.delete(JOB, ref.namespace, job["metadata"]["name"])
 
@@ -150,7 +150,7 @@ def _remove(resources: Objects, ref: AppRef, parents: Sequence[Mapping[str, Any]
             raise
         names = ", ".join(parent["metadata"]["name"] for parent in left)
         raise EngineError(f"the cancel is recorded, and its queue may still start {names}: {error}") from error
-    if record is not None and refused:  # only now does a quota of Jobs have room
+    if record is not None and refused:  # now a quota has room
         try:
             resources.create(record)
         except (ApiError, RequestError) as error:

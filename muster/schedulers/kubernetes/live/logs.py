@@ -120,7 +120,7 @@ class LogReader:
         """
         done: set[str] = set()
         while True:
-            ended = pods.has_app_ended()  # before `find`, or a pod created in between is missed
+            ended = pods.has_app_ended()  # first, or a new pod is missed
             pod = next((fact for fact in pods.find(query.role, query.index) if fact.uid not in done), None)
             if pod is not None and pod.phase != "Pending":
                 done.add(pod.uid)
@@ -139,7 +139,7 @@ class LogReader:
         while query.tail and pod.phase == "Running":
             with self._limits.reserve_stream(query.index) as has_stream:
                 yield from self._follow(query, pod, position) if has_stream else self._read_once(query, pod, position)
-            pods.has_app_ended()  # raises if the server is away too long
+            pods.has_app_ended()  # raises after too long an absence
             current = pods.get(pod.uid)
             if current is None or current.phase != "Running":
                 break
@@ -165,9 +165,9 @@ class LogReader:
         except Unreachable:
             self._clock.sleep(_RETRY_S)
         except (ApiError, RequestError) as error:
-            if error.refusal.status >= 500:  # its node or the server is away: the pod's state decides
+            if error.refusal.status >= 500:  # the pod's state decides
                 self._clock.sleep(_RETRY_S)
-            elif error.refusal.status not in (400, 404):  # not started yet, or deleted: the caller checks
+            elif error.refusal.status not in (400, 404):  # not started, or deleted
                 raise
 
     def _read_once(
@@ -240,7 +240,7 @@ def _build_request(query: PodLogQuery, pod: PodFact, position: Position) -> tupl
 def _select(raw: bytes, position: Position, query: PodLogQuery) -> Iterator[str]:
     stamp, line = split_stamp(raw)
     if stamp is None:
-        # The node's message, often without a newline; other replicas' lines follow.
+        # The node's message; other replicas' lines follow.
         yield line.decode(errors="replace").removesuffix("\n") + "\n"
         return
     if position.accept(stamp, line) and (query.until is None or stamp <= query.until):

@@ -114,7 +114,7 @@ def _read_pod_ends(resources: Objects, ref: AppRef, prefixes: Sequence[str]) -> 
     """Map each pod to (when it was ended, why), by the pods' events."""
     items, _ = resources.list_all(EVENT, ref.namespace, fields="involvedObject.kind=Pod")
     ends: dict[str, tuple[str, str]] = {}
-    # The Killing after an eviction does not mention it.
+    # A Killing after an eviction lacks the reason.
     for item in sorted(items, key=lambda item: item.get("reason") != "Killing"):
         name = str((item.get("involvedObject") or {}).get("name") or "")
         cause = _END_REASONS.get(item.get("reason") or "")

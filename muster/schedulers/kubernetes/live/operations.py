@@ -63,8 +63,8 @@ def find_parents(resources: Objects, ref: AppRef) -> list[dict[str, Any]]:
     ours = ours if ours and has_app(ours[0]) else []
     if not all(map(_is_record, ours)):
         return ours
-    for kind in (JOBSET, VOLCANO_JOB):  # left beside its record by an interrupted cancel
-        # Rights to Jobs are enough for flavour `job`.
+    for kind in (JOBSET, VOLCANO_JOB):  # an interrupted cancel leaves both
+        # Flavour `job` needs rights to Jobs only.
         parent = read_if_allowed(partial(resources.read, kind, ref.namespace, ref.name), None)
         if parent is not None:
             return [parent, *ours]
@@ -121,7 +121,7 @@ def delete(resources: Objects, ref: AppRef) -> bool:
     for parent in reversed(parents):
         deletion.delete(parse_kind(parent), parent["metadata"]["name"])
         deletion.check()  # a Job that stays needs what follows
-    # By name, because few accounts may list Secrets.
+    # Few accounts may list Secrets.
     for kind, name in _list_prerequisites(ref.name):
         if parents or _is_ours(resources, kind, ref, name):
             deletion.delete(kind, name)
@@ -210,7 +210,7 @@ def resize(resources: Objects, ref: AppRef, nodes: int, role_name: str | None = 
             f"role {role.name!r} of {ref.name!r} cannot be resized: Kueue admitted a part of its nodes and keeps their "
             "number; submit it with -cfg kueue_elastic=resize"
         )
-    # One patch: Kubernetes changes completions only together with an equal parallelism.
+    # Kubernetes changes completions only with the parallelism.
     change: dict[str, Any] = {"parallelism": nodes, "completions": nodes}
     if kind == VOLCANO_JOB:
         change = volcano_jobs.resize_tasks(parent, label, nodes)

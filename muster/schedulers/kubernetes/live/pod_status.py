@@ -172,8 +172,7 @@ def _explain_terminating(pod: Mapping[str, Any], status: Mapping[str, Any]) -> s
     disruption = _find_condition(status, "DisruptionTarget")
     node = (pod.get("spec") or {}).get("nodeName") or ""
     if disruption.get("reason") in _LOST_NODE_REASONS and node:
-        # podReplacementPolicy Failed: no replacement until the API server knows this pod's end. Only the node can
-        # report it, or the user's taint.
+        # podReplacementPolicy Failed: no replacement before the node, or a taint, reports the end.
         taint = f"kubectl taint nodes {node} node.kubernetes.io/out-of-service=nodeshutdown:NoExecute"
         return f"Terminating on node {node}, which does not respond; if the node will not come back, run: {taint}"
     return "Terminating"
@@ -213,7 +212,7 @@ def _explain_end(pod: Mapping[str, Any], status: Mapping[str, Any], terminated: 
     if status.get("reason") == "Evicted":
         return f"evicted by its node: {_format_line(str(status.get('message') or ''))}"
     if terminated.get("reason") == "OOMKilled":
-        # The kernel kills the whole cgroup, the agent included.
+        # The kernel kills the agent, too.
         return f"OOMKilled: out of memory, {_describe_limit(pod)}"
     return _explain_exit(status, terminated)
 

@@ -59,7 +59,7 @@ class RoleStop:
         if self._closed.is_set():
             return
         self._closed.set()
-        # An unresponsive server would hold up the end of the command.
+        # It would hold up the command's end.
         if self._is_reachable and self._lock.acquire(timeout=_CLOSE_LIMIT_S):
             try:
                 self._look()

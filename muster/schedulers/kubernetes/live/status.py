@@ -83,7 +83,7 @@ def build_facts(app_id: str, observation: Observation) -> AppFacts:
         app=app,
         state=state,
         replicas=_build_replicas(app, observation, state),
-        # replaced pods, and restarts of workers in place
+        # of pods, and of workers in place
         restarts=count_replaced_pods(observation) + (0 if report is None else report.attempt),
         messages=(damage, build_message(observation, state, report)),
         jobs=observation.jobs,
@@ -132,10 +132,10 @@ def count_replaced_pods(observation: Observation) -> int:
     newest = set(map(id, latest))
     earlier = [fact for fact in observation.pods if id(fact) not in newest]
     drained = Counter((fact.role, fact.index) for fact in earlier if fact.is_drained)
-    # A drain ends all pods of a job, and is one restart.
+    # A drain of all pods is one restart.
     seen = max(drained.values(), default=0) + sum(not fact.is_drained for fact in earlier)
     by_index = max((fact.drained_before for fact in latest), default=0) + sum(fact.failed_before for fact in latest)
-    # A Job that has ended also counts pods it deleted.
+    # Ended Jobs also count deleted pods.
     failed = sum((job.get("status") or {}).get("failed") or 0 for job in _list_jobs(observation.parents, running=True))
     not_replaced = sum(fact.phase == "Failed" and not fact.is_drained for fact in latest)
     return max(seen, by_index, failed - not_replaced)
@@ -280,11 +280,11 @@ def _describe_conditions(observation: Observation) -> list[str]:
         state = read_state(parent)
         clauses.append(": ".join(state[key] for key in ("reason", "message") if state.get(key)))
         for condition in list_conditions(parent):
-            # FailureTarget becomes Failed after the last pods end.
+            # FailureTarget becomes Failed.
             if condition["type"] in ("Failed", "FailureTarget") and condition["status"] == "True":
                 reason = condition.get("reason") or ""
                 detail = f"{reason}: {condition.get('message', '')}"
-                # The failed pod, while it exists, explains more.
+                # The failed pod explains more.
                 known = _REASONS.get(reason, detail)
                 clauses.append(detail if reason == "PodFailurePolicy" and not has_pod else known)
     return list(dict.fromkeys(clauses))
@@ -404,7 +404,7 @@ def _build_replica(
     if fact is None and is_removed:
         return _build_cancelled(role, index, "ended by a resize")
     if fact is None:
-        # Once the app has failed, its controller deletes the other pods.
+        # A failed app's controller deletes its other pods.
         state = _STATES_WITHOUT_POD.get(app_state, AppState.PENDING)
         if state is AppState.CANCELLED:
             return _build_cancelled(role, index, "its pod was deleted when the job ended")

@@ -69,7 +69,7 @@ def submit(resources: Objects, request: Request, *, namespace: str, notify: Call
 def _prepare(resources: Objects, request: Request, namespace: str, notify: Callable[[str], None]) -> "_Submission":
     """Check whether the cluster can run the request, and complete its documents. This changes nothing."""
     check_version(resources.read_version(), elastic=request.elastic, source="the server")
-    for kind in (JOB, POD):  # without these rights nothing created could be seen
+    for kind in (JOB, POD):  # or nothing created could be seen
         resources.list_app(kind, namespace, request.name)
     _check_flavor(resources, request)
     _check_pod_monitor(resources, request)

@@ -194,7 +194,7 @@ class PodWatch:
                 if self._idle.is_set():
                     return version
         except Unreachable:
-            pass  # the caller resumes the watch; if the server is down, its next request fails
+            pass  # the caller's next request fails if the server is down
         if version == first_version:
             self._idle.wait(_RETRY_S)
         return version

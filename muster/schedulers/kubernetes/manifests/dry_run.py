@@ -58,7 +58,7 @@ def _render(document: Mapping[str, Any], placeholders: Mapping[str, str], *, ful
         comment = _PLACEHOLDERS.format(expressions=" ".join(map(_build_expression, placeholders.values())))
     if not full:
         shown = {**_mask(shown), "metadata": _summarize_app(shown["metadata"])}
-    # The YAML emitter takes half a second for a megabyte of base64: it gets marks instead.
+    # Base64 takes the emitter half a second a megabyte.
     files = [(field, name, text) for field in _FILE_FIELDS for name, text in shown.get(field, {}).items()]
     for index, (field, name, _) in enumerate(files):
         shown[field] = {**shown[field], name: _FILE_MARK.format(index=index)}

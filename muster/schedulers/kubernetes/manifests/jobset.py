@@ -28,7 +28,7 @@ def build_jobset(inputs: AppInputs) -> dict[str, Any]:
 def _build_replicated_job(inputs: AppInputs, role: RoleInputs) -> dict[str, Any]:
     spec = build_job_spec(inputs, role)
     if _restarts_app(role):
-        spec["backoffLimit"] = 0  # the JobSet counts: a failed replica restarts the app
+        spec["backoffLimit"] = 0  # the JobSet restarts the app
     template = {"metadata": {"labels": build_labels(inputs, role)}, "spec": spec}
     return {"name": role.label, "replicas": 1, "template": template}
 

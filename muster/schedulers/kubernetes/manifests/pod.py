@@ -108,7 +108,7 @@ def build_labels(inputs: AppInputs, role: RoleInputs | None = None) -> dict[str,
 
 
 _ANNOTATIONS: Final = {
-    # A sidecar that stays would keep the pod from ending.
+    # A sidecar would keep the pod from ending.
     "sidecar.istio.io/inject": "false",
     "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
     "karpenter.sh/do-not-disrupt": "true",
@@ -151,7 +151,7 @@ def _build_pod_security(inputs: AppInputs) -> dict[str, Any]:
     security: dict[str, Any] = {"seccompProfile": {"type": "RuntimeDefault"}}
     user = inputs.options.user
     if user is not None:
-        # Claims belong to root: writing needs the group. Our own volumes are open to all.
+        # Claims are root's: writing needs the group.
         security.update(runAsNonRoot=True, fsGroup=user.gid)
         security.update({} if user.uid is None else {"runAsUser": user.uid, "runAsGroup": user.gid})
     return security
@@ -159,7 +159,7 @@ def _build_pod_security(inputs: AppInputs) -> dict[str, Any]:
 
 def _build_security(inputs: AppInputs, role: RoleInputs) -> dict[str, Any]:
     if any(hasattr(mount, "permissions") for mount in role.role.mounts):
-        # Kubernetes allows host devices in privileged containers only. TorchX's adapter does the same.
+        # Host devices need it; TorchX does the same.
         return {"privileged": True}
     capabilities: dict[str, Any] = {"drop": ["ALL"]}
     if inputs.options.rdma:
@@ -218,7 +218,7 @@ def _build_ports(role: RoleInputs) -> list[dict[str, Any]]:
 
 
 def _build_env(inputs: AppInputs, role: RoleInputs) -> list[dict[str, Any]]:
-    # First, because variables can refer only to earlier ones.
+    # Variables can refer only to earlier ones.
     env: list[dict[str, Any]] = [_build_field_variable(INDEX_VARIABLE, f"metadata.labels['{JOB_INDEX_LABEL}']")]
     env.append(_build_field_variable(NAMESPACE_VARIABLE, "metadata.namespace"))
     ours: dict[str, str] = {Env.RANK0_HOST: inputs.build_rank0_host(role), "TMPDIR": SCRATCH_DIR}

@@ -177,7 +177,7 @@ def _check_size(document: Mapping[str, Any]) -> None:
 def _build_workload(inputs: AppInputs) -> list[dict[str, Any]]:
     workload = build_jobs(inputs) if inputs.options.flavor == "job" else [build_jobset(inputs)]
     encoded = encode_app(inputs.app)
-    for parent in workload:  # each: a role's Job may be deleted while others run
+    for parent in workload:  # one role's Job may be deleted first
         parent["metadata"].setdefault("annotations", {})[APPDEF_ANNOTATION] = encoded
     return workload
 

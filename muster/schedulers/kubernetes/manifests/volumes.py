@@ -93,7 +93,7 @@ def _decide_shm_size(inputs: AppInputs, role: RoleInputs) -> str:
     memory_mb = int(role.role.resource.memMB)
     if RoleKey.MEMORY_REQUEST_MB in role.role.metadata or memory_mb <= 0:
         return _UNLIMITED_SHM
-    # It counts towards the memory limit: leave room for the processes.
+    # It counts towards the memory limit.
     return f"{max(64, memory_mb // 2)}Mi"
 
 

@@ -25,7 +25,7 @@ PREFIX: Final = re.compile(
 
 _LOCAL: Final = re.compile(r"\d+(?:[,-]\d+)*(?=[|\]])")
 _HEADLINE: Final = "JOB FAILED "
-# One for each last digit of a rank.
+# By a rank's last digit.
 _RANK_COLOURS: Final = ("36", "33", "35", "32", "34", "96", "93", "95", "92", "94")
 """As the agent's on a terminal."""
 _MARK: Final = "\r"

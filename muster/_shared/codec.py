@@ -229,7 +229,7 @@ def _build_number(base: type, allowed: Range) -> tuple[Read, Write]:
     what = "an integer" if base is int else "a number"
 
     def read(value: object, _is_lenient: bool) -> object:
-        # `type`, because a boolean is an int. NaN is in no range.
+        # `type`: a boolean is an int. NaN is in no range.
         if type(value) not in accepted or not allowed.least <= value <= allowed.most:  # type: ignore[operator]
             raise MalformedMessageError(f"not {what} from {allowed.least:.0f} to {allowed.most:.0f}")
         return base(value)

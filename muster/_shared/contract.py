@@ -370,14 +370,14 @@ def parse_listen_address(text: str) -> tuple[str, int] | None:
     >>> parse_listen_address("9464"), parse_listen_address("[::]:0"), parse_listen_address("host:1")
     (('', 9464), ('::', 0), None)
     """
-    import socket  # not needed by workers, which read this module too
+    import socket  # workers, too, read this module
 
     host, colon, port = text.strip().rpartition(":")
     if not (port.isascii() and port.isdecimal()) or len(port) > 5 or int(port) > 65535:
         return None
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
-    elif ":" in host:  # IPv6 without brackets may look like host and port
+    elif ":" in host:  # IPv6 without brackets
         return None
     if not colon:
         return "", int(port)

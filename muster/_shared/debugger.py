@@ -62,7 +62,7 @@ class _Session:
             stream.flush()
         words = self._words
         while words[Layout.TERMINAL] == Layout.TERMINAL_LENT:
-            time.sleep(_LOOK_S)  # until the agent sees that the last loan ended
+            time.sleep(_LOOK_S)  # until the agent sees its end
         words[Layout.TERMINAL] = 0
         words[Layout.DEBUGGER] = Layout.DEBUGGER_WANTS
         while words[Layout.TERMINAL] == 0:

@@ -77,7 +77,7 @@ def link_latest(parent: str, target: str) -> None:
     """
     with contextlib.suppress(OSError):
         mode = os.stat(parent).st_mode
-        if mode & _OTHERS_WRITE and not mode & stat.S_ISVTX:  # sticky: only an entry's owner can replace it
+        if mode & _OTHERS_WRITE and not mode & stat.S_ISVTX:  # sticky: only owners replace entries
             return
         link = os.path.join(parent, LogNames.LATEST)
         if not _is_ours(link):

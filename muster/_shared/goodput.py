@@ -136,7 +136,7 @@ class GoodputLedger:
         if self._began_s is None:
             self._began_s = self._accounted_s = now_s
             return
-        # The next incarnation: it has waited for nodes since the last record.
+        # It has waited since the last record.
         self.is_stopped = False
         self._settle_first()
         if self._cause in CAUSES and last_s > self._accounted_s:

@@ -217,7 +217,7 @@ class Guard:
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_read, False)
         os.set_blocking(self._wake_write, False)
-        # The last sweep opens two files at once; fail now rather than then.
+        # The last sweep needs two files: fail now.
         for fd in [os.open(os.devnull, os.O_RDONLY) for _ in range(2)]:
             os.close(fd)
 
@@ -228,7 +228,7 @@ class Guard:
         between fork and wait.
         """
         processes.become_subreaper()
-        # Signals that nohup or a shell has set to be ignored stay ignored.
+        # What nohup or a shell ignores stays ignored.
         forwarded = [signum for signum in FORWARDED_SIGNALS if signal.getsignal(signum) is not signal.SIG_IGN]
         old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, {*forwarded, signal.SIGCHLD})
         guard_pid = os.getpid()
@@ -264,12 +264,12 @@ class Guard:
         if terminal is not None and self._lease.is_terminal_lent():
             processes.restore_terminal(0, terminal)
         for signum in forwarded:
-            # The interpreter's shutdown restores defaults: a signal would then replace the exit code.
+            # After shutdown a signal would replace the exit code.
             signal.signal(signum, signal.SIG_IGN)
         return code
 
     def _wait(self) -> None:
-        self._reap()  # a child may have ended before the handler existed
+        self._reap()  # one may have ended before
         self._poller.register(self._wake_read, select.POLLIN)
         self._poller.register(self._lease.fd, select.POLLIN)
         if self._caller_fd is not None:
@@ -300,7 +300,7 @@ class Guard:
         elif signum == signal.SIGTSTP:
             self._suspend()
         elif self._ends_with_parent and os.getppid() != self._parent:
-            # Our parent has ended, and prctl ends us too: no grace.
+            # Our parent has ended: no grace.
             self._kill_guarded()
         else:
             processes.send_signal([self._guarded_pid], signum)
@@ -325,7 +325,7 @@ class Guard:
         if left_s and stops_together:
             self._lease.release()
         elif left_s:
-            # A full or closed console must not prevent the stop.
+            # A full console must not prevent the stop.
             with contextlib.suppress(OSError):
                 print(
                     f"muster: this node stops; in {left_s:.0f} s the job's other nodes go on without it, and its "
@@ -342,7 +342,7 @@ class Guard:
         if left_s and stops_together:
             self._lease.renew(boottime_s + left_s - (self._lease.suspended.read_lease_s() - lease_s))
         elif left_s and self._lease.read_left_s() == 0.0:
-            processes.kill_descendants(self._guarded_pid)  # before one runs again; `_fence` does the rest
+            processes.kill_descendants(self._guarded_pid)  # before one runs again
         suspension.continue_tree()
 
     def _fence(self) -> float | None:
@@ -394,7 +394,7 @@ def run_guarded_process(guard_pid: int, mask: Collection[int], body: Callable[[]
     processes.set_death_signal(signal.SIGTERM)
     if os.getppid() != guard_pid:
         os._exit(128 + signal.SIGTERM)
-    # In its own group, the guarded process gets a terminal's Ctrl-C once, from the guard.
+    # A terminal's Ctrl-C then comes once, from the guard.
     os.setpgid(0, 0)
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -407,7 +407,7 @@ def run_guarded_process(guard_pid: int, mask: Collection[int], body: Callable[[]
             sys.excepthook(*sys.exc_info())
             print("muster: the above is a bug in muster; please report it", file=sys.stderr)
         for stream in (sys.stdout, sys.stderr):
-            # None: closed at the start. A full or closed console must not change the code.
+            # A closed or full console must not change the code.
             with contextlib.suppress(AttributeError, OSError, ValueError):
                 stream.flush()
         os._exit(code)

@@ -278,7 +278,7 @@ class JobHistory:
         self, done: int, at_s: float, *, is_counted: bool, phase: str = "", total: int | None = None
     ) -> None:
         """Record how many steps the rank has done that has done the fewest: see `GoodputLedger.record_steps`."""
-        if is_counted:  # an optimizer counts from 0 in each attempt
+        if is_counted:  # an optimizer restarts at 0
             self._round_done, self._most_done = done, max(self._most_done, done)
             self.total = total if total is not None else self.total
         self._ledger.record_steps(done, at_s, is_counted=is_counted, phase=phase)

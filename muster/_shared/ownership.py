@@ -141,7 +141,7 @@ def _is_private(gid: int) -> bool:
         return not any(user.pw_gid == gid and user.pw_name not in mine for user in pwd.getpwall())
     if not mine.issuperset(group.gr_mem):
         return False
-    # A user's own group has its name. This test comes first: a network may have many users to list.
+    # A user's own group has its name; listing users may be slow.
     return group.gr_name in mine or all(user.pw_name in mine for user in pwd.getpwall() if user.pw_gid == gid)
 
 

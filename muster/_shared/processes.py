@@ -122,7 +122,7 @@ def read_stat(pid: int) -> list[str] | None:
     except OSError:
         return None
     try:
-        # The command's name may hold spaces and brackets: split after its last bracket.
+        # The command's name may hold spaces and brackets.
         return os.read(fd, 4096).rpartition(b")")[2].decode().split()
     except OSError:
         return None

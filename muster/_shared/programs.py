@@ -31,10 +31,10 @@ def _has_module(name: str, cwd: str) -> bool:
         full = f"{full}.{word}"
         if spec is None or spec.submodule_search_locations is None:
             return spec is not None and spec.origin in ("built-in", "frozen")
-        # A package may extend its __path__ when imported; that cannot be known here.
+        # A package may extend its __path__ when imported.
         try:
             spec = PathFinder.find_spec(full, list(spec.submodule_search_locations)) or _find_init(spec)
-        except KeyError:  # only an imported package knows its namespaces' folders
+        except KeyError:  # only an imported package knows its folders
             return True
         if spec is not None and spec.name != full:
             return True

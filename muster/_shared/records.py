@@ -58,7 +58,7 @@ def replace(old: T, **changes: Any) -> T:
     Raises:
         TypeError: a field is unknown.
     """
-    # Faster than `__init__`: the leader of thousands copies its state for each message.
+    # Faster than `__init__`, for leaders of thousands.
     own = {**old.__dict__, **changes}
     if len(own) > len(old.__dict__):
         raise TypeError(f"{type(old).__name__} has no field {', '.join(own.keys() - old.__dict__.keys())}")

@@ -226,7 +226,7 @@ def _end(handle: str) -> None:
     until_s = time.monotonic() + _RELEASE_S
     with operations.open_scheduler(handle) as (scheduler, app_id):
         if scheduler.describe_app(app_id) is None:
-            return  # a run of another machine ends with the hold
+            return  # another machine's runs end with the hold
         scheduler.cancel(app_id)
         while time.monotonic() < until_s:
             scheduler.wait_ended(app_id, until_s - time.monotonic())

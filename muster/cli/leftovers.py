@@ -174,7 +174,7 @@ def _find_lost_containers(state_dir: Path) -> Iterator[Leftover]:
     except DockerError as error:
         logger.info("%s", error)
         return
-    # In this order: a submission registers its app, then removes its mark.
+    # Submissions register first, then unmark.
     known = submissions.list_submitting(state_dir) | set(AppRegistry(state_dir, _DOCKER))
     for app_id, containers in apps.items():
         if app_id in known or any(facts.running for facts in containers):

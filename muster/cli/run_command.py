@@ -190,7 +190,7 @@ def _follow(scheduler: PluginScheduler, app_id: str, *, is_attached: bool, shows
             response = scheduler.describe(app_id)
         has_report = printer.finish()
     except BaseException:
-        scheduler.close()  # ends what this command started; its last lines still come
+        scheduler.close()  # its last lines still come
         printer.finish(_CLOSE_S)
         if not is_attached:
             say(f"{app_id} goes on; `muster stop {scheduler.backend}://{app_id}` ends it")

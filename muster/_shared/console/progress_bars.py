@@ -23,7 +23,7 @@ class ProgressBars:
         # A terminal made narrower has wrapped them.
         columns = self._size()[0]
         rows = sum(max(1, -(-width // columns)) for width in widths)
-        # Row by row: tmux keeps what "erase below" erases as scroll-back.
+        # tmux keeps what "erase below" erases as scroll-back.
         return b"\r\x1b[K" + b"\x1b[A\x1b[K" * (rows - 1)
 
     def draw(self, rows: Sequence[bytes], status: bytes = b"") -> bytes:

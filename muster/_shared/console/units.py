@@ -185,7 +185,7 @@ class Units:
             self._block.rows, self._block.has_exception = [], block.has_exception
         rows = block.rows
         if block.kind == WARNING and not block.is_whole:
-            rows = rows[:1]  # without a source line, the rest may be another's
+            rows = rows[:1]  # the rest may be another's
         if rows:
             text = b"\n".join(rows) + b"\n"
             yield Unit(block.kind, b"\0" + _RANK_PREFIX.sub(b"", text), text, block.since_s)

@@ -56,7 +56,7 @@ def list_runtime_dirs(env: Mapping[str, str]) -> list[str]:
     found = [os.path.join(_TMP, f"muster-{os.geteuid()}")]
     folder = env.get("XDG_RUNTIME_DIR", "")
     try:
-        # `sudo` keeps the variable, but root and a user never share a hold.
+        # `sudo` keeps another user's variable.
         if folder.startswith("/") and os.stat(folder).st_uid == os.geteuid():
             found.insert(0, os.path.join(folder, "muster"))
     except OSError:
@@ -74,7 +74,7 @@ def find_folder(env: Mapping[str, str], words: Sequence[str], version: str) -> s
     """
     import hashlib
 
-    # The folder too: virtual environments link to one Python file.
+    # The folder too: virtual environments share one file.
     key = [version, os.path.dirname(words[0]), os.path.realpath(words[0]), *map(os.path.realpath, words[1:])]
     digest = hashlib.sha256("\0".join(key).encode(errors="surrogateescape")).hexdigest()
     return os.path.join(list_runtime_dirs(env)[0], _PREFIX + digest[:16])

@@ -200,7 +200,7 @@ def _find_missing_driver(machine: Machine, need: Need) -> Iterator[Problem]:
 def _find_missing_devices(machine: Machine, need: Need) -> Iterator[Problem]:
     devices = machine.devices
     if devices is None or need.visible == () or any(name.startswith("MIG-") for name in need.visible or ()):
-        return  # no driver, none wanted, or parts of devices
+        return  # no driver, none wanted, or parts
     count = len(choose_devices(devices, need))
     silent = f"; {devices.silent} more of the driver's list do not answer" if devices.silent else ""
     found = f"{count} {'device answers' if count == 1 else 'devices answer'}{silent}"
@@ -434,7 +434,7 @@ def _try_write(folder: str) -> str:
         try:
             written = os.write(fd, bytes(_PROBE_BYTES))
         finally:
-            os.close(fd)  # a network file system may report only now that it is full
+            os.close(fd)  # a network file system reports a full disk here
     except OSError as error:
         return error.strerror or str(error)
     finally:
@@ -467,7 +467,7 @@ def _list_cgroup_rooms() -> Iterable[int]:
         if len(parts) != 3 or not (is_v2 or parts[1] == "pids"):  # hierarchy, controllers, path
             continue
         root = _CGROUPS if is_v2 else f"{_CGROUPS}/pids"
-        for folder in (f"{root}{parts[2]}", root):  # a container's own is mounted at the root
+        for folder in (f"{root}{parts[2]}", root):  # a container's own is at the root
             most, current = _read_number(f"{folder}/pids.max"), _read_number(f"{folder}/pids.current")
             if most is not None and current is not None:
                 yield max(0, most - current)

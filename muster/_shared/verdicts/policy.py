@@ -148,7 +148,7 @@ def _parse_condition(word: str, rule: str) -> Condition:
         return Condition(signal=_parse_signal(value, rule))
     if word in CLASSES or word in (ANY, OOM, REPEAT):
         return Condition(cause=word)
-    # A class begins in lower case, an exception with a capital.
+    # Only exceptions begin with a capital.
     if _EXCEPTION.fullmatch(word) and word.rpartition(".")[2][0].isupper():
         return Condition(exception=word)
     raise PolicyError(f"{rule!r}: {word!r} must be one of: {_CONDITIONS}")

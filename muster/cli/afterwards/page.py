@@ -58,7 +58,7 @@ def build_page(story: Story, report: Mapping[str, Any] | None = None, missing: s
         "SCRIPT": script,
     }
     page = files.joinpath("page.html").read_text("utf-8")
-    pieces = page.split("@")  # every other piece is a name; inserted text is not searched
+    pieces = page.split("@")  # names are every other piece, so none is searched for
     return "".join(parts[piece] if at % 2 else piece for at, piece in enumerate(pieces))
 
 

@@ -427,7 +427,7 @@ def _split(bar: Bar, job: _Job) -> list[Bar]:
     if bar.phase != FIRST_STEP:
         return [bar]
     formed = [at_s for at_s, number, *_ in job.rounds if number == bar.round and at_s <= bar.start_s]
-    began_s = max(formed, default=bar.start_s)  # of this incarnation; another node's step may come first
+    began_s = max(formed, default=bar.start_s)  # another node's step may come first
     starts = [each for each in job.first_steps.get(bar.round, ()) if began_s <= each <= bar.end_s]
     first_s = min(starts, default=bar.end_s if job.steps else bar.start_s)
     first_s = min(max(first_s, bar.start_s), bar.end_s)

@@ -180,7 +180,7 @@ def _format_rate(mbit: object) -> str:
 def _read(path: Path) -> str:
     try:
         return path.read_text().strip()
-    except OSError:  # a link that is down has no speed
+    except OSError:  # links that are down have none
         return ""
 
 

@@ -170,7 +170,7 @@ class _Log:
         all_records = b"\n".join(self._records.values())
         known = rank_logs.list_places(all_records)
         ranks, attempts = ({place.global_rank for place in known}, {place.attempt for place in known})
-        ranks.update(range(rank_logs.find_world_size(all_records)))  # also nodes whose records are not here yet
+        ranks.update(range(rank_logs.find_world_size(all_records)))  # some records may not be here yet
         if rank is not None and ranks and rank not in ranks:
             raise ControlError(f"there is no rank {rank}; there are {name_ranks(ranks)}", ExitCode.REFUSED)
         if attempt is not None and attempts and attempt not in attempts:
@@ -314,7 +314,7 @@ def follow_files(
         is_last = has_ended()
         newest = rank_logs.find_rank(_read_from(folder / LogNames.EVENTS, 0), rank, attempt)
         if newest is not None and newest not in places:
-            places.append(newest)  # last lines of the earlier one may still come
+            places.append(newest)  # its last lines may still come
         for path in (path for place in places for stream in streams for path in place.list_paths(stream)):
             content = _read_from(folder / path, offsets.get(path, 0))
             offsets[path] = offsets.get(path, 0) + len(content)

@@ -174,5 +174,5 @@ def _find_reason(result: Result) -> str:
         return "hang"
     has_restarted = result.story is not None and len(result.story.rounds) > 1
     if result.case.moment is Moment.CHECKPOINT and has_restarted and len(result.starts) == 1:
-        return "atomic"  # no later attempt made a step: its checkpoint is unreadable
+        return "atomic"  # no later attempt could read its checkpoint
     return "retries" if "retries" in result.reason else "failed"

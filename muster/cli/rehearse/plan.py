@@ -103,10 +103,10 @@ def _choose_step(moment: Moment, undisturbed: Result, rng: random.Random) -> int
     low, high = (first + max(1, int(steps * part)) for part in _MIDDLE)
     saved = [each for each in undisturbed.saved_at if first < each < undisturbed.done]
     if moment is Moment.CHECKPOINT:
-        # Watched for from the step before the save.
+        # Watched for from the step before.
         before = [each - 1 for each in saved[1:] if each - 1 > first] or [max(first + 1, low)]
         return rng.choice(before[: max(1, len(before) - 1)])
-    if saved:  # after the first checkpoint, if a step is left
+    if saved:  # after a checkpoint, if possible
         low = min(max(low, saved[0] + 1), max(first + 1, undisturbed.done - 2))
     return rng.randint(low, max(low, high))
 

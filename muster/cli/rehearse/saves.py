@@ -50,7 +50,7 @@ class Saves:
         is_saved = False
         for folder, mask, name in self._read():
             if mask & _IS_FOLDER:
-                self._add(folder / name)  # earlier content is seen at the next write or rename
+                self._add(folder / name)  # the next write or rename shows earlier content
                 continue
             is_saved = is_saved or not (name.endswith(_NOT_SAVES) or "tfevents" in name or "__pycache__" in str(folder))
         return is_saved

@@ -280,7 +280,7 @@ class Trial:
             self._slots = slots
             result.saving_ranks |= {rank for rank, each in slots.items() if each.has_saved}
             result.asking_ranks |= {rank for rank, each in slots.items() if each.asks}
-        # Optimizer steps count only until the script's first report.
+        # An optimizer's steps count until the script's own come.
         self._counts = self._counts or any(each.is_counted for each in slots.values())
         by_rank = {rank: each.done for rank, each in slots.items() if each.done and each.is_counted is self._counts}
         told = list(by_rank.values())
@@ -296,7 +296,7 @@ class Trial:
                 self._is_behind = result.fault_done is not None
                 result.starts.append(start)
                 self._last_step_s, result.done = None, start
-            # A rank that ended without a step had none left.
+            # A rank that ended stepless had none left.
             if min(told) > result.done and all(map(self._watch.has_ended, slots.keys() - by_rank.keys())):
                 self._record_step(min(told))
         if has_saved or any(each.is_saving for each in slots.values()):

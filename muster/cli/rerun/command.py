@@ -123,7 +123,7 @@ class _Run:
 
         def prepare() -> None:
             signal.pthread_sigmask(signal.SIG_SETMASK, ())
-            signal.signal(signal.SIGINT, signal.SIG_DFL)  # background jobs of a shell ignore it: nothing would stop it
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # background jobs ignore it
             processes.set_death_signal(signal.SIGTERM)
             if os.getppid() != parent:
                 os._exit(1)

@@ -20,7 +20,7 @@ def cause(scene: Scene) -> Course:
         for _ in range(int(SECONDS / _LOOK_S)):
             yield _LOOK_S
             if not scene.has_all_workers():
-                break  # longer ones use up a short rehearsal's restarts
+                break  # longer ones use up the restarts
     finally:
         with contextlib.suppress(OSError):
             os.unlink(path)

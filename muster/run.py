@@ -66,7 +66,7 @@ class _FromVariable(Action):
         if flag.is_switch:
             super().__init__(nargs=0, default=bool(int(text)) if text else False, **settings)
         else:
-            # argparse converts a text default as it does a value.
+            # argparse converts a text default.
             super().__init__(default=_DEFAULTS.get(flag.dest) if text is None else text, **settings)
 
     def __call__(
@@ -210,7 +210,7 @@ def build_flags(args: Namespace) -> list[str]:
             continue
         words.append(f"--{flag.name}" if flag.is_switch else f"--{flag.name}={_format(value)}")
     script_args = [*_build_rank_argument(args), *getattr(args, "training_script_args", [])]
-    # The agent drops one `--` after the script, as torchrun's parser does; here it is already gone.
+    # One `--` is dropped already, and the agent drops another.
     return [*words, args.training_script, *(["--"] if script_args[:1] == ["--"] else []), *script_args]
 
 

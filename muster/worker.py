@@ -313,7 +313,7 @@ class _Slot:
         if step > before >= 0:
             if before:
                 words[Layout.STRIDE + kind] = step - before
-            words[asked] = step  # before reading the command: the agent looks here after it raises a ceiling
+            words[asked] = step  # first: the agent looks after raising a ceiling
         elif step < before:
             words[asked] = Layout.NOT_ASKING
             _print(
@@ -335,7 +335,7 @@ class _Slot:
             if command == 0 or Layout.get_kind(command) != kind or i < Layout.get_step(command):
                 return False
             if Layout.is_committed(command):
-                # A checkpoint is of this step alone: its command may outlast the step.
+                # The command may outlast its step.
                 return kind != Layout.CHECKPOINT or i == Layout.get_step(command)
             time.sleep(wait_s)
             wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
@@ -420,7 +420,7 @@ def _map_slot(path: str, round_number: int, number: int, claim: "Callable[[_Slot
             raise ValueError("it belongs to another round")
         if not 0 <= number < header[Layout.SLOTS]:
             raise ValueError(f"it has {header[Layout.SLOTS]} slots")
-        # Locked, because two processes of a rank may come here at once.
+        # Two processes may come at once.
         fcntl.lockf(opened, fcntl.LOCK_EX, 8, (number + 1) * Layout.BLOCK_BYTES)
         return claim(_Slot(memory, number))
     finally:
@@ -510,7 +510,7 @@ def _encode_path(path: str | os.PathLike[str]) -> bytes:
         decoded = text.decode()
     except UnicodeDecodeError:
         raise ValueError(f"saved: the path {path!r} is not UTF-8") from None
-    if has_controls(decoded):  # it goes into a variable and printed lines
+    if has_controls(decoded):  # it becomes a variable and lines
         raise ValueError(f"saved: the path {path!r} has control characters")
     return text
 

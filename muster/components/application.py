@@ -251,7 +251,7 @@ def _build_args(request: JobRequest, names: JobNames, topology: Topology) -> lis
         args += ["--rank-order", request.rank_order]
     if request.on is not None:
         args += [f"--on={request.on}"]
-    # The program is the first word that is no option; the rest are its arguments.
+    # The program is the first word that is no option.
     args += [request.script] if request.script is not None else ["-m", str(request.module)]
     return [*args, *request.script_args]
 
@@ -282,7 +282,7 @@ def _parse_mounts(mounts: Sequence[str] | None) -> list[Any]:
     try:
         return list(specs.parse_mounts(list(mounts)))
     except (KeyError, ValueError) as error:
-        # A KeyError for a missing src or dst holds only that word.
+        # Missing src or dst: only that word.
         problem = str(error.args[0])
         problem = f"{problem} is missing" if problem in {"src", "dst"} else problem
         example = "type=bind,src=/host,dst=/job,readonly"

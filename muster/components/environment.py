@@ -64,7 +64,7 @@ def parse_env(env: "EnvArgument", env_file: str | None, environ: Mapping[str, st
     taken = {} if env_file is None else _read_file(env_file, environ)
     given, names = _parse_text(env) if isinstance(env, str) else (dict(env or {}), [])
     taken |= {name: _find(name, environ, f"--env {name}") for name in names}
-    # TorchX substitutes macros here; a password's `$` must survive.
+    # TorchX substitutes macros; a `$` must survive.
     kept = {name: value.replace("$", "$$") for name, value in taken.items() if name not in given}
     return GivenEnv(values={**kept, **given}, taken=tuple(sorted(kept)))
 
@@ -83,7 +83,7 @@ def _parse_text(text: str) -> tuple[dict[str, str], list[str]]:
         raise ComponentError(f"--env {first}=...: cannot be read as NAME=VALUE,NAME=VALUE; {advice}") from error
     first = next(iter(pairs))
     *names, last = _split_names(first)
-    # The first pair's key is all text before the first "=", and holds the names.
+    # The first key holds the names.
     return {last: pairs.pop(first), **pairs}, names
 
 

@@ -45,7 +45,7 @@ class ResourceRequest:
             ComponentError: TorchX does not know the host.
         """
         if self.h:
-            # TorchX passes defaults as copies, so a typed default looks the same.
+            # TorchX copies defaults: a typed one looks the same.
             advice = "; on hosts without GPUs use dist.ddp" if self.h == DEFAULT_HOST else ""
             label = f"{self.h}, the default of -h" if advice else f"-h {self.h}"
             return Host(label=label, gpus=int(self.build_resource().gpu), advice=advice)

@@ -21,7 +21,7 @@ COUNTED_PROCESSES: Final = ("gpu", "cpu", "auto")
 
 _GRAMMAR: Final = re.compile(r"(?:(?:([0-9]+):)?([0-9]+)x)?([0-9]+|gpu|cpu|auto)")
 _SHOWN_CHARACTERS: Final = 60
-_DIGITS_LIMIT: Final = 100  # more than any machine has; int() itself refuses over 4300 digits
+_DIGITS_LIMIT: Final = 100  # more than any machine has, and int() allows
 
 
 class Bare(Enum):

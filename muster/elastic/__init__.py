@@ -103,7 +103,7 @@ _NOT_HERE = {
 
 def __getattr__(name: str) -> Any:
     if name in _NOT_HERE:
-        # AttributeError's text would be replaced in `from muster.elastic import ...`.
+        # An import would replace AttributeError's text.
         raise ImportError(f"{__name__} has no {name}: {_NOT_HERE[name]}")
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

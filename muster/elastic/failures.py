@@ -131,7 +131,7 @@ def build_process_failures(outcome: Outcome) -> dict[int, Any]:
         own = [root, *(each for each in own if each is not root)]
     failures = {failure.global_rank: build_process_failure(failure) for failure in own}
     first_s = failures[own[0].global_rank].timestamp
-    for failure in failures.values():  # torch compares whole seconds to find the root cause
+    for failure in failures.values():  # torch compares whole seconds
         failure.timestamp = max(failure.timestamp, first_s)
     return failures
 

@@ -132,7 +132,7 @@ class JobHandle:
             self._outcome = self._job.run()
             if self._outcome.code == ExitCode.SUCCEEDED:
                 self._exchange_results()
-        except BaseException as error:  # KeyboardInterrupt too: `wait` in another thread raises it
+        except BaseException as error:  # `wait` raises it in another thread
             self._error = error
             raise
         finally:
@@ -177,7 +177,7 @@ class JobHandle:
             if self._results is None:
                 try:
                     self._results = self._load_results(self._outcome)
-                except BaseException as error:  # raised again by every later call
+                except BaseException as error:  # every later call raises it
                     self._error = error
                     raise
                 finally:

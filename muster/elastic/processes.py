@@ -272,7 +272,7 @@ class PContext:
             ended = "was killed" if outcome.code is None else describe_exit_code(outcome.code)
             how = outcome.error or f"the agent {ended}"
             raise AgentLost(f"{how}; none of the processes is left")
-        # As torch: of functions only the first failure, of commands also those stopped because of it.
+        # As torch: of functions the first, of commands also those stopped.
         failures = outcome.report.failures if isinstance(self.entrypoint, str) else outcome.report.failures[:1]
         return {
             failure.local_rank: build_process_failure(failure, self.error_files.get(failure.local_rank))
@@ -283,7 +283,7 @@ class PContext:
         """Return torch's ProcessFailure of each process that `close` has ended, or that was not started by then."""
         from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-        # With one node, global ranks are local ranks.
+        # Global ranks are local ranks.
         codes = {rank: self._exit_codes.get(rank, -signal.SIGTERM) for rank in range(self.nprocs)}
         return {
             rank: ProcessFailure(

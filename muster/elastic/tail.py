@@ -77,7 +77,7 @@ class Screen:
         try:
             if not self._owner["cleared"].wait(_OWNER_LIMIT_S):
                 self._owner["trigger_clear"].clear()
-                self._owner = None  # draws no more; later lines need not wait
+                self._owner = None  # no later line need wait
             yield
         finally:
             if self._owner is not None:
@@ -86,7 +86,7 @@ class Screen:
     def _find_size(self) -> os.terminal_size:
         try:
             return os.get_terminal_size(self._terminal.fileno() if self._terminal is not None else 1)
-        except (OSError, ValueError):  # a stream that only claims to be a terminal
+        except (OSError, ValueError):  # it only claims to be a terminal
             return os.terminal_size((80, 24))
 
 
@@ -114,7 +114,7 @@ class _Tail:
             *lines, self._rest = (self._rest + data).split(b"\n")
             bar = self._rest if b"\r" in self._rest else None
             self._print(lines, bar)
-            if bar is not None:  # hours of a bar are one line; only its end matters
+            if bar is not None:  # only its end matters
                 self._rest = b"\r" + b"\r".join(bar.rsplit(b"\r", 2)[-2:])
         return bool(data)
 

@@ -123,7 +123,7 @@ class Area:
         self._memory, self.bytes = mapping.memory, mapping.bytes
         words = self.bytes.view(torch.int64)
         words[:: 2 * _PAGE].sum()  # a read maps 16 written pages
-        words[:: _PAGE // 8].bitwise_or_(0)  # unwritten ones are only promised: a write takes and empties one
+        words[:: _PAGE // 8].bitwise_or_(0)  # promised ones need a write, which takes and empties them
         self.size, self._targets = size, (None, [])
 
     def copy(
@@ -186,7 +186,7 @@ class Area:
         import torch
 
         start, size = find_data(plan)
-        if self.size < end:  # first without the interpreter: the script goes on
+        if self.size < end:  # without the interpreter, beside the script
             self.map(end)
         sums = self.bytes[start - size // BLOCK_BYTES * 8 : start].view(torch.int64)
         torch.sum(_view_blocks(self.bytes[start : start + size]), 1, out=sums)
@@ -335,7 +335,7 @@ class Content:
         first, last = self._ends
         if not first <= start <= end <= last:
             first = start // BLOCK_BYTES * BLOCK_BYTES
-            # Near data is verified whole at once: one call is faster than many.
+            # Near data: one call for all is faster.
             last = max(_round_up(end, BLOCK_BYTES), first + _WINDOW_BYTES)
             first, last = (0, self.head.data_bytes) if self.is_near else (first, min(last, self.head.data_bytes))
             self._window = self._fetch_tensor(self.head.data_start + first, self.head.data_start + last)

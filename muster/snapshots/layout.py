@@ -440,7 +440,7 @@ def _find_groups(tensors: Sequence[Any], pointers: Sequence[int]) -> list[_Group
     end = -1
     for number, start in zip(order, starts, strict=True):
         one = tensors[number]
-        if not one.numel() or is_lazy(one):  # copy_ resolves lazy ones, whose memory has other bits
+        if not one.numel() or is_lazy(one):  # its memory has other bits
             continue
         size = one.nbytes if one.is_contiguous() else _find_ends(one)[1] - _find_ends(one)[0]
         if start < end and _share_storage(tensors[groups[-1][0]], one):

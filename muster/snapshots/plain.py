@@ -271,7 +271,7 @@ class _Encoder(pickle.Pickler):
         """Do as `_are_plain`. Tensors that were plain, and whose elements are where they were, still are."""
         try:
             pointers = list(map(self.tensor_type.data_ptr, tensors))
-        except RuntimeError:  # it has none, such as a sparse one
+        except RuntimeError:  # such as a sparse one
             return self._are_plain(tensors)
         known, number = self.known.pointers, len(self.tables)
         if known.get(number) == pointers and 0 not in pointers:

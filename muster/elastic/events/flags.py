@@ -153,7 +153,7 @@ class _Requests:
         if not self.token:
             return Answer(outcome=AskOutcome.LOST, line="no job with these events runs: pass them to LocalElasticAgent")
         done = subprocess.run(
-            # With `-m` a muster.py of the working directory would run and get the token.
+            # With `-m` the folder's muster.py would get the token.
             [sys.executable, _AGENT, "ask", "job", kind.value, "--limit", str(_LIMIT_S)],
             env={**os.environ, Env.TOKEN: self.token},
             stdin=subprocess.DEVNULL,

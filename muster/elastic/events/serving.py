@@ -90,7 +90,7 @@ class IceEvents:
         events.pause.clear()
         events.resume.set()
         if saves:
-            self._wait(events.finished_save_checkpoint, None)  # a second signal ends the job without it
+            self._wait(events.finished_save_checkpoint, None)  # a second signal ends the job
         then()
 
     def _stop_at_one_step(self, events: Events, signum: int, then: Callable[[], None]) -> None:

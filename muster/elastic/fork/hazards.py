@@ -33,7 +33,7 @@ def prepare_call(
         UsageError: it must not be forked. The message says what is in the way and what to do.
     """
     check_hazards()
-    # A worker's own tracker would remove what it shares with this process.
+    # A worker's own would remove what it shares.
     if "multiprocessing.resource_tracker" in sys.modules:
         sys.modules["multiprocessing.resource_tracker"].ensure_running()
     torch_threads = None

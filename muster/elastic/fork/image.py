@@ -27,7 +27,7 @@ def run_image(control: socket.socket, agent_pid: int, call: ForkedCall) -> NoRet
     silence(find_kernel_sockets())
     worker.forget_program()
     program.rename_process(["muster-image", *sys.orig_argv])
-    # Pages of existing objects stay shared: no collection visits them.
+    # Uncollected pages stay shared.
     gc.freeze()
     forking.send(control, {"brings_torch": False})
     forking.send(control, {"ready": {"modules": [], "pid": os.getpid(), "memory": {}}})

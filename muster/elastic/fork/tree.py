@@ -63,7 +63,7 @@ def fork_tree(call: ForkedCall, start: AgentStart, own_fds: Sequence[int]) -> No
     try:
         lease_fds = guard.make_lease_fds()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # since 3.12 of threads, harmless here, see `hazards`
+            warnings.simplefilter("ignore")  # threads are harmless here, see `hazards`
             pid = posix.fork()
         if pid == 0:
             _run(lambda: _run_intermediate(_Tree(start=start, call=call, own_fds=own_fds, lease_fds=lease_fds)))
@@ -112,7 +112,7 @@ def _run_intermediate(tree: _Tree) -> NoReturn:
 
 
 def _become_guard(tree: _Tree) -> None:
-    os.setpgid(0, 0)  # Ctrl-C and a notebook's interrupt are for the program only
+    os.setpgid(0, 0)  # Ctrl-C is for the program only
     processes.become_subreaper()
     send_identity(tree.start.control, GUARD)
     _redirect(tree.start)

@@ -129,7 +129,7 @@ def _choose_code(stop: SystemExit, error_file: str) -> int:
 def _report(error: BaseException, error_file: str) -> None:
     shown = program.find_user_frames(error.__traceback__)
     with contextlib.suppress(Exception):  # __str__ of an exception is user code
-        # One write, because failing ranks share a terminal.
+        # One write: ranks share a terminal.
         sys.stderr.write("".join(traceback.format_exception(type(error), error, shown)))
     if error_file and not os.path.exists(error_file):  # torch's @record writes more
         program.write_error_file(error, shown, error_file)

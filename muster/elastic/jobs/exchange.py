@@ -115,7 +115,7 @@ def _serve(place: RoundPlace, own: Mapping[int, int], key: bytes, gathered: Gath
                 channel = _Channel(connection, key, is_server=True)
                 node = int(json.loads(channel.receive())["node"])
                 _receive_results(channel, gathered)
-            except (OSError, ValueError, KeyError) as error:  # another job's, or a program that ended half-way
+            except (OSError, ValueError, KeyError) as error:  # another job's, or half a message
                 why = f"a connection broke: {error}"
                 connection.close()
                 continue

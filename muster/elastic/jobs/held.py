@@ -132,14 +132,14 @@ class HeldNode:
             self._holder = None
         node, self._node = self._node, None
         if node is not None:
-            fcntl.flock(node.lock_fd, fcntl.LOCK_UN)  # forks of this program may have the descriptor
+            fcntl.flock(node.lock_fd, fcntl.LOCK_UN)  # forks may have the descriptor
             os.close(node.lock_fd)
 
 
 def _read_facts() -> dict[str, str]:
     """Return what a guard that this program starts would inherit, after `driven` has reset the dispositions."""
     found = read_facts()
-    python = (signal.SIGPIPE, signal.SIGXFSZ)  # ignored by the holder's interpreter, reset before a program runs
+    python = (signal.SIGPIPE, signal.SIGXFSZ)  # the holder ignores them until a program runs
     reset = {getattr(signal, name) for name in RESET_SIGNALS}
     ignored = int(found["SigIgn"], 16)
     for signum in reset:

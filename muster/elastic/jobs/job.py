@@ -205,7 +205,7 @@ class Job:
             self._selector.register(self._timers.fd, selectors.EVENT_READ, self._timers.receive)
         try:
             self._turn_until_ended()
-        except BaseException:  # a signal handler may raise anything; leave no process
+        except BaseException:  # signal handlers may raise anything
             self.stop()
             try:
                 self._turn_until_ended()
@@ -224,7 +224,7 @@ class Job:
 
     def _receive(self) -> None:
         messages = self._process.receive()
-        if messages is None:  # the guard was killed; the agent ends with it
+        if messages is None:  # the guard was killed
             self._selector.unregister(self._process.control_fd)
             self._has_ended = True
             return

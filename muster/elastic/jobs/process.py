@@ -247,7 +247,7 @@ class AgentProcess:
 
 def _spawn(start: AgentStart) -> None:
     fds = (start.control.fileno(), start.caller_fd)
-    # debugpy makes each new Python, known by its first word, wait for a debugger.
+    # debugpy finds new Pythons by their first word.
     disguise = ["env"] if "pydevd" in sys.modules else []
     starter = subprocess.Popen(
         [*disguise, *start.python, DRIVEN_FLAG, *map(str, fds), start.folder, *start.flags],
@@ -257,7 +257,7 @@ def _spawn(start: AgentStart) -> None:
         stderr=start.stderr_fd,
         pass_fds=fds,
     )
-    starter.wait()  # returns even if another thread has taken its status
+    starter.wait()  # or another thread takes its status
 
 
 def _send(pidfd: int, signum: int) -> None:

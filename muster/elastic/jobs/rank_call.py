@@ -44,7 +44,7 @@ class RankCall:
         for name in os.environ.keys() - env.keys():
             del os.environ[name]
         for name, value in env.items():
-            if os.environ.get(name) != value:  # else the program seems to set what torch's import has read
+            if os.environ.get(name) != value:  # the program must not seem to set it
                 os.environ[name] = value
         _redirect(sys.stdout, 1, self.stdouts[local_rank])
         _redirect(sys.stderr, 2, self.stderrs[local_rank])
@@ -57,7 +57,7 @@ class RankCall:
                 sys.exit(f"muster: cannot run {words[0]!r}: {error.strerror}")
         try:
             return self.entrypoint(*args)
-        except Exception as error:  # the user's function may raise anything; it is raised again
+        except Exception as error:  # raised again
             _record(error, env.get("TORCHELASTIC_ERROR_FILE"))
             raise
 

@@ -69,7 +69,7 @@ def step(i: int, *, total: int | None = None, **numbers: float) -> None:
 
     Args:
         i: the step as the script counts it, 0 or more.
-        total: how many steps there will be; None: not known.
+        total: how many steps there will be. None: not known.
         numbers: at most 8 values that are shown with the progress, such as `loss=0.31`. A name has at most 64 bytes.
 
     Raises:

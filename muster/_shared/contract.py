@@ -51,7 +51,7 @@ class HoldKey:
     RUN: Final = "run"
     """The name of the run that is on the node. "": there is none."""
     IDLE_SINCE_S: Final = "idle_since_s"
-    """Wall-clock seconds; None: it runs something."""
+    """Wall-clock seconds. None: it runs something."""
     IDLE_LIMIT_S: Final = "idle_limit_s"
     """Seconds without a run after which the hold ends."""
     PID: Final = "pid"
@@ -197,7 +197,7 @@ class Env:
 
     WATCHED: Final = "MUSTER_WATCHED"
     """Set by the agent in its workers: process groups in them are followed (`agent.workers.hooks`). "1": the agent
-    watches for hangs and reads torch's flight recorder; "0": it does not."""
+    watches for hangs and reads torch's flight recorder. "0": it does not."""
 
     STACK_FILE: Final = "MUSTER_STACK_FILE"
     """Set by the agent beside `WATCHED` in workers that are no Python programs: Python programs below them append their
@@ -498,21 +498,21 @@ class StatusPageLayout:
     COMMAND: Final = 4
     """0: none. Otherwise drain id, kind, whether it is committed, and step in one word. See `pack_command`."""
     DEADLINE_NS: Final = 5
-    """CLOCK_MONOTONIC: when what the drain is for ends the workers; 0: no limit."""
+    """CLOCK_MONOTONIC: when what the drain is for ends the workers. 0: no limit."""
 
     # words of a slot
     OWNER: Final = 0
     """Process id of the process that writes here: the first of its rank, or the next after its end. 0: none yet."""
     STEP: Final = 1
-    """1 + the step; 0: none yet."""
+    """1 + the step. 0: none yet."""
     TOTAL: Final = 2
-    """Steps in all; 0: not known."""
+    """Steps in all. 0: not known."""
     PHASE: Final = 3
-    """1 + index in the table of phases; 0: the ordinary one."""
+    """1 + index in the table of phases. 0: the ordinary one."""
     CHANGED_NS: Final = 4
-    """CLOCK_MONOTONIC of the last change of step or phase, or of the last step of any optimizer; 0: none yet."""
+    """CLOCK_MONOTONIC of the last change of step or phase, or of the last step of any optimizer. 0: none yet."""
     SAVED: Final = 5
-    """1 + the step of the last complete checkpoint; 0: none yet."""
+    """1 + the step of the last complete checkpoint. 0: none yet."""
     OPTIMIZER_STEPS: Final = 6
     """Steps of the busiest optimizer, counted by the import hook while `STEP` is 0."""
     VALUES: Final = 7
@@ -520,7 +520,7 @@ class StatusPageLayout:
     ASKED: Final = 8
     """Three words, one per kind: 1 + the step last asked about, 0 if it never asked, or `NOT_ASKING`."""
     STRIDE: Final = 11
-    """Three words, one per kind: the distance of the last two steps asked about; 0: asked at most once."""
+    """Three words, one per kind: the distance of the last two steps asked about. 0: asked at most once."""
     DEBUGGER: Final = 14
     """What the rank asks of this node's terminal: `DEBUGGER_NONE`, `_WANTS` it, or `_QUIT` (end the job)."""
     TERMINAL: Final = 15
@@ -532,7 +532,7 @@ class StatusPageLayout:
     It is 1 if an optimizer was first and the script has reported none.
     """
     FIRST_NS: Final = 89
-    """CLOCK_MONOTONIC of that step; 0: none yet. It shows how long the start took, whenever the agent looks."""
+    """CLOCK_MONOTONIC of that step. 0: none yet. It shows how long the start took, whenever the agent looks."""
     VALUE_TABLE: Final = 96
     WISH: Final = 176
     """A text entry of at most 120 bytes: `WISH_STOP` or `WISH_ELSEWHERE`, and the reason. None: nothing."""
@@ -657,21 +657,21 @@ class SnapshotHeader:
     """Of the round: what is saved now belongs to it. 0: nothing can be saved."""
     BASE_LINEAGE: Final = 4
     BASE_STEP: Final = 5
-    """1 + the step of the generation that the round continues; 0: there is none, `load` finds nothing."""
+    """1 + the step of the generation that the round continues. 0: there is none, `load` finds nothing."""
     CONFIRMED: Final = 6
-    """1 + the step of this lineage that all ranks have; 0: still the base. Changes while workers run."""
+    """1 + the step of this lineage that all ranks have. 0: still the base. Changes while workers run."""
     HOLD: Final = 7
     """1 + a step: the oldest complete generation of this lineage at or above it stays. Changes while workers run."""
     USED: Final = 8
     """1: a worker of this node has used snapshots."""
     SHARE: Final = 9
-    """Thousandths of the free memory that all ranks of the node may take; 0: `LIMIT` alone counts."""
+    """Thousandths of the free memory that all ranks of the node may take. 0: `LIMIT` alone counts."""
     LIMIT: Final = 10
-    """Bytes that all ranks of the node may take; 0: no such limit."""
+    """Bytes that all ranks of the node may take. 0: no such limit."""
     COPIES: Final = 11
     """How many other nodes' states this node keeps beside its own."""
     SOCKET: Final = 12
-    """Two words: the name of the agent's socket for `read_remote`; 0: there is none."""
+    """Two words: the name of the agent's socket for `read_remote`. 0: there is none."""
 
 
 class SnapshotBlock:
@@ -687,13 +687,13 @@ class SnapshotBlock:
     FILE: Final = 1
     """The agent's descriptor of the content file (written by the agent)."""
     PIN: Final = 2
-    """1 + the slot that is being sent; 0: none (written by the agent)."""
+    """1 + the slot that is being sent. 0: none (written by the agent)."""
     REFUSED: Final = 3
-    """Bytes of the last state that did not fit; 0: none."""
+    """Bytes of the last state that did not fit. 0: none."""
     SKIPPED: Final = 4
     """How many saves were left out because no slot was free."""
     LOADED: Final = 5
-    """1 + the step that this worker has loaded; 0: it has not. The agent clears it before a round."""
+    """1 + the step that this worker has loaded. 0: it has not. The agent clears it before a round."""
     SLOT: Final = 16
     """Where slot 0 begins. Each slot has `SLOT_WORDS`."""
     SLOT_WORDS: Final = 16

@@ -24,7 +24,7 @@ def debug(frame: FrameType, words: "memoryview | None", terminal: str) -> None:
 
     Args:
         frame: of the user's code.
-        words: this rank's slot in the status page; None: there is none (plain python, torchrun).
+        words: this rank's slot in the status page. None: there is none (plain python, torchrun).
         terminal: path of the agent's standard input.
     """
     if words is None:
@@ -55,7 +55,7 @@ class _Session:
         self.debugger = _Debugger(self)
 
     def borrow(self) -> bool:
-        """Wait for the terminal, and take it; False: there is none. The agent answers, or it has ended this process."""
+        """Wait for the terminal, and take it. False: there is none. The agent answers, or it has ended this process."""
         if self._saved_fds:
             return True
         for stream in (sys.stdout, sys.stderr):

@@ -89,7 +89,7 @@ class LateRank:
 
     global_rank: Count
     step: Step | None
-    """The last that it has reported; None: none."""
+    """The last that it has reported. None: none."""
     silent_s: Seconds | None
     """Since then."""
     role: RoleName = ""

@@ -64,7 +64,7 @@ class GoodputLedger:
         self.is_stopped = False
         """The agent was asked to stop, after the last round was formed: nodes that leave then are no failures."""
         self._lost_node_s: float | None = None
-        """When the last round ended because a node was lost or left; None: another one was formed, or it did not."""
+        """When the last round ended because a node was lost or left. None: another one was formed, or it did not."""
         self._buckets: dict[str, float] = {}
         self._cause = "start"
         self._began_s: float | None = None
@@ -86,7 +86,7 @@ class GoodputLedger:
         self._held_step: int | None = None
         """After this step all ranks save, or pause."""
         self._at_step: Mapping[str, float] | None = None
-        """What had been lost at the last step of the round, by cause; None: it has done none."""
+        """What had been lost at the last step of the round, by cause. None: it has done none."""
 
     @property
     def is_held(self) -> bool:
@@ -309,7 +309,7 @@ class GoodputLedger:
         return {name: each for name, each in found.items() if each > 0}
 
     def build_goodput(self, now_s: float) -> Goodput | None:
-        """Return the goodput up to now; None: no step was done, and it cannot be known."""
+        """Return the goodput up to now. None: no step was done, and it cannot be known."""
         if not self.has_steps:
             return None
         found, lost = self.read_buckets(now_s), self.read_lost(now_s)

@@ -66,7 +66,7 @@ class SuspendedTime:
     """How long a job was stopped, in a page that the guard writes and the agent reads."""
 
     def __init__(self, fd: int = -1) -> None:
-        """Use the memory file `fd` that both sides map; -1: what this process forks shares the page."""
+        """Use the memory file `fd` that both sides map. -1: what this process forks shares the page."""
         self._page = mmap.mmap(fd, mmap.PAGESIZE)
 
     def read_s(self) -> float:
@@ -156,7 +156,7 @@ def make_lease_fds() -> tuple[int, int, int]:
 
 
 def parse_stop_limit_s(environ: Mapping[str, str]) -> float | None:
-    """Return the limit for killed processes that do not end, in seconds; None: its variable is no number.
+    """Return the limit for killed processes that do not end, in seconds. None: its variable is no number.
 
     Zero and less mean "never" to torchrun, which only watches for such processes. Here they mean the default, because
     every stop has a limit.
@@ -197,8 +197,8 @@ class Guard:
 
         Args:
             lease: the job's.
-            caller_fd: becomes readable when the program that the job belongs to ends; None: there is none.
-            reported_as: what the guarded process is in the line that says which signal has killed it; "": no line.
+            caller_fd: becomes readable when the program that the job belongs to ends. None: there is none.
+            reported_as: what the guarded process is in the line that says which signal has killed it. "": no line.
         """
         self._lease = lease
         self._reported_as = reported_as
@@ -427,7 +427,7 @@ def run_guarded(body: Callable[[GuardLease], int], *, caller_fd: int | None = No
 
     Args:
         body: gets the lease, and runs in the guarded process.
-        caller_fd: a pidfd of the program that the job belongs to, whose end ends the job; None: there is none.
+        caller_fd: a pidfd of the program that the job belongs to, whose end ends the job. None: there is none.
         reported_as: see `Guard`.
     """
     if not processes.LINUX:

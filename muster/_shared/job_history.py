@@ -76,7 +76,7 @@ class JobHistory:
         self._round = 0
         """The last one that was formed."""
         self._round_done: int | None = None
-        """The steps done by the last look at the round; None: its script reports none."""
+        """The steps done by the last look at the round. None: its script reports none."""
         self._most_done = self._earlier_done = 0
         """The most steps of all rounds, and of those before the last one."""
         self.total: int | None = None
@@ -87,7 +87,7 @@ class JobHistory:
         self._broken_s = -math.inf
         """When the last round ended, by the monotonic clock."""
         self._lost_before: Mapping[str, float] | None = None
-        """What was lost until the last recovery began, by cause; None: it is over."""
+        """What was lost until the last recovery began, by cause. None: it is over."""
 
     @property
     def time_to_start_s(self) -> float | None:
@@ -286,7 +286,7 @@ class JobHistory:
             self._end_recovery(self._ledger.read_lost(at_s))
 
     def build_goodput(self, now_s: float) -> Goodput | None:
-        """Return the goodput up to now; None: no step was done."""
+        """Return the goodput up to now. None: no step was done."""
         return self._ledger.build_goodput(now_s)
 
     def read_buckets(self, now_s: float) -> Mapping[str, float]:

@@ -124,7 +124,7 @@ class RankStatus:
     """As the script names it."""
     values: _Values = ()
     still_s: _Seconds = None
-    """Since its last step; None: it has done none."""
+    """Since its last step. None: it has done none."""
     cpu: _Fraction = None
     """Of one core, with its child processes: 1.5 is one and a half."""
     memory_bytes: _Number_ = None
@@ -135,7 +135,7 @@ class RankStatus:
     device: Annotated[DeviceStatus | None, SPARSE] = None
     """Its GPU."""
     collective: _Name = ""
-    """The one that it has entered and not completed: "all_reduce #6 of default_pg"; "": none is known."""
+    """The one that it has entered and not completed: "all_reduce #6 of default_pg". "": none is known."""
     collective_s: _Seconds = None
     """Since it has entered it."""
     last_line: Annotated[LastLine, SPARSE] = ""
@@ -147,10 +147,10 @@ class NodeStatus:
 
     node_index: Count
     node: _Number_ = None
-    """Its group rank; None: it takes no part in the round."""
+    """Its group rank. None: it takes no part in the round."""
     host: _Name = ""
     metrics: _Name = ""
-    """Where its agent serves metrics, as "127.0.0.1:9464"; "": it does not."""
+    """Where its agent serves metrics, as "127.0.0.1:9464". "": it does not."""
     state: NodeState = NodeState.RUNNING
     age_s: _Seconds = None
     """Of what is known of it, when the status was written."""
@@ -206,15 +206,15 @@ class Recovery:
     time_s: Seconds = 0.0
     """When it began, by the leader's wall clock."""
     cost_s: _Seconds = None
-    """What was lost from the last step before it until the job was as far as before; None: it is not yet."""
+    """What was lost from the last step before it until the job was as far as before. None: it is not yet."""
     parts_s: Annotated[tuple[tuple[Name, Seconds], ...], Limit(most=8), AS_OBJECT, SPARSE] = ()
     """What of it was lost to what, as in `Goodput.lost_s`: the parts sum up to the cost."""
     cause_class: _Name = ""
     """Of a failure: its class, one of `causes.CLASSES`."""
     snapshot_step: _Step = None
-    """The step at which all ranks continued from memory; None: they did not."""
+    """The step at which all ranks continued from memory. None: they did not."""
     repeated_steps: _Number_ = None
-    """How many steps were done again then; None: not known."""
+    """How many steps were done again then. None: not known."""
 
 
 @record
@@ -234,7 +234,7 @@ class SlowRank:
     node: Count
     host: _Name = ""
     is_chronic: bool
-    """It was late in most of the time that was looked at; False: once."""
+    """It was late in most of the time that was looked at. False: once."""
     late_s: Seconds
     """How much later it arrives at a step than the median rank."""
     late_fraction: Number = 0.0
@@ -287,7 +287,7 @@ class JobStatus:
     """Of a job that a failure has ended, or is restarting: the class of its cause, one of `causes.CLASSES`."""
     restarts_left: _Number_ = None
     eta_s: _Seconds = None
-    """Seconds until the last step, at the present rate; None: not known."""
+    """Seconds until the last step, at the present rate. None: not known."""
     world_size: _Number = 0
     """Ranks of the round."""
     goodput: Annotated[Goodput | None, SPARSE] = None
@@ -313,7 +313,7 @@ class JobStatus:
     slow_ranks: Annotated[tuple[SlowRank, ...], Limit(most=MOST_SLOW_RANKS), SPARSE] = ()
     """The slowest first; empty: none is slower than noise explains."""
     snapshot_step: _Step = None
-    """Of the newest snapshot in memory that all ranks are known to have; None: there is none."""
+    """Of the newest snapshot in memory that all ranks are known to have. None: there is none."""
     snapshot_s: _Seconds = None
     """Since when that is known, by the wall clock."""
     peak_memory_bytes: _Number_ = None

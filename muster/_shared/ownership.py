@@ -119,7 +119,7 @@ def _find_shown(folder: Path) -> set[int]:
 
 
 def _name_writers(status: os.stat_result) -> str:
-    """Return which users other than this one and root can write; "": none."""
+    """Return which users other than this one and root can write. "": none."""
     if status.st_mode & stat.S_IWOTH:
         return "every user"
     if not status.st_mode & stat.S_IWGRP or _is_private(status.st_gid):

@@ -239,7 +239,7 @@ TerminalSettings: TypeAlias = list[int | list[bytes | int]]
 
 
 def read_terminal_settings(fd: int) -> TerminalSettings | None:
-    """Read a terminal's settings; None: the descriptor is no terminal."""
+    """Read a terminal's settings. None: the descriptor is no terminal."""
     if not os.isatty(fd):
         return None
     import termios

@@ -39,7 +39,7 @@ class OomEvidence:
     """Why a SIGKILL is attributed to the OOM killer."""
 
     certain: bool
-    """True when the cgroup's counter went up; False: a guess, and reported as one."""
+    """True when the cgroup's counter went up. False: a guess, and reported as one."""
     limit_bytes: Count | None = None
     peak_bytes: Count | None = None
     source: Line = ""
@@ -82,7 +82,7 @@ class Failure:
     collateral: bool = False
     """It failed because of the root cause. False for the root cause and for ranks that failed in the same way."""
     step: Count | None = None
-    """The last step that the worker reported through `muster.worker`; None: it reported none."""
+    """The last step that the worker reported through `muster.worker`. None: it reported none."""
     total_steps: Count | None = None
     """How many steps it expected."""
     optimizer_steps: Count | None = None
@@ -94,9 +94,9 @@ class Failure:
     early: bool = False
     """It failed with a start-up error within seconds. The same error twice in a row is not retried."""
     cause: Name = ""
-    """The class of its cause, one of `causes.CLASSES`; "": it was ended by us, or its agent is older."""
+    """The class of its cause, one of `causes.CLASSES`. "": it was ended by us, or its agent is older."""
     evidence: Line = ""
-    """The line that the class was found by; "": the end of the process says it."""
+    """The line that the class was found by. "": the end of the process says it."""
     wish: Name = ""
     """What the rank has said itself should follow: "stop" (`worker.give_up`), "elsewhere" (`worker.leave_node`)."""
     reports_steps: bool = False
@@ -104,7 +104,7 @@ class Failure:
     hung: bool = False
     """It was alive but idle for the hang timeout. `reason` says what it did not do."""
     check: Annotated[Name, SPARSE] = ""
-    """The preflight check that has found `reason`, which is then about the node; "": none has."""
+    """The preflight check that has found `reason`, which is then about the node. "": none has."""
 
     def describe_end(self, *, plural: bool = False) -> str:
         """Say how it ended; `plural`: it and others, in the same way."""
@@ -132,7 +132,7 @@ class Collective:
     is_done: bool
     is_p2p: bool = False
     timeout_s: Seconds = 0.0
-    """After which torch ends the rank if it is not done; 0: not known."""
+    """After which torch ends the rank if it is not done. 0: not known."""
 
 
 @record
@@ -143,7 +143,7 @@ class Group:
     description: Name
     """What the program has called it, such as "default_pg". "": it has given no name."""
     entered: Count
-    """The number of the last collective that this rank has entered; 0: none."""
+    """The number of the last collective that this rank has entered. 0: none."""
     completed: Count
     ranks: Annotated[tuple[Count, ...], Limit(most=65536)] = ()
     """Global ranks; empty: not known."""
@@ -156,7 +156,7 @@ class LaunchCount:
     """How often a rank has launched an operation, and the least and most often that a rank of its communicator has."""
 
     operation: Name
-    """"AllReduce"; "": all of them together."""
+    """"AllReduce". "": all of them together."""
     own: Count
     least: Count
     most: Count
@@ -167,14 +167,14 @@ class Launches:
     """What NCCL's own monitor says of one rank in one communicator."""
 
     communicator: Name
-    """Its hash; "": of several whose ranks agree, the largest."""
+    """Its hash. "": of several whose ranks agree, the largest."""
     size: Count
     state: Name = ""
-    """See `diagnosis.hangs.monitor_reports`; "": it runs."""
+    """See `diagnosis.hangs.monitor_reports`. "": it runs."""
     counts: Annotated[tuple[LaunchCount, ...], Limit(most=16)] = ()
     """Of an older NCCL only those in which ranks differ."""
     still_s: Seconds = 0.0
-    """For how long the reports have said the same; 0: there was one."""
+    """For how long the reports have said the same. 0: there was one."""
 
 
 ENDED = "X"
@@ -200,7 +200,7 @@ class RankView:
 
     @property
     def progress(self) -> tuple[int, ...] | None:
-        """What changes whenever the rank enters or completes a collective; None: it has entered none."""
+        """What changes whenever the rank enters or completes a collective. None: it has entered none."""
         counts = tuple(number for group in self.groups for number in (group.entered, group.completed))
         return counts if any(counts) else None
 
@@ -223,7 +223,7 @@ class RankProgress:
     optimizer_steps: Step | None = None
     """Where it has reported none."""
     rate: Seconds = 0.0
-    """Steps a second; 0: it has done none."""
+    """Steps a second. 0: it has done none."""
     values: Values = ()
     moved: Line | None = None
     """It has done a step, or has entered or completed a collective: "all_reduce #6 of default_pg, 12 a second".
@@ -233,7 +233,7 @@ class RankProgress:
     is_busy: bool = False
     """It has used the CPU, or has written or loaded something."""
     still_s: Seconds | None = None
-    """Since its last step or collective; None: it has shown none."""
+    """Since its last step or collective. None: it has shown none."""
     role: RoleName = ""
 
     def list_forms(self) -> "Iterator[RankProgress]":
@@ -265,7 +265,7 @@ class FinalFailure:
     cause: Line
     """One clause about what failed, as far as it was known."""
     global_rank: Count | None = None
-    """The rank that `cause` describes; None: it describes none."""
+    """The rank that `cause` describes. None: it describes none."""
     verdict: Line = ""
     """One clause that says why no attempt follows; empty: `cause` says it."""
 

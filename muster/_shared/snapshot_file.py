@@ -62,7 +62,7 @@ class Slot(NamedTuple):
 
     @property
     def generation(self) -> tuple[int, int] | None:
-        """Lineage and step; None: the slot is not complete."""
+        """Lineage and step. None: the slot is not complete."""
         return (self.lineage, self.step) if self.state == COMPLETE else None
 
 
@@ -80,7 +80,7 @@ class Control:
 
     @property
     def base(self) -> tuple[int, int] | None:
-        """Lineage and step of the generation that the round continues; None: it begins anew."""
+        """Lineage and step of the generation that the round continues. None: it begins anew."""
         step = self.words[Header.BASE_STEP]
         return (self.words[Header.BASE_LINEAGE], step - 1) if step else None
 
@@ -113,7 +113,7 @@ class Control:
         self.words[self._find_slot(local_rank, slot) + _Slot.STATE] = EMPTY
 
     def find_slot(self, local_rank: int, generation: tuple[int, int] | None) -> int | None:
-        """Return the slot that has a generation of this rank, complete; None: none has."""
+        """Return the slot that has a generation of this rank, complete. None: none has."""
         found = [slot.generation for slot in self.read_slots(local_rank)]
         return found.index(generation) if generation is not None and generation in found else None
 
@@ -176,7 +176,7 @@ def choose_slot(
         slots: all of a rank.
         confirmed: is never written to.
         held: is never written to.
-        pinned: the slot that is being sent to another node, which is never written to; -1: none.
+        pinned: the slot that is being sent to another node, which is never written to. -1: none.
     """
     kept = {generation for generation in (confirmed, held) if generation is not None}
     free = [n for n, slot in enumerate(slots) if n != pinned and slot.generation not in kept]
@@ -260,7 +260,7 @@ def compute_limit(
     Args:
         header: words of the control file.
         own_bytes: what the content files of this node use already: it counts as free (`measure_used`).
-        read_available: reads the free memory; None: `read_available_bytes`.
+        read_available: reads the free memory. None: `read_available_bytes`.
     """
     limits = [header[Header.LIMIT]] if header[Header.LIMIT] else []
     if header[Header.SHARE]:

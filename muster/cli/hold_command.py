@@ -196,7 +196,7 @@ def release(name: str | None, *, now: bool) -> Answer:
     """End a hold.
 
     Args:
-        name: which; None: the only one.
+        name: which. None: the only one.
         now: also if a run is on it, which is stopped.
 
     Raises:

@@ -77,7 +77,7 @@ def resize(handle: str, nodes: int, *, role: str | None = None) -> Answer:
     Args:
         handle: of the app, as of `stop`.
         nodes: the new number.
-        role: which; None: the only elastic one.
+        role: which. None: the only elastic one.
 
     Raises:
         ControlError: see the module. It is also raised for a number that is not allowed.

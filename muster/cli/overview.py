@@ -128,7 +128,7 @@ class Listing:
     count: int = 0
     """How many apps it has. Only the newest are read."""
     problem: str = ""
-    """Why it cannot be reached, in one line; "": it can."""
+    """Why it cannot be reached, in one line. "": it can."""
 
 
 def print_list(names: Iterable[str], *, limit: int, as_json: bool) -> int:
@@ -224,7 +224,7 @@ def _read_listing(name: str, limit: int, *, is_named: bool) -> Listing:
 
 
 def _read_app(scheduler: PluginScheduler, name: str, app_id: str, app: object) -> Listed | None:
-    """Read an app; None: another shell has just deleted it. One that cannot be read says so in its line."""
+    """Read an app. None: another shell has just deleted it. One that cannot be read says so in its line."""
     submitted_s: float | None = getattr(app, "submitted_s", None)
     try:
         facts = _read_facts(scheduler, app_id)

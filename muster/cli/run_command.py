@@ -92,7 +92,7 @@ def split_component(
 
     Args:
         words: what follows the options.
-        default: of `.torchxconfig`, where the words name no component; None: there is none.
+        default: of `.torchxconfig`, where the words name no component. None: there is none.
         parser: refuses what is wrong, and exits.
     """
     rest = list(words[1:] if words[:1] == ["--"] else words)
@@ -153,7 +153,7 @@ def find_workspace_folder(named: str | None) -> str:
     """Return the folder whose files `muster rerun --watch` watches.
 
     Args:
-        named: `--workspace`; None: that of `.torchxconfig`, or this folder.
+        named: `--workspace`. None: that of `.torchxconfig`, or this folder.
     """
     workspace = config.get_configs(prefix="cli", name="run").get("workspace") if named is None else named
     folder = (workspace or "").removeprefix("file://")

@@ -66,14 +66,14 @@ class JobRequest:
     start: str
     preload: str
     hang_timeout: str
-    """A number of seconds, or auto, the agent's default; 0: off."""
+    """A number of seconds, or auto, the agent's default. 0: off."""
     hang_action: str | None
     """None: the agent's default."""
     collapse_lines: str
     """auto, which is the agent's default, on or off."""
     notify: str | None = None
     metrics_port: str | None = None
-    """[ADDRESS:]PORT; None: no metrics are served."""
+    """[ADDRESS:]PORT. None: no metrics are served."""
     tracker_run: bool = False
     preflight: str = "quick"
     snapshot_memory: str | None = None

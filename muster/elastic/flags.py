@@ -69,7 +69,7 @@ def _is_any_local_port(config: Any) -> bool:
 
 
 def build_log_flags(specs: Any) -> list[str]:
-    """Return the flags for torch's `DefaultLogsSpecs`; None: the agent's own choice.
+    """Return the flags for torch's `DefaultLogsSpecs`. None: the agent's own choice.
 
     Raises:
         UsageError: it has a layout of its own, which the agent, another process, cannot ask for.

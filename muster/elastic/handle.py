@@ -288,7 +288,7 @@ def launch(
         start_method: with "spawn" or "forkserver", queues and locks of that multiprocessing context can be arguments,
             and workers start from a warm template. With "fork" workers are forks of this process, and nothing is
             pickled.
-        env: the workers' environment; None: this process's.
+        env: the workers' environment. None: this process's.
         log_dir: the folder of log files, see `--log-dir`.
         shutdown_timeout_s: seconds between the signal that stops workers and SIGKILL.
         flags: further flags of the agent's command line.

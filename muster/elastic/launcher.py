@@ -80,7 +80,7 @@ def launch_agent(
         config: a `LaunchConfig`, torch's or muster's. A missing `run_id` is chosen and written there.
         entrypoint: a function or a command.
         args: its arguments. Those of a command are turned into strings. `${local_rank}` is replaced in strings.
-        health_check_server: an object with `start` and `stop`; None: there is none.
+        health_check_server: an object with `start` and `stop`. None: there is none.
         held: see `launch`. torch has no such argument.
 
     Returns:
@@ -265,7 +265,7 @@ def start_function_server(
 
 
 def take_node(held: str | bool | None, name: str, *, nproc: int, start_method: str) -> "HeldNode | None":
-    """Take the hold that the caller means; None: the job starts cold.
+    """Take the hold that the caller means. None: the job starts cold.
 
     Args:
         held: see `launch`.

@@ -67,9 +67,9 @@ class CallersRendezvous:
             handler: its `shutdown` is called when the job has ended.
             nproc: workers on this node.
             role: whose role ranks are counted together.
-            local_addr: this node's address; None: found.
-            master_addr: MASTER_ADDR of this node's workers; None: as the nodes agree.
-            master_port: MASTER_PORT of this node's workers; None: as the nodes agree.
+            local_addr: this node's address. None: found.
+            master_addr: MASTER_ADDR of this node's workers. None: as the nodes agree.
+            master_port: MASTER_PORT of this node's workers. None: as the nodes agree.
         """
         master = {"master_addr": master_addr, "master_port": master_port}
         self._own_master = {name: value for name, value in master.items() if value}

@@ -31,7 +31,7 @@ class Screen:
         Args:
             progbar_events: "trigger_clear" and "cleared", events of a program that draws a bar of its own. Before lines
                 are printed, the first is set and the second awaited. Then the first is cleared.
-            lock: held while something is printed; None: one of its own.
+            lock: held while something is printed. None: one of its own.
         """
         self._owner = progbar_events
         self._lock = threading.Lock() if lock is None else lock
@@ -47,7 +47,7 @@ class Screen:
             dst: the stream.
             text: complete lines, or "".
             file: whose text it is.
-            bar: the bar as it is now; None: it has none.
+            bar: the bar as it is now. None: it has none.
         """
         with self._lock:
             is_live = _is_terminal(dst)
@@ -180,12 +180,12 @@ class TailLog:
         Args:
             name: for the default prefix, `[<name><local rank>]:`.
             log_files: paths by local rank. They need not exist yet.
-            dst: where lines are printed; None: nowhere.
+            dst: where lines are printed. None: nowhere.
             log_line_prefixes: by local rank.
             interval_sec: seconds between two looks.
-            log_line_filter: True for lines that are printed; None: all are.
+            log_line_filter: True for lines that are printed. None: all are.
             progbar_events: of a program that draws a bar of its own, see `Screen`.
-            screen: shared by what prints on one terminal; None: one with `progbar_events`.
+            screen: shared by what prints on one terminal. None: one with `progbar_events`.
         """
         if isinstance(log_line_prefixes, int | float):
             if isinstance(interval_sec, Mapping):
@@ -257,7 +257,7 @@ def tail_logfile(
         dst: where lines are printed.
         finished: set when no more will be written.
         interval_sec: seconds between two looks.
-        log_line_filter: True for lines that are printed; None: all are.
+        log_line_filter: True for lines that are printed. None: all are.
         progbar_events: of a program that draws a bar of its own, see `Screen`.
         lock: held while something is printed, for several threads with one bar.
     """

@@ -132,7 +132,7 @@ def find_agent_flag(args: Sequence[str], name: str) -> str | None:
 
 
 def count_merged_ranks(args: Sequence[str], gpus: int) -> int:
-    """Return how many ranks a job has whose lines a terminal shows merged; 0: it shows each.
+    """Return how many ranks a job has whose lines a terminal shows merged. 0: it shows each.
 
     Args:
         args: of a role for which `is_agent_role` holds.
@@ -150,7 +150,7 @@ def find_run_file(command: Sequence[str], log_dir: str, name: str) -> str | None
 
     Args:
         command: see `build_ask_command`.
-        log_dir: where the flags name no other; "": not known.
+        log_dir: where the flags name no other. "": not known.
         name: one of `LogNames`.
     """
     args = ["-m", AGENT_MODULE, *command[len(build_ask_command(command, ())) :]]

@@ -110,7 +110,7 @@ class _Event:
 
     what: Name = ""
     time_s: Annotated[float, Range(least=0, most=_LAST_S)] | None = None
-    """By the node's wall clock; None: it has none."""
+    """By the node's wall clock. None: it has none."""
     attempt: Annotated[int, Range(least=0, most=1_000_000)] = 0
     detail: _EventDetail = _EventDetail()
 
@@ -153,7 +153,7 @@ _NO_HANG = ("hang_ended", "moved_again", "round_formed", "round_broken", "worker
 
 
 def parse_hang(records: bytes) -> str:
-    """Describe a hang with which the job goes on in one line, with the time of its report; "": none goes on.
+    """Describe a hang with which the job goes on in one line, with the time of its report. "": none goes on.
 
     Args:
         records: lines of JSON, of the agents of one job. The first may be incomplete.
@@ -173,7 +173,7 @@ def parse_hang(records: bytes) -> str:
 
 
 def parse_break(records: bytes) -> str:
-    """Return why the nodes form a new round at the moment, in one line; "": they do not.
+    """Return why the nodes form a new round at the moment, in one line. "": they do not.
 
     Args:
         records: see `parse_hang`.
@@ -189,7 +189,7 @@ def parse_break(records: bytes) -> str:
 
 
 def describe_trouble(records: bytes) -> str:
-    """Return a hang with which a job goes on, and why it forms a new round; "": neither."""
+    """Return a hang with which a job goes on, and why it forms a new round. "": neither."""
     return "; ".join(filter(None, (parse_hang(records), parse_break(records))))
 
 
@@ -208,7 +208,7 @@ def parse_status(status: bytes) -> "JobStatus | None":
 
 
 def describe_status(status: "JobStatus") -> str:
-    """Return how far a job is, in a few words, or since when it is paused; "": not known."""
+    """Return how far a job is, in a few words, or since when it is paused. "": not known."""
     return show_controls(status.describe(f" since {format_clock(status.paused_since_s)}"))
 
 

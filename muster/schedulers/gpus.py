@@ -64,7 +64,7 @@ class DeviceRequest:
     role: str
     replicas: int
     each: int
-    """GPUs that one replica requests; 0: none."""
+    """GPUs that one replica requests. 0: none."""
     runs_agent: bool
     chosen: bool = False
     """The role sets CUDA_VISIBLE_DEVICES itself."""

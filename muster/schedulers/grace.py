@@ -28,7 +28,7 @@ def build_drain_env(role: Any, given_s: float | None, env: Mapping[str, str] | N
 
     Args:
         role: a role of TorchX's that runs the agent.
-        given_s: the option `grace_s`; None: not given, and the agent's own default fits.
+        given_s: the option `grace_s`. None: not given, and the agent's own default fits.
         env: variables that reach the role's replicas besides its own.
     """
     if given_s is None:
@@ -47,7 +47,7 @@ def decide_grace_s(role: Any, given_s: float | None, env: Mapping[str, str] | No
 
     Args:
         role: TorchX's.
-        given_s: the option `grace_s`; None: not given.
+        given_s: the option `grace_s`. None: not given.
         env: variables that reach the role's replicas besides its own, which come first.
 
     Raises:

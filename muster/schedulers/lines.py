@@ -81,7 +81,7 @@ class ByteSource(Protocol):
     """
 
     def find_size(self) -> int | None:
-        """Return how many bytes there are; None: the replica was not started yet."""
+        """Return how many bytes there are. None: the replica was not started yet."""
         ...
 
     def read(self, offset: int, limit_bytes: int) -> bytes:
@@ -127,9 +127,9 @@ def read_lines(
     Args:
         source: the log, which is closed at the end.
         has_ended: whether the app has ended and its logs are complete. It is called only when there is nothing to read.
-        pattern: only lines in which this is found; None: all.
-        since_s: seconds since the epoch; None: from the beginning.
-        until_s: seconds since the epoch; None: to the end.
+        pattern: only lines in which this is found. None: all.
+        since_s: seconds since the epoch. None: from the beginning.
+        until_s: seconds since the epoch. None: to the end.
         follow: whether to wait for more until the app has ended.
 
     Returns:
@@ -153,7 +153,7 @@ class _Reader:
         self._since_s = since_s
         self._until_s = until_s
         self._offset: int | None = None
-        """Of the next byte; None: the log does not exist yet."""
+        """Of the next byte. None: the log does not exist yet."""
         self._drops_line = False
         """Whether reading began in the middle of a line, or just before one."""
 
@@ -191,7 +191,7 @@ class _Reader:
         return data
 
     def _begin(self) -> bool:
-        """Find the first position; False: the log does not exist yet."""
+        """Find the first position. False: the log does not exist yet."""
         size = self._source.find_size()
         if size is None:
             return False

@@ -53,7 +53,7 @@ class Agreement:
         self._waiting = generation, numbers, [_sum(tensors[number]) for number in numbers]
 
     def _sum_kept(self, generation: tuple[int, int], numbers: Sequence[int]) -> list[int] | None:
-        """Return the sums of what the first rank has kept; None: it has not, or not any more."""
+        """Return the sums of what the first rank has kept. None: it has not, or not any more."""
         control = self._files.control
         slot = control.find_slot(0, generation)
         if slot is None:

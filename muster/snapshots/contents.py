@@ -90,7 +90,7 @@ class Contents:
 
 
 def find_step(files: WorkerFiles) -> int | None:
-    """Return the step that this rank continues from memory; None: there is none, or a checkpoint is of a later one."""
+    """Return the step that this rank continues from memory. None: there is none, or a checkpoint is of a later one."""
     base, (path, checkpoint_step) = files.control.base, find_checkpoint()
     if base is not None and path and checkpoint_step > base[1]:
         say_once(f"continues from step {checkpoint_step} of {path}: the snapshot is of step {base[1]}")

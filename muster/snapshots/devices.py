@@ -53,7 +53,7 @@ class DeviceCopies:
         """Enqueue the copies.
 
         Returns:
-            Waits until all are done; False: a tensor has changed, and what was copied is worth nothing.
+            Waits until all are done. False: a tensor has changed, and what was copied is worth nothing.
         """
         guarded = self._list_guarded() if self._is_trusted and self._has_stepped else set()
         self._has_stepped = False

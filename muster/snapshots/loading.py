@@ -109,7 +109,7 @@ def fill(content: Content, keeper: Content, into: Any) -> Any:
     Args:
         content: of one rank.
         keeper: has the tensors that lie elsewhere.
-        into: a state with the tensors to copy to, of the same shapes; None: all are new.
+        into: a state with the tensors to copy to, of the same shapes. None: all are new.
 
     Raises:
         Damaged, OSError: as `Content.view`.
@@ -221,7 +221,7 @@ class _Match:
         self.given: list[Any] = [None] * len(layout.starts)
         """The tensors that the script gets: the same, or distributed tensors with it."""
         self.pointers = [0] * len(layout.starts)
-        """Where that is in the processor's memory, contiguous; 0: not known."""
+        """Where that is in the processor's memory, contiguous. 0: not known."""
         self._tables: dict[int, Mapping[Any, Any]] = {}
         """Dicts that are as they were saved, by the number of the first tensor."""
 

@@ -388,7 +388,7 @@ def parameter(data: Any, requires_grad: bool) -> Any:
 
 
 def array(data: Any, form: Any, shape: tuple[int, ...]) -> Any:
-    """Build a NumPy array from a tensor of bytes; None: it has no elements."""
+    """Build a NumPy array from a tensor of bytes. None: it has no elements."""
     import numpy as np
 
     kind = np.lib.format.descr_to_dtype(form)

@@ -119,7 +119,7 @@ def build_agents(
         program: Python source of the worker.
         name: the app's.
         nodes: how many.
-        least: with fewer the app cannot go on; None: all are needed.
+        least: with fewer the app cannot go on. None: all are needed.
         image: the role's.
         retries: how many lost replicas are replaced.
         restarts: how often all workers are started again when one has failed.

@@ -190,7 +190,7 @@ class AlikeLines(Generic[_S]):
 
     @property
     def due_s(self) -> float | None:
-        """When to call `take_due` next; None: nothing is held."""
+        """When to call `take_due` next. None: nothing is held."""
         times = [since_s + self._window_s for each in self._blocks.values() if (since_s := each.since_s) is not None]
         if self._head is not None:
             times.append(self._head.due_s)
@@ -284,7 +284,7 @@ class AlikeLines(Generic[_S]):
         return _find_behind(alike, last)
 
     def _move(self, loose: list[Said[_S]], target: Said[_S]) -> bool:
-        """Put those of these units that stand behind the target in front of it; False: no numbers are left there."""
+        """Put those of these units that stand behind the target in front of it. False: no numbers are left there."""
         moved = loose[bisect_right(loose, target.number, key=_NUMBER) :]
         low = self._number if target.before is None else target.before.number
         step = (target.number - low) // (len(moved) + 1)

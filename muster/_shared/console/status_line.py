@@ -9,7 +9,7 @@ _LEAST_LAG = 2
 
 
 def format_status_line(status: JobStatus) -> str:
-    """Say it in one line; "": the job reports no steps, or has ended.
+    """Say it in one line. "": the job reports no steps, or has ended.
 
     >>> format_status_line(JobStatus(step=11, total=100, rate=7.9, eta_s=24.0))
     'step 11 of 100 (12 %), 7.9 a second; ETA 24 s'

@@ -135,7 +135,7 @@ class Units:
 
     @property
     def since_s(self) -> float | None:
-        """When the rows that are held were said; None: none are."""
+        """When the rows that are held were said. None: none are."""
         return None if self._block is None or not self._block.rows else self._block.since_s
 
     def cut(self, lines: bytes, now_s: float) -> Iterator[Unit]:

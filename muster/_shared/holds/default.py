@@ -37,7 +37,7 @@ def find_settings_path(env: Mapping[str, str]) -> str:
 
 
 def read_idle_limit_s(env: Mapping[str, str]) -> float | None:
-    """Return after how many seconds without a job the default hold ends; None: the user wants none."""
+    """Return after how many seconds without a job the default hold ends. None: the user wants none."""
     try:
         fd = os.open(find_settings_path(env), os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:

@@ -77,11 +77,11 @@ class Machine:
     descriptors: int | None = None
     """How many a process may have."""
     processes: int | None = None
-    """How many more may be started; None: no limit is known."""
+    """How many more may be started. None: no limit is known."""
     processes_limit: str = ""
     """Which limit says so."""
     shared_bytes: int | None = None
-    """Free in /dev/shm; None: it is missing."""
+    """Free in /dev/shm. None: it is missing."""
     folders: tuple[Folder, ...] = ()
     devices: "Devices | None" = None
     """None: there is no driver, or it was not asked."""
@@ -130,9 +130,9 @@ class Need:
 
     nproc: int
     devices: int | None = None
-    """GPUs that the job was submitted with (--devices); None: that is not known."""
+    """GPUs that the job was submitted with (--devices). None: that is not known."""
     visible: tuple[str, ...] | None = None
-    """The devices that CUDA_VISIBLE_DEVICES names; None: it is not set."""
+    """The devices that CUDA_VISIBLE_DEVICES names. None: it is not set."""
 
 
 Problem: TypeAlias = tuple[Level, str, str]
@@ -357,7 +357,7 @@ def read_machine(
 
     Args:
         folders: path by label ("the log folder"). One that does not exist yet is made by the job.
-        nvml: the path of the driver's library for its GPUs, see `processes.find_nvml`; None: they are not read.
+        nvml: the path of the driver's library for its GPUs, see `processes.find_nvml`. None: they are not read.
         statvfs: `os.statvfs`, or a stand-in for it.
     """
     processes, limit = _read_processes()

@@ -103,7 +103,7 @@ def _read_text(read: "ctypes._NamedFuncPointer", *arguments: object) -> str:
 
 
 def _read_device(nvml: ctypes.CDLL, index: int) -> Device | None:
-    """Read a device; None: it does not answer, such as one that has fallen off the bus."""
+    """Read a device. None: it does not answer, such as one that has fallen off the bus."""
     handle, memory = ctypes.c_void_p(), _Memory()
     if nvml.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(index), ctypes.byref(handle)) != _SUCCESS:
         return None

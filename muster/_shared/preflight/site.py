@@ -22,7 +22,7 @@ def read_site_check(name: str, lines: Iterable[str], trouble: str, *, is_killed:
     Args:
         name: of its file.
         lines: what it has written.
-        trouble: how it has ended, in one clause; "": with 0.
+        trouble: how it has ended, in one clause. "": with 0.
         is_killed: because it took too long.
     """
     found: list[Finding] = []

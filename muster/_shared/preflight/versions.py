@@ -16,7 +16,7 @@ def read_versions(paths: Sequence[str] | None = None) -> tuple[tuple[str, str], 
     """Name and version of Python, torch, its CUDA or HIP, and NCCL, as far as they are found.
 
     Args:
-        paths: where modules are imported from; None: `sys.path`.
+        paths: where modules are imported from. None: `sys.path`.
     """
     found = [("Python", sys.version.split()[0])]
     for path in sys.path if paths is None else paths:

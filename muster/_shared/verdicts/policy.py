@@ -68,7 +68,7 @@ class Rule:
     verdict: str
     """`RESTART`, `ELSEWHERE` or `STOP`."""
     most: int | None = None
-    """How often for one cause without progress; None: no limit of its own."""
+    """How often for one cause without progress. None: no limit of its own."""
     is_free: bool = False
     """It uses none of the restarts that are allowed."""
     text: str = ""
@@ -171,7 +171,7 @@ def _parse_signal(word: str, rule: str) -> str:
 
 
 def find_rule(rules: tuple[Rule, ...], happened: Happened) -> Rule | None:
-    """Find the first rule that matches; None: none does."""
+    """Find the first rule that matches. None: none does."""
     return next((rule for rule in rules if any(_matches(each, happened) for each in rule.conditions)), None)
 
 

@@ -31,7 +31,7 @@ class Placed:
     at_s: float
     """Seconds since the epoch, by the wall clock that the leader of the incarnation had at its start."""
     uncertainty_s: float | None
-    """At most so much earlier or later, in relation to the leader's records; None: not known."""
+    """At most so much earlier or later, in relation to the leader's records. None: not known."""
     incarnation: int
     """From 0: counts how often the scheduler has run the whole job."""
 

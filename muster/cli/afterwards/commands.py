@@ -112,8 +112,8 @@ def write_timeline(
     Args:
         word: an app, or a folder with logs.
         role: of an app with several.
-        output: the page; None: NAME.html in the working directory, or no page if `perfetto` is given.
-        perfetto: the trace; None: none.
+        output: the page. None: NAME.html in the working directory, or no page if `perfetto` is given.
+        perfetto: the trace. None: none.
         as_json: print one line of JSON.
 
     Raises:

@@ -36,7 +36,7 @@ class PreflightFinding:
 
     text: Text
     check: Name = ""
-    """Its name in the table; "": nodes differ."""
+    """Its name in the table. "": nodes differ."""
     level: Name = "warning"
     """error: the attempt ends."""
 
@@ -54,7 +54,7 @@ class RoundFormed:
     role_rank_offset: Count = 0
     role_world_size: Count = 0
     snapshot_step: Count | None = None
-    """The step of the snapshot in memory that all ranks continue; None: there is none."""
+    """The step of the snapshot in memory that all ranks continue. None: there is none."""
 
 
 @record
@@ -69,7 +69,7 @@ class WorkerReleased:
     local_rank: Count
     pid: Count
     how: Name
-    """"warm": a parked fork became this worker; "cold": fork and exec."""
+    """"warm": a parked fork became this worker. "cold": fork and exec."""
     reason: Text | None = None
     """Of a cold start where a warm one was wanted."""
 
@@ -110,7 +110,7 @@ class RoundBroken:
     joined: bool = False
     """Nodes have joined, and nothing has failed."""
     cause: Name = ""
-    """The class of the failure that has ended it (see the page on verdicts); "": none has."""
+    """The class of the failure that has ended it (see the page on verdicts). "": none has."""
 
 
 @record
@@ -191,7 +191,7 @@ class StepsDone:
     done: Count
     """1 + the step of the rank that has done the fewest. Of an optimizer, it is its steps."""
     is_counted: bool
-    """The script counts the steps, across attempts; False: its optimizer, from 0 in each attempt."""
+    """The script counts the steps, across attempts. False: its optimizer, from 0 in each attempt."""
     ago_s: Seconds
     """So long before this record it did the last one."""
     total: Count | None = None

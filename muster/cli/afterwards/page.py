@@ -39,7 +39,7 @@ def build_page(story: Story, report: Mapping[str, Any] | None = None, missing: s
     Args:
         story: of the job.
         report: `report.json`, if the job has failed for good.
-        missing: a sentence about what is not shown; "": all is.
+        missing: a sentence about what is not shown. "": all is.
     """
     files = resources.files(__package__)
     style, script = (files.joinpath(name).read_text("utf-8") for name in ("page.css", "page.js"))

@@ -61,7 +61,7 @@ class JobRecords:
     tracebacks: Mapping[tuple[int, int], str] = field(default_factory=dict)
     """What ranks that failed have left, by attempt and global rank."""
     missing: str = ""
-    """Of which nodes there are no records, in one sentence; "": of all there are."""
+    """Of which nodes there are no records, in one sentence. "": of all there are."""
 
 
 def load(word: str, role: str | None = None) -> JobRecords:
@@ -113,7 +113,7 @@ def _load_folder(folder: Path) -> JobRecords:
 
 
 def describe_missing(events: Iterable[Event]) -> str:
-    """Say of which nodes there are no records, by the rounds that others have recorded; "": of all there are."""
+    """Say of which nodes there are no records, by the rounds that others have recorded. "": of all there are."""
     sizes: dict[int, int] = {}
     seen: dict[int, set[int]] = {}
     for event in events:

@@ -46,7 +46,7 @@ class Mark:
     """"failure", "hang", "node", "join", "drain", "end", "signal" or "checkpoint"."""
     text: str
     node: int | None = None
-    """Index of its node; None: of the job."""
+    """Index of its node. None: of the job."""
     uncertainty_s: float | None = 0.0
     report: str = ""
     """The traceback of a rank that failed."""
@@ -99,7 +99,7 @@ class Story:
     time_to_start_s: float | None
     failures: Mapping[str, int]
     uncertainty_s: float | None
-    """The largest of all nodes; None: of one it is not known."""
+    """The largest of all nodes. None: of one it is not known."""
 
 
 def tell(
@@ -150,7 +150,7 @@ def tell(
 
 
 def _find_ending(events: Sequence[Event], number: int, ended: Mapping[str, Any]) -> str:
-    """Return why a job that has ended did not succeed; "": no record says it.
+    """Return why a job that has ended did not succeed. "": no record says it.
 
     Args:
         events: of its last incarnation.

@@ -33,9 +33,9 @@ def look_at_machine(
 
     Args:
         environ: the environment.
-        nproc: how many workers a job has here; None: one for each GPU, at least one.
-        devices: how many GPUs there must be; None: that is not known.
-        log_dir: where the job writes; None: into the folder for temporary files.
+        nproc: how many workers a job has here. None: one for each GPU, at least one.
+        devices: how many GPUs there must be. None: that is not known.
+        log_dir: where the job writes. None: into the folder for temporary files.
     """
     visible = preflight.parse_visible(environ.get("CUDA_VISIBLE_DEVICES"))
     folders = {"the log folder": log_dir} if log_dir else {"the temporary folder": environ.get("TMPDIR") or "/tmp"}  # noqa: S108

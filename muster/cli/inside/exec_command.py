@@ -88,7 +88,7 @@ class NodeRun:
 
     @property
     def failure(self) -> str:
-        """Why it does not run, or not any more; "": it runs, or has ended by itself."""
+        """Why it does not run, or not any more. "": it runs, or has ended by itself."""
         return self._failure if self.session is None else self.session.failure
 
     @property

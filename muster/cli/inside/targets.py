@@ -36,8 +36,8 @@ def find_targets(
     Args:
         scheduler: of the app.
         app_id: its id.
-        role: the only one of which nodes are meant; None: of all that run agents, or the only one.
-        node: its index; None: 0.
+        role: the only one of which nodes are meant. None: of all that run agents, or the only one.
+        node: its index. None: 0.
         takes_all: all nodes, also those that do not run.
 
     Raises:

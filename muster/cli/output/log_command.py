@@ -302,7 +302,7 @@ def follow_files(
     Args:
         folder: of the run.
         rank: the rank.
-        attempt: only this one; None: the newest, and those that follow.
+        attempt: only this one. None: the newest, and those that follow.
         streams: which files.
         has_ended: whether the job has, and its files are complete.
         sleep: waits between two looks.

@@ -46,7 +46,7 @@ def find_rank(records: bytes, rank: int, attempt: int | None = None) -> RankPlac
 
 
 def find_first_failure(records: bytes) -> tuple[int, int] | None:
-    """Return the rank that failed first in the last attempt that a rank has failed in, and the attempt; None: none has.
+    """Return the rank that failed first in the last attempt that a rank has failed in, and the attempt. None: none has.
 
     In a hang it is the first of the ranks that have kept the others waiting.
     """

@@ -59,7 +59,7 @@ class LinePrinter:
             replicas: whose.
             read: (role, index) -> the replica's lines.
             count_merged_ranks: role -> see `PluginScheduler.count_merged_ranks`.
-            read_status: see `PluginScheduler.read_status_line`; None: no row says how the job is doing.
+            read_status: see `PluginScheduler.read_status_line`. None: no row says how the job is doing.
         """
         self._read_status = read_status
         self._count_merged_ranks = count_merged_ranks

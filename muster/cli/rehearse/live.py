@@ -140,7 +140,7 @@ def _choose(scheduler: PluginScheduler, app_id: str, role: str, nodes: int, name
 
 
 def find_processes(events: Sequence[Event], node: int) -> tuple[int, dict[int, int]]:
-    """Find the newest agent's process of a node, and those of its workers by global rank; 0: there is none."""
+    """Find the newest agent's process of a node, and those of its workers by global rank. 0: there is none."""
     agent, offset = 0, 0
     workers: dict[int, int] = {}
     for event in events:

@@ -45,7 +45,7 @@ class Row:
     None: workers were not started again.
     """
     repeated: int | None = None
-    """Steps that were done again; None: not known."""
+    """Steps that were done again. None: not known."""
     result: str = ""
     """"equal", or what differs, or why it is not comparable."""
     reason: str = ""
@@ -66,7 +66,7 @@ def judge(result: Result, undisturbed: Result, *, is_repeatable: bool | None, fi
     Args:
         result: of the run.
         undisturbed: of the run without a fault.
-        is_repeatable: two undisturbed runs had the same result; None: that is not known.
+        is_repeatable: two undisturbed runs had the same result. None: that is not known.
         first_save: how many steps were done when something was saved first, in any run. None: nothing was saved.
     """
     case = result.case

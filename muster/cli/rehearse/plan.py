@@ -21,7 +21,7 @@ def parse_faults(text: str | None, *, quick: bool) -> list[tuple[Fault, Moment]]
     """Read `--faults`.
 
     Args:
-        text: "rank-killed,preempted,rank-killed@checkpoint"; None: all of them, each at each of its moments.
+        text: "rank-killed,preempted,rank-killed@checkpoint". None: all of them, each at each of its moments.
         quick: without `text`, only `QUICK`, each at one moment.
 
     Raises:

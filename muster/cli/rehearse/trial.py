@@ -78,7 +78,7 @@ class Result:
     reason: str = ""
     """Why it failed, in one line."""
     obstacle: str = ""
-    """Why the fault was not caused; "": it was."""
+    """Why the fault was not caused. "": it was."""
     is_missed: bool = False
     """The run was over before the fault's moment came, or before it was seen: another run may have it."""
     fault_done: int | None = None
@@ -106,7 +106,7 @@ class Result:
     values: Mapping[str, float] = field(default_factory=dict)
     """The last numbers that global rank 0 has reported, by name."""
     story: Story | None = None
-    """From the records; None: there are none."""
+    """From the records. None: there are none."""
     saving_ranks: frozenset[int] = frozenset()
     """Those that have reported a checkpoint."""
     asking_ranks: frozenset[int] = frozenset()

@@ -35,7 +35,7 @@ class _Agent:
     workers: dict[int, int] = field(default_factory=dict)
     """Process by global rank."""
     page: "mmap.mmap | None" = None
-    """Of its newest round; None: it has none."""
+    """Of its newest round. None: it has none."""
     search_s: float = 0.0
     """When it is looked for next: records may be late, or lost on a full disk."""
     over: int = 0
@@ -233,7 +233,7 @@ def _read_values(page: mmap.mmap) -> dict[str, float]:
 
 
 def _read_text(page: mmap.mmap, word: int) -> str:
-    """Return an entry of a table; "": only half of it is written."""
+    """Return an entry of a table. "": only half of it is written."""
     head = _read_word(page, word)
     text = page[(word + 1) * 8 : (word + 1) * 8 + min(head >> 32, Layout.NAME_BYTES)]
     return text.decode(errors="replace") if zlib.crc32(text) == head & 0xFFFFFFFF else ""

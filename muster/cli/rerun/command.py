@@ -153,7 +153,7 @@ class _Run:
         return may_outlive_command(self.handle) and not self.handle.startswith("held:")
 
     def poll(self) -> int | None:
-        """Return its exit code; None: it runs."""
+        """Return its exit code. None: it runs."""
         code = self._process.poll()
         return None if code is None else code if code >= 0 else 128 - code
 

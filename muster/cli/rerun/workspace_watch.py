@@ -115,7 +115,7 @@ class WorkspaceWatch:
         return changed
 
     def _look(self) -> dict[str, tuple[int, int, int]] | None:
-        """Look at all files; None: a folder went while it was read."""
+        """Look at all files. None: a folder went while it was read."""
         self._looked_s = time.monotonic()
         found: dict[str, tuple[int, int, int]] = {}
         folders = [""]

@@ -43,7 +43,7 @@ class TopView:
         Args:
             jobs: what is asked.
             reader: runs the calls.
-            handle: of the job; None: the list of all.
+            handle: of the job. None: the list of all.
         """
         self._jobs = jobs
         self._reader = reader
@@ -71,7 +71,7 @@ class TopView:
 
     @property
     def picture(self) -> JobPicture | None:
-        """The job as it was seen last; None: not yet, or the list is shown."""
+        """The job as it was seen last. None: not yet, or the list is shown."""
         return self._picture
 
     @property
@@ -296,7 +296,7 @@ def run(jobs: Jobs, handle: str | None) -> tuple[ControlError | None, JobPicture
 
     Args:
         jobs: what is asked.
-        handle: of the job; None: the list of all jobs.
+        handle: of the job. None: the list of all jobs.
 
     Returns:
         Why nothing can be shown, and the job as it was seen last.

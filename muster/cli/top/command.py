@@ -21,7 +21,7 @@ def show(handle: str | None, *, once: bool, as_json: bool) -> int:
     """Show a job, or all of them.
 
     Args:
-        handle: what a person calls the job; None: all jobs.
+        handle: what a person calls the job. None: all jobs.
         once: print one page and return.
         as_json: print one line of JSON and return.
 

@@ -70,7 +70,7 @@ class _Layout:
     header: Sequence[Text]
     foot: Sequence[Text]
     node_rows: int = 0
-    """Room for nodes, without the names of the columns; 0: there is no such table."""
+    """Room for nodes, without the names of the columns. 0: there is no such table."""
     rank_rows: int = 0
 
 
@@ -169,7 +169,7 @@ def fold_words(line: str, width: int) -> list[str]:
 
 
 def get_status(picture: JobPicture, view: View) -> JobStatus | None:
-    """Return the status of the role that is shown; None: its agents have reported nothing."""
+    """Return the status of the role that is shown. None: its agents have reported nothing."""
     return picture.statuses[view.role % len(picture.statuses)][1] if picture.statuses else None
 
 

@@ -174,7 +174,7 @@ def _type(view: View, key: str) -> tuple[View, Wish]:
 
 
 def found(view: View, line: int | None) -> View:
-    """Return the view after a search: the line that was found on top; None: there is none."""
+    """Return the view after a search: the line that was found on top. None: there is none."""
     if line is None:
         return replace(view, note=f"{view.needle!r} is not there")
     return replace(view, top=line, note="")

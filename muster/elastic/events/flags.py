@@ -167,7 +167,7 @@ class _Requests:
             return Answer(outcome=AskOutcome.LOST, line=done.stderr.strip() or "no agent of the job answers")
 
     def wait(self, kind: AskKind, limit_s: float) -> bool:
-        """Wait for the answer; False: not in time, or it was refused."""
+        """Wait for the answer. False: not in time, or it was refused."""
         with self.changed:
             self.changed.wait_for(lambda: kind in self.answers, limit_s)
             found = self.answers.get(kind)

@@ -20,4 +20,4 @@ class ForkedCall:
     """Whether a worker's pipe for standard output is also the one for standard error: a notebook shows both in one
     place, in the order in which they were written."""
     torch_threads: int | None = None
-    """How many threads torch may use in a worker; None: as many as here."""
+    """How many threads torch may use in a worker. None: as many as here."""

@@ -45,7 +45,7 @@ _NONCE_BYTES = _MAC_BYTES = 32
 
 @dataclass
 class Gathered:
-    """Results by global rank, as descriptors of unnamed files; -1: the worker ended well without one."""
+    """Results by global rank, as descriptors of unnamed files. -1: the worker ended well without one."""
 
     fds: dict[int, int] = field(default_factory=dict)
 

@@ -33,7 +33,7 @@ class HeldNode:
         """Take the hold.
 
         Args:
-            held: its handle, id or the beginning of that; True: the only one.
+            held: its handle, id or the beginning of that. True: the only one.
             name: the job's name, for other programs that want the hold.
             nproc: the job's workers.
 
@@ -59,7 +59,7 @@ class HeldNode:
 
         Args:
             start: what the guard and the agent would be started with.
-            has_answered: called when the connection to the guard is readable; True: the guard has sent its identity.
+            has_answered: called when the connection to the guard is readable. True: the guard has sent its identity.
 
         Returns:
             False: the job must start cold. One line says why. The hold stays taken.

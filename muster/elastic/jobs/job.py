@@ -41,7 +41,7 @@ class Outcome:
     """How a job ended on this node."""
 
     code: int | None
-    """The agent's exit code, see `contract.ExitCode`; None: the guard was killed, and the agent ended with it."""
+    """The agent's exit code, see `contract.ExitCode`. None: the guard was killed, and the agent ended with it."""
     error: str | None = None
     """One line, when the agent could not start or the nodes did not find each other."""
     report: Report | None = None
@@ -82,7 +82,7 @@ class Job:
                 passed on to the job instead.
             on_signal: called in place of that with the first signal, and with a function that passes it on. The second
                 signal is passed on at once.
-            screen: the job's lines are printed there, above what else it shows; None: the job writes to this process's
+            screen: the job's lines are printed there, above what else it shows. None: the job writes to this process's
                 own streams.
             held: the node of a hold where the agent waits already. It is closed with the job. None: it is started.
 

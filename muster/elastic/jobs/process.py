@@ -64,7 +64,7 @@ class WaitingAgent(Protocol):
     """Guard and agent that wait for a job, see `held.HeldNode`."""
 
     def start(self, start: AgentStart, has_answered: Callable[[], bool]) -> bool:
-        """Give them the job; False: it must start cold."""
+        """Give them the job. False: it must start cold."""
 
     def close(self) -> None:
         """Kill what still runs of the job there. Idempotent."""
@@ -93,9 +93,9 @@ class AgentProcess:
         Args:
             flags: the agent's command line.
             environ: its environment, and that of its workers.
-            stdout_fd: its standard output; None: this process's.
-            stderr_fd: its standard error; None: this process's.
-            fork_tree: forks it from this process, and later its workers; None: it is started afresh.
+            stdout_fd: its standard output. None: this process's.
+            stderr_fd: its standard error. None: this process's.
+            fork_tree: forks it from this process, and later its workers. None: it is started afresh.
             own_fds: descriptors that such workers must not keep.
             held: where it waits already. `close` closes it. None: it is started.
 

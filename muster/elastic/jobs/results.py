@@ -85,7 +85,7 @@ class WorkerServer:
         self._slots: dict[int, _Slot] = {}
         self._result_fds: dict[int, int] = {}
         self.place: RoundPlace | None = None
-        """In the last round whose workers have all returned; None: there was none."""
+        """In the last round whose workers have all returned. None: there was none."""
 
     def watch(self, selector: selectors.BaseSelector, folder: str) -> None:
         """Listen in the job's folder."""
@@ -179,7 +179,7 @@ class WorkerServer:
 
     @property
     def result_fds(self) -> Mapping[int, int]:
-        """The files of the last complete round's results, by global rank; -1: it ended well without one."""
+        """The files of the last complete round's results, by global rank. -1: it ended well without one."""
         return self._result_fds
 
     def load_results(self) -> dict[int, Any]:

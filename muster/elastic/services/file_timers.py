@@ -79,7 +79,7 @@ class FileTimers:
             os.close(timer.pidfd)
 
     def find_wait_s(self) -> float | None:
-        """Return the seconds until the next timer is due; None: there is none."""
+        """Return the seconds until the next timer is due. None: there is none."""
         due_s = min((timer.due_s for timer in self._timers.values()), default=None)
         return None if due_s is None else max(0.0, due_s - time.time())
 

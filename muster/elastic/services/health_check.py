@@ -19,7 +19,7 @@ def serve_health_check(given: Any) -> Iterator[None]:
     """Start a health check server, and stop it at the end.
 
     Args:
-        given: the program's; None: torch's, if the variable names a port.
+        given: the program's. None: torch's, if the variable names a port.
     """
     server = _create_server() if given is None else given
     if server is None:

@@ -22,11 +22,11 @@ class AgentPlace:
     log_dir: str
     """Absolute path on the node of a folder that outlives the agent."""
     termination_log: str = ""
-    """Absolute path of a file that gets the report; "": none."""
+    """Absolute path of a file that gets the report. "": none."""
     token: str = field(default="", repr=False)
-    """See `naming.derive_token`; "": it reaches the agents in another way."""
+    """See `naming.derive_token`. "": it reaches the agents in another way."""
     port: int | None = None
-    """For rendezvous, on node 0; None: the agent's own default, or known only when it starts."""
+    """For rendezvous, on node 0. None: the agent's own default, or known only when it starts."""
     grace_s: float | None = None
     """The option `grace_s`."""
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -65,8 +65,8 @@ def translate_replica(
         role: of `assign_arguments`, with the macros of this replica applied (`runner.roles.apply_macros`).
         place: where it runs.
         rank0_host: address of the replica 0 that this one gets, see `Env.RANK0_HOST`.
-        bundle_dir: absolute path of the folder with the agent's bundle on the node; None: muster is installed there.
-        python: the interpreter of an agent whose role names it without a path; "": as the role names it.
+        bundle_dir: absolute path of the folder with the agent's bundle on the node. None: muster is installed there.
+        python: the interpreter of an agent whose role names it without a path. "": as the role names it.
         env: variables of the caller's, which the role's own come after.
     """
     variables = {**(env or {}), **role.env, Env.RANK0_HOST: rank0_host}
@@ -108,7 +108,7 @@ def build_agent_args(args: Sequence[str], bundle_dir: str | None) -> list[str]:
 
     Args:
         args: the role's.
-        bundle_dir: absolute path of the folder with the bundle on the node; None: muster is installed there.
+        bundle_dir: absolute path of the folder with the bundle on the node. None: muster is installed there.
     """
     return rewrite_image_args(args) if bundle_dir is None else rewrite_agent_args(args, bundle_dir)
 

@@ -18,7 +18,7 @@ class AppFacts:
     """As submitted, without secrets. See `runner.app_codec`."""
     state: AppState
     replicas: Sequence[ReplicaStatus] | None
-    """Of all roles, in order of role and index; None: none has been recorded yet."""
+    """Of all roles, in order of role and index. None: none has been recorded yet."""
     restarts: int = 0
     """Of replicas, and of workers in place, together."""
     messages: Iterable[str] = ()
@@ -29,10 +29,10 @@ class AppFacts:
     See `records.RecordReader`.
     """
     error: str | None = None
-    """The root cause in torch's format, as JSON; None: there is none."""
+    """The root cause in torch's format, as JSON. None: there is none."""
     ui_url: str | None = None
     """A link for the user."""
     submitted_s: float | None = None
-    """Wall-clock seconds; None: not known."""
+    """Wall-clock seconds. None: not known."""
     since_s: float | None = None
-    """Since when it is in its state; None: not known. Agents of a job that runs may know it better."""
+    """Since when it is in its state. None: not known. Agents of a job that runs may know it better."""

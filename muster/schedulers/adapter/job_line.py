@@ -35,7 +35,7 @@ def format_line(facts: AppFacts) -> str:
 
 
 def format_message(facts: AppFacts) -> str:
-    """Return TorchX's message: the line without the state; "": there is nothing to say."""
+    """Return TorchX's message: the line without the state. "": there is nothing to say."""
     clauses = _list_clauses(facts) if facts.state in _GOES_ON else _list_reasons(facts)
     return show_controls("; ".join(clauses))
 
@@ -94,13 +94,13 @@ def _count_apart(facts: AppFacts, role: str, job: JobFacts) -> int:
 
 
 def find_since_s(facts: AppFacts) -> float | None:
-    """Return since when the app is in its state, in wall-clock seconds; None: not known."""
+    """Return since when the app is in its state, in wall-clock seconds. None: not known."""
     told = [each.since_s for each in facts.jobs.values() if each.since_s is not None]
     return max(told) if told and facts.state is AppState.RUNNING else facts.since_s
 
 
 def find_eta_s(status: "JobStatus") -> float | None:
-    """Return the seconds until a job's last step at its present rate; None: not known."""
+    """Return the seconds until a job's last step at its present rate. None: not known."""
     from muster._shared.job_view import JobState
 
     if status.eta_s is not None or status.state is not JobState.RUNNING:

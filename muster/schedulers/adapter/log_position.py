@@ -51,7 +51,7 @@ class Position:
     Records need not come in the order of their times: standard output and error are often dated separately.
 
     Args:
-        since: where the first reading begins; None: at the beginning.
+        since: where the first reading begins. None: at the beginning.
     """
 
     def __init__(self, since: Timestamp | None = None) -> None:
@@ -62,7 +62,7 @@ class Position:
         self._expected: Counter[tuple[Timestamp, bytes]] = Counter()
 
     def resume(self) -> Timestamp | None:
-        """Return the time from which to read next, a whole second after the first reading; None: from the beginning.
+        """Return the time from which to read next, a whole second after the first reading. None: from the beginning.
 
         Records that were seen since then are expected again.
         """

@@ -36,7 +36,7 @@ def plan_replica(
         bundle_dir: see `translate_replica`.
         error_file: absolute path of what `TORCHELASTIC_ERROR_FILE` names, unless the role sets it.
         python: see `translate_replica`.
-        rank0_host: see `translate_replica`; "": known only when the replica starts.
+        rank0_host: see `translate_replica`. "": known only when the replica starts.
     """
     applied = apply_macros(role, app_id=place.app_id, replica_id=index, img_root=cwd)
     made = translate_replica(applied, place, rank0_host=rank0_host, bundle_dir=bundle_dir, python=python, env=place.env)

@@ -23,13 +23,13 @@ class JobFacts:
     """What the agents of one role say of their job, which runs."""
 
     trouble: str = ""
-    """A hang with which it goes on, a new round, in one line; "": neither."""
+    """A hang with which it goes on, a new round, in one line. "": neither."""
     attempt: int = 0
     """How often workers were restarted in place because one failed."""
     restarts_left: int | None = None
     """None: not known."""
     since_s: float | None = None
-    """Wall-clock seconds: when it came into its state; None: not known."""
+    """Wall-clock seconds: when it came into its state. None: not known."""
     status: "JobStatus | None" = None
     """How far it is. None: it has not reported it."""
 

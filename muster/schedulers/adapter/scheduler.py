@@ -56,7 +56,7 @@ class LogRequest:
     role: str
     index: int
     pattern: "re.Pattern[str] | None"
-    """Only lines in which this is found; None: all."""
+    """Only lines in which this is found. None: all."""
     since: datetime | None
     until: datetime | None
     follow: bool
@@ -88,7 +88,7 @@ class Leftover:
     size_bytes: int
     """Of files on this machine."""
     ended_s: float | None
-    """Wall-clock seconds; None: not known."""
+    """Wall-clock seconds. None: not known."""
     remove: Callable[[], None]
 
 
@@ -97,7 +97,7 @@ class ListedApp(ListAppResponse):  # type: ignore[misc]
     """One app of `list_apps`, with what sorts it."""
 
     submitted_s: float | None = None
-    """Wall-clock seconds; None: not known."""
+    """Wall-clock seconds. None: not known."""
 
     __hash__ = ListAppResponse.__hash__
 
@@ -148,7 +148,7 @@ class PluginScheduler(Scheduler, abc.ABC):  # type: ignore[misc]
         """
 
     def read_facts(self, app_id: str) -> "AppFacts | None":
-        """Return all that is known of an app, for `muster status` and `muster list`; None: it is not known (any more).
+        """Return all that is known of an app, for `muster status` and `muster list`. None: it is not known (any more).
 
         It may look closer than `describe_app`, which programs call again and again. Raises as that does.
         """
@@ -221,7 +221,7 @@ class PluginScheduler(Scheduler, abc.ABC):  # type: ignore[misc]
         Args:
             app_id: of the app.
             nodes: the new number.
-            role: which; None: the only elastic one.
+            role: which. None: the only elastic one.
 
         Raises:
             ControlError: it cannot be resized. Nothing was changed.
@@ -387,7 +387,7 @@ class PluginScheduler(Scheduler, abc.ABC):  # type: ignore[misc]
         )
 
     def read_status_line(self, app_id: str) -> str:
-        """Return how far a job is that runs, in one line for the last row of a terminal; "": nothing is known."""
+        """Return how far a job is that runs, in one line for the last row of a terminal. "": nothing is known."""
         from muster._shared.console.status_line import format_status_line
 
         try:

@@ -57,7 +57,7 @@ class AgentWords:
     jobs: "Mapping[str, JobFacts]" = field(default_factory=dict)
     """What is known of an app that runs or is being ended, by role. See `records.RecordReader.job`."""
     trouble: str = ""
-    """Why more is not known: no engine answers; "": nothing is in the way."""
+    """Why more is not known: no engine answers. "": nothing is in the way."""
     error: str | None = None
     """The app's error.json as text, when there is one."""
 
@@ -89,7 +89,7 @@ class SupervisedScheduler(PluginScheduler, abc.ABC):
 
         Args:
             app_id: of the app.
-            log_dir: where the user wants it; None: the user's state folder.
+            log_dir: where the user wants it. None: the user's state folder.
         """
         parent = os.path.expanduser(log_dir) if log_dir else str(find_state_dir(os.environ) / "logs")
         return os.path.abspath(os.path.join(parent, self.session_name or "torchx", app_id))
@@ -110,12 +110,12 @@ class SupervisedScheduler(PluginScheduler, abc.ABC):
         """Return what the agents of an app have reported. See `records.RecordReader`."""
 
     def find_unregistered(self, app_id: str) -> "AppFacts | None":
-        """Return what is known of an app that has no folder; None: nothing."""
+        """Return what is known of an app that has no folder. None: nothing."""
         del app_id
         return None
 
     def find_url(self, folder: AppFolder) -> str | None:
-        """Return a link for the user to what an app has written; None: there is none."""
+        """Return a link for the user to what an app has written. None: there is none."""
         del folder
         return None
 
@@ -235,7 +235,7 @@ class SupervisedScheduler(PluginScheduler, abc.ABC):
         return {app_id: state for app_id, state in states.items() if state is not None}
 
     def _read_state(self, app_id: str) -> AppState | None:
-        """Return the state; None: another shell has just deleted it."""
+        """Return the state. None: another shell has just deleted it."""
         try:
             folder = self.find_folder(app_id)
             if folder is None:
@@ -374,9 +374,9 @@ def build_supervised_facts(
 
     Args:
         spec: as submitted.
-        record: its current state; None: its supervisor has recorded none yet.
+        record: its current state. None: its supervisor has recorded none yet.
         words: of its agents.
-        lost: `client.describe_loss` of an app whose supervisor has died; "": it runs, or has ended.
+        lost: `client.describe_loss` of an app whose supervisor has died. "": it runs, or has ended.
         ui_url: a link for the user.
     """
     is_told = record is not None and not lost and record.app.phase in (AppPhase.RUNNING, AppPhase.ENDING)

@@ -66,7 +66,7 @@ class _Replica:
     """Id of its newest container. None: there is none yet."""
     starting: bool = False
     asked: str = ""
-    """The signal by which it is to end, the strongest since its start; "": none."""
+    """The signal by which it is to end, the strongest since its start. "": none."""
     is_unsent: bool = False
     """`asked` could not be sent because the engine was unavailable."""
     is_retrying: bool = False
@@ -353,7 +353,7 @@ class DockerDriver:
             self._check_end(replica, exit_code=None if code is None else int(code))
 
     def _find_replica(self, labels: Mapping[str, str]) -> ReplicaId | None:
-        """Return the replica whose container has these labels; None: it is none of this app's."""
+        """Return the replica whose container has these labels. None: it is none of this app's."""
         if any(labels.get(name) != value for name, value in self._app.labels.items()) or Label.REPLICA not in labels:
             return None
         replica = ReplicaId(labels[Label.ROLE], int(labels[Label.REPLICA]))

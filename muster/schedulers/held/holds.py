@@ -61,7 +61,7 @@ class RemoteHold:
     role: str
     nodes: int
     processes: int
-    """Most of a run on each node; 0: not known."""
+    """Most of a run on each node. 0: not known."""
     version: str
     """Of the muster that has submitted it."""
     shares_folders: bool
@@ -88,7 +88,7 @@ class RemoteHold:
             return read_states(scheduler, self, waits=False)
 
     def find_run(self) -> str:
-        """Return the name of the run that has the hold; "": none has."""
+        """Return the name of the run that has the hold. "": none has."""
         owner = find_owner(self.lock_path)
         return owner or str(next(iter(self.read_states()), {}).get(HoldKey.RUN, ""))
 
@@ -126,7 +126,7 @@ def read_state(scheduler: PluginScheduler, app_id: str, role: str, index: int, *
 
 
 def describe_remote(state_dir: Path, scheduler: PluginScheduler, app_id: str, roles: Sequence[Any]) -> str:
-    """Return one clause of the line about an app of another adapter that runs; "": it is no hold.
+    """Return one clause of the line about an app of another adapter that runs. "": it is no hold.
 
     Args:
         state_dir: see `registry.find_state_dir`.
@@ -197,7 +197,7 @@ def describe(scheduler_name: str, app_id: str) -> Any:
 
 
 def build_remote(state_dir: Path, scheduler_name: str, app_id: str, roles: Sequence[Any]) -> RemoteHold | None:
-    """Return the hold that an app with these roles is; None: it is none."""
+    """Return the hold that an app with these roles is. None: it is none."""
     role = next((each for each in roles if HOLD_FLAG in each.args), None)
     if role is None:
         return None
@@ -221,7 +221,7 @@ def choose_hold(state_dir: Path, name: str | None) -> AnyHold:
 
     Args:
         state_dir: see `find_all`.
-        name: a handle, an app's id or its beginning; None: the only one.
+        name: a handle, an app's id or its beginning. None: the only one.
 
     Raises:
         SchedulerError: there is none, or several. It is one line.

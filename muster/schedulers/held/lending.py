@@ -25,7 +25,7 @@ def lend_node(name: str | None, job: str, processes: int) -> LentNode:
     """Take a hold of this machine for a job.
 
     Args:
-        name: a handle, an app's id or its beginning; None: the only hold.
+        name: a handle, an app's id or its beginning. None: the only hold.
         job: its name, for other programs that want the hold. It has a blank, which no app's name has.
         processes: how many workers it starts.
 

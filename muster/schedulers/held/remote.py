@@ -43,7 +43,7 @@ class RemoteRequest:
     role: Role = field(repr=False)
     plans: tuple[ReplicaPlan, ...]
     workspace: str | None
-    """The folder that travels; None: none was given."""
+    """The folder that travels. None: none was given."""
     cwd: str
     """This folder, where the hold's nodes share it."""
     environ: Mapping[str, str] = field(repr=False)
@@ -164,7 +164,7 @@ def build_remote_spec(
         request: of the run.
         hold: on which it runs.
         driver: see `AppSpec`.
-        entries: of its workspace, see `packing.list_workspace`; None: it has none.
+        entries: of its workspace, see `packing.list_workspace`. None: it has none.
         waits: it waits for a run that another machine has begun.
     """
     return AppSpec(

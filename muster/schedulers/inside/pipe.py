@@ -28,9 +28,9 @@ class NodePipe:
     stdout: int
     """Descriptor: what it writes."""
     end: Callable[[], str]
-    """Close both, and end what runs here for them. Returns why the Python has ended, in one line; "": not known."""
+    """Close both, and end what runs here for them. Returns why the Python has ended, in one line. "": not known."""
     root: int = 0
-    """The node's agent is this process there, or below it; 0: it is known by its variables and flags alone."""
+    """The node's agent is this process there, or below it. 0: it is known by its variables and flags alone."""
 
 
 def start_pipe(
@@ -116,7 +116,7 @@ def pump_pipe(
 
     Args:
         connection: a socket.
-        receive: reads the next message; None: there is no more. An error ends the connection, too.
+        receive: reads the next message. None: there is no more. An error ends the connection, too.
         send: writes one.
         close: closes the connection.
         explain: says why it has ended, in one line.

@@ -72,7 +72,7 @@ def find_agent(app: str, index: int, root: int) -> int:
     Args:
         app: the value of MUSTER_APP_ID.
         index: of the node, which its agent has as `--node-rank`, if it has that flag.
-        root: the agent is this process or below it; 0: anywhere.
+        root: the agent is this process or below it. 0: anywhere.
 
     Returns:
         Its process id.
@@ -148,7 +148,7 @@ def complete_order(
 
 
 def find_held(client: int, parents: Mapping[int, int]) -> int | None:
-    """Return the agent below a hold that a process stands for, see `muster/agent/hold/client.py`; None: it is none."""
+    """Return the agent below a hold that a process stands for, see `muster/agent/hold/client.py`. None: it is none."""
     words = _read_words(client)
     place = next((at for at, word in enumerate(words) if word.endswith(b"agent/hold/client.py")), None)
     if place is None:
@@ -163,7 +163,7 @@ def find_held(client: int, parents: Mapping[int, int]) -> int | None:
 
 
 def find_guard(client: int) -> int:
-    """Return the guard of the run that a client of the default hold stands for: it keeps a pidfd of it; 0: none yet."""
+    """Return the guard of the run that a client of the default hold stands for: it keeps a pidfd of it. 0: none yet."""
     for name in os.listdir(f"/proc/{client}/fdinfo"):
         with contextlib.suppress(OSError), open(f"/proc/{client}/fdinfo/{name}", "rb") as file:
             rows = dict(row.split(b":\t", 1) for row in file.read().splitlines() if b":\t" in row)
@@ -209,7 +209,7 @@ def build_environment(agent: int) -> dict[str, str]:
 
 
 def find_released(agent: int) -> dict[str, str] | None:
-    """Return the variables of local rank 0 from the agent's file; None: no warm worker was released."""
+    """Return the variables of local rank 0 from the agent's file. None: no warm worker was released."""
     with contextlib.suppress(OSError):
         for name in os.listdir(f"/proc/{agent}/fd"):
             path = f"/proc/{agent}/fd/{name}"
@@ -232,7 +232,7 @@ def read_stat(pid: int) -> list[bytes]:
 
 
 def read_parent(pid: int) -> int | None:
-    """Return the parent of a process; None: it has ended."""
+    """Return the parent of a process. None: it has ended."""
     try:
         stat = read_stat(pid)
     except OSError:

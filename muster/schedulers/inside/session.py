@@ -72,9 +72,9 @@ class Session:
         self.heard_s = time.monotonic()
         self.has_started = False
         self.code: int | None = None
-        """The exit code; None: it runs, or how it has ended is not known: then `failure` says why."""
+        """The exit code. None: it runs, or how it has ended is not known: then `failure` says why."""
         self.failure = ""
-        """Why no command runs, or not any more; "": one runs, or has ended."""
+        """Why no command runs, or not any more. "": one runs, or has ended."""
         data = json.dumps({**asdict(order), "root": pipe.root}).encode()
         self._write(_build_program() + pack(program.ORDER, data))
 

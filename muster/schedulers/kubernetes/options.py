@@ -315,7 +315,7 @@ class Options:
 
     @property
     def user(self) -> User | None:
-        """The user of the pods' processes; None: the image decides, and may choose root."""
+        """The user of the pods' processes. None: the image decides, and may choose root."""
         return self.run_as or (DEFAULT_USER if self.security == "restricted" else None)
 
     @property

@@ -39,7 +39,7 @@ class Field:
     kind: str
     """"string", "#Container", "[]#Container", "{}string"..."""
     merge_key: str | None = None
-    """The key that identifies a list's items when a patch is merged; None: the patch's list replaces it."""
+    """The key that identifies a list's items when a patch is merged. None: the patch's list replaces it."""
     retain: bool = False
     """A merged item is replaced as a whole (a volume has one source)."""
     since: tuple[int, int] = MINIMUM

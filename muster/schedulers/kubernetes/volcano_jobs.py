@@ -36,7 +36,7 @@ def find_index(pod: Mapping[str, Any]) -> int | None:
 
 
 def count_nodes(job: Mapping[str, Any], label: str) -> int | None:
-    """Return how many nodes the role with this label has now; None: not known."""
+    """Return how many nodes the role with this label has now. None: not known."""
     own = [task for task in job["spec"].get("tasks") or () if read_role(task["template"]) == label]
     return sum(task["replicas"] for task in own) if own else None
 

@@ -78,7 +78,7 @@ def start_hold(request: "LocalRequest", caller_env: Mapping[str, str]) -> None:
 
 
 def _find_words(command: Sequence[str]) -> list[str] | None:
-    """Return the command without the agent's flags; None: its agent is none that the hold could have.
+    """Return the command without the agent's flags. None: its agent is none that the hold could have.
 
     Agents from a bundle are of another installation, and those of `muster hold` are holders.
     """

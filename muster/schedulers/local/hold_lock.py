@@ -24,7 +24,7 @@ def lock_hold(path: str | Path, name: str) -> int | None:
 
 
 def find_owner(path: str | Path) -> str:
-    """Return the name of the run that has a hold; "": none has."""
+    """Return the name of the run that has a hold. "": none has."""
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:

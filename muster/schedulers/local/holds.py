@@ -59,7 +59,7 @@ class Hold:
         return self.folder.state_dir / _LOCK
 
     def find_run(self) -> str:
-        """Return the name of the run that has the hold; "": none has."""
+        """Return the name of the run that has the hold. "": none has."""
         return find_owner(self.lock_path)
 
 
@@ -129,7 +129,7 @@ def describe_states(run: str, states: Sequence[Mapping[str, Any]]) -> str:
     """Return the same of any hold.
 
     Args:
-        run: the name of the run that has the hold; "": none has.
+        run: the name of the run that has the hold. "": none has.
         states: what its holders report, node 0 first.
     """
     if run:

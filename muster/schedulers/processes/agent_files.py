@@ -30,7 +30,7 @@ def read_report(log_dir: Path) -> Report | None:
 
 
 def find_newest_run(log_dir: Path) -> Path | None:
-    """Return the folder of the newest run; None: there is none.
+    """Return the folder of the newest run. None: there is none.
 
     Args:
         log_dir: of a role.

@@ -214,12 +214,12 @@ class ProcessDriver:
             code: of its process. 128 + n stands for signal n.
 
         Returns:
-            The replica's exit code, None if it is lost, and why in one line; "": nothing more is known.
+            The replica's exit code, None if it is lost, and why in one line. "": nothing more is known.
         """
         return code, self._read_reason(replica, code) if code in NEVER_RETRY else ""
 
     def find_log_dir(self, replica: ReplicaId) -> Path | None:
-        """Return the folder here with what a replica's agent has reported; None: there is none."""
+        """Return the folder here with what a replica's agent has reported. None: there is none."""
         path = self._find_plan(replica)["env"].get(Env.LOG_DIR)
         return None if path is None else Path(path)
 

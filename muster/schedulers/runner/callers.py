@@ -95,7 +95,7 @@ def is_wait() -> bool:
 
 
 def find_printer() -> TextIO | None:
-    """Find the stream to which TorchX's command line prints the lines that the caller reads; None: others read them."""
+    """Find the stream to which TorchX's command line prints the lines that the caller reads. None: others read them."""
     for frame in _walk(_get_caller()):
         if frame.f_code.co_name == _PRINTER and _find_module(frame).startswith("torchx."):
             file = frame.f_locals.get("file")

@@ -127,7 +127,7 @@ def find_elastic_role(app: str, roles: Sequence[SupervisedRole], name: str | Non
     Args:
         app: name of the app, for messages.
         roles: all of it.
-        name: which; None: the only elastic one.
+        name: which. None: the only elastic one.
         nodes: the new number.
 
     Raises:

@@ -40,7 +40,7 @@ class QueueEntry:
     reason: str = ""
     nodes: tuple[str, ...] = ()
     end_s: float | None = None
-    """Wall-clock seconds: of a job that runs its time limit, of one that has ended its end; None: not known."""
+    """Wall-clock seconds: of a job that runs its time limit, of one that has ended its end. None: not known."""
     start_s: float | None = None
     """Of a job that waits: when Slurm expects it to start."""
 
@@ -58,7 +58,7 @@ def run(
     Args:
         command: the program and its arguments.
         text: its standard input.
-        env: its environment; None: this process's.
+        env: its environment. None: this process's.
         limit_s: the longest time. While the controller does not answer, the command is tried again until then.
         waits: whether to wait for the controller.
 

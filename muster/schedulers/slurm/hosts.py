@@ -18,7 +18,7 @@ def expand_hosts(text: str) -> list[str]:
 
 
 def parse_time(text: str) -> float | None:
-    """Return Slurm's local time in wall-clock seconds; None: it is no time, such as `N/A`."""
+    """Return Slurm's local time in wall-clock seconds. None: it is no time, such as `N/A`."""
     try:
         return time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S"))
     except ValueError:

@@ -66,7 +66,7 @@ class App:
     spec: AppSpec
     folder: AppFolder
     entry: QueueEntry | None
-    """Its newest job; None: Slurm does not know it (any more)."""
+    """Its newest job. None: Slurm does not know it (any more)."""
     runs: tuple[str, ...]
     """`JOBID.RESTARTS`, oldest first."""
     nodes: dict[ReplicaId, NodeState]
@@ -91,7 +91,7 @@ class App:
         return self._judge_records() or state
 
     def _judge_records(self) -> AppState | None:
-        """Return how the newest run has ended by its records; None: they do not say."""
+        """Return how the newest run has ended by its records. None: they do not say."""
         if self.is_cancelled:
             return AppState.CANCELLED
         if not self.nodes or (self.entry is not None and not self.runs[-1].startswith(f"{self.entry.job_id}.")):

@@ -188,7 +188,7 @@ class NodeSupervisor(Supervisor):
         self._allocation = allocation
         self.grace_s = spec.grace_s
         self.end_s = allocation.end_s
-        """Wall-clock seconds of the end of the time limit; None: none is known."""
+        """Wall-clock seconds of the end of the time limit. None: none is known."""
         self.has_to_continue = False
         """The replica was ended because the job is to go on in another allocation."""
 
@@ -353,7 +353,7 @@ def _end_run(
 
 
 def _read_end_s(allocation: Allocation) -> float | None:
-    """Return when the limit ends; None: no limit, or no answer."""
+    """Return when the limit ends. None: no limit, or no answer."""
     return parse_time(_run("squeue", "-h", "-j", allocation.job_id, "-o", "%e").strip())
 
 

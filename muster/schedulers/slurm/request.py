@@ -260,8 +260,8 @@ def list_files(spec: AppSpec, agent: bytes | None, workspace: bytes | None) -> d
 
     Args:
         spec: of the app.
-        agent: the bundle; None: no role runs agents.
-        workspace: packed; None: there is none.
+        agent: the bundle. None: no role runs agents.
+        workspace: packed. None: there is none.
     """
     content = asdict(replace(spec, details={})) | {"schema": 1}
     del content["details"]

@@ -182,7 +182,7 @@ class SlurmScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mis
         return AppRegistry(find_state_dir(os.environ), BACKEND)
 
     def _find_app(self, app_id: str) -> live.App | None:
-        """Find an app; None: it is not known (any more)."""
+        """Find an app. None: it is not known (any more)."""
         folder = self._find_registry().open(app_id)
         try:
             return None if folder is None else live.read_app(folder)

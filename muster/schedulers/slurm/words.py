@@ -104,6 +104,6 @@ def explain_wait(entry: QueueEntry) -> str:
 
 
 def explain_end(entry: QueueEntry) -> str:
-    """Return why a job has ended, as Slurm says it; "": its exit code alone."""
+    """Return why a job has ended, as Slurm says it. "": its exit code alone."""
     words = ENDS.get(entry.state, "")
     return f"Slurm ended job {entry.job_id}: {words} ({entry.state})" if words else ""

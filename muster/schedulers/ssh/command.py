@@ -44,7 +44,7 @@ def explain_failure(errors: bytes, code: int | None, python: str) -> str:
 
     Args:
         errors: what it has printed to standard error.
-        code: of `ssh`; None: it was ended.
+        code: of `ssh`. None: it was ended.
         python: the interpreter that was to run.
     """
     lines = [line.strip() for line in errors[-_REASON_BYTES:].decode(errors="replace").splitlines()]

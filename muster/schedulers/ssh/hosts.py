@@ -23,7 +23,7 @@ class Host:
     name: str
     """For `ssh`: an alias of its configuration, a network name or an address, with `USER@` before it if given."""
     slots: int | None = None
-    """The most processes of one node; None: not said."""
+    """The most processes of one node. None: not said."""
 
 
 def parse_host(word: str, where: str) -> Host:

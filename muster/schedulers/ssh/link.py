@@ -254,7 +254,7 @@ class _Connection:
         self._threads[0].join(_PAUSE_S * 5)
 
     def receive(self) -> list[tuple[bytes, bytes]] | None:
-        """Return the frames that have come; None: the connection has ended."""
+        """Return the frames that have come. None: the connection has ended."""
         data = os.read(self.stdout, 1 << 16)
         if not data:
             return None

@@ -110,7 +110,7 @@ class AppSpec:
     grace_s: float
     """From the polite signal to the kill."""
     owner: ProcessId | None = None
-    """The app ends when this process ends; None: it keeps running (detached)."""
+    """The app ends when this process ends. None: it keeps running (detached)."""
     python: str = sys.executable
     """Interpreter of the supervisor, also when a command of another environment starts it again."""
     import_root: str = str(Path(__file__).resolve().parents[3])

@@ -42,7 +42,7 @@ def open_app(folder: AppFolder | None, app_id: str, backend: str) -> Iterator[Ap
     """Open an app for a request. Another shell may delete it at the same time.
 
     Args:
-        folder: the app's; None: it is not known.
+        folder: the app's. None: it is not known.
         app_id: its id.
         backend: name of the scheduler.
 

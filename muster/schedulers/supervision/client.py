@@ -237,7 +237,7 @@ def has_ended(record: AppRecord | None) -> bool:
 
 
 def is_supervised(folder: AppFolder, record: AppRecord) -> bool | None:
-    """Return whether the app's supervisor runs; None: on another machine, where this cannot be seen."""
+    """Return whether the app's supervisor runs. None: on another machine, where this cannot be seen."""
     here = Machine.here()
     if here.shows_pids_of(record.machine):
         return record.supervisor is not None and record.supervisor.is_alive()

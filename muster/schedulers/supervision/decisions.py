@@ -110,7 +110,7 @@ def decide(plan: Plan, state: SupervisedApp, event: Event) -> Decision:
 
 
 def describe_end(exit_code: int | None) -> str:
-    """Return the end of a replica in words; None: it is gone, with its exit code."""
+    """Return the end of a replica in words. None: it is gone, with its exit code."""
     return "vanished" if exit_code is None else describe_exit_code(exit_code)
 
 

@@ -105,7 +105,7 @@ class AppRegistry:
                 yield link.name
 
     def find_newest(self) -> tuple[int, str] | None:
-        """Return when the newest app was added, in wall-clock nanoseconds, and its id; None: there is none."""
+        """Return when the newest app was added, in wall-clock nanoseconds, and its id. None: there is none."""
         app_id = next(reversed([*self]), None)
         if app_id is None:
             return None
@@ -114,7 +114,7 @@ class AppRegistry:
         return None
 
     def find_added_s(self, app_id: str) -> float | None:
-        """Return when an app was added, in wall-clock seconds; None: it is not there (any more)."""
+        """Return when an app was added, in wall-clock seconds. None: it is not there (any more)."""
         with contextlib.suppress(OSError):
             return (self._dir / app_id).lstat().st_mtime
         return None
@@ -141,7 +141,7 @@ def record_last_remote(state_dir: Path, scheduler: str, app_id: str) -> None:
 
 
 def find_last_remote(state_dir: Path, scheduler: str) -> tuple[int, str] | None:
-    """Return when that was, in wall-clock nanoseconds, and the app's id; None: never."""
+    """Return when that was, in wall-clock nanoseconds, and the app's id. None: never."""
     try:
         with open(state_dir / scheduler / _LAST) as file:
             return os.fstat(file.fileno()).st_mtime_ns, file.read()

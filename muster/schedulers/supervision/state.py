@@ -67,7 +67,7 @@ class SupervisedRole:
     runs_agent: bool
     """Runs `muster.agent`, so that exit codes have the contract's meaning."""
     min_replicas: int | None = None
-    """With fewer replicas the app has failed; None: all are needed."""
+    """With fewer replicas the app has failed. None: all are needed."""
     max_retries: int = 0
     retry_scope: RetryScope = RetryScope.APPLICATION
     """Ignored for agents, whose lost replicas are always replaced one by one."""
@@ -111,9 +111,9 @@ class SupervisedApp:
     grace_number: int = 0
     """Distinguishes the running grace period from earlier ones."""
     lingering: int = 0
-    """Number of the period in which agents end by themselves; 0: none runs."""
+    """Number of the period in which agents end by themselves. 0: none runs."""
     lingering_role: str = ""
-    """The role of these agents; "": all roles (apps that earlier versions submitted)."""
+    """The role of these agents. "": all roles (apps that earlier versions submitted)."""
     sizes: Mapping[str, int] = field(default_factory=dict)
     """How many replicas a role has by request, those with the lowest indices.
 

@@ -405,8 +405,8 @@ class Engine:
         Args:
             actions: "die", "kill", ...
             since_s: by the engine's clock.
-            until_s: ends then, by the engine's clock; None: it does not.
-            labels: only of containers with these; None: all.
+            until_s: ends then, by the engine's clock. None: it does not.
+            labels: only of containers with these. None: all.
         """
         filters = {"type": "container", "event": list(actions), "label": _label_filter(labels or {})}
         since, until = (None if time_s is None else f"{time_s:.9f}" for time_s in (since_s, until_s))

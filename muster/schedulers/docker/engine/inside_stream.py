@@ -29,7 +29,7 @@ class InsideStream:
         self._errors = b""
 
     def receive(self) -> bytes | None:
-        """Read some of the standard output; None: it has ended."""
+        """Read some of the standard output. None: it has ended."""
         data = self.connection.recv(_CHUNK_BYTES)
         if not data:
             return None

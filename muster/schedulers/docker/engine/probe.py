@@ -16,7 +16,7 @@ MARK: Final = "muster-probe:"
 
 
 def find_words(output: str) -> list[str] | None:
-    """Return the words after the last mark, of that line; None: the program has not run."""
+    """Return the words after the last mark, of that line. None: the program has not run."""
     _, mark, rest = output.rpartition(MARK)
     return rest.partition("\n")[0].split() if mark else None
 

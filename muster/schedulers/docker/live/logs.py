@@ -38,7 +38,7 @@ class LogReader:
         query: what to read.
         wait: returns once the app's state has changed, which follows from the engine's events, or at the latest after
             the given seconds. Output itself is pushed.
-        has_ended: whether the app has ended, so that there is no further container; None: do not follow.
+        has_ended: whether the app has ended, so that there is no further container. None: do not follow.
     """
 
     def __init__(

@@ -144,7 +144,7 @@ def sweep(state_dir: Path, address: Mapping[str, str]) -> None:
 
 @contextmanager
 def _lock_killed(path: Path) -> Iterator[Mark | None]:
-    """Lock the mark of a submission that was killed; None: it goes on, or another process handles it."""
+    """Lock the mark of a submission that was killed. None: it goes on, or another process handles it."""
     with ExitStack() as stack:
         try:
             fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW)

@@ -82,9 +82,9 @@ class Call:
     query: Mapping[str, str]
     body: Any = None
     accept: str = ""
-    """The form of the response; "": JSON."""
+    """The form of the response. "": JSON."""
     budget_s: float | None = None
-    """From the first attempt to the last; None: as for any request."""
+    """From the first attempt to the last. None: as for any request."""
     read_s: float = READ_TIMEOUT_S
     """How long the server may be silent."""
 
@@ -344,7 +344,7 @@ def _key(call: Call) -> tuple[str, str]:
 
 
 def _decide_wait_s(outcome: Refusal | Unreachable, attempt: int, *, responded: bool, was_allowed: bool) -> float | None:
-    """Return the seconds until the next attempt; None: no more attempts.
+    """Return the seconds until the next attempt. None: no more attempts.
 
     Args:
         outcome: of the last attempt.

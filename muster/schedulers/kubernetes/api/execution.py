@@ -81,7 +81,7 @@ class _PodStream:
         socket.settimeout(None)
 
     def receive(self) -> bytes | None:
-        """Read some of the standard output; None: it has ended."""
+        """Read some of the standard output. None: it has ended."""
         from websocket import ABNF
 
         code, frame = self._socket.recv_data_frame(True)

@@ -223,7 +223,7 @@ def _find_pod(resources: Objects, ref: AppRef, role: str, index: int) -> PodFact
 
 
 def read_run_file(resources: Objects, ref: AppRef, role: str, index: int, name: str, limit_bytes: int) -> bytes | None:
-    """Read the end of a file of the run's folder in the pod of a node that runs; None: it is not there.
+    """Read the end of a file of the run's folder in the pod of a node that runs. None: it is not there.
 
     It runs `tail` in the pod, and changes nothing. It needs the right to `pods/exec`.
 

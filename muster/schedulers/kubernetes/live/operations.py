@@ -185,7 +185,7 @@ def resize(resources: Objects, ref: AppRef, nodes: int, role_name: str | None = 
         resources: of the cluster.
         ref: the app.
         nodes: new number.
-        role_name: the role; None: the app's only elastic one.
+        role_name: the role. None: the app's only elastic one.
 
     Raises:
         SchedulerError: no such app or role, several elastic roles, not elastic, out of bounds, or it has ended.

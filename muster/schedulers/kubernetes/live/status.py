@@ -94,7 +94,7 @@ def build_facts(app_id: str, observation: Observation) -> AppFacts:
 
 
 def _find_times(observation: Observation, state: AppState) -> tuple[float | None, float | None]:
-    """Return when an app was submitted, and since when it is in its state; None: not known."""
+    """Return when an app was submitted, and since when it is in its state. None: not known."""
     submitted_s = find_submitted_s(observation.parents)
     if state in (AppState.SUBMITTED, AppState.PENDING):
         return submitted_s, submitted_s
@@ -113,7 +113,7 @@ def _find_times(observation: Observation, state: AppState) -> tuple[float | None
 
 
 def find_submitted_s(parents: Sequence[Mapping[str, Any]]) -> float | None:
-    """Return when an app was submitted, by the cluster's clock, in seconds since the epoch; None: not known."""
+    """Return when an app was submitted, by the cluster's clock, in seconds since the epoch. None: not known."""
     created = [str(parent["metadata"].get("creationTimestamp") or "") for parent in parents]
     return min(filter(None, map(_parse_time, created)), default=None)
 
@@ -233,7 +233,7 @@ def _name_nodes(indexes: Sequence[int]) -> str:
 
 
 def count_nodes_now(parents: Sequence[Mapping[str, Any]], label: str) -> int | None:
-    """Return how many nodes a role has after any resize; None: not known, or its kind cannot be resized."""
+    """Return how many nodes a role has after any resize. None: not known, or its kind cannot be resized."""
     if parse_kind(parents[0]) == VOLCANO_JOB:
         return count_nodes(parents[0], label)
     for job in _list_jobs(parents):

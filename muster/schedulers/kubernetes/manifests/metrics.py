@@ -20,7 +20,7 @@ _ALL: Final = "::"
 
 
 def find_metrics_port(role: RoleInputs) -> int | None:
-    """Find the port at which the pods of a role can be read from outside; None: there is none, or it is not known.
+    """Find the port at which the pods of a role can be read from outside. None: there is none, or it is not known.
 
     Raises:
         SchedulerError: the role serves something else there.

@@ -331,7 +331,7 @@ def measure(file: TextIO) -> os.terminal_size:
 
 
 def parse_bar(line: str) -> "tuple[tuple[int, str], str] | None":
-    """Return the rank (as a number, and the whole prefix) and the state of a bar; None: the line is another."""
+    """Return the rank (as a number, and the whole prefix) and the state of a bar. None: the line is another."""
     if not line.startswith(_MARK) or not line.endswith("\n"):
         return None
     found = PREFIX.match(line, 1)

@@ -63,9 +63,9 @@ class LiveLines:
             role: the replica's role.
             index: its number.
             environ: this process's environment.
-            file: where the caller prints them; None: where TorchX's command line does, if that is the caller.
+            file: where the caller prints them. None: where TorchX's command line does, if that is the caller.
             count_merged_ranks: see `agent_command.count_merged_ranks`. It is called for a terminal only.
-            read_status: see `JobConsole.follow_status`; None: nothing says how the job is doing.
+            read_status: see `JobConsole.follow_status`. None: nothing says how the job is doing.
         """
         from muster.schedulers.runner.shown.job_console import JobConsole, PlainLines, unmark_bars
 

@@ -1,4 +1,4 @@
-"""`python -m muster COMMAND`; see `muster.cli`."""
+"""`python -m muster COMMAND`. See `muster.cli`."""
 
 import sys
 

@@ -311,7 +311,7 @@ class JobStatus:
     events: Annotated[tuple[JobEvent, ...], Limit(most=MOST_EVENTS, keeps_end=True), SPARSE] = ()
     """The last ones, oldest first."""
     slow_ranks: Annotated[tuple[SlowRank, ...], Limit(most=MOST_SLOW_RANKS), SPARSE] = ()
-    """The slowest first; empty: none is slower than noise explains."""
+    """The slowest first. Empty: none is slower than noise explains."""
     snapshot_step: _Step = None
     """Of the newest snapshot in memory that all ranks are known to have. None: there is none."""
     snapshot_s: _Seconds = None

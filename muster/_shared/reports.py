@@ -107,7 +107,7 @@ class Failure:
     """The preflight check that has found `reason`, which is then about the node. "": none has."""
 
     def describe_end(self, *, plural: bool = False) -> str:
-        """Say how it ended; `plural`: it and others, in the same way."""
+        """Say how it ended. `plural`: it and others, in the same way."""
         if self.reason or (self.exit_code is None and self.signal is None):
             return self.reason or "did not start"
         return describe_end(self.exit_code, self.signal, plural=plural)
@@ -146,7 +146,7 @@ class Group:
     """The number of the last collective that this rank has entered. 0: none."""
     completed: Count
     ranks: Annotated[tuple[Count, ...], Limit(most=65536)] = ()
-    """Global ranks; empty: not known."""
+    """Global ranks. Empty: not known."""
     entries: Annotated[tuple[Collective, ...], Limit(most=ENTRY_LIMIT, keeps_end=True)] = ()
     """In the order of the calls."""
 
@@ -267,7 +267,7 @@ class FinalFailure:
     global_rank: Count | None = None
     """The rank that `cause` describes. None: it describes none."""
     verdict: Line = ""
-    """One clause that says why no attempt follows; empty: `cause` says it."""
+    """One clause that says why no attempt follows. Empty: `cause` says it."""
 
     def describe(self) -> str:
         """Say both in one line."""

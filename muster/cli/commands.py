@@ -520,7 +520,7 @@ def _add_command(
     one: bool = True,
     has_json: bool = True,
 ) -> argparse.ArgumentParser:
-    """Add a command that names an app; `one`: it must, and else the newest is meant."""
+    """Add a command that names an app. `one`: the name is required. Otherwise the newest is the default."""
     command = commands.add_parser(
         name, help=text, description=f"{text}.", epilog=epilog, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -137,7 +137,7 @@ def print_list(names: Iterable[str], *, limit: int, as_json: bool) -> int:
     Return the exit code.
 
     Args:
-        names: of schedulers; none: all that are made with `muster.schedulers.adapter`.
+        names: of schedulers. None given: all that are made with `muster.schedulers.adapter`.
         limit: how many apps at most.
         as_json: as one line of JSON.
     """

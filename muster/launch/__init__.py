@@ -55,6 +55,6 @@ def check_args(args: Namespace) -> None:
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Parse a command line and run it; a FutureWarning says what to use instead."""
+    """Parse a command line and run it. A FutureWarning says what to use instead."""
     warnings.warn(DEPRECATED, category=FutureWarning, stacklevel=2)
     launch(parse_args(args))

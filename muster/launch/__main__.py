@@ -10,7 +10,7 @@ from muster.launch import DEPRECATED, check_args, parse_args
 
 
 def main() -> int:
-    """Run one node of a job; the exit code (see `_shared.contract.ExitCode`)."""
+    """Run one node of a job. Return the exit code (see `_shared.contract.ExitCode`)."""
     warnings.warn(DEPRECATED, category=FutureWarning, stacklevel=2)
     args = parse_args(None)
     try:

@@ -174,7 +174,8 @@ def remove_unused(folder: str) -> None:
     """Remove a version. A job that needs it again unpacks it again.
 
     Raises:
-        OSError: it cannot be removed; BlockingIOError: a process uses it.
+        OSError: it cannot be removed.
+        BlockingIOError: a process uses it.
     """
     import fcntl
     import shutil

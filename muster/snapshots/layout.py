@@ -35,7 +35,7 @@ class Place(NamedTuple):
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     start: int
-    """Byte in the data; `ELSEWHERE`: another rank of the node keeps it."""
+    """Byte in the data. `ELSEWHERE`: another rank of the node keeps it."""
     unit_start: int
     unit_bytes: int
 

@@ -13,7 +13,8 @@ def connect(folder: str) -> socket.socket:
     """Connect to the holder of a folder, by a path of any length.
 
     Raises:
-        OSError: there is none (any more); PermissionError: another user's process answers, and it gets no secrets.
+        OSError: there is none (any more).
+        PermissionError: another user's process answers, and it gets no secrets.
     """
     made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:

@@ -155,7 +155,7 @@ def _find_ending(events: Sequence[Event], number: int, ended: Mapping[str, Any])
     Args:
         events: of its last incarnation.
         number: of its last round.
-        ended: what the record of the job's end says; empty: there is none.
+        ended: what the record of the job's end says. Empty: there is none.
     """
     last = [each for each in events if each.round == number]
     is_asked = any(each.what == "requested" and each.detail.get("kind") == "stop" for each in last)

@@ -68,7 +68,7 @@ class History:
                 self._gpu.setdefault(rank.global_rank, deque(maxlen=HISTORY)).append(rank.gpu)
 
     def get(self, global_rank: int) -> Sequence[float]:
-        """Return the oldest first, 0..1 each; empty: none is known."""
+        """Return the oldest first, 0..1 each. Empty: none is known."""
         return tuple(self._gpu.get(global_rank, ()))
 
     def keep_column(self, name: str, *, has_something: bool) -> bool:

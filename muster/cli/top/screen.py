@@ -47,7 +47,7 @@ class Screen:
         self._output_fd = output_fd
         self._parser = KeyParser()
         self._frame: list[str] = []
-        """As drawn; empty: the screen must be drawn anew."""
+        """As drawn. Empty: the screen must be drawn anew."""
         self._woken_fd, self._wake_fd = -1, -1
 
     @contextlib.contextmanager

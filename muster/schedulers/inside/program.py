@@ -29,7 +29,7 @@ from muster.schedulers.inside.frames import FRAME, FrameReader, pack
 MAGIC = b"\0muster-exec\n"
 """Ends what a login may print before."""
 ORDER, INPUT, CLOSED, SIGNAL, SIZE, ALIVE = b"O", b"I", b"C", b"S", b"W", b"H"
-"""What comes in. ORDER: JSON, see `session.Order`. INPUT: for the command; CLOSED: there is no more. SIGNAL: a name.
+"""What comes in. ORDER: JSON, see `session.Order`. INPUT: for the command. CLOSED: there is no more. SIGNAL: a name.
 SIZE: rows and columns of the terminal."""
 STARTED, OUT, ERR, TAKEN, EXIT, FAILED = b"R", b"1", b"2", b"T", b"X", b"F"
 """What goes out, and ALIVE as an answer. TAKEN: how many bytes of input have been used up. EXIT: the exit code. FAILED:

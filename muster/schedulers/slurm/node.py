@@ -382,7 +382,7 @@ def _may_go_on(folder: AppFolder, allocation: Allocation) -> bool:
 
 
 def _read_job(allocation: Allocation) -> dict[str, str]:
-    """Ask what the controller knows of the job; empty: it does not answer."""
+    """Ask what the controller knows of the job. Empty: it does not answer."""
     words = _run("scontrol", "-o", "show", "job", allocation.job_id).split()
     return dict(word.partition("=")[::2] for word in words)
 
@@ -445,7 +445,7 @@ def _submit_follow_up(folder: AppFolder, spec: AppSpec, allocation: Allocation) 
 
 
 def _choose_excluded(folder: AppFolder, spec: AppSpec, allocation: Allocation) -> list[str]:
-    """Choose the nodes that the next run of the job is to leave out; empty: no more than before.
+    """Choose the nodes that the next run of the job is to leave out. Empty: no more than before.
 
     Those that the leader suspects, with those that are left out already: perhaps by another node that ends, too. None
     where the job could not run without them.

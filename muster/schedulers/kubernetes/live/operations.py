@@ -150,7 +150,7 @@ class _Deletion:
             self._refused[what] = error
 
     def check(self, *, is_owned: bool = False) -> None:
-        """Raise if something was refused; `is_owned`: by what is deleted, so that the cluster collects it."""
+        """Raise if something was refused. `is_owned`: what was deleted owns it, so that the cluster collects it."""
         if not self._refused:
             return
         first = next(iter(self._refused.values()))

@@ -54,7 +54,7 @@ class PodWatch:
         resources: of the cluster.
         ref: the app.
         check_ended: reads from the cluster whether the app has ended.
-        clock: monotonic time; default: the machine's.
+        clock: monotonic time. Default: the machine's.
     """
 
     def __init__(

@@ -70,14 +70,14 @@ class JobRequest:
     hang_action: str | None
     """None: the agent's default."""
     collapse_lines: str
-    """auto, which is the agent's default, on or off."""
+    """auto (the agent's default), on or off."""
     notify: str | None = None
     metrics_port: str | None = None
     """[ADDRESS:]PORT. None: no metrics are served."""
     tracker_run: bool = False
     preflight: str = "quick"
     snapshot_memory: str | None = None
-    """None: the agent's default, as for the next."""
+    """The agent's default counts if this, or the next one, is None."""
     snapshot_copies: int | None = None
     rank_order: str | None = None
     on: str | None = None

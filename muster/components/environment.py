@@ -2,7 +2,7 @@
 
 `env` is a mapping, from Python, or text, from a command line: `NAME=VALUE,...` as TorchX splits it. Before the first
 pair may stand names of variables whose values are taken from the caller's environment: `HF_TOKEN,WANDB_API_KEY,LR=0.1`.
-Only before: in `LR=0.1,HF_TOKEN` TorchX has always read the value "0.1,HF_TOKEN".
+Names can stand only there: in `LR=0.1,HF_TOKEN` TorchX has always read the value "0.1,HF_TOKEN".
 
 `env_file` is a file by the rules of `docker run --env-file`: a line is `NAME=VALUE`, or `NAME` for the value of the
 caller's environment. Empty lines and those that begin with `#` are skipped. The value is all that follows the first
@@ -45,7 +45,7 @@ class GivenEnv:
     """The variables of a job that its caller gave."""
 
     values: Mapping[str, str]
-    """As TorchX's `Role.env` holds them: macros in them are substituted, and `$$` stands for `$`."""
+    """The variables as TorchX's `Role.env` holds them. Macros in them are substituted, and `$$` stands for `$`."""
     taken: tuple[str, ...]
     """Those that were taken from a file or from the caller's environment, sorted."""
 

@@ -56,14 +56,14 @@ def save(step: int, state: Any, *, replicated: bool = False) -> None:
     one line says so, and the job goes on without this snapshot. If no slot is free, the save is skipped without a line.
 
     Args:
-        step: the step as the script counts it. It must rise, also after `load`.
+        step: the step as the script counts it. It must rise, even after `load`.
         state: nested dicts, lists and tuples with tensors and plain values, as `state_dict()` returns them. Include the
             states of the random generators, of the loader and of the scheduler. Tensors may be on devices, sharded
             (DTensor), or share memory.
         replicated: whether the tensors are the same on all ranks (DDP). Then one rank of each node keeps them, and
-            every rank can load them, also when the number of ranks changes. Each rank still keeps its own plain
-            values, NumPy arrays, and tensors of integers on the CPU (RNG states, positions). One line names tensors
-            that differ between ranks.
+            every rank can load them, even if the number of ranks changes. Each rank still keeps its own plain values,
+            NumPy arrays, and tensors of integers on the CPU (RNG states, positions). One line names tensors that differ
+            between ranks.
 
     Raises:
         TypeError: the step is not an int, or the state has something that cannot be saved in a form that runs no code
@@ -84,8 +84,8 @@ def load(*, into: Any = None) -> Snapshot | None:
             differently, or over another number of ranks. None: all tensors are new, on the CPU.
 
     Returns:
-        The snapshot. None: there is none, or a checkpoint on disk is of a later step, or this number of ranks cannot
-        continue it, or the script runs outside muster. Then begin with `worker.resume_path()`.
+        The snapshot. None means that there is none, that a checkpoint on disk is of a later step, that this number of
+        ranks cannot continue it, or that the script runs outside muster. Then begin with `worker.resume_path()`.
 
     Raises:
         ValueError: tensors of `into` differ in type or shape from the saved ones, or were not saved.
@@ -116,7 +116,7 @@ def reader() -> Any:
 
     Returns:
         A reader of the snapshot that `load` would return. Its `step` is the step of the snapshot. None: `load` would
-        return None, too.
+        also return None.
     """
     saver = _process.saver if _process.is_open else _open()
     if saver is None or _process.files is None:

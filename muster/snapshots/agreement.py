@@ -1,8 +1,9 @@
-"""Whether two ranks of a node agree on what `save(replicated=True)` keeps of one of them. Looked at once a start.
+"""Whether two ranks of a node agree on what `save(replicated=True)` keeps of one of them.
 
-At its next save, the second rank sums each tensor that the first one keeps for it. It compares the sums with those of
-the tensors kept of the same step, if they are there. One line says what differs. Nothing else follows, because some
-tensors may differ (the statistics of a BatchNorm in DDP), and only the script's author knows which.
+It is checked once after each start. At its next save, the second rank sums each tensor that the first one keeps for it.
+It compares the sums with those of the tensors kept of the same step, if they are there. One line says what differs.
+Nothing else follows, because some tensors may differ (the statistics of a BatchNorm in DDP), and only the script's
+author knows which.
 """
 
 import os
@@ -33,9 +34,9 @@ class Agreement:
 
         Args:
             state: what is saved now.
-            tensors: its tensors.
-            plan: theirs.
-            generation: that it will have.
+            tensors: the tensors of the state.
+            plan: the plan of these tensors.
+            generation: the one that it will be.
         """
         waiting, self._waiting = self._waiting, None
         if self._tries <= 0:

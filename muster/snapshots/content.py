@@ -1,8 +1,8 @@
-"""What is in a slot: a head, sums of blocks, the data of tensors, the layout, and the skeleton. How it is read back.
+"""What is in a slot: a head, sums of blocks, the data of tensors, the layout, and the skeleton.
 
-The data is verified as it is read: each block of 256 KiB has the sum of its 8-byte words, layout and skeleton have a
-CRC. A sum costs a third of a copy, a CRC two to three times as much. The file is written by one worker and read by
-its successor on the same node, or, copied by the agents, on another.
+And how it is read back. The data is verified as it is read: each block of 256 KiB has the sum of its 8-byte words,
+layout and skeleton have a CRC. A sum costs a third of a copy, a CRC two to three times as much. The file is written by
+one worker and read by its successor on the same node, or, copied by the agents, on another.
 """
 
 import contextlib
@@ -106,7 +106,7 @@ class Area:
         """The plan whose layout is in the slot."""
 
     def map(self, size: int) -> None:
-        """Map at least `size` bytes. Memory is taken now, and not at the first copy, in huge pages where there are any.
+        """Map at least `size` bytes. Memory is taken now, not at the first copy, and in huge pages if possible.
 
         Raises:
             OSError: there is not that much.
@@ -138,7 +138,8 @@ class Area:
             start_copies: begins copies from devices, as `devices.DeviceCopies.start`.
 
         Returns:
-            To be called once before the slot is used: copies from devices have only begun. Whether they are whole.
+            A function, to be called once before the slot is used, because copies from devices have only begun. It
+                returns whether they are whole.
 
         Raises:
             OSError: there is not that much memory.

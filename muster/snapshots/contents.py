@@ -54,7 +54,7 @@ class Contents:
         return open_far(self._reader, global_rank)
 
     def open_any(self) -> Content:
-        """Open what some rank has saved: on this node if it can be, else the lowest rank's that a node has.
+        """Open what some rank has saved: on this node if possible, or else the lowest rank's that a node has.
 
         Raises:
             Damaged, OSError: as `open`.

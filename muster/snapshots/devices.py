@@ -6,9 +6,9 @@ its `step`: a hook before each step makes the script's stream wait for the copie
 averages of weights, is copied on the script's own stream, in order with all that the script does.
 
 If an optimizer's tensors change otherwise, their version counters show it. Then that save is left out, and the later
-ones are enqueued on the script's own stream. So are all whose optimizer has not called the hook since the save before.
-A step that is captured in a CUDA graph does not call it at a replay. After such a step, too, all is copied on the
-script's own stream.
+ones are enqueued on the script's own stream. So are all saves before which the optimizer has not called the hook since
+the previous one. A step that is captured in a CUDA graph does not call it at a replay. After such a step, too, all is
+copied on the script's own stream.
 """
 
 import threading
@@ -35,7 +35,7 @@ class _Side:
 
 
 class DeviceCopies:
-    """The copies of one process. One save's are done before the next one's begin."""
+    """The copies of one process. Those of one save are done before those of the next begin."""
 
     def __init__(self) -> None:
         """Ask torch to report each step of any optimizer."""
@@ -53,7 +53,8 @@ class DeviceCopies:
         """Enqueue the copies.
 
         Returns:
-            Waits until all are done. False: a tensor has changed, and what was copied is worth nothing.
+            A function that waits until all are done. It returns False if a tensor has changed: then what was copied is
+                useless.
         """
         guarded = self._list_guarded() if self._is_trusted and self._has_stepped else set()
         self._has_stepped = False
@@ -140,7 +141,7 @@ def _without_compiler(function: Callable[..., None]) -> Callable[..., None]:
 
 
 class Pin:
-    """Memory that CUDA may write to without a copy of its own between. Released by `release`."""
+    """Memory that CUDA may write to without a copy of its own in between. `release` releases it."""
 
     def __init__(self, memory: Any) -> None:
         """Pin a tensor of bytes. Where CUDA refuses, copies are slower and correct."""

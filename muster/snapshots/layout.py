@@ -4,8 +4,8 @@ What torch calls one storage is copied once: tensors that overlap become one *un
 memory again after `load`. A tensor alone is a unit of its own, with its strides if it has no holes. Units begin at
 multiples of 64 bytes.
 
-With `replicated`, tensors are kept by one rank of the node. Tensors of integers in the memory of the processor are what
-RNG states, NumPy arrays and positions are: they count as plain values, which each rank keeps itself.
+With `replicated`, tensors are kept by one rank of the node. RNG states, NumPy arrays and positions are tensors of
+integers in the memory of the processor. They count as plain values, which each rank keeps itself.
 """
 
 import ctypes
@@ -46,7 +46,7 @@ class Run(NamedTuple):
     numbers: Sequence[int]
     start: int
     sizes: bytes
-    """Of each, in bytes, as native unsigned longs."""
+    """The size of each in bytes, as native unsigned longs."""
 
     def pick(self, column: Any) -> Any:
         """Give what a list has for these tensors."""
@@ -97,14 +97,14 @@ class _Group(NamedTuple):
 
     numbers: tuple[int, ...]
     facts: tuple[tuple[object, ...], ...]
-    """Of each: how far it is behind the first one, its strides, its place in the storage, and whether it is lazy."""
+    """For each, how far it is behind the first one, its strides, its place in the storage, and whether it is lazy."""
 
 
 class Span(NamedTuple):
     """The bytes of a storage that tensors share which are not the same."""
 
     number: int
-    """Of one of them."""
+    """The number of one of them."""
     first: int
     """Byte in the storage."""
     start: int
@@ -132,8 +132,8 @@ class Plan:
 
         Args:
             tensors: as `plain.encode` gives them.
-            pointers: theirs, as well.
-            keeps_tensors: False: all but plain values lie elsewhere.
+            pointers: those of the tensors, also from there.
+            keeps_tensors: whether the tensors are kept here. False: all but plain values lie elsewhere.
         """
         self.keeps_tensors = keeps_tensors
         self._facts = _list_facts(tensors)

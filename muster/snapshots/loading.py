@@ -2,7 +2,7 @@
 
 The agents have decided which generation that is: the base in the control file, the same for every rank of the round. A
 rank whose number and whose number of ranks are what they were has it in its own memory. Otherwise the content of any
-rank of the round that saved it can be read: of this node by its memory file, of another through the agent.
+rank of the round that saved it can be read: on this node from its memory file, on another through the agent.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ _AT_ONCE: Final = 256
 
 
 class OtherSharding(Exception):
-    """A distributed tensor lies otherwise on the ranks than when it was saved."""
+    """A distributed tensor is sharded over the ranks in another way than when it was saved."""
 
 
 def load_state(files: WorkerFiles, into: Any) -> tuple[int, Any] | None:
@@ -113,7 +113,7 @@ def fill(content: Content, keeper: Content, into: Any) -> Any:
 
     Raises:
         Damaged, OSError: as `Content.view`.
-        OtherSharding: distributed tensors of `into` lie otherwise on the ranks.
+        OtherSharding: distributed tensors of `into` are sharded in another way.
         ValueError: tensors of `into` have other shapes or types, or are not in the snapshot.
     """
     import torch

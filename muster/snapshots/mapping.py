@@ -1,9 +1,9 @@
 """Memory files in a process: mappings that the system can fill with huge pages, and those pages.
 
 A page of 4 KiB costs a fault when it is mapped, and as much work again when the process ends. For three slots of 512 MB
-that is more than a copy of one, between the end of a killed worker and the start of the next. Pages of 2 MiB cost
-nothing of that. The system gives them to a memory file where it is asked for them (`MADV_COLLAPSE`, Linux 6.1),
-whatever /sys/kernel/mm/transparent_hugepage/shmem_enabled says. Where it does not, everything works with small pages.
+that is more than a copy of one, between the end of a killed worker and the start of the next. Pages of 2 MiB do not
+have that cost. The system gives them to a memory file on request (`MADV_COLLAPSE`, Linux 6.1), whatever
+/sys/kernel/mm/transparent_hugepage/shmem_enabled says. If it does not, everything works with small pages.
 """
 
 import contextlib
@@ -18,13 +18,13 @@ HUGE_BYTES: Final = 1 << 21
 _PAGE: Final = mmap.PAGESIZE
 _MADV_POPULATE_READ: Final = 22
 _MADV_COLLAPSE: Final = 25
-"""Python does not name them."""
+"""Constants that Python does not name."""
 _MAP_FIXED: Final = 0x10
 _FAILED: Final = ctypes.c_void_p(-1).value
 
 
 class Mapping:
-    """A part of a memory file, mapped until nothing of it is used any more."""
+    """A part of a memory file. It is mapped until nothing uses it any more."""
 
     def __init__(self, fd: int, start: int, size: int, protection: int) -> None:
         """Map `size` bytes from `start` on, a multiple of `HUGE_BYTES`, where huge pages can be mapped as such.
@@ -56,7 +56,7 @@ class Mapping:
         """Put one huge page in place of the pages at `start`. Their content stays.
 
         Raises:
-            OSError: the system does not do that, or has none.
+            OSError: the system cannot do that, or has no huge page.
         """
         self._advise(start, HUGE_BYTES, _MADV_COLLAPSE)
 
@@ -65,14 +65,14 @@ class Mapping:
 
 
 def take_huge_pages(fd: int, start: int, size: int) -> None:
-    """Have a part of a memory file in huge pages, where the system has them. What is in it stays.
+    """Put a part of a memory file into huge pages, if the system has them. Its content stays.
 
     It takes up to three times as long as a copy. The interpreter is free during it.
 
     Args:
         fd: the file.
         start: a multiple of `HUGE_BYTES`.
-        size: what is behind the last whole huge page is left as it is.
+        size: its length. What is behind the last whole huge page is left as it is.
     """
     if size < HUGE_BYTES:
         return

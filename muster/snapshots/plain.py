@@ -5,8 +5,8 @@ runs no code of the program that wrote them. What torch's weights-only unpickler
 quantized tensors, classes that the script gave to `torch.serialization.add_safe_globals`) travels as torch wrote it. An
 `Enum` is found only in a module that is imported already. Everything else is refused at `encode`, by its place.
 
-Pickle's C implementation does the walk, and a dict of tensors is taken out as a whole: that makes 10,000 tensors cheap.
-What a state mentions twice, it has twice and shared after `decode` as well.
+Pickle's C implementation does the walk, and a dict of tensors is taken out as a whole. That makes 10,000 tensors cheap.
+What a state has in two places is shared by both after `decode` as well.
 """
 
 import collections
@@ -34,7 +34,7 @@ _ALLOWED: Final[frozenset[object]] = frozenset(
         *(decimal.Decimal, fractions.Fraction, complex, slice, range),
     }
 )
-"""Types whose values are written as pickle does it, and found at `decode`."""
+"""Types whose values are written as pickle does, and found at `decode`."""
 
 _FACTORIES: Final[frozenset[object]] = frozenset(
     {bool, bytearray, bytes, dict, float, frozenset, int, list, set, str, tuple}
@@ -86,7 +86,7 @@ class Known:
         """Know nothing yet."""
         self.shardings: dict[object, Sharding] = {}
         self.pointers: dict[int, list[int]] = {}
-        """Of each dict that was taken out as a whole, by their order: where the elements of its tensors were."""
+        """For each dict that was taken out as a whole, in order: where the elements of its tensors were."""
 
     def describe(self, value: Any) -> Sharding:
         """Say where the local part of a distributed tensor lies."""
@@ -249,7 +249,7 @@ class _Encoder(pickle.Pickler):
         self.parameter_type = torch.nn.Parameter
         self.known = known
         self.tables: dict[int, tuple[int, str | tuple[Any, ...], dict[str, Any] | None]] = {}
-        """Dicts that were taken out, by their ids: the number of the first tensor, the keys, other attributes."""
+        """By their ids, the dicts that were taken out: the number of the first tensor, the keys, other attributes."""
         self.is_sharded = False
 
     def persistent_id(self, value: Any) -> Any:

@@ -23,9 +23,9 @@ from muster.snapshots.plain import Known, encode
 _SMALL_BYTES: Final = 1 << 22
 """Up to here, summing takes less time than a thread."""
 _GROWTH: Final = 1 << 20
-"""Bytes by which plain values may grow until the memory that is free is looked at again."""
+"""How many bytes plain values may grow before the free memory is looked at again."""
 _LAYOUT_BYTES: Final = 100
-"""What the layout takes for each tensor, about: it is written afterwards."""
+"""About what the layout takes for each tensor. It is written afterwards."""
 
 
 class Saver:

@@ -1,7 +1,7 @@
 """A sharded state for another number of ranks, through torch.distributed.checkpoint.
 
-When it saves, each rank writes where its parts lie. No plan is needed. When it is loaded by other ranks, each of them
-reads what all the old ranks have written of that, and then only the rows that it needs.
+When it saves, each rank writes where its parts lie. No plan is needed. When other ranks load it, each of them reads
+where the parts of all the old ranks lie, and then only the rows that it needs.
 """
 
 import io
@@ -51,9 +51,9 @@ class Reader(dcp.StorageReader):  # type: ignore[misc]  # torch is not checked
         """Begin anew. There is one snapshot only, without an id."""
 
     def read_metadata(self, *_: Any, **__: Any) -> Metadata:
-        """Merge what the ranks have written of their parts.
+        """Merge what the ranks have written about their parts.
 
-        Plain values, and tensors that several ranks have whole, are those of the rank of this number.
+        Plain values, and tensors that several ranks have whole, are those of the rank with this rank's number.
         """
         merged: dict[str, Any] = {}
         own = int(os.environ["RANK"]) % self._world_size
@@ -114,7 +114,7 @@ class Reader(dcp.StorageReader):  # type: ignore[misc]  # torch is not checked
 
 
 class RoundReader(Reader):
-    """Reads for `muster.snapshots.reader`: what was loaded is recorded, what is damaged is given up."""
+    """Reads for `muster.snapshots.reader`. It records what was loaded, and gives up what is damaged."""
 
     def __init__(self, files: WorkerFiles, step: int, note_loaded: Callable[[int], None]) -> None:
         """Read the base of the round.

@@ -1,4 +1,4 @@
-"""Tests for adapters: `SchedulerContract` is what every scheduler that is made with the seam must do.
+"""Tests for adapters. `SchedulerContract` is what every scheduler that is made with the seam must do.
 
     contract      `SchedulerContract`, with one test for each question that people ask of a job
     contract_apps the apps that the tests submit

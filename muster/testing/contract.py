@@ -50,15 +50,18 @@ class SchedulerContract:
     cfg: ClassVar[Mapping[str, Any]] = {}
     """Options of every submission. The apps must outlive the command that submits them."""
     image: ClassVar[str] = ""
-    """Of every role: it has `sh` and, for agents, a `python3`."""
+    """The image of every role. It has `sh` and, for agents, a `python3`."""
     limit_s: ClassVar[float] = 90.0
     """The longest time that a test waits for one thing, in seconds."""
     steps: ClassVar[tuple[str, ...]] = (
         "muster.schedulers.supervision.app_folder:AppFolder.create",
         "muster.schedulers.supervision.client:start_supervisor",
     )
-    """Functions that a submission calls, `package.module:function` or `...:Class.method`: at each a command is killed,
-    and at the last one a submission fails. These are those of every `SupervisedScheduler`."""
+    """Functions that a submission calls, as `package.module:function` or `...:Class.method`.
+
+    A command is killed at each of them, and a submission fails at the last one. These are those of every
+    `SupervisedScheduler`.
+    """
 
     # -- what a subclass defines ------------------------------------------------------------------------------------
 
@@ -300,7 +303,7 @@ class SchedulerContract:
     def test_rules_say_what_follows_from_a_failure(self, scheduler: PluginScheduler) -> None:
         """Check free restarts, a restart that uses the budget, a node that leaves and is replaced, and a stop.
 
-        A scheduler that starts all nodes again when one has left loses the count: the attempts begin anew.
+        If a scheduler starts all nodes again when one has left, the count is lost, and the attempts begin anew.
         """
         app_id = self.submit(scheduler, build_agents(FAULTS, image=self.image, restarts=2, retries=1, rules=RULES))
         described = self.wait_for(scheduler, app_id, AppState.FAILED)
@@ -312,7 +315,7 @@ class SchedulerContract:
     def test_a_running_job_is_asked(self, scheduler: PluginScheduler) -> None:
         """Ask for checkpoint, pause, resume, stacks and stop by any node. All ranks act at one step.
 
-        And a command runs beside the workers of one node, with their variables, or is refused in one line.
+        A command also runs beside the workers of one node, with their variables, or is refused in one line.
         """
         app_id = self.submit(scheduler, build_agents(COUNTS, image=self.image))
         for index in range(2):

@@ -40,7 +40,7 @@ for path in glob.glob("/proc/[0-9]*"):
         continue
 print(found)
 """
-"""Prints the processes of an app that have a word: it gets the app's id and the parts of the word."""
+"""Prints the processes of an app that have a word. It gets the app's id and the parts of the word."""
 
 FAILS_TWICE: Final = """\
 import os, sys, time
@@ -51,7 +51,7 @@ if os.environ["RANK"] == "1":
     sys.exit("the batch was bad")
 time.sleep(600)
 """
-"""Of two ranks the second one fails in every attempt."""
+"""The second of two ranks fails in every attempt."""
 
 
 FAULTS: Final = """\
@@ -72,7 +72,7 @@ if attempt == 4:
     sys.exit(77)
 raise MemoryError("no memory is left")
 """
-"""Of two ranks the second one fails in each attempt of another cause. `RULES` has what follows."""
+"""The second of two ranks fails in each attempt, from another cause each time. `RULES` has what follows."""
 
 RULES: Final = (
     "exit 32,33: restart free; LookupError: restart 2; signal USR2: restart; exit 77: elsewhere; oom: stop; any: stop"
@@ -119,7 +119,7 @@ def build_agents(
         program: Python source of the worker.
         name: the app's.
         nodes: how many.
-        least: with fewer the app cannot go on. None: all are needed.
+        least: the fewest nodes with which the app can go on. None: all are needed.
         image: the role's.
         retries: how many lost replicas are replaced.
         restarts: how often all workers are started again when one has failed.

@@ -1,4 +1,4 @@
-"""The seam for schedulers: what an adapter of muster is made of, for the three in this package and for others'.
+"""The seam for schedulers: what an adapter is made of, for those of muster and for those of other packages.
 
 A package registers its factory as an entry point of the group `torchx.schedulers`. If the factory makes a
 `PluginScheduler`, the command `muster` finds it by the scheduler's name in an app handle. Its methods carry `run`,

@@ -24,17 +24,17 @@ class AgentPlace:
     termination_log: str = ""
     """Absolute path of a file that gets the report. "": none."""
     token: str = field(default="", repr=False)
-    """See `naming.derive_token`. "": it reaches the agents in another way."""
+    """The job's token, see `naming.derive_token`. "": it reaches the agents in another way."""
     port: int | None = None
-    """For rendezvous, on node 0. None: the agent's own default, or known only when it starts."""
+    """The port of rendezvous on node 0. None: the agent's own default, or known only when it starts."""
     grace_s: float | None = None
     """The option `grace_s`."""
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Variables that reach the role's replicas besides its own."""
     stops_together: bool = False
-    """All replicas are stopped and continued at once (Ctrl-Z)."""
+    """Whether all replicas are stopped and continued at once (Ctrl-Z)."""
     draws_bars: bool = False
-    """Who reads the output draws progress bars."""
+    """Whether the reader of the output draws progress bars."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +67,7 @@ def translate_replica(
         rank0_host: address of the replica 0 that this one gets, see `Env.RANK0_HOST`.
         bundle_dir: absolute path of the folder with the agent's bundle on the node. None: muster is installed there.
         python: the interpreter of an agent whose role names it without a path. "": as the role names it.
-        env: variables of the caller's, which the role's own come after.
+        env: variables of the caller. The role's own come after them.
     """
     variables = {**(env or {}), **role.env, Env.RANK0_HOST: rank0_host}
     secret_env = list_named_secrets(role.metadata)

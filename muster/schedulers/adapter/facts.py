@@ -1,4 +1,4 @@
-"""What is known of an app: `status` builds TorchX's response from it, `job_line` the line for people."""
+"""What is known of an app. `status` builds TorchX's response from it, and `job_line` the line for people."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,9 +18,9 @@ class AppFacts:
     """As submitted, without secrets. See `runner.app_codec`."""
     state: AppState
     replicas: Sequence[ReplicaStatus] | None
-    """Of all roles, in order of role and index. None: none has been recorded yet."""
+    """The replicas of all roles, in order of role and index. None: none has been recorded yet."""
     restarts: int = 0
-    """Of replicas, and of workers in place, together."""
+    """The number of restarts: of replicas and, in place, of workers."""
     messages: Iterable[str] = ()
     """Why the app is in this state, the most important reason first. Empty ones are left out."""
     jobs: Mapping[str, JobFacts] = field(default_factory=dict)
@@ -35,4 +35,7 @@ class AppFacts:
     submitted_s: float | None = None
     """Wall-clock seconds. None: not known."""
     since_s: float | None = None
-    """Since when it is in its state. None: not known. Agents of a job that runs may know it better."""
+    """When it came into its state, in wall-clock seconds. None: not known.
+
+    Agents of a job that runs may know it better.
+    """

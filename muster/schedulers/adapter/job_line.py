@@ -5,8 +5,8 @@
 
 State and reason come first, then the attempt and the restarts that are left, the nodes, how far the job is and how
 fast, when it is done, and since when it is in its state. For a paused job, the step and the time of the pause come
-before all else. What is not known is left out. TorchX prints the state itself: its message is the line without it, and
-of an app that has ended the reason alone.
+before all else. What is not known is left out. TorchX prints the state itself. Its message is the line without the
+state, or the reason alone if the app has ended.
 """
 
 from collections import Counter

@@ -1,4 +1,4 @@
-"""How far a log was read whose records have times. After a break reading resumes without a loss or a repetition."""
+"""How far a log was read whose records have times. After a break, reading resumes without loss or repetition."""
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
@@ -7,17 +7,18 @@ from typing import Final, TypeAlias
 from muster.schedulers.timestamps import Timestamp
 
 OVERLAP_S: Final = 2
-"""After a break reading resumes this many seconds before the last record: one may come that much after its time."""
+"""After a break, reading resumes this many seconds before the last record: a record may come that much late."""
 
 ReadRecords: TypeAlias = Callable[[Timestamp | None], Iterator[tuple[Timestamp | None, bytes]]]
 """(since) -> the records of a log that were written at this time or later, each with its time, as they come.
 
-None means from the beginning, with records whose time is not known. It may end, or raise `LogBroken`, at any record.
+None means from the beginning, with records whose time is not known. The iterator may end, or raise `LogBroken`, at any
+record.
 """
 
 
 class LogBroken(Exception):
-    """The connection over which a log was read has broken: reading goes on later."""
+    """The connection over which a log was read has broken. Reading goes on later."""
 
 
 def follow_records(
@@ -27,7 +28,7 @@ def follow_records(
 
     Args:
         read: reads from a time on.
-        has_ended: whether what writes it has ended: what is read after that is complete.
+        has_ended: returns whether what writes it has ended. What is read after that is complete.
         wait: returns when there may be more, at the latest after a second or so.
         position: how far the log was read. It is kept up to date.
     """

@@ -65,10 +65,10 @@ def build_process_spec(
         folder: absolute path of the app's folder, where the driver runs.
         driver: `package.module:function`.
         token: the app's secret.
-        workspace_key: in `Role.metadata`, where the adapter has put the path of the folder that travels with the role.
-            The spec's details have these paths as `workspaces`, by role.
+        workspace_key: the key of `Role.metadata` at which the adapter has put the path of the folder that travels with
+            the role. The spec's details have these paths as `workspaces`, by role.
         details: the driver's own, beside those of `build_details`.
-        python: that runs the supervisor.
+        python: the interpreter that runs the supervisor.
     """
     return AppSpec(
         app_id=place.app_id,

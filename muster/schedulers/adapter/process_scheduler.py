@@ -1,7 +1,7 @@
 """The base class of adapters that start a program of this machine for each replica: the command itself, `ssh`, `srun`.
 
-Their driver is a `processes.driver.ProcessDriver`: it writes each replica's output to files of the app's folder, from
-which any shell reads it. What agents report is read there, too, if their log folder is the role's.
+Their driver is a `processes.driver.ProcessDriver`. It writes each replica's output to files of the app's folder, where
+any shell can read it. What agents report is read there, too, if their log folder is the role's.
 """
 
 import abc
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from muster.schedulers.supervision import asking
 
 ERROR_FILE = LogNames.ERROR
-"""In a replica's folder: where `TORCHELASTIC_ERROR_FILE` of the replica points to."""
+"""The file in a replica's folder to which the replica's `TORCHELASTIC_ERROR_FILE` points."""
 
 
 class ProcessScheduler(SupervisedScheduler, abc.ABC):
@@ -127,7 +127,7 @@ class ProcessScheduler(SupervisedScheduler, abc.ABC):
             Its exit code, standard output and standard error.
 
         Raises:
-            OSError, subprocess.TimeoutExpired: it did not run, or not end.
+            OSError, subprocess.TimeoutExpired: it did not run, or did not end in time.
         """
         del replica
         done = subprocess.run(

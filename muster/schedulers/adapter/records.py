@@ -14,22 +14,22 @@ if TYPE_CHECKING:  # see `failure_report`
 ReadBytes: TypeAlias = Callable[[Sequence[str]], Sequence[bytes]]
 """(names, of `LogNames`) -> the last 64 KiB or more of each of these files of the role's newest run, or b"" for none.
 
-An agent knows the whole job: files of node 0, or of any node whose agent runs, will do.
+An agent knows the whole job, so files of node 0, or of any node whose agent runs, will do.
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobFacts:
-    """What the agents of one role say of their job, which runs."""
+    """What the agents of one role say of their job while it runs."""
 
     trouble: str = ""
-    """A hang with which it goes on, a new round, in one line. "": neither."""
+    """One line about a hang with which it goes on, or about a new round. "": neither."""
     attempt: int = 0
     """How often workers were restarted in place because one failed."""
     restarts_left: int | None = None
     """None: not known."""
     since_s: float | None = None
-    """Wall-clock seconds: when it came into its state. None: not known."""
+    """When it came into its state, in wall-clock seconds. None: not known."""
     status: "JobStatus | None" = None
     """How far it is. None: it has not reported it."""
 

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from muster.schedulers.inside.pipe import NodePipe
 
 _LOOK_S: Final = 1.0
-"""How often the state of an app is looked at whose adapter cannot wait for its end."""
+"""How often the state of an app is looked at if its adapter cannot wait for its end."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,7 +56,7 @@ class LogRequest:
     role: str
     index: int
     pattern: "re.Pattern[str] | None"
-    """Only lines in which this is found. None: all."""
+    """Only lines that match it are wanted. None: all are."""
     since: datetime | None
     until: datetime | None
     follow: bool
@@ -82,11 +82,11 @@ class Leftover:
     """What one job left behind, for `muster prune`."""
 
     name: str
-    """The app's handle without a session, for people."""
+    """The app's handle without a session, as people read it."""
     what: str
     """In words: the outcome, and what there is."""
     size_bytes: int
-    """Of files on this machine."""
+    """The size of its files on this machine."""
     ended_s: float | None
     """Wall-clock seconds. None: not known."""
     remove: Callable[[], None]
@@ -119,7 +119,7 @@ class PluginScheduler(Scheduler, abc.ABC):  # type: ignore[misc]
     """Whether `read_facts` costs so little that a terminal may ask every second or so how far a job is."""
 
     RUN_DEFAULTS: Mapping[str, str] = {}
-    """Options of `-cfg` that `muster run` gives unless its caller does. With `detach=false` among them it waits."""
+    """Options of `-cfg` that `muster run` gives unless its caller does. If `detach=false` is among them, it waits."""
 
     def __init__(self, backend: str, session_name: str) -> None:
         super().__init__(backend, session_name)
@@ -148,7 +148,7 @@ class PluginScheduler(Scheduler, abc.ABC):  # type: ignore[misc]
         """
 
     def read_facts(self, app_id: str) -> "AppFacts | None":
-        """Return all that is known of an app, for `muster status` and `muster list`. None: it is not known (any more).
+        """Return what is known of an app, for `muster status` and `muster list`. None: it is not known (any more).
 
         It may look closer than `describe_app`, which programs call again and again. Raises as that does.
         """
@@ -221,7 +221,7 @@ class PluginScheduler(Scheduler, abc.ABC):  # type: ignore[misc]
         Args:
             app_id: of the app.
             nodes: the new number.
-            role: which. None: the only elastic one.
+            role: the role to resize. None: the only elastic one.
 
         Raises:
             ControlError: it cannot be resized. Nothing was changed.
@@ -233,8 +233,8 @@ class PluginScheduler(Scheduler, abc.ABC):  # type: ignore[misc]
     def open_in_node(self, app_id: str, role: str, index: int, words: Sequence[str]) -> "NodePipe":
         """Start a Python where a node of a running app runs, for `muster exec` and `muster shell`.
 
-        Its standard input and output are here, see `start_pipe` and `pump_pipe`. What runs there ends by itself when
-        its standard input ends, and with it all that it has started.
+        Its standard input and output are here, see `start_pipe` and `pump_pipe`. What runs there ends when its standard
+        input ends, and all that it has started ends with it.
 
         Args:
             app_id: of the app.
@@ -273,7 +273,7 @@ class PluginScheduler(Scheduler, abc.ABC):  # type: ignore[misc]
         return session.run_captured(pipe, order, limit_s)
 
     def end_node(self, app_id: str, role: str, index: int) -> bool:
-        """Take a node away as its scheduler does: stop its container, delete its pod. False: only signals can.
+        """Take a node away as its scheduler does: stop its container, delete its pod. False: only signals can do it.
 
         Raises:
             ControlError: the node does not run.
@@ -300,7 +300,7 @@ class PluginScheduler(Scheduler, abc.ABC):  # type: ignore[misc]
             limit_bytes: of a longer file the end is read, or nothing.
 
         Returns:
-            None: it does not exist, or not any more.
+            Its content. None: it does not exist, or no longer does.
 
         Raises:
             EngineError: it is not known whether the file exists. The line says why.

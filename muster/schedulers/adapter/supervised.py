@@ -59,15 +59,15 @@ class AgentWords:
     trouble: str = ""
     """Why more is not known: no engine answers. "": nothing is in the way."""
     error: str | None = None
-    """The app's error.json as text, when there is one."""
+    """The app's error.json as text, if there is one."""
 
 
 class SupervisedScheduler(PluginScheduler, abc.ABC):
     """A `PluginScheduler` whose apps each have a supervisor on this machine.
 
-    Besides what `PluginScheduler` wants, subclasses define `build_asker`, `read_words` and `read_log`, `FLUSH_S` where
-    an end takes longer, and `LEAVES` where an app leaves more than its folder. Their `schedule` calls `start_app`. What
-    is here asks, stops, resizes, recovers, describes, lists, deletes, and finds what apps have left.
+    Besides what `PluginScheduler` wants, subclasses define `build_asker`, `read_words` and `read_log`. They define
+    `FLUSH_S` if an end takes longer, and `LEAVES` if an app leaves more than its folder. Their `schedule` calls
+    `start_app`. This class asks, stops, resizes, recovers, describes, lists, deletes, and finds what apps have left.
     """
 
     TELLS_STATUS = True
@@ -147,7 +147,7 @@ class SupervisedScheduler(PluginScheduler, abc.ABC):
             spec: what to run. Its `owner` is set here.
             detach: whether the app keeps running when this process ends.
             files: the driver's own, by name. See `client.submit`.
-            lent_fds: descriptors of this process that the driver inherits, by name: its `take_lent_fds` says which.
+            lent_fds: descriptors of this process that the driver inherits, by name. Its `take_lent_fds` says which.
 
         Raises:
             EngineError: the supervisor could not be started. It is one line.
@@ -419,7 +419,7 @@ def combine_facts(
         replicas: of all roles.
         restarts: of replicas. Those of workers in place are added.
         messages: why it is in this state.
-        tells_jobs: what its agents report is of now, or of its end.
+        tells_jobs: whether what its agents report is of now, or of its end.
         ui_url: a link.
         submitted_s: when it was submitted.
         since_s: since when it is in its state.

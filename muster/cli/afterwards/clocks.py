@@ -166,7 +166,7 @@ def _follow_comparisons(agents: Mapping[str, Sequence[Event]], leader: str) -> d
 
 
 def _choose_comparisons(records: Iterable[Event]) -> list[Event]:
-    """Of the comparisons with one leader, choose the most certain one."""
+    """Choose the most certain of the comparisons with one leader."""
     best: dict[str, Event] = {}
     for each in _list_comparisons(records):
         leader = str(each.detail["leader"])

@@ -5,8 +5,9 @@ change. `start`, `preload`, `hang_timeout` and all after them are added. The thr
 the meaning of one number in `-j`.
 
 TorchX lists every function of this module as a component, and parses the source of each. It cannot read `X | None`
-(0.7) or `typing.Optional[...]` (nightly). So: only components here, `Optional[...]` as a bare name, no future import of
-annotations. The helpers that components of others import from TorchX's module are no functions here, but partials.
+(0.7) or `typing.Optional[...]` (nightly). So there are only components here, `Optional[...]` is a bare name, and
+annotations are not imported from the future. The helpers that components of others import from TorchX's module are
+partials here, not functions.
 """
 
 from functools import partial

@@ -7,7 +7,7 @@ from typing import Final
 from muster.components.errors import ComponentError
 
 DEFAULT_EXPERIMENT: Final = "default-experiment"
-"""Experiment of a job whose --name has none. Source: torchx/components/structured_arg.py."""
+"""The experiment of a job whose --name has none. Source: torchx/components/structured_arg.py."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,7 @@ def parse_names(name: str, *, script: str | None, module: str | None) -> JobName
 def get_role_name(script: str | None, m: str | None) -> str:
     """Return TorchX's function of its module `dist`, for components of others.
 
-    The script's or else the module's own name.
+    It is the script's own name, or else the module's.
     """
     return _name_role(script or None, None if script else m or None)
 

@@ -21,7 +21,7 @@ class DefaultMemory(int):
 
 
 DEFAULT_MEMORY_MB: Final = DefaultMemory(1024)
-"""TorchX's default. As a limit it kills 8 workers with a tiny Adam step."""
+"""TorchX's default. As a limit it would kill 8 workers with a tiny Adam step."""
 
 
 DEFAULT_HOST: Final = "gpu.small"

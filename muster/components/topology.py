@@ -5,8 +5,8 @@
     1:4x8    1 to 4 nodes, 8 processes each
     2xgpu    2 nodes, as many processes as the node has GPUs; also `cpu` and `auto` (GPUs if any, else CPUs)
 
-Strict, because a job may wait hours in a queue before a wrong number fails: TorchX accepts `4:2x8`, `2x0`, `0:2x4`, a
-trailing newline and non-ASCII digits.
+It is strict, because a job may wait for hours in a queue before a wrong number fails. TorchX accepts `4:2x8`, `2x0`,
+`0:2x4`, a trailing newline and non-ASCII digits.
 """
 
 import re
@@ -17,7 +17,7 @@ from typing import Final
 from muster.components.errors import ComponentError
 
 COUNTED_PROCESSES: Final = ("gpu", "cpu", "auto")
-"""Values of M besides numbers: the agent counts on the node."""
+"""Values of M besides numbers. The agent counts on the node."""
 
 _GRAMMAR: Final = re.compile(r"(?:(?:([0-9]+):)?([0-9]+)x)?([0-9]+|gpu|cpu|auto)")
 _SHOWN_CHARACTERS: Final = 60
@@ -38,9 +38,9 @@ class Host:
     label: str
     """As the caller named it: `-h aws_p4d.24xlarge` or `--gpu 4`."""
     gpus: int
-    """0 or less: none, or not known."""
+    """The number of GPUs. 0 or less: none, or not known."""
     advice: str = ""
-    """Follows the message that -j asks for too many processes."""
+    """Text that follows the message that -j asks for too many processes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,7 @@ class Topology:
     min_nodes: int
     max_nodes: int
     processes: str
-    """Per node: a positive decimal number without leading zeros, or one of `COUNTED_PROCESSES`."""
+    """The processes per node: a positive decimal number without leading zeros, or one of `COUNTED_PROCESSES`."""
 
     @property
     def nnodes(self) -> str:

@@ -1,4 +1,4 @@
-"""`LocalElasticAgent`: torch's signature and that of the older torch and of ice-learn, around an agent process."""
+"""`LocalElasticAgent`: an agent process behind torch's signature, or that of older torch and of ice-learn."""
 
 import contextlib
 import os
@@ -39,7 +39,7 @@ _SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 
 
 class _Settings(NamedTuple):
-    """torch's arguments after the first."""
+    """Torch's arguments after the first one."""
 
     logs_specs: Any = None
     start_method: str = "spawn"

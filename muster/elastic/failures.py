@@ -80,7 +80,7 @@ def _build_rendezvous_error(line: str) -> Exception:
 def build_child_failed_error(outcome: Outcome, name: str) -> Exception:
     """Return torch's ChildFailedError with this node's failures.
 
-    With the job's root cause when no worker failed here.
+    If no worker failed here, it has the job's root cause.
     """
     try:
         from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -169,7 +169,7 @@ def _is_known(name: str | None) -> bool:
 def build_cause(root: Failure, load_exception: LoadException | None) -> BaseException:
     """Return the exception that the worker raised, with the worker's traceback as its own cause.
 
-    Or a line in its place.
+    If the exception did not come, return one that has a line in its place.
     """
     error = load_exception(root.global_rank) if load_exception is not None else None
     if error is None:

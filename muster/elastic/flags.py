@@ -14,7 +14,7 @@ def build_flags(config: Any) -> list[str]:
     """Return the agent's flags for a `LaunchConfig`, torch's or ours.
 
     Raises:
-        UsageError: a value that no flag can carry. What a flag does not allow, the agent refuses.
+        UsageError: no flag can carry a value. The agent refuses what a flag does not allow.
     """
     flags = [
         f"--nnodes={config.min_nodes}:{config.max_nodes}",

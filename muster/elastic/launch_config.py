@@ -15,7 +15,7 @@ from muster.agent.errors import UsageError
 
 
 class TemporaryLogsSpecs(DefaultLogsSpecs):  # type: ignore[misc]  # torch has no types here
-    """torch's default without its folder in /tmp for every configuration: the agent makes one when a log needs it."""
+    """torch's default, but without a folder in /tmp for every configuration. The agent makes one if a log needs it."""
 
     def __init__(self) -> None:
         LogsSpecs.__init__(self)
@@ -33,7 +33,7 @@ class LaunchConfig(TorchLaunchConfig):  # type: ignore[misc]  # torch has no typ
     """torch's `LaunchConfig`. Fields that are listed here keep torch's place in its order, whatever torch's version.
 
     `log_dir`, `redirects` and `tee` are those of torch before 2.3. With `logs_specs` they are refused. `metrics_cfg`
-    has no effect, as with torch. `monitor_interval` has none: nothing is polled.
+    has no effect, as with torch. `monitor_interval` has none, because nothing is polled.
     """
 
     rdzv_backend: str = "muster"

@@ -28,7 +28,7 @@ _PRELOADED = (
     *("torch", "torch._dynamo", "torch.distributed", "torch.distributed.launcher.api"),
     "torch.distributed.elastic.agent.server.api",
 )
-"""What the template imports if this process has: workers will import the same `__main__`."""
+"""What the template imports if this process has imported it. Workers will import the same `__main__`."""
 
 START_METHODS = ("spawn", "forkserver", "fork")
 

@@ -33,7 +33,7 @@ from muster.elastic.tail import Screen, TailLog
 IS_WINDOWS = sys.platform == "win32"
 _SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 _KILL_LIMIT_S = 35.0
-"""After a kill: the guard's own limit for processes that cannot be killed, and a margin."""
+"""The limit after a kill: the guard's own for processes that cannot be killed, and a margin."""
 
 
 def start_processes(
@@ -338,8 +338,8 @@ class MultiprocessContext(PContext):
         """See `PContext`. It accepts two signatures, and tells them apart by the fifth argument's type or the keywords.
 
         torch's goes on with `start_method, logs_specs, log_line_prefixes, numa_options, duplicate_stdout_filters,
-        duplicate_stderr_filters`, that of torch before 2.3 and of ice-learn with `stdouts, stderrs, tee_stdouts,
-        tee_stderrs, error_files, start_method, progbar_events`.
+        duplicate_stderr_filters`. That of torch before 2.3 and of ice-learn goes on with `stdouts, stderrs,
+        tee_stdouts, tee_stderrs, error_files, start_method, progbar_events`.
 
         Raises:
             TypeError: the arguments fit neither.

@@ -1,4 +1,4 @@
-"""A rendezvous handler that the caller made: any of torch's, or a subclass of `RendezvousHandler` of its own.
+"""A rendezvous handler that the caller made: any of torch's, or its own subclass of `RendezvousHandler`.
 
 Its calls run in this process, in a thread of their own. The ranks are assigned through the store that it returns, by
 the same code as for the agent's own handlers. `agent.rendezvous.torch_handlers.caller` is the other end.
@@ -30,7 +30,7 @@ def build_static_flags(spec: Any) -> list[str] | None:
         spec: torch's WorkerSpec. Its handler is from torch's registry, or the caller's own.
 
     Returns:
-        None: the handler is not torch's static one.
+        The flags. None: the handler is not torch's static one.
     """
     handler = spec.rdzv_handler
     torchs = sys.modules.get("torch.distributed.elastic.rendezvous.static_tcp_rendezvous")
@@ -66,7 +66,7 @@ class CallersRendezvous:
         Args:
             handler: its `shutdown` is called when the job has ended.
             nproc: workers on this node.
-            role: whose role ranks are counted together.
+            role: the role whose ranks are counted together.
             local_addr: this node's address. None: found.
             master_addr: MASTER_ADDR of this node's workers. None: as the nodes agree.
             master_port: MASTER_PORT of this node's workers. None: as the nodes agree.

@@ -20,7 +20,7 @@ LineFilter = Callable[[str], bool]
 
 
 class Screen:
-    """Where several files are printed: the live rows at the bottom of a terminal belong to all of them.
+    """Where several files are printed. The live rows at the bottom of a terminal belong to all of them.
 
     Standard output and standard error are two streams to one terminal, so the `TailLog`s of both share one `Screen`.
     """
@@ -36,7 +36,7 @@ class Screen:
         self._owner = progbar_events
         self._lock = threading.Lock() if lock is None else lock
         self._rows: dict[str, str] = {}
-        """By file, in the order in which the bars appeared."""
+        """The rows by file, in the order in which the bars appeared."""
         self._terminal: TextIO | None = None
         self._bars = ProgressBars(self._find_size)
 

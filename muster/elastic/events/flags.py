@@ -28,7 +28,7 @@ _LIMIT_S = 60.0
 
 
 class Events:
-    """What ice-learn's `Events` has, for `LocalElasticAgent(spec, "spawn", 300, log_dir, events)` and its workers.
+    """The flags of ice-learn's `Events`, for `LocalElasticAgent(spec, "spawn", 300, log_dir, events)` and its workers.
 
         for step in range(steps):                       # in every worker, at the same steps
             if local_rank == 0:
@@ -42,10 +42,10 @@ class Events:
             if events.stop_all_tasks.is_set():
                 break
 
-    Pass it to the workers as an argument. A rank looks at each flag once per step: the looks are counted, and are the
-    steps that the ranks agree on. The program sets `pause`, `resume`, `trigger_save_checkpoint` and `stop_all_tasks`,
-    which returns at once. It waits for `paused` and `finished_save_checkpoint`. No wait takes longer than its timeout,
-    60 s by default.
+    Pass it to the workers as an argument. A rank looks at each flag once per step. The looks are counted, and their
+    numbers are the steps that the ranks agree on. The program sets `pause`, `resume`, `trigger_save_checkpoint` and
+    `stop_all_tasks`, which returns at once. It waits for `paused` and `finished_save_checkpoint`. No wait takes longer
+    than its timeout, 60 s by default.
 
     Attributes:
         pause: set by the program. A worker asks with `is_set`.
@@ -54,8 +54,9 @@ class Events:
         trigger_save_checkpoint: as `pause`, for a checkpoint.
         finished_save_checkpoint: set when all ranks have saved.
         stop_all_tasks: as `pause`, for the end of the job.
-        progress_bar_iter: has `value` and `get_lock` of a multiprocessing Value, -1 at first. LocalElasticAgent draws
-            the bar. What a worker sets is what `muster.worker.step` would report: how many steps are done.
+        progress_bar_iter: an object with `value` (-1 at first) and `get_lock`, like a multiprocessing Value.
+            LocalElasticAgent draws the bar. What a worker sets is what `muster.worker.step` would report: how many
+            steps are done.
         progress_bar_total: the same for the number of steps.
         debugger_start: a multiprocessing Event, for programs that use it. `muster.worker.breakpoint` needs none.
         debugger_end: a multiprocessing Event, for programs that use it.
@@ -65,7 +66,7 @@ class Events:
         """Make the flags.
 
         Args:
-            start_method: that of the job: "spawn", "forkserver" or "fork".
+            start_method: the job's: "spawn", "forkserver" or "fork".
 
         Raises:
             ValueError: another one, or one that this system lacks.
@@ -108,7 +109,7 @@ class _Progress:
 
 
 class _Requests:
-    """What the program has asked the job for. In a worker: how often it has looked at each flag."""
+    """What the program has asked the job for. In a worker it counts how often each flag was looked at."""
 
     def __init__(self) -> None:
         self.token = ""

@@ -21,7 +21,7 @@ _NAMES = (
 _BAR_CELLS = 30
 _LOOK_S = 0.1
 _PAUSE_LIMIT_S = 30.0
-"""How long workers may take to pause: one step, or they never look."""
+"""How long workers may take to pause. They need one step, or never look."""
 
 
 class IceEvents:
@@ -32,7 +32,7 @@ class IceEvents:
 
         Args:
             events: ice-learn's `Events`, or an object with the same attributes.
-            screen: where the bar is drawn, on standard error if that is a terminal.
+            screen: draws the bar, on standard error if that is a terminal.
 
         Raises:
             UsageError: it lacks some of them.

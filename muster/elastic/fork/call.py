@@ -1,4 +1,4 @@
-"""What the workers of a forked job call: not pickled, because they have this program's memory."""
+"""What the workers of a forked job call. It is not pickled, because they have this program's memory."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -17,7 +17,9 @@ class ForkedCall:
     substitutes_macros: bool = False
     """Whether `${local_rank}` is replaced in positional arguments that are strings."""
     joins_streams: bool = False
-    """Whether a worker's pipe for standard output is also the one for standard error: a notebook shows both in one
-    place, in the order in which they were written."""
+    """Whether a worker has one pipe for standard output and standard error.
+
+    A notebook shows both in one place, in the order in which they were written.
+    """
     torch_threads: int | None = None
     """How many threads torch may use in a worker. None: as many as here."""

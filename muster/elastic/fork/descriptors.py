@@ -1,7 +1,8 @@
 """Which of the program's descriptors its forks keep.
 
-Workers keep them all, as multiprocessing's fork does: closures refer to files, lmdb, sqlite. Except muster's own, and
-the sockets of a notebook's kernel: a message that a worker sent or took there would break the kernel's.
+Workers keep nearly all, as multiprocessing's fork does, because closures refer to files, lmdb, sqlite. They do not keep
+muster's own, or the sockets of a notebook's kernel: a message that a worker sent or took there would break the
+kernel's.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""What forbids to fork workers from this program, and what must be done before.
+"""What forbids forking workers from this program, and what must be done before a fork.
 
 The list is short on purpose. A tracer, open sockets and threads are usual in a notebook or under a test runner, and a
 closure has no other way into a worker. So only what makes a worker fail or hang later is refused.
@@ -59,7 +59,7 @@ def check_hazards() -> None:
     """Refuse a fork whose workers could not run.
 
     Raises:
-        UsageError: says what is in the way and what to do.
+        UsageError: it says what is in the way and what to do.
     """
     if not sys.platform.startswith("linux"):
         raise UsageError(f"start_method='fork' needs Linux, this is {sys.platform}; allowed here is 'spawn'")

@@ -1,7 +1,8 @@
 """The image: a fork of the program, kept as it was when the job started, from which the agent has workers forked.
 
 To the agent it is a template (`agent.workers.warm.template`) that has imported everything already. Its first workers
-are forked while the agent still starts: a fork copies the page tables of all that the program has, 47 ms per GiB.
+are forked while the agent still starts, because a fork copies the page tables of all that the program has: 47 ms per
+GiB.
 """
 
 import contextlib
@@ -49,7 +50,7 @@ class _Spares:
         self._ours = [ours for ours, _ in pairs]
         answer = forking.fork_batch([theirs for _, theirs in pairs], agent_pid)
         self.own = answer if isinstance(answer, socket.socket) else None
-        """In a spare worker, its socket."""
+        """The socket of a spare worker, in that worker."""
         self._forked = None if isinstance(answer, socket.socket) else answer
         for _, theirs in pairs:
             if theirs is not self.own:

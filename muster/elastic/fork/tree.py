@@ -44,12 +44,12 @@ class _Tree:
 
 
 def fork_tree(call: ForkedCall, start: AgentStart, own_fds: Sequence[int]) -> None:
-    """Fork, and return in this process once the guard is no child of it any more.
+    """Fork, and return in this process once the guard is no longer its child.
 
     Args:
         call: what the workers call.
         start: of guard and agent.
-        own_fds: this process's ends of what it shares with the job: workers do not keep them.
+        own_fds: this process's ends of what it shares with the job. Workers do not keep them.
 
     Raises:
         OSError: no process, descriptor or memory is left.

@@ -1,8 +1,8 @@
 """A fork of the image becomes a worker, and ends without running anything of the program's.
 
-The program goes on while its workers end. So a worker never leaves through the interpreter: what the program has
-registered (exit handlers, finalizers, `finally` blocks around the launch, temporary folders) is the program's. What the
-worker has registered itself runs. Source: BaseProcess._bootstrap in CPython's multiprocessing/process.py.
+The program goes on while its workers end. So a worker never leaves through the interpreter, because what the program
+has registered (exit handlers, finalizers, `finally` blocks around the launch, temporary folders) is the program's. What
+the worker has registered itself runs. Source: BaseProcess._bootstrap in CPython's multiprocessing/process.py.
 """
 
 import atexit

@@ -124,7 +124,7 @@ def _main_can_be_imported() -> bool:
 
 
 class _PicklerWithoutMain(ForkingPickler):
-    """Refuses what is defined in `__main__`, by reference to which a worker would look in vain."""
+    """Refuses what is defined in `__main__`: a worker could not find it there by reference."""
 
     def reducer_override(self, value: Any) -> Any:
         """Reduce functions and classes before they are pickled by reference. See `pickle.Pickler`.

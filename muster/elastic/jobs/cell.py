@@ -12,7 +12,7 @@ from typing import Any, TextIO
 
 _MARK = "\r"
 _PREFIX = re.compile(r"\[[^\[\]]*\]:")
-"""Of a rank, such as `[default0]:`. Lines with a prefix of the user's own share one row."""
+"""The prefix of a rank, such as `[default0]:`. Lines with a prefix of the user's own share one row."""
 
 
 def is_cell(stream: object) -> bool:
@@ -22,7 +22,7 @@ def is_cell(stream: object) -> bool:
 
 
 class CellOutput:
-    """Prints the job's output, standard output and standard error together: their order is kept."""
+    """Prints the job's standard output and standard error together, in their order."""
 
     def __init__(self, stream: TextIO) -> None:
         """Write to `stream`, which is the cell's."""

@@ -8,7 +8,7 @@ from muster.agent.errors import EnvironmentFault, MusterError, UsageError
 
 
 class PickleFault(UsageError, pickle.PicklingError):
-    """Something cannot be sent to the workers, or come back: `str()` names the object."""
+    """Something cannot be sent to the workers, or come back. `str()` names the object."""
 
 
 class AgentLost(EnvironmentFault):
@@ -38,4 +38,4 @@ class RemoteTraceback(Exception):
 
 
 class WorkerFailed(Exception):
-    """Stands for a worker's failure that is no exception which could be sent: a signal, `os._exit`."""
+    """Stands for a worker's failure that is not an exception, or not one that can be sent: a signal, `os._exit`."""

@@ -5,7 +5,7 @@ reach that address, and the workers' store listened there until the end. Each ot
 and then receives all others. No result passes through an agent or through JSON, and none is in memory as a whole. It
 goes from one unnamed file to another in pieces, so only the disk limits its size.
 
-Results are unpickled, which can run any code: so both sides prove that they know the job's token, and every frame is
+Results are unpickled, which can run any code. So both sides prove that they know the job's token, and every frame is
 authenticated. Nothing is encrypted, as in rendezvous.
 """
 
@@ -29,13 +29,13 @@ _MEETING_LIMIT_S = 60.0
 """How long the programs wait for one another after the job's end. The agents have ended at the same moment."""
 
 _HANDSHAKE_LIMIT_S = 20.0
-"""For a connection that may be another job's."""
+"""The limit for a connection that may be another job's."""
 
 _SILENCE_LIMIT_S = 600.0
 """While one program is served, the others wait. One whose machine is gone is noticed sooner, by keep-alives."""
 
 _KEEP_ALIVE_OPTIONS = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 6}
-"""Seconds, seconds, probes: a machine that is gone is noticed after 40 s."""
+"""Seconds, seconds, probes. A machine that is gone is noticed after 40 s."""
 
 _RETRY_S = 0.1
 _CHUNK_BYTES = 1 << 20

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from muster.elastic.jobs.held import HeldNode
 
 _REST_LIMIT_S = 1.0
-"""After the job's end: how long to read output that a process outside the job holds open."""
+"""How long, after the job's end, to read output that a process outside the job holds open."""
 
 Record = Mapping[str, Any]
 """One record of the agent's event log, see `muster.agent.runtime.event_log.EventRecord`."""
@@ -43,7 +43,7 @@ class Outcome:
     code: int | None
     """The agent's exit code, see `contract.ExitCode`. None: the guard was killed, and the agent ended with it."""
     error: str | None = None
-    """One line, when the agent could not start or the nodes did not find each other."""
+    """One line, if the agent could not start or the nodes did not find each other."""
     report: Report | None = None
     """The failure report of the whole job."""
     ranks: tuple[int, ...] = ()
@@ -323,7 +323,7 @@ class _Output:
         self._screen = screen
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._rest = ""
-        """Of a screen: lines are printed whole there."""
+        """The rest of a line, for a screen: lines are printed whole there."""
 
     def write(self, data: bytes) -> None:
         text = self._decoder.decode(data)

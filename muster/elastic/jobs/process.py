@@ -25,14 +25,14 @@ from muster._shared.contract import AGENT_ENTRY_NAME, DRIVEN_FLAG, Env
 from muster.agent.errors import EnvironmentFault
 
 FOLDER_MARK = "{{muster.folder}}"
-"""Stands for the job's folder: a word of the command line, or a part of a variable's value."""
+"""Stands for the job's folder, as a word of the command line or a part of a variable's value."""
 
 _CHUNK_BYTES = 65536
 _MAX_SOCKET_PATH_BYTES = 90
 """A Unix socket's path has at most 107 bytes. The names below the folder take a few more."""
 
 _STRIPPED = (Env.RDZV_FD, Env.RDZV_PORT, Env.WORKSPACE, Env.WORKSPACE_DIR)
-"""What an adapter said to the node that this program runs on: a job started here is another one."""
+"""What an adapter said to the node that this program runs on. A job started here is another one."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,6 @@
 """What a worker of `start_processes` calls: the environment, streams and arguments differ by local rank.
 
-Runs in workers, and is pickled by reference: standard library only.
+It runs in workers, and is pickled by reference. Standard library only.
 """
 
 import json

@@ -1,8 +1,8 @@
-"""Serves a job's function workers on this node: sends them the call, keeps what they return.
+"""Serves a job's function workers on this node: it sends them the call, and keeps what they return.
 
 The other side is `muster.agent.workers.function`. Every worker connects once. What it returns comes as a descriptor of
 an unnamed file, so a large result passes neither through JSON nor through the agent, and leaves nothing behind. A
-worker that has returned waits until all of this node have (as with torch: what one of them hosts lasts that long).
+worker that has returned waits until all of this node have. So what one of them hosts lasts that long, as with torch.
 """
 
 import contextlib
@@ -33,7 +33,10 @@ class Payload:
     call_fd: int
     """A file: the pickled preparation of the interpreter, then the pickled call."""
     tracker_fd: int
-    """The resource tracker's: with one of its own, a worker would remove what it shares with this process."""
+    """The resource tracker's descriptor.
+
+    With a tracker of its own, a worker would remove what it shares with this process.
+    """
     fds: tuple[int, ...] = ()
     """Descriptors that the call refers to by index."""
 
@@ -85,7 +88,7 @@ class WorkerServer:
         self._slots: dict[int, _Slot] = {}
         self._result_fds: dict[int, int] = {}
         self.place: RoundPlace | None = None
-        """In the last round whose workers have all returned. None: there was none."""
+        """The node's place in the last round whose workers have all returned. None: there was none."""
 
     def watch(self, selector: selectors.BaseSelector, folder: str) -> None:
         """Listen in the job's folder."""
@@ -185,7 +188,7 @@ class WorkerServer:
     def load_results(self) -> dict[int, Any]:
         """Return what the workers of the last complete round returned, by global rank.
 
-        None for one that returned nothing.
+        The value is None for a worker that returned nothing.
         """
         return load_results(self._result_fds)
 

@@ -29,7 +29,7 @@ def are_switched_on(environ: Mapping[str, str]) -> bool:
 class _Timer:
     pidfd: int
     due_s: float
-    """Of the wall clock, which the worker has read on this machine."""
+    """A time of the wall clock, which the worker has read on this machine."""
     signum: int
 
 

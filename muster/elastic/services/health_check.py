@@ -1,7 +1,7 @@
-"""The health check server of a job: one that the program brings, or the one of torch that a variable asks for.
+"""The health check server of a job: one that the program brings, or torch's, if a variable asks for it.
 
-torch's own server opens no port, it only logs so: a company puts its own in the place of `create_healthcheck_server`.
-It is called here where torch's agent calls it, once for a job and not for each round.
+torch's own server opens no port, and only logs that. A company puts its own in the place of
+`create_healthcheck_server`. It is called where torch's agent calls it, but once for a job and not for each round.
 """
 
 import contextlib

@@ -43,10 +43,11 @@ class WorkerGroupWatch:
     """Keeps torch's WorkerGroup of one node up to date, and calls torch's handlers. It imports torch."""
 
     def __init__(self, spec: Any, facts: GroupFacts) -> None:
-        """Tell nothing yet.
+        """Report nothing yet.
 
         Args:
-            spec: torch's `WorkerSpec`, or what has its role, local_world_size, max_restarts and event_log_handler.
+            spec: torch's `WorkerSpec`, or an object with its role, local_world_size, max_restarts and
+                event_log_handler.
             facts: for events.
         """
         from torch.distributed.elastic.agent.server.api import WorkerGroup
@@ -135,7 +136,7 @@ class WorkerGroupWatch:
     # -- the end ----------------------------------------------------------------------------------------------------
 
     def record_result(self, result: Any) -> None:
-        """Tell how the workers have ended.
+        """Report how the workers have ended.
 
         Args:
             result: torch's RunResult.

@@ -1,14 +1,15 @@
-"""Records to JSON and back, from their annotated fields alone: see `_shared.fields` for the types and their limits.
+"""Records to JSON and back, from their annotated fields alone. `_shared.fields` has the types and their limits.
 
 Any process that can reach the port may write to it, and Python's JSON parser accepts infinite numbers and NaN, integers
 of any length, and text that cannot be printed. What `decode` returns needs no further check. Every number is in range,
 and no text or list is longer than declared. Lone surrogates (from a byte of a file name that is not UTF-8) are
 replaced. A record whose fields may contradict each other has a method `find_contradiction` that returns what is wrong.
 
-A file may be of another version, or a container may have written it: there `salvage` reads what is valid, and leaves
-the rest out.
+A file may be of another version, or a container may have written it. For such files, `salvage` reads what is valid, and
+leaves the rest out.
 
-Codecs are made from the annotations when a record is first sent or received: an agent that is starting pays for none.
+Codecs are made from the annotations when a record is first sent or received, so an agent that is starting pays for
+none.
 """
 
 import contextlib

@@ -1,6 +1,6 @@
 """Reads files and JSON that anything may have written: a worker, a container, another user, an older version.
 
-`codec.salvage` makes records of it. And it keeps a link in folders where others may write.
+`codec.salvage` makes records of it. This module also keeps a link in folders where others may write.
 """
 
 import contextlib

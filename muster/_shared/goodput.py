@@ -20,7 +20,7 @@ one bucket, so that the buckets sum up to the wall clock:
 
     goodput = productive / (productive + everything else but pause)
 
-A step settles the time since the one before it. Where several steps were done between two looks, a part of them
+A step settles the time since the one before it. If several steps were done between two looks and some of them were
 repeated, their time is divided by their number. A script whose steps only its optimizer counts starts from 0 with each
 attempt: none of its steps counts as repeated. Memory and work do not grow with the job's age.
 """

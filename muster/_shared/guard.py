@@ -9,7 +9,7 @@ if the agent is stopped.
 One file of over 400 lines: the guard of every replica stays small by importing nothing that it does not need, and its
 lease and its process are read together.
 
-Rejected: a guard that is the agent's child. It does not see such orphans.
+A guard that is the agent's child was rejected, because it does not see such orphans.
 
     python -m muster._shared.guard -- COMMAND ARGS     guards any command
     run_guarded(body)                           guards a Python function, which gets the lease

@@ -1,8 +1,8 @@
 """What became of a job so far, from the records of an agent: state, events, recoveries, goodput. Pure.
 
 Every agent knows all of it, so that the next leader goes on where the last one ended. `muster timeline` computes the
-same from the records of a job that has ended. It never grows with the job's age: lists keep their ends, times are sums.
-Where the time went is in `goodput`.
+same from the records of a job that has ended. It never grows with the job's age: lists keep their ends, and times are
+sums. Where the time went is in `goodput`.
 """
 
 import math

@@ -1,11 +1,11 @@
-"""Whether a folder and all above it are this user's: what its files say is started, with this user's rights.
+"""Whether a folder and all above it are this user's, because what its files say is started with this user's rights.
 
 Another user must be unable to put a folder of its own in the place of one on the way. So each of them, and each link,
 belongs to this user or to root, and no other user can write to it, with three exceptions:
 
 - A folder with the sticky bit, as /tmp has it: only the owner of an entry can rename it there.
 - Below a folder that others cannot enter, it does not matter who could write.
-- A group that has no members but this user and root: many systems give each user one, and let it write by default.
+- A group that has no members but this user and root. Many systems give each user one, and let it write by default.
 
 In a user namespace root is shown as another user, so the owner of `/` counts as root. Some file systems show our own
 files as another user's (NFS with root_squash). The owner that they give to a file that we make there counts as this

@@ -1,10 +1,10 @@
 """Frozen, keyword-only records whose definition costs next to nothing, and `assert_never` for unions of them.
 
-`dataclasses` compiles some six functions per class: 0.5 ms each, and the agent has over fifty classes of events,
-actions and messages. That was a third of its time to the first worker. These records lack default
-factories, ordering and slots, which the agent does not need.
+`dataclasses` compiles some six functions per class, which takes 0.5 ms, and the agent has over fifty classes of events,
+actions and messages. That was a third of its time to the first worker. These records lack default factories, ordering
+and slots, which the agent does not need.
 
-`Any` is what the methods of all records take: a record of any type, with fields of any type.
+The methods of all records take `Any`, because a record may have any type, with fields of any type.
 """
 
 from collections.abc import Callable, Mapping

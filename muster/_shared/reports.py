@@ -4,7 +4,7 @@
 
 The agent writes them, with `_shared.codec`: to its leader, into files of the run's folder, into a container's last
 message, as the answer of `muster-agent ask`. Adapters, commands and the Python API read them. So a field that is added
-has a default: older agents do not write it.
+has a default, because older agents do not write it.
 """
 
 from collections.abc import Iterable, Iterator, Mapping

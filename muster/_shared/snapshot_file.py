@@ -11,11 +11,11 @@ Workers open them as `/proc/AGENT/fd/N`:
 A generation is named by lineage and step. A lineage is a positive number, given by the leader to each round. One of a
 later round is greater. Every field is one aligned native 8-byte word, written by one store, as in the status page. The
 worker's order is what makes a slot whole: `WRITING` before the first byte changes, `COMPLETE` after the last. A slot
-that is `WRITING` when its worker has ended is empty: the agent says so before it starts the next one.
+that is `WRITING` when its worker has ended is empty, and the agent marks it so before it starts the next one.
 
-Three slots a rank. Never written to: the confirmed generation (at first the base), the one that the agent holds while
-it is being confirmed, and a slot that is being sent. The agent writes `HOLD` and `PIN` and then reads the slot's state
-again. The worker writes `WRITING` and then reads them again. So one of the two sees the other.
+A rank has three slots. Three things are never overwritten: the confirmed generation (at first the base), the one that
+the agent holds while it is being confirmed, and a slot that is being sent. The agent writes `HOLD` and `PIN` and then
+reads the slot's state again. The worker writes `WRITING` and then reads them again. So one of the two sees the other.
 """
 
 import mmap

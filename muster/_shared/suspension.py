@@ -2,10 +2,10 @@
 
 A terminal's Ctrl-Z reaches the guard only: the agent is in a process group of its own, and each worker in a session of
 its own. The guard stops all of them, then itself, so that the shell gets the terminal back. `fg`, or SIGCONT, continues
-them. The agent's clocks stand still until then: a limit that runs out while no process may run says nothing.
+them. The agent's clocks stand still until then, because a limit that runs out while no process may run says nothing.
 
 The lease stands still only if no other node can go on: a node alone has none, and an adapter says that it stops all
-nodes together. Else the others replace this node, and its workers are killed before they continue.
+nodes together. Otherwise the others replace this node, and its workers are killed before they continue.
 """
 
 import os

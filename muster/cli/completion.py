@@ -4,8 +4,8 @@
     source <(muster completion zsh)             # in ~/.zshrc, after compinit
     muster completion fish > ~/.config/fish/completions/muster.fish
 
-The scripts ask `muster completion apps` for the names of jobs. Handwritten, because argparse has none and a library
-would have to be installed beside muster.
+The scripts ask `muster completion apps` for the names of jobs. They are handwritten, because argparse has none and a
+library would have to be installed beside muster.
 """
 
 import argparse

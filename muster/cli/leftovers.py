@@ -1,6 +1,6 @@
-"""Finds what jobs that have ended left on this machine, on its Docker engine, and of Slurm's.
+"""Finds what ended jobs have left on this machine and on its Docker engine, and what Slurm's have left.
 
-Each scheduler finds what its apps have left (`PluginScheduler.find_leftovers`), also those of other packages. Some
+Each scheduler, also one of another package, finds what its apps have left (`PluginScheduler.find_leftovers`). Some
 things have no app any more: packed workspaces, containers, volumes, unpacked agents, logs of agents started by hand.
 They are found here.
 

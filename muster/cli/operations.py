@@ -5,8 +5,9 @@
     answer = operations.checkpoint("local_cwd://torchx/train-x7k2")
     print(answer.step, answer.line)
 
-Each returns an `Answer`, also when some ranks are late or refuse: `outcome` says so. It raises `ControlError` when the
-request could not be passed on: no such app, it has ended, its scheduler cannot be asked. Nothing was changed then.
+Each returns an `Answer`, even if some ranks are late or refuse, which `outcome` says. It raises `ControlError` if the
+request could not be passed on: there is no such app, it has ended, or its scheduler cannot be asked. Then nothing was
+changed.
 """
 
 import os

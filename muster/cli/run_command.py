@@ -1,9 +1,9 @@
 """`muster run`: `torchx run` with a terminal of its own.
 
-It takes TorchX's arguments, `.torchxconfig` and exit codes, and submits by TorchX's own `Runner`, to one scheduler
-that is made with `muster.schedulers.adapter`. A component that is literally one of this package's `dist.*` is called
-without TorchX's search for components, which imports all that are installed. TorchX itself is imported: every adapter
-is one of its schedulers, and a component makes its AppDef. `python -m muster.run` is another thing: torchrun's module
+It takes TorchX's arguments, `.torchxconfig` and exit codes, and submits by TorchX's own `Runner`, to one scheduler that
+is made with `muster.schedulers.adapter`. A component that is literally one of this package's `dist.*` is called without
+TorchX's search for components, which imports all that are installed. TorchX itself is imported, because every adapter
+is one of its schedulers, and a component makes its AppDef. `python -m muster.run` is something else: torchrun's module
 API.
 """
 

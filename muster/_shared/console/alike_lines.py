@@ -4,11 +4,10 @@ Units that are held stand in one queue. A rank joins the first held unit of its 
 said before together with others. What it alone has said since then is moved in front of that unit. If there is none,
 its unit goes to the end of the queue. So each rank's text is there exactly once, and in its order, and what one rank
 alone says does not keep the next lines of all apart. The queue is printed from its head: a unit leaves when all ranks
-have said it, or `WINDOW_S` after it was first said. The text that is printed is that of the first. A text is found by
-its hash, its place by bisection among at most `_HELD_LIMIT`, and a unit is moved once: the work grows with the number
-of lines.
+have said it, or `WINDOW_S` after it was first said. The first rank's text is printed. A text is found by its hash, its
+place by bisection among at most `_HELD_LIMIT`, and a unit is moved once. So the work grows with the number of lines.
 
-A warning that ranks write while they start is printed once also where lines are not merged: the first rank's, at once.
+A warning that ranks write while they start is printed once even where lines are not merged: the first rank's, at once.
 What others say of it later is left out.
 
 Prefixes (`muster.agent.logs.lines`, `muster.schedulers.runner.shown`) and what waits until `due_s` are not here.

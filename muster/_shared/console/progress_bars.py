@@ -1,6 +1,6 @@
 """The live rows at the bottom of a terminal: one per worker with an unfinished line, often a progress bar. Pure.
 
-Below them may be one row that says how the job is doing.
+One more row may stand below them, and says how the job is doing.
 """
 
 import os

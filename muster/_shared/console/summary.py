@@ -1,4 +1,4 @@
-"""What is said of a job that has ended, above its last line: only what there is to say. Pure."""
+"""What is said of a job that has ended, above its last line. It says only what there is to say. Pure."""
 
 from muster._shared.contract import show_controls
 from muster._shared.job_view import Goodput, JobStatus, Recovery, describe_steps

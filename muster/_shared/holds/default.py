@@ -5,10 +5,10 @@
     <runtime>                           $XDG_RUNTIME_DIR/muster, or /tmp/muster-UID
 
 It is there for everyday jobs. Where `local_cwd` or `muster-agent` would start an agent, one that waits with torch
-imported takes its place, if the hold has one that can become the same. Else the agent starts cold as ever, and the hold
-has one ready for the next job. What it does: `agent.hold.pool`.
+imported takes its place, if the hold has one that can become the same. Otherwise the agent starts cold as ever, and the
+hold has one ready for the next job. `agent.hold.pool` is what the hold does.
 
-Where the user does not want it, all of this costs one failing open. It does not travel with jobs.
+If the user does not want it, all of this costs one `open` that fails. This module does not travel with jobs.
 """
 
 import contextlib

@@ -1,12 +1,12 @@
 """What can be wrong with a node before its workers start: reads this machine, and applies the table of checks to it.
 
-A finding is an error only where the job cannot do what was asked: some worker has no device, the nodes have other code,
-MASTER_ADDR cannot be reached. Anything else may be as its user wants it, and is a warning. What cannot be read is None:
-a check that does not know finds nothing.
+A finding is an error only if the job cannot do what was asked: some worker has no device, the nodes have different
+code, MASTER_ADDR cannot be reached. Anything else may be as its user wants it, and is a warning. What cannot be read is
+None: a check that does not know finds nothing.
 
-How a node carries this out is in `agent.launch` and `agent.preflight`, how nodes are compared in
-`agent.rendezvous.comparison`. `muster doctor` applies the same table. It is here and not in modules of the package,
-since it is loaded before the first worker starts, and one module costs less than three.
+`agent.launch` and `agent.preflight` carry this out on a node, and `agent.rendezvous.comparison` compares nodes. `muster
+doctor` applies the same table. All of it is in this module because it is loaded before the first worker starts, and one
+module costs less than three.
 
     site      what an executable that a site has added says of a node
     gpus      reads the NVIDIA GPUs, through NVML

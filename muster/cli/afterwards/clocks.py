@@ -1,9 +1,9 @@
 """Puts the records of all agents on one clock: the leader's. Pure.
 
-No wall clocks of two machines are compared. Each agent has recorded (`clock_compared`) how far the leader's clock is
-ahead of its own, with the possible error. It knows this from the times of its heartbeats and of their answers. Leaders
-change: what a later leader has recorded about the first one, and others about the later one, is added, and so are the
-errors.
+The wall clocks of two machines are never compared. Each agent has recorded (`clock_compared`) how far the leader's
+clock is ahead of its own, with the possible error. It knows this from the times of its heartbeats and of their answers.
+If the leader changes, what the later leader has recorded about the first one is added to what others have recorded
+about the later one. So are the errors.
 
 An agent that ended before it had an answer is placed by the rounds that it has in common with others, which begin
 within a second on all nodes. Without such rounds it is placed by its own wall clock, with an unknown error.

@@ -1,6 +1,6 @@
 """`muster events` and `muster timeline`: what the agents of a job have written, as text, JSON lines, a page or a trace.
 
-They read what is there: of a job that runs, of one that has ended or was cancelled, or of a folder of logs.
+They read what there is of a job that runs, of one that has ended or was cancelled, or of a folder of logs.
 """
 
 import gc

@@ -4,8 +4,8 @@ Every line has the fields of `muster.agent.runtime.event_log.EventRecord`. `deta
 `EVENT_KINDS` names. `events.schema.json` beside this module says the same as a JSON schema, and the documentation
 prints this list. A later version may add events and fields. A reader ignores what it does not know.
 
-Schema 1, of agents before this one, has no `schema`, no `agent`, and not the events `clock_compared`, `steps_done`,
-`nodes_awaited` and `preflight_finding`. A reader must understand 1 and 2.
+Schema 1, of earlier agents, has no `schema`, no `agent`, and no events `clock_compared`, `steps_done`, `nodes_awaited`
+and `preflight_finding`. A reader must understand 1 and 2.
 """
 
 from collections.abc import Mapping

@@ -4,8 +4,8 @@ Its Content-Security-Policy allows its own script and style, by their hashes, an
 and no code that a line of a log could bring. The data is JSON in which `<` is escaped, so that it cannot end its
 element.
 
-Sizes: bars are numbers, nodes whose rows are alike are one row until a reader opens it, and lines are thinned out.
-Above `_MOST_BAR_BYTES` only the first node of such a row keeps its bars.
+To keep the page small, bars are numbers, nodes whose rows are alike are one row until a reader opens it, and lines are
+thinned out. Above `_MOST_BAR_BYTES` only the first node of such a row keeps its bars.
 """
 
 import base64

@@ -1,8 +1,8 @@
 """Writes a story as a trace that ui.perfetto.dev opens: Perfetto's own protobuf, by hand.
 
-Handwritten, because the package `perfetto` brings a program that it downloads, and protobuf's runtime: a trace is a
-list of messages with a dozen fields. A node has a track with the phases as slices and marks as instants. The job has
-one with its recoveries. Counters show steps and values. Times are nanoseconds since the job's start.
+It is handwritten, because the package `perfetto` brings a program that it downloads, and protobuf's runtime. A trace is
+only a list of messages with a dozen fields. A node has a track with the phases as slices and marks as instants. The job
+has one with its recoveries. Counters show steps and values. Times are nanoseconds since the job's start.
 
 Source: protos/perfetto/trace/perfetto_trace.proto of google/perfetto, for the numbers of the fields.
 """

@@ -1,4 +1,4 @@
-"""Finds the event records of a job: of an app, through its scheduler, or below a folder. And parses them."""
+"""Finds and parses the event records of a job: of an app, through its scheduler, or below a folder."""
 
 import hashlib
 import os

@@ -1,8 +1,8 @@
 """What happened to a job, from the records of its agents: nodes, failures, recoveries, steps, where time went. Pure.
 
-The job as a whole is followed as its leader followed it. Of each round the records of one agent are replayed into a
-`JobHistory`: of the one that wrote how far the job was, or else of group rank 0. What it could not write, because it
-was killed, is taken from the agent that speaks for the next round.
+The job as a whole is followed as its leader followed it. For each round, the records of one agent are replayed into a
+`JobHistory`: those of the agent that wrote how far the job was, or else those of group rank 0. What it could not write,
+because it was killed, is taken from the agent that speaks for the next round.
 """
 
 import math

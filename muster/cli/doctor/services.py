@@ -1,4 +1,4 @@
-"""What jobs can be submitted to from here: a Docker engine, a cluster of Kubernetes, Slurm. Each is asked once."""
+"""What jobs can be submitted to from here: a Docker engine, a Kubernetes cluster, Slurm. Each is asked once."""
 
 import os
 import re

@@ -1,7 +1,7 @@
 """`muster exec`: runs a command on one node, or on all nodes, of a running job.
 
-One loop moves the bytes. A signal to this process becomes one to the command, and whatever ends this process ends the
-command: see `muster.schedulers.inside.program`.
+One loop moves the bytes. A signal to this process is passed on to the command, and whatever ends this process ends the
+command. See `muster.schedulers.inside.program`.
 """
 
 import contextlib

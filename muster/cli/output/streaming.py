@@ -1,6 +1,6 @@
 """Prints the lines of a job's replicas as they come, with progress bars below them on a terminal.
 
-`muster run` and `muster log` own their terminal: bars, colours and the report at the end need nothing of TorchX.
+`muster run` and `muster log` own their terminal, so bars, colours and the report at the end need nothing of TorchX.
 """
 
 import os

@@ -1,7 +1,7 @@
-"""What has to be undone, on disk before it is done: after `kill -9`, the next rehearsal undoes it.
+"""What has to be undone. It is on disk before it is done, so that after `kill -9` the next rehearsal undoes it.
 
-An undo is a name of `UNDO` and words, so that another process can carry it out. Each one may be carried out twice, and
-where nothing is left to undo it does nothing.
+An undo is a name of `UNDO` and words, so that another process can carry it out. Each may be carried out twice, and does
+nothing if nothing is left to undo.
 
     with journal.keep(Undo("continue", (pid, start_ticks))):
         os.kill(pid, signal.SIGSTOP)

@@ -1,7 +1,7 @@
 """`muster rehearse --app`: causes faults in a job that runs, by what its scheduler lets this user do.
 
 A fault here is a signal to a process of the job, sent where it runs, or the end of a node as the scheduler ends one: a
-container is stopped, a pod deleted. The process is looked at there first: a pid that is not below an agent of this very
+container is stopped, a pod deleted. The process is looked at there first. A pid that is not below an agent of this very
 app is not touched. What the job does afterwards is in its status.
 """
 

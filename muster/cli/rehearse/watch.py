@@ -1,6 +1,6 @@
-"""Follows a running job of this machine: its processes, by its records, and the steps of its ranks, by their page.
+"""Follows a running job of this machine: its processes by its records, and the steps of its ranks by their page.
 
-Records are written once a second, but a fault must happen at a step. So the steps are read where the agent reads them:
+Records are written once a second, but a fault must happen at a step. So the steps are read where the agent reads them,
 in the status page, which belongs to the same user (`StatusPageLayout`).
 """
 

@@ -1,6 +1,6 @@
 """Which files of a workspace have changed: those that would travel with a job, by the packer's own rules.
 
-The kernel only wakes it up (inotify): then all files are looked at, so that nothing depends on what events say. Where
+The kernel only wakes it up (inotify). Then all files are looked at, so that nothing depends on what events say. If
 there are no events, on a network file system or without room for more watches, it looks from time to time.
 
 A run may write into its workspace, which must not start it again. What appears while it runs counts as its output,

@@ -1,7 +1,7 @@
 """Draws pictures as rows of a terminal, with rich. Pure: the same picture, view and size give the same rows.
 
-What does not fit is folded, cut with an ellipsis, or left out: first what says least. Ranks and nodes that differ come
-first.
+What does not fit is folded, cut with an ellipsis, or left out, beginning with what says least. Ranks and nodes that
+differ come first.
 """
 
 import textwrap

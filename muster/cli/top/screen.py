@@ -1,7 +1,8 @@
 """Owns the terminal: the alternate screen, keys, a new size, Ctrl-Z and `fg`, a terminal that is closed.
 
 Nothing is left behind: the shell's screen, its modes and its scroll-back are as before. The control sequences are those
-that xterm, tmux and screen share, written by hand: a terminfo entry may be missing where the command runs.
+that xterm, tmux and screen share. They are written by hand, because a terminfo entry may be missing where the command
+runs.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""Reads what the view shows, and passes on what a person asks for, in threads: the view itself never waits.
+"""Reads what the view shows, and passes on what a person asks for. It does so in threads: the view itself never waits.
 
 What a thread has read is put into a queue, and `wake` is called. A scheduler that answers slowly is asked less often.
 """

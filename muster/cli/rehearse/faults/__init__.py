@@ -1,4 +1,4 @@
-"""What can happen to a job, one file each: what it does and undoes, what it needs, what must hold afterwards.
+"""What can happen to a job, one file for each fault: what it does and undoes, what it needs, what must hold afterwards.
 
 `fault` declares what a fault is and what it finds in a job. `signals` sends signals to a job's processes. The packages
 `ranks`, `nodes` and `places` have the faults of a rank, of a node, and of what is around them. `catalogue` lists all of

@@ -1,6 +1,6 @@
 """Packs the agent as one runnable zip, which travels with a job. `workspace.packing` packs the user's folder.
 
-Deterministic: the same files give the same bytes. It uses the standard library only, and does not need torchx.
+It is deterministic: the same files give the same bytes. It uses the standard library only, and does not need torchx.
 """
 
 import ast

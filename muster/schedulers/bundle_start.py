@@ -1,13 +1,13 @@
 """Where a node imports the agent from: unpacks the bundle once per node and user, so that nothing is compiled twice.
 
 Python keeps no compiled form of what it imports from a zip, and compiling the agent takes as long as all the rest of
-its start. This file travels in the bundle beside `__main__`, which calls `find_import_folder` at every start: it
+its start. This file travels in the bundle beside `__main__`, which calls `find_import_folder` at every start. So it
 imports little.
 
-The folder is the user's own, and no other user can write to it or put another one in its place: what lies there runs
-with this user's rights. It appears whole, by a rename. Where none can be made the agent runs from the zip. The process
-that unpacks a version removes those unused for longest. Each process that runs from a folder holds a lock on it, and
-`python -m muster prune` lists the folders without one.
+The folder is the user's own, and no other user can write to it or put another one in its place, because what lies there
+runs with this user's rights. It appears whole, by a rename. If none can be made, the agent runs from the zip. The
+process that unpacks a version removes those unused for longest. Each process that runs from a folder holds a lock on
+it, and `python -m muster prune` lists the folders without one.
 """
 
 import os

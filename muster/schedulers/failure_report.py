@@ -1,7 +1,7 @@
 """Reads what an agent left about its job: its report, the error file in torch's format, and its records.
 
-What is declared in `_shared.reports` is read by `codec.salvage`: older agents write less, and a container may have
-written the file itself.
+What is declared in `_shared.reports` is read by `codec.salvage`, because older agents write less, and a container may
+have written the file itself.
 """
 
 import json

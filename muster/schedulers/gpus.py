@@ -1,6 +1,6 @@
 """Lists the NVIDIA GPUs of this machine by its driver's own command, and divides them among the replicas of an app.
 
-And names the caches of the compilers that write programs for GPUs.
+It also names the caches of the compilers that write programs for GPUs.
 """
 
 import logging

@@ -1,7 +1,8 @@
-"""Decides how long an adapter waits between the polite signal and the kill: longer than the agent waits for workers.
+"""Decides how long an adapter waits between the polite signal and the kill.
 
-The agent stops its workers within `--shutdown-timeout`, then kills them, reports and exits. An adapter that kills the
-agent in this time loses the report, and the exit code is that of the kill (137) instead of the agent's own.
+It is longer than the agent waits for workers. The agent stops its workers within `--shutdown-timeout`, then kills them,
+reports and exits. An adapter that kills the agent in this time loses the report, and the exit code is that of the kill
+(137) instead of the agent's own.
 """
 
 import math

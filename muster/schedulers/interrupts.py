@@ -1,8 +1,8 @@
 """Ctrl-C, SIGTERM and SIGHUP are not lost while an adapter works.
 
-A signal handler raises its exception wherever the main thread is at that moment. Where that is the end of an object,
-Python drops the exception: `io.IOBase` clears it without a word, other finalisers print "Exception ignored in".
-The responses of HTTP clients end so after every request, so one Ctrl-C in some hundred was lost.
+A signal handler raises its exception wherever the main thread is at that moment. If an object is just being finalised,
+Python drops the exception: `io.IOBase` clears it without a word, and other finalisers print "Exception ignored in". The
+responses of HTTP clients end that way after every request, so one Ctrl-C in some hundred was lost.
 """
 
 import signal

@@ -1,4 +1,4 @@
-"""Decides which environment variables and arguments are secret: those are masked in what is printed and stored.
+"""Decides which environment variables and arguments are secret. Secrets are masked in what is printed and stored.
 
 A variable is secret by its name or by its value. On Kubernetes a secret one travels in a Secret, so a variable that is
 taken for one by mistake still reaches the job.
@@ -9,8 +9,8 @@ taken for one by mistake still reaches the job.
   `auths`), or the beginning of a token of a known service.
 - An argument by its flag's name (`--api_key=`, `--api-key VALUE`, `db.password=`) and by its value.
 
-This is a heuristic: what it does not know is printed. `ps` shows all arguments. Certain is only what a component took
-from a file or from its caller's environment: those variables are named in the role's metadata, and always secret.
+This is a heuristic: what it does not know is printed. `ps` shows all arguments. Only what a component took from a file
+or from its caller's environment is certain: those variables are named in the role's metadata, and always secret.
 """
 
 import re

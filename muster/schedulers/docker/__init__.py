@@ -5,7 +5,7 @@ declares its `-cfg` options, and `option_values` checks those that go to the eng
 request as records and prints it for the dry run. `shared_network` puts an app on a network of several apps, `devices`
 assigns GPUs, and `users` names the submitting user. `container_body` builds the body of the engine's API call for a
 container. `driver` runs the replicas for the supervisor. It stays here because state files name this module. The
-package `engine` is our interface to the Docker engine, `live` handles an app on it.
+package `engine` is our interface to the Docker engine, and `live` handles an app on it.
 
 This module imports nothing: a supervisor loads single modules of this package and needs no TorchX.
 """

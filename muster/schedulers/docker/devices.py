@@ -1,4 +1,4 @@
-"""Assigns GPUs to replicas: explicit, disjoint device ids. A count would give every replica devices 0..n-1."""
+"""Assigns GPUs to replicas by explicit, disjoint device ids. A count would give every replica devices 0..n-1."""
 
 import logging
 import shutil

@@ -1,11 +1,11 @@
 """Runs an app's replicas as containers, for the supervisor.
 
-Threads call the engine, because its client blocks: a few that carry out starts and signals, and one watcher that
-follows the engine's events and reports every end. When the engine stops, the watcher waits until it answers again.
-Containers that have ended by then were ended by the engine. They are started again, and do not count as lost. What a
-thread of the pool could not do is tried again: an engine that only hung does not end the watcher's stream of events. A
-person may restart a container, too (`docker restart`): an end by the engine's SIGTERM is not reported before it is
-clear that the container does not run again. No container of the app outlives it. Over 400 lines: all threads share the
+Threads call the engine, because its client blocks. A few carry out starts and signals, and one watcher follows the
+engine's events and reports every end. When the engine stops, the watcher waits until it answers again. Containers that
+have ended by then were ended by the engine. They are started again, and do not count as lost. What a thread of the pool
+could not do is tried again, because an engine that only hung does not end the watcher's stream of events. A person may
+also restart a container (`docker restart`), so an end by the engine's SIGTERM is not reported before it is clear that
+the container does not run again. No container of the app outlives the app. Over 400 lines: all threads share the
 replicas' state, and the rules of its lock are in one place.
 """
 

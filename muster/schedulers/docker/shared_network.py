@@ -1,4 +1,4 @@
-"""Puts an app on a network that other apps use too: pure. There every alias gets the app's name as prefix."""
+"""Puts an app on a network that other apps use too. There every alias gets the app's name as prefix. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import replace

@@ -1,7 +1,7 @@
 """`held` and `local_held`: runs on nodes that `muster hold` keeps. `local_held` apps end with their command.
 
-A run is an app of its own, with a supervisor as any app of `local_cwd`. Where that starts an agent, this one starts
-`muster/agent/hold/client.py`, which gives what it was started with to an agent that waits on the node. On a hold of
+A run is an app of its own, with a supervisor as any app of `local_cwd`. Where `local_cwd` starts an agent, a run starts
+`muster/agent/hold/client.py`, which passes what it was started with to an agent that waits on the node. On a hold of
 another adapter it starts a `link`, which reaches the node through that adapter. There `node`, a program that travels as
 a text, with the workspace, does the same.
 

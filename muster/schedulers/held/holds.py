@@ -1,7 +1,7 @@
-"""The holds of all adapters: those of this machine are `local.holds`, the others are asked through their adapter.
+"""The holds of all adapters. Those of this machine are `local.holds`, and the others are asked through their adapter.
 
 A hold is an app one of whose roles runs the holder. The user's state folder lists them, in `holds`. A handle that is
-not there may name a hold that another machine has submitted. What a hold elsewhere does is asked on its nodes.
+not there may name a hold that another machine has submitted. The nodes of a hold elsewhere are asked what it does.
 """
 
 import contextlib

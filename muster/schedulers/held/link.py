@@ -1,4 +1,4 @@
-"""A process of this machine that stands for one node of a run on a hold elsewhere: it passes all on.
+"""A process of this machine that stands for one node of a run on a hold elsewhere, and passes all on.
 
 The supervisor starts it as it would start the replica. Its output and exit code are the replica's, and SIGTERM, SIGINT,
 SIGTSTP, SIGCONT and SIGQUIT (for a kill) reach the replica. `node` is the other end, through `open_in_node` of the

@@ -1,7 +1,7 @@
 """What a run on a hold of another adapter is: its request, and what the supervisor starts it from. Pure.
 
 The AppDef's role becomes arguments and variables for the agents that wait on the nodes. Interpreter, image, folders,
-resources and addresses are those of the hold: the rest of a run's variables comes from there, see `node`.
+resources and addresses are those of the hold. The rest of a run's variables comes from there, see `node`.
 """
 
 import json

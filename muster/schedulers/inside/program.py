@@ -5,8 +5,8 @@ the node's workers and the working directory of its agent, and leads a session o
 left in the background, is ended with it, when the other side asks for it, and when the other side is gone: at the end
 of the connection, or when no answer came for `LOST_S`. If this program is killed, the command is, too.
 
-A frame is a kind, a length and a content. After each frame that goes out comes a newline, which the other side skips:
-Slurm passes on whole lines only.
+A frame is a kind, a length and a content. After each frame that goes out comes a newline, which the other side skips,
+because Slurm passes on whole lines only.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""One command on one node, from this side: sends the program, then frames. See `program` for what they mean."""
+"""One command on one node, from this side. It sends the program, then frames. See `program` for what they mean."""
 
 import contextlib
 import json

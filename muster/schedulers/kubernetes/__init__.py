@@ -4,8 +4,8 @@
 builds and checks every name, `labels` are the keys by which objects are found again, and `kinds` the kinds of objects
 and their API versions. `app_id` parses app ids. `syntax` has the patterns of Kubernetes' names and values, and `schema`
 checks documents against the published fields. `volcano_jobs` has what the jobs of versions with `flavor=volcano` need.
-`images` builds and pushes those of `image_repo`. `manifests` builds the documents (pure), `api` sends requests to the
-API server, `live` submits, watches and ends an app, and explains why its pods wait or ended (`live.pod_status`).
+`images` builds and pushes those of `image_repo`. `manifests` builds the documents (pure), and `api` sends requests to
+the API server. `live` submits, watches and ends an app, and explains why its pods wait or ended (`live.pod_status`).
 """
 
 from muster.schedulers.kubernetes.scheduler import KubernetesScheduler, create_scheduler

@@ -1,7 +1,7 @@
-"""App ids: `NAMESPACE:NAME`, with context and kubeconfig when the user gave them.
+"""App ids: `NAMESPACE:NAME`, with context and kubeconfig if the user gave them.
 
 A later command has nothing but the id, so the id must hold everything needed to find the app. Context and kubeconfig
-are percent-encoded: ids must not contain a slash.
+are percent-encoded, because ids must not contain a slash.
 """
 
 from dataclasses import dataclass, field

@@ -1,6 +1,6 @@
 """Images with the workspace in them, for `image_repo`. They need a Docker engine, so nothing else loads this.
 
-The names in the registry and the push are TorchX's. Its build is not used: of one that fails it leaves a container and
+The names in the registry and the push are TorchX's. Its build is not used: if it fails, it leaves a container and
 layers, and it cannot pack a link to a folder.
 """
 

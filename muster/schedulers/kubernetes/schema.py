@@ -1,7 +1,7 @@
 """Checks documents against Kubernetes' published fields, offline and in about a millisecond.
 
 `fields.json` is derived from the OpenAPI schemas of every version we support (`tests/doubles/kubernetes_fields.py`
-writes it, a test compares it with them). It has field names, kinds and required fields: what `kubectl apply
+writes it, a test compares it with them). It has field names, kinds and required fields, which `kubectl apply
 --validate=strict` checks without an admission controller.
 """
 

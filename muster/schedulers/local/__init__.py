@@ -2,8 +2,8 @@
 
 TorchX calls `scheduler`. `options` holds the `-cfg` options. `submission`, which only a submission loads, builds the
 app's spec by `request`. `request` turns an AppDef into what will run (pure, the dry run). `interpreter` finds the
-Python that runs the agents, and `driver` is what the supervisor loads. The rest is what any adapter has that starts
-processes: `muster.schedulers.processes` and `adapter.process_scheduler`.
+Python that runs the agents, and `driver` is what the supervisor loads. The rest is what any adapter that starts
+processes has: `muster.schedulers.processes` and `adapter.process_scheduler`.
 
 `holds` finds what `muster hold` keeps on this machine, for that command, for `muster list` and for the scheduler
 `held`. `hold_lock` says which run has a hold. `everyday` starts agents on the user's default hold.

@@ -1,6 +1,6 @@
 """What `local_cwd` does with the user's default hold: a client in an agent's place, and the hold's start.
 
-Imported only where the user wants one.
+It is imported only if the user wants one.
 
 See `muster._shared.holds.default`. The hold itself is `muster/agent/hold/pool.py`.
 """

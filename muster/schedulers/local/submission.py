@@ -1,6 +1,6 @@
 """What a submission to `local_cwd` and `detached` needs: the facts of this machine, and the request's programs.
 
-Loaded by a submission only: `torchx list`, `status` and `log` start without it.
+Only a submission loads it: `torchx list`, `status` and `log` start without it.
 """
 
 import os

@@ -1,10 +1,10 @@
 """Writes a replica's output to three files: stdout, stderr, and both in the order in which they were written.
 
-The order: each stream is a pipe in packet mode (O_DIRECT) with room for a single packet. A second write to the same
-stream blocks until the first was read. So at any time at most one write of each stream is pending, and the kernel
-reports which pipe became readable first. Measured: 0 of 6,000 alternating writes out of place, against 4,700 with
-ordinary pipes, for 40 to 55 microseconds per write. A stream with very many writes gets a large pipe until the rate
-falls: then the writer does not wait for us, and the order is that of batches.
+To keep the order, each stream is a pipe in packet mode (O_DIRECT) with room for a single packet. A second write to the
+same stream blocks until the first was read. So at any time at most one write of each stream is pending, and the kernel
+reports which pipe became readable first. As measured, 0 of 6,000 alternating writes are out of place, against 4,700
+with ordinary pipes, for 40 to 55 microseconds per write. A stream with very many writes gets a large pipe until the
+rate falls. Then the writer does not wait for us, and the order is that of batches.
 
 A pipe splits a write that is longer than a packet, and the other stream's writes come in between. The combined file
 gets the beginning of such a line only together with its end.

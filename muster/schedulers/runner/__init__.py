@@ -1,4 +1,4 @@
-"""Adapts TorchX for the adapters: each fact about one of its two lines (0.7 and the nightly) is here, once.
+"""Adapts TorchX for the adapters. Each fact about one of its two lines (0.7 and the nightly) is here, once.
 
 `roles` bridges roles, macros and workspaces of both lines, as `adapter.scheduler` does their schedulers. `app_codec`
 keeps an AppDef as JSON. `option_parsing` parses `-cfg` strictly for all adapters, and `option_records` declares their

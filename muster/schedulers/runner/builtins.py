@@ -1,4 +1,4 @@
-"""Registers again TorchX's own schedulers that ours do not replace: on 0.7 any plug-in hides all of them.
+"""Registers TorchX's own schedulers again, except those that ours replace: on 0.7 any plug-in hides all of them.
 
 Each is imported when first used. A missing client library, or a scheduler that this TorchX does not have, raises
 ModuleNotFoundError: `torchx runopts` prints that as a line and goes on with the next scheduler. (0.7's `ray` without

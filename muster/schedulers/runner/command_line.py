@@ -1,10 +1,10 @@
 """How a command of TorchX ends when it fails or is interrupted: it rolls back, and prints one line, or none.
 
-What of TorchX this relies on is in the list of `callers`. The hooks are set only where `callers` finds TorchX's command
-line, and pass on all that is not ours. `torchx log` reads in threads, and each prints a traceback, too.
+The list of `callers` says which parts of TorchX this relies on. The hooks are set only where `callers` finds TorchX's
+command line, and pass on all that is not ours. `torchx log` reads in threads, and each prints a traceback, too.
 
-Ctrl-C unwinds the stack: what a submission has made goes, and apps of the command are stopped. SIGTERM and SIGHUP would
-end the process at once, so they get a handler that unwinds it, too.
+Ctrl-C unwinds the stack. What a submission has made is removed, and apps of the command are stopped. SIGTERM and SIGHUP
+would end the process at once, so they get a handler that unwinds it, too.
 """
 
 import atexit

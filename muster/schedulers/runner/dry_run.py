@@ -1,8 +1,8 @@
 """Dry runs: no secret in what TorchX itself prints of them.
 
-What of TorchX this relies on is in the list of `callers`. The AppDef of a dry run is a copy in which the values of
-secret variables print as `***`. For programs, and in JSON, they are what they were. A version that prints an AppDef
-otherwise may show them. The request is built before, from the caller's AppDef.
+The list of `callers` says which parts of TorchX this relies on. The AppDef of a dry run is a copy in which the values
+of secret variables print as `***`. For programs, and in JSON, they are what they were. A version that prints an AppDef
+in another way may show them. The request is built before, from the caller's AppDef.
 """
 
 from dataclasses import replace

@@ -1,8 +1,8 @@
 """Parses scheduler options (`-cfg`) strictly and in the same way on both TorchX lines.
 
 TorchX 0.7 ignores keys it does not know, and reads any word but "true" as false. The nightly refuses both, but its
-command line parses `-cfg` outside the code that catches errors, so the user sees a traceback. Here parsing never fails:
-invalid text is kept as it is until `resolve`, which both command lines call where an error becomes one line.
+command line parses `-cfg` outside the code that catches errors, so the user sees a traceback. Here parsing never fails.
+Invalid text is kept as it is until `resolve`, which both command lines call where an error becomes one line.
 """
 
 import difflib

@@ -1,4 +1,4 @@
-"""Declares every `-cfg` option once: as a field of an adapter's frozen record of options.
+"""Declares every `-cfg` option once, as a field of an adapter's frozen record of options.
 
     @dataclass(frozen=True, kw_only=True)
     class LocalOptions:

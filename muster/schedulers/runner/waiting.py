@@ -4,7 +4,7 @@ On both lines `wait` reads the state, sleeps and reads it again. The interval is
 default in Python, and half of it is lost at the end of every app. So `describe`, when `wait` calls it, first waits for
 the end itself. All other callers get an answer at once.
 
-What of TorchX this relies on is in the list of `callers`. Where it does not hold, `wait` polls as it does by itself.
+The list of `callers` says which parts of TorchX this relies on. If they differ, `wait` polls as it does by itself.
 """
 
 import os

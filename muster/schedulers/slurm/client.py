@@ -1,4 +1,4 @@
-"""Calls Slurm's commands, and reads only their fixed formats: what `--json` prints differs between versions."""
+"""Calls Slurm's commands, and reads only their fixed formats, because what `--json` prints differs between versions."""
 
 import contextlib
 import re

@@ -1,4 +1,4 @@
-"""Logs, and what agents write, of nodes that share no folder with this machine: read there, while the job runs."""
+"""Logs and agents' files of nodes that share no folder with this machine. They are read there, while the job runs."""
 
 import base64
 import json

@@ -5,8 +5,9 @@ asks the user's script for them again and again. `request` turns an AppDef into 
 `checks` looks at all hosts at once before anything is started. `driver` is what the app's supervisor on this machine
 loads. It starts a `link` for each replica, a process of this machine that holds the connection. `node` is the program
 on the other side. It travels over the connection's standard input, and owns the replica. Unless the option `stays` is
-set, it ends the replica when the connection is lost for good. `command` has the command lines of `ssh`, `connection`
-one that runs: that of the look is lent to the link, so that a host is logged in to once.
+set, it ends the replica when the connection is lost for good. `command` has the command lines of `ssh`, and
+`connection` is an `ssh` that runs. The one that has looked at a host is lent to the link, so that each host is logged
+in to once.
 """
 
 from typing import Any

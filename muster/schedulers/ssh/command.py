@@ -1,4 +1,7 @@
-"""The command lines of `ssh`. They hold no variable and no secret: programs and orders go over standard input."""
+"""The command lines of `ssh`.
+
+They hold no variable and no secret, because programs and orders go over standard input.
+"""
 
 import re
 import shlex

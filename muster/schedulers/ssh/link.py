@@ -1,4 +1,4 @@
-"""A process of this machine that stands for one replica on a host: it holds the connection and passes all on.
+"""A process of this machine that stands for one replica on a host. It holds the connection and passes all on.
 
 The supervisor starts it as it would start the replica. Its output and exit code are the replica's, and SIGTERM, SIGINT
 and SIGQUIT (for a kill) reach the replica. A connection that breaks is made again. Standard library only.

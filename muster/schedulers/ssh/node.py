@@ -1,4 +1,4 @@
-"""The program on a host, which arrives over the connection's standard input: it owns a replica there.
+"""The program on a host, which arrives over the connection's standard input and owns a replica there.
 
 It is standard library only, and one text with `frames`; `muster._shared` comes from the agent's bundle beside it.
 `start` unpacks what the link sends into a run folder and forks the keeper, which owns the replica, leads a session of

@@ -12,7 +12,7 @@ resize.lock    held by the command that resizes the app, until its request is re
 supervisor.log errors of the supervisor itself (normally empty)
 
 The driver's own files (the agent's bundle, Docker's workspaces) lie beside these. A role's folder has the role's name,
-with one more dot if the name begins with a dot: so no role's folder is `.muster`.
+with one more dot if the name begins with a dot. So no role's folder is `.muster`.
 
 Earlier versions put all of it into the app's folder itself, beside the roles' folders. Apps in such a folder still
 work, see `AppFolder`. Over 400 lines: one place names the files and says what is in them.

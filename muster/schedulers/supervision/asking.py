@@ -1,10 +1,11 @@
 """Asks the agents of an app that runs under a supervisor, for local_cwd and Docker alike.
 
-The adapter gives an `AskNode`: it runs `muster-agent ask job ...` where one replica's agent is, and returns what that
-prints. Any live node of a role will do, because its agent passes the question on to the leader. Each role that runs
-agents is a job of its own and is asked by itself.
+The adapter gives an `AskNode`, which runs `muster-agent ask job ...` where one replica's agent is, and returns what
+that prints. Any live node of a role will do, because its agent passes the question on to the leader. Each role that
+runs agents is a job of its own and is asked by itself.
 
-Another number of nodes needs no agent: the supervisor starts those that are missing, and ends those that are too many.
+A change of the number of nodes needs no agent. The supervisor starts those that are missing, and ends those that are
+too many.
 """
 
 import fcntl

@@ -8,7 +8,7 @@ may be retried `max_retries` times, and its RetryPolicy says whether the replica
 again. Without retries left, the app continues as long as `min_replicas` of the role run or have succeeded. Otherwise
 the supervisor stops what still runs, and the app has failed: an app never keeps running with some of its parts missing.
 
-An elastic role of our agent can be resized: it then has its replicas with the lowest indices. The others are stopped,
+An elastic role of our agent can be resized. It then has its replicas with the lowest indices. The others are stopped,
 and stay stopped however they end. Those that it has again are started, whatever became of them before, without a retry.
 
 The first agent of an elastic role that exits with 0 says that the job of its role has succeeded. The others know it and

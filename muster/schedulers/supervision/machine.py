@@ -1,7 +1,7 @@
-"""Which machine an app runs on: hosts may share state folders, and pids mean something on one machine only.
+"""Which machine an app runs on. Hosts may share state folders, and pids mean something on one machine only.
 
-The boot id says it: a host name may change during a job, and two hosts may have the same one. After a reboot the id of
-the installation (machine-id(5)) says whether this is still the machine of an earlier boot.
+The boot id identifies it, because a host name may change during a job, and two hosts may have the same one. After a
+reboot the id of the installation (machine-id(5)) says whether this is still the machine of an earlier boot.
 """
 
 import hashlib

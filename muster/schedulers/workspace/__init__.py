@@ -1,4 +1,4 @@
 """The user's folder, the workspace, which travels with a job.
 
-`packing` decides what travels and packs it, `ignore_rules` are those of `.torchxignore`. Adapters import `packing`.
+`packing` decides what travels and packs it. `ignore_rules` has the rules of `.torchxignore`. Adapters import `packing`.
 """

@@ -1,7 +1,7 @@
 """Packs the user's folder, the workspace, as one tar.
 
-A cluster gets it compressed. For an engine, compression would cost only time. Deterministic: the same files give the
-same bytes, so that adapters can name it by its hash. Standard library only.
+A cluster gets it compressed. For an engine, compression would cost only time. It is deterministic: the same files give
+the same bytes, so that adapters can name it by its hash. Standard library only.
 
 What travels is decided by `.torchxignore`, by git's rules, and by `LEFT_OUT`: names that hold history or credentials
 stay here unless a line of `.torchxignore` such as `!.env` sends them. One with a wildcard in its last part (`!*`) sends

@@ -1,4 +1,4 @@
-"""Records which containers of an app others than its supervisor stop, and perhaps start again at once."""
+"""Records which containers of an app are stopped, and perhaps started again at once, by others than its supervisor."""
 
 import threading
 import time

@@ -1,7 +1,7 @@
 """The files that are copied into an app's containers.
 
 The app's state keeps them for containers created later. They lie beside the app's state from its submission to its end.
-A workspace may be large: it is never held in memory.
+A workspace may be large, so it is never held in memory.
 """
 
 import fcntl

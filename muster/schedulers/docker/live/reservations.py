@@ -1,10 +1,10 @@
 """Reserves GPUs and ports of the host's network: the engine would let apps share them, but they must not.
 
-A reservation is an empty volume that no container mounts: its name is that of the object, its labels name the app. The
-engine creates one volume per name, and returns the first caller's labels to every later one. So of two apps that
+A reservation is an empty volume that no container mounts. Its name is that of the object, and its labels name the app.
+The engine creates one volume per name, and returns the first caller's labels to every later one. So of two apps that
 reserve an object at the same time one gets it. A reservation outlives a restart of the supervisor and of the engine,
-and the time between the loss of a container and its replacement. It is released when the app has ended. (Rejected:
-list, create and list again. Two apps then see each other, or neither does.)
+and the time between the loss of a container and its replacement. It is released when the app has ended. To list, create
+and list again was rejected: two apps then see each other, or neither does.
 """
 
 import re

@@ -1,10 +1,10 @@
-"""Marks submissions in progress: others leave their objects alone, and remove those of a command that was killed.
+"""Marks submissions in progress. Others leave their objects alone, and remove those of a command that was killed.
 
     <state>/docker-submissions/<app id>    what is on which engine; locked by the command as long as it submits
 
-A command that fails or is interrupted rolls back by itself and removes its mark. A mark without a lock is of a command
-that was killed: the next submission to that engine, `muster prune` or `muster delete` removes what its app has there.
-From the first record of its supervisor on, an app belongs to that, and only the mark goes.
+A command that fails or is interrupted rolls back by itself and removes its mark. A mark without a lock belongs to a
+command that was killed. The next submission to that engine, `muster prune` or `muster delete` removes what its app has
+there. Once its supervisor has written its first record, an app belongs to the supervisor, and only the mark is removed.
 """
 
 import fcntl

@@ -1,9 +1,9 @@
 """Ends an app whatever its queue does, and keeps a record of it.
 
-A deadline of 1 s ends a Job: its pods get SIGTERM, and it stays with the pods that have ended. While a Job is suspended
-Kubernetes ignores its deadline, and a queue such as Kueue would start it later. Kueue also starts a JobSet again that
-another program has suspended. So these are deleted, and what stands for them in the queue goes with them. If nothing
-else of the app is left, a Job without pods keeps its record until the app is deleted.
+A deadline of 1 s ends a Job. Its pods get SIGTERM, and it stays with the pods that have ended. While a Job is
+suspended, Kubernetes ignores its deadline, and a queue such as Kueue would start it later. Kueue also starts a JobSet
+again that another program has suspended. So these are deleted, and what stands for them in the queue is deleted with
+them. If nothing else of the app is left, a Job without pods keeps its record until the app is deleted.
 """
 
 from collections.abc import Callable, Mapping, Sequence

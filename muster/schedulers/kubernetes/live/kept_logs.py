@@ -1,9 +1,9 @@
 """Keeps the logs of a job that is cancelled: Kubernetes deletes its running pods, and their logs with them.
 
-The job is stopped first: no node that does not answer and no Ctrl-C may keep it running. What its pods have written,
-and what they write until they end, is collected on the machine that cancels, in the folder for muster's state. Once the
-pods are gone, `torchx log` on that machine reads it from there. Of a long log the end is kept, because people look
-there.
+The job is stopped first, so that neither a node that does not answer nor a Ctrl-C can keep it running. What its pods
+have written, and what they write until they end, is collected on the machine that cancels, in the folder for muster's
+state. Once the pods are gone, `torchx log` on that machine reads it from there. Of a long log the end is kept, because
+people look there.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Reads the log of one node: all its pods in turn, each line exactly once, also when connections break.
+"""Reads the log of one node: all its pods in turn, each line exactly once, even if connections break.
 
 The API server sends whole lines with the time at which the node wrote them. A broken stream is resumed shortly before
 the last line read, and lines with a known time and content are dropped. So no line is lost or repeated, even if stdout

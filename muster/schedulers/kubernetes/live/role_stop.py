@@ -3,8 +3,8 @@
 Each role is a Job of its own, and no controller of Kubernetes ends a Job because another one has failed. Owner
 references act on deletion, which would take the record and the logs with it, and failure and success policies know the
 pods of one Job only. A pod that watches the others needs an account with rights that users do not have by default. And
-looking at an app must not change it. So the process that submitted it does it, `torchx run --wait` or a pipeline. With
-`flavor=jobset` the cluster does it by itself.
+looking at an app must not change it. So the process that submitted the app does it: `torchx run --wait` or a pipeline.
+With `flavor=jobset` the cluster does it by itself.
 """
 
 import logging

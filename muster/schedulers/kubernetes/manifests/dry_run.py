@@ -1,6 +1,6 @@
 """Prints documents as YAML: files and the AppDef's annotation by name, size and digest or, with `dryrun=full`, whole.
 
-What `dryrun=full` prints can be applied by `kubectl`. The summary cannot, on purpose: its files are no base64.
+What `dryrun=full` prints can be applied by `kubectl`. The summary cannot, on purpose: its files are not base64.
 """
 
 import base64

@@ -1,6 +1,6 @@
 """Merges the user's `pod_template` into ours, the way `kubectl patch --type strategic` would.
 
-Lists of named items (containers, volumes, env, ports) are merged item by item, other lists are replaced. `null` removes
+Lists of named items (containers, volumes, env, ports) are merged item by item. Other lists are replaced. `null` removes
 a field, `$patch: delete` an item, `$patch: replace` all earlier items or fields. Unknown fields are refused.
 
 Source: kubernetes/community, contributors/devel/sig-api-machinery/strategic-merge-patch.md.

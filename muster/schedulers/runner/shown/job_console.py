@@ -1,4 +1,4 @@
-"""Prints the lines of all replicas of a job on one terminal: alike ones once, live rows below them.
+"""Prints the lines of all replicas of a job on one terminal: alike lines once, and live rows below them.
 
 Live rows are progress bars, and one that says how the job is doing.
 

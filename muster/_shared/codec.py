@@ -34,7 +34,7 @@ TEXT_BUDGET_BYTES = 8 * 1024 * 1024
 SHARED_LIMIT_BYTES = 15 * 1024 * 1024
 """The own parts of each message need the rest of its frame."""
 PACKED_LIMIT_BYTES = 32768
-"""Of a record that travels compressed."""
+"""The limit of a record that travels compressed."""
 _UNPACKED_LIMIT_BYTES = 1 << 20
 """What another node has compressed is not unpacked beyond this."""
 _SHORT_BYTES = 64

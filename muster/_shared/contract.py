@@ -466,11 +466,14 @@ class LogNames:
 
 
 EVENT_SCHEMA: Final = 2
-"""Of the records of `events.jsonl`. Those of schema 1 have no field `schema`. A reader must understand both."""
+"""The schema of the records of `events.jsonl`. Those of schema 1 have no field `schema`.
+
+A reader must understand both.
+"""
 REPORT_SCHEMA: Final = 1
 STATUS_SCHEMA: Final = 2
 STATUS_LIMIT_BYTES: Final = 1 << 18
-"""Of `status.json`."""
+"""The largest `status.json`."""
 TERMINATION_LOG_LIMIT_BYTES: Final = 4096
 """Kubernetes keeps this much of a termination message."""
 
@@ -647,14 +650,14 @@ class SnapshotHeader:
     VERSION: Final = 1
     MAGIC_VALUE: Final = 0x6D75737473000000 | VERSION
     BYTES: Final = 4096
-    """Of the header, and of each block."""
+    """The size of the header, and of each block."""
 
     MAGIC: Final = 0
     RANKS: Final = 1
     """How many blocks follow."""
     ROUND: Final = 2
     LINEAGE: Final = 3
-    """Of the round: what is saved now belongs to it. 0: nothing can be saved."""
+    """The lineage of the round, to which what is saved now belongs. 0: nothing can be saved."""
     BASE_LINEAGE: Final = 4
     BASE_STEP: Final = 5
     """1 + the step of the generation that the round continues. 0: there is none, `load` finds nothing."""
@@ -680,7 +683,7 @@ class SnapshotBlock:
     SLOTS: Final = 3
     SLOT_SPACE: Final = 1 << 40
     FILE_BYTES: Final = SLOTS * SLOT_SPACE
-    """Of a rank's content file. Memory is used only where something was written."""
+    """The size of a rank's content file. Memory is used only where something was written."""
 
     OWNER: Final = 0
     """Process that writes here: the first of its rank that uses snapshots."""

@@ -45,7 +45,7 @@ class _Session:
     """The terminal, from the first command of pdb until `continue`."""
 
     current: "ClassVar[_Session | None]" = None
-    """Of this process: pdb goes on after the call that began it."""
+    """The session of this process, because pdb goes on after the call that began it."""
 
     def __init__(self, words: memoryview, terminal: str) -> None:
         self._words = words

@@ -64,13 +64,13 @@ Count = Annotated[int, Range(least=0, most=MOST)]
 Integer = Annotated[int, Range(least=-MOST, most=MOST)]
 Size = Annotated[int, Range(least=1, most=MOST)]
 Processes = Annotated[int, Range(least=1, most=MOST_PROCESSES)]
-"""Of one node."""
+"""The processes of one node."""
 GroupRank = Annotated[int, Range(least=0, most=MOST_NODES)]
 RoundNumber = Annotated[int, Range(least=0, most=1 << 40)]
 """No job has as many rounds. The number only grows, so that one that is far too high could never be undone."""
 Port = Annotated[int, Range(least=0, most=65535)]
 Step = Annotated[int, Range(least=0, most=StatusPageLayout.MAX_STEP)]
-"""Of training, as a worker counts it."""
+"""A step of training, as a worker counts it."""
 Seconds = Annotated[float, Range(least=-1e12, most=1e12)]
 Number = Annotated[float, Range(least=-sys.float_info.max, most=sys.float_info.max)]
 Name = Annotated[str, Limit(most=NAME_LIMIT_BYTES)]

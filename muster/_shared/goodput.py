@@ -39,7 +39,7 @@ STOP_S: Final = 2.0
 CHECKPOINT_PHASES: Final = frozenset({"checkpoint", "checkpointing", "save", "saving"})
 """Names of `muster.worker.phase` whose time is that of a checkpoint."""
 CAUSES: Final = (*("start", "detect", "hang", "stop", "round", "waiting", "restart", "repeated", "checkpoint", "end"),)
-"""Of lost time."""
+"""The causes of lost time."""
 HANGS: Final = ("hang_named", "stood_still")
 HANG_ENDS: Final = ("hang_ended", "moved_again")
 

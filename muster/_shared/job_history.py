@@ -64,14 +64,14 @@ class JobHistory:
         self.state = JobState.STARTING
         self.reason = ""
         self.since_s = 0.0
-        """Of the state, by the wall clock."""
+        """When the job came into its state, by the wall clock."""
         self.started_s: float | None = None
         self.exit_code: int | None = None
         self.restarts_left: int | None = None
         self.has_ended_at_one_step = False
         """All workers have succeeded, or have stopped at a common step."""
         self.cause_class = ""
-        """Of the failure that has ended the last round, until workers run again."""
+        """The class of the failure that has ended the last round, until workers run again."""
         self.recovery_count = 0
         self._round = 0
         """The last one that was formed."""
@@ -80,7 +80,7 @@ class JobHistory:
         self._most_done = self._earlier_done = 0
         """The most steps of all rounds, and of those before the last one."""
         self.total: int | None = None
-        """Of the steps, as reported last."""
+        """The number of steps, as reported last."""
         self._recoveries: deque[Recovery] = deque(maxlen=most_recoveries)
         self._events: deque[JobEvent] = deque(maxlen=MOST_EVENTS)
         self._drain_kind = ""

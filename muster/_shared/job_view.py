@@ -26,7 +26,7 @@ _VALUE_CHARS = 32
 ShownValues = Annotated[tuple[tuple[Name, Number | Name], ...], Limit(most=8), AS_OBJECT]
 """What a rank shows beside its step, by name. "nan", "inf" and "-inf" are text."""
 LastLine = Annotated[str, Limit(most=160)]
-"""Of a rank's output, without escape sequences and control characters."""
+"""The last line of a rank's output, without escape sequences and control characters."""
 
 # Left out while they have their default.
 _Number = Annotated[Count, SPARSE]
@@ -87,7 +87,7 @@ class DeviceStatus:
     power_w: _Number_ = None
     power_limit_w: _Number_ = None
     clock_hz: _Number_ = None
-    """Of its processors."""
+    """The clock rate of its processors."""
     slowed_by: _Name = ""
     """Why it is slower than it could be: "power cap, hardware thermal"."""
     xids: _Number = 0
@@ -126,7 +126,7 @@ class RankStatus:
     still_s: _Seconds = None
     """Since its last step. None: it has done none."""
     cpu: _Fraction = None
-    """Of one core, with its child processes: 1.5 is one and a half."""
+    """In cores, with its child processes: 1.5 is one and a half."""
     memory_bytes: _Number_ = None
     """Resident, with its child processes."""
     gpu: _Fraction = None
@@ -153,23 +153,23 @@ class NodeStatus:
     """Where its agent serves metrics, as "127.0.0.1:9464". "": it does not."""
     state: NodeState = NodeState.RUNNING
     age_s: _Seconds = None
-    """Of what is known of it, when the status was written."""
+    """The age of what is known of it, when the status was written."""
     ranks: _Number = 0
     """How many it runs."""
     first_rank: _Number_ = None
     """Its lowest global rank."""
     step: _Step = None
-    """Of its rank that has done the fewest."""
+    """The step of its rank that has done the fewest."""
     most_step: _Step = None
-    """Of its rank that has done the most."""
+    """The step of its rank that has done the most."""
     cpu: _Fraction = None
     """Cores that its workers use together."""
     memory_bytes: _Number_ = None
-    """Of its workers together."""
+    """The memory of its workers together."""
     gpu: _Fraction = None
     """Mean use of its GPUs, 0..1."""
     gpu_memory_bytes: _Number_ = None
-    """Of its GPUs together."""
+    """The memory of its GPUs together."""
     suspicion: _Line = ""
     """Why the node is the last choice for a round: "it failed first, once (device or link)"."""
     slowest: Annotated[RankStatus | None, SPARSE] = None
@@ -210,7 +210,7 @@ class Recovery:
     parts_s: Annotated[tuple[tuple[Name, Seconds], ...], Limit(most=8), AS_OBJECT, SPARSE] = ()
     """What of it was lost to what, as in `Goodput.lost_s`: the parts sum up to the cost."""
     cause_class: _Name = ""
-    """Of a failure: its class, one of `causes.CLASSES`."""
+    """The class of a failure, one of `causes.CLASSES`."""
     snapshot_step: _Step = None
     """The step at which all ranks continued from memory. None: they did not."""
     repeated_steps: _Number_ = None
@@ -240,7 +240,7 @@ class SlowRank:
     late_fraction: Number = 0.0
     """The same as a part of the time of a step."""
     share: Number = 0.0
-    """Of the looks at which it was the last one, 0..1."""
+    """The share of the looks at which it was the last one, 0..1."""
 
     def describe(self) -> str:
         """Say it in one clause: "rank 3 on host-b is 0.21 s late at each step (34 % of it)"."""
@@ -272,7 +272,7 @@ class JobStatus:
     time_s: Seconds = 0.0
     """When it was written."""
     most_steps_done: _Step = None
-    """Of a job that has ended: in an earlier round, where that is more than in the last one."""
+    """The most steps of an ended job in an earlier round, if those are more than in the last one."""
     # Since schema 2:
     run_id: _Name = ""
     reason: _Line = ""
@@ -282,9 +282,9 @@ class JobStatus:
     started_s: _Seconds = None
     """When its first agent started."""
     exit_code: Annotated[Integer | None, SPARSE] = None
-    """Of a job that has ended."""
+    """The exit code of a job that has ended."""
     cause_class: _Name = ""
-    """Of a job that a failure has ended, or is restarting: the class of its cause, one of `causes.CLASSES`."""
+    """The class of the cause, one of `causes.CLASSES`, if a failure has ended the job or restarts it."""
     restarts_left: _Number_ = None
     eta_s: _Seconds = None
     """Seconds until the last step, at the present rate. None: not known."""
@@ -313,7 +313,7 @@ class JobStatus:
     slow_ranks: Annotated[tuple[SlowRank, ...], Limit(most=MOST_SLOW_RANKS), SPARSE] = ()
     """The slowest first. Empty: none is slower than noise explains."""
     snapshot_step: _Step = None
-    """Of the newest snapshot in memory that all ranks are known to have. None: there is none."""
+    """The step of the newest snapshot in memory that all ranks are known to have. None: there is none."""
     snapshot_s: _Seconds = None
     """Since when that is known, by the wall clock."""
     peak_memory_bytes: _Number_ = None

@@ -172,7 +172,7 @@ class Launches:
     state: Name = ""
     """See `diagnosis.hangs.monitor_reports`. "": it runs."""
     counts: Annotated[tuple[LaunchCount, ...], Limit(most=16)] = ()
-    """Of an older NCCL only those in which ranks differ."""
+    """With an older NCCL, only those in which ranks differ."""
     still_s: Seconds = 0.0
     """For how long the reports have said the same. 0: there was one."""
 
@@ -311,7 +311,7 @@ class Answer:
     late: LateRanks = ()
     stacks: Stacks = ()
     progress: Annotated[tuple[RankProgress, ...], Limit(most=4096)] = ()
-    """Of the ranks whose stacks were asked for."""
+    """The progress of the ranks whose stacks were asked for."""
 
 
 def print_values(values: Mapping[str, float]) -> tuple[tuple[str, str], ...]:

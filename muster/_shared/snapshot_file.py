@@ -55,7 +55,7 @@ class Slot(NamedTuple):
     bytes: int
     """Length of the content."""
     global_rank: int
-    """Of the rank whose state it is, and the number of ranks, when it was saved."""
+    """The rank whose state it is and, below, the number of ranks, when it was saved."""
     world_size: int
     is_replicated: bool
     """The tensors are the same on all ranks: any rank's serve any other's."""
@@ -194,7 +194,7 @@ class WorkerFiles(NamedTuple):
     """`/proc/AGENT/fd`."""
     local_rank: int
     ranks: int
-    """Of this node."""
+    """The number of ranks of this node."""
 
     def open_content(self, local_rank: int) -> int:
         """Open the content file of a rank of this node. The caller closes it. Only the own one may be written to.
@@ -245,9 +245,9 @@ class MemoryLimit(NamedTuple):
     """What one rank's state may take at most, and what it follows from."""
 
     state_bytes: int
-    """Of one state of one rank."""
+    """The size of one state of one rank."""
     node_bytes: int
-    """Of all that this node keeps."""
+    """The size of all that this node keeps."""
     states: int
     """How many states are kept for each rank: three, and two more for each copy of a neighbour's."""
 

@@ -47,7 +47,7 @@ class GivenEnv:
     values: Mapping[str, str]
     """The variables as TorchX's `Role.env` holds them. Macros in them are substituted, and `$$` stands for `$`."""
     taken: tuple[str, ...]
-    """Those that were taken from a file or from the caller's environment, sorted."""
+    """The names of variables that were taken from a file or from the caller's environment, sorted."""
 
 
 def parse_env(env: "EnvArgument", env_file: str | None, environ: Mapping[str, str]) -> GivenEnv:

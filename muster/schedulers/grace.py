@@ -14,14 +14,14 @@ from muster.schedulers.agent_command import find_agent_flag, is_agent_role
 from muster.schedulers.errors import SchedulerError
 
 DEFAULT_SHUTDOWN_TIMEOUT_S: Final = 30.0
-"""Of the agent, and the grace period of roles that do not run it: Kubernetes' default for pods."""
+"""The agent's default, and the grace period of roles that do not run it: Kubernetes' default for pods."""
 
 GRACE_MARGIN_S: Final = 15.0
 """From the kill of the last worker to the agent's exit: the report, the log files, the other members."""
 
 
 DRAIN_MARGIN_S: Final = 5.0
-"""Of the grace period, what is left after a drain and `--shutdown-timeout`: for the report and the exit."""
+"""What is left of the grace period after a drain and `--shutdown-timeout`, for the report and the exit."""
 
 
 def build_drain_env(role: Any, given_s: float | None, env: Mapping[str, str] | None = None) -> dict[str, str]:

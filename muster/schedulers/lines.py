@@ -153,7 +153,7 @@ class _Reader:
         self._since_s = since_s
         self._until_s = until_s
         self._offset: int | None = None
-        """Of the next byte. None: the log does not exist yet."""
+        """The offset of the next byte. None: the log does not exist yet."""
         self._drops_line = False
         """Whether reading began in the middle of a line, or just before one."""
 

@@ -41,7 +41,7 @@ _ENDINGS: Final = (
     "SECRETKEY",
     "PRIVATEKEY",
 )
-"""Of a word: HFTOKEN, PGPASSWORD."""
+"""Endings of a word: HFTOKEN, PGPASSWORD."""
 
 _PHRASES: Final = ("DATABASE_URL", "DB_URL", "REDIS_URL", "MONGO_URL", "CONNECTION_STRING", "CONN_STR")
 """Parts of names whose value usually has a password in it."""

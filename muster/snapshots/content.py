@@ -45,7 +45,7 @@ class Head(NamedTuple):
     """A multiple of `BLOCK_BYTES`."""
     skeleton_bytes: int
     crc: int
-    """Of layout and skeleton."""
+    """The CRC of layout and skeleton."""
     global_rank: int
     world_size: int
     keeper: int

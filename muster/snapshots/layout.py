@@ -258,7 +258,7 @@ class Plan:
 
     @functools.cached_property
     def layout_crc(self) -> int:
-        """Of what is written."""
+        """The CRC of what is written."""
         return zlib.crc32(self.written)
 
     def list_sources(self, tensors: Sequence[Any]) -> list[Any]:

@@ -148,14 +148,14 @@ class AlikeLines(Generic[_S]):
         self._masks = Masks()
         self._units: dict[_S, Units] = {}
         self._blocks: dict[_S, Units] = {}
-        """Those that hold rows."""
+        """The blocks of those that hold rows."""
         self._head: Said[_S] | None = None
         self._tail: Said[_S] | None = None
         self._held = 0
         self._alike: dict[tuple[object, bytes], list[Said[_S]]] = {}
         """The held units of one text, in the order of the queue. Those in front may be printed."""
         self._number = 0
-        """Of the unit that left the queue last."""
+        """The number of the unit that left the queue last."""
         self._places: dict[int, _Place[_S]] = {}
         """By rank."""
         self._warned: dict[tuple[_S, bytes], int] = {}

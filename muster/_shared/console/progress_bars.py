@@ -13,7 +13,7 @@ class ProgressBars:
     def __init__(self, size: Callable[[], os.terminal_size]) -> None:
         self._size = size
         self._widths: list[int] = []
-        """Of the rows that are drawn, in columns."""
+        """The widths of the rows that are drawn, in columns."""
 
     def erase(self) -> bytes:
         """Return the bytes that erase the rows and leave the cursor where they began."""

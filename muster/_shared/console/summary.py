@@ -21,7 +21,7 @@ CAUSES = {
 """The causes of lost time. See `Goodput.lost_s`. The last lines of a job and its timeline say the same."""
 
 _FAILURES = {"worker": "worker", "hang": "hang", "node": "lost node", "fenced": "silent leader"}
-"""Of `JobStatus.failures`."""
+"""The words for `JobStatus.failures`."""
 
 
 def format_summary(status: JobStatus) -> list[str]:

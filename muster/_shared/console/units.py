@@ -98,7 +98,7 @@ class _Block:
     def __init__(self, kind: int, row: bytes, since_s: float) -> None:
         self.kind = kind
         self.rows = [row]
-        """Those before may be printed: a traceback that was written slowly."""
+        """The rows since the last part that was printed: a traceback may be written slowly."""
         self.since_s = since_s
         self.has_exception = False
         """The traceback's exception was among the rows: the next one may belong to another unit."""

@@ -28,9 +28,9 @@ if TYPE_CHECKING:  # only for machines with a driver
 
 _MIB: Final = 1 << 20
 LEAST_FREE_BYTES: Final = 256 * _MIB
-"""Of a folder that is written to."""
+"""The least free space of a folder that is written to."""
 _LEAST_SHARED_BYTES: Final = 128 * _MIB
-"""Of /dev/shm: NCCL's buffers, and the batches of one DataLoader. Docker's own default is 64 MiB."""
+"""The least size of /dev/shm: NCCL's buffers, and the batches of one DataLoader. Docker's own default is 64 MiB."""
 _SHARED_BYTES_EACH: Final = 32 * _MIB
 """And for each worker."""
 _DESCRIPTORS: Final = 1024
@@ -46,7 +46,7 @@ MOST_SKEW_S: Final = 3.0
 """Less may be the time that a message takes on a loaded machine."""
 
 _OTHER_DRIVERS: Final = ("/dev/kfd", "/dev/nvmap", "/dev/dri/renderD128", "/dev/accel", "/dev/davinci_manager")
-"""Of AMD, NVIDIA's Jetson, Intel, others, Ascend: their devices are not looked at."""
+"""Files of the drivers of AMD, NVIDIA's Jetson, Intel, others, and Ascend. Their devices are not looked at."""
 _SHARED_MEMORY: Final = "/dev/shm"  # noqa: S108  # it is what it is about
 _PROBE_BYTES: Final = 4096
 SITE_FOLDER: Final = "/etc/muster/preflight.d"
@@ -86,7 +86,7 @@ class Machine:
     devices: "Devices | None" = None
     """None: there is no driver, or it was not asked."""
     has_driver: bool = True
-    """Of devices of any kind, as far as is known."""
+    """Whether there is a driver of devices of any kind, as far as is known."""
 
 
 # -- the table ---------------------------------------------------------------------------------------------------------

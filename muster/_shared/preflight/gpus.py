@@ -43,7 +43,7 @@ class Device:
     total_bytes: int = 0
     used_bytes: int = 0
     holders: tuple[Holder, ...] = ()
-    """Of its memory, as far as this process may see them."""
+    """The holders of its memory, as far as this process may see them."""
 
 
 @record

@@ -13,7 +13,7 @@ from muster._shared.preflight import SITE, Finding, Level
 LIMITS_S: Final = {"quick": 10.0, "full": 60.0}
 """How long each may take, by --preflight."""
 _MOST: Final = 32
-"""Of the findings of each."""
+"""The most findings of each."""
 
 
 def read_site_check(name: str, lines: Iterable[str], trouble: str, *, is_killed: bool = False) -> tuple[Finding, ...]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Final
 
 _VERSION_LINE: Final = re.compile(r"^(__version__|cuda|hip)\b[^=\n]*= *'([^'\n]+)'", re.MULTILINE)
-"""Of torch/version.py."""
+"""A line of torch/version.py."""
 _NCCL: Final = re.compile(r"nvidia_nccl_cu\d+-(.+)\.dist-info")
 _NAMES: Final = {"__version__": "torch", "cuda": "CUDA", "hip": "HIP"}
 

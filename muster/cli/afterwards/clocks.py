@@ -148,7 +148,7 @@ def _follow_comparisons(agents: Mapping[str, Sequence[Event]], leader: str) -> d
     own = next((each for each in comparisons[leader] if each.detail["leader"] == each.detail["member"]), None)
     found = {leader: _Offset(ahead_s=0.0 if own is None else float(own.detail["ahead_s"]), uncertainty_s=0.0)}
     clocks: dict[str, _Offset] = {}
-    """Of members, by their names: what is added to their CLOCK_BOOTTIME."""
+    """What is added to the CLOCK_BOOTTIME of members, by their names."""
     before = None
     while before != found:
         before = dict(found)

@@ -71,7 +71,7 @@ class WorkerReleased:
     how: Name
     """"warm": a parked fork became this worker. "cold": fork and exec."""
     reason: Text | None = None
-    """Of a cold start where a warm one was wanted."""
+    """Why it started cold where a warm start was wanted."""
 
 
 @record
@@ -320,7 +320,7 @@ class JobEnded:
     succeeded: bool
     drained: bool = False
     reason: Text = ""
-    """Of a failed one."""
+    """Why it failed."""
 
 
 @record

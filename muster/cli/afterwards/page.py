@@ -24,10 +24,10 @@ from muster.cli.afterwards.story import PHASES, NodeStory, Story
 BUCKETS: Final = ("productive", "unfinished", "pause", *CAUSES)
 """In the order of the bar."""
 _MOST_POINTS: Final = 3000
-"""Of a line."""
+"""The most points of a line."""
 _MOST_MARKS: Final = 4000
 _MOST_EXITS: Final = 200
-"""Of a node."""
+"""The most exits of a node."""
 _MOST_BAR_BYTES: Final = 3_000_000
 _TEXT_CHARS: Final = 600
 _REPORT_CHARS: Final = 20_000

@@ -17,7 +17,7 @@ WORDS: Final[Mapping[str, str]] = {
     "pause": "not counted as lost",
     **CAUSES,
 }
-"""Of the seconds of a story, by what they went into."""
+"""The words for the seconds of a story, by what they went into."""
 _FAILURES: Final[Mapping[str, str]] = {
     "worker": "a failed worker",
     "hang": "a hang",

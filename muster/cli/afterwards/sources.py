@@ -16,7 +16,7 @@ from muster.schedulers.agent_command import is_agent_role
 from muster.schedulers.errors import EngineError
 
 _LIMIT_BYTES: Final = 256 << 20
-"""Of a file of records: a longer one is read from its end."""
+"""The limit for a file of records. A longer one is read from its end."""
 _REPORT_BYTES: Final = 1 << 20
 _MOST_NUMBER: Final = 1e15
 _MOST_NODES: Final = 1 << 16
@@ -53,7 +53,7 @@ class JobRecords:
     """What the agents of one job have written."""
 
     name: str
-    """Of the app, or of the run."""
+    """The name of the app, or of the run."""
     events: tuple[Event, ...]
     """In the order of each agent's file."""
     report: Mapping[str, Any] | None = None
@@ -61,7 +61,7 @@ class JobRecords:
     tracebacks: Mapping[tuple[int, int], str] = field(default_factory=dict)
     """What ranks that failed have left, by attempt and global rank."""
     missing: str = ""
-    """Of which nodes there are no records, in one sentence. "": of all there are."""
+    """The nodes without records, in one sentence. "": all have records."""
 
 
 def load(word: str, role: str | None = None) -> JobRecords:

@@ -34,7 +34,7 @@ from muster.schedulers.lines import LineSplitter
 from muster.schedulers.runner.shown.job_console import PREFIX, find_local_ranks
 
 _LIMIT_BYTES: Final = 16 << 20
-"""Of a file: a longer one is read from its end."""
+"""The limit for a file. A longer one is read from its end."""
 _LOOK_S: Final = 0.5
 
 

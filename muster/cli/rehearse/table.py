@@ -19,7 +19,7 @@ class Report:
     """The component and its arguments."""
     seed: int
     steps: int | None
-    """Of the undisturbed run. None: of a job that runs anyway."""
+    """The steps of the undisturbed run. None: the job runs anyway."""
     took_s: float
     """By the undisturbed run."""
     rows: tuple[Row, ...]

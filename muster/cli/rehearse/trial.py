@@ -108,11 +108,11 @@ class Result:
     story: Story | None = None
     """From the records. None: there are none."""
     saving_ranks: frozenset[int] = frozenset()
-    """Those that have reported a checkpoint."""
+    """The ranks that have reported a checkpoint."""
     asking_ranks: frozenset[int] = frozenset()
-    """Those that ask whether they must stop."""
+    """The ranks that ask whether they must stop."""
     digests: Mapping[str, str] = field(default_factory=dict)
-    """Of the files that are compared, by name."""
+    """The digests of the files that are compared, by name."""
     logs: str = ""
 
     @property

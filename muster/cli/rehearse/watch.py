@@ -35,7 +35,7 @@ class _Agent:
     workers: dict[int, int] = field(default_factory=dict)
     """Process by global rank."""
     page: "mmap.mmap | None" = None
-    """Of its newest round. None: it has none."""
+    """The page of its newest round. None: it has none."""
     search_s: float = 0.0
     """When it is looked for next: records may be late, or lost on a full disk."""
     over: int = 0

@@ -37,7 +37,7 @@ _TEMPORARY: Final = (
     ),
     *("*.pyc", ".nfs*", ".DS_Store"),
 )
-"""Of editors, and what Python and file systems write by themselves."""
+"""Files of editors, and what Python and file systems write by themselves."""
 _NOT_WATCHED: Final = ("__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".ipynb_checkpoints", ".muster")
 _SAME_TIMES: Final = 3
 _SAME_S: Final = 1.0
@@ -59,7 +59,7 @@ class WorkspaceWatch:
         self._looked_s = self._began_s = self._took_s = 0.0
         self._outputs: set[str] = set()
         self._delays: list[tuple[str, float]] = []
-        """Of the last runs: what has ended them, and when after their start."""
+        """What has ended the last runs, and how long after their start."""
 
     def __enter__(self) -> "WorkspaceWatch":  # noqa: PYI034  # typing.Self is Python 3.11
         return self

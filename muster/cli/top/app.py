@@ -58,7 +58,7 @@ class TopView:
         self._lines: list[str] = []
         self._folds = Folds()
         self._before = self._view
-        """To which Escape leads from a text."""
+        """The view to which Escape leads from a text."""
         self._asked: dict[Deed, str] = {}
         """What was asked for and has no answer yet, in words."""
         self._failure: ControlError | None = None

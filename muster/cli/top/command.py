@@ -13,7 +13,7 @@ from muster.cli.overview import STATE_CODES, build_entry, print_list, read_app
 from muster.cli.top.asking import MOST_JOBS, SchedulerJobs
 
 _PAGE_COLUMNS = 200
-"""Of a page that goes into a pipe or a file."""
+"""The width of a page that goes into a pipe or a file."""
 _NO_RICH = "muster top draws with rich, which is not installed: pip install 'torchx-muster[top]'"
 
 

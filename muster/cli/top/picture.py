@@ -8,7 +8,7 @@ from typing import Final
 from muster._shared.job_view import JobState, JobStatus, NodeState, NodeStatus, RankState, RankStatus
 
 KEPT_LINES: Final = 10_000
-"""Of a log. The files have all."""
+"""How many lines of a log are kept. The files have all."""
 HISTORY: Final = 24
 """Values of a sparkline."""
 _UNKNOWN_RATE: Final = 3.0

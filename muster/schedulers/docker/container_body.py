@@ -21,7 +21,7 @@ DOCKERFILE: Final = "Dockerfile.torchx"
 """TorchX's name of the file in a workspace from which its image is built."""
 
 _PYTHON_SWITCHES: Final = re.compile("-[bBdEiIOPqsSuv]+")
-"""Those that take no value and do not say what is run."""
+"""Switches that take no value and do not say what is run."""
 
 _PIECE_BYTES: Final = 1 << 20
 _DEFAULT_DOCKERFILE: Final = "ARG IMAGE\nFROM $IMAGE\nCOPY --chown={}:{} . .\n"

@@ -47,7 +47,7 @@ class PublishedPort:
     """A number, or a name in the `port_map` of roles."""
     protocol: str
     address: str
-    """Of the host."""
+    """The address of the host."""
     host_port: int | None
     """The port of the first container that publishes it. The next containers have the next numbers.
 

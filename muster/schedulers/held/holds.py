@@ -63,10 +63,10 @@ class RemoteHold:
     processes: int
     """Most of a run on each node. 0: not known."""
     version: str
-    """Of the muster that has submitted it."""
+    """The version of the muster that has submitted it."""
     shares_folders: bool
     lock_path: Path
-    """Of the file that the supervisor of a run from this machine has locked."""
+    """The path of the file that the supervisor of a run from this machine has locked."""
 
     @property
     def handle(self) -> str:

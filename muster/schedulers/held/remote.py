@@ -47,7 +47,7 @@ class RemoteRequest:
     cwd: str
     """This folder, where the hold's nodes share it."""
     environ: Mapping[str, str] = field(repr=False)
-    """With which this machine reaches the nodes."""
+    """The variables with which this machine reaches the nodes."""
     token: str = field(repr=False)
     description: Mapping[str, Any] = field(repr=False)
 

@@ -86,7 +86,7 @@ class HeldScheduler(ProcessScheduler, WorkspaceMixin[None]):  # type: ignore[mis
         super().__init__(name, session_name)
         self._printed: set[str] = set()
         self._others: dict[str, PluginScheduler] = {}
-        """Those of holds elsewhere, by name."""
+        """The schedulers of holds elsewhere, by name."""
 
     def close(self) -> None:
         """See `SupervisedScheduler`."""

@@ -31,7 +31,7 @@ class Order:
     app: str
     """The app's name, without a namespace."""
     index: int
-    """Of the node."""
+    """The index of the node."""
     command: Sequence[str] | None
     """None: a shell."""
     env: Mapping[str, str] = field(default_factory=dict)

@@ -50,12 +50,12 @@ EVENT: Final = Kind(api_version="v1", kind="Event")
 JOB: Final = Kind(api_version="batch/v1", kind="Job")
 JOBSET: Final = Kind(api_version="jobset.x-k8s.io/v1alpha2", kind="JobSet")
 POD_MONITOR: Final = Kind(api_version="monitoring.coreos.com/v1", kind="PodMonitor")
-"""Of the Prometheus operator."""
+"""A kind of the Prometheus operator."""
 VOLCANO_JOB: Final = Kind(api_version="batch.volcano.sh/v1alpha1", kind="Job")
 """What versions that had `flavor=volcano` submitted."""
 
 PARENT_KINDS: Final = ("Job", "JobSet")
-"""These own all other objects of a request."""
+"""The kinds whose objects own all other objects of a request."""
 
 NATIVE_GROUP: Final = "scheduling.k8s.io"
 VOLCANO_GROUP: Final = "scheduling.volcano.sh"

@@ -42,7 +42,7 @@ class QueueEntry:
     end_s: float | None = None
     """Wall-clock seconds: of a job that runs its time limit, of one that has ended its end. None: not known."""
     start_s: float | None = None
-    """Of a job that waits: when Slurm expects it to start."""
+    """When it started. For a job that waits, it is when Slurm expects it to start."""
 
 
 def run(

@@ -70,7 +70,7 @@ class App:
     runs: tuple[str, ...]
     """`JOBID.RESTARTS`, oldest first."""
     nodes: dict[ReplicaId, NodeState]
-    """Of the newest run."""
+    """The nodes of the newest run."""
     is_cancelled: bool
 
     @property

@@ -65,7 +65,7 @@ LENT_FDS = "MUSTER_LENT_FDS"
 _SPEC_NAME = "spec.json"
 
 _LIMIT_BYTES = 256 << 20
-"""Of a file that is read: more is no file of ours."""
+"""The limit for a file that is read. A larger one is no file of ours."""
 
 _OLD_NAMES = {"is_agent": "runs_agent"}
 """Fields of a role, as earlier versions named them."""

@@ -28,7 +28,7 @@ class ReplicaStatus(str, Enum):
     """The state of a replica."""
 
     WAITING = "waiting"
-    """To be started (again)."""
+    """It is to be started (again)."""
     RUNNING = "running"
     SUCCEEDED = "succeeded"
     FAILED = "failed"

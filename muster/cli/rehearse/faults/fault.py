@@ -86,9 +86,9 @@ class Scene(Protocol):
 
 
 Course: TypeAlias = Generator[float, None, None]
-"""Of a fault: each item is how many seconds it leaves the job alone before it goes on. It ends when the fault is over.
+"""The course of a fault: each item is how many seconds it leaves the job alone before it goes on.
 
-If it is closed before, it undoes what it has done.
+It ends when the fault is over. If it is closed before, it undoes what it has done.
 """
 FOR_EVER = float("inf")
 

@@ -22,7 +22,7 @@ class ContainerLogQuery:
     """Selects a part of a replica's output."""
 
     labels: dict[str, str | None]
-    """Of the replica's containers."""
+    """The labels of the replica's containers."""
     stdout: bool = True
     stderr: bool = True
     since_s: float | None = None

@@ -43,9 +43,9 @@ class Mark:
 
     path: Path
     address: Mapping[str, str]
-    """Of the engine, as `Engine` takes it."""
+    """The address of the engine, as `Engine` takes it."""
     labels: Mapping[str, str]
-    """Of all objects of the app."""
+    """The labels of all objects of the app."""
     made_s: float
     """Wall-clock seconds."""
 

@@ -43,7 +43,7 @@ LOOK_S: Final = 0.5
 _CHECK_LIMIT_S: Final = 20.0
 _LOOK_LIMIT_S: Final = 5.0
 _TAIL_BYTES: Final = STATUS_LIMIT_BYTES
-"""Of the records."""
+"""How much of the records is read."""
 
 
 def ask_app(resources: Objects, ref: AppRef, kind: AskKind, limit_s: float) -> Answer:

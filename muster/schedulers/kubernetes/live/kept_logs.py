@@ -25,7 +25,7 @@ POD_LIMIT: Final = 64
 """How many pods' logs are kept, those of the first nodes. A cancel must not take minutes."""
 
 LOG_LIMIT_BYTES: Final = 16 << 20
-"""Of one pod, its end."""
+"""How much of the log of one pod is kept: its end."""
 
 _LINE_LIMIT: Final = 100_000
 """Lines of one pod: the server can begin a log at a line, not at a byte."""

@@ -39,7 +39,7 @@ _ANSWER_LIMIT_S: Final = 5.0
 """How long a node may take to begin with a log. One that is gone never does."""
 
 Stamp = Timestamp
-"""Of a line, by its node's clock."""
+"""The time of a line, by its node's clock."""
 
 
 class PodSource(Protocol):

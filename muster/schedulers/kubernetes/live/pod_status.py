@@ -59,7 +59,7 @@ class PodFact:
     """Deleted, but not yet ended."""
     uid: str = ""
     restarts: int = 0
-    """Of its container, in this pod."""
+    """The restarts of its container, in this pod."""
     failed_before: int = 0
     """How many pods of this index that have failed it follows, also deleted ones. Only known for a fixed number of
     nodes."""
@@ -68,7 +68,7 @@ class PodFact:
     is_drained: bool = False
     """This pod was disrupted, or ended by SIGTERM."""
     command: Sequence[str] = ()
-    """Of our container, with its arguments."""
+    """The command of our container, with its arguments."""
     log_dir: str = ""
     """Where its agent writes. It is "" if the pod does not say."""
 

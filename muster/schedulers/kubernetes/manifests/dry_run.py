@@ -19,7 +19,7 @@ _FILE_FIELDS: Final = ("binaryData", "data")
 _FILE_MARK: Final = "@@file-{index}@@"
 
 _REFERENCE: Final = re.compile(re.escape(f"$({SECRET_ARGUMENT})").replace(re.escape("{number}"), r"\d+"))
-"""To a variable that our Secret has."""
+"""A reference to a variable that our Secret has."""
 
 _WHOLE: Final = "Printed whole, since it differs from node to node and no Secret can hold it"
 _SUMMARY: Final = "# A summary, not for kubectl: -cfg dryrun=full prints the files and the AppDef whole.\n"

@@ -32,7 +32,7 @@ _MARK: Final = "\r"
 _CLOSE_LIMIT_S: Final = 1.0
 _LOOK_S: Final = 1.0
 _LOOK_SHARE: Final = 0.05
-"""Of the time, for looks at how the job is doing."""
+"""The share of the time that looks at how the job is doing may take."""
 
 
 def allows_colours(environ: Mapping[str, str]) -> bool:

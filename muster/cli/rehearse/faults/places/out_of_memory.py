@@ -15,7 +15,7 @@ from muster.cli.rehearse.journal import Undo
 
 _LIMIT_BYTES: Final = 64 << 20
 _PLACES: Final = (("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max"))
-"""Of version 1 and 2."""
+"""The places of version 1 and 2."""
 _EATER: Final = """
 import os, sys, time
 open(sys.argv[1], "w").write("0")

@@ -143,7 +143,7 @@ class Env:
     """File that gets the report (at most 4 KiB). If it is unset and `/dev/termination-log` exists, that is the file."""
 
     ADAPTER: Final = "MUSTER_ADAPTER"
-    """Which adapter started this node: local_cwd, local_docker, kubernetes. For reports only."""
+    """The adapter that started this node, by the name of its scheduler: local_cwd, kubernetes. For reports only."""
 
     POD_NAMESPACE: Final = "MUSTER_POD_NAMESPACE"
     """The namespace of the pod (Kubernetes)."""

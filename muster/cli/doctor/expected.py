@@ -12,7 +12,7 @@ EXPECTED: Final[Mapping[str, str]] = {
     "device-memory": "At most 512 MiB or 5 % of each of the job's GPUs is in use.",
     "folders": "The log folder takes a file, and has 256 MiB and an inode free.",
     "shared-memory": "/dev/shm has 128 MiB free, and 32 MiB more for each worker.",  # noqa: S108
-    "descriptors": "A process may have 1024 open files, or 64 for each worker if that is less.",
+    "descriptors": "A process may have 1024 open files, or 64 for each worker and the agent if that is less.",
     "processes": "64 processes or threads may still be started for each worker.",
     "site": "Each executable file of /etc/muster/preflight.d (or MUSTER_PREFLIGHT_DIR) exits with 0.",
     "reach": "Each node can connect to MASTER_ADDR.",

@@ -6,6 +6,7 @@ python benchmarks/elastic_launch.py [--count N]
 import json
 import subprocess
 import sys
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
@@ -15,7 +16,8 @@ from _sampling import SampleFailed, parse_count, sample_in_turn, show
 CALLER = """
 import json, os, sys, time
 import torch
-if sys.argv[1] == "muster":
+given = {"held": True} if sys.argv[1] == "held" else {}
+if sys.argv[1] != "torch":
     from muster.elastic import LaunchConfig, elastic_launch
     more = {}
 else:
@@ -35,14 +37,21 @@ def read_parents():
 if __name__ == "__main__":
     config = LaunchConfig(min_nodes=1, max_nodes=1, nproc_per_node=2, start_method="spawn", **more)
     began_s = time.monotonic()
-    results = elastic_launch(config, read_parents)()
+    results = elastic_launch(config, read_parents, **given)()
     print(json.dumps({"wall_s": time.monotonic() - began_s, "agent": results[0][0], "guard": results[0][1]}))
 """
 
 
-def launch(api: str, program: Path) -> dict[str, float]:
-    """Run the caller once; what it printed."""
-    done = subprocess.run([sys.executable, str(program), api], capture_output=True, text=True, check=False)
+def launch(api: str, program: Path, env: Mapping[str, str] | None = None) -> dict[str, float]:
+    """Run the caller once; what it printed.
+
+    Args:
+        api: `muster`, `torch`, or `held`: muster's on the only hold.
+        program: with the caller's text.
+        env: None: this process's.
+    """
+    command = [sys.executable, str(program), api]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise SampleFailed(done.stderr)
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])

@@ -2,13 +2,16 @@
 
     python benchmarks/hold.py [--count N]
     python benchmarks/hold.py --default [--count N]
+    python benchmarks/hold.py --functions [--count N]
     python benchmarks/hold.py --scheduler local_docker --image muster-test:torch --cfg keep=none [--nodes 2x2]
 
-The second line: `torchx run -s local_cwd` with the default hold beside the same without it. The third: on a hold of
-another adapter, beside the same job on that adapter.
+The second line: `torchx run -s local_cwd` with the default hold beside the same without it. The third: `elastic_launch`
+of functions, spawn, two workers, with `held=` beside torch's. The fourth: on a hold of another adapter, beside the same
+job on that adapter.
 
-From the start of the command line's process to its end, `torchx run` and `muster run` each. A run begins when an agent
-waits again on both nodes, as it does for whoever edits between runs.
+From the start of the command line's process to its end, `torchx run` and `muster run` each; and of that what is after
+the last worker's last script line. A run begins when an agent waits again on both nodes, as it does for whoever edits
+between runs.
 """
 
 import argparse
@@ -16,25 +19,43 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import _launching
-from _sampling import SampleFailed, build_parser, sample_in_turn, show
-from start import ALL_REDUCE
+from _sampling import SampleFailed, Samples, build_parser, sample_in_turn, show
+from elastic_launch import CALLER, launch
 from torchx_run import LIMIT_S, WORKERS, clean_env
 
 BIN = Path(sys.executable).parent
-REDUCE = """\
+LAST_LIMIT = 0.15 / 2
+"""0.15 s of a run of 2 s."""
+SCRIPT = """\
+import json, os, time
 import torch, torch.distributed as dist
 dist.init_process_group("gloo")
 dist.all_reduce(torch.ones(1))
 print("all-reduce done", flush=True)
 dist.destroy_process_group()
+if "MARKS" in os.environ:
+    fd = os.open(os.environ["MARKS"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.write(fd, (json.dumps({"t": time.monotonic(), "rank": os.environ["RANK"]}) + "\\n").encode())
 """
 
 
-def measure(folder: Path, command: str, scheduler: str) -> float:
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """What a whole process took."""
+
+    whole_s: float
+    last_s: float
+    """From the last worker's last script line on."""
+
+
+def measure(folder: Path, command: str, scheduler: str) -> Run:
     """Run one whole process; every worker must have finished the all-reduce."""
     if scheduler != "local_cwd":
         _launching.wait_for(lambda: all(state == "ready" for state in read_states(folder)), LIMIT_S)
@@ -47,14 +68,15 @@ def measure(folder: Path, command: str, scheduler: str) -> float:
     )
     try:
         code = process.wait(LIMIT_S)
-        took_s = time.monotonic() - began_s
+        ended_s = time.monotonic()
     except subprocess.TimeoutExpired:
         raise SampleFailed from None
     finally:
         _launching.stop(process)
-    if code != 0 or len({mark["rank"] for mark in _launching.read_marks(marks)}) != WORKERS:
+    found = _launching.read_marks(marks)
+    if code != 0 or len({mark["rank"] for mark in found}) != WORKERS:
         raise SampleFailed
-    return took_s
+    return Run(whole_s=ended_s - began_s, last_s=ended_s - max(mark["t"] for mark in found))
 
 
 def read_states(folder: Path) -> list[str]:
@@ -70,7 +92,7 @@ def make_env(folder: Path) -> dict[str, str]:
     return {**clean_env(BIN), "MARKS": str(folder / "marks"), **own}
 
 
-def measure_default(folder: Path, *, is_on: bool) -> float:
+def measure_default(folder: Path, *, is_on: bool) -> Run:
     """Run one whole process of local_cwd, on agents of the default hold or without it."""
     settings = folder / "state/muster/default-hold.json"
     aside = settings.with_name("aside")
@@ -100,9 +122,48 @@ def compare_default(folder: Path, count: int) -> None:
             "default hold": partial(measure_default, folder, is_on=True),
             "local_cwd": partial(measure_default, folder, is_on=False),
         }
-        show("torchx run -s local_cwd dist.ddp -j 2x4, whole", sample_in_turn(count, samplers), limit=0.45)
+        show_runs("torchx run -s local_cwd dist.ddp -j 2x4", sample_in_turn(count, samplers), limit=0.45)
     finally:
         subprocess.run([BIN / "muster", "hold", "--default", "off"], env=make_env(folder), check=False)
+
+
+def show_runs(what: str, sampled: Mapping[str, Samples[Run]], *, limit: float) -> None:
+    """Show whole runs, and their ends beside a whole run of the second launcher."""
+    whole = {name: samples.of(lambda run: run.whole_s) for name, samples in sampled.items()}
+    show(f"{what}, whole", whole, limit=limit)
+    first, second = sampled
+    ends = {name: sampled[name].of(lambda run: run.last_s) for name in (first, second)}
+    show(
+        f"{what}, last script line to prompt, beside a whole run of {second}",
+        {first: ends[first], "run": whole[second]},
+        limit=LAST_LIMIT,
+    )
+    show(f"{what}, last script line to prompt", ends)
+
+
+def measure_functions(folder: Path, api: str) -> float:
+    """Launch functions from a program once, until the results are back."""
+    if api == "held":
+        _launching.wait_for(lambda: all(state == "ready" for state in read_states(folder)), LIMIT_S)
+    return launch(api, folder / "caller.py", make_env(folder))["wall_s"]
+
+
+def compare_functions(folder: Path, count: int) -> None:
+    """Compare functions on a hold with torch's launcher."""
+    (folder / "caller.py").write_text(CALLER)
+    with hold(folder, "1x2"):
+        samplers = {api: partial(measure_functions, folder, api) for api in ("held", "torch", "muster")}
+        show("elastic_launch of functions, spawn, 2 workers", sample_in_turn(count, samplers), limit=0.35)
+
+
+@contextmanager
+def hold(folder: Path, size: str) -> Iterator[None]:
+    """Hold this machine."""
+    subprocess.run([BIN / "muster", "hold", "dist.ddp", "-j", size], cwd=folder, env=make_env(folder), check=True)
+    try:
+        yield
+    finally:
+        subprocess.run([BIN / "muster", "release", "--now"], cwd=folder, env=make_env(folder), check=False)
 
 
 def measure_elsewhere(folder: Path, scheduler: str, words: list[str], ranks: int) -> float:
@@ -135,7 +196,6 @@ def compare_elsewhere(folder: Path, options: argparse.Namespace) -> None:
     nodes, _, processes = options.nodes.partition("x")
     job = ["dist.ddp", "-j", options.nodes, *(["--image", options.image] if options.image else [])]
     cfg = ["-cfg", options.cfg] if options.cfg else []
-    (folder / "main.py").write_text(REDUCE)
     held = call(folder, "hold", "--json", "-s", options.scheduler, *cfg, *job)
     if held.returncode != 0:
         sys.exit(held.stdout + held.stderr)
@@ -152,35 +212,40 @@ def compare_elsewhere(folder: Path, options: argparse.Namespace) -> None:
         call(folder, "release", "--now")
 
 
+def prepare(folder: Path) -> None:
+    """Write the script, and make the folders of the commands."""
+    (folder / "main.py").write_text(SCRIPT)
+    (folder / "state").mkdir()
+    (folder / "run").mkdir(mode=0o700)
+
+
 def main() -> None:
     parser = build_parser(__doc__)
     parser.add_argument("--default", action="store_true", help="with the default hold")
+    parser.add_argument("--functions", action="store_true", help="functions beside torch's launcher")
     parser.add_argument("--scheduler", default="local_cwd", help="where the nodes are")
     parser.add_argument("--image", default="", help="for containers")
     parser.add_argument("--cfg", default="", help="options of the scheduler")
     parser.add_argument("--nodes", default="2x2", help="NODESxPROCESSES, for other schedulers than local_cwd")
     options = parser.parse_args()
     with _launching.scratch() as folder:
+        prepare(folder)
         if options.scheduler != "local_cwd":
-            (folder / "state").mkdir()
             compare_elsewhere(folder, options)
             return
-        (folder / "main.py").write_text(ALL_REDUCE)
-        (folder / "state").mkdir()
-        (folder / "run").mkdir(mode=0o700)
+        if options.functions:
+            compare_functions(folder, options.count)
+            return
         if options.default:
             compare_default(folder, options.count)
             return
-        subprocess.run([BIN / "muster", "hold", "dist.ddp", "-j", "2x4"], cwd=folder, env=make_env(folder), check=True)
-        try:
+        with hold(folder, "2x4"):
             for command, scheduler, limit in (("torchx", "local_held", 0.45), ("muster", "held", 0.2)):
                 samplers = {
                     "held": partial(measure, folder, command, scheduler),
                     "local_cwd": partial(measure, folder, command, "local_cwd"),
                 }
-                show(f"{command} run dist.ddp -j 2x4, whole", sample_in_turn(options.count, samplers), limit=limit)
-        finally:
-            subprocess.run([BIN / "muster", "release", "--now"], cwd=folder, env=make_env(folder), check=False)
+                show_runs(f"{command} run dist.ddp -j 2x4", sample_in_turn(options.count, samplers), limit=limit)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from typing import Final
 
 from muster._shared.guard import GuardLease
@@ -15,6 +16,14 @@ from muster.agent.workers.warm.template_handle import HeldTemplate, TemplateHand
 
 _PROGRAM: Final = ("-m", "muster.hold")
 """Flags are parsed together with a program, which does not exist yet."""
+_OF_RUNS: Final = (
+    *("muster.agent.logs", "muster.agent.node.supervisor", "muster.agent.preflight.facts"),
+    *("muster.agent.rendezvous.selection", "muster.agent.rendezvous.static", "muster.agent.rendezvous.comparison"),
+    *("muster.agent.rendezvous.member.member", "muster.agent.rendezvous.transport.tcp_network", "encodings.idna"),
+    *("muster.agent.workers.warm.starter", "muster.agent.workers.warm.store_handle"),
+    *("muster.agent.workers.status_page", "muster.agent.diagnosis.hang", "muster.agent.diagnosis.hangs.servers"),
+)
+"""They bring with them a hundred modules, which `launch` and others import when they are needed."""
 
 
 class HeldStart:
@@ -55,6 +64,11 @@ class HeldStart:
         if modules is None:
             return None
         return {"nproc": self._nproc, "modules": modules, "import_s": round(time.monotonic() - self._began_s, 3)}
+
+    def import_ahead(self) -> None:
+        """Import what a run would import at its start, while none waits for it."""
+        for name in _OF_RUNS:
+            import_module(name)
 
     def become_run(self, env: Mapping[str, str], settings: Order) -> None:
         """Give this process what the run's own process would have inherited; see `client`."""

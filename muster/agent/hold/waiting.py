@@ -158,6 +158,7 @@ def _wait_as_agent(flags: list[str], control: socket.socket, release: socket.soc
         return 1
     control.send(json.dumps(about).encode())
     control.close()
+    held.import_ahead()
     poller = select.poll()
     poller.register(release, select.POLLIN)
     if held.template_fd >= 0:

@@ -34,7 +34,16 @@ HOLD_FLAG: Final = "--muster-hold"
 without a program follow."""
 
 WAITING_FLAG: Final = "--muster-waiting"
-"""First argument of a guard that waits with its agent on a hold, see `agent.hold.waiting`."""
+"""First argument of guard and agent that wait on a hold, see `agent.hold.waiting`; a `WaitingRole` follows."""
+
+
+class WaitingRole:
+    """What a process of a held node is."""
+
+    ORIGINAL: Final = "original"
+    GUARD: Final = "guard"
+    AGENT: Final = "agent"
+
 
 HOLD_STATE_NAME: Final = "hold.json"
 """In the folder of a held node: `HoldKey`."""

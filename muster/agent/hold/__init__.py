@@ -5,7 +5,7 @@
     start       what such an agent has before its run: a template without a program
     facts       how both sides reach each other, and what must be alike in both
     client      the process that stands for a node of a run: gives what it was started with to the holder
-    agents      starts one that waits
+    agents      starts agents that wait, as forks of a process that has imported
     listening   the loop of a holder or a pool, and what is sent to them
     difference  why one cannot become what a client's process would be
     pool        the default hold of a user: keeps agents for everyday jobs, several at a time

@@ -30,8 +30,8 @@ from muster._shared.contract import Env, ExitCode, HoldKey, find_hold_dir
 from muster._shared.guard import STOP_LIMIT_VARIABLE
 from muster._shared.holds import connection as hold_socket
 from muster.agent.hold import difference, facts
-from muster.agent.hold.agents import start_waiting
-from muster.agent.hold.listening import MESSAGE_BYTES, Listener, Message, Order, close_all, send
+from muster.agent.hold.agents import Original, WaitingAgent, end_orphans
+from muster.agent.hold.listening import Listener, Message, Order, close_all, send
 
 _FAILED_STARTS: Final = 3
 """After this many agents that ended before they were ready, runs start cold."""
@@ -42,20 +42,6 @@ _LAST_S: Final = 20.0
 _LOCAL: Final = "local_cwd"
 _GUARD_VARIABLES: Final = (STOP_LIMIT_VARIABLE, Env.STOPS_TOGETHER)
 """What a guard reads when it starts; only a run of an adapter has the second variable."""
-
-
-class _Waiting:
-    """A guard with its agent, before or during its run."""
-
-    def __init__(self, pid: int, control: socket.socket) -> None:
-        self.pid = pid
-        self.pidfd = os.pidfd_open(pid)
-        self.control = control
-        self.is_ready = False
-
-    def end(self) -> None:
-        """Close the connection: the guard sees that, and kills all below it."""
-        self.control.close()
 
 
 class Holder:
@@ -81,7 +67,8 @@ class Holder:
         self._prefix = [sys.executable, *sys.orig_argv[1 : len(sys.orig_argv) - words]]
         self._folder = _make_folder(index)
         self._loop = Listener(self._folder, self._handle)
-        self._waiting: _Waiting | None = None
+        self._original: Original | None = None
+        self._waiting: WaitingAgent | None = None
         self._failed = 0
         self._about: dict[str, object] = {}
         """What the waiting agent has reported."""
@@ -100,7 +87,8 @@ class Holder:
 
     def run(self) -> int:
         """Hold the node until it is released or idle; return the exit code."""
-        self._loop.watch_signals((signal.SIGTERM, signal.SIGINT), self._stop)
+        processes.become_subreaper()  # guards become children of this process
+        self._loop.watch_signals((signal.SIGTERM, signal.SIGINT, signal.SIGCHLD), self._hear_signals)
         decides = self._index == 0 or not self._is_local
         if not decides:
             self._join()
@@ -114,8 +102,22 @@ class Holder:
         os.unlink(os.path.join(self._folder, hold_socket.SOCKET))
         if self._waiting is not None:
             self._waiting.end()
-            os.waitpid(self._waiting.pid, 0)
+            if self._waiting.pid:
+                self._waiting.collect()
+        if self._original is not None:
+            self._original.end()
         return self._code
+
+    def _hear_signals(self, signums: bytes) -> None:
+        if signal.SIGCHLD in signums:
+            self._end_orphans()
+        if others := bytes(set(signums) - {signal.SIGCHLD}):
+            self._stop(others)
+
+    def _end_orphans(self) -> None:
+        guard_pid = -1 if self._waiting is None else self._waiting.pid
+        if guard_pid:  # else it may be a child already
+            end_orphans([guard_pid, -1 if self._original is None else self._original.pid])
 
     def _stop(self, signums: bytes) -> None:
         """Stop a run on the hold like any job, with the grace that the hold's supervisor gives."""
@@ -154,24 +156,39 @@ class Holder:
             self._write_state("cold")
             self._serve_next()
             return
-        pid, ours = start_waiting(self._prefix, self._flags)
-        made = self._waiting = _Waiting(pid, ours)
-        self._loop.watch(made.pidfd, self._handle_end)
-        self._loop.watch(ours, self._hear_waiting)
+        if self._original is not None and self._original.has_ended():
+            self._lose_original()
+        if self._original is None:
+            self._original = Original(self._prefix, self._flags, os.environ)
+            self._loop.watch(self._original.control, self._lose_original)
+        self._waiting = self._original.start_waiting()
+        self._loop.watch(self._waiting.control, self._hear_waiting)
         self._write_state(self._name_state())
+
+    def _lose_original(self) -> None:
+        """Collect it: it has ended, and the next agent's start makes another one."""
+        assert self._original is not None  # noqa: S101  # its connection is watched
+        self._loop.unwatch(self._original.control)
+        self._original.end()
+        self._original = None
 
     def _hear_waiting(self) -> None:
         made = self._waiting
         assert made is not None  # noqa: S101  # its socket is watched
-        try:
-            message = made.control.recv(MESSAGE_BYTES)
-        except OSError:
-            message = b""
-        if not message:
+        about = made.receive()
+        if about is None:
             self._loop.unwatch(made.control)  # about to end
+            if not made.pid:
+                made.end()
+                self._waiting = None
+                self._failed += 1
+                self._start_waiting()
             return
-        self._about = json.loads(message)
-        made.is_ready = True
+        if not made.is_ready:
+            self._loop.watch(made.pidfd, self._handle_end)
+            self._end_orphans()
+            return
+        self._about = about
         self._failed = 0
         self._since_s = time.monotonic()  # nothing could run here, so it was not idle
         self._write_state(self._name_state())
@@ -182,10 +199,8 @@ class Holder:
         made, self._waiting = self._waiting, None
         assert made is not None  # noqa: S101  # its pidfd is watched
         self._loop.unwatch(made.pidfd)
-        os.close(made.pidfd)
         self._loop.unwatch(made.control)
-        made.control.close()
-        code = os.waitstatus_to_exitcode(os.waitpid(made.pid, 0)[1])
+        code = made.collect()
         if self._run and not self._is_cold:
             send(self._connection, {"exit": code if code >= 0 else 128 - code})
             self._free()

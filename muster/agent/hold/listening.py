@@ -102,7 +102,7 @@ class Listener:
     def wait(self, limit_s: float | None) -> None:
         """Wait until something happens, and call back."""
         for key, _ in self._selector.select(limit_s):
-            if key.fd in self._selector.get_map():  # perhaps closed by an earlier one
+            if self._selector.get_map().get(key.fd) is key:  # perhaps closed by an earlier one
                 key.data()
 
     def _accept(self) -> None:

@@ -34,8 +34,8 @@ from muster._shared.contract import HOLD_STATE_NAME, HoldKey
 from muster._shared.holds import connection as hold_socket
 from muster._shared.holds import default as default_hold
 from muster.agent.hold import difference, facts
-from muster.agent.hold.agents import start_waiting
-from muster.agent.hold.listening import MESSAGE_BYTES, Listener, Message, Order, StartedWith, close_all, send
+from muster.agent.hold.agents import Original, WaitingAgent, end_orphans
+from muster.agent.hold.listening import Listener, Message, Order, StartedWith, close_all, send
 from muster.agent.hold.waiting import HANDED
 from muster.agent.hold.wishes import FAILED_STARTS, Wish, is_other_cgroup, read_stamps, read_wish
 
@@ -45,15 +45,6 @@ _HOLD_BACK_S: Final = 10.0
 """How long after the start of a job that still runs nothing is imported."""
 _STOP_S: Final = 10.0
 _CONTROLLED: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
-
-
-class _Agent:
-    """A guard with its agent, before its job."""
-
-    def __init__(self, wish: Wish) -> None:
-        self.wish = wish
-        self.pid, self.control = start_waiting(wish.command, wish.flags, env=wish.env, cpus=wish.cpus)
-        self.is_ready = False
 
 
 class Pool:
@@ -78,8 +69,10 @@ class Pool:
         self._most = min(_MOST_AGENTS, max(1, processes.count_allowed_cores()))
         self._wishes: OrderedDict[str, Wish] = OrderedDict()
         """Wishes by key, the most recent last."""
-        self._agents: dict[int, _Agent] = {}
-        self._running: set[int] = set(started_with.get("running", ()))
+        self._originals: dict[Wish, Original] = {}
+        self._agents: dict[WaitingAgent, Wish] = {}
+        self._running: set[int] = set()
+        """Guards of jobs."""
         self._cold: set[socket.socket] = set()
         """Connections of clients that have started cold. They close with the job."""
         self._about: dict[str, object] = {}
@@ -89,13 +82,15 @@ class Pool:
         """When the last job began."""
         self._since_s = time.monotonic()
         self._is_over = False
+        for pid in started_with.get("running", ()):
+            self._watch_guard(pid, os.pidfd_open(pid))
         for order in started_with["orders"]:
             self._note(read_wish(order), order["name"])
 
     def run(self) -> None:
         """Hold until the user does not want it any more, or it was idle for too long."""
         self._loop.watch_signals(_CONTROLLED, self._hear_signals)
-        self._reap()
+        self._end_orphans()
         while not self._is_over:
             self._fill()
             self._write_state()
@@ -116,7 +111,7 @@ class Pool:
 
     def _hear_signals(self, signums: bytes) -> None:
         if signal.SIGCHLD in signums:
-            self._reap()
+            self._end_orphans()
         if set(signums) - {signal.SIGCHLD}:
             self._is_over = True
 
@@ -153,7 +148,7 @@ class Pool:
             return
         room = self._most
         for wish in reversed([*self._wishes.values()]):
-            waiting = [each for each in self._agents.values() if each.wish is wish]
+            waiting = [each for each, its in self._agents.items() if its is wish]
             count = min(wish.count, room)
             room -= count
             for each in waiting[count:]:
@@ -162,60 +157,76 @@ class Pool:
                 self._begin_again()
             for _ in range(count - len(waiting)):
                 self._start_agent(wish)
+            if not count:
+                self._end_original(wish)
             if not count and not wish.failed:
                 del self._wishes[wish.key]
 
     def _start_agent(self, wish: Wish) -> None:
-        made = _Agent(wish)
-        self._agents[made.pid] = made
+        original = self._originals.get(wish)
+        if original is not None and original.has_ended():
+            self._end_original(wish)
+            original = None
+        if original is None:
+            original = self._originals[wish] = Original(wish.command, wish.flags, wish.env, wish.cpus)
+            self._loop.watch(original.control, lambda: self._end_original(wish))
+        made = original.start_waiting()
+        self._agents[made] = wish
         self._loop.watch(made.control, lambda: self._hear_agent(made))
 
-    def _hear_agent(self, agent: _Agent) -> None:
-        try:
-            message = agent.control.recv(MESSAGE_BYTES)
-        except OSError:
-            message = b""
-        if message:
-            self._about = json.loads(message)
-            agent.is_ready, agent.wish.failed = True, 0
-        else:
-            self._loop.unwatch(agent.control)  # about to end
+    def _end_original(self, wish: Wish) -> None:
+        original = self._originals.pop(wish, None)
+        if original is not None:
+            self._loop.unwatch(original.control)
+            original.end()
 
-    def _end_agent(self, agent: _Agent) -> None:
+    def _hear_agent(self, agent: WaitingAgent) -> None:
+        about = agent.receive()
+        if about is None:
+            self._loop.unwatch(agent.control)  # about to end
+            if not agent.pid:
+                agent.end()
+                self._agents.pop(agent).failed += 1
+        elif agent.is_ready:
+            self._about = about
+            self._agents[agent].failed = 0
+        else:
+            self._watch_guard(agent.pid, agent.pidfd, agent)
+            self._end_orphans()
+
+    def _watch_guard(self, pid: int, pidfd: int, agent: WaitingAgent | None = None) -> None:
+        """Collect a guard when it has ended; without an agent, it is a job's now."""
+        if agent is None:
+            self._running.add(pid)
+
+        def collect() -> None:
+            self._loop.unwatch(pidfd)
+            os.close(pidfd)
+            os.waitpid(pid, 0)
+            if agent in self._agents:
+                self._forget_control(agent)
+                self._agents.pop(agent).failed += not agent.is_ready
+            if pid in self._running:
+                self._running.discard(pid)
+                self._since_s = time.monotonic()
+
+        self._loop.watch(pidfd, collect)
+
+    def _end_agent(self, agent: WaitingAgent) -> None:
         """Close the agent's connection: its guard sees that, and kills all below it."""
         agent.is_ready = True  # not its fault
         self._forget_control(agent)
+        if not agent.pid:
+            del self._agents[agent]
 
-    def _forget_control(self, agent: _Agent) -> None:
+    def _forget_control(self, agent: WaitingAgent) -> None:
         self._loop.unwatch(agent.control)
-        agent.control.close()
+        agent.end()
 
-    def _reap(self) -> None:
-        """Collect children that have ended. Kill what a killed guard of a job has left behind."""
-        while True:
-            while True:
-                try:
-                    pid, _ = os.waitpid(-1, os.WNOHANG)
-                except ChildProcessError:
-                    pid = 0
-                if not pid:
-                    break
-                agent = self._agents.pop(pid, None)
-                if agent is not None:
-                    self._forget_control(agent)
-                    agent.wish.failed += not agent.is_ready
-                if pid in self._running:
-                    self._running.discard(pid)
-                    self._since_s = time.monotonic()
-            known = self._running | self._agents.keys()
-            parents = processes.list_parents()
-            orphans = [pid for pid, parent in parents.items() if parent == os.getpid() and pid not in known]
-            if not orphans:
-                return
-            for pid in orphans:
-                processes.kill_descendants(pid)
-            processes.send_signal(orphans, signal.SIGKILL)
-            time.sleep(0.001)
+    def _end_orphans(self) -> None:
+        if all(each.pid for each in self._agents):  # else one may be a child already
+            originals = (each.pid for each in self._originals.values())
+            end_orphans([*self._running, *(each.pid for each in self._agents), *originals])
 
     # -- clients ----------------------------------------------------------------------------------------------------
 
@@ -250,7 +261,7 @@ class Pool:
             self._begin_again()
         reason = self._find_difference(order)
         wish = None if reason else self._note(read_wish(order), job)
-        agents = [each for each in self._agents.values() if each.wish is wish and each.is_ready]
+        agents = [each for each, its in self._agents.items() if its is wish and each.can_start]
         if wish is not None and wish.failed >= FAILED_STARTS:
             reason = f"no agent can wait there; {os.path.join(self._folder, LOG_NAME)} may say why"
         if reason or not agents:
@@ -264,8 +275,8 @@ class Pool:
             return "its cgroup is not the hold's"
         return difference.find_difference(order, self._facts, self._command)
 
-    def _hand(self, agent: _Agent, connection: socket.socket, fds: list[int]) -> None:
-        del self._agents[agent.pid]
+    def _hand(self, agent: WaitingAgent, connection: socket.socket, fds: list[int]) -> None:
+        del self._agents[agent]
         self._running.add(agent.pid)
         with contextlib.suppress(OSError):  # just killed: the client sees the end
             socket.send_fds(agent.control, [HANDED], [*fds, connection.fileno()])
@@ -278,9 +289,9 @@ class Pool:
     def _begin_again(self) -> None:
         """Become a new pool with the same wishes, because the imports of this one may be of another version."""
         orders = [order for wish in self._wishes.values() for order in wish.build_orders()]
-        for agent in self._agents.values():
-            agent.control.close()
-        running = [*self._running, *self._agents]  # waiting agents end too
+        for agent in self._agents:
+            agent.end()
+        running = [*self._running, *(each.pid for each in self._agents if each.pid)]  # waiting agents end too
         started_with = StartedWith(orders=orders, idle_limit_s=self._idle_s, after_pid=0, running=running)
         fd = os.memfd_create("orders")
         os.write(fd, json.dumps(started_with).encode())
@@ -301,18 +312,19 @@ class Pool:
         for path in (self._folder, os.path.dirname(self._folder)):
             with contextlib.suppress(OSError):  # the outer one may differ
                 os.rmdir(path)
-        for agent in self._agents.values():
+        for wish in [*self._originals]:
+            self._end_original(wish)
+        for agent in self._agents:
             self._forget_control(agent)
         deadline_s = time.monotonic() + _STOP_S
-        while self._agents and time.monotonic() < deadline_s:
-            self._reap()
-            time.sleep(0.005)
-        for pid in self._agents:
-            processes.kill_descendants(pid)
-        processes.send_signal(self._agents, signal.SIGKILL)
+        for agent in self._agents:
+            if agent.pid and not processes.wait_readable(agent.pidfd, deadline_s - time.monotonic()):
+                processes.kill_descendants(agent.pid)
+                processes.send_signal([agent.pid], signal.SIGKILL)
+        end_orphans(self._running)
 
     def _write_state(self) -> None:
-        starting = [each for each in self._agents.values() if not each.is_ready]
+        starting = [each for each in self._agents if not each.is_ready]
         content: dict[str, object] = {
             HoldKey.STATE: "starting" if starting else "ready" if self._agents else "waiting",
             HoldKey.IDLE_SINCE_S: time.time() - (time.monotonic() - self._since_s) if self._is_idle() else None,

@@ -1,18 +1,25 @@
-"""What an agent on a hold has before its run: its loop, and a template that has imported torch without a program."""
+"""What an agent on a hold has before its run: its loop, and a template that has imported torch without a program.
+
+Also how the original of these templates is started.
+"""
 
 import os
-import time
 from collections.abc import Mapping, Sequence
 from importlib import import_module
-from typing import Final
+from typing import TYPE_CHECKING, Final, NoReturn
 
 from muster._shared.guard import GuardLease
 from muster.agent.cli.arguments import parse_args
 from muster.agent.errors import SpawnError
-from muster.agent.hold.listening import Order
 from muster.agent.runtime.loop import JobClock, Loop
+from muster.agent.workers import program
+from muster.agent.workers.cold import build_command, exec_worker
 from muster.agent.workers.environment import build_common_env
+from muster.agent.workers.spec import HELD
 from muster.agent.workers.warm.template_handle import HeldTemplate, TemplateHandle, TemplateOptions
+
+if TYPE_CHECKING:
+    from muster.agent.hold.listening import Order
 
 _PROGRAM: Final = ("-m", "muster.hold")
 """Flags are parsed together with a program, which does not exist yet."""
@@ -29,16 +36,19 @@ _OF_RUNS: Final = (
 class HeldStart:
     """The start of one run."""
 
-    def __init__(self, flags: Sequence[str], environ: Mapping[str, str], lease: GuardLease) -> None:
-        """Start the template.
+    def __init__(
+        self, flags: Sequence[str], environ: Mapping[str, str], lease: GuardLease, template: Sequence[int]
+    ) -> None:
+        """Take the template over.
 
         Args:
             flags: the hold's, without a program.
             environ: the hold's.
             lease: the guard's.
+            template: its pid, and the descriptors that `HeldTemplate` takes.
 
         Raises:
-            MusterError: a flag is wrong, or the template cannot be started.
+            MusterError: a flag is wrong.
         """
         config = parse_args([*flags, *_PROGRAM], environ)
         self.loop = Loop(JobClock(lease.suspended))
@@ -46,12 +56,8 @@ class HeldStart:
         """Why the template is not the run's; "" if it is, or if the run starts cold anyway."""
         self._cwd = os.getcwd()
         self._nproc = config.nproc
-        self._settings = Order()
-        self._began_s = time.monotonic()
-        options = TemplateOptions(
-            program=config.program, nproc=config.nproc, env=build_common_env(config), preload=config.preload
-        )
-        self._template = HeldTemplate(self.loop, options)
+        self._settings: Order = {}
+        self._template = HeldTemplate(self.loop, build_common_env(config), *template)
 
     @property
     def template_fd(self) -> int:
@@ -59,18 +65,18 @@ class HeldStart:
         return self._template.fd
 
     def read_ready(self) -> dict[str, object] | None:
-        """Wait until the template has imported, and return what people see of it; None if it has ended."""
-        modules = self._template.receive_held()
-        if modules is None:
+        """Wait until the template waits, and return what people see of it; None if it has ended."""
+        told = self._template.receive_held()
+        if told is None:
             return None
-        return {"nproc": self._nproc, "modules": modules, "import_s": round(time.monotonic() - self._began_s, 3)}
+        return {"nproc": self._nproc, "modules": told["held"], "import_s": told["import_s"]}
 
     def import_ahead(self) -> None:
         """Import what a run would import at its start, while none waits for it."""
         for name in _OF_RUNS:
             import_module(name)
 
-    def become_run(self, env: Mapping[str, str], settings: Order) -> None:
+    def become_run(self, env: Mapping[str, str], settings: "Order") -> None:
         """Give this process what the run's own process would have inherited; see `client`."""
         from muster.agent.workers.warm.forked_worker import apply_settings, replace_environment
 
@@ -96,3 +102,22 @@ class HeldStart:
         self.refused = obstacle or ""
         template.close()
         return None
+
+
+def become_original(control_fd: int, flags: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
+    """Become the process that imports, and is forked: see `workers.warm.held.original`.
+
+    Args:
+        control_fd: to this process's parent.
+        flags: the hold's, without a program.
+        environ: the hold's.
+    """
+    config = parse_args([*flags, *_PROGRAM], environ)
+    options = TemplateOptions(
+        program=config.program, nproc=config.nproc, env=build_common_env(config), preload=config.preload
+    )
+    words = (program.TEMPLATE, str(control_fd), str(os.getppid()), config.preload, HELD)
+    # What the imports print belongs to each worker, see `TemplateHandle`.
+    printed = [os.memfd_create(name) for name in ("stdout", "stderr")]
+    spec = options.build_spec(*words, stdout_fd=printed[0], stderr_fd=printed[1])
+    exec_worker(spec, build_command(spec), os.open(os.devnull, os.O_WRONLY), os.getppid(), control_fd)

@@ -19,11 +19,14 @@ import select
 import signal
 import socket
 from collections.abc import Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from muster._shared import guard, processes
-from muster._shared.contract import Env
-from muster.agent.hold.listening import Order
+from muster._shared.contract import Env, WaitingRole
+
+if TYPE_CHECKING:  # the guard stays small
+    from muster.agent.hold.listening import Order
+    from muster.agent.hold.start import HeldStart
 
 _FDS: Final = 8
 HANDED: Final = b"+"
@@ -31,23 +34,40 @@ HANDED: Final = b"+"
 
 
 def main(args: list[str]) -> int:
-    """Be the guard: wait for the run, then guard its agent, and return the exit code.
+    """Be the guard or the agent, or what they are forked from, see `workers.warm.held.original`; return the exit code.
 
     Args:
-        args: the descriptor of the connection to the holder, and the agent's flags.
+        args: a `WaitingRole`, process ids and descriptors, and the agent's flags.
     """
-    control = socket.socket(fileno=int(args[0]))
-    control.set_inheritable(False)
-    processes.become_subreaper()
-    lease = guard.GuardLease()
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    role, words, *flags = args
+    numbers = [int(word) for word in words.split(",")]
+    if role == WaitingRole.GUARD:
+        return _guard(*_open(numbers[1:]), numbers[0])
+    from muster.agent.hold import start
+
+    if role == WaitingRole.ORIGINAL:
+        start.become_original(numbers[0], flags, os.environ)
+    guard_pid, template_pid, *fds, template_fd, stderr_fd = numbers
+    control, release, lease = _open(fds)
+    template = (template_pid, template_fd, stderr_fd)
+
+    def body() -> int:
+        held = start.HeldStart(flags, os.environ, lease, template)
+        return _wait_as_agent(held, control, release, lease)
+
+    guard.run_guarded_process(guard_pid, (), body)
+
+
+def _open(fds: Sequence[int]) -> tuple[socket.socket, socket.socket, guard.GuardLease]:
+    """Open the connections to the holder and between guard and agent, and the lease."""
+    for fd in fds:
+        os.set_inheritable(fd, False)
+    return socket.socket(fileno=fds[0]), socket.socket(fileno=fds[1]), guard.GuardLease(fds[2:])
+
+
+def _guard(control: socket.socket, ours: socket.socket, lease: guard.GuardLease, pid: int) -> int:
+    """Wait for the run, then guard its agent, and return the exit code. All signals are blocked until then."""
     own_pid = os.getpid()
-    pid = os.fork()
-    if pid == 0:
-        ours.close()
-        guard.run_guarded_process(own_pid, mask, lambda: _wait_as_agent(args[1:], control, theirs, lease))
-    theirs.close()
     pidfd = os.pidfd_open(pid)
     poller = select.poll()
     poller.register(control, select.POLLIN)
@@ -138,7 +158,7 @@ def _receive(connection: socket.socket) -> tuple[bytes, list[int]]:
     return message, list(fds)
 
 
-def _read_order(fd: int) -> Order:
+def _read_order(fd: int) -> "Order":
     order: Order = json.loads(os.pread(fd, os.fstat(fd).st_size, 0))
     return order
 
@@ -148,11 +168,9 @@ def _take_streams(fds: Sequence[int]) -> None:
         os.dup2(fd, number)
 
 
-def _wait_as_agent(flags: list[str], control: socket.socket, release: socket.socket, lease: guard.GuardLease) -> int:
+def _wait_as_agent(held: "HeldStart", control: socket.socket, release: socket.socket, lease: guard.GuardLease) -> int:
     from muster.agent import launch
-    from muster.agent.hold.start import HeldStart
 
-    held = HeldStart(flags, os.environ, lease)
     about = held.read_ready()
     if about is None:
         return 1
@@ -183,8 +201,12 @@ def _wait_as_agent(flags: list[str], control: socket.socket, release: socket.soc
     _take_streams(fds[1:4])
     for fd in fds[:4]:
         os.close(fd)
-    settings = Order(
-        cwd=order["cwd"], umask=order["umask"], limits=order["limits"], nice=order["nice"], cpus=order["cpus"]
-    )
+    settings: Order = {
+        "cwd": order["cwd"],
+        "umask": order["umask"],
+        "limits": order["limits"],
+        "nice": order["nice"],
+        "cpus": order["cpus"],
+    }
     held.become_run(env, settings)
     return launch.run_agent(order["args"], {**os.environ, **own}, lease, held)

@@ -129,7 +129,7 @@ def spawn(spec: WorkerSpec, *, keep_fd: int | None = None, until_s: float | None
         os.close(report_write)
         raise SpawnError(f"cannot fork a worker: {error.strerror}", error.errno) from error
     if pid == 0:
-        _exec_worker(spec, command, report_write, agent_pid, keep_fd)
+        exec_worker(spec, command, report_write, agent_pid, keep_fd)
     os.close(report_write)
     try:
         failed = _read_report(report_read, until_s or time.monotonic() + _EXEC_LIMIT_S)
@@ -155,7 +155,7 @@ def _close_other_descriptors(kept: Iterable[int]) -> None:
     os.closerange(first, os.sysconf("SC_OPEN_MAX"))
 
 
-def _exec_worker(
+def exec_worker(
     spec: WorkerSpec, command: list[str], report_write: int, agent_pid: int, keep_fd: int | None
 ) -> NoReturn:
     """Set up session, death signal, descriptors and affinity in the child, then exec the worker. Never returns.

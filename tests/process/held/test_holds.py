@@ -404,14 +404,69 @@ def test_an_agent_that_is_killed_as_its_run_comes_is_the_runs_reason(shared: Hel
     assert (done.returncode, done.stderr.count("sum 2.0")) == (0, 2), done
 
 
+MARK = """
+import os, torch
+print("marked", hasattr(torch, "mark"), "MARK" in os.environ, os.getcwd(), flush=True)
+torch.mark = os.environ["MARK"] = "1"
+os.chdir("/")
+"""
+
+
+def list_with(held: Held, word: str) -> set[int]:
+    """Processes of node 0 with a word in their command lines."""
+    return {pid for pid in list_below(held.read()["pid"]) if word in read_command(pid)}
+
+
+def find_original(held: Held) -> int:
+    (pid,) = list_with(held, "muster-original")
+    return pid
+
+
+def test_the_original_outlives_runs_and_gets_nothing_of_them(shared: Held) -> None:
+    shared.wait_ready()
+    before = find_original(shared)
+    for _ in range(2):
+        shared.wait_ready()
+        done = shared.machine.run(MARK)
+        assert done.stderr.count(f"marked False False {shared.machine.folder}") == 2, done
+    shared.wait_ready()
+    assert find_original(shared) == before
+
+
+@pytest.mark.long
+def test_an_original_that_is_killed_is_replaced_and_changed_packages_are_seen(machine: Machine) -> None:
+    packages = machine.folder / "site-packages"
+    packages.mkdir()
+    machine.env["PYTHONPATH"] = str(packages)
+    held = machine.hold("dist.ddp", "-j", "1x2")
+    held.wait_ready()
+    first = find_original(held)
+    (packages / "new.py").touch()
+    done = machine.run(REDUCE)
+    assert f"the hold's template is not used: packages in {packages} have changed; another" in done.stderr, done
+    held.wait_ready()
+    assert find_original(held) == first
+    done = machine.run(REDUCE)
+    assert (done.returncode, done.stderr.count("sum 2.0"), "template" in done.stderr) == (0, 2, False), done
+    held.wait_ready()
+    os.kill(first, signal.SIGKILL)
+    done = machine.run(REDUCE)  # on the agent that waits
+    assert (done.returncode, "template" in done.stderr) == (0, False), done
+    held.wait_ready()
+    assert find_original(held) != first
+
+
 @pytest.mark.long
 def test_a_template_or_an_agent_that_is_killed_while_it_waits_is_replaced(shared: Held) -> None:
     for word in ("muster-template", "--muster-waiting"):
         shared.wait_ready()
-        holder = shared.read()["pid"]
-        pid = max(pid for pid in list_below(holder) if word in read_command(pid))
-        os.kill(pid, signal.SIGKILL)
-        wait_until(lambda: shared.read()["state"] != "ready", what="the holder has seen it")
+        before = list_with(shared, word)
+        os.kill(max(before), signal.SIGKILL)
+        wait_until(
+            lambda word=word, before=before: not (found := list_with(shared, word)) & before and found,
+            timeout_s=60,
+            what="others wait",
+        )
     shared.wait_ready()
     done = shared.machine.run(REDUCE)
     assert done.returncode == 0, done

@@ -5,7 +5,7 @@ controls one template process, and `store_handle` one round's store.
 
 In the template, `template` is the process. `preload` and `import_sites` choose what it imports and how. `forking` forks
 the workers and defines the messages, and `fork_safety` checks whether the template may be forked. On a held node
-`placement.thread_counts` adopts other numbers of threads.
+templates are forks of `held.original`, and `placement.thread_counts` adopts other numbers of threads.
 
 In a forked worker, `forked_worker` makes it equal to a cold worker. `late_changes` detects what the program changes too
 late for that. `early_end` ends the worker without tearing down what the template had imported. `store` is what the

@@ -88,9 +88,10 @@ class Unsafe(TypedDict):
 
 @final
 class WaitsHeld(TypedDict):
-    """What the template has imported; it waits for its program."""
+    """What was imported; it waits for its program."""
 
     held: list[str]
+    import_s: float
 
 
 @final

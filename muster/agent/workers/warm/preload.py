@@ -9,6 +9,7 @@ It is used only in the template process, so that the agent need not load `ast` a
 import ast
 import os
 import sys
+import time
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -51,6 +52,7 @@ class EarlyImports:
     modules: tuple[str, ...]
     stamps: dict[str, int]
     """The time when something was last installed or removed, by folder."""
+    duration_s: float
     warnings: tuple[Any, ...]
     """Warnings to show with the program's own filters, see `import_sites.show_warnings`."""
 
@@ -59,7 +61,7 @@ def import_early(requested: str) -> EarlyImports:
     """Import what nearly every program imports: torch, and what `--preload` names. Skip what is not installed."""
     import warnings
 
-    stamps, shown = _read_stamps(), list[Any]()
+    stamps, shown, began_s = _read_stamps(), list[Any](), time.monotonic()
     shows = warnings._showwarnmsg_impl  # type: ignore[attr-defined]  # noqa: SLF001
     warnings._showwarnmsg_impl = shown.append  # type: ignore[attr-defined]  # noqa: SLF001
     names = ("torch" if name == "auto" else name for name in map(str.strip, requested.split(",")) if name)
@@ -67,7 +69,8 @@ def import_early(requested: str) -> EarlyImports:
         modules = tuple(name for name in names if _import_installed(name))
     finally:
         warnings._showwarnmsg_impl = shows  # type: ignore[attr-defined]  # noqa: SLF001
-    return EarlyImports(modules=modules, stamps=stamps, warnings=tuple(shown))
+    duration_s = round(time.monotonic() - began_s, 3)
+    return EarlyImports(modules=modules, stamps=stamps, duration_s=duration_s, warnings=tuple(shown))
 
 
 def _import_installed(name: str) -> bool:
@@ -86,9 +89,14 @@ def find_early_obstacle(early: EarlyImports, modules: Iterable[str]) -> str | No
     more = sorted({*early.modules}.difference(modules))
     if more:
         return f"the program does not import {more[0]}"
-    stamps = _read_stamps()
-    changed = next((path for path in stamps if early.stamps.get(path) != stamps[path]), None)
+    changed = find_changed(early)
     return None if changed is None else f"packages in {changed} have changed"
+
+
+def find_changed(early: EarlyImports) -> str | None:
+    """Return a folder of packages that has changed since; None: none has."""
+    stamps = _read_stamps()
+    return next((path for path in stamps if early.stamps.get(path) != stamps[path]), None)
 
 
 def _read_stamps() -> dict[str, int]:

@@ -34,6 +34,7 @@ from muster.agent.workers.warm.forking import (
 )
 
 if TYPE_CHECKING:
+    from muster.agent.placement.thread_counts import ThreadSettings
     from muster.agent.workers.warm.import_sites import ImportSite
     from muster.agent.workers.warm.preload import EarlyImports
 
@@ -66,16 +67,25 @@ def serve(
     exit_with_agent(int(agent_pid))
     known = fork_safety.list_descriptors()
     early = None
+    hazard = None
     if kind == HELD:
+        from muster.agent.workers.warm.held import original
+
+        rename_process(["muster-original"])
+        settings, early = _import_early(requested)
+        copy = original.serve(control, early, known)
         rename_process(["muster-template"])
-        early, requested, program = _import_early(control, requested)
+        control, agent_pid, known, hazard = copy.control, str(copy.agent_pid), copy.known, copy.hazard
+        exit_with_agent(copy.agent_pid)
+        requested, program = _adopt_order(control, settings, early)
     else:
         program = Program(kind=ProgramKind(kind), target=words[0], args=tuple(words[1:]))
     rename_process(["muster-template", program.target])
     path_before = len(sys.path)
     prepare_main(program)
     first_folder = sys.path[0] if len(sys.path) > path_before else None
-    modules = _import_all(control, requested, program, _Before(known=known, early=early, folder=first_folder))
+    before = _Before(known=known, early=early, folder=first_folder, hazard=hazard)
+    modules = _import_all(control, requested, program, before)
     early_end.record_template()
     # Listed here: a worker that lists modules would copy their pages.
     own_modules = [name for name in sys.modules if name == "muster" or name.startswith("muster.")]
@@ -106,18 +116,30 @@ class _Before:
     early: "EarlyImports | None"
     folder: str | None
     """The folder that the program's start has put first in `sys.path`."""
+    hazard: str | None
+    """Why no worker may be forked from the original."""
 
 
-def _import_early(control: socket.socket, requested: str) -> "tuple[EarlyImports, str, Program]":
-    """Import without a program, then wait for one, and take over what its processes inherit."""
-    from muster.agent.placement.thread_counts import adopt_settings, read_settings
+def _import_early(requested: str) -> "tuple[ThreadSettings, EarlyImports]":
+    """Import without a program."""
+    from muster.agent.placement.thread_counts import read_settings
     from muster.agent.workers.warm.preload import import_early
 
     before = read_settings(os.environ)
     thresholds = _pause_collections()
     early = import_early(requested)
     _resume_collections(thresholds)
-    send(control, {"held": list(early.modules)})
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()
+    return before, early
+
+
+def _adopt_order(control: socket.socket, before: "ThreadSettings", early: "EarlyImports") -> tuple[str, Program]:
+    """Wait for a program, and take over what its processes inherit."""
+    from muster.agent.placement.thread_counts import adopt_settings
+
+    send(control, {"held": list(early.modules), "import_s": early.duration_s})
     order, program = receive_order(control)
     forked_worker.replace_environment(order["env"])
     forked_worker.apply_settings(order["settings"])
@@ -125,7 +147,7 @@ def _import_early(control: socket.socket, requested: str) -> "tuple[EarlyImports
     if obstacle is not None:
         send(control, {"refused": obstacle})
         os._exit(0)
-    return early, order["preload"], program
+    return order["preload"], program
 
 
 def _import_all(control: socket.socket, requested: str, program: Program, before: _Before) -> list[str]:
@@ -166,7 +188,7 @@ def _import_all(control: socket.socket, requested: str, program: Program, before
     shadowed = _find_inserted(preload.files)
     if shadowed is not None:
         exit_unsafe(control, f"the program inserts the folder of {shadowed} into sys.path, and another is imported")
-    reason = fork_safety.find_hazard(before.known)
+    reason = before.hazard or fork_safety.find_hazard(before.known)
     if reason is not None:
         exit_unsafe(control, reason)
     for stream in (sys.stdout, sys.stderr):

@@ -13,11 +13,11 @@ from muster.agent.errors import SpawnError
 from muster.agent.runtime.loop import Loop
 from muster.agent.workers import program
 from muster.agent.workers.cold import spawn
-from muster.agent.workers.spec import HELD, Program, ProgramKind, WorkerSpec
+from muster.agent.workers.spec import Program, ProgramKind, WorkerSpec
 from muster.agent.workers.warm.fork_safety import find_early_difference
 
 if TYPE_CHECKING:
-    from muster.agent.workers.warm.forking import TemplateMessage
+    from muster.agent.workers.warm.forking import TemplateMessage, WaitsHeld
 
 _MAX_FORKS_PER_REQUEST = 200
 """The kernel passes at most 253 descriptors with a message."""
@@ -55,13 +55,12 @@ class TemplateHandle:
     is_image = False
     """True for the program's own image, see `workers.image`."""
 
-    def __init__(self, loop: Loop, options: TemplateOptions, *, waits: bool = False) -> None:
+    def __init__(self, loop: Loop, options: TemplateOptions) -> None:
         """Start the process.
 
         Args:
             loop: calls back with messages.
             options: what to start it with.
-            waits: whether it imports early and gets its program later, see `preload`.
 
         Raises:
             SpawnError: the process cannot be started.
@@ -87,8 +86,8 @@ class TemplateHandle:
                 raise SpawnError(f"cannot start the template: {error.strerror}", error.errno) from error
             self._control.setblocking(False)
             known = (program.TEMPLATE, str(theirs.fileno()), str(os.getpid()), options.preload)
-            prog = (HELD,) if waits else _list_words(options.program)
-            spec = options.build_spec(*known, *prog, stdout_fd=out_fd, stderr_fd=self._stderr_fd)
+            words = (*known, *_list_words(options.program))
+            spec = options.build_spec(*words, stdout_fd=out_fd, stderr_fd=self._stderr_fd)
             # Like a cold worker, for the same inheritance. (glibc's posix_spawn leaves its two internal signals
             # ignored.)
             self.pid = spawn(spec, keep_fd=theirs.fileno())
@@ -172,19 +171,36 @@ def _list_words(program: Program) -> tuple[str, ...]:
 
 
 class HeldTemplate(TemplateHandle):
-    """A template that has no program yet."""
+    """A template that has no program yet: a fork of the node's `original`, and this process's child since then."""
 
-    def __init__(self, loop: Loop, options: TemplateOptions) -> None:
-        super().__init__(loop, options, waits=True)
-        self._env = options.env
+    def __init__(self, loop: Loop, env: Mapping[str, str], pid: int, control_fd: int, stderr_fd: int) -> None:
+        """Take it over.
+
+        Args:
+            loop: calls back with messages.
+            env: with which the original was started.
+            pid: the template's.
+            control_fd: to it.
+            stderr_fd: the memory file that is its standard error.
+        """
+        self._loop = loop
+        self._on_message = None
+        self.pending_sockets = []
+        self.started_s = loop.clock.now_s()
+        self._control = socket.socket(fileno=control_fd)
+        self._control.set_inheritable(False)
+        os.set_inheritable(stderr_fd, False)
+        self._stderr_fd = stderr_fd
+        self.pid = pid
+        self._env = env
 
     @property
     def fd(self) -> int:
         """Readable when the template has sent something or has ended."""
         return -1 if self._control is None else self._control.fileno()
 
-    def receive_held(self) -> list[str] | None:
-        """Return what it has imported, without a program; None if it has ended."""
+    def receive_held(self) -> "WaitsHeld | None":
+        """Return what was imported, without a program; None if it has ended."""
         assert self._control is not None  # noqa: S101  # called before `close`
         self._control.setblocking(True)
         try:
@@ -193,9 +209,8 @@ class HeldTemplate(TemplateHandle):
             return None
         finally:
             self._control.setblocking(False)
-        message = json.loads(data) if data else {}
-        found: list[str] | None = message.get("held")
-        return found
+        message: WaitsHeld | None = json.loads(data) if data else None
+        return message
 
     def find_obstacle(self, options: TemplateOptions, cwd: str) -> str | None:
         """Return why it cannot become a program's template, as far as this process knows; None if it can.

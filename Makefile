@@ -71,7 +71,7 @@ test-docker-nightly: $(NIGHTLY)/.ready
 	$(call print_at_its_end,$(NIGHTLY)/python -m pytest -q --numprocesses 2 --dist loadfile -m 'not alone and not long' tests/docker $(CONTROL:%=--ignore=%))
 
 test-docker-alone: $(STABLE)/.ready test-docker test-docker-nightly # with nothing else on the engine
-	$(call print_at_its_end,$(PYTEST) -q -m alone tests/docker)
+	$(call print_at_its_end,$(PYTEST) -q -m 'alone and not long' tests/docker)
 
 test-slurm: $(STABLE)/.ready
 	$(call print_at_its_end,$(PYTEST) -q --numprocesses 3 -m 'not long' tests/slurm)
@@ -90,7 +90,7 @@ soak-long: $(STABLE)/.ready $(NIGHTLY)/.ready
 
 soak-docker: $(STABLE)/.ready $(NIGHTLY)/.ready
 	$(call print_at_its_end,$(PYTEST) -q -m long tests/docker)
-	$(call print_at_its_end,$(NIGHTLY)/python -m pytest -q -m alone tests/docker)
+	$(call print_at_its_end,$(NIGHTLY)/python -m pytest -q -m 'alone and not long' tests/docker)
 	$(call print_at_its_end,$(NIGHTLY)/python -m pytest -q --numprocesses 3 --dist loadfile -m 'torchx or docker' $(CONTROL))
 
 soak-slurm: $(STABLE)/.ready $(NIGHTLY)/.ready

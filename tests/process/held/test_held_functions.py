@@ -228,7 +228,7 @@ def test_a_job_of_two_programs_has_a_node_of_each_ones_hold(held: Held, tmp_path
     programs = [
         subprocess.Popen(
             [sys.executable, "-c", NODE, each.handle, str(rank), port],
-            env=each.commands.env,
+            env={**each.commands.env, "MUSTER_TOKEN": "0123456789abcdef" * 2},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -98,7 +98,8 @@ class TestSignals:
             outcome = tree.wait()
         # Before the guard runs, the signal's default applies, as for any program; and while Python starts, before any
         # line of ours, it reports Ctrl-C as a broken installation.
-        is_pythons_own = signum == signal.SIGINT and outcome.stderr.startswith("Fatal Python error: init_")
+        own = ("Fatal Python error: init_", "Could not import runpy module\n")
+        is_pythons_own = signum == signal.SIGINT and outcome.stderr.startswith(own)
         assert outcome.exit_code in ((1,) if is_pythons_own else (128 + signum, -signum)), outcome.explain()
         assert outcome.leftovers == (), outcome.explain()
 

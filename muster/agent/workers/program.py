@@ -686,6 +686,19 @@ def write_error_file(error: BaseException, shown: "TracebackType | None", error_
     Source: torch/distributed/elastic/multiprocessing/errors/error_handler.py.
     """
     error.__traceback__ = shown
+    failure = _try_to_write(error, shown, error_file, reason)
+    if failure is not None and not isinstance(failure, OSError):
+        # A signal handler of the program may raise here. torch's does so when a process of a DataLoader was killed,
+        # and the first exception often has the same cause. The second one is part of the message.
+        failure = _try_to_write(error, shown, error_file, reason, f"; then {_name_error(failure)}")
+    if failure is not None and sys.stderr is not None:
+        why = (isinstance(failure, OSError) and failure.strerror) or type(failure).__name__
+        _call_ignoring_errors(sys.stderr.write, f"muster: cannot record the exception in {error_file}: {why}\n")
+
+
+def _try_to_write(
+    error: BaseException, shown: "TracebackType | None", error_file: str, reason: str, then: str = ""
+) -> "Exception | None":
     path = sys.path[:]
     temporary = f"{error_file}.{os.getpid()}"
     try:
@@ -698,9 +711,7 @@ def write_error_file(error: BaseException, shown: "TracebackType | None", error_
             "py_callstack": "" if reason else "".join(traceback.format_exception(type(error), error, shown)),
             "timestamp": str(int(time.time())),
         }
-        text = _format_message(error)
-        message = f"{type(error).__name__}: {text}" if text else type(error).__name__
-        data = {"message": {"message": reason or message, "extraInfo": extra}}
+        data = {"message": {"message": (reason or _name_error(error)) + then, "extraInfo": extra}}
         with open(temporary, "w", encoding="utf-8") as file:
             json.dump(data, file)
         os.replace(temporary, error_file)
@@ -708,11 +719,15 @@ def write_error_file(error: BaseException, shown: "TracebackType | None", error_
     # exception.
     except Exception as failure:  # noqa: BLE001
         _call_ignoring_errors(os.unlink, temporary)
-        reason = (isinstance(failure, OSError) and failure.strerror) or type(failure).__name__
-        if sys.stderr is not None:
-            _call_ignoring_errors(sys.stderr.write, f"muster: cannot record the exception in {error_file}: {reason}\n")
+        return failure
     finally:
         sys.path[:] = path
+    return None
+
+
+def _name_error(error: BaseException) -> str:
+    text = _format_message(error)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def _format_message(error: BaseException) -> str:

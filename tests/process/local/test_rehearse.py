@@ -192,7 +192,9 @@ def test_a_loader_of_torch_is_killed(folder: Path) -> None:
     (row,) = json.loads(outcome.stdout)["rows"]
     assert (row["verdict"], row["result"], row["advice"]) == ("survived", "equal", []), outcome.explain()
     errors = [path.read_text() for path in Path(row["logs"]).rglob("attempt_0/*/stderr.log")]
-    assert any("DataLoader worker" in text for text in errors), errors
+    # torch's handler of SIGCHLD raises, or the read of a tensor that the dead process was to send fails first
+    assert any("DataLoader worker" in text or "/multiprocessing/" in text for text in errors), errors
+    assert not any("cannot record" in text for text in errors), errors
 
 
 def list_leftovers() -> list[str]:

@@ -3,11 +3,12 @@
 import argparse
 import io
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NoReturn
+from typing import IO, Any, NoReturn
 
 import pytest
 
@@ -269,3 +270,31 @@ def test_what_argparse_refused_is_the_reason_where_stderr_is_not_captured(
     assert not error_file.exists()  # the agent reads it on stderr
     run("crash")
     assert read_error_file(str(error_file)) == ("main.py: error: unrecognized arguments: --no", None)
+
+
+@pytest.mark.parametrize("fails", [1, 2])
+def test_an_exception_is_recorded_although_a_signal_handler_raises(
+    fails: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """torch's handler of SIGCHLD raises when a process of a loader was killed, the cause of the first exception too."""
+    dump, calls = json.dump, []
+
+    def dump_interrupted(data: object, file: IO[str]) -> None:
+        calls.append(data)
+        file.write("{")
+        if len(calls) <= fails:
+            raise RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed.")
+        file.seek(0)
+        dump(data, file)
+
+    monkeypatch.setattr(json, "dump", dump_interrupted)
+    error_file = tmp_path / "error.json"
+    program.write_error_file(EOFError(), None, str(error_file))
+    assert len(calls) == 2
+    assert os.listdir(tmp_path) == (["error.json"] if fails == 1 else [])
+    if fails == 1:
+        message = json.loads(error_file.read_text())["message"]["message"]
+        assert message == "EOFError; then RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed."
+        assert capsys.readouterr().err == ""
+    else:
+        assert capsys.readouterr().err == f"muster: cannot record the exception in {error_file}: RuntimeError\n"

@@ -22,13 +22,13 @@ REQUESTS: Mapping[str, str] = {
     "checkpoint": "let all ranks save at one step",
     "pause": "let all ranks wait at one step",
     "resume": "end a pause",
-    "stacks": "print the Python stacks of all ranks, which run on",
+    "stacks": "print the Python stacks of all ranks, which keep running",
 }
 """What is asked of the agents of a running job."""
 
 _EPILOG = """\
 exit code: 0 done; 1 refused, nothing was changed; 2 wrong usage; 3 no such app; 4 the app has ended already;
-5 some ranks have not done it in time; 6 no agent answers, or a node was lost
+5 some ranks did not do it in time; 6 no agent answers, or a node was lost
 """
 
 
@@ -52,12 +52,12 @@ exit code: 0 done; 1 there is nothing to read; 2 wrong usage; 3 no such app; 6 i
 _EXEC_EPILOG = """\
 Options come before CMD. The command has the variables of the workers of its node, and runs where they run. What it
 leaves in the background ends with it.
-exit code: that of the command, 128 + n after signal n, of several the first that is not 0; 2 wrong usage; 255 it was
-not run, or its node was lost: the line says why
+exit code: that of the command, or 128 + n after signal n; with several nodes the first that is not 0; 2 wrong usage;
+255 it was not run, or its node was lost, and a line says why
 """
 _SHELL_EPILOG = """\
 The shell is the node's $SHELL, else bash or sh. It has the variables of the workers, and ends with this command.
-exit code: that of the shell; 2 wrong usage; 255 none was started, or its node was lost: the line says why
+exit code: that of the shell; 2 wrong usage; 255 none was started, or its node was lost, and a line says why
 """
 _STATES = """\
 exit code: 0 succeeded; 1 failed; 7 cancelled; 8 how it ended, or whether it runs, is not known; 10 it runs; 11 it waits
@@ -309,7 +309,7 @@ def build_parser() -> argparse.ArgumentParser:
     command = _add_command(commands, "resize", "change the number of nodes of an elastic job")
     command.add_argument("nodes", type=_parse_nodes, metavar="NODES", help="the new number, within MIN:MAX of -j")
     command.add_argument("--role", help="which role, if several are elastic")
-    text = "continue a job of this machine or its Docker engine whose supervisor was lost, after a reboot for instance"
+    text = "continue a job of this machine or its Docker engine after its supervisor was lost, for example by a reboot"
     _add_command(commands, "recover", text).set_defaults(limit=None)
     command = _add_command(commands, "delete", "stop the job if it runs, and remove it with its logs")
     command.set_defaults(limit=None)
@@ -436,7 +436,7 @@ def _add_rehearse(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
         "--time-limit",
         type=_parse_limit,
         metavar="SECONDS",
-        help="limit of the undisturbed run, at whose last step the others end; with --app: of a recovery",
+        help="limit of the undisturbed run; the other runs end at its last step. With --app: limit of a recovery",
     )
     command.add_argument(
         "--compare",
@@ -446,7 +446,11 @@ def _add_rehearse(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
         help="files that must be equal in all runs, such as ckpt/*.pt",
     )
     command.add_argument(
-        "--link", action="append", default=[], metavar="PATH", help="what runs only read: link it instead of copying it"
+        "--link",
+        action="append",
+        default=[],
+        metavar="PATH",
+        help="link this instead of copying it; for what runs only read",
     )
     command.add_argument("-o", "--output", metavar="DIR", help="page, results, logs (rehearsal)")
     command.add_argument("--junit", metavar="FILE", help="write JUnit XML")
@@ -472,19 +476,15 @@ def _add_overview(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     command.add_argument("--once", action="store_true", help="print one page and exit")
     _add_afterwards(commands)
     text = "list the newest jobs of all schedulers, one line each"
-    command = commands.add_parser(
-        "list", help=text, description=f"{text}. Schedulers that cannot be reached are named."
-    )
-    command.add_argument(
-        "-s", "--scheduler", action="append", default=[], help="only of this scheduler; may be repeated"
-    )
+    command = commands.add_parser("list", help=text, description=f"{text}. It names schedulers that cannot be reached.")
+    command.add_argument("-s", "--scheduler", action="append", default=[], help="only this scheduler; may be repeated")
     command.add_argument("-n", "--limit", type=_parse_count, default=20, metavar="COUNT", help="how many at most (20)")
     command.add_argument("--json", action="store_true", help="print the list as one line of JSON")
 
 
 def _add_afterwards(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     what = "while it runs or afterwards; APP_HANDLE may be a folder with the logs of a job"
-    text = f"print what the agents of a job have recorded, of all nodes by the leader's clock, {what}"
+    text = f"print what the agents of all nodes have recorded, by the leader's clock, {what}"
     command = _add_command(commands, "events", text, epilog=_LOG_EPILOG, one=False, has_json=False)
     command.add_argument("--role", help="which role, if several run agents")
     command.add_argument("--json", action="store_true", help="print each record as one line of JSON")
@@ -492,22 +492,24 @@ def _add_afterwards(commands: "argparse._SubParsersAction[argparse.ArgumentParse
     command = _add_command(commands, "timeline", text, epilog=_LOG_EPILOG, one=False, has_json=False)
     command.add_argument("--role", help="which role, if several run agents")
     command.add_argument("-o", "--output", metavar="FILE", help="the page (NAME.html in this folder)")
-    command.add_argument("--perfetto", metavar="FILE", help="write a trace for ui.perfetto.dev, and no page without -o")
-    command.add_argument("--json", action="store_true", help="print what is known as one line of JSON")
+    command.add_argument(
+        "--perfetto", metavar="FILE", help="write a trace for ui.perfetto.dev; a page is then written only with -o"
+    )
+    command.add_argument("--json", action="store_true", help="print the facts as one line of JSON")
 
 
 def _add_log(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     text = "print the output of a job, of one of its nodes or of a rank"
     command = _add_command(commands, "log", text, epilog=_LOG_EPILOG, one=False, has_json=False)
-    command.add_argument("--role", help="only of this role")
-    command.add_argument("--node", type=_parse_index, metavar="N", help="only of this node of a role, from 0")
-    command.add_argument("--rank", type=_parse_index, metavar="N", help="only of this global rank")
-    command.add_argument("--attempt", type=_parse_index, metavar="N", help="of this attempt, from 0 (the newest)")
-    command.add_argument("--failed", action="store_true", help="of the rank that is the root cause of the failure")
-    command.add_argument("-f", "--follow", action="store_true", help="print further lines as they come")
-    command.add_argument("--grep", type=_parse_regex, metavar="REGEX", help="only lines in which this is found")
+    command.add_argument("--role", help="only this role")
+    command.add_argument("--node", type=_parse_index, metavar="N", help="only this node of a role, counted from 0")
+    command.add_argument("--rank", type=_parse_index, metavar="N", help="only this global rank")
+    command.add_argument("--attempt", type=_parse_index, metavar="N", help="this attempt, counted from 0 (the newest)")
+    command.add_argument("--failed", action="store_true", help="only the rank that is the root cause of the failure")
+    command.add_argument("-f", "--follow", action="store_true", help="print new lines as they come")
+    command.add_argument("--grep", type=_parse_regex, metavar="REGEX", help="only lines that match")
     command.add_argument(
-        "--stream", choices=("stdout", "stderr", "combined"), default="combined", help="only this one (combined)"
+        "--stream", choices=("stdout", "stderr", "combined"), default="combined", help="only this stream (combined)"
     )
 
 
@@ -529,8 +531,8 @@ def _add_command(
         metavar="APP_HANDLE",
         nargs=None if one else "?",
         default=None if one else "last",
-        help="as torchx run prints it: local_cwd://torchx/train-x7k2; or the job's name, or how its name begins; "
-        "`last`: the newest job that you submitted on this machine",
+        help="what torchx run prints (local_cwd://torchx/train-x7k2), the job's name, or the beginning of its name; "
+        "`last` is the newest job that you submitted on this machine",
     )
     if has_json:
         command.add_argument("--json", action="store_true", help="print the answer as one line of JSON")
@@ -538,22 +540,24 @@ def _add_command(
 
 
 def _add_inside(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    text = "run a command on a node of a job that runs, or on all of them"
+    text = "run a command on one or all nodes of a running job"
     command = _add_command(commands, "exec", text, epilog=_EXEC_EPILOG, has_json=False)
     which = command.add_mutually_exclusive_group()
     which.add_argument("--all", action="store_true", help="on all nodes; each line begins with the name of its node")
-    which.add_argument("--node", type=_parse_index, metavar="N", help="on this node of a role, from 0 (0)")
+    which.add_argument("--node", type=_parse_index, metavar="N", help="on this node of a role, counted from 0 (0)")
     command.add_argument("--role", help="which role, if several run agents")
     command.add_argument("words", nargs=argparse.REMAINDER, metavar="CMD ...", help="a program and its arguments")
-    text = "open a terminal on a node of a job that runs"
+    text = "open a terminal on a node of a running job"
     command = _add_command(commands, "shell", text, epilog=_SHELL_EPILOG, has_json=False)
-    command.add_argument("node", type=_parse_index, nargs="?", metavar="NODE", help="of a role, from 0 (0)")
+    command.add_argument(
+        "node", type=_parse_index, nargs="?", metavar="NODE", help="node of a role, counted from 0 (0)"
+    )
     command.add_argument("--role", help="which role, if several run agents")
 
 
 def _add_prune(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     text = "remove what jobs that have ended left behind (this machine, its Docker engine, ssh, Slurm)"
-    command = commands.add_parser("prune", help=text, description=f"{text}. Jobs that run are never touched.")
+    command = commands.add_parser("prune", help=text, description=f"{text}. Running jobs are never touched.")
     command.add_argument(
         "--older-than",
         type=_parse_age,
@@ -574,7 +578,7 @@ def _add_doctor(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         epilog="exit code: 0 a job can run; 1 something prevents it; 2 wrong usage",
     )
     command.add_argument("--nproc", type=_parse_count, metavar="N", help="workers of a job here (one for each GPU)")
-    command.add_argument("--devices", type=_parse_count, metavar="N", help="number of GPUs that there must be")
+    command.add_argument("--devices", type=_parse_count, metavar="N", help="how many GPUs there must be")
     command.add_argument("--log-dir", metavar="DIR", help="where jobs write their logs")
     command.add_argument("--json", action="store_true", help="one line of JSON for a bug report; it holds no secret")
 

@@ -71,8 +71,8 @@ def ddp(
         h: a named resource of the node (e.g. -h aws_p4d.24xlarge, with 8 GPUs); takes precedence over cpu, gpu, memMB
         cpu: number of CPUs per node (0 means 2)
         gpu: number of GPUs per node (e.g. --gpu 8 -j 2x8: 2 nodes, 8 GPUs and 8 processes each)
-        memMB: memory per node in MB, also the limit; if neither it nor h is given there is no limit, and the shown
-            default has no effect
+        memMB: memory per node in MB, which is also the limit; without it and h there is no limit, and the shown default
+            has no effect
         j: [[MIN:]NODESx]PROCESSES; PROCESSES per node is a number, gpu, cpu or auto; one number means processes
         env: environment variables of the job; NAME alone, before all others, is taken from your environment (e.g.
             HF_TOKEN,ENV1=v1,ENV2=v2)
@@ -91,24 +91,26 @@ def ddp(
         hang_timeout: seconds after which the job counts as hung if no rank has entered or completed a collective or
             done a step. A rank that does neither must use CPU time (at least 1/200 of a core) or write something (to a
             file, a pipe or the console). auto: learned from the job itself, at least 60. 0: never
-        hang_action: what follows when the job hangs; report: print which rank keeps the others waiting, restart:
-            restart the workers while retries are left, stop: end the job; the default is restart, with hang_timeout
-            auto report
-        collapse_lines: print once what several ranks write within half a second (lines equal but for digits,
-            hexadecimal numbers and paths, and equal tracebacks); auto: torchx run and torchx log do on a terminal, from
-            8 ranks on; on: each node does, for all readers; off: neither; each rank's files have everything
-        notify: command that one node runs when the job has failed, hangs, is preempted, has ended or was stopped; it
-            gets the report as its input and MUSTER_NOTIFY_* variables, and no shell interprets it
+        hang_action: what happens when the job hangs; report: print which rank keeps the others waiting; restart:
+            restart the workers while retries are left; stop: end the job. The default is restart, and report with
+            hang_timeout auto
+        collapse_lines: print a line once if several ranks write it within half a second. Lines may differ in digits,
+            hexadecimal numbers and paths. Equal tracebacks are also printed once. auto: torchx run and torchx log do so
+            on a terminal with 8 ranks or more; on: each node does so, for all readers; off: neither. Each rank's files
+            have everything
+        notify: command that one node runs when the job has failed, hangs, is preempted, has ended or was stopped. It
+            gets the report as its input, and MUSTER_NOTIFY_* variables. No shell interprets it
         metrics_port: [ADDRESS:]PORT at which each node's agent serves /metrics to Prometheus, /healthz, /readyz and
-            /status; 0: a free port, which status.json names; the address is 127.0.0.1, on Kubernetes all of the pod's
+            /status. 0: a free port, which status.json names. The default address is 127.0.0.1, and on Kubernetes all
+            addresses of the pod
         tracker_run: all attempts of the job are one run in Weights & Biases and Comet, and have its id as a tag in
-            MLflow: global rank 0 gets their variables, unless yours are set; several runs of one script become one
-        preflight: what to check before the workers start; quick: each machine while torch is imported, and what must be
-            equal on all nodes, full: also an all-reduce within each node and over all, off: nothing
-        snapshot_memory: the most memory that muster.snapshots may take on each node: bytes, such as 64G, or a share of
-            what is free in percent, with the sign; 0: none are kept; the default is 40 percent
+            MLflow. Global rank 0 gets their variables, unless you have set them. Several runs of one script become one
+        preflight: what to check before the workers start; quick: each machine while torch is imported, and a comparison
+            of the nodes; full: also an all-reduce within each node and over all; off: nothing
+        snapshot_memory: the most memory that muster.snapshots may take on each node: a number of bytes, such as 64G, or
+            a percentage of the free memory, with the sign. 0: no snapshots are kept. The default is 40 percent
         snapshot_copies: how many other nodes keep a copy of a node's snapshots, 0 or 1; the default is 1
-        rank_order: node: ranks follow the node index, the default; segment: nodes of one NVLink domain get adjacent
+        rank_order: node, the default: ranks follow the node index; segment: nodes of one NVLink domain get adjacent
             ranks, and a spare of the same domain takes over first
         on: what follows from a failure: rules separated by semicolons, the first that matches decides (e.g. "exit 77:
             elsewhere; ImportError: stop; oom: stop; exit 33,34: restart free"); muster-agent --help lists the
@@ -201,8 +203,8 @@ def torchrun(
         h: a named resource of the node (e.g. -h aws_p4d.24xlarge, with 8 GPUs); takes precedence over cpu, gpu, memMB
         cpu: number of CPUs per node (0 means 2)
         gpu: number of GPUs per node (e.g. --gpu 8 -j 2x8: 2 nodes, 8 GPUs and 8 processes each)
-        memMB: memory per node in MB, also the limit; if neither it nor h is given there is no limit, and the shown
-            default has no effect
+        memMB: memory per node in MB, which is also the limit; without it and h there is no limit, and the shown default
+            has no effect
         j: [[MIN:]NODESx]PROCESSES; PROCESSES per node is a number, gpu, cpu or auto; one number means nodes with one
             process per GPU if a host is named with -h, else processes
         env: environment variables of the job; NAME alone, before all others, is taken from your environment (e.g.
@@ -222,24 +224,26 @@ def torchrun(
         hang_timeout: seconds after which the job counts as hung if no rank has entered or completed a collective or
             done a step. A rank that does neither must use CPU time (at least 1/200 of a core) or write something (to a
             file, a pipe or the console). auto: learned from the job itself, at least 60. 0: never
-        hang_action: what follows when the job hangs; report: print which rank keeps the others waiting, restart:
-            restart the workers while retries are left, stop: end the job; the default is restart, with hang_timeout
-            auto report
-        collapse_lines: print once what several ranks write within half a second (lines equal but for digits,
-            hexadecimal numbers and paths, and equal tracebacks); auto: torchx run and torchx log do on a terminal, from
-            8 ranks on; on: each node does, for all readers; off: neither; each rank's files have everything
-        notify: command that one node runs when the job has failed, hangs, is preempted, has ended or was stopped; it
-            gets the report as its input and MUSTER_NOTIFY_* variables, and no shell interprets it
+        hang_action: what happens when the job hangs; report: print which rank keeps the others waiting; restart:
+            restart the workers while retries are left; stop: end the job. The default is restart, and report with
+            hang_timeout auto
+        collapse_lines: print a line once if several ranks write it within half a second. Lines may differ in digits,
+            hexadecimal numbers and paths. Equal tracebacks are also printed once. auto: torchx run and torchx log do so
+            on a terminal with 8 ranks or more; on: each node does so, for all readers; off: neither. Each rank's files
+            have everything
+        notify: command that one node runs when the job has failed, hangs, is preempted, has ended or was stopped. It
+            gets the report as its input, and MUSTER_NOTIFY_* variables. No shell interprets it
         metrics_port: [ADDRESS:]PORT at which each node's agent serves /metrics to Prometheus, /healthz, /readyz and
-            /status; 0: a free port, which status.json names; the address is 127.0.0.1, on Kubernetes all of the pod's
+            /status. 0: a free port, which status.json names. The default address is 127.0.0.1, and on Kubernetes all
+            addresses of the pod
         tracker_run: all attempts of the job are one run in Weights & Biases and Comet, and have its id as a tag in
-            MLflow: global rank 0 gets their variables, unless yours are set; several runs of one script become one
-        preflight: what to check before the workers start; quick: each machine while torch is imported, and what must be
-            equal on all nodes, full: also an all-reduce within each node and over all, off: nothing
-        snapshot_memory: the most memory that muster.snapshots may take on each node: bytes, such as 64G, or a share of
-            what is free in percent, with the sign; 0: none are kept; the default is 40 percent
+            MLflow. Global rank 0 gets their variables, unless you have set them. Several runs of one script become one
+        preflight: what to check before the workers start; quick: each machine while torch is imported, and a comparison
+            of the nodes; full: also an all-reduce within each node and over all; off: nothing
+        snapshot_memory: the most memory that muster.snapshots may take on each node: a number of bytes, such as 64G, or
+            a percentage of the free memory, with the sign. 0: no snapshots are kept. The default is 40 percent
         snapshot_copies: how many other nodes keep a copy of a node's snapshots, 0 or 1; the default is 1
-        rank_order: node: ranks follow the node index, the default; segment: nodes of one NVLink domain get adjacent
+        rank_order: node, the default: ranks follow the node index; segment: nodes of one NVLink domain get adjacent
             ranks, and a spare of the same domain takes over first
         on: what follows from a failure: rules separated by semicolons, the first that matches decides (e.g. "exit 77:
             elsewhere; ImportError: stop; oom: stop; exit 33,34: restart free"); muster-agent --help lists the
@@ -336,24 +340,26 @@ def spmd(
         hang_timeout: seconds after which the job counts as hung if no rank has entered or completed a collective or
             done a step. A rank that does neither must use CPU time (at least 1/200 of a core) or write something (to a
             file, a pipe or the console). auto: learned from the job itself, at least 60. 0: never
-        hang_action: what follows when the job hangs; report: print which rank keeps the others waiting, restart:
-            restart the workers while retries are left, stop: end the job; the default is restart, with hang_timeout
-            auto report
-        collapse_lines: print once what several ranks write within half a second (lines equal but for digits,
-            hexadecimal numbers and paths, and equal tracebacks); auto: torchx run and torchx log do on a terminal, from
-            8 ranks on; on: each node does, for all readers; off: neither; each rank's files have everything
-        notify: command that one node runs when the job has failed, hangs, is preempted, has ended or was stopped; it
-            gets the report as its input and MUSTER_NOTIFY_* variables, and no shell interprets it
+        hang_action: what happens when the job hangs; report: print which rank keeps the others waiting; restart:
+            restart the workers while retries are left; stop: end the job. The default is restart, and report with
+            hang_timeout auto
+        collapse_lines: print a line once if several ranks write it within half a second. Lines may differ in digits,
+            hexadecimal numbers and paths. Equal tracebacks are also printed once. auto: torchx run and torchx log do so
+            on a terminal with 8 ranks or more; on: each node does so, for all readers; off: neither. Each rank's files
+            have everything
+        notify: command that one node runs when the job has failed, hangs, is preempted, has ended or was stopped. It
+            gets the report as its input, and MUSTER_NOTIFY_* variables. No shell interprets it
         metrics_port: [ADDRESS:]PORT at which each node's agent serves /metrics to Prometheus, /healthz, /readyz and
-            /status; 0: a free port, which status.json names; the address is 127.0.0.1, on Kubernetes all of the pod's
+            /status. 0: a free port, which status.json names. The default address is 127.0.0.1, and on Kubernetes all
+            addresses of the pod
         tracker_run: all attempts of the job are one run in Weights & Biases and Comet, and have its id as a tag in
-            MLflow: global rank 0 gets their variables, unless yours are set; several runs of one script become one
-        preflight: what to check before the workers start; quick: each machine while torch is imported, and what must be
-            equal on all nodes, full: also an all-reduce within each node and over all, off: nothing
-        snapshot_memory: the most memory that muster.snapshots may take on each node: bytes, such as 64G, or a share of
-            what is free in percent, with the sign; 0: none are kept; the default is 40 percent
+            MLflow. Global rank 0 gets their variables, unless you have set them. Several runs of one script become one
+        preflight: what to check before the workers start; quick: each machine while torch is imported, and a comparison
+            of the nodes; full: also an all-reduce within each node and over all; off: nothing
+        snapshot_memory: the most memory that muster.snapshots may take on each node: a number of bytes, such as 64G, or
+            a percentage of the free memory, with the sign. 0: no snapshots are kept. The default is 40 percent
         snapshot_copies: how many other nodes keep a copy of a node's snapshots, 0 or 1; the default is 1
-        rank_order: node: ranks follow the node index, the default; segment: nodes of one NVLink domain get adjacent
+        rank_order: node, the default: ranks follow the node index; segment: nodes of one NVLink domain get adjacent
             ranks, and a spare of the same domain takes over first
         on: what follows from a failure: rules separated by semicolons, the first that matches decides (e.g. "exit 77:
             elsewhere; ImportError: stop; oom: stop; exit 33,34: restart free"); muster-agent --help lists the

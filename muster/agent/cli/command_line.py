@@ -244,13 +244,13 @@ ${attempt} and ${round}. A line of more than 16 MiB reaches the console in sever
 file it stays whole. A progress bar (text with carriage returns) is one live line on a terminal, and elsewhere a line
 with its latest state every 5 s.
 
-Differences from torchrun: a dead worker or node is noticed at once, not by polling; a restart gets a fresh MASTER_PORT,
-so no stale store; node 0 hosts rank 0 as long as it is there, and another node takes over when it is lost; no process
-of the job outlives the agent, however it ends; OMP_NUM_THREADS is cores // workers when unset (a line says so), not 1;
-PYTHON_EXEC is honoured and means a cold start.
+Differences from torchrun: The agent notices a dead worker or node at once and does not poll. A restart gets a fresh
+MASTER_PORT and so a fresh store. Node 0 hosts rank 0 as long as it lives; when it is lost, another node takes over. No
+process of the job outlives the agent, however the agent ends. If OMP_NUM_THREADS is unset, it becomes cores // workers
+instead of 1, and a line says so. PYTHON_EXEC is honoured and means a cold start.
 
-Exit codes: 0 all workers succeeded, 1 workers failed and no restart is left, 2 usage error, 69 rendezvous could not be
-formed in time, 128+n ended by signal n.
+Exit codes: 0 all workers succeeded; 1 workers failed and no restart is left; 2 usage error; 69 the nodes did not find
+each other in time, or lost each other; 128+n ended by signal n.
 """
 
 

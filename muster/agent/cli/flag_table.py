@@ -72,15 +72,15 @@ NODES: Final = (
 RENDEZVOUS: Final = (
     Flag(
         name="standalone",
-        text="Run on this node alone: no address, no port, a fresh id (or --rdzv-id). static with one node, no "
-        "--rdzv-endpoint and no --master-port means the same.",
+        text="Run on this node alone, without an address or a port, with a fresh id (or --rdzv-id). static with one "
+        "node and neither --rdzv-endpoint nor --master-port means the same.",
     ),
     Flag(
         name="rdzv-backend",
         metavar="NAME",
         default="static",
-        text="muster, or c10d, which means muster here: the agents agree among themselves and need no store. "
-        "static: a fixed number of nodes, --master-addr and --master-port; the agents connect there too, before the "
+        text="muster, or c10d, which means muster here: the agents agree among themselves and need no store. static: a "
+        "fixed number of nodes with --master-addr and --master-port. The agents connect there too, before the "
         "workers' store listens and between rounds, and keep these connections. c10d-torch, etcd, etcd-v2 and any "
         "torchrun.handlers entry point: torch's own handlers.",
     ),
@@ -116,12 +116,11 @@ RENDEZVOUS: Final = (
     Flag(
         name="rdzv-conf",
         metavar="K=V,...",
-        text="For muster: join_timeout (600), last_call_timeout (3), keep_alive_interval (1), keep_alive_max_attempt "
-        "(5): seconds, and after how many silent intervals a node is lost; is_host (1: this node leads, 0: it does "
-        "not; with static node 0 does); "
-        "timeout is another name for join_timeout (static: 900). close_timeout, heartbeat_timeout, read_timeout and "
-        "store_type=tcp are accepted without effect: muster has no store to read or to close. torch's handlers get "
-        "every key unchanged.",
+        text="For muster: join_timeout (600), last_call_timeout (3) and keep_alive_interval (1) are seconds. "
+        "keep_alive_max_attempt (5) is the number of silent intervals after which a node is lost. is_host is 1 on "
+        "the node that leads, else 0 (with static, node 0 leads). timeout is another name for join_timeout (static: "
+        "900). close_timeout, heartbeat_timeout, read_timeout and store_type=tcp are accepted and have no effect. "
+        "torch's handlers get every key unchanged.",
     ),
     Flag(
         name="last-call-timeout",
@@ -143,19 +142,19 @@ PREFLIGHT: Final = (
         default="quick",
         ours=True,
         has_variable=False,
-        text="What to check before the workers start. quick: this machine (GPUs, their free memory, folders, "
-        "shared memory, limits) while torch is being imported, the executables of /etc/muster/preflight.d, and what "
-        "must be alike on all nodes; workers wait at most 0.3 s for it. full: also an all-reduce within each node and "
-        "over all, in the workers before the program starts. off: nothing. An error ends the job; everything else is "
-        "printed.",
+        text="What to check before the workers start. quick checks this machine (GPUs, their free memory, folders, "
+        "shared memory, limits) while torch is being imported, runs the executables of /etc/muster/preflight.d, and "
+        "compares the nodes. Workers wait at most 0.3 s for it. full adds an all-reduce within each node and over "
+        "all, in the workers before the program starts. off checks nothing. An error ends the job; everything else "
+        "is printed.",
     ),
     Flag(
         name="devices",
         metavar="N",
         ours=True,
         has_variable=False,
-        text="How many GPUs this node must have, for --preflight. Components pass the number with which the job "
-        "was submitted.",
+        text="How many GPUs this node must have, for --preflight. Components pass the number with which the job was "
+        "submitted.",
     ),
 )
 
@@ -173,17 +172,17 @@ RESTARTS: Final = (
         ours=True,
         has_variable=False,
         repeats=True,
-        text="Rules that decide what follows from a failure: CONDITION,...: VERDICT, separated by `;`. The first "
-        "rule that matches decides; each further --on adds rules. Conditions: exit N, signal NAME, the "
-        "name of an exception, usage, data, oom (host-oom, device-oom), device, network, preemption, "
-        "time-limit, hang, crash, unknown, any, repeat. Verdicts: restart, elsewhere (the node leaves with "
-        "exit code 69), stop. After restart and elsewhere, a number is the limit without progress, and free "
-        "means no limit; neither uses --max-restarts. Example: exit 77: elsewhere; ImportError: stop; exit "
-        "33,34: restart free. Without a rule that matches: muster.worker.give_up: stop; "
-        "muster.worker.leave_node: elsewhere; a usage error right after the start, twice in a row: stop; "
-        "hang: --hang-action; device: elsewhere if a spare node waits; an error of --preflight: elsewhere "
-        "if a spare node waits, else stop; repeat, except for host-oom, device, network, preemption and "
-        "time-limit: stop if a scheduler has started the job; anything else: restart.",
+        text="Rules that decide what follows from a failure: CONDITION,...: VERDICT, separated by `;`. The first rule "
+        "that matches decides; each further --on adds rules. Conditions: exit N, signal NAME, the name of an "
+        "exception, usage, data, oom (host-oom, device-oom), device, network, preemption, time-limit, hang, crash, "
+        "unknown, any, repeat. Verdicts: restart, elsewhere (the node leaves with exit code 69), stop. After restart "
+        "and elsewhere, a number is the limit without progress, and free means no limit; neither uses "
+        "--max-restarts. Example: exit 77: elsewhere; ImportError: stop; exit 33,34: restart free. If no rule "
+        "matches, muster.worker.give_up stops the job, as does a usage error right after the start, twice in a row. "
+        "muster.worker.leave_node means elsewhere. hang follows --hang-action. device means elsewhere if a spare "
+        "node waits. An error of --preflight means elsewhere if a spare node waits, else stop. repeat, except for "
+        "host-oom, device, network, preemption and time-limit, means stop if a scheduler has started the job. "
+        "Anything else means restart.",
     ),
     Flag(
         name="restart-backoff",
@@ -191,8 +190,8 @@ RESTARTS: Final = (
         default="1",
         ours=True,
         has_variable=False,
-        text="Base of the exponential back-off, with jitter, before the second and later restarts because of the same "
-        "cause without progress, at most 64 times as long; 0: none.",
+        text="Base of the exponential back-off, with jitter. It delays the second and later restarts for the same "
+        "cause without progress, by at most 64 times the base. 0: no delay.",
     ),
     Flag(
         name="shutdown-timeout",
@@ -212,17 +211,17 @@ RESTARTS: Final = (
         default="stop",
         ours=True,
         has_variable=False,
-        text="What the first Ctrl-C does; the second kills the workers. stop: they get SIGINT. ask: all ranks pause at "
-        "one step, and the terminal asks whether to save a checkpoint and stop, to stop, or to continue; the script "
-        "must call muster.worker.wait_while_paused. Without a terminal: stop.",
+        text="What the first Ctrl-C does; the second kills the workers. stop: the workers get SIGINT. ask: all ranks "
+        "pause at one step, and the terminal asks whether to save a checkpoint and stop, to stop, or to continue. "
+        "The script must call muster.worker.wait_while_paused. Without a terminal: stop.",
     ),
     Flag(
         name="preempt-signal",
         metavar="SIG",
         ours=True,
         has_variable=False,
-        text="A signal that announces a preemption as SIGTERM does, such as USR1 for Slurm's --signal=USR1@60: scripts "
-        "that ask muster.worker.should_stop stop at one step on all ranks and save; the agents exit with 143.",
+        text="A signal that announces a preemption as SIGTERM does, such as USR1 for Slurm's --signal=USR1@60. Scripts "
+        "that ask muster.worker.should_stop stop at one step on all ranks and save, and the agents exit with 143.",
     ),
     Flag(
         name="hang-timeout",
@@ -230,10 +229,9 @@ RESTARTS: Final = (
         default="auto",
         ours=True,
         has_variable=False,
-        text="Seconds after which the job counts as hung if no rank has entered or completed a collective or "
-        "done a step. A rank that does neither must use CPU time (at least 1/200 of a core) or write "
-        "something (to a file, a pipe or the console). auto: learned from the job itself, at least 60. 0: "
-        "never.",
+        text="Seconds after which the job counts as hung if no rank has entered or completed a collective or done a "
+        "step. A rank that does neither must use CPU time (at least 1/200 of a core) or write something (to a file, "
+        "a pipe or the console). auto: learned from the job itself, at least 60. 0: never.",
     ),
     Flag(
         name="hang-action",
@@ -241,8 +239,9 @@ RESTARTS: Final = (
         default="report with auto, restart with seconds",
         ours=True,
         has_variable=False,
-        text="What follows when the job hangs. report: print which rank keeps the others waiting, and all stacks; the "
-        "job goes on. restart: stop the workers and start the next attempt while restarts are left. stop: end the job.",
+        text="What happens when the job hangs. report: print which rank keeps the others waiting, and all stacks; the "
+        "job goes on. restart: stop the workers and start the next attempt while restarts are left. stop: end the "
+        "job.",
     ),
     Flag(
         name="snapshot-memory",
@@ -250,8 +249,8 @@ RESTARTS: Final = (
         default="40%",
         ours=True,
         has_variable=False,
-        text="The most memory that snapshots of muster.snapshots may take on this node: a share of what is free, by "
-        "the machine and all cgroups, such as 40%, or bytes, such as 64G; 0: none are kept.",
+        text="The most memory that snapshots of muster.snapshots may take on this node. 40% is a share of the memory "
+        "that the machine and all cgroups leave free. 64G is a number of bytes. 0: no snapshots are kept.",
     ),
     Flag(
         name="snapshot-copies",
@@ -267,9 +266,9 @@ RESTARTS: Final = (
         default="node",
         ours=True,
         has_variable=False,
-        text="node: ranks follow the node index. segment: nodes of one NVLink domain (ClusterUUID, the node label "
-        "nvidia.com/gpu.clique, SLURM_JOB_SEGMENT_SIZE, or MUSTER_SEGMENT) get adjacent ranks, and a spare of the same "
-        "domain takes over first; node 0 keeps rank 0.",
+        text="node: ranks follow the node index. segment: nodes of one NVLink domain get adjacent ranks, and a spare "
+        "of the same domain takes over first. ClusterUUID, the node label nvidia.com/gpu.clique, "
+        "SLURM_JOB_SEGMENT_SIZE or MUSTER_SEGMENT names the domain. Node 0 keeps rank 0.",
     ),
     Flag(
         name="monitor-interval",
@@ -308,7 +307,8 @@ PROGRAM: Final = (
         default="auto",
         ours=True,
         has_variable=False,
-        text="Modules that the warm template imports; auto is torch, if the program imports it, and the parts it uses.",
+        text="Modules that the warm template imports. auto is torch, if the program imports it, and the parts of torch "
+        "that it uses.",
     ),
     Flag(
         name="virtual-local-rank",
@@ -345,7 +345,7 @@ OUTPUT: Final = (
         name="local-ranks-filter",
         metavar="R,...",
         default="all",
-        text="Local ranks whose output reaches the console; files get everything.",
+        text="Only these local ranks write to the console; files get everything.",
     ),
     Flag(
         name="collapse-lines",
@@ -353,9 +353,9 @@ OUTPUT: Final = (
         default="auto",
         ours=True,
         has_variable=False,
-        text="Print once, with the ranks that wrote it, what several workers write within half a second: lines that "
-        "are equal but for digits, hexadecimal numbers and paths, and equal tracebacks. on, off, or auto: on a "
-        "terminal, from 8 workers on. Files get everything.",
+        text="Print a line once, with the ranks that wrote it, if several workers write it within half a second. Lines "
+        "may differ in digits, hexadecimal numbers and paths. Equal tracebacks are also printed once. on, off, or "
+        "auto: on a terminal with 8 workers or more. Files get everything.",
     ),
     Flag(
         name="duplicate-stdout-filters",
@@ -374,7 +374,7 @@ OUTPUT: Final = (
         metavar="NAME",
         default="null",
         text="console prints the agent's event records to stderr, one JSON object per line; null does not. "
-        "events.jsonl in the log folder has them either way.",
+        "events.jsonl in the log folder has them in either case.",
     ),
     Flag(
         name="notify",
@@ -382,26 +382,26 @@ OUTPUT: Final = (
         ours=True,
         has_variable=False,
         text="A command that one node runs when the job has failed, hangs, is preempted, has ended or was stopped, "
-        "once for each: words as a shell splits them, but no shell. It reads the report, and MUSTER_NOTIFY_EVENT, "
-        "_REASON, _RUN_ID, _APP, _STEP, _ATTEMPT, _EXIT_CODE, _LOG_DIR and _HOST as far as they are known. It is "
-        "killed after 30 s, or 3 s after a signal has ended the job; how it ends changes nothing.",
+        "once for each. It is split into words as a shell does, but no shell runs. It reads the report, and "
+        "MUSTER_NOTIFY_EVENT, _REASON, _RUN_ID, _APP, _STEP, _ATTEMPT, _EXIT_CODE, _LOG_DIR and _HOST as far as they "
+        "are known. It is killed after 30 s, or 3 s after a signal has ended the job. Its end changes nothing.",
     ),
     Flag(
         name="metrics-port",
         metavar="[ADDR:]PORT",
         ours=True,
         has_variable=False,
-        text="Serve /metrics (Prometheus' text and OpenMetrics), /healthz, /readyz and /status over HTTP, at 127.0.0.1 "
-        "unless an IP address is given; 0 takes a free port. status.json names it. If the port is taken, one line says "
-        "so, and the job runs.",
+        text="Serve /metrics (Prometheus' text and OpenMetrics), /healthz, /readyz and /status over HTTP. The address "
+        "is 127.0.0.1 unless another IP address is given. 0 takes a free port, and status.json names it. If the port "
+        "is taken, one line says so, and the job runs.",
     ),
     Flag(
         name="tracker-run",
         ours=True,
         has_variable=False,
         text="All attempts of the job are one run in Weights & Biases and in Comet, and have the job's id as a tag in "
-        "MLflow: global rank 0 gets WANDB_RUN_ID and WANDB_RESUME, COMET_EXPERIMENT_KEY, MLFLOW_RUN_CONTEXT, unless "
-        "the tracker's variables are set. Several runs of one script become one. It needs --rdzv-id.",
+        "MLflow. Global rank 0 gets WANDB_RUN_ID and WANDB_RESUME, COMET_EXPERIMENT_KEY and MLFLOW_RUN_CONTEXT, "
+        "unless the tracker's variables are set. Several runs of one script become one. It needs --rdzv-id.",
     ),
 )
 

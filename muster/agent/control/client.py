@@ -29,7 +29,7 @@ USAGE = """\
 usage: muster-agent ask job {stop|checkpoint|pause|resume|stacks} [--limit SECONDS]
 
 Asks the job that this node belongs to, and prints the answer as one line of JSON. `muster` runs it on a node of the
-job; its environment has the job's token.
+job, where the environment has the job's token.
 
   --limit S    how long the ranks may take (default: 60)
 

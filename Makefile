@@ -16,16 +16,18 @@ NIGHTLY := .venv-nightly/bin
 PYTEST := $(STABLE)/python -m pytest
 # what runs against both TorchX lines; the other files may import torch, which .venv-nightly has not
 BOTH_LINES = $(shell grep -rlE 'mark\.torchx' tests --include='test_*.py')
-# on the nightly line in `make soak` only, since it hardly meets TorchX or others' tests of it run on both lines: what is
-# asked of a running job, agents and limits of containers, killed submissions, pods and queues, the bundle, contracts,
-# golden states, folders, logs and reports on this machine
+# on the nightly line in `make soak` only, since others' tests of it run on both lines: what is asked of a running job,
+# agents and limits of containers, killed submissions, pods
 CONTROL := tests/docker/test_docker_control.py tests/docker/test_docker_contract.py tests/docker/test_docker_agents.py \
 	tests/docker/test_docker_container_restart.py tests/docker/test_docker_killed_submission.py \
 	tests/docker/test_docker_host_network.py tests/docker/test_docker_afterwards.py tests/docker/test_docker_limits.py \
 	tests/docker/test_docker_golden.py tests/docker/test_docker_hold.py \
 	tests/process/control/test_local_control.py tests/process/control/test_resize.py \
-	tests/process/kubernetes/test_control.py tests/process/kubernetes/test_pod.py tests/process/kubernetes/test_queue.py \
-	tests/process/kubernetes/test_submission.py tests/process/kubernetes/test_follow.py \
+	tests/process/kubernetes/test_control.py tests/process/kubernetes/test_pod.py \
+	tests/process/kubernetes/test_submission.py
+# on the nightly line in `make nightly` only, since it hardly meets TorchX: queues, the bundle, golden states, folders,
+# logs and reports on this machine
+ASIDE := tests/process/kubernetes/test_queue.py tests/process/kubernetes/test_follow.py \
 	tests/process/kubernetes/test_restarted_server.py tests/process/kubernetes/test_what_is_told.py \
 	$(wildcard tests/process/*/test_golden.py) tests/process/local/test_ends.py tests/process/local/test_folders.py \
 	tests/process/local/test_logs.py tests/process/local/test_prune.py tests/process/local/test_reports.py \
@@ -62,7 +64,7 @@ test-processes: $(STABLE)/.ready
 	$(PYTEST) -q --numprocesses 5 -m 'not long' tests/process tests/fault tests/conformance tests/ssh
 
 test-nightly: $(NIGHTLY)/.ready
-	$(call print_at_its_end,$(NIGHTLY)/python -m pytest -q --numprocesses 4 --dist loadfile -m 'torchx and not long' $(filter-out $(CONTROL),$(BOTH_LINES)))
+	$(call print_at_its_end,$(NIGHTLY)/python -m pytest -q --numprocesses 4 --dist loadfile -m 'torchx and not long' $(filter-out $(CONTROL) $(ASIDE),$(BOTH_LINES)))
 
 test-docker: $(STABLE)/.ready
 	$(call print_at_its_end,$(PYTEST) -q --numprocesses 2 --dist loadfile -m 'not alone and not long' tests/docker tests/kubernetes)
@@ -89,7 +91,8 @@ soak-long: $(STABLE)/.ready $(NIGHTLY)/.ready
 	$(PYTEST) -q --numprocesses 4 -m 'long and not soak' --ignore $(REHEARSED) tests/unit tests/process tests/fault tests/conformance tests/ssh
 
 soak-docker: $(STABLE)/.ready $(NIGHTLY)/.ready
-	$(call print_at_its_end,$(PYTEST) -q -m long tests/docker)
+	$(call print_at_its_end,$(PYTEST) -q --numprocesses 2 --dist loadfile -m 'long and not alone' tests/docker)
+	$(call print_at_its_end,$(PYTEST) -q -m 'long and alone' tests/docker)
 	$(call print_at_its_end,$(NIGHTLY)/python -m pytest -q -m 'alone and not long' tests/docker)
 	$(call print_at_its_end,$(NIGHTLY)/python -m pytest -q --numprocesses 3 --dist loadfile -m 'torchx or docker' $(CONTROL))
 
@@ -110,12 +113,13 @@ gpu: $(STABLE)/.ready ## the tests that need an NVIDIA GPU, and what muster sees
 	-$(STABLE)/muster doctor
 	MUSTER_REQUIRE=gpu $(PYTEST) -m gpu -rs tests/process
 
-nightly: $(STABLE)/.ready ## the simulations with more seeds; 1,000 jobs from one program; forked jobs; eight rehearsed scripts
+nightly: $(STABLE)/.ready $(NIGHTLY)/.ready ## the simulations with more seeds; 1,000 jobs from one program; forked jobs; eight rehearsed scripts; what hardly meets TorchX on its nightly line
 	MUSTER_SIM_SEEDS=$(SIM_SEEDS) $(PYTEST) -q --numprocesses auto tests/unit/rendezvous/test_simulation.py \
 		tests/unit/rendezvous/test_member_decisions.py
 	MUSTER_ELASTIC_DRAIN_SEEDS=20000 $(PYTEST) -q --numprocesses auto tests/unit/rendezvous/test_elastic_drain_simulation.py
 	MUSTER_DRAIN_RUNS=50 $(PYTEST) -q --numprocesses 2 --timeout 600 tests/fault/test_drain_netns.py
 	MUSTER_SNAPSHOT_RUNS=0:200 $(PYTEST) -q --numprocesses 4 tests/fault/test_snapshot_runs.py
+	$(NIGHTLY)/python -m pytest -q --numprocesses 4 --dist loadfile -m torchx $(ASIDE)
 	MUSTER_LAUNCHES=1000 $(PYTEST) -q -k loop_leave_nothing tests/process/elastic/test_launch.py
 	$(PYTEST) -q --count 3 --numprocesses 2 -k 'example or told_what' $(REHEARSED) tests/process/local/test_rehearse.py
 	MUSTER_HOLD_RUNS=200 $(PYTEST) -q -k many_runs tests/process/held/test_holds.py

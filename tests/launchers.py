@@ -20,6 +20,8 @@ TORCHRUN, MUSTER = "torchrun", "muster"
 ONE_START = os.environ.get("MUSTER_TEST_START", "")
 STARTS = (ONE_START,) if ONE_START else ("cold", "warm")
 """What tests of both ways run."""
+MOSTLY_WARM = tuple(pytest.param(start, marks=[pytest.mark.long] * (start == "cold")) for start in STARTS)
+"""The same where the two differ little: the cold ones in the soak."""
 START_FLAGS = ("--start", ONE_START) if ONE_START else ()
 """What tests that leave the way to the agent add to its flags, and to a component's."""
 

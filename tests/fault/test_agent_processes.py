@@ -22,7 +22,11 @@ from muster.cli.rehearse.faults.nodes import agent_killed
 
 PROGRAM = str(Path(__file__).parent.parent / "programs" / "agent" / "ready.py")
 AGENT = [sys.executable, "-m", "muster.agent", "--shutdown-timeout", "1", *START_FLAGS]
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+SIGNALS = [
+    signal.SIGTERM,
+    signal.SIGINT,
+    *(pytest.param(signum, marks=pytest.mark.long) for signum in (signal.SIGHUP, signal.SIGQUIT)),
+]
 pytestmark = [pytest.mark.soak, pytest.mark.filterwarnings("ignore::ResourceWarning")]
 
 

@@ -88,6 +88,7 @@ def test_all_ranks_save_the_same_step_and_the_next_run_continues(tmp_path: Path,
     assert {each["weight"] for each in read_checkpoints(tmp_path)} == {compute_weight(total - 1)}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("victim", [0])  # another node's is in test_drain_netns
 def test_the_others_of_an_elastic_job_go_on_at_the_next_step(tmp_path: Path, victim: int) -> None:
     with start_job(tmp_path, program=ELASTIC, nnodes="1:3", flags=("--rdzv-backend", "c10d")) as trees:

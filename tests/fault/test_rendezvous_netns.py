@@ -19,6 +19,7 @@ def world(tmp_path: Path) -> Iterator[World]:
         yield made
 
 
+@pytest.mark.long
 def test_loss_of_a_node(world: World) -> None:
     one, two = world.start(2, "1:2")
     two.kill_agent()

@@ -67,7 +67,7 @@ def test_a_second_node_0_on_another_machine_is_refused_and_both_say_so(world: Wo
     world.finish(zero, one)
 
 
-@pytest.mark.parametrize("chain", ["INPUT", "OUTPUT"])
+@pytest.mark.parametrize("chain", ["INPUT", pytest.param("OUTPUT", marks=pytest.mark.long)])
 @pytest.mark.parametrize("victim", [0, 2])
 def test_packets_dropped_one_way(world: World, victim: int, chain: str) -> None:
     """A node that only sends, and one that only receives; the leader and another."""
@@ -96,7 +96,7 @@ def test_latency_of_200_ms(world: World) -> None:
     world.finish(first, *others)
 
 
-@pytest.mark.parametrize("victim", [0, 2])
+@pytest.mark.parametrize("victim", [0, pytest.param(2, marks=pytest.mark.long)])
 def test_a_stopped_agent_whose_workers_run_on(world: World, victim: int) -> None:
     """Its guard kills them before the others go on without it; continued, it takes part again."""
     nodes = world.start(3, "2:3", sums="plain", conf=QUICK)

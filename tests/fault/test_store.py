@@ -54,7 +54,7 @@ def check(outcome: Outcome, log_dir: Path, attempt: int = 1) -> None:
     assert "unexpected" not in outcome.stderr
 
 
-@pytest.mark.parametrize("words", [["none"], ["none", "apart"]], ids=" ".join)
+@pytest.mark.parametrize("words", [pytest.param(["none"], marks=pytest.mark.long), ["none", "apart"]], ids=" ".join)
 def test_a_job_that_succeeds_is_quiet(tmp_path: Path, words: list[str]) -> None:
     outcome = run_tree([*build_agent(tmp_path / "logs", "--standalone"), PROGRAM, *words], timeout_s=LIMIT_S)
     check(outcome, tmp_path / "logs", attempt=0)
@@ -62,7 +62,7 @@ def test_a_job_that_succeeds_is_quiet(tmp_path: Path, words: list[str]) -> None:
     assert [line for line in lines if "OMP_NUM_THREADS" not in line] == []
 
 
-@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("point", [POINTS[0], *(pytest.param(point, marks=pytest.mark.long) for point in POINTS[1:])])
 def test_a_worker_is_killed_while_the_others_wait_for_it(tmp_path: Path, point: str) -> None:
     outcome = run_tree([*build_agent(tmp_path / "logs", "--standalone"), PROGRAM, point], timeout_s=LIMIT_S)
     check(outcome, tmp_path / "logs")
@@ -72,9 +72,9 @@ def test_a_worker_is_killed_while_the_others_wait_for_it(tmp_path: Path, point: 
     ("words", "word", "count"),
     [
         (["wait"], "ready", 0),
-        (["wait"], "ready", 3),
-        (["new_group", "held"], "held", 1),
-        (["destroy", "held"], "held", 1),
+        pytest.param(["wait"], "ready", 3, marks=pytest.mark.long),
+        pytest.param(["new_group", "held"], "held", 1, marks=pytest.mark.long),
+        pytest.param(["destroy", "held"], "held", 1, marks=pytest.mark.long),
     ],
     ids=["init", "wait", "new_group", "destroy"],
 )
@@ -112,6 +112,7 @@ def test_the_agent_that_hosts_the_store_is_killed(tmp_path: Path) -> None:
     assert (outcome.exit_code, outcome.leftovers) == (143, ()), outcome.explain()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("point", ["init", "new_group", "destroy"])
 def test_the_agent_that_hosts_the_store_is_killed_while_workers_wait_for_one_of_them(
     tmp_path: Path, point: str

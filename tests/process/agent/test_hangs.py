@@ -60,7 +60,7 @@ ROWS = {
 """By what the program does: what the report says of it, and the line at which it says that rank 1 is."""
 
 
-SHORT = ("sleeps", "leaves", "init", "stops", "receives")
+SHORT = ("sleeps", "leaves", "stops")
 """Of alike rows one in `make test`."""
 WARM = [how if how in SHORT else pytest.param(how, marks=pytest.mark.long) for how in ROWS]
 COLD = [how if how == "loads" else pytest.param(how, marks=pytest.mark.long) for how in ROWS]
@@ -97,6 +97,7 @@ def check_report(outcome: Outcome, log_dir: Path, expected: str, line: str | Non
     assert "[W" not in outcome.stderr, outcome.explain()
 
 
+@pytest.mark.long
 def test_the_guilty_rank_is_named_behind_a_wrapper(tmp_path: Path) -> None:
     """With --no-python: a shell script starts Python."""
     wrapper = tmp_path / "wrapper.sh"
@@ -147,6 +148,7 @@ def test_a_rank_of_another_node_that_ended_is_named(tmp_path: Path) -> None:
     assert [(each.exit_code, each.leftovers) for each in outcomes] == [(1, ()), (1, ())], outcomes[1].explain()
 
 
+@pytest.mark.long
 def test_a_rank_of_another_node_that_ended_is_told_while_the_job_goes_on(tmp_path: Path) -> None:
     """No worker of that node is left that could be read; the node itself tells that it has ended."""
     with start_pair(tmp_path, "leaves", 1, 1, "--hang-action", "report") as trees:

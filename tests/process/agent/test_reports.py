@@ -14,12 +14,12 @@ from typing import IO
 
 import pytest
 from harness import Tree, find_free_port, run_tree, wait_until
-from launchers import START_FLAGS, STARTS
+from launchers import MOSTLY_WARM, START_FLAGS
 
 PROGRAMS = Path(__file__).parents[2] / "programs" / "agent"
 
 
-@pytest.fixture(params=STARTS)
+@pytest.fixture(params=MOSTLY_WARM)
 def nodes(request: pytest.FixtureRequest, tmp_path: Path) -> list[list[str]]:
     """Command lines of two agents of one job, two workers each."""
     flags = ["--nnodes", "2", "--nproc-per-node", "2", "--tee", "3", "--start", request.param]
@@ -187,7 +187,7 @@ class TestHangs:
         assert [outcome.exit_code for outcome in outcomes] == [0, 0], outcomes[0].explain()
 
     @pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.long), 1], ids=["worker", "child of a worker"])
-    @pytest.mark.parametrize("start", [pytest.param("cold", marks=pytest.mark.long), "warm"])
+    @pytest.mark.parametrize("start", MOSTLY_WARM)
     def test_an_occasional_line_that_the_agent_does_not_capture_is_activity(
         self, start: str, rank: int, tmp_path: Path
     ) -> None:
@@ -202,7 +202,7 @@ class TestHangs:
         assert outcome.exit_code == 0, outcome.explain()
         assert "hung" not in outcome.stderr, outcome.explain()
 
-    @pytest.mark.parametrize("start", STARTS)
+    @pytest.mark.parametrize("start", MOSTLY_WARM)
     def test_requested_stacks_are_not_activity(self, start: str, tmp_path: Path) -> None:
         """The workers write them, but only because the agent requests them."""
         flags = ["--standalone", "--nproc-per-node", "2", "--hang-timeout", "2", "--tee", "3"]
@@ -261,7 +261,7 @@ def test_sigusr2_prints_stacks_and_disturbs_no_worker(nodes: list[list[str]], tm
     assert [outcome.exit_code for outcome in outcomes] == [0, 0], outcomes[0].explain()
 
 
-@pytest.mark.parametrize("start", STARTS)
+@pytest.mark.parametrize("start", MOSTLY_WARM)
 def test_repeated_requests_for_stacks_do_not_delay_a_stop(start: str, tmp_path: Path) -> None:
     """Rank 0 blocks all signals, so that each collection lasts up to its limit and all of them overlap."""
     fail_file = tmp_path / "fail"
@@ -361,7 +361,7 @@ def test_why_a_script_ended_itself(way: str, why: str, tmp_path: Path) -> None:
     assert "(--tee 2" not in page, teed.explain()
 
 
-@pytest.mark.parametrize("start", STARTS)
+@pytest.mark.parametrize("start", MOSTLY_WARM)
 @pytest.mark.parametrize("program", [["-m", "email"], ["--no-python", "no_such_command"]])
 def test_a_program_that_cannot_be_run_is_not_retried(start: str, program: list[str], tmp_path: Path) -> None:
     """Nor is it where nothing is captured, so that its words are on the console only."""
@@ -372,7 +372,7 @@ def test_a_program_that_cannot_be_run_is_not_retried(start: str, program: list[s
     assert "twice in a row: not retried" in outcome.stderr
 
 
-@pytest.mark.parametrize("start", STARTS)
+@pytest.mark.parametrize("start", MOSTLY_WARM)
 def test_a_recovery_can_be_read_from_the_events(start: str, tmp_path: Path) -> None:
     flags = ["--standalone", "--nproc-per-node", "2", "--max-restarts", "1", "--log-dir", str(tmp_path)]
     flags += ["--start", start]

@@ -40,6 +40,7 @@ def test_it_trains(name: str, tmp_path: Path) -> None:
     assert outcome.leftovers == (), outcome.explain()
 
 
+@pytest.mark.long
 @pytest.mark.torch
 def test_a_failure_reaches_it_as_torchs_exception(tmp_path: Path) -> None:
     outcome = run_client("accelerate", "fail", folder=tmp_path)

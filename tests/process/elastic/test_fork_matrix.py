@@ -12,7 +12,7 @@ LOOPS = int(os.environ.get("MUSTER_FORK_LOOPS", "1"))
 """More with `make nightly`."""
 
 MATRIX = Path(__file__).parents[2] / "programs" / "elastic" / "fork_matrix.py"
-OFTEN, RARELY = [pytest.mark.soak], [pytest.mark.soak, pytest.mark.slow]
+OFTEN, RARELY = [pytest.mark.soak], [pytest.mark.soak, pytest.mark.slow, pytest.mark.long]
 CALLERS = [
     pytest.param(caller, marks=OFTEN if caller == "script" else RARELY)
     for caller in ("script", "thread", "pytest", "child", "kernel")

@@ -69,10 +69,10 @@ def test_the_agent_draws_the_bar_of_events(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("answer", "saves", "whose"),
     [
-        ("y", True, "ice-learn"),
+        pytest.param("y", True, "ice-learn", marks=pytest.mark.long),
         pytest.param("n", False, "ice-learn", marks=pytest.mark.long),
         ("y", True, "muster"),
-        ("n", False, "muster"),
+        pytest.param("n", False, "muster", marks=pytest.mark.long),
     ],
 )
 def test_ctrl_c_asks_whether_to_save(answer: str, saves: bool, whose: str, tmp_path: Path) -> None:

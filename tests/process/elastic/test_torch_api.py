@@ -73,6 +73,7 @@ def test_processes(tmp_path: Path) -> None:
     assert [line for line in lines if "foo bar" not in line] == ["[0, 1] None", result] * 2, outcome.explain()
 
 
+@pytest.mark.long
 def test_processes_that_run_a_command(tmp_path: Path) -> None:
     outcome = run_scenario("commands", tmp_path)
     assert outcome.stdout.splitlines() == [
@@ -104,6 +105,7 @@ def test_tail(tmp_path: Path) -> None:
     assert stopped == "True"
 
 
+@pytest.mark.long
 def test_file_timers(tmp_path: Path) -> None:
     outcome = run_scenario("timers", tmp_path)
     assert outcome.stdout.splitlines() == ["{0: 1, 1: 1}", "1 -9", "False"], outcome.explain()
@@ -122,7 +124,8 @@ def test_what_has_no_effect_or_no_counterpart_is_said(tmp_path: Path) -> None:
     ], outcome.explain()
 
 
-@pytest.mark.parametrize("library", ["muster", pytest.param("torch", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("library", ["muster", "torch"])
 def test_beside_torch(library: str, tmp_path: Path) -> None:
     """What workers, metrics, events and a missing program are like: the same text with both libraries."""
     port = find_free_port()

@@ -58,6 +58,7 @@ def check(script: str, folder: Path, read_weights: Callable[[Path], "dict[str, t
     assert all(torch.equal(weight, undisturbed[name]) for name, weight in weights.items())
 
 
+@pytest.mark.long
 def test_ddp(tmp_path: Path) -> None:
     check("snapshots/ddp.py", tmp_path, lambda out: torch.load(out / f"step{STEPS - 1}.pt")["model"])
 

@@ -130,7 +130,7 @@ def test_one_node_listens_on_loopback_only(tmp_path: Path) -> None:
 
 @pytest.mark.torch
 @needs_two_users
-@pytest.mark.parametrize("token", [TOKEN, ""])
+@pytest.mark.parametrize("token", [TOKEN, pytest.param("", marks=pytest.mark.long)])
 def test_two_nodes_on_loopback_listen_there_only(tmp_path: Path, port: int, token: str) -> None:
     """With a token, rendezvous and every agent's own port were open at all addresses."""
     shared = ("--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--start", "warm")

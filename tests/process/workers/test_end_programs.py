@@ -1,6 +1,7 @@
 """The table of ends: each program ends alike under `python`, cold and warm, and a warm worker early where it may.
 
-All programs run once, some at a time: the cold and the warm workers of all have one driver each.
+All programs run once, some at a time: the cold and the warm workers of all have one driver each. Those that need torch
+have drivers of their own.
 """
 
 import fcntl
@@ -15,17 +16,20 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
-from end_programs import END_PROGRAMS
+from end_programs import END_PROGRAMS, EndProgram
 from fidelity import Probe, Shown, expect_same, run_started, start_plainly
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="warm start is for Linux")
 
 HAS_TORCH = importlib.util.find_spec("torch") is not None
-PROGRAMS = {name: program for name, program in END_PROGRAMS.items() if HAS_TORCH or not program.needs_torch}
+LIGHT = {name: program for name, program in END_PROGRAMS.items() if not program.needs_torch}
+WITH_TORCH = {name: program for name, program in END_PROGRAMS.items() if HAS_TORCH and program.needs_torch}
 PRELOAD = (
     *("asyncio", "atexit", "builtins", "concurrent.futures", "contextlib", "ctypes", "functools", "gzip", "json"),
     *("logging.handlers", "multiprocessing", "pathlib", "shelve", "sqlite3", "socket", "subprocess", "tempfile"),
-    *(("torch", "torch._dynamo") if HAS_TORCH else ()),
+)
+PRELOAD_TORCH = (
+    *("torch", "torch._dynamo"),
     *(("tabulate",) if importlib.util.find_spec("tabulate") else ()),  # torch._dynamo imports it at exit
 )
 WAYS = ("plain", "cold", "warm")
@@ -52,26 +56,38 @@ class Ended(Shown):
 
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> Mapping[tuple[str, str], Ended]:
+    return end_all(LIGHT, tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def ended_with_torch(tmp_path_factory: pytest.TempPathFactory) -> Mapping[tuple[str, str], Ended]:
+    return end_all(WITH_TORCH, tmp_path_factory)
+
+
+def end_all(
+    programs: Mapping[str, EndProgram], tmp_path_factory: pytest.TempPathFactory
+) -> Mapping[tuple[str, str], Ended]:
     """Of each way and program, what became of it. The first of pytest's processes runs them for all."""
     root = tmp_path_factory.getbasetemp()
-    root = (root.parent if "PYTEST_XDIST_WORKER" in os.environ else root) / "ends"
+    root = root.parent if "PYTEST_XDIST_WORKER" in os.environ else root
+    root = root / ("ends" if programs is LIGHT else "ends_with_torch")
     root.mkdir(exist_ok=True)
     results = root / "results.json"
     with open(root / "lock", "w", encoding="utf-8") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not results.exists():
-            results.write_text(json.dumps([asdict(one) for one in run_all(root)]))
+            results.write_text(json.dumps([asdict(one) for one in run_all(root, programs)]))
     return {(one["way"], one["name"]): Ended(**one) for one in json.loads(results.read_text())}
 
 
-def run_all(root: Path) -> Iterator[Ended]:
-    for name, program in PROGRAMS.items():
+def run_all(root: Path, programs: Mapping[str, EndProgram]) -> Iterator[Ended]:
+    for name, program in programs.items():
         for way in WAYS:
             (root / way / name).mkdir(parents=True)
         (root / "programs" / name).mkdir(parents=True)
         (root / "programs" / name / "main.py").write_text(MARK + program.source)
     for way in WAYS:
-        for name, shown in run_plainly(root) if way == "plain" else run_workers(root, way):
+        for name, shown in run_plainly(root, programs) if way == "plain" else run_workers(root, way, programs):
             yield read_ended(root / way / name, shown)
 
 
@@ -81,8 +97,8 @@ def batch(names: Mapping[str, object]) -> Iterator[list[str]]:
         yield part
 
 
-def run_plainly(root: Path) -> Iterator[tuple[str, Shown]]:
-    for names in batch(PROGRAMS):
+def run_plainly(root: Path, programs: Mapping[str, EndProgram]) -> Iterator[tuple[str, Shown]]:
+    for names in batch(programs):
         started = {name: start_plainly(build_probe(root, "plain", name)) for name in names}
         yield from ((name, one.wait()) for name, one in started.items())
 
@@ -91,14 +107,16 @@ def build_probe(root: Path, way: str, name: str) -> Probe:
     return Probe(target=str(root / "programs" / name / "main.py"), args=(str(root / way / name),))
 
 
-def run_workers(root: Path, way: str) -> Iterator[tuple[str, Shown]]:
+def run_workers(root: Path, way: str, programs: Mapping[str, EndProgram]) -> Iterator[tuple[str, Shown]]:
     """Run all in the workers of one driver, a round for each part."""
-    parts = list(batch(PROGRAMS))
+    parts = list(batch(programs))
     probes = [[build_probe(root, way, name) for name in names] for names in parts]
     each = [[{"target": probe.target, "args": probe.args} for probe in part] for part in probes]
-    first = Probe(target=probes[0][0].target, preload=",".join(PRELOAD))
+    first = Probe(
+        target=probes[0][0].target, preload=",".join(PRELOAD if programs is LIGHT else (*PRELOAD, *PRELOAD_TORCH))
+    )
     started = run_started(first, way, root / f"{way}-driver", each=each)
-    assert way != "warm" or started.ways == ["warm"] * len(PROGRAMS), started.notices
+    assert way != "warm" or started.ways == ["warm"] * len(programs), started.notices
     for names, shown in zip(parts, started.shown, strict=True):
         yield from zip(names, shown, strict=True)
 
@@ -125,10 +143,20 @@ def clean_own(text: str, folder: Path) -> str:
     return re.sub(r"\b(pid|process) \d+", r"\1 PID", text)
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", LIGHT)
 def test_it_ends_alike_in_all_three_ways(name: str, ended: Mapping[tuple[str, str], Ended]) -> None:
+    compare_ends(name, ended)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", WITH_TORCH)
+def test_it_ends_alike_with_torch(name: str, ended_with_torch: Mapping[tuple[str, str], Ended]) -> None:
+    compare_ends(name, ended_with_torch)
+
+
+def compare_ends(name: str, ended: Mapping[tuple[str, str], Ended]) -> None:
     plain, cold, warm = (ended[way, name] for way in WAYS)
-    program = PROGRAMS[name]
+    program = END_PROGRAMS[name]
     expect_same("cold", cold, "warm", warm)
     expect_same("plain", replace(plain, stderr=cold.stderr) if program.shows_frames else plain, "cold", cold)
     assert plain.files == cold.files == warm.files

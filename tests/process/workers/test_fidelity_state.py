@@ -241,6 +241,7 @@ def test_torch(target: str, tmp_path: Path) -> None:
     compare(Probe(target=target, env={"OMP_NUM_THREADS": "2"}), tmp_path)
 
 
+@pytest.mark.long
 @needs_torch
 def test_torch_with_bound_cpus(tmp_path: Path) -> None:
     cpu = min(os.sched_getaffinity(0))
@@ -248,9 +249,10 @@ def test_torch_with_bound_cpus(tmp_path: Path) -> None:
     assert warm == cold
 
 
+@pytest.mark.long
 @needs_torch
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs")
-@pytest.mark.parametrize("count", [pytest.param(1, marks=pytest.mark.long), 2])
+@pytest.mark.parametrize("count", [1, 2])
 def test_a_template_with_another_number_of_cpus_than_its_worker(count: int, tmp_path: Path) -> None:
     """As many threads work as there are CPUs; one idle thread may be left from resizing a pool."""
     cpus = sorted(os.sched_getaffinity(0))[:2]

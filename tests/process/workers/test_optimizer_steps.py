@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from harness import Tree, run_tree
-from launchers import ONE_START
+from launchers import MOSTLY_WARM
 
 pytestmark = [
     pytest.mark.torch,
@@ -15,7 +15,6 @@ pytestmark = [
 ]
 
 PROGRAM = Path(__file__).parents[2] / "programs" / "optimizer_steps.py"
-STARTS = [ONE_START] if ONE_START else ["cold", "warm"]
 RANKS = 6
 
 
@@ -23,7 +22,7 @@ def build_command(nproc: int, *words: str) -> list[str]:
     return [sys.executable, "-m", "muster.agent", "--standalone", "--nproc-per-node", str(nproc), *words]
 
 
-@pytest.mark.parametrize("start", [pytest.param(each, marks=[pytest.mark.long] * (each == "cold")) for each in STARTS])
+@pytest.mark.parametrize("start", MOSTLY_WARM)
 def test_each_rank_is_as_far_as_its_busiest_optimizer_unless_it_says_so_itself(start: str) -> None:
     with Tree(build_command(RANKS, "--start", start, "--tee", "3", str(PROGRAM))) as tree:
         tree.wait_for_line("trained", count=RANKS, timeout_s=180)
@@ -35,7 +34,11 @@ def test_each_rank_is_as_far_as_its_busiest_optimizer_unless_it_says_so_itself(s
     assert len(shown) == len(expected), shown  # rank 5 has no torch
 
 
-@pytest.mark.parametrize("words", [["--start", "cold"], ["--no-python", sys.executable]], ids=["script", "command"])
+@pytest.mark.parametrize(
+    "words",
+    [["--start", "cold"], pytest.param(["--no-python", sys.executable], marks=pytest.mark.long)],
+    ids=["script", "command"],
+)
 def test_the_report_of_a_failure_has_the_step(words: list[str], tmp_path: Path) -> None:
     outcome = run_tree(build_command(1, "--log-dir", str(tmp_path), *words, str(PROGRAM), "raise"))
     assert outcome.exit_code == 1, outcome.explain()

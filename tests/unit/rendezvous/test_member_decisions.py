@@ -50,7 +50,7 @@ from muster.agent.rendezvous.report_messages import Failed, Stopped
 from muster.agent.rendezvous.transport.links import Cause, LinkEnd
 from muster.agent.round import Checkpoint
 
-SEEDS = int(os.environ.get("MUSTER_SIM_SEEDS", "1000"))
+SEEDS = int(os.environ.get("MUSTER_SIM_SEEDS", "500"))
 BATCHES = 10
 STEPS = 120
 SILENCE_S = 5.0

@@ -29,8 +29,8 @@ from muster.agent.rendezvous.consensus.state import update_recovery
 from muster.agent.rendezvous.interface import JobEnded, RendezvousFailed
 from muster.agent.rendezvous.member.state import Phase
 
-SEEDS = int(os.environ.get("MUSTER_SIM_SEEDS", "1000"))
-SPARE_SEEDS = 400
+SEEDS = int(os.environ.get("MUSTER_SIM_SEEDS", "500"))
+SPARE_SEEDS = 200
 """Of jobs with more nodes than they need; see the limit above."""
 FAULTY_SEEDS = 100
 """Of such jobs, a node of which leaves when a worker fails and a spare node is there."""

@@ -110,6 +110,7 @@ class TestAgentBundle:
         assert bundle.build_agent_bundle() == first
         assert len(first) < bundle.AGENT_BUNDLE_LIMIT_BYTES
 
+    @pytest.mark.long
     def test_stripped_source_is_the_same_program_on_the_same_lines(self):
         package = pathlib.Path(bundle.__file__).parents[1]
         rooms = [package / name for name in ("agent", "_shared", "snapshots")]

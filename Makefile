@@ -122,7 +122,7 @@ nightly: $(STABLE)/.ready $(NIGHTLY)/.ready ## the simulations with more seeds; 
 	$(NIGHTLY)/python -m pytest -q --numprocesses 4 --dist loadfile -m torchx $(ASIDE)
 	MUSTER_LAUNCHES=1000 $(PYTEST) -q -k loop_leave_nothing tests/process/elastic/test_launch.py
 	$(PYTEST) -q --count 3 --numprocesses 2 -k 'example or told_what' $(REHEARSED) tests/process/local/test_rehearse.py
-	MUSTER_HOLD_RUNS=200 $(PYTEST) -q -k many_runs tests/process/held/test_holds.py
+	MUSTER_HOLD_RUNS=200 $(PYTEST) -q --timeout 7200 -k many_runs tests/process/held/test_holds.py
 	MUSTER_FORK_LOOPS=20 $(PYTEST) -q tests/process/elastic/test_fork_matrix.py
 
 bench: $(STABLE)/.ready ## measure against torchrun, side by side

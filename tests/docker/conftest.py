@@ -10,10 +10,12 @@ import socket
 import subprocess
 import tempfile
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from muster.schedulers.docker.engine.client import Engine
 from muster.schedulers.docker.engine.sdk import DEFAULT_HOST
 
 IMAGE = "muster-test:torch"
@@ -143,12 +145,10 @@ class Apps:
     def inside(self, app_id, command, role="w", replica=0):
         """The output of a command in a replica's container."""
         (container,) = self.containers(app_id, every=False, role=role, replica=replica)
-        for _ in range(3):
-            code, said = container.exec_run(["sh", "-c", command])
-            assert code == 0, said
-            if said:  # a busy engine loses the output of a command that ends at once
-                break
-        return said.decode()
+        with closing(Engine(os.environ)) as engine:
+            code, said, errors = engine.run_inside(container.id, ["sh", "-c", command])
+        assert code == 0, said + errors
+        return said
 
     def cancel(self, app_id):
         self.runner.cancel(f"docker://test/{app_id}")

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import held_runs
 import pytest
 from harness import wait_until
 from held_runs import SLEEP, Commands, Held, HeldContract
+
+from muster.schedulers.docker.engine.client import Engine
 
 pytestmark = pytest.mark.docker
 IMAGE = ("--image", "muster-test:torch")
@@ -114,10 +117,10 @@ def test_nothing_of_many_runs_is_left(held: Held, client: Any) -> None:
         seen = []
         for container in list_containers(client, held):
             names = sorted(words.split()[0] for _, words in container.top(ps_args="-eo pid,args")["Processes"])
-            code, files = container.exec_run(
-                ["sh", "-c", "find /var/opt/muster/logs -name 'main-*' | wc -l; ls /dev/shm"]
-            )
-            assert code == 0, files
+            command = "find /var/opt/muster/logs -name 'main-*' | wc -l; ls /dev/shm"
+            with closing(Engine(os.environ)) as engine:
+                code, files, errors = engine.run_inside(container.id, ["sh", "-c", command])
+            assert code == 0, errors
             seen.append((names, files))
         return seen
 

@@ -108,6 +108,7 @@ def pump_pipe(
     send: Callable[[bytes], None],
     close: Callable[[], None],
     explain: Callable[[], str],
+    first: bytes = b"",
     root: int = 0,
 ) -> NodePipe:
     """Make a pipe of a connection with messages of its own: a thread passes bytes between the two.
@@ -120,6 +121,7 @@ def pump_pipe(
         send: writes one.
         close: closes the connection.
         explain: says why it has ended, in one line.
+        first: what the Python has written already, and `receive` does not read.
         root: see `NodePipe`.
     """
     failures: list[str] = []
@@ -129,7 +131,7 @@ def pump_pipe(
     stdout = os.dup(stdin)
 
     def move() -> None:
-        waiting = bytearray()
+        waiting = bytearray(first)
         while True:
             has_more = getattr(connection, "pending", int)() > 0 and len(waiting) < _LIMIT_BYTES
             reads = [theirs, *([connection] if len(waiting) < _LIMIT_BYTES else [])]

@@ -187,7 +187,7 @@ def test_frames_of_docker_are_cut_wherever_they_break() -> None:
         pieces = [frames[at : at + size] for at in range(0, len(frames), size)]
         left = iter([*pieces, b""])
         connection = SimpleNamespace(recv=lambda count, left=left: next(left), settimeout=lambda limit_s: None)
-        stream = InsideStream(connection)
+        stream = InsideStream(connection, b"")
         output = b""
         while (data := stream.receive()) is not None:
             output += data

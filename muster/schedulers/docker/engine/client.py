@@ -5,7 +5,7 @@ import stat
 import tarfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, closing, suppress
 from typing import Any, Final
 
 from muster.schedulers.docker.container_body import EngineFacts, ImageFacts
@@ -21,6 +21,7 @@ from muster.schedulers.docker.engine.sdk import (
     connect,
     pick_address,
     read_frames,
+    take_early,
     translate_errors,
 )
 from muster.schedulers.timestamps import parse_seconds
@@ -327,19 +328,23 @@ class Engine:
         """Run a command in a running container, and wait for its end.
 
         Returns:
-            Its exit code, standard output and standard error.
+            Its exit code, standard output and the end of its standard error.
         """
         with self._translate_errors(f"run a command in container {container[:12]!r}"):
             started = self._api.exec_create(container, list(command), stdin=False)["Id"]
-            output, errors = self._api.exec_start(started, demux=True)
+            with closing(self._start_inside(started)) as inside:
+                output = inside.first + b"".join(iter(inside.receive, None))
             code = self._api.exec_inspect(started)["ExitCode"]
-        return code, (output or b"").decode(errors="replace"), (errors or b"").decode(errors="replace")
+        return code, output.decode(errors="replace"), inside.read_errors()
 
     def open_inside(self, container: str, command: Sequence[str]) -> InsideStream:
         """Start a command in a running container, whose standard input and output are here."""
         with self._translate_errors(f"run a command in container {container[:12]!r}"):
-            started = self._api.exec_create(container, list(command), stdin=True)["Id"]
-            return InsideStream(self._api.exec_start(started, socket=True))
+            return self._start_inside(self._api.exec_create(container, list(command), stdin=True)["Id"])
+
+    def _start_inside(self, created: str) -> InsideStream:
+        opened = self._api.exec_start(created, socket=True)
+        return InsideStream(opened, take_early(opened))
 
     def copy_in(self, container: str, folder: str, archive: bytes | Iterator[bytes]) -> None:
         """Unpack a tar (compressed or not, whole or in pieces) into a folder of a container, which must exist there."""

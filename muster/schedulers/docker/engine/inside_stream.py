@@ -19,20 +19,24 @@ class InsideStream:
 
     Args:
         opened: what the SDK's `exec_start(..., socket=True)` has returned.
+        early: see `take_early`.
     """
 
-    def __init__(self, opened: Any) -> None:
+    def __init__(self, opened: Any, early: bytes) -> None:
         self._opened = opened
         self.connection: Any = getattr(opened, "_sock", opened)
         self.connection.settimeout(None)
         self._rest = b""
         self._errors = b""
+        self.first = self._add(early)
+        """The standard output that came before the first `receive`."""
 
     def receive(self) -> bytes | None:
         """Read some of the standard output. None: it has ended."""
         data = self.connection.recv(_CHUNK_BYTES)
-        if not data:
-            return None
+        return self._add(data) if data else None
+
+    def _add(self, data: bytes) -> bytes:
         self._rest += data
         output = b""
         while len(self._rest) >= _HEADER.size:
@@ -54,12 +58,16 @@ class InsideStream:
     def close(self) -> None:
         """Close the connection: the standard input ends."""
         response = getattr(self._opened, "_response", None)
-        for each in (self._opened, self.connection, response):  # the last to close closes the descriptor
+        for each in (response, self._opened, self.connection):  # the last to close closes the descriptor
             with contextlib.suppress(OSError):
                 if each is not None:
                     each.close()
 
+    def read_errors(self) -> str:
+        """Return the end of the standard error."""
+        return self._errors.decode(errors="replace")
+
     def explain(self) -> str:
         """Return the last line of the standard error."""
-        lines = [line.strip() for line in self._errors.decode(errors="replace").splitlines()]
+        lines = [line.strip() for line in self.read_errors().splitlines()]
         return ([line for line in lines if line] or [""])[-1]

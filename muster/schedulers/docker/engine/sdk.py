@@ -103,6 +103,28 @@ def read_frames(api: Any, stream: Any, *, follow: bool) -> Iterator[tuple[int, b
         yield number, response.raw.read(length)
 
 
+def take_early(opened: Any) -> bytes:
+    """Return what the SDK has read of a command's output together with the head of the engine's answer.
+
+    The SDK keeps this in a buffer, and reads on from the connection: of a quick command it loses everything if this
+    process was slow to read the head. Source: docker-py's issue 3332.
+
+    Args:
+        opened: what the SDK's `exec_start(..., socket=True)` returned. Nothing may have been read from it.
+    """
+    reader = opened._response.raw._fp.fp  # noqa: SLF001  # no public way
+    if hasattr(reader, "channel"):  # Paramiko's
+        return bytes(reader._rbuffer)  # noqa: SLF001
+    connection = getattr(opened, "_sock", opened)
+    connection.settimeout(0)  # else it waits for more if there is nothing
+    try:
+        return bytes(reader.peek())
+    except OSError:  # TLS has nothing
+        return b""
+    finally:
+        connection.settimeout(None)
+
+
 @contextmanager
 def translate_errors(what: str, host: str) -> Iterator[None]:
     """Turn the SDK's and the transport's errors into ours. `what` completes "cannot ..."."""

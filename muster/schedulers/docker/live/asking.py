@@ -50,7 +50,12 @@ class NodeAsker:
         except (NotFound, Conflict) as error:
             raise ControlError(str(error), ExitCode.ENDED) from error
         return pump_pipe(
-            inside.connection, receive=inside.receive, send=inside.send, close=inside.close, explain=inside.explain
+            inside.connection,
+            first=inside.first,
+            receive=inside.receive,
+            send=inside.send,
+            close=inside.close,
+            explain=inside.explain,
         )
 
     def run(self, spec: AppSpec, replica: ReplicaId, command: Sequence[str], limit_s: float) -> tuple[int, str, str]:

@@ -3,11 +3,15 @@
     python benchmarks/hold.py [--count N]
     python benchmarks/hold.py --default [--count N]
     python benchmarks/hold.py --functions [--count N]
-    python benchmarks/hold.py --scheduler local_docker --image muster-test:torch --cfg keep=none [--nodes 2x2]
+    python benchmarks/hold.py --scheduler local_docker --words "--image muster-test:torch" --cfg keep=none [--nodes 2x2]
+    python benchmarks/hold.py --scheduler ssh
+    python benchmarks/hold.py --scheduler slurm --words "--cpu 1 --memMB 64"
+    python benchmarks/hold.py --scheduler kubernetes --words "--image img"
 
 The second line: `torchx run -s local_cwd` with the default hold beside the same without it. The third: `elastic_launch`
-of functions, spawn, two workers, with `held=` beside torch's. The fourth: on a hold of another adapter, beside the same
-job on that adapter.
+of functions, spawn, two workers, with `held=` beside torch's. The others: on a hold of another adapter, beside the same
+job on that adapter. The hosts behind ssh are servers of this machine, and the cluster of Kubernetes is the model of the
+tests, whose pods are processes of this machine. Docker's engine and Slurm must run.
 
 From the start of the command line's process to its end, `torchx run` and `muster run` each; and of that what is after
 the last worker's last script line. A run begins when an agent waits again on both nodes, as it does for whoever edits
@@ -16,11 +20,13 @@ between runs.
 
 import argparse
 import json
+import os
+import shlex
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -29,6 +35,11 @@ import _launching
 from _sampling import SampleFailed, Samples, build_parser, sample_in_turn, show
 from elastic_launch import CALLER, launch
 from torchx_run import LIMIT_S, WORKERS, clean_env
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+from doubles import kubernetes_api
+from doubles.kubernetes_kubelet import run_kubelet
+from sshd_world import SshWorld
 
 BIN = Path(sys.executable).parent
 LAST_LIMIT = 0.15 / 2
@@ -171,7 +182,7 @@ def measure_elsewhere(folder: Path, scheduler: str, words: list[str], ranks: int
     if scheduler == "held":
         _launching.wait_for(lambda: "held: idle" in call(folder, "status", read_handle(folder)).stdout, LIMIT_S)
     began_s = time.monotonic()
-    done = call(folder, "run", "-s", scheduler, *words, "--script", "main.py")
+    done = call(folder, "run", "--log", "-s", scheduler, *words, "--script", "main.py")
     took_s = time.monotonic() - began_s
     if done.returncode != 0 or done.stderr.count("all-reduce done") != ranks:
         sys.stderr.write(done.stderr)
@@ -183,7 +194,8 @@ def call(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
     """Run a command of muster's."""
     env = {**make_env(folder), "NO_COLOR": "1"}
     command = [BIN / "muster", *words]
-    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    work = folder / "work"  # it travels
+    return subprocess.run(command, cwd=work, env=env, capture_output=True, text=True, timeout=LIMIT_S, check=False)
 
 
 def read_handle(folder: Path) -> str:
@@ -191,17 +203,35 @@ def read_handle(folder: Path) -> str:
     return (folder / "handle").read_text().replace("torchx/", "")
 
 
-def compare_elsewhere(folder: Path, options: argparse.Namespace) -> None:
+@contextmanager
+def nodes_of(scheduler: str, folder: Path) -> Iterator[str]:
+    """Start what stands for nodes elsewhere, if the tests have something; the scheduler's options for it."""
+    if scheduler == "ssh":
+        (folder / "runs").mkdir()
+        with closing(SshWorld(folder / "hosts", hosts=2)) as world:
+            yield f"hosts=a,b,ssh={world.ssh},python={sys.executable},folder={folder}/runs"
+    elif scheduler == "kubernetes":
+        with kubernetes_api.serve() as cluster, run_kubelet(cluster, folder / "pods"):
+            kubernetes_api.write_kubeconfig(folder / "kubeconfig", cluster)
+            os.environ["KUBECONFIG"] = str(folder / "kubeconfig")
+            yield "namespace=team"
+    else:
+        yield ""
+
+
+def compare_elsewhere(folder: Path, options: argparse.Namespace, cfg: str) -> None:
     """Compare runs on a hold of another adapter with jobs of that adapter."""
     nodes, _, processes = options.nodes.partition("x")
-    job = ["dist.ddp", "-j", options.nodes, *(["--image", options.image] if options.image else [])]
-    cfg = ["-cfg", options.cfg] if options.cfg else []
-    held = call(folder, "hold", "--json", "-s", options.scheduler, *cfg, *job)
+    job = ["dist.ddp", "-j", options.nodes, *shlex.split(options.words)]
+    (folder / "work").mkdir()
+    (folder / "main.py").rename(folder / "work/main.py")
+    given = ",".join(filter(None, (cfg, options.cfg)))
+    cold = [*(["-cfg", given] if given else []), *job]
+    held = call(folder, "hold", "--json", "-s", options.scheduler, *cold)
     if held.returncode != 0:
         sys.exit(held.stdout + held.stderr)
     (folder / "handle").write_text(json.loads(held.stdout)["handle"])
     ranks = int(nodes) * int(processes)
-    cold = [*(["-cfg", f"{options.cfg},detach=false" if options.cfg else "detach=false"]), *job]
     try:
         samplers = {
             "held": partial(measure_elsewhere, folder, "held", job, ranks),
@@ -224,14 +254,15 @@ def main() -> None:
     parser.add_argument("--default", action="store_true", help="with the default hold")
     parser.add_argument("--functions", action="store_true", help="functions beside torch's launcher")
     parser.add_argument("--scheduler", default="local_cwd", help="where the nodes are")
-    parser.add_argument("--image", default="", help="for containers")
+    parser.add_argument("--words", default="", help="more arguments of dist.ddp")
     parser.add_argument("--cfg", default="", help="options of the scheduler")
     parser.add_argument("--nodes", default="2x2", help="NODESxPROCESSES, for other schedulers than local_cwd")
     options = parser.parse_args()
     with _launching.scratch() as folder:
         prepare(folder)
         if options.scheduler != "local_cwd":
-            compare_elsewhere(folder, options)
+            with nodes_of(options.scheduler, folder) as cfg:
+                compare_elsewhere(folder, options, cfg)
             return
         if options.functions:
             compare_functions(folder, options.count)

@@ -66,14 +66,14 @@ def test_it_is_in_the_users_runtime_folder(env: dict[str, str]) -> None:
 @pytest.mark.parametrize("value", [None, "", "relative", "/does/not/exist"])
 def test_without_one_it_is_in_tmp(value: str | None) -> None:
     env = {} if value is None else {"XDG_RUNTIME_DIR": value}
-    assert default.find_folder(env, WORDS, "1").startswith(f"/tmp/muster-{os.geteuid()}/hold-")
+    assert default.find_folder(env, WORDS, "1").startswith(f"{default._TMP}/muster-{os.geteuid()}/hold-")
 
 
 @needs_two_users
 def test_with_another_users_it_is_in_tmp(env: dict[str, str]) -> None:
     """`sudo` keeps the variable."""
     os.chown(env["XDG_RUNTIME_DIR"], OTHER, OTHER)
-    assert default.list_runtime_dirs(env) == [f"/tmp/muster-{os.geteuid()}"]
+    assert default.list_runtime_dirs(env) == [f"{default._TMP}/muster-{os.geteuid()}"]
 
 
 def test_each_python_and_each_version_has_its_own(env: dict[str, str], tmp_path: Path) -> None:

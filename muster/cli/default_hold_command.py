@@ -5,6 +5,7 @@ import contextlib
 import json
 import os
 import socket
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -36,6 +37,7 @@ def set_default(args: argparse.Namespace) -> int:
         switch_off()
     elif args.idle_minutes is not None or default_hold.read_idle_limit_s(os.environ) is None:
         _switch_on(60.0 * (args.idle_minutes or args.default_idle_minutes))
+        print("muster: the default hold is on from now on; `muster hold --default off` ends it", file=sys.stderr)
     if args.json:
         print(json.dumps({**build_facts(), "exit_code": 0}))
     else:

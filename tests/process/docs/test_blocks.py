@@ -38,6 +38,8 @@ def folder(tmp_path):
     """A copy of the repository, as a reader has it."""
     copy = doc_pages.copy_repository(tmp_path / "muster")
     (copy / "main.py").write_text("print('the script of the reader')\n")  # many lines name it
+    (copy / ".venv" / "bin").mkdir(parents=True)
+    (copy / ".venv" / "bin" / "activate").touch()  # of `make run`, which makes nothing here
     return copy
 
 

@@ -47,7 +47,7 @@ class Job:
         return read_marks(self.marks)
 
     def wait_last_s(self, count: int) -> float:
-        """Seconds from the job's start to the last of `count` marks."""
+        """Return the seconds from the job's start to the last of `count` marks."""
         return float(max(mark["t"] for mark in self.wait_marks(count))) - self.began_s
 
 
@@ -77,7 +77,7 @@ def launched(
 
 
 def build_standalone_flags(nproc: int) -> list[str]:
-    """The flags of a job on one node."""
+    """Build the flags of a job on one node."""
     return ["--standalone", "--nproc-per-node", str(nproc)]
 
 
@@ -92,7 +92,7 @@ def scratch() -> Iterator[Path]:
 
 
 def clean_env(**extra: str) -> dict[str, str]:
-    """This environment without the variables that launchers read."""
+    """Return this environment without the variables that launchers read."""
     left_out = ("PET_", "TORCHELASTIC_", "MUSTER_", "PYTHONDONTWRITEBYTECODE")  # both launchers run compiled code
     env = {k: v for k, v in os.environ.items() if not k.startswith(left_out)}
     return {**env, "PYTHONUNBUFFERED": "1", **extra}

@@ -34,7 +34,7 @@ class Samples(Generic[Sample]):
     """Runnable processes of the machine, averaged over the minute before each sample, its own ones included."""
 
     def of(self, figure: Callable[[Sample], float]) -> "Samples[float]":
-        """One figure of each sample."""
+        """Return one figure of each sample."""
         return Samples(values=[figure(value) for value in self.values], failures=self.failures, loads=self.loads)
 
 

@@ -24,7 +24,7 @@ os.write(fd, line.encode())
 
 
 def first_line_s(launcher: Command, folder: Path, start: str, **env: str) -> float:
-    """From the start of the launcher's process to the first line of the last of two workers."""
+    """Measure the time from the start of the launcher's process to the first line of the last of two workers."""
     flags = [*build_standalone_flags(2), "--start", start]
     with launched(launcher, folder, MARK, flags, **{"TMPDIR": str(folder), **env}) as job:
         return job.wait_last_s(2)

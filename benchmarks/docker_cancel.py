@@ -27,7 +27,7 @@ def build_app() -> AppDef:
 
 
 def measure(runner: Runner) -> float:
-    """Seconds from `cancel` until the app reads CANCELLED and nothing of it runs."""
+    """Return the seconds from `cancel` until the app reads CANCELLED and nothing of it runs."""
     handle = runner.run(build_app(), "docker", cfg={"grace_s": GRACE_S, "keep": "none"})
     for replica in range(3):
         next(iter(runner.log_lines(handle, "w", replica, should_tail=True)))

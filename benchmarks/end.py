@@ -69,7 +69,7 @@ def count_left(launcher: Command, folder: Path) -> float:
 
 
 def measure_crash(launcher: Command, folder: Path) -> float:
-    """One worker crashes, the other ignores SIGTERM, `--shutdown-timeout 3`: from the crash to the launcher's end."""
+    """Measure from a worker's crash to the launcher's end. The other ignores SIGTERM (`--shutdown-timeout 3`)."""
     flags = [*build_standalone_flags(2), "--shutdown-timeout", "3"]
     with launched(launcher, folder, STAY, flags, args=["stubborn", "crash"]) as job:
         try:
@@ -83,7 +83,7 @@ def measure_crash(launcher: Command, folder: Path) -> float:
 
 
 def measure_last(launcher: Command, folder: Path, args: list[str]) -> float:
-    """From the last line of the last of 8 workers until none of their processes is left."""
+    """Measure the time from the last line of the last of 8 workers until none of their processes is left."""
     fifo = folder / f"ending-{time.monotonic_ns()}"
     os.mkfifo(fifo)
     reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)

@@ -39,7 +39,7 @@ ROWS = {
 
 
 def measure_s(how: str, start: str) -> float:
-    """Seconds from the last "ready" to the line that names the rank.
+    """Return the seconds from the last "ready" to the line that names the rank.
 
     Raises:
         SampleFailed: there was none.

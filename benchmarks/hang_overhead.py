@@ -32,7 +32,7 @@ dist.destroy_process_group()
 
 
 def measure(script: Path, timeout: str) -> float:
-    """Seconds of the all-reduces."""
+    """Return the seconds of the all-reduces."""
     agent = [sys.executable, "-m", "muster.agent", "--standalone", "--nproc-per-node", "2", "--hang-timeout", timeout]
     command = ["env", "OMP_NUM_THREADS=2", *agent, str(script)]
     done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)

@@ -101,7 +101,7 @@ def kill_node(node: subprocess.Popen[bytes]) -> float:
 
 
 def measure_loss(launcher: Command, folder: Path, victim: int) -> float:
-    """`--nnodes 1:2`: one of two nodes is killed; until the survivor's next all-reduce."""
+    """Kill one of two nodes (`--nnodes 1:2`); measure until the survivor's next all-reduce."""
     job = Job(launcher, folder, "1:2")
     try:
         job.add_node()
@@ -125,7 +125,7 @@ def wait_for_leader(job: Job) -> None:
 
 
 def measure_join(launcher: Command, folder: Path) -> float:
-    """`--nnodes 1:2`: a second node joins a running job; from its start to the common all-reduce."""
+    """Let a second node join a running job (`--nnodes 1:2`); measure from its start to the common all-reduce."""
     job = Job(launcher, folder, "1:2")
     try:
         job.add_node()
@@ -138,7 +138,7 @@ def measure_join(launcher: Command, folder: Path) -> float:
 
 
 def measure_pause(launcher: Command, folder: Path) -> float:
-    """The same; how long the running job pauses, from its last all-reduce alone to the first common one."""
+    """Measure how long the running job pauses, from its last all-reduce alone to the first common one."""
     job = Job(launcher, folder, "1:2")
     try:
         job.add_node()
@@ -151,7 +151,7 @@ def measure_pause(launcher: Command, folder: Path) -> float:
 
 
 def measure_alone(launcher: Command, folder: Path) -> float:
-    """`--nnodes 1:2` with one node present; until its first all-reduce."""
+    """Start one node of `--nnodes 1:2`; measure until its first all-reduce."""
     job = Job(launcher, folder, "1:2")
     try:
         at_s = time.monotonic()
@@ -162,7 +162,7 @@ def measure_alone(launcher: Command, folder: Path) -> float:
 
 
 def measure_import() -> float:
-    """How long a cold worker needs for `import torch` on this machine now."""
+    """Measure how long a cold worker needs for `import torch` on this machine now."""
     return float(subprocess.run([sys.executable, "-c", IMPORT], capture_output=True, check=True, text=True).stdout)
 
 

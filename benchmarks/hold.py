@@ -91,14 +91,14 @@ def measure(folder: Path, command: str, scheduler: str) -> Run:
 
 
 def read_states(folder: Path) -> list[str]:
-    """What the holders of both nodes tell."""
+    """Read what the holders of both nodes report."""
     return [
         str(json.loads(path.read_text())["state"]) for path in folder.glob("state/muster/logs/*/*/*/hold-*/hold.json")
     ]
 
 
 def make_env(folder: Path) -> dict[str, str]:
-    """The environment of all commands."""
+    """Return the environment of all commands."""
     own = {"XDG_STATE_HOME": str(folder / "state"), "XDG_RUNTIME_DIR": str(folder / "run")}
     return {**clean_env(BIN), "MARKS": str(folder / "marks"), **own}
 
@@ -119,7 +119,7 @@ def measure_default(folder: Path, *, is_on: bool) -> Run:
 
 
 def is_waiting(folder: Path) -> bool:
-    """Whether agents of the default hold wait, and no job runs on it."""
+    """Return whether agents of the default hold wait and no job runs on it."""
     states = [json.loads(path.read_text()) for path in folder.glob("run/muster/hold-*/hold.json")]
     return any(state["state"] == "ready" and state["idle_since_s"] is not None for state in states)
 
@@ -199,7 +199,7 @@ def call(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
 
 
 def read_handle(folder: Path) -> str:
-    """The hold's handle."""
+    """Read the hold's handle."""
     return (folder / "handle").read_text().replace("torchx/", "")
 
 

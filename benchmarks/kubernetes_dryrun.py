@@ -22,7 +22,7 @@ THEIRS = ["run", "-s", "slurm", "--dryrun", "--workspace", "", "utils.echo", "--
 
 
 def time_command(args: list[str], folder: str) -> tuple[float, float]:
-    """Seconds of one whole process: by the wall, and of CPU (which others on a busy machine do not lengthen)."""
+    """Return the seconds of one process: wall, and CPU (which others on a busy machine do not lengthen)."""
     environ = {**os.environ, "KUBECONFIG": "/nonexistent"}
     before, begun = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     subprocess.run([*TORCHX, *args], cwd=folder, env=environ, check=True, capture_output=True)

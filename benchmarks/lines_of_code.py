@@ -30,7 +30,7 @@ def count_lines(path: Path) -> int:
 
 
 def _find_docstrings(tree: ast.Module) -> set[int]:
-    """The lines of texts that are statements: docstrings, and what is said of a name below it."""
+    """Return the lines of texts that are statements: docstrings, and what is said of a name below it."""
     lines: set[int] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):

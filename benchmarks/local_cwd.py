@@ -43,7 +43,7 @@ def create_theirs() -> Any:
 
 
 def submit(scheduler: Any, program: str, folder: str) -> tuple[str, float]:
-    """The app and how long its submission took."""
+    """Return the app and how long its submission took."""
     role = Role(
         name="r", image="", entrypoint=sys.executable, args=["-c", program], resource=Resource(cpu=1, gpu=0, memMB=1)
     )
@@ -71,7 +71,7 @@ def sample_submission(make: Callable[[], Any], folder: str) -> float:
 
 
 def sample_line(make: Callable[[], Any], folder: str) -> float:
-    """The median of one app's lines."""
+    """Return the median of one app's lines."""
     scheduler = make()
     app_id, _ = submit(scheduler, PRINT, folder)
     late = []

@@ -104,7 +104,7 @@ def sample_launchers(count: int, source: str, lines: int) -> dict[str, Samples[J
 
 
 def flatten(drops: Samples[Job]) -> Series:
-    """The latencies of all samples together."""
+    """Return the latencies of all samples together."""
     latencies_ms = [latency for job in drops.values for latency in job.latencies_ms]
     return Samples(values=latencies_ms, failures=drops.failures, loads=drops.loads)
 

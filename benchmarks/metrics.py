@@ -47,7 +47,7 @@ class Collector(BaseHTTPRequestHandler):
 
 
 def watch():
-    """The other process: a collector, and a reader that reads when it gets a line with an address."""
+    """Run the other process: a collector, and a reader that reads when it gets a line with an address."""
     with ThreadingHTTPServer(("127.0.0.1", 0), Collector) as server:
         server.got = []
         threading.Thread(target=server.serve_forever, args=(0.1,), daemon=True).start()
@@ -127,7 +127,7 @@ def connect(node):
 
 
 def sample(kind):
-    """One sample, in a process of its own."""
+    """Return one sample, in a process of its own."""
     found = subprocess.run([sys.executable, __file__, "--inner", kind], capture_output=True, text=True, check=True)
     values = json.loads(found.stdout)
     if "told" in values:

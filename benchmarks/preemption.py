@@ -47,7 +47,7 @@ dist.destroy_process_group()
 
 
 def preempt(launcher: Command, folder: Path) -> tuple[bool, float]:
-    """Whether all ranks saved the same step, and seconds from the signal until both nodes have ended, or the limit."""
+    """Return whether all ranks saved the same step, and seconds from the signal to the nodes' end, or the limit."""
     place = ["--nnodes", str(NODES), "--nproc-per-node", str(NPROC), "--rdzv-backend", "c10d", "--rdzv-id", "p"]
     place += ["--rdzv-endpoint", f"127.0.0.1:{find_port()}"]
     with (
@@ -77,7 +77,7 @@ def main(count: int) -> None:
 
 
 def count_same(series: Samples[tuple[bool, float]]) -> str:
-    """As "3 of 3"; a sample that failed is none."""
+    """Count as "3 of 3"; a failed sample does not count."""
     return f"{sum(same for same, _ in series.values)} of {len(series.values) + series.failures}"
 
 

@@ -47,7 +47,7 @@ GOALS = {"warm": 10.0, "cold": 5.0}
 
 
 def time_start(folder, start, mode):
-    """Seconds until the last first line, and seconds of CPU of guard and agent until then."""
+    """Return the seconds until the last first line, and seconds of CPU of guard and agent until then."""
     flags = [*build_standalone_flags(2), "--start", start, "--preflight", mode]
     with launched(MUSTER, folder, WARM if start == "warm" else FIRST_LINE, flags) as job:
         taken_s = job.wait_last_s(2)
@@ -62,7 +62,7 @@ def list_children(pid):
 
 
 def read_cpu_s(pid):
-    """Of all threads of a process, those that have ended, too. Source: clock_getcpuclockid(3) of glibc."""
+    """Read the CPU time of all threads of a process, including ended ones. Source: clock_getcpuclockid(3) of glibc."""
     return time.clock_gettime((~pid << 3) | 2)
 
 
@@ -73,7 +73,7 @@ class Pairs:
         self.folder, self.start, self.count = folder, start, 0
 
     def time(self):
-        """Seconds, and seconds of CPU, of quick and of off: ((s, s), (s, s))."""
+        """Return the seconds, and seconds of CPU, of quick and of off: ((s, s), (s, s))."""
         self.count += 1
         modes = ["quick", "off"] if self.count % 2 else ["off", "quick"]
         timed = {mode: time_start(self.folder, self.start, mode) for mode in modes}
@@ -81,12 +81,12 @@ class Pairs:
 
 
 def take(pairs, which, place):
-    """One figure of one of the two starts of each pair."""
+    """Return one figure of one of the two starts of each pair."""
     return pairs.of(lambda pair: pair[which][place])
 
 
 def find_interval(values):
-    """Where the median lies with 95 %: between these order statistics, whatever the distribution (sign test)."""
+    """Find where the median lies with 95 %: between these order statistics, whatever the distribution (sign test)."""
     ordered, count = sorted(values), len(values)
     outside, below = 0, 0.0
     while (below := below + math.comb(count, outside) / 2**count) <= 0.025:

@@ -24,7 +24,7 @@ GOAL_S = 0.9
 
 
 def measure(scheduler: tuple[str, ...], folder: Path) -> float:
-    """Seconds from the start of the command line's process to the first line of the first worker."""
+    """Return the seconds from the start of the command line's process to the first line of the first worker."""
     marks, code = folder / "marks", folder / "code"
     marks.unlink(missing_ok=True)
     code.mkdir(exist_ok=True)

@@ -33,7 +33,7 @@ dist.destroy_process_group()
 
 
 def first_line_s(launcher: Command, folder: Path) -> float:
-    """From the start of the launcher's process to the first line of the last of two workers."""
+    """Measure the time from the start of the launcher's process to the first line of the last of two workers."""
     with launched(launcher, folder, MARK, build_standalone_flags(2)) as job:
         return job.wait_last_s(2)
 
@@ -47,7 +47,7 @@ def launcher_pss_mb(launcher: Command, folder: Path) -> float:
 
 
 def two_nodes_s(launcher: Command, folder: Path) -> float:
-    """From the start of two agents on one machine, one worker each, to the end of the first all-reduce."""
+    """Measure from the start of two agents on one machine, one worker each, to the end of the first all-reduce."""
     marks, script = folder / "marks", folder / "reduce.py"
     marks.unlink(missing_ok=True)
     script.write_text(ALL_REDUCE)

@@ -184,7 +184,7 @@ def measure_leader(folder, nodes):
 
 
 def sample(nodes):
-    """One sample of all figures, in a process of its own."""
+    """Return one sample of all figures, in a process of its own."""
     words = [sys.executable, __file__, "--inner", "--nodes", str(nodes)]
     found = subprocess.run(words, capture_output=True, text=True, check=True)
     return json.loads(found.stdout)

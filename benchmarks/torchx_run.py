@@ -81,13 +81,13 @@ def list_places(names: list[str]) -> set[Path]:
 
 
 def clean_env(commands: Path) -> dict[str, str]:
-    """An environment in which this folder's `torchx`, `torchrun` and `python3` are the first."""
+    """Return an environment in which this folder's `torchx`, `torchrun` and `python3` are the first."""
     env = _launching.clean_env(PATH=f"{commands}{os.pathsep}{os.environ['PATH']}")
     return {key: value for key, value in env.items() if key not in ("PYTHONPATH", "VIRTUAL_ENV", "PYTHONHOME")}
 
 
 def measure_first_line(command: str, folder: Path) -> float:
-    """From the start of a command line's process, `muster` or `torchx`, to the first line of the first worker."""
+    """Measure from the start of the process of `muster` or `torchx` to the first line of the first worker."""
     commands = Path(sys.executable).parent
     began_s, process, marks = _start_run(commands / command, folder, MARK)
     try:

@@ -126,7 +126,7 @@ class Recovery:
 
 
 def imported_s(launcher: Command, folder: Path, nproc: int) -> float:
-    """From the start of the launcher's process until torch is imported in the last worker."""
+    """Measure the time from the start of the launcher's process until torch is imported in the last worker."""
     with launched(launcher, folder, IMPORT, build_standalone_flags(nproc)) as job:
         return job.wait_last_s(nproc)
 
@@ -139,7 +139,7 @@ def tree_pss_mb(launcher: Command, folder: Path) -> float:
 
 
 def recover(launcher: Command, folder: Path, source: str) -> Recovery:
-    """One worker's `os._exit(1)`, and the restart.
+    """Measure one worker's `os._exit(1)` and the restart.
 
     Args:
         launcher: its command line.
@@ -169,7 +169,7 @@ def recover(launcher: Command, folder: Path, source: str) -> Recovery:
 
 
 def recover_apart(folder: Path, nodes: int) -> float:
-    """A crash and the recovery where ranks reach the process group up to 2 s apart.
+    """Measure a crash and the recovery if ranks reach the process group up to 2 s apart.
 
     Args:
         folder: for marks.
@@ -193,7 +193,7 @@ def recover_apart(folder: Path, nodes: int) -> float:
 
 
 def bare_s() -> float:
-    """The fork, gloo and all-reduce of two ranks without a launcher."""
+    """Measure the fork, gloo and all-reduce of two ranks without a launcher."""
     run = subprocess.run([sys.executable, "-c", BARE], check=True, capture_output=True, text=True, timeout=60.0)
     return max(map(float, run.stdout.split()))
 
@@ -224,7 +224,7 @@ def list_times(job: Job, what: str, attempt: int) -> list[float]:
 
 
 def break_down(logs: Path, crashed_s: float, started_s: float, reduced_s: float) -> Mapping[str, float]:
-    """Where the time went, from the agent's records; all on one machine's monotonic clock."""
+    """Return where the time went, from the agent's records, all on one machine's monotonic clock."""
     (events,) = logs.glob("*/events.jsonl")
     seen: dict[str, float] = {}
     for line in events.read_text().splitlines():
@@ -287,7 +287,7 @@ def show_crash(count: int, folder: Path) -> None:
 
 
 def show_apart(count: int, folder: Path) -> None:
-    """No rank waits for a store: none comes before it listens."""
+    """Show that no rank waits for a store: none comes before it listens."""
     for nodes in (1, 2):
         samples = sample_in_turn(count, {"muster": lambda n=nodes: recover_apart(folder, n)})["muster"]
         late = sum(value > LATE_S for value in samples.values)

@@ -21,7 +21,7 @@ SLOTS = 1_024
 
 
 def empty(i: int, *, total: int | None = None, **numbers: float) -> None:
-    """What any call costs."""
+    """Do nothing, to measure what any call costs."""
 
 
 def main(count: int) -> None:
@@ -80,7 +80,7 @@ def compare_hooks(count: int, page: StatusPage) -> None:
 
 
 def read_all(page: StatusPage) -> None:
-    """One look at every slot."""
+    """Look once at every slot."""
     for local_rank in range(SLOTS):
         page.read_slot(local_rank)
 

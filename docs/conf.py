@@ -48,7 +48,7 @@ napoleon_numpy_docstring = False
 
 
 def setup(app: Any) -> None:
-    """What Sphinx calls."""
+    """Register the callbacks, as Sphinx asks."""
     app.connect("html-page-context", lambda _app, page, _template, context, _tree: add_card(page, context))
 
 

@@ -100,7 +100,7 @@ for step in range(first, 501):
 
 
 def show_hang(folder: Path) -> list[str]:
-    """The report of a job of which one rank waits for data."""
+    """Show the report of a job in which one rank waits for data."""
     (folder / "train.py").write_text(HANGS)
     line = "muster run -s local_cwd dist.ddp -j 1x2 --hang_timeout 10 --script train.py"
     told = run_on_terminal(line.split(), folder)
@@ -111,7 +111,7 @@ def show_hang(folder: Path) -> list[str]:
 
 
 def show_top(folder: Path) -> list[str]:
-    """A job of two nodes that has been started again once."""
+    """Show a job of two nodes that was restarted once."""
     (folder / "train.py").write_text(TRAINS)
     line = "muster run -s local_cwd dist.ddp -j 2x4 --max_retries 3 --script train.py"
     with subprocess.Popen(find(line.split()), cwd=folder, stdout=subprocess.PIPE, text=True) as job:
@@ -131,12 +131,12 @@ def show_top(folder: Path) -> list[str]:
 
 
 def find(words: Sequence[str]) -> list[str]:
-    """A command of this environment."""
+    """Find a command of this environment."""
     return [str(Path(sys.executable).with_name(words[0])), *words[1:]]
 
 
 def run_on_terminal(words: Sequence[str], folder: Path) -> list[str]:
-    """What a command prints on a terminal, line by line, with its colours."""
+    """Return what a command prints on a terminal, line by line, with its colours."""
     own, its = pty.openpty()
     fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("4H", 50, WIDTH, 0, 0))
     env = {**os.environ, "TERM": "xterm-256color", "OMP_NUM_THREADS": "1"}

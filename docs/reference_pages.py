@@ -42,14 +42,14 @@ SCHEDULERS = (
 
 
 def setup(app: Any) -> dict[str, Any]:
-    """What Sphinx calls."""
+    """Register the callbacks, as Sphinx asks."""
     app.connect("builder-inited", lambda app: write_pages(Path(app.srcdir) / FOLDER))
     app.connect("autodoc-process-docstring", mark_code)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
 
 
 def mark_code(app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:  # noqa: ARG001
-    """An indented block of a module's docstring is code; reStructuredText wants to be told."""
+    """Mark an indented block of a module's docstring as code, which reStructuredText requires."""
     if what != "module":
         return
     for index in range(len(lines) - 1, 0, -1):
@@ -79,7 +79,7 @@ def write_pages(folder: Path) -> None:
 
 
 def build_flags() -> str:
-    """The flags of `muster-agent`, from its table."""
+    """Build the flags of `muster-agent`, from its table."""
     head = """# Flags of muster-agent
 
 ```text
@@ -102,7 +102,7 @@ def _build_flag(flag: Flag) -> str:
 
 
 def build_options() -> str:
-    """The options of each scheduler, from the records that parse them."""
+    """Build the options of each scheduler, from the records that parse them."""
     text = "# Scheduler options\n\nOptions are given as `-cfg name=value,...`, or in `.torchxconfig`.\n"
     for title, sentence, record in SCHEDULERS:
         text += f"\n## {title}\n\n{sentence}\n\n| option | type | default | means |\n|---|---|---|---|\n"
@@ -118,7 +118,7 @@ def _build_option(name: str, option: Option) -> str:
 
 
 def build_components() -> str:
-    """The parameters of each component, from its signature and docstring."""
+    """Build the parameters of each component, from its signature and docstring."""
     text = "# Components\n\n`torchx run COMPONENT --help` prints the same.\n"
     for component in COMPONENTS:
         summary, usage, rest, sentences = read_docstring(component)
@@ -138,7 +138,7 @@ def _build_parameter(name: str, parameter: inspect.Parameter, sentence: str) -> 
 
 
 def read_docstring(component: Any) -> tuple[str, str, str, dict[str, str]]:
-    """Summary, usage, what follows it, and the sentence of each parameter."""
+    """Return the summary, the usage, what follows it, and the sentence of each parameter."""
     text = inspect.getdoc(component) or ""
     above, _, below = text.partition("\nArgs:\n")
     summary, usage, *rest = (part.strip() for part in above.strip().split("\n\n"))
@@ -152,7 +152,7 @@ def read_docstring(component: Any) -> tuple[str, str, str, dict[str, str]]:
 
 
 def build_events() -> str:
-    """The records of `events.jsonl`, from the classes that declare them."""
+    """Build the records of `events.jsonl`, from the classes that declare them."""
     text = """# Events
 
 Every agent writes `events.jsonl` into the log folder of the job: one JSON object per line and transition.
@@ -171,7 +171,7 @@ record:
 
 
 def list_events() -> dict[str, str]:
-    """Event -> its meaning, from the docstring of its record and the texts below the record's fields."""
+    """Map each event to its meaning, from the docstring of its record and the texts below the record's fields."""
     found = {}
     for name, kind in event_kinds.EVENT_KINDS.items():
         meanings = _list_attributes(event_kinds, kind.__name__)
@@ -182,7 +182,7 @@ def list_events() -> dict[str, str]:
 
 
 def build_preflight() -> str:
-    """The checks before the start, from the table that agents apply."""
+    """Build the checks before the start, from the table that agents apply."""
     head = """# Checks of --preflight
 
 This table says what each check expects, and what a finding advises. [Checks before the start](../preflight.md) has the
@@ -194,7 +194,7 @@ rest.
 
 
 def build_exit_codes() -> str:
-    """The agent's exit codes, from the class that defines them."""
+    """Build the agent's exit codes, from the class that defines them."""
     text = (
         "# Exit codes\n\nThese are the exit codes of `muster-agent`, which runs on each node of a job. The table also"
     )
@@ -206,7 +206,7 @@ def build_exit_codes() -> str:
 
 
 def build_environment() -> str:
-    """The variables that cross from one part to another, from the class that names them."""
+    """Build the variables that cross from one part to another, from the class that names them."""
     text = (
         "# Environment variables\n\nmuster has these variables in addition to torchrun's (`RANK`, `WORLD_SIZE`,"
         " `MASTER_ADDR`, ..., `PET_*`). A scheduler sets most of them for the agent, or the agent for its workers."
@@ -223,7 +223,7 @@ def build_environment() -> str:
 
 
 def build_adapter() -> str:
-    """The names that adapters of other packages import, each with the first paragraph of its docstring."""
+    """Build the names that adapters of other packages import, each with the first paragraph of its docstring."""
     text = (
         "# Names for adapters\n\nThese are the names in `muster.schedulers.adapter`, for [adapters of other packages]"
         "(../write-an-adapter.md); `help(NAME)` prints the rest.\n\n| name | what |\n|---|---|\n"
@@ -235,7 +235,7 @@ def build_adapter() -> str:
 
 
 def list_adapter_names() -> dict[str, str]:
-    """Name -> the first paragraph of what its docstring says, an option's help, or the text below a constant."""
+    """Map each name to the first paragraph of its docstring, an option's help, or the text below a constant."""
     found: dict[str, str] = {}
     for place, names in adapter._NAMES.items():  # noqa: SLF001
         tree = ast.parse(Path(importlib.import_module(f"muster.{place}").__file__ or "").read_text())
@@ -253,7 +253,7 @@ def _show_parameters(value: Any) -> str:
 
 
 def _list_attributes(module: Any, class_name: str) -> dict[str, str]:
-    """Attribute -> the docstring below it, on one line; "" without one."""
+    """Map each attribute to the docstring below it, on one line; "" without one."""
     tree = ast.parse(inspect.getsource(module))
     (found,) = (each for each in tree.body if isinstance(each, ast.ClassDef) and each.name == class_name)
     return dict(_read_attributes(found))
@@ -274,7 +274,7 @@ def _read_attributes(tree: ast.ClassDef | ast.Module) -> Iterator[tuple[str, str
 
 
 def _escape(text: str) -> str:
-    """Text as Markdown that shows it unchanged; code in backticks stays code."""
+    """Return text as Markdown that shows it unchanged; code in backticks stays code."""
     parts = text.split("`")
     for index in range(0, len(parts), 2):
         parts[index] = re.sub(r"([\\*_<>\[\]{}])", r"\\\1", parts[index])

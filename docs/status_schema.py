@@ -28,7 +28,7 @@ EVENTS_PATH = ROOT / "muster/cli/afterwards/events.schema.json"
 
 
 def build_schema() -> dict[str, Any]:
-    """The schema, of draft 2020-12."""
+    """Build the schema, of draft 2020-12."""
     definitions: dict[str, Any] = {}
     _describe(JobStatus, definitions)
     root = definitions.pop("JobStatus")
@@ -37,7 +37,7 @@ def build_schema() -> dict[str, Any]:
 
 
 def build_event_schema() -> dict[str, Any]:
-    """The schema of one line of `events.jsonl`, of draft 2020-12."""
+    """Build the schema of one line of `events.jsonl`, of draft 2020-12."""
     definitions: dict[str, Any] = {}
     for kind in EVENT_KINDS.values():
         _describe(kind, definitions)
@@ -127,7 +127,7 @@ def _describe_record(kind: type, definitions: dict[str, Any]) -> dict[str, Any]:
 
 
 def _read_texts(kind: type) -> dict[str, str]:
-    """The string below each field."""
+    """Read the string below each field."""
     body: Any = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
     found = {}
     for field, text in zip(body.body, body.body[1:], strict=False):
@@ -137,12 +137,12 @@ def _read_texts(kind: type) -> dict[str, str]:
 
 
 def print_schema() -> str:
-    """The schema as the file has it."""
+    """Return the schema as the file has it."""
     return json.dumps(build_schema(), indent=1) + "\n"
 
 
 def print_event_schema() -> str:
-    """The schema of the events as the file has it."""
+    """Return the schema of the events as the file has it."""
     return json.dumps(build_event_schema(), indent=1) + "\n"
 
 

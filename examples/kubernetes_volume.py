@@ -41,7 +41,7 @@ def main() -> int:
 
 
 def build_app(options: argparse.Namespace) -> AppDef:
-    """The job, with the claim as a mount of every node."""
+    """Build the job, with the claim as a mount of every node."""
     return dist.ddp(
         *("--output", f"{VOLUME}/digits"),
         script=SCRIPT,
@@ -57,7 +57,7 @@ def build_app(options: argparse.Namespace) -> AppDef:
 
 
 def parse_options() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--namespace", default="training")
     parser.add_argument("--claim", default="checkpoints", help="name of the claim, in that namespace")

@@ -44,7 +44,7 @@ def main() -> int:
 
 
 def build_app(options: argparse.Namespace) -> AppDef:
-    """The job, without a scheduler in sight."""
+    """Build the job, which names no scheduler."""
     arguments = {} if options.image is None else {"image": options.image}
     return dist.ddp(
         *options.script_args, script=SCRIPT, j=options.j, name="digits/pipeline", max_retries=1, **arguments
@@ -52,7 +52,7 @@ def build_app(options: argparse.Namespace) -> AppDef:
 
 
 def parse_options() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--scheduler", default="local_cwd")
     parser.add_argument("-j", default="2x2", help="[[MIN:]NODESx]PROCESSES")

@@ -69,7 +69,7 @@ def learn(options: argparse.Namespace, device: torch.device) -> None:
 
 
 def parse_options() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=Path(__file__).with_name("digits.csv.gz"))
     parser.add_argument("--output", type=Path, default=Path("out/digits"), help="folder of result.json and checkpoints")
@@ -94,7 +94,7 @@ def join_process_group() -> torch.device:
 
 
 def read_digits(path: Path) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """The data set as (images, labels) for training and for testing; every fifth image is for testing.
+    """Read the data set as (images, labels) for training and for testing; every fifth image is for testing.
 
     A row of the file is one image: 64 pixels of 0 (white) to 16 (black), then the digit it shows.
     """
@@ -107,7 +107,7 @@ def read_digits(path: Path) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor
 
 
 def build_model() -> nn.Module:
-    """One convolution and one layer: enough for digits of 8x8 pixels."""
+    """Build one convolution and one layer, which is enough for digits of 8x8 pixels."""
     return nn.Sequential(
         nn.Unflatten(1, (1, SIDE, SIDE)),
         nn.Conv2d(1, 32, kernel_size=3, padding=1),
@@ -119,7 +119,7 @@ def build_model() -> nn.Module:
 
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, loader: DataLoader[Any], device: torch.device) -> float:
-    """One epoch over this worker's share of the images; returns the mean loss of all workers."""
+    """Train one epoch on this worker's share of the images; return the mean loss of all workers."""
     total = torch.zeros((), device=device)
     for images, labels in loader:
         loss = nn.functional.cross_entropy(model(images.to(device)), labels.to(device))
@@ -132,7 +132,7 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, loader: DataLoader
 
 
 def test(model: DistributedDataParallel, test_set: TensorDataset, device: torch.device) -> float:
-    """The share of test images read rightly; each worker looks at its part."""
+    """Return the share of test images that are read correctly; each worker tests its part."""
     images, labels = (part[dist.get_rank() :: dist.get_world_size()].to(device) for part in test_set.tensors)
     with torch.no_grad():
         right = (model.module(images).argmax(dim=1) == labels).sum()

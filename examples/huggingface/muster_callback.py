@@ -37,7 +37,7 @@ class MusterCallback(TrainerCallback):
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     def find_resume_path(self) -> str | None:
-        """What `Trainer.train` resumes from: the newer of memory and disk. Call it once, on all ranks."""
+        """Find what `Trainer.train` resumes from, the newer of memory and disk. Call it once, on all ranks."""
         snapshot = snapshots.load()
         if snapshot is None:
             return worker.resume_path()
@@ -74,7 +74,7 @@ class MusterCallback(TrainerCallback):
         lr_scheduler: Any,
         **_: object,
     ) -> TrainerControl:
-        """After an optimizer step: all ranks are at the same one when `should_stop` is True."""
+        """Act after an optimizer step. All ranks are at the same step when `should_stop` is True."""
         i = state.global_step
         worker.step(i, total=state.max_steps)
         stops = worker.should_stop(i)
@@ -96,7 +96,7 @@ class MusterCallback(TrainerCallback):
         lr_scheduler: Any,
         **_: object,
     ) -> TrainerControl:
-        """This rank's part of the checkpoint is complete; it counts once all ranks have said so."""
+        """Report that this rank's part of the checkpoint is complete. It counts once all ranks have done so."""
         path = os.path.join(args.output_dir, f"checkpoint-{state.global_step}")
         worker.saved(state.global_step, os.path.abspath(path))
         self._keep(state, model, optimizer, lr_scheduler)

@@ -30,11 +30,11 @@ class Sequences(torch.utils.data.Dataset):
     """Numbers that count up, each sequence from another one on."""
 
     def __len__(self) -> int:
-        """How many."""
+        """Return how many examples there are."""
         return 4096
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        """One of them, as a language model wants it."""
+        """Return one example, as a language model expects it."""
         tokens = (torch.arange(8) + index * 7) % 32
         return {"input_ids": tokens, "labels": tokens}
 
@@ -46,7 +46,7 @@ class FailAt(TrainerCallback):
         self._step = step
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
-        """Only in the first attempt."""
+        """Fail once, in the first attempt only."""
         is_first = os.environ.get("TORCHELASTIC_RESTART_COUNT") == "0"
         if state.global_step == self._step and args.process_index == 1 and is_first:
             os.kill(os.getpid(), 9)

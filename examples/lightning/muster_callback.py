@@ -45,7 +45,7 @@ class MusterCallback(lightning.Callback):
         self._rng: dict[str, Any] = {}
 
     def find_resume_path(self) -> str | None:
-        """What `Trainer.fit` resumes from: the newer of memory and disk. Call it once, on all ranks."""
+        """Find what `Trainer.fit` resumes from, the newer of memory and disk. Call it once, on all ranks."""
         snapshot = snapshots.load()
         if snapshot is None:
             return worker.resume_path()
@@ -55,11 +55,11 @@ class MusterCallback(lightning.Callback):
     def on_load_checkpoint(
         self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """A checkpoint on disk has none: it is rank 0's."""
+        """Take the random states of a snapshot. A checkpoint on disk is rank 0's and has none."""
         self._rng = checkpoint.get("rng", {})
 
     def on_train_batch_start(self, *_: object) -> None:
-        """The loaders have begun by now, and drawn from the random generators."""
+        """Restore the random states, because the loaders have begun by now and drawn from the generators."""
         if self._rng:
             torch.set_rng_state(self._rng["cpu"])
             if torch.cuda.is_available():
@@ -69,7 +69,7 @@ class MusterCallback(lightning.Callback):
     def on_train_batch_end(
         self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """After a batch: one that completes no optimizer step (gradient accumulation) is none."""
+        """Act after a batch that completes an optimizer step. With gradient accumulation, others do not."""
         i = trainer.global_step
         if i == self._last:
             return

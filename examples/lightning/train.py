@@ -44,7 +44,7 @@ class Network(lightning.LightningModule):
         self.layers = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.Linear(32, 1))
 
     def training_step(self, batch: tuple[torch.Tensor, torch.Tensor], batch_idx: int) -> torch.Tensor:
-        """The loss of one batch."""
+        """Return the loss of one batch."""
         inputs, targets = batch
         return torch.nn.functional.mse_loss(self.layers(inputs), targets)
 
@@ -64,7 +64,7 @@ class FailAt(lightning.Callback):
         self._step = step
 
     def on_train_batch_end(self, trainer: lightning.Trainer, *_: object) -> None:
-        """Only in the first attempt."""
+        """Fail once, in the first attempt only."""
         is_first = os.environ.get("TORCHELASTIC_RESTART_COUNT") == "0"
         if trainer.global_step == self._step and trainer.global_rank == 1 and is_first:
             os.kill(os.getpid(), 9)

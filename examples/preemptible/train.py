@@ -63,7 +63,7 @@ def train(options: argparse.Namespace, device: torch.device) -> None:
 
 
 def read_batch(i: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """What this rank trains on at step `i`: the same after a restart."""
+    """Read what this rank trains on at step `i`. It is the same after a restart."""
     generator = torch.Generator().manual_seed(i * dist.get_world_size() + dist.get_rank())
     inputs = torch.randn(32, 16, generator=generator)
     return inputs, inputs.square().sum(dim=1, keepdim=True)

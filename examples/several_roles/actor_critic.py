@@ -45,7 +45,7 @@ def learn(folder: Path) -> None:
 
 
 def step(loss: torch.Tensor, *parameters: torch.Tensor) -> None:
-    """One step of gradient descent."""
+    """Do one step of gradient descent."""
     gradients = torch.autograd.grad(loss, parameters)
     with torch.no_grad():
         for parameter, gradient in zip(parameters, gradients, strict=True):
@@ -60,7 +60,7 @@ def act(folder: Path) -> None:
 
 
 def walk(chances: torch.Tensor) -> tuple[list[int], list[int], int]:
-    """One episode: the places, the moves (0: left, 1: right), and 1 if the right end was reached."""
+    """Walk one episode; return the places, the moves (0: left, 1: right), and 1 if the right end was reached."""
     place, places, moves = START, [], []
     while 0 < place < PLACES - 1 and len(places) < LONGEST:
         move = int(torch.multinomial(chances[place], 1))

@@ -17,7 +17,7 @@ LAST_LINES = 3
 
 
 def parse_options(text: str | None) -> argparse.Namespace:
-    """The command line of the program that submits."""
+    """Parse the command line of the program that submits."""
     parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--scheduler", default="local_cwd")
     parser.add_argument("--image", help="image of the nodes, where the scheduler has images")
@@ -26,7 +26,7 @@ def parse_options(text: str | None) -> argparse.Namespace:
 
 
 def build_role(options: argparse.Namespace, script: str, name: str, j: str, gpus: int = 0) -> Role:
-    """One role: a job of its own, which runs `script name FOLDER`."""
+    """Build one role, which is its own job and runs `script name FOLDER`."""
     more = {} if options.image is None else {"image": options.image}
     if "docker" in options.scheduler:
         more["mounts"] = ["type=bind", f"src={options.meet}", f"dst={options.meet}"]

@@ -30,7 +30,7 @@ def listen(folder: Path) -> Listener:
 
 
 def find_address() -> str:
-    """This node's address as the other nodes reach it."""
+    """Find the address at which the other nodes reach this node."""
     with contextlib.suppress(OSError):
         return socket.gethostbyname(socket.gethostname())
     return "127.0.0.1"  # a machine that does not know its own name is alone
@@ -51,7 +51,7 @@ def connect(folder: Path) -> Connection:
 
 
 def try_to_connect(folder: Path) -> Connection | None:
-    """One attempt; None when nothing listens there yet."""
+    """Try to connect once; return None if nothing listens there yet."""
     try:
         host, port = json.loads((folder / "address.json").read_text())
         return Client((host, port), authkey=read_key())
@@ -60,10 +60,10 @@ def try_to_connect(folder: Path) -> Connection | None:
 
 
 def read_key() -> bytes:
-    """The secret that both sides know."""
+    """Read the secret that both sides know."""
     return os.environ[KEY_VARIABLE].encode()
 
 
 def has_role() -> bool:
-    """Whether this process is a worker: then its arguments are the role and the folder."""
+    """Return whether this process is a worker. A worker's arguments are the role and the folder."""
     return "RANK" in os.environ and len(sys.argv) == 3

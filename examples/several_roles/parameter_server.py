@@ -54,7 +54,7 @@ def train(folder: Path) -> None:
 
 
 def build_truth() -> torch.Tensor:
-    """The weights that are to be found."""
+    """Build the weights that training should find."""
     return torch.arange(1.0, FEATURES + 1)
 
 

@@ -31,7 +31,7 @@ def join() -> torch.device:
 
 
 def end_step(i: int, options: argparse.Namespace) -> tuple[bool, bool]:
-    """Whether all ranks save a checkpoint after this step, and whether they stop."""
+    """Return whether all ranks save a checkpoint after this step, and whether they stop."""
     if i == options.fail_at and dist.get_rank() == 1 and os.environ.get("TORCHELASTIC_RESTART_COUNT") == "0":
         os.kill(os.getpid(), 9)
     stops = worker.should_stop(i)  # True at the same step on all ranks

@@ -151,8 +151,8 @@ def _run_supervisor(
     )
     if config.rendezvous.segment == "":
         logs.print_line(
-            "--rank-order segment: nothing tells this node's NVLink domain (ClusterUUID, the node label "
-            "nvidia.com/gpu.clique, SLURM_JOB_SEGMENT_SIZE, MUSTER_SEGMENT): it keeps its place by node index"
+            "--rank-order segment: nothing names this node's NVLink domain (ClusterUUID, the node label "
+            "nvidia.com/gpu.clique, SLURM_JOB_SEGMENT_SIZE, MUSTER_SEGMENT), so it keeps its place by node index"
         )
     config = _add_checkpoint(config, logs.run_dir, environ)
     event_log = _open_event_log(config, environ, loop, logs)

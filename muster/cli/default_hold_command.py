@@ -32,7 +32,9 @@ def set_default(args: argparse.Namespace) -> int:
         ControlError: other options of `hold` were given, or a folder is unsafe.
     """
     if args.scheduler or args.scheduler_args or args.component:
-        raise ControlError("--default takes no scheduler and no component: jobs say what they need", ExitCode.USAGE)
+        raise ControlError(
+            "--default takes neither a scheduler nor a component: jobs say what they need", ExitCode.USAGE
+        )
     if args.default == "off":
         switch_off()
     elif args.idle_minutes is not None or default_hold.read_idle_limit_s(os.environ) is None:

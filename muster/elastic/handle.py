@@ -366,7 +366,7 @@ def _find_token(nodes: int | str, environ: Mapping[str, str]) -> str | None:
     if not token:
         raise UsageError(
             f"all_results=True with nodes={nodes!r} needs the variable {Env.TOKEN}, a secret that is the same on all "
-            "nodes: what other nodes send is unpickled here, which can run any code"
+            "nodes, because results of other nodes are unpickled here, which can run any code"
         )
     return token
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import muster
 
 PACKAGE = Path(muster.__file__).parent
+FOLDERS = ("muster", "docs", "benchmarks", "examples")
 NO_VERBS = """
     A After All An Another As At Because Before By Each Every False For From Guard's How Idempotent If Ids In It Its
     Keys Like Lines Names No None Not Nothing Of On One Only Our Seconds Since So Something That The These This Those
@@ -21,7 +22,7 @@ THIRD_PERSON = "Adds Checks Creates Gets Packs Pushes Raises Reads Refuses Retur
 def list_docstrings() -> list[tuple[str, str]]:
     """The place and the docstring of every function that has one, but for properties."""
     found = []
-    for path in sorted(PACKAGE.rglob("*.py")):
+    for path in sorted(path for folder in FOLDERS for path in (PACKAGE.parent / folder).rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and (text := ast.get_docstring(node)):
                 names = {ast.unparse(each).rpartition(".")[2] for each in node.decorator_list}

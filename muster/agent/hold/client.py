@@ -159,7 +159,7 @@ def _converse(holder: socket.socket, wake_fd: int, parent: "int | None", *, is_d
             elif guard_fd >= 0:
                 return {"exit": str(128 + signal.SIGKILL)}  # killed before reporting
             else:
-                return {"cold": ""} if is_default else {"refused": "the hold has ended while this run was on it"}
+                return {"cold": ""} if is_default else {"refused": "the hold ended during this run"}
         if not is_default:
             _pass_on(holder, bytes(early))
             early.clear()

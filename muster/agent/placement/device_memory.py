@@ -70,7 +70,7 @@ class DeviceMemory:
             devices = self._read()
             if devices is None:
                 why = f"the NVIDIA driver has not answered within {self._answer_s:g} s"
-                return (f"{why}: workers are started without a look at the memory of their devices",)
+                return (f"{why}: workers start without a check of the memory of their devices",)
             full = tuple(device for device in devices if not self._is_free(device))
             first = first or full
             took_s = self._now_s() - began_s

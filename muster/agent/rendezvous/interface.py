@@ -3,9 +3,9 @@
 A backend implements the `Rendezvous` protocol below. It runs on the agent's loop, never blocks it, and posts the
 events of this module through the function it is given. The supervisor alone starts and stops workers.
 
-Each record is declared once: here, or in `report_messages` if it holds failures or stacks. What a node sends is both
-the message on the wire and what the leader decides on. Likewise, what the leader sends is what the node decides on. The
-limits of the fields are those of the wire.
+Each record is declared once: here, or in `report_messages` if it holds failures or stacks. A record that a node sends
+is both the message on the wire and the event that the leader decides on. In the same way, the node decides on the
+records that the leader sends. The limits of the fields are those of the wire.
 
 The order of messages, as the supervisor sees it::
 

@@ -75,7 +75,7 @@ def _tell_interruptions(story: Story) -> str:
     if costs:
         worst = max(costs, key=lambda each: each.cost_s or 0.0)
         total = format_duration(sum(each.cost_s or 0.0 for each in costs))
-        cost = f"to be as far as before it took {total} in all"
+        cost = f"catching up took {total} in all"
         if len(costs) > 1:
             cost += f", the longest time {format_duration(worst.cost_s or 0.0)} ({worst.cause})"
         elif worst.cause:

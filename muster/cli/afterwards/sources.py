@@ -174,9 +174,9 @@ def _load_app(word: str, role: str | None) -> JobRecords:
         say(line)
     if not events:
         line = (
-            f"the records of {app_id} cannot be read: no node of it runs that has them, and they are not here; "
-            "name the folder on a volume that has its logs (MUSTER_LOG_DIR), if there is one. "
-            "How it ended and what it printed is in `muster status` and `muster log`"
+            f"the records of {app_id} cannot be read: they are not here, and no running node has them; if its logs are "
+            "on a volume (MUSTER_LOG_DIR), name that folder. How it ended and what it printed is in "
+            "`muster status` and `muster log`"
         )
         raise ControlError(line, ExitCode.REFUSED)
     name = app_id if len(counts) == 1 else f"{app_id}, {role}"

@@ -92,7 +92,7 @@ def _describe_versions() -> Observation:
 def _describe_devices(machine: preflight.Machine, findings: tuple[Finding, ...]) -> Observation:
     devices = machine.devices
     if devices is None and os.path.exists("/dev/kfd"):
-        text = "AMD's driver is loaded: jobs use its GPUs, which the preflight does not look at"
+        text = "AMD's driver is loaded: jobs use its GPUs, which the preflight does not check"
         return Observation(name="devices", verdict=Verdict.OK, text=text)
     if any(finding.check == "driver" for finding in findings):
         verdict, text, advice, shown = _judge(findings, "driver")

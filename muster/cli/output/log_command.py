@@ -262,7 +262,7 @@ class _Log:
                 seen = True
                 self._print_line(line)
         if not seen:
-            why = "does its agent have --tee 3, as the components'?"
+            why = "does its agent have --tee 3, as with the components?"
             raise ControlError(f"no line is marked as rank {rank}'s, and it has no file: {why}", ExitCode.REFUSED)
 
     def _follow_rank(self, role: str, rank: int | None, attempt: int | None) -> None:

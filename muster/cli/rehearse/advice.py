@@ -21,8 +21,8 @@ ADVICE: Final[Mapping[str, Advice]] = {
         page="docs/preemption.md#how-to-resume",
     ),
     "saved": Advice(
-        text="a checkpoint counts once all ranks have reported it, and only some do: every rank saves what it alone "
-        "has, and calls worker.saved at the same step",
+        text="a checkpoint counts only if all ranks report it, and only some do: let every rank save its own part, "
+        "and call worker.saved at the same step",
         page="docs/preemption.md#how-to-resume",
     ),
     "atomic": Advice(
@@ -31,7 +31,7 @@ ADVICE: Final[Mapping[str, Advice]] = {
         page="docs/rehearse.md#a-checkpoint-that-is-not-atomic",
     ),
     "stop": Advice(
-        text="the ranks could not stop at one step: every rank has to call worker.should_stop at the same "
+        text="the ranks could not stop at one step: every rank must call worker.should_stop at the same "
         "steps, and only some do",
         page="docs/preemption.md#the-loop",
     ),

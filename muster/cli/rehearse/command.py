@@ -296,7 +296,7 @@ def _choose_words(request: Request, nodes: int) -> tuple[list[str], list[str]]:
     if _names(request, "max_retries") or "max_retries" not in inspect.signature(function).parameters:
         return [], []
     retries = str(max(_LEAST_RETRIES, nodes))  # all nodes are lost at once
-    note = f"--max_retries {retries} was added: the command names none, and without retries no failure is survived"
+    note = f"--max_retries {retries} was added: the command names none, and a job without retries survives no failure"
     return ["--max_retries", retries], [note]
 
 
@@ -342,7 +342,8 @@ def _make_output(folder: Path) -> None:
     """
     if folder.exists() and any(folder.iterdir()) and not (folder / _RESULTS).is_file():
         raise ControlError(
-            f"{folder} is not empty and is not of a rehearsal: name another folder with --output", ExitCode.REFUSED
+            f"{folder} is not empty, and is not the output of a rehearsal: name another folder with --output",
+            ExitCode.REFUSED,
         )
     shutil.rmtree(folder / "runs", ignore_errors=True)
     folder.mkdir(parents=True, exist_ok=True)

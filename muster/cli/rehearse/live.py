@@ -194,7 +194,7 @@ def _follow(
         cost_s = now.recoveries[-1].cost_s if now.recoveries else None
         took_s = time.monotonic() - began_s if cost_s is None else cost_s
         return _build_row(name, target, Verdict.SURVIVED, recovery_s=took_s, result="not comparable: it runs on")
-    return _build_row(name, target, Verdict.LOST, reason=f"it was not further than before after {limit_s:.0f} s")
+    return _build_row(name, target, Verdict.LOST, reason=f"it had not caught up after {limit_s:.0f} s")
 
 
 def _name_run(status: "JobStatus | None") -> object:

@@ -111,14 +111,15 @@ class DockerOptions:
     )
     compile_cache: str | None = option(
         str,
-        "NAME of a volume of this user in which the caches of TorchInductor, Triton and CUDA outlive the containers; "
+        "NAME of a volume of this user for the caches of TorchInductor, Triton and CUDA, which then outlive the "
+        "containers; "
         "`muster prune` removes it (default: they end with the container)",
         parse=_parse_cache,
     )
     publish: tuple[PublishedPort, ...] = option(
         list[str],
-        "[[ADDRESS:]HOST_PORT:]PORT[/udp];... PORT is a number or a name of the role's port_map; ADDRESS: 127.0.0.1; "
-        "several replicas get HOST_PORT, HOST_PORT+1, ...; without HOST_PORT the engine picks one",
+        "[[ADDRESS:]HOST_PORT:]PORT[/udp];... PORT is a number or a name of the role's port_map. The default ADDRESS "
+        "is 127.0.0.1. Several replicas get HOST_PORT, HOST_PORT+1, ... Without HOST_PORT the engine picks one",
         parse=parse_ports,
         absent=(),
     )
@@ -166,7 +167,7 @@ class DockerOptions:
     )
     keep: str = option(
         str,
-        "which apps keep their containers, for logs, from their end until `muster delete`: all, failed or none",
+        "which apps keep their containers after their end, for logs, until `muster delete`: all, failed or none",
         default="all",
         parse=build_choice_parser("all", "failed", "none"),
     )

@@ -56,8 +56,8 @@ from muster.schedulers.workspace.packing import DOCKERFILE, BundleError, describ
 
 _DRIVER: Final = "muster.schedulers.docker.driver:create_driver"
 _LOCAL_IMAGES: Final = "muster-workspace"
-_NO_ENGINE: Final = "no Docker engine answers at {}: this is what was known before"
 """Repository of the images that are built from a `Dockerfile.torchx` without the option image_repo."""
+_NO_ENGINE: Final = "no Docker engine answers at {}: this is what was last known"
 
 _ROLE_AND_INDEX: Final = 30
 """Characters that names of containers and networks need after the app's name."""
@@ -372,8 +372,8 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
             if app_id not in self._unreadable:
                 self._unreadable.add(app_id)
                 _print_progress(
-                    f"the output of {app_id} cannot be shown: the log driver of its containers keeps none that can be "
-                    "read; --log-dir and --tee 3 keep it in files"
+                    f"the output of {app_id} cannot be shown: the log driver of its containers keeps no output that "
+                    "can be read; --log-dir and --tee 3 keep it in files"
                 )
 
     def _check_replica(self, app_id: str, folder: AppFolder | None, request: LogRequest) -> None:

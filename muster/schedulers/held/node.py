@@ -155,7 +155,7 @@ class NodeRun:
             message = self._holder.recv(_MESSAGE_BYTES)
         except OSError:
             message = b""
-        gone = b'{"refused": "the hold has ended while this run was on it", "run": ""}'
+        gone = b'{"refused": "the hold ended during this run", "run": ""}'
         answer: dict[str, Any] = json.loads(message or gone)
         return answer
 

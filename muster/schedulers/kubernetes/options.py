@@ -222,8 +222,8 @@ class Options:
     )
     compile_cache: str | None = option(
         str,
-        "a claim, or a folder of the nodes (/PATH), in which the caches of TorchInductor, Triton and CUDA outlive the "
-        "pods; default: they end with the pod",
+        "a claim, or a folder of the nodes (/PATH), for the caches of TorchInductor, Triton and CUDA, which then "
+        "outlive the pods; default: they end with the pod",
         parse=build_pattern_parser(syntax.CACHE, "the name of a claim, or an absolute path"),
     )
     grace_s: float | None = GRACE_S.as_field()
@@ -241,8 +241,9 @@ class Options:
     )
     kueue_elastic: str | None = option(
         str,
-        "elastic jobs in a Kueue queue (flavor=job): resize (default): starts with MAX nodes, can be resized if Kueue "
-        "has ElasticJobsViaWorkloadSlices; partial: with as many of MIN:MAX as the queue has room for, no resize",
+        "elastic jobs in a Kueue queue (flavor=job). resize (default): the job starts with MAX nodes, and can be "
+        "resized if Kueue has ElasticJobsViaWorkloadSlices. partial: it starts with as many of MIN:MAX nodes as the "
+        "queue has room for, and cannot be resized",
         parse=build_choice_parser(*KUEUE_ELASTICS),
     )
     agent: str = option(
@@ -253,13 +254,13 @@ class Options:
     )
     events: bool = option(
         bool,
-        "the job's agent writes Events and annotations of its Job: what failed, hangs, progress; mounts the token of "
-        "the pods' service account, which needs the right to it",
+        "the job's agent writes failures, hangs and progress as Events and annotations of its Job. This mounts the "
+        "token of the pods' service account, which needs the rights for it",
         default=False,
     )
     pod_monitor: bool = option(
         bool,
-        "create a PodMonitor, by which the Prometheus operator reads the metrics; needs --metrics_port PORT of the "
+        "create a PodMonitor, so that the Prometheus operator reads the metrics; needs --metrics_port PORT of the "
         "component, and the operator in the cluster",
         default=False,
     )
@@ -276,7 +277,7 @@ class Options:
     )
     run_as: User | None = option(  # noqa: RUF009  # it makes a field
         str,
-        "UID[:GID] of the pods' processes, or 'image' for the image's user; never root; default: 1000 with "
+        "UID[:GID] of the pods' processes, never root, or 'image' for the image's user; default: 1000 with "
         "security=restricted, else as the image says",
         parse=_parse_user,
     )

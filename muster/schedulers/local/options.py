@@ -14,7 +14,7 @@ class LocalOptions:
     prepend_cwd: bool = option(bool, "put the current folder first in PATH instead of last", default=False)
     auto_set_cuda_visible_devices: bool | None = option(
         bool,
-        "true: every replica gets the GPUs that it requests for itself, an error if there are too few; false: every "
+        "true: every replica gets the GPUs that it requests, and too few GPUs are an error; false: every "
         "replica sees all; default: several nodes divide the GPUs",
     )
     env: Mapping[str, str] = ENV.as_field()

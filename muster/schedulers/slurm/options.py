@@ -59,7 +59,7 @@ class SlurmOptions:
     constraint: str | None = option(str, "features that the nodes must have")
     reservation: str | None = option(str, "reservation from which the nodes are taken")
     mail_user: str | None = option(str, "who gets mail", name="mail-user")
-    mail_type: str | None = option(str, "events that cause mail", name="mail-type")
+    mail_type: str | None = option(str, "events that send mail", name="mail-type")
     job_dir: str | None = option(
         str,
         "folder for the job's code, logs and state, which must not exist yet; with it the workspace is copied there. "
@@ -94,7 +94,8 @@ class SlurmOptions:
     )
     signal: str | None = option(
         str,
-        "signal that Slurm sends so many seconds before the end, as a preemption: USR1@120. Default: none is needed",
+        "signal that Slurm sends this many seconds before the end, as for a preemption: USR1@120. By default none is "
+        "needed",
         parse=build_pattern_parser(
             _SIGNAL, "of the form USR1@SECONDS: every process of the job gets it, and ends by another"
         ),

@@ -58,9 +58,10 @@ class SshOptions:
         parse=parse_words,
         absent=(),
     )
-    hostfile: str | None = option(str, "file that names them: of DeepSpeed, Open MPI, MPICH, one per line")
+    hostfile: str | None = option(str, "file that names them, one per line, as for DeepSpeed, Open MPI or MPICH")
     discover: str | None = option(
-        str, "program that prints them, HOST or HOST:N per line, as Horovod's; it is run again while the app runs"
+        str,
+        "program that prints them, HOST or HOST:N per line, as for Horovod; it runs once a second for an elastic job",
     )
     spares: int = option(
         int, "number of additional hosts that are checked and take over from lost ones", default=0, parse=parse_count
@@ -72,7 +73,7 @@ class SshOptions:
     lost_s: float = option(
         float, "seconds without a connection after which a replica ends", default=60.0, parse=_parse_limit
     )
-    stays: bool = option(bool, "replicas go on without a connection, for any time", default=False)
+    stays: bool = option(bool, "replicas go on without a connection, for any length of time", default=False)
     log_dir: str | None = option(str, "folder here for logs and state (default: ~/.local/state/muster)")
     env: Mapping[str, str] = ENV.as_field()
     detach: bool = DETACH.as_field()

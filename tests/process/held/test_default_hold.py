@@ -422,4 +422,4 @@ def test_what_does_not_go_with_it_is_one_line(tmp_path: Path) -> None:
     own = Everyday(tmp_path)
     done = own.call("muster", "hold", "--default", "on", "dist.ddp")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "muster: --default takes no scheduler and no component: jobs say what they need\n"
+    assert done.stderr == "muster: --default takes neither a scheduler nor a component: jobs say what they need\n"

@@ -636,7 +636,7 @@ def test_a_hold_whose_holder_is_killed_is_gone(machine: Machine) -> None:
         os.kill(held.read(0)["pid"], signal.SIGKILL)
         text = "".join(lines)
         assert program.wait(60) == 1
-        assert "the hold has ended while this run was on it" in text, text
+        assert "the hold ended during this run" in text, text
     wait_until(lambda: all(map(is_gone, tree)), what="nothing of it runs")
     assert held.find_state() == "FAILED"
     done = machine.run(REDUCE)

@@ -559,5 +559,5 @@ def test_the_timeline_has_what_pods_that_run_have_and_says_whose_records_are_mis
     cluster.end_pod(find_pod(cluster, app, 0), 0)
     assert main(words) == ExitCode.REFUSED
     told = capsys.readouterr().out
-    assert "cannot be read: no node of it runs that has them" in told
+    assert "cannot be read: they are not here, and no running node has them" in told
     assert "MUSTER_LOG_DIR" in told

@@ -33,6 +33,6 @@ def test_nodes_of_one_domain_are_adjacent_and_one_that_tells_none_says_so() -> N
         *(f"in b group 2 rank {rank}" for rank in (4, 5)),
         *(f"in none group 3 rank {rank}" for rank in (6, 7)),
     ]
-    told = ["nothing tells this node's NVLink domain" in each.stderr for each in outcomes]
+    told = ["nothing names this node's NVLink domain" in each.stderr for each in outcomes]
     if not os.path.exists("/dev/nvidiactl"):
         assert told == [False, False, True, False]

@@ -173,7 +173,7 @@ def test_a_read_that_failed_is_a_line_with_its_reason(log):
             {},
             ["--rank", "9"],
             ExitCode.REFUSED,
-            "no line is marked as rank 9's, and it has no file: does its agent have --tee 3, as the components'?",
+            "no line is marked as rank 9's, and it has no file: does its agent have --tee 3, as with the components?",
         ),
         (
             {},

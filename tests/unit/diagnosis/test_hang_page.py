@@ -66,7 +66,7 @@ def test_a_job_without_steps_says_which_collective_has_moved() -> None:
 
 def test_what_is_younger_than_some_seconds_is_no_verdict() -> None:
     stacks = (stack(view(0, 6, age_s=3.0), still(0, 3.0)), stack(view(1, 5, age_s=3.0), still(1, 3.0)))
-    assert list(describe_ranks(stacks)) == ["no verdict: the last sign of life is 3 s old; ask again in some seconds"]
+    assert list(describe_ranks(stacks)) == ["no verdict: the last sign of life is 3 s old; ask again in a few seconds"]
 
 
 def test_a_rank_that_moves_in_a_group_of_its_own_hides_no_hang() -> None:
@@ -91,9 +91,9 @@ def test_by_stacks_alone_a_rank_is_named_only_if_it_does_nothing() -> None:
         (still(1), "rank 1 (node 0, a) is elsewhere while rank 0 waits in recv (main.py:15); last seen at main.py:9"),
         (
             still(1, is_busy=True),
-            "no verdict: rank 1 works (CPU time, reads or writes); ask again in some seconds",
+            "no verdict: rank 1 works (CPU time, reads or writes); ask again in a few seconds",
         ),
-        (still(1, 2.0), "no verdict: the last sign of life is 2 s old; ask again in some seconds"),
+        (still(1, 2.0), "no verdict: the last sign of life is 2 s old; ask again in a few seconds"),
         (still(1, moved=""), "the job makes progress"),
     ):
         stacks = (stack(view(0, 5), still(0), waits), stack(view(1, 5), progress, IN_PROGRAM))

@@ -230,8 +230,8 @@ def test_a_log_driver_that_keeps_nothing_is_named_once(capfd: pytest.CaptureFixt
     assert list(scheduler._follow_or_explain("job-x", read())) == []
     scheduler.close()
     assert capfd.readouterr().err == (
-        "docker: the output of job-x cannot be shown: the log driver of its containers keeps none that can be read; "
-        "--log-dir and --tee 3 keep it in files\n"
+        "docker: the output of job-x cannot be shown: the log driver of its containers keeps no output that can be "
+        "read; --log-dir and --tee 3 keep it in files\n"
     )
 
 
@@ -243,4 +243,4 @@ def test_the_state_of_a_job_says_that_no_engine_answers(tmp_path: Path, monkeypa
     words = scheduler.read_words(SimpleNamespace(state_dir=tmp_path), SimpleNamespace(details={"request": {}}))
     scheduler.close()
     assert (words.restarts, words.jobs) == (2, {})
-    assert words.trouble == "no Docker engine answers at unix:///x: this is what was known before"
+    assert words.trouble == "no Docker engine answers at unix:///x: this is what was last known"

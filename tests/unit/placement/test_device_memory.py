@@ -132,7 +132,7 @@ def test_a_driver_that_does_not_answer_does_not_keep_workers_from_starting(libra
         memory = DeviceMemory(library, 2, None, answer_s=0.05, sleep=world.sleep, now_s=lambda: world.now_s)
         (line,) = memory.wait(never)
         why = "the NVIDIA driver has not answered within 0.05 s"
-        assert line == f"{why}: workers are started without a look at the memory of their devices"
+        assert line == f"{why}: workers start without a check of the memory of their devices"
         memory.remember()
     finally:
         del os.environ["STAND_IN_SLOW_MS"]

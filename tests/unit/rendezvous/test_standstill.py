@@ -94,7 +94,7 @@ def test_a_member_that_goes_on_while_the_ranks_are_looked_at_ends_it() -> None:
 
 def test_of_a_program_that_has_done_nothing_yet_nothing_is_said() -> None:
     """It waits for orders, for instance, and uses no process group."""
-    for still_s, said in ((None, []), (50.0, ["no rank is seen to keep the others waiting; ranks 0-1: step 3"])):
+    for still_s, said in ((None, []), (50.0, ["no rank seems to keep the others waiting; ranks 0-1: step 3"])):
         job = Job()
         job.stand_still(0, 50.0)
         [wanted] = job.stand_still(1, 50.0)
@@ -111,7 +111,7 @@ def test_where_most_ranks_are_is_said_where_none_waits_for_another() -> None:
         progress = RankProgress(global_rank=rank, still_s=50.0)
         stacks.append(Stack(global_rank=rank, node=rank, local_rank=0, text=text, progress=progress))
     assert format_standstill(stacks, 50.0) == (
-        "the job has stood still for 50 s: no rank is seen to keep the others waiting; ranks 1-2 are at main.py:9; "
+        "the job has stood still for 50 s: no rank seems to keep the others waiting; ranks 1-2 are at main.py:9; "
         "nothing is stopped"
     )
 

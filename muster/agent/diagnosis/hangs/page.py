@@ -96,7 +96,7 @@ def _describe_standstill(stacks: Iterable[Stack]) -> str | None:
         return None
     place = describe_places(known)
     places = () if place is None else (place,)
-    return "; ".join(("no rank is seen to keep the others waiting", *places, *format_steps(progress)))
+    return "; ".join(("no rank seems to keep the others waiting", *places, *format_steps(progress)))
 
 
 def find_verdict(stacks: Iterable[Stack]) -> str | None:
@@ -160,7 +160,7 @@ def _find_doubt(cause: HangCause, progress: Iterable[RankProgress]) -> str | Non
 
 def _describe_doubt(cause: HangCause | None, progress: Iterable[RankProgress]) -> str | None:
     doubt = None if cause is None else _find_doubt(cause, progress)
-    return f"no verdict: {doubt}; ask again in some seconds" if doubt else None
+    return f"no verdict: {doubt}; ask again in a few seconds" if doubt else None
 
 
 def _list_slow(known: Iterable[Stack]) -> Iterator[str]:

@@ -11,7 +11,7 @@ from muster.agent.rendezvous.transport.links import Link
 LIMIT = 50
 """How many lines one node prints."""
 
-UNPROVED = "the leader has refused this node, and tells only on its own console why: the job has no MUSTER_TOKEN"
+UNPROVED = "the leader has refused this node, and shows why only on its own console: the job has no MUSTER_TOKEN"
 
 
 def refuse(link: Link, reason: str, *, usage: bool = False) -> None:
@@ -32,7 +32,9 @@ class PeerLines:
         if line in self._printed or len(self._printed) > LIMIT:
             return
         self._printed.add(line)
-        self._notify(line if len(self._printed) <= LIMIT else "no more lines about nodes that try to join follow")
+        self._notify(
+            line if len(self._printed) <= LIMIT else "no further lines about nodes that try to join are printed"
+        )
 
     def compare_release(self, node: str, release: str) -> None:
         """Print that a node runs another release than this one; "" is an earlier release, which did not report it."""

@@ -1,4 +1,4 @@
-"""Any rendezvous of torch's registry behind our protocol: `c10d-torch`, `etcd`, `etcd-v2`, third-party ones.
+"""Puts a rendezvous of torch's registry behind our protocol: `c10d-torch`, `etcd`, `etcd-v2`, third-party ones.
 
 torch's handlers block. So one thread owns the handler, carries out the loop's commands and posts what it finds on the
 loop. What the handler cannot do is not imitated: every agent has its own restart budget, and each node reports its own

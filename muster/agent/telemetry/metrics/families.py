@@ -231,7 +231,7 @@ def _build_job(view: View, job: JobStatus) -> list[Family]:
         Family(
             name="muster_job_recovery_seconds",
             kind=Kind.HISTOGRAM,
-            text="From the end of a round until the job was as far as before.",
+            text="From the end of a round until the job had caught up.",
             histogram=view.counts.recoveries,
         ),
         _gather("torchelastic_workers_remaining_restarts", "torch's name of restarts left.", [(role, left)]),
@@ -255,7 +255,9 @@ def _build_node(view: View) -> list[Family]:
         _gather("muster_node_info", "1; what this agent is, as labels.", [(info, 1)]),
         _gather("muster_node_start_timestamp_seconds", "When this agent started.", [((), view.started_s or None)]),
         _gather(
-            "muster_node_leads", "1: this agent tells of the job. 0: another leads.", [((), int(view.job is not None))]
+            "muster_node_leads",
+            "1: this agent leads and reports the job. 0: another one does.",
+            [((), int(view.job is not None))],
         ),
         _gather("muster_node_round", "The round that this node takes part in.", [((), view.round)]),
         _gather("muster_node_cpu_cores", "Cores that its workers use together.", [((), _read(node, "cpu"))]),
@@ -270,7 +272,12 @@ def _build_node(view: View) -> list[Family]:
     for name, text, counted, label in (
         ("muster_agent_events", "Records of events.jsonl, by name.", counts.events, "what"),
         ("muster_agent_otlp_exported", "Spans and metrics that a collector has taken.", counts.exported, "signal"),
-        ("muster_agent_otlp_lost", "Those that none has taken, and that were given up.", counts.lost, "signal"),
+        (
+            "muster_agent_otlp_lost",
+            "Spans and metrics that no collector has taken and that were given up.",
+            counts.lost,
+            "signal",
+        ),
     ):
         points = (((((label, each),), n)) for each, n in counted.items())
         found.append(_gather(name, text, points, Kind.COUNTER))
@@ -319,7 +326,9 @@ def _build_torch(names: TorchNames, role: Labels) -> list[Family]:
         *states,
         _gather("torchelastic_workers_run", "1 after the job has ended.", total, Kind.COUNTER),
         *ends,
-        _gather("torchelastic_duration_ms", "What torch's method of this name would have taken, the last time.", took),
+        _gather(
+            "torchelastic_duration_ms", "How long torch's method of this name would have taken, the last time.", took
+        ),
         _gather("torchelastic_success", "How often it would have been called.", calls, Kind.COUNTER),
     ]
 

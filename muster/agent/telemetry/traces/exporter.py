@@ -191,7 +191,9 @@ class Exporter:
     def _complain(self, problem: str) -> None:
         if not self._has_complained:
             self._has_complained = True
-            line = f"OpenTelemetry: the collector does not take what is sent, the job goes on: {show_controls(problem)}"
+            line = (
+                f"OpenTelemetry: the collector does not accept what is sent; the job goes on: {show_controls(problem)}"
+            )
             self._on_loop(lambda: self._print_line(line))
 
 

@@ -83,8 +83,8 @@ def _check_protocol(environ: Mapping[str, str], signal: str) -> str:
     if protocol in _PROTOCOLS:
         return ""
     return (
-        f"{name} is {protocol!r}: muster's own spans and metrics go over HTTP only, so none are sent; for them set it "
-        "to http/json, and the endpoint to the collector's port for HTTP, which is usually 4318"
+        f"{name} is {protocol!r}: muster sends its own spans and metrics over HTTP only, so none are sent; set it to "
+        "http/json, and the endpoint to the collector's port for HTTP, which is usually 4318"
     )
 
 

@@ -262,7 +262,7 @@ def _has_image(engine: Engine, image: str) -> bool:
 
 def _require_image(engine: Engine, image: str) -> None:
     if not _has_image(engine, image):
-        raise DockerError(f"the engine has no image {image!r}, and pull=never does not allow pulling it")
+        raise DockerError(f"the engine has no image {image!r}, and pull=never forbids pulling it")
 
 
 def remove_app(engine: Engine, labels: Mapping[str, str]) -> None:

@@ -91,7 +91,7 @@ def _find_kubeconfig(access: Access) -> str | None:
         return None
     raise EngineError(
         "no cluster is configured: KUBECONFIG is not set, ~/.kube/config does not exist, and this is not a pod; "
-        "set KUBECONFIG, or -cfg kubeconfig=FILE of torchx run, whose --dryrun needs no cluster"
+        "set KUBECONFIG, or -cfg kubeconfig=FILE of torchx run (with --dryrun it needs no cluster)"
     )
 
 

@@ -31,8 +31,8 @@ from muster.schedulers.kubernetes.schema import check_version
 from muster.schedulers.naming import make_secret
 
 _SEVERAL_ROLES: Final = (
-    "each role is a Job of its own: when one fails, this process stops the others as long as it lives (--wait, --log), "
-    "later `torchx cancel` does; with flavor=jobset the cluster does"
+    "each role is its own Job: when one fails, this process stops the others as long as it lives (--wait, --log), and "
+    "after that `torchx cancel` does; with flavor=jobset the cluster does"
 )
 
 

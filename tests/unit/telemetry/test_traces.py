@@ -322,7 +322,10 @@ def test_the_address_of_one_signal_is_used_as_it_is() -> None:
 @pytest.mark.parametrize(
     ("environ", "start"),
     [
-        ({"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, "OTEL_EXPORTER_OTLP_PROTOCOL is 'grpc': muster sends its own spans and"),
+        (
+            {"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"},
+            "OTEL_EXPORTER_OTLP_PROTOCOL is 'grpc': muster sends its own spans and",
+        ),
         ({"OTEL_EXPORTER_OTLP_ENDPOINT": "collector:4317"}, "OTEL_EXPORTER_OTLP_ENDPOINT is 'collector:4317', which"),
         ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://u:p@c:1"}, "OTEL_EXPORTER_OTLP_ENDPOINT is '...@c:1', which"),
         ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:99999"}, "OTEL_EXPORTER_OTLP_ENDPOINT is "),

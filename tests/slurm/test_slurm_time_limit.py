@@ -40,6 +40,24 @@ def test_a_follow_up_goes_on(slurm, tmp_path):
     job.close()
 
 
+@pytest.mark.long
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("signal", [None, "USR1@50"])
+def test_a_script_that_saves_nothing_ends_with_its_time_limit(slurm, tmp_path, signal):
+    """It would begin at step 0 again and again: agents are told to stop, by muster's clock or by Slurm's signal."""
+    folder = tmp_path / "job"
+    folder.mkdir()
+    (folder / "train.py").write_text("import time\nfor step in range(600):\n    time.sleep(1)\n")
+    app = build_app(folder)
+    app.roles[0].args[-4:] = [str(folder / "train.py")]
+    cfg = {"grace_s": 45} if signal is None else {"grace_s": 5, "signal": signal}
+    job = Job(slurm, folder, app=app, time="1", **cfg)
+    found = job.wait_state("FAILED", 150)
+    assert "time limit; no new checkpoint was saved" in found.msg, found
+    assert "incarnation" not in found.msg, found
+    job.close()
+
+
 def test_a_preemption_and_a_requeue_by_an_operator(slurm, tmp_path):
     """Both stop all ranks at one step. Without cgroups a requeue sends SIGTERM to every process of the job."""
     job = Job(slurm, tmp_path / "job", app=build_app(tmp_path / "job", total=200, delay_s=0.05), grace_s=12)

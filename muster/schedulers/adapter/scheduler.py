@@ -19,6 +19,7 @@ import dataclasses
 import json
 import os
 import re
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -27,7 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from torchx.schedulers.api import DescribeAppResponse, ListAppResponse, Scheduler, Stream
-from torchx.specs import AppDef, AppDryRunInfo, AppState
+from torchx.specs import AppDef, AppDryRunInfo, AppState, is_terminal
 from torchx.specs.api import NONE
 
 from muster._shared.contract import AskKind
@@ -37,9 +38,9 @@ from muster._shared.reports import Answer
 from muster.schedulers.errors import EngineError, SchedulerError, describe_os_error
 from muster.schedulers.interrupts import raise_dropped_interrupts
 from muster.schedulers.runner import callers
-from muster.schedulers.runner.command_line import print_errors_as_lines, unwind_on_signals
+from muster.schedulers.runner.command_line import is_interrupted, print_errors_as_lines, unwind_on_signals
 from muster.schedulers.runner.option_parsing import StrictOpts
-from muster.schedulers.runner.shown.live_lines import LiveLines, repeat_failure
+from muster.schedulers.runner.shown.live_lines import LiveLines, repeat_failure, say_that_it_goes_on
 
 if TYPE_CHECKING:
     from muster.schedulers.adapter.facts import AppFacts
@@ -124,7 +125,7 @@ class PluginScheduler(Scheduler, abc.ABC):  # type: ignore[misc]
     def __init__(self, backend: str, session_name: str) -> None:
         super().__init__(backend, session_name)
         self._submitted: set[str] = set()
-        """Apps of this process: it keeps their supervisors running while it reads their logs."""
+        """Apps of this process: it keeps their supervisors running while it reads their logs. See `close`, too."""
         self._live_lines = LiveLines()
         """Shared by the readers of all replicas, which TorchX runs in threads of their own."""
         self._merged_lock = threading.Lock()
@@ -433,11 +434,23 @@ class PluginScheduler(Scheduler, abc.ABC):  # type: ignore[misc]
         return response
 
     def close(self) -> None:
-        """Print nothing more, but why a job has failed that a command has waited for. TorchX calls it at the end."""
+        """Print nothing more but what becomes of a job that a command has waited for. TorchX calls it at the end."""
         self._live_lines.close()
         awaited, self._awaited = self._awaited, None
         if awaited is not None and awaited.state == AppState.FAILED and awaited.msg != NONE:
             repeat_failure(awaited.app_id, awaited.msg)
+        ended_id = awaited.app_id if awaited is not None and is_terminal(awaited.state) else ""
+        if is_interrupted(sys.exc_info()[1]):
+            for app_id in filter(self.goes_on, sorted(self._submitted - {ended_id})):
+                handle = f"{self.backend}://{self.session_name}/{app_id}"
+                say_that_it_goes_on(
+                    f"the job goes on: `muster log -f {app_id}` follows it, `torchx cancel {handle}` ends it"
+                )
+
+    def goes_on(self, app_id: str) -> bool:
+        """Return whether an app goes on when the command ends that has submitted it."""
+        del app_id
+        return True
 
     def delete(self, app_id: str) -> None:
         """Delete an app.

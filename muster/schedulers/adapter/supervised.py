@@ -348,6 +348,10 @@ class SupervisedScheduler(PluginScheduler, abc.ABC):
             if folders:
                 self._readers.wait_until_idle()
 
+    def goes_on(self, app_id: str) -> bool:
+        """See `PluginScheduler`."""
+        return app_id not in self._attached and self.find_folder(app_id) is not None
+
     def _tell_attached(self, word: str) -> None:
         for folder in self._attached.values():
             folder.send_request(word)

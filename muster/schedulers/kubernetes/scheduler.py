@@ -138,6 +138,7 @@ class KubernetesScheduler(PluginScheduler, WorkspaceMixin):  # type: ignore[misc
         if request.images_to_push:
             _load_images().push_images(request.images_to_push)
         app_id = self._session.submit(request)
+        self._submitted.add(app_id)
         with contextlib.suppress(OSError):  # `last` then finds no app
             record_last_remote(find_state_dir(os.environ), self.backend, app_id)
         return app_id

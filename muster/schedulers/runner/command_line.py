@@ -19,6 +19,9 @@ from muster.schedulers.runner import callers
 
 logger = logging.getLogger(__name__)
 
+_SIGNALLED = 128
+"""A shell's exit codes above it: a signal."""
+
 
 def print_errors_as_lines() -> None:
     """Make `torchx ...` end with one line when one of our errors ends it, and with none after Ctrl-C.
@@ -44,6 +47,12 @@ def print_errors_as_lines() -> None:
     sys.excepthook, threading.excepthook = show, show_in_thread
 
 
+def is_interrupted(error: BaseException | None) -> bool:
+    """Return whether an exception comes from Ctrl-C, or from a signal that `unwind_on_signals` handles."""
+    by_signal = isinstance(error, SystemExit) and isinstance(error.code, int) and error.code > _SIGNALLED
+    return by_signal or isinstance(error, KeyboardInterrupt)
+
+
 def unwind_on_signals() -> None:
     """Make SIGTERM and SIGHUP end `torchx ...` as Ctrl-C does: by that signal, after it has cleaned up. Idempotent.
 
@@ -58,7 +67,7 @@ def unwind_on_signals() -> None:
         nonlocal got
         if not got:
             got = signum
-            raise SystemExit(128 + signum)
+            raise SystemExit(_SIGNALLED + signum)
 
     def end_by_signal() -> None:
         if got:

@@ -52,6 +52,7 @@ _COMMAND_LIMIT_S: Final = 20.0
 _STATE_TRIES: Final = 5
 _UPDATE_TRIES: Final = 3
 _NO_NODES: Final = "(null)"
+_NOT_PREEMPTED: Final = "None"
 _STATE_PAUSE_S: Final = 2.0
 _LOOK_S: Final = 3600.0
 """The time limit may have been changed: at least so often it is read."""
@@ -66,6 +67,11 @@ _LAST_WORDS_S: Final = 1.0
 _PORTS: Final = range(20000, 30000)
 """Below those that the system gives to anybody."""
 _TIME_LIMIT: Final = "stopped before the time limit of its Slurm job is over"
+_NOTHING_SAVED: Final = (
+    "time limit; no new checkpoint was saved (muster.worker.saved), so running it again would repeat the same steps"
+)
+_SIGNAL_SPREAD_S: Final = 60.0
+"""Slurm may send the signal of `--signal` so much earlier than it was asked to."""
 _PREEMPTIONS: Final = (signal.SIGTERM, signal.SIGUSR1)
 _IGNORE: Final = """trap '' USR1; exec "$0" "$@\""""
 _GOES_ON: Final = ("RUNNING", "PREEMPTED", "TIMEOUT")
@@ -191,6 +197,10 @@ class NodeSupervisor(Supervisor):
         """Wall-clock seconds of the end of the time limit. None: none is known."""
         self.has_to_continue = False
         """The replica was ended because the job is to go on in another allocation."""
+        self._is_at_limit = False
+        """The time limit was why. False: it was not, or a signal that Slurm also sends then."""
+        self._left_s = 0.0
+        self._earlier = _read_checkpoints(folder, spec)
 
     def handle_event(self, event: events.Event | Told) -> None:
         """Ask Slurm what happens to the job before an agent that was preempted starts again."""
@@ -203,7 +213,7 @@ class NodeSupervisor(Supervisor):
         elif code == ExitCode.RENDEZVOUS:
             self.ask_slurm(lambda: _find_lost_nodes(self._allocation), lambda lost: self._go_elsewhere(event, lost))
         elif self.end_s is not None and time.time() > self.end_s - 2 * self.grace_s:
-            self.leave(_TIME_LIMIT, continues=True)  # another node's agent told it
+            self._leave_at_limit()  # another node's agent told it
             super().handle_event(event)
         else:
             self.ask_slurm(
@@ -244,7 +254,46 @@ class NodeSupervisor(Supervisor):
             continues: the job goes on later.
         """
         self.has_to_continue = self.has_to_continue or continues
+        self._left_s = self._left_s or time.time()
         super().handle_event(events.CancelRequested(reason=why))
+
+    def _leave_at_limit(self) -> None:
+        self._is_at_limit = True
+        self.leave(_TIME_LIMIT, continues=True)
+
+    def close(self) -> None:
+        """Record how it has ended. A job that ends at its limit without a new checkpoint does not go on.
+
+        It would run for ever, and always do the same steps. A preemption is not the fault of the job: Slurm itself
+        queues it again, as often as it preempts it.
+        """
+        app = self._record.app
+        if self.has_to_continue and app.outcome is Outcome.CANCELLED and self._would_repeat():
+            self.has_to_continue = False
+            app = replace(app, outcome=Outcome.FAILED, reason=_NOTHING_SAVED)
+            self._record = replace(self._record, app=app)
+        super().close()
+
+    def _would_repeat(self) -> bool:
+        """Return whether the time limit has ended this run, and no run of this app's agents has a new checkpoint."""
+        runs_agents = any(role.runs_agent for role in self._spec.roles)
+        if not runs_agents or self._spec.details["continues"] == "no" or self._has_saved():
+            return False
+        return self._is_at_limit or self._was_told_of_limit()
+
+    def _has_saved(self) -> bool:
+        """Return whether agents have kept another checkpoint than at the start. None: the job has succeeded."""
+        return _read_checkpoints(self._folder, self._spec) != self._earlier
+
+    def _was_told_of_limit(self) -> bool:
+        """Return whether the signal that ended the run came from the time limit, as far as Slurm says it."""
+        job = _read_job(self._allocation)
+        if job.get("PreemptTime", _NOT_PREEMPTED) != _NOT_PREEMPTED:  # it also sets another end
+            return False
+        end_s = parse_time(job.get("EndTime", ""))
+        margin_s = self.grace_s + self._spec.details.get("signal_s", 0) + _SIGNAL_SPREAD_S
+        is_near = end_s is not None and self._left_s > end_s - margin_s
+        return job.get("JobState") == "TIMEOUT" or (job.get("JobState") == "RUNNING" and is_near)
 
     def watch_signals(self) -> None:
         """Treat SIGTERM and SIGUSR1 as a preemption, and SIGHUP as fewer nodes of the role from now on."""
@@ -277,7 +326,7 @@ class NodeSupervisor(Supervisor):
             if self.end_s is not None and self.end_s - self.grace_s - time.time() > 1.0:
                 self._arm(self.end_s)
             else:
-                self.leave(_TIME_LIMIT, continues=True)
+                self._leave_at_limit()
 
         self.ask_slurm(lambda: _read_end_s(self._allocation), act)
 
@@ -350,6 +399,16 @@ def _end_run(
     if app.outcome is Outcome.SUCCEEDED or (is_over and known.exit_code == 0):
         return 0
     return ExitCode.TERMINATED if continues else known.exit_code or 1
+
+
+def _read_checkpoints(folder: AppFolder, spec: AppSpec) -> dict[str, bytes]:
+    """Read what the agents keep of the job's last checkpoint, by its path: for each job of a role one, or none."""
+    found = {}
+    for role in spec.roles:
+        for path in folder.role_dir(role.name).glob(f"*/{LogNames.CHECKPOINT}"):
+            with contextlib.suppress(OSError):
+                found[str(path)] = path.read_bytes()
+    return found
 
 
 def _read_end_s(allocation: Allocation) -> float | None:

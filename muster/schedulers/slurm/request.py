@@ -109,7 +109,12 @@ def build_request(app: AppDef, options: SlurmOptions, *, name: str, token: str, 
         driver=DRIVER,
         token=token,
         workspace_key=WORKSPACE_KEY,
-        details={"prefix": list(options.prefix), "continues": options.continues, "may_lose": may_lose},
+        details={
+            "prefix": list(options.prefix),
+            "continues": options.continues,
+            "may_lose": may_lose,
+            "signal_s": int(options.signal.rpartition("@")[2]) if options.signal else 0,
+        },
         python=place.python,
     )
     flags = (*_list_flags(name, app.roles, options, nodes, place, may_lose=may_lose), *options.sbatch)

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -62,12 +63,14 @@ def test_a_job_that_is_cancelled(cluster, torchx):
     assert "CANCELLED" in torchx("status", handle).stdout
 
 
-def test_ctrl_c_prints_no_traceback(run_and_wait):
+def test_ctrl_c_prints_no_traceback_and_that_the_job_goes_on(run_and_wait):
     with run_and_wait() as (waiting, said):
         waiting.send_signal(signal.SIGINT)
         said.append(waiting.communicate(timeout=90)[1])
     assert waiting.returncode == -signal.SIGINT, "as shells expect it"
     assert "Traceback" not in "".join(said)
+    line = next(line for line in "".join(said).splitlines() if "the job goes on" in line)
+    assert re.search(r"`muster log -f (\S+:\S+)` .*, `torchx cancel kubernetes://torchx/\1` ends it$", line), line
 
 
 def test_a_submission_that_sigterm_ends_leaves_nothing(cluster, double, tmp_path):

@@ -91,6 +91,7 @@ def test_nothing_outlives_the_command_line(tmp_path, env, signum):
     assert state == "CANCELLED"
     assert reason.startswith("cancelled")
     assert outcome.exit_code == -signum
+    assert "goes on" not in outcome.stderr, outcome.explain()
     assert "Traceback" not in outcome.stderr, outcome.explain()
 
 
@@ -190,6 +191,7 @@ def test_detach_only_leaves(tmp_path, env, signum):
         assert supervisor.is_alive()
         assert outcome_of(folder)[0] == "RUNNING"
         outcome = tree.wait()
+    assert ("the job goes on: `muster log -f" in outcome.stderr) == (signum != signal.SIGKILL), outcome.explain()
     assert len(outcome.leftovers) >= 7, outcome.explain()  # a supervisor, and per replica guard, parent and grandchild
 
 

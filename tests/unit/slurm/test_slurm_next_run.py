@@ -1,6 +1,7 @@
 """Which nodes the next run of a job leaves out, by commands that stand in for Slurm's."""
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -8,9 +9,12 @@ import pytest
 from muster.schedulers.slurm import node
 from muster.schedulers.slurm.node import Allocation
 from muster.schedulers.supervision import decisions, events
-from muster.schedulers.supervision.app_folder import AppFolder, AppSpec
+from muster.schedulers.supervision.app_folder import AppFolder, AppRecord, AppSpec
+from muster.schedulers.supervision.driver import EventQueue
+from muster.schedulers.supervision.machine import Machine
 from muster.schedulers.supervision.state import (
     AppPhase,
+    Outcome,
     ReplicaId,
     ReplicaState,
     ReplicaStatus,
@@ -156,3 +160,66 @@ def test_a_job_that_has_ended_when_it_is_told_to_stop_is_not_run_again(
     code = node._end_run(AppFolder(tmp_path), spec, ALLOCATION, ended, has_to_continue=True)
     assert slurm.find("requeue") == ([] if is_over else ["requeue 7"])
     assert code == (exit_code if is_over else 143)
+
+
+PREEMPTED = "2026-11-26T10:59:00"
+
+
+@pytest.mark.parametrize(
+    ("job", "saves", "continues", "goes_on"),
+    [
+        ("JobState=TIMEOUT", False, "requeue", False),
+        ("JobState=TIMEOUT", False, "follow-up", False),
+        ("JobState=TIMEOUT", True, "requeue", True),
+        ("JobState=TIMEOUT", False, "no", True),  # it ends as it always has
+        ("JobState=RUNNING EndTime=NEAR PreemptTime=None", False, "requeue", False),
+        ("JobState=RUNNING EndTime=NEAR PreemptTime=None", True, "requeue", True),
+        ("JobState=RUNNING EndTime=FAR PreemptTime=None", False, "requeue", True),
+        (f"JobState=RUNNING EndTime=NEAR PreemptTime={PREEMPTED}", False, "requeue", True),
+        ("JobState=PENDING", False, "requeue", True),  # scontrol requeue
+        ("", False, "requeue", True),  # the controller does not answer
+    ],
+)
+def test_a_run_that_its_limit_ends_goes_on_only_with_a_new_checkpoint(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, job: str, *, saves: bool, continues: str, goes_on: bool
+) -> None:
+    role = SupervisedRole(name="w", replicas=1, runs_agent=True)
+    details = {"continues": continues, "may_lose": False, "signal_s": 120}
+    spec = AppSpec(
+        app_id="a", scheduler="slurm", folder=str(tmp_path), driver="", roles=(role,), grace_s=5.0, details=details
+    )
+    replica = ReplicaId("w", 0)
+    folder = node.NodeFolder(tmp_path, ALLOCATION.run, replica)
+    folder.state_dir.mkdir(parents=True)
+    kept = folder.role_dir("w") / "a" / "checkpoint.json"
+    kept.parent.mkdir(parents=True)
+    kept.write_text("of an earlier run")
+    known = {replica: ReplicaState(status=ReplicaStatus.RUNNING, starts=1)}
+    app = SupervisedApp(replicas=known, phase=AppPhase.RUNNING)
+    folder.write_record(AppRecord(app=app, machine=Machine.here(), submitted_s=1.0))
+    text = job.replace("NEAR", write_time(time.time() + 150)).replace("FAR", write_time(time.time() + 3600))
+    monkeypatch.setattr(node, "_run", lambda *_words, **_more: text)
+    supervisor = node.NodeSupervisor(folder, spec, EventQueue(), Driver(), ALLOCATION)  # type: ignore[arg-type]
+    supervisor.leave("Slurm sent SIGUSR1", continues=True)
+    if saves:
+        kept.write_text("of this run")
+    supervisor.handle_event(events.ReplicaEnded(replica=replica, exit_code=None))
+    supervisor.close()
+    assert supervisor.has_to_continue == goes_on
+    outcome = supervisor.record.app.outcome
+    assert outcome is (Outcome.CANCELLED if goes_on else Outcome.FAILED)
+    assert ("no new checkpoint was saved" in supervisor.record.app.reason) != goes_on
+
+
+def write_time(wall_s: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(wall_s))
+
+
+class Driver:
+    """Starts and ends nothing."""
+
+    def stop(self, replica: ReplicaId, *, is_interrupt: bool) -> None:
+        pass
+
+    def close(self, *, succeeded: bool) -> None:
+        pass

@@ -35,6 +35,13 @@ def repeat_failure(app_id: str, reason: str, environ: Mapping[str, str] = os.env
     sys.stderr.flush()
 
 
+def say_that_it_goes_on(line: str) -> None:
+    """Print a line at the end of an interrupted `torchx run`, below the lines of the job. Programs get none."""
+    if runs_command_line():
+        sys.stderr.write(f"{line}\n")
+        sys.stderr.flush()
+
+
 class LiveLines:
     """The lines of all replicas that one process prints. Any thread may use it."""
 

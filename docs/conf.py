@@ -50,6 +50,13 @@ napoleon_numpy_docstring = False
 def setup(app: Any) -> None:
     """Register the callbacks, as Sphinx asks."""
     app.connect("html-page-context", lambda _app, page, _template, context, _tree: add_card(page, context))
+    app.connect("html-page-context", lambda _app, _page, _template, context, _tree: mark_short_words(context))
+
+
+def mark_short_words(context: dict[str, Any]) -> None:
+    """Mark words of code that fit on a line of a phone, so that `blocks.css` keeps them whole."""
+    body = context.get("body") or ""
+    context["body"] = re.sub(r'<span class="pre">([^<]{1,24})</span>', r'<span class="pre short">\1</span>', body)
 
 
 def add_card(page: str, context: dict[str, Any], addresses: dict[str, str] = ADDRESSES) -> None:

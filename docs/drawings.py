@@ -128,6 +128,9 @@ PLOTS = {
 """By file: title, and for each row how its line in `figures.md` begins, and what the plot calls it."""
 _SAMPLE = re.compile(r"([\d.]+) s \(([\d.]+)\.\.([\d.]+), (\d+)\)")
 
+_HALO = "line-ground halo"
+"""Words with a rim in the colour of the ground, so that a line of the grid does not run through them."""
+
 
 @dataclass
 class Sketch:
@@ -175,6 +178,7 @@ class Sketch:
             f'xmlns="http://www.w3.org/2000/svg">\n<title id="title">{escape(self.title)}</title>\n'
             f'<desc id="description">{escape(self.description)}</desc>\n<style>\n'
             "text { font-family: system-ui, sans-serif; font-size: 13px }\npath { fill: none; stroke-width: 1.4 }\n"
+            ".halo { paint-order: stroke; stroke-width: 6px }\n"
             f"marker path {{ stroke: none }}\n{name_colours(0)}\n"
             f"@media (prefers-color-scheme: dark) {{\n{name_colours(1)}\n}}\n</style>\n<defs>{arrows}</defs>\n"
             '<rect class="ground" width="100%" height="100%" rx="8" />\n' + "\n".join(self.parts) + "\n</svg>\n"
@@ -275,10 +279,10 @@ def draw_plot(title: str, rows: Sequence[tuple[str, str]], figures: dict[str, tu
                 rest = "" if _SAMPLE.search(cell, found.end()) else cell[found.end() :]
                 rest = rest if rest.startswith(";") else ""
                 words += rest
-                sketch.text(place(high) + 9, y + 8, f"{median:g} s{rest}", style)
+                sketch.text(place(high) + 9, y + 8, f"{median:g} s{rest}", f"{style} {_HALO}")
             else:
                 words = re.split(r"[,;(]", cell)[0].strip()
-                sketch.text(place(1.0), y + 8, words, style)
+                sketch.text(place(1.0), y + 8, words, f"{style} {_HALO}")
             said.append(f"{name}, {who}: {words}")
             y += 20
         y += 14

@@ -34,7 +34,7 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int, bytes], by
                 with closing(control):
                     agent.sendall(words)
                     agent.shutdown(socket.SHUT_WR)
-                    store._watch(control, listener.getsockname()[1], WORKERS)
+                    store._watch(control, listener.getsockname(), WORKERS)
                 thread.join()
                 return agent.recv(16)
 

@@ -64,7 +64,7 @@ def serve(control: socket.socket, world_size: int, listen_fd: int) -> NoReturn:
         if store is not None:
             with suppress(OSError):
                 control.send(SERVES)
-                _watch(control, store.port, world_size)
+                _watch(control, _find_address(listen_fd), world_size)
             while control.recv(1):
                 pass  # closed by the agent
         code = 0
@@ -98,8 +98,7 @@ def _open_store(listen_fd: int) -> "TCPStore | None":
     except ImportError:
         return None
     return TCPStore(
-        "127.0.0.1",  # for its own client
-        _find_port(listen_fd),
+        *_find_address(listen_fd),  # for its own client
         is_master=True,
         wait_for_workers=False,
         master_listen_fd=listen_fd,
@@ -108,10 +107,11 @@ def _open_store(listen_fd: int) -> "TCPStore | None":
     )
 
 
-def _find_port(listen_fd: int) -> int:
+def _find_address(listen_fd: int) -> "tuple[str, int]":
+    """Return host and port at which this process reaches the socket. It may listen at one address only."""
     with socket.socket(fileno=os.dup(listen_fd)) as listener:
-        port: int = listener.getsockname()[1]
-    return port
+        host, port = listener.getsockname()[:2]
+    return "127.0.0.1" if host in ("0.0.0.0", "::") else host, port  # noqa: S104  # compared only
 
 
 def _parse_version(text: str) -> tuple[int, ...]:
@@ -119,7 +119,7 @@ def _parse_version(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(".")[:2])
 
 
-def _watch(control: socket.socket, port: int, world_size: int) -> None:
+def _watch(control: socket.socket, address: "tuple[str, int]", world_size: int) -> None:
     """Tell the agent once that more clients than workers have connected.
 
     Return then, or when the agent closes the socket.
@@ -127,7 +127,7 @@ def _watch(control: socket.socket, port: int, world_size: int) -> None:
     Raises:
         OSError: the store of this torch does not answer as expected.
     """
-    with socket.create_connection(("127.0.0.1", port), _ASK_LIMIT_S) as connection:
+    with socket.create_connection(address, _ASK_LIMIT_S) as connection:
         connection.sendall(_VALIDATE)
         while not select.select([control], (), (), _POLL_S)[0] or control.recv(1):
             connection.sendall(_COUNT)

@@ -27,6 +27,7 @@ from rich.terminal_theme import TerminalTheme
 from rich.text import Text
 
 WIDTH = 106
+MARGIN = 16
 LIGHT = TerminalTheme(
     (250, 250, 250),
     (40, 40, 40),
@@ -178,7 +179,15 @@ def draw(lines: Sequence[str], title: str) -> str:
 
     parts = {"TITLE": title, "STYLES": export(DARK, "{styles}")}
     parts |= {name: theme.background_color.hex for name, theme in (("LIGHT", LIGHT), ("DARK", DARK))}
-    return re.sub("|".join(parts), lambda found: parts[found[0]], export(LIGHT, SVG))
+    return add_margin(re.sub("|".join(parts), lambda found: parts[found[0]], export(LIGHT, SVG)))
+
+
+def add_margin(svg: str) -> str:
+    """Put a margin around the lines, which rich draws up to the edges, and cuts the last one."""
+    width, height = (float(number) for number in re.findall(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg)[0])
+    box = f'viewBox="-{MARGIN} -{MARGIN} {width + 2 * MARGIN:.0f} {height + 2 * MARGIN:.0f}"'
+    ground = f'<rect class="ground" x="-{MARGIN}" y="-{MARGIN}" '
+    return re.sub(r'viewBox="[^"]*"', box, svg, count=1).replace('<rect class="ground" ', ground)
 
 
 def main(folder: Path) -> None:

@@ -53,6 +53,15 @@ def test_a_picture_says_what_its_page_says_and_names_no_place_of_a_machine(name)
     assert not re.search(r"/(root|work|tmp|home)/", words)
 
 
+@pytest.mark.parametrize("name", SAYS)
+def test_no_line_of_a_terminal_is_cut_at_the_edge(name):
+    svg = (DOCS / f"static/{name}.svg").read_text()
+    left, top, _, height = (float(number) for number in re.search(r'viewBox="([^"]*)"', svg)[1].split())
+    baselines = [float(y) for y in re.findall(r'<text [^>]*\by="([\d.]+)"', svg)]
+    assert left < 0
+    assert max(baselines) + 12 < top + height
+
+
 def test_the_drawings_are_those_of_the_script_and_each_is_on_a_page(drawings):
     pages = "".join(path.read_text() for path in DOCS.glob("*.md"))
     for name, svg in drawings.draw_all().items():

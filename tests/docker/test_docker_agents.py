@@ -69,6 +69,30 @@ def test_digits_from_the_command_line(apps):
     assert "test accuracy" in done.stderr
 
 
+LONG_JOB = """
+import time
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+for _ in range(45):
+    dist.all_reduce(torch.ones(1))
+    time.sleep(1)
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.long
+def test_a_long_job_of_two_warm_nodes_is_left_alone(apps, tmp_path):
+    """Longer than the store's process may stand still: its socket listens at the container's address alone."""
+    (tmp_path / "main.py").write_text(LONG_JOB)
+    app_id = apps.run(ddp("main.py", "2x1", start="warm"), workspace=str(tmp_path))
+    status = apps.wait(app_id)
+    log = "".join(line for replica in (0, 1) for line in apps.logs(app_id, role=_role(apps, app_id), replica=replica))
+    assert status.state == AppState.SUCCEEDED, log
+    assert "stood still" not in log
+
+
 @pytest.mark.parametrize("network", [None, "host"])
 def test_two_agent_roles_of_one_app_are_two_jobs(apps, tmp_path, app_of, network):
     (tmp_path / "main.py").write_text(

@@ -113,6 +113,10 @@ def _run_block(block, folder, environment):
         command = {"bash": ["bash", "-euo", "pipefail", "-c"], "python": [sys.executable, "-c"]}[block.language]
         said = _run([*command, block.text], block.where, folder, environment)
         assert said or not block.text.startswith("python "), f"{block.where} prints nothing"
+        for name in re.findall(r"> (\S+\.yaml)$", block.text, re.MULTILINE):
+            yaml = pytest.importorskip("yaml")
+            written = list(yaml.safe_load_all((folder / name).read_text()))
+            assert all(isinstance(each, dict) for each in written), f"{block.where}: {name} is not for kubectl"
 
 
 def _check_marked(block):

@@ -547,12 +547,14 @@ def test_a_dry_run_is_for_people():
     text = str(request)
     assert max(map(len, text.splitlines())) <= 160
     assert "# A summary, not for kubectl: -cfg dryrun=full prints the files and the AppDef whole.\n" in text
+    assert "kubectl create" not in text
     with pytest.raises(ValueError):  # so does the API server
         base64.b64decode(shown[1]["binaryData"]["muster-agent.zip"], validate=True)
 
 
 def test_the_whole_dry_run_is_what_is_sent_but_for_what_it_names():
     request = build(*with_workspace(agent_role(env={"WANDB_API_KEY": "hunter2"})), workspaces=FILES, dryrun="full")
+    assert "# For kubectl create -f FILE, or apply --server-side -f FILE: plain apply refuses" in str(request)
     shown = list(yaml.safe_load_all(str(request)))
     secret = shown[0].pop("stringData")
     assert shown == json.loads(json.dumps(request.documents))

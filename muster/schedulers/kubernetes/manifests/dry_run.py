@@ -1,6 +1,6 @@
 """Prints documents as YAML: files and the AppDef's annotation by name, size and digest or, with `dryrun=full`, whole.
 
-What `dryrun=full` prints can be applied by `kubectl`. The summary cannot, on purpose: its files are not base64.
+`kubectl create` takes what `dryrun=full` prints. It does not take the summary, on purpose: its files are not base64.
 """
 
 import base64
@@ -23,7 +23,8 @@ _REFERENCE: Final = re.compile(re.escape(f"$({SECRET_ARGUMENT})").replace(re.esc
 
 _WHOLE: Final = "Printed whole, since it differs from node to node and no Secret can hold it"
 _SUMMARY: Final = "# A summary, not for kubectl: -cfg dryrun=full prints the files and the AppDef whole.\n"
-_PLACEHOLDERS: Final = "# Placeholders. Before kubectl apply, put values in: sed -i {expressions} FILE\n"
+_CREATE: Final = "# For kubectl create -f FILE, or apply --server-side -f FILE: plain apply refuses large objects.\n"
+_PLACEHOLDERS: Final = "# Placeholders. Put values in: sed -i {expressions} FILE\n"
 
 
 def render_request(
@@ -44,7 +45,8 @@ def render_request(
         full: print the files whole.
     """
     heading = "".join(f"# {line}\n" for line in ("A submission adds:", *(f"  {text}" for text in additions)))
-    heading += "".join(f"# {_WHOLE}: {each}\n" for each in _find_secrets(documents)) if full else _SUMMARY
+    heading += _CREATE if full else _SUMMARY
+    heading += "".join(f"# {_WHOLE}: {each}\n" for each in _find_secrets(documents)) if full else ""
     values = {key: TOKEN_PLACEHOLDER.format(key=key) for key in token_keys} | {key: f"<{key}>" for key in secret_keys}
     return heading + "---\n".join(_render(document, values, full=full) for document in documents)
 

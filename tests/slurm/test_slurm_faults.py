@@ -2,6 +2,8 @@
 
 import contextlib
 import json
+import os
+import signal
 import subprocess
 import sys
 from collections import Counter
@@ -10,10 +12,12 @@ import pytest
 from slurm_world import Job, build_app, compute_weight, wait_until
 from torchx.specs import is_terminal
 
+from muster._shared import processes
 from muster._shared.control import ControlError
 from muster.cli.commands import main
 from muster.schedulers.adapter import AskKind, AskOutcome
-from muster.schedulers.slurm import client
+from muster.schedulers.slurm import client, live
+from muster.schedulers.supervision.state import ReplicaId
 
 pytestmark = pytest.mark.slurm
 
@@ -108,6 +112,35 @@ def test_a_job_that_cannot_go_on_without_its_first_node_is_queued_again(own_slur
     assert min(step for step, times in done.items() if times > 1) > confirmed, "only those since the last checkpoint"
     assert len({run for _, run in job.trace()}) == 2
     job.close()
+
+
+def test_a_job_that_cannot_do_without_an_agent_ends_at_once(slurm, tmp_path):
+    """No retry is left. The other node would wait for it until `join_timeout`, and its end would hide the cause."""
+    job = Job(slurm, tmp_path / "job", app=build_app(tmp_path / "job", total=2000), grace_s=12)
+    job.wait_steps(20)
+    kill_agent(job, 1)
+    found = job.wait_state("FAILED")
+    assert found.msg.startswith("w/1 was ended by SIGKILL (on n"), found
+    assert "no retries" in found.msg, found
+    job.close()
+
+
+def test_an_elastic_job_does_without_an_agent(slurm, tmp_path):
+    job = Job(slurm, tmp_path / "job", app=build_app(tmp_path / "job", nodes=3, least=2, total=400), grace_s=12)
+    job.wait_steps(20)
+    kill_agent(job, 2)
+    job.wait_line("of 2 begins at", times=1)
+    job.wait_state("SUCCEEDED")
+    job.close()
+
+
+def kill_agent(job, index):
+    """Kill all that the task of a node has started, but not the task."""
+    app = live.read_app(job.scheduler._find_registry().open(job.app_id))
+    task = app.nodes[ReplicaId("w", index)].record.supervisor.pid
+    for pid, parent in processes.list_parents().items():
+        if parent == task:
+            os.kill(pid, signal.SIGKILL)
 
 
 def find_confirmed(job):

@@ -17,6 +17,7 @@ from typing import Final
 
 from torchx.schedulers.api import DescribeAppResponse, Stream
 from torchx.specs import AppState, is_terminal
+from torchx.specs.api import NONE
 
 from muster._shared.contract import LogNames
 from muster._shared.control import ControlError, ExitCode
@@ -199,15 +200,15 @@ class _Log:
             if root is not None:
                 return role, root.global_rank, root.attempt
         for role, count in roles.items():
-            failures = [
-                failure
-                for index in range(count)
-                if (failure := rank_logs.find_first_failure(self._read_records(role, index))) is not None
-            ]
+            all_records = [self._read_records(role, index) for index in range(count)]
+            failures = [found for each in all_records if (found := rank_logs.find_first_failure(each)) is not None]
+            failures += [found for each in all_records if (found := rank_logs.find_waited_for(each)) is not None]
             if failures:
-                rank, attempt = max(failures, key=lambda failure: failure[1])
+                rank, attempt = max(failures, key=lambda failure: failure[1])  # of the same attempt the first
                 return role, rank, attempt
-        raise ControlError(f"no rank of {self._app_id} is known to have failed", ExitCode.REFUSED)
+        state, why = self._response.state, self._response.msg
+        ended = f"; it is {state.name}: {why}" if state is AppState.FAILED and why not in ("", NONE) else ""
+        raise ControlError(f"no rank of {self._app_id} is known to have failed{ended}", ExitCode.REFUSED)
 
     def _read_file(self, role: str, index: int, name: str) -> bytes | None:
         try:

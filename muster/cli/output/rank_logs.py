@@ -8,6 +8,7 @@ from muster._shared.contract import LogNames
 from muster._shared.foreign_files import parse_json
 
 STDOUT, STDERR = "stdout", "stderr"
+_GOES_ON: Final = ("hang_ended", "moved_again", "round_formed")
 _FILES: Final = {STDOUT: LogNames.STDOUT, STDERR: LogNames.STDERR}
 
 
@@ -59,6 +60,20 @@ def find_first_failure(records: bytes) -> tuple[int, int] | None:
         return None
     attempt, _, rank = max(failed)
     return rank, attempt
+
+
+def find_waited_for(records: bytes) -> tuple[int, int] | None:
+    """Return the first of the ranks that keep the others waiting in a job that stands still or hangs, and the attempt.
+
+    None: it went on since, or nothing is known. Such a job may be stopped by a person before any rank has failed.
+    """
+    found = None
+    for event in _parse_events(records):
+        if event.get("what") in _GOES_ON:
+            found = None
+        elif event.get("what") in ("hang_named", "stood_still") and _is_whole(event) and event["ranks"]:
+            found = event["ranks"][0], event["attempt"]
+    return found
 
 
 def find_world_size(records: bytes) -> int:

@@ -291,9 +291,13 @@ def _explain_end(app: App, state: AppState) -> list[str]:
     if app.is_cancelled:
         return ["cancelled"]
     order = ("FAILED", "CANCELLED")
-    ended = [known.record.app for known in app.nodes.values() if known.record.app.outcome is not None]
-    ended = [each for each in ended if each.outcome is not None and each.outcome.value in order]
-    reasons = [each.reason for each in sorted(ended, key=lambda each: order.index(each.outcome.value))]  # type: ignore[union-attr]
+    records = [known.record for known in app.nodes.values()]
+    ended = [
+        (order.index(each.app.outcome.value), each.ended_s or 0.0, each.app.reason)
+        for each in records
+        if each.app.outcome is not None and each.app.outcome.value in order
+    ]
+    reasons = [reason for _, _, reason in sorted(ended)]  # the first failure is the cause
     by_slurm = "" if app.entry is None else words.explain_end(app.entry)
     if reasons:
         return [reasons[0], by_slurm]

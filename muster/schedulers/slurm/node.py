@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from muster._shared import processes
-from muster._shared.contract import NEVER_RETRY, Env, ExitCode, LogNames
+from muster._shared.contract import HOLD_FLAG, NEVER_RETRY, Env, ExitCode, LogNames
 from muster.schedulers.processes.driver import ProcessDriver
 from muster.schedulers.processes.launch import Launch
 from muster.schedulers.slurm.hosts import expand_hosts, parse_time
@@ -190,7 +190,10 @@ class NodeSupervisor(Supervisor):
     def __init__(
         self, folder: NodeFolder, spec: AppSpec, queue: EventQueue, driver: SlurmDriver, allocation: Allocation
     ) -> None:
-        super().__init__(folder, spec, queue, driver)
+        # Alone it cannot know how many of its role are left: see `_end_others`.
+        alone = tuple(replace(role, replicas=1, min_replicas=None) for role in spec.roles)
+        super().__init__(folder, replace(spec, roles=alone), queue, driver)
+        self._elastic = {role.name for role in spec.roles if role.is_elastic}
         self._allocation = allocation
         self.grace_s = spec.grace_s
         self.end_s = allocation.end_s
@@ -207,6 +210,11 @@ class NodeSupervisor(Supervisor):
         if isinstance(event, Told):
             event.act()
             return
+        if isinstance(event, events.ReplicaEnded) and not event.reason and event.exit_code not in NEVER_RETRY:
+            where = f"on {self._allocation.hosts[self._allocation.task]}"
+            event = events.ReplicaEnded(
+                replica=event.replica, exit_code=event.exit_code, reason=where, final=event.final
+            )
         code = event.exit_code if isinstance(event, events.ReplicaEnded) else None
         if code not in (ExitCode.TERMINATED, ExitCode.RENDEZVOUS) or self.record.app.phase is AppPhase.ENDING:
             super().handle_event(event)
@@ -222,10 +230,9 @@ class NodeSupervisor(Supervisor):
 
     def _replace(self, event: events.Event, goes_on: bool) -> None:
         role = next(iter(self.record.app.replicas)).role
-        is_alone = any(each.name == role and each.is_elastic for each in self._spec.roles)
         if not goes_on:
             self.leave("cancelled", continues=False)
-        elif not is_alone:
+        elif role not in self._elastic:
             self.leave("preempted: another node was", continues=True)
         super().handle_event(event)
 
@@ -395,6 +402,9 @@ def _end_run(
     continues = has_to_continue and not is_over
     if continues:
         _continue_job(folder, spec, allocation)
+    is_lost = app.outcome is Outcome.FAILED and not is_over and app.reason != _NOTHING_SAVED
+    if is_lost and not _can_go_on(folder, spec, allocation, replica):
+        _end_others(allocation)
     _end_without_script(folder, spec, allocation)
     if app.outcome is Outcome.SUCCEEDED or (is_over and known.exit_code == 0):
         return 0
@@ -409,6 +419,33 @@ def _read_checkpoints(folder: AppFolder, spec: AppSpec) -> dict[str, bytes]:
             with contextlib.suppress(OSError):
                 found[str(path)] = path.read_bytes()
     return found
+
+
+def _can_go_on(folder: AppFolder, spec: AppSpec, allocation: Allocation, lost: ReplicaId) -> bool:
+    """Return whether the app can do without a replica that has failed, and that is not started again.
+
+    It is the rule of `supervision.decisions`. A replica that has recorded nothing is perhaps just starting. Without a
+    shared folder the records of the others cannot be read. What is left of a hold can be used.
+    """
+    role = next(each for each in spec.roles if each.name == lost.role)
+    if HOLD_FLAG in spec.details["replicas"][role.name][lost.index]["command"]:
+        return True
+    if not (spec.details["shared"] and spec.details["may_lose"]):
+        return bool(spec.details["may_lose"])
+    good = 0
+    for each in list_replicas(spec):
+        if each.role == role.name and each != lost:
+            with contextlib.suppress(StateError):
+                record = NodeFolder(folder.path, allocation.run, each).read_record()
+                app = None if record is None else record.app
+                good += app is None or app.phase is not AppPhase.ENDED or app.outcome is Outcome.SUCCEEDED
+    return good >= role.needed
+
+
+def _end_others(allocation: Allocation) -> None:
+    """Let all other nodes of the job end, and not queue it again: they would wait for a node that does not come."""
+    _run("scontrol", "update", f"JobId={allocation.job_id}", "Requeue=0")
+    _run("scancel", "--signal=USR1", allocation.job_id)
 
 
 def _read_end_s(allocation: Allocation) -> float | None:

@@ -159,6 +159,7 @@ def test_a_refusal_tells_nothing_to_a_node_without_the_token(nodes, port, withou
     other.member.join()
     wait_for(lambda: other.find(RendezvousFailed), one, other)
     assert other.find(RendezvousFailed).reason == UNPROVED
+    assert "use another port" in UNPROVED, "it may be the leader of another job"
     assert why in one.list_notices()[-1]
 
 

@@ -36,7 +36,7 @@ class Apps:
         self.files, self.requests = files or {}, []
         roles = [Role(name="t", image="", entrypoint="python3", args=AGENT, num_replicas=2)]
         roles.append(Role(name="e", image="", entrypoint="sh", args=["x"]))
-        self.response = SimpleNamespace(roles=roles, state=state, structured_error_msg=error)
+        self.response = SimpleNamespace(roles=roles, state=state, structured_error_msg=error, msg="why")
 
     def describe_app(self, app_id):
         return None if app_id == "gone" else self.response
@@ -193,6 +193,15 @@ def test_what_cannot_be_read_is_one_line(log, files, words, code, line):
     got, out, err = log(Apps(files), *words)
     assert (got, out) == (code, "")
     assert err.splitlines()[-1] == f"muster: {line}"
+
+
+def test_where_no_rank_has_failed_the_cause_of_the_jobs_end_is_said(log):
+    """A killed agent, a node that was lost."""
+    code, _, err = log(Apps(state=AppState.FAILED), "--failed")
+    assert (code, err) == (
+        ExitCode.REFUSED,
+        "muster: no rank of a is known to have failed; it is FAILED: why\n",
+    )
 
 
 @pytest.mark.parametrize("words", [["--grep", "("], ["--rank", "-1"], ["--stream", "all"]])

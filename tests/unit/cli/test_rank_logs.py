@@ -8,7 +8,14 @@ import pytest
 from muster.agent.runtime.event_log import ConsoleSink, EventLog
 from muster.agent.runtime.loop import SystemClock
 from muster.cli.output.log_command import follow_files, names_rank, select_rank
-from muster.cli.output.rank_logs import RankPlace, find_first_failure, find_rank, find_world_size, list_places
+from muster.cli.output.rank_logs import (
+    RankPlace,
+    find_first_failure,
+    find_rank,
+    find_waited_for,
+    find_world_size,
+    list_places,
+)
 
 pytestmark = pytest.mark.torchx
 
@@ -55,6 +62,16 @@ def test_the_first_failure_of_the_last_attempt_that_failed():
     assert find_first_failure(write(start(0, 0, 0))) is None
     hung = {**fail(2, 9.5, 5), "what": "hang_explained"}
     assert find_first_failure(more + write(hung)) == (5, 2), "it has kept the others waiting"
+
+
+@pytest.mark.parametrize("what", ["stood_still", "hang_named"])
+def test_a_rank_that_keeps_the_others_waiting_until_the_job_is_cancelled(what):
+    still = {**fail(1, 9.0, 3), "what": what}
+    assert find_waited_for(write(still)) == (3, 1)
+    assert find_waited_for(write(still, {**still, "what": "round_broken"})) == (3, 1), "a cancel"
+    for over in ("moved_again", "hang_ended", "round_formed"):
+        assert find_waited_for(write(still, {**still, "what": over})) is None
+    assert find_waited_for(write({**still, "ranks": []})) is find_waited_for(RECORDS) is None
 
 
 @pytest.mark.parametrize(

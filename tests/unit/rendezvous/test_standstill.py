@@ -58,6 +58,7 @@ def test_all_members_must_stand_still() -> None:
     [told] = job.look(wanted, WAITS, ABSENT)
     assert told.text == f"the job has stood still for 50 s: {NAMED}; nothing is stopped"
     assert told.kind is NoticeKind.STILL
+    assert told.ranks == (1,), "muster log --failed prints it where the job is cancelled then"
 
 
 def test_it_is_said_again_at_intervals_that_double_and_taken_back() -> None:

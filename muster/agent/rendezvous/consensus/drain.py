@@ -379,6 +379,7 @@ def _on_stacks_taken(state: JobState, sender: str, message: StacksTaken, now_s: 
         describe_ranks,
         format_known_stacks,
         list_progress,
+        name_hang_cause,
     )
 
     state = replace(state, phase=replace(phase, wanted_stacks=others))
@@ -389,8 +390,9 @@ def _on_stacks_taken(state: JobState, sender: str, message: StacksTaken, now_s: 
         if not phase.has_reported_hang:
             return state, ()
         idle = tuple(failure for failures in phase.idle.values() for failure in failures)
+        _, ranks = name_hang_cause(stacks) or ("", ())
         return state, (
-            *(Notify(text=line, kind=NoticeKind.HANG) for line in describe_hang(idle, stacks)),
+            *(Notify(text=line, kind=NoticeKind.HANG, ranks=ranks) for line in describe_hang(idle, stacks)),
             *(Notify(text=line, kind=NoticeKind.STACK) for line in format_known_stacks(stacks, missing=wanted.missing)),
         )
     found = "".join(f"{line}; " for line in describe_ranks(stacks))
@@ -454,13 +456,15 @@ def _tell_standstill(state: JobState, phase: RoundRunning, stacks: tuple[Stack, 
         stacks: those of all ranks.
         now_s: now.
     """
-    from muster.agent.diagnosis.hangs.page import format_standstill
+    from muster.agent.diagnosis.hangs.page import format_standstill, name_hang_cause
 
     for_s = _find_still_s(state, phase, now_s)
     text = None if for_s is None or phase.has_reported_hang else format_standstill(stacks, for_s)
     if text is None:
         return replace(state, phase=phase), ()
-    return replace(state, phase=replace(phase, has_told_still=True)), (Notify(text=text, kind=NoticeKind.STILL),)
+    _, ranks = name_hang_cause(stacks) or ("", ())
+    told = Notify(text=text, kind=NoticeKind.STILL, ranks=ranks)
+    return replace(state, phase=replace(phase, has_told_still=True)), (told,)
 
 
 # -- the agreement ----------------------------------------------------------------------------------------------------

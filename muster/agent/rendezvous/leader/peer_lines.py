@@ -11,7 +11,10 @@ from muster.agent.rendezvous.transport.links import Link
 LIMIT = 50
 """How many lines one node prints."""
 
-UNPROVED = "the leader has refused this node, and shows why only on its own console: the job has no MUSTER_TOKEN"
+UNPROVED = (
+    "the leader has refused this node, and shows why only on its own console: the job has no MUSTER_TOKEN; "
+    "another job may listen at this host and port: then use another port (--rdzv-endpoint)"
+)
 
 
 def refuse(link: Link, reason: str, *, usage: bool = False) -> None:

@@ -36,8 +36,8 @@ def debug(frame: FrameType, words: "memoryview | None", terminal: str) -> None:
         _Session.current.debugger.set_trace(frame)
         return
     sys.stderr.write(
-        f"muster.worker: the breakpoint at {frame.f_code.co_filename}:{frame.f_lineno} is skipped, because this job "
-        "has no terminal. Run `muster-agent --standalone --nproc-per-node N SCRIPT` in a terminal to use it.\n"
+        f"muster.worker: the breakpoint at {frame.f_code.co_filename}:{frame.f_lineno} is skipped: this job has no "
+        "terminal for a debugger. Run `muster-agent --standalone --nproc-per-node N SCRIPT` in a terminal to use it.\n"
     )
 
 

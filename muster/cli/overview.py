@@ -55,7 +55,7 @@ def read_app(word: str) -> tuple[str, AppFacts]:
         facts = _read_facts(scheduler, app_id)
         if facts is None:
             raise ControlError(f"{scheduler.backend} knows no app {app_id!r}", ExitCode.UNKNOWN)
-        return f"{scheduler.backend}://{app_id}", facts
+        return f"{scheduler.backend}://torchx/{app_id}", facts
 
 
 def _read_facts(scheduler: PluginScheduler, app_id: str) -> AppFacts | None:
@@ -233,4 +233,4 @@ def _read_app(scheduler: PluginScheduler, name: str, app_id: str, app: object) -
         facts = AppFacts(app_id=app_id, app=AppDef(name=""), state=AppState.UNKNOWN, replicas=None, messages=(unread,))
     if facts is None:
         return None
-    return Listed(handle=f"{name}://{app_id}", submitted_s=submitted_s or facts.submitted_s, facts=facts)
+    return Listed(handle=f"{name}://torchx/{app_id}", submitted_s=submitted_s or facts.submitted_s, facts=facts)

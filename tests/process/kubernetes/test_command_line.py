@@ -207,9 +207,9 @@ def test_a_job_by_muster_alone(cluster, muster):
     for index in range(2):
         cluster.start_pod(cluster.find_pod(name, index))
         cluster.write_log(cluster.find_pod(name, index), f"[main0|n{index}.r{index}]:node {index}\n", 1)
-    assert muster("status", code=10).stdout.startswith(f"kubernetes://team:{name}  RUNNING: 2 of 2 nodes run")
+    assert muster("status", code=10).stdout.startswith(f"kubernetes://torchx/team:{name}  RUNNING: 2 of 2 nodes run")
     lines = muster("list", "-s", "kubernetes").stdout.splitlines()
-    assert [line.split()[0] for line in lines] == [f"kubernetes://team:{name}"]
+    assert [line.split()[0] for line in lines] == [f"kubernetes://torchx/team:{name}"]
     assert muster("log").stdout == "main/0 [main0|n0.r0]:node 0\nmain/1 [main0|n1.r1]:node 1\n"
     one = muster("log", handle, "--rank", "1")
     assert one.stdout == "node 1\n"

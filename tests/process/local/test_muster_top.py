@@ -79,7 +79,7 @@ def test_one_page(app_id):
     wait_until(lambda: "of 1000000" in top(app_id, "--once").stdout, timeout_s=120, what="a page with steps")
     page = top("last", "--once")
     assert page.returncode == 10
-    assert f"detached://{app_id}  RUNNING" in page.stdout
+    assert f"detached://torchx/{app_id}  RUNNING" in page.stdout
     assert "loss 0.5" in page.stdout
     assert "\x1b" not in page.stdout
 

@@ -70,9 +70,9 @@ def test_the_newest_jobs_of_all_schedulers_first(serve, capsys):
     serve(one, two)
     assert commands.main(["list"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines[:3]] == ["two://new", "one://mid", "one://old"]
+    assert [line.split()[0] for line in lines[:3]] == ["two://torchx/new", "one://torchx/mid", "one://torchx/old"]
     assert lines[0].endswith("RUNNING: why; 1 of 1 node runs")
-    assert lines[1] == "one://mid  2 hours ago  FAILED: why"
+    assert lines[1] == "one://torchx/mid  2 hours ago  FAILED: why"
     assert (one.closed, two.closed) == (1, 1)
 
 
@@ -88,7 +88,7 @@ def test_schedulers_that_are_not_reachable_are_named(serve, capsys):
     serve(Apps("one", {"a": AppState.FAILED}), Apps("two", {}, EngineError("no engine answers")))
     assert commands.main(["list"]) == 0
     out, err = capsys.readouterr()
-    assert out.startswith("one://a")
+    assert out.startswith("one://torchx/a")
     assert err == "muster: two is not reachable: no engine answers\n", "slurm, which is TorchX's own, is no problem"
     assert commands.main(["list", "-s", "two"]) == ExitCode.LOST
     assert commands.main(["list", "-s", "slurm", "--json"]) == ExitCode.LOST
@@ -103,7 +103,7 @@ def test_a_scheduler_that_does_not_answer_holds_the_others_up_no_longer_than_its
     monkeypatch.setattr(overview, "_ANSWER_LIMIT_S", 0.2)
     assert commands.main(["list"]) == 0
     out, err = capsys.readouterr()
-    assert out.startswith("one://a")
+    assert out.startswith("one://torchx/a")
     assert err == "muster: hangs is not reachable: it has not answered in 0.2 s\n"
 
 
@@ -135,11 +135,11 @@ def test_the_exit_code_says_the_state(serve, capsys, state, code):
     serve(Apps("one", {"a": state}))
     assert commands.main(["status", "a"]) == code
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith(f"one://a  {state.name}: why")
+    assert lines[0].startswith(f"one://torchx/a  {state.name}: why")
     assert lines[1:] == [f"  t/0  {state.name}  node\\x1b[2J", "  logs: file:///l"]
     assert commands.main(["status", "a", "--json"]) == code
     data = json.loads(capsys.readouterr().out)
-    assert (data["handle"], data["state"], data["exit_code"]) == ("one://a", state.name, code)
+    assert (data["handle"], data["state"], data["exit_code"]) == ("one://torchx/a", state.name, code)
     assert data["roles"][0]["replicas"][0]["state"] == state.name
 
 

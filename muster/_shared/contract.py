@@ -431,6 +431,12 @@ class RoleKey:
     `resource.memMB` and it applies. Stock TorchX schedulers ignore the key and use `resource.memMB`.
     """
 
+    CPU_REQUEST: Final = "muster.cpu_request"
+    """Present only if the user gave neither `cpu` nor `h`, and a node has more workers than TorchX's default has CPUs.
+
+    Its value is the number of workers. An adapter whose CPUs are those that a job may use asks for as many.
+    """
+
     SECRET_ENV: Final = "muster.secret_env"
     """Names of variables, separated by commas, whose values adapters never print, whatever they look like.
 

@@ -8,6 +8,7 @@ API.
 """
 
 import argparse
+import inspect
 import os
 import sys
 from collections import Counter
@@ -114,14 +115,26 @@ def build_app(component: str, words: Sequence[str]) -> AppDef:
         ControlError: there is no such component, or its arguments are wrong.
     """
     defaults = config.load_sections(prefix="component").get(component)
+    function = None
     try:
-        return materialize_appdef(find_function(component), list(words), defaults)
+        function = find_function(component)
+        return materialize_appdef(function, list(words), defaults)
+    except SystemExit:
+        if function is not None and "--" not in words and _has_unknown(words, inspect.signature(function).parameters):
+            say("arguments of the script follow `--`: dist.ddp --script main.py -- --steps 3")
+        raise
     except Exception as error:
         from torchx.specs.finder import ComponentNotFoundException, ComponentValidationException
 
         if not isinstance(error, (ComponentValidationException, ComponentNotFoundException)):
             raise
         raise ControlError(f"component {component}: {' '.join(str(error).split())}", ExitCode.REFUSED) from error
+
+
+def _has_unknown(words: Sequence[str], parameters: Iterable[str]) -> bool:
+    """Return whether a component has no parameter for one of the flags."""
+    flags = [word[2:].partition("=")[0] for word in words if word.startswith("--")]
+    return any(not any(name.startswith(flag) for name in (*parameters, "help")) for flag in flags)
 
 
 def find_function(component: str) -> Any:

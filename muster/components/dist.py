@@ -30,7 +30,7 @@ def ddp(
     image: str = torchx.IMAGE,
     name: str = "/",
     h: Optional[str] = None,
-    cpu: int = 2,
+    cpu: int = resources.DEFAULT_CPUS,
     gpu: int = 0,
     memMB: int = resources.DEFAULT_MEMORY_MB,  # noqa: N803 (TorchX's name)
     j: str = "1x2",
@@ -160,7 +160,7 @@ def torchrun(
     image: str = torchx.IMAGE,
     name: str = "/",
     h: Optional[str] = None,
-    cpu: int = 2,
+    cpu: int = resources.DEFAULT_CPUS,
     gpu: int = 0,
     memMB: int = resources.DEFAULT_MEMORY_MB,  # noqa: N803 (TorchX's name)
     j: str = "1x2",

@@ -24,6 +24,14 @@ DEFAULT_MEMORY_MB: Final = DefaultMemory(1024)
 """TorchX's default. As a limit it would kill 8 workers with a tiny Adam step."""
 
 
+class DefaultCpus(int):
+    """A default number of CPUs, which the caller did not set. See `DefaultMemory`."""
+
+
+DEFAULT_CPUS: Final = DefaultCpus(2)
+"""TorchX's default."""
+
+
 DEFAULT_HOST: Final = "gpu.small"
 """TorchX's default of `-h` in `dist.spmd`: one GPU."""
 
@@ -32,7 +40,7 @@ DEFAULT_HOST: Final = "gpu.small"
 class ResourceRequest:
     """A component's arguments about resources."""
 
-    cpu: int = 2
+    cpu: int = DEFAULT_CPUS
     gpu: int = 0
     memory_mb: int = DEFAULT_MEMORY_MB
     h: str | None = None
@@ -64,13 +72,18 @@ class ResourceRequest:
         for flag, value, least in (("cpu", self.cpu, 0), ("gpu", self.gpu, 0), ("memMB", self.memory_mb, 1)):
             if value < least:
                 raise ComponentError(f"--{flag} {value} is too small; it must be at least {least}")
-        return specs.resource(cpu=self.cpu, gpu=self.gpu, memMB=int(self.memory_mb))
+        return specs.resource(cpu=int(self.cpu), gpu=self.gpu, memMB=int(self.memory_mb))
 
     def build_role_metadata(self, topology: Topology) -> dict[str, str]:
         """Return the role's metadata for the adapters, see `_shared.contract.RoleKey`."""
-        if self.h or not isinstance(self.memory_mb, DefaultMemory):
+        if self.h:
             return {}
-        return {RoleKey.MEMORY_REQUEST_MB: str(_MB_PER_PROCESS * self._count_processes(topology))}
+        processes, data = self._count_processes(topology), {}
+        if isinstance(self.memory_mb, DefaultMemory):
+            data[RoleKey.MEMORY_REQUEST_MB] = str(_MB_PER_PROCESS * processes)
+        if isinstance(self.cpu, DefaultCpus) and processes > self.cpu:
+            data[RoleKey.CPU_REQUEST] = str(processes)
+        return data
 
     def _count_processes(self, topology: Topology) -> int:
         """Return the processes per node according to the request.

@@ -278,7 +278,7 @@ def _list_messages(app: App, state: AppState, lost: set[str]) -> list[str]:
     else:
         found += [f"Slurm has lost node {name}" for name in sorted(lost)]
         found += [known.record.app.reason for known in app.nodes.values()]
-        found.append(f"job {entry.job_id} is {entry.state.lower()}" if entry.state != "RUNNING" else "")
+        found.append(f"Slurm job {entry.job_id}{'' if entry.state == 'RUNNING' else f' is {entry.state.lower()}'}")
     if len(app.runs) > 1 or (app.runs and state is AppState.PENDING):
         found.append(f"incarnation {len(app.runs) + (state is AppState.PENDING)}")
     return list(dict.fromkeys(found))

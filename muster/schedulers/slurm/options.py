@@ -21,6 +21,7 @@ CONTINUES: Final = ("requeue", "expedite", "follow-up", "no")
 GPUS: Final = ("gres", "tres", "none")
 
 _SIGNAL: Final = re.compile(r"USR1@[0-9]+")
+_TIME: Final = re.compile(r"[0-9]+(:[0-9]+){0,2}|[0-9]+-[0-9]+(:[0-9]+){0,2}|UNLIMITED|INFINITE", re.IGNORECASE)
 _OURS: Final = ("nodes", "ntasks", "ntasks-per-node", "no-kill", "kill-on-bad-exit", "job-name", "output", "export")
 """Options of Slurm's that the adapter sets itself."""
 
@@ -52,7 +53,11 @@ class SlurmOptions:
     """The caller's options, checked."""
 
     partition: str | None = option(str, "partition of the job")
-    time: str | None = option(str, "time limit: MINUTES, HOURS:MINUTES:SECONDS, DAYS-HOURS, ...")
+    time: str | None = option(
+        str,
+        "time limit: MINUTES, HOURS:MINUTES:SECONDS, DAYS-HOURS, ...",
+        parse=build_pattern_parser(_TIME, "minutes, HOURS:MINUTES:SECONDS or DAYS-HOURS, such as 4:00:00 for 4 hours"),
+    )
     account: str | None = option(str, "account of the job")
     qos: str | None = option(str, "quality of service")
     comment: str | None = option(str, "comment of the job")

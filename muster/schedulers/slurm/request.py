@@ -67,6 +67,8 @@ class SlurmRequest:
     checked_srun_flags: tuple[str, ...]
     workspace: str | None = None
     is_shared: bool = True
+    runs_in_place: bool = False
+    """Its programs are started in the caller's folder, and see this machine's files."""
 
     def __str__(self) -> str:
         """Return the text of the dry run, without secrets."""
@@ -129,6 +131,7 @@ def build_request(app: AppDef, options: SlurmOptions, *, name: str, token: str, 
         checked_srun_flags=(*(each for each in srun_flags if each.startswith(_NEWER)), *options.srun),
         workspace=next(iter(spec.details["workspaces"].values()), None),
         is_shared=options.shared,
+        runs_in_place=options.shared and not (has_workspace or options.container_image or options.prefix),
     )
 
 
@@ -197,7 +200,7 @@ def _list_flags(
     flags += ["--no-requeue"] if options.continues == "no" else ["--requeue"]
     flags += ["--no-kill"] if may_lose else []
     resources = [_find_resource(role) for role in roles]
-    cpus, gpus = max(int(each.cpu) for each in resources), max(int(each.gpu) for each in resources)
+    cpus, gpus = _count_cpus(roles), max(int(each.gpu) for each in resources)
     memory = max(0 if RoleKey.MEMORY_REQUEST_MB in role.metadata else int(role.resource.memMB) for role in roles)
     flags += [f"--cpus-per-task={cpus}"] if cpus > 0 else []
     flags += [f"--mem={memory}M"] if memory > 0 and not options.exclusive else []
@@ -223,6 +226,11 @@ def _find_resource(role: Role) -> Resource:
     return role.resource if role.resource is not None else Resource(cpu=0, gpu=0, memMB=0)
 
 
+def _count_cpus(roles: Sequence[Role]) -> int:
+    """Count the CPUs of a node. Slurm binds the workers to them, so each has one where the user gave no number."""
+    return max(int(role.metadata.get(RoleKey.CPU_REQUEST, _find_resource(role).cpu)) for role in roles)
+
+
 def _list_gpu_flags(options: SlurmOptions, gpus: int) -> list[str]:
     if gpus <= 0 or options.gpus == "none":
         return []
@@ -231,7 +239,7 @@ def _list_gpu_flags(options: SlurmOptions, gpus: int) -> list[str]:
 
 
 def _list_srun_flags(roles: Sequence[Role], options: SlurmOptions, folder: str, *, may_lose: bool) -> list[str]:
-    cpus = max(int(_find_resource(role).cpu) for role in roles)
+    cpus = _count_cpus(roles)
     flags = ["--ntasks-per-node=1", "--kill-on-bad-exit=0", "--wait=0"]
     flags += [f"--cpus-per-task={cpus}"] if cpus > 0 else []
     flags += ["--no-kill"] if may_lose else []

@@ -16,6 +16,8 @@ from torchx.schedulers.api import DescribeAppResponse, ListAppResponse
 from torchx.specs import AppDef, AppDryRunInfo, AppState, Role, is_terminal
 from torchx.workspace.api import WorkspaceMixin
 
+from muster._shared.contract import AGENT_MODULE
+from muster._shared.programs import explain_missing
 from muster.schedulers.adapter import (
     AGENT_BUNDLE_NAME,
     NOT_REACHED,
@@ -67,6 +69,7 @@ from muster.schedulers.adapter import (
     share_workspace,
     start_pipe,
 )
+from muster.schedulers.agent_command import find_program
 from muster.schedulers.slurm import client, live, payload, words
 from muster.schedulers.slurm.node import SCRIPT_NAME, SIZES_NAME, read_sizes
 from muster.schedulers.slurm.options import SlurmOptions
@@ -146,6 +149,7 @@ class SlurmScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mis
     def schedule(self, dryrun_info: AppDryRunInfo) -> str:
         """Make the app's folder and submit its job. Nothing is left of it if that fails."""
         request: SlurmRequest = dryrun_info.request
+        _check_scripts(request)
         client.check_options("sbatch", request.checked_flags)
         client.check_options("srun", request.checked_srun_flags)
         if request.spec.details["continues"] == "expedite":
@@ -415,6 +419,20 @@ def list_pauses() -> Iterator[float]:
     while True:
         yield pause_s
         pause_s = min(_MOST_PAUSE_S, 1.4 * pause_s)
+
+
+def _check_scripts(request: SlurmRequest) -> None:
+    """Refuse a script that does not exist, where the job runs in a folder of this machine as it is.
+
+    A container, or a program before the agent, may see other folders.
+    """
+    if not request.runs_in_place:
+        return
+    for role, (plan, *_) in request.spec.details["replicas"].items():
+        program = find_program(["-m", AGENT_MODULE, *plan["command"][2:]]) if plan["runs_agent"] else None
+        problem = explain_missing(*program, plan["cwd"]) if program is not None and program[0] == "script" else None
+        if problem is not None and "PYTHON_EXEC" not in plan["env"]:
+            raise SchedulerError(f"role {role}: {problem}")
 
 
 def _write_files(request: SlurmRequest, folder: AppFolder) -> str:

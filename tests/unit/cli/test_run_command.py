@@ -41,6 +41,18 @@ def test_what_names_no_component_is_one_line(words, line, capsys):
     assert capsys.readouterr().err.splitlines()[-1].endswith(f"error: {line}")
 
 
+@pytest.mark.parametrize(
+    ("words", "is_said"),
+    [(["--steps=3"], True), (["--steps", "3"], True), (["--stepz", "3", "--", "a"], False), (["--cpu"], False)],
+)
+def test_arguments_of_the_script_without_dashes_before_them(words, is_said, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        run_command.build_app("dist.ddp", ["--script", "main.py", *words])
+    err = capsys.readouterr().err
+    assert "error: " in err
+    assert ("arguments of the script follow `--`" in err) is is_said
+
+
 def test_an_option_is_given_once(capsys):
     with pytest.raises(SystemExit, match="2"):
         commands.main(["run", "-s", "local_cwd", "-s", "docker", "dist.ddp"])

@@ -241,7 +241,9 @@ def test_what_a_bare_number_means(
 
 
 def test_the_default_memory_differs_from_the_same_number_given() -> None:
-    assert only_role(dist.ddp(script="m.py", j="2x4")).metadata == {RoleKey.MEMORY_REQUEST_MB: "4096"}
+    request = {RoleKey.MEMORY_REQUEST_MB: "4096", RoleKey.CPU_REQUEST: "4"}
+    assert only_role(dist.ddp(script="m.py", j="2x4")).metadata == request
+    assert only_role(dist.ddp(script="m.py", j="2x4", cpu=2)).metadata == {RoleKey.MEMORY_REQUEST_MB: "4096"}
     assert only_role(materialize_appdef(dist.ddp, ["--script", "m.py"])).metadata == {RoleKey.MEMORY_REQUEST_MB: "2048"}
     for app in (
         dist.ddp(script="m.py", memMB=1024),
@@ -261,7 +263,7 @@ def test_the_default_memory_differs_from_the_same_number_given() -> None:
 )
 def test_memory_is_requested_per_process(arguments: dict[str, Any], request_mb: int) -> None:
     role = only_role(dist.ddp(script="m.py", **arguments))
-    assert role.metadata == {RoleKey.MEMORY_REQUEST_MB: str(request_mb)}
+    assert role.metadata[RoleKey.MEMORY_REQUEST_MB] == str(request_mb)
 
 
 @pytest.mark.parametrize(

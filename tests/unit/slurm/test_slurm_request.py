@@ -6,11 +6,13 @@ from io import BytesIO
 
 import pytest
 from torchx.specs import AppDef, Resource, Role
+from torchx.specs.builders import materialize_appdef
 
-from muster.schedulers.errors import EngineError, OptionError
+from muster.components import dist
+from muster.schedulers.errors import EngineError, OptionError, SchedulerError
 from muster.schedulers.runner.option_parsing import StrictOpts
 from muster.schedulers.runner.option_records import declare_options, parse_options
-from muster.schedulers.slurm import client, node, payload, words
+from muster.schedulers.slurm import client, create_scheduler, node, payload, words
 from muster.schedulers.slurm.client import QueueEntry
 from muster.schedulers.slurm.hosts import expand_hosts
 from muster.schedulers.slurm.node import Allocation, list_replicas, place_replicas
@@ -79,6 +81,51 @@ def test_each_option_is_a_line(cfg, line):
     assert line in build(build_role(gpu=8), **cfg).script.splitlines()
 
 
+@pytest.mark.parametrize(
+    ("words", "cpus"),
+    [
+        (["-j", "4x8", "--gpu", "8"], 8),
+        (["-j", "4xgpu", "--gpu", "8"], 8),
+        (["-j", "4x8", "--gpu", "8", "--cpu", "2"], 2),
+        (["-j", "4x8", "--cpu", "96"], 96),
+        (["-j", "4x1"], 2),
+    ],
+)
+def test_each_worker_has_a_cpu_unless_the_user_says_how_many(words, cpus):
+    """Eight workers of a node shared two."""
+    [role] = materialize_appdef(dist.ddp, ["--script", "main.py", *words]).roles
+    script = build(role).script
+    assert script.count(f"--cpus-per-task={cpus}") == script.count("--cpus-per-task=") == 2, script
+
+
+@pytest.mark.parametrize("time", ["90", "4:00:00", "1-12", "1-12:30", "90:30", "infinite"])
+def test_time_limits_are_in_slurms_own_forms(time):
+    assert f"#SBATCH --time={time}\n" in build(time=time).script
+
+
+@pytest.mark.parametrize(
+    ("cfg", "refused"),
+    [({}, True), ({"prefix": "apptainer exec a.sif"}, False), ({"container_image": "a.sqsh"}, False)],
+)
+def test_a_script_that_does_not_exist_is_refused_before_it_waits_in_the_queue(tmp_path, monkeypatch, cfg, refused):
+    """Where the job runs in the current folder. In an image there may be other files."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setattr(client, "run", lambda command, **_more: "--container-image --container-mounts" if
+                        "--help" in command else pytest.fail(f"{command}") if refused else "7")  # fmt: skip
+    monkeypatch.setattr(client, "can_wait_for_children", lambda: False)
+    client.read_help.cache_clear()
+    scheduler = create_scheduler("test")
+    info = scheduler.submit_dryrun(AppDef("train", roles=[build_role()]), cfg)
+    if refused:
+        with pytest.raises(SchedulerError, match=rf"role train: no such script: train.py \(in {tmp_path}\)"):
+            scheduler.schedule(info)
+        (tmp_path / "train.py").touch()
+        monkeypatch.setattr(client, "run", lambda *_words, **_more: "7")
+    assert scheduler.schedule(info).startswith("train-")
+    client.read_help.cache_clear()
+
+
 def test_images_are_srun_options_or_a_prefix():
     last = build(container_image="torch.sqsh", container_mounts="/data:/data").script.splitlines()[-1]
     assert "--container-image=torch.sqsh --container-mounts=/home/me/jobs/a:/home/me/jobs/a,/data:/data" in last
@@ -92,6 +139,7 @@ def test_images_are_srun_options_or_a_prefix():
         ({"sbatch": "-n4"}, "must be a long option"),
         ({"srun": "--nodes=1"}, "the adapter sets --nodes itself"),
         ({"signal": "TERM@60"}, "USR1@SECONDS"),
+        ({"time": "4h"}, "time='4h' is not minutes, HOURS:MINUTES:SECONDS or DAYS-HOURS, such as 4:00:00"),
         ({"gpus": "mig"}, "gres, tres, none"),
         ({"shared": "false", "continues": "follow-up"}, "shared=true"),
         ({"workspace_type": "docker"}, "slurm_torchx"),

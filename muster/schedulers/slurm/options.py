@@ -92,8 +92,8 @@ class SlurmOptions:
     gpu_type: str | None = option(str, "type of GPU, as the cluster names it: a100")
     continues: str = option(
         str,
-        "how the job goes on after its time limit or a preemption: requeue, expedite (requeue=expedite, Slurm 25.11), "
-        "follow-up (another job by dependency) or no",
+        "how the job goes on after a preemption, and after its time limit if a checkpoint was saved: requeue, expedite "
+        "(requeue=expedite, Slurm 25.11), follow-up (another job by dependency) or no",
         default="requeue",
         parse=build_choice_parser(*CONTINUES),
     )

@@ -3,9 +3,11 @@
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from muster._shared.contract import HOLD_FLAG
 from muster.schedulers.slurm import node
 from muster.schedulers.slurm.node import Allocation
 from muster.schedulers.supervision import decisions, events
@@ -160,6 +162,42 @@ def test_a_job_that_has_ended_when_it_is_told_to_stop_is_not_run_again(
     code = node._end_run(AppFolder(tmp_path), spec, ALLOCATION, ended, has_to_continue=True)
     assert slurm.find("requeue") == ([] if is_over else ["requeue 7"])
     assert code == (exit_code if is_over else 143)
+
+
+LEFT, FAILED = (AppPhase.RUNNING, None), (AppPhase.ENDED, Outcome.FAILED)
+
+
+@pytest.mark.parametrize(
+    ("least", "others", "details", "goes_on"),
+    [
+        (3, [LEFT, LEFT], {"may_lose": False}, False),
+        (3, [LEFT, LEFT], {"may_lose": False, "shared": False}, False),
+        (2, [LEFT, LEFT], {}, True),
+        (2, [LEFT, None], {}, True),  # it is just starting
+        (2, [LEFT, FAILED], {}, False),
+        (2, [LEFT, (AppPhase.ENDED, Outcome.SUCCEEDED)], {}, True),
+        (3, [LEFT, LEFT, LEFT], {}, True),  # a spare
+        (2, [LEFT, FAILED], {"shared": False}, True),  # what the others have recorded is not known
+        (3, [LEFT, LEFT], {"may_lose": False, "word": HOLD_FLAG}, True),
+    ],
+)
+def test_a_job_goes_on_without_a_replica_if_enough_are_left(
+    tmp_path: Path, least: int, others: list[Any], details: dict[str, Any], *, goes_on: bool
+) -> None:
+    details = {"may_lose": True, "shared": True, "word": "main.py", **details}
+    details["replicas"] = {"w": [{"command": ["python3", details.pop("word")]}] * (1 + len(others))}
+    role = SupervisedRole(name="w", replicas=3, runs_agent=True, min_replicas=least)
+    spec = AppSpec(
+        app_id="a", scheduler="slurm", folder=str(tmp_path), driver="", roles=(role,), grace_s=5.0, details=details
+    )
+    for index, known in enumerate(others, start=1):
+        replica = ReplicaId("w", index)
+        folder = node.NodeFolder(tmp_path, ALLOCATION.run, replica)
+        folder.state_dir.mkdir(parents=True)
+        if known is not None:
+            app = SupervisedApp(replicas={replica: ReplicaState()}, phase=known[0], outcome=known[1])
+            folder.write_record(AppRecord(app=app, machine=Machine.here(), submitted_s=1.0))
+    assert node._can_go_on(AppFolder(tmp_path), spec, ALLOCATION, ReplicaId("w", 0)) is goes_on
 
 
 PREEMPTED = "2026-11-26T10:59:00"

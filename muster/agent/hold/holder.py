@@ -37,6 +37,8 @@ _FAILED_STARTS: Final = 3
 """After this many agents that ended before they were ready, runs start cold."""
 _JOIN_S: Final = 60.0
 _LOOK_S: Final = 0.5
+_BEHIND_S: Final = 0.12
+"""How long the next agent's start leaves the CPUs to the end of a run's command, unless another run has come."""
 _LAST_S: Final = 20.0
 """How much later than node 0 the other nodes on several machines are idle, because a run claims node 0 first."""
 _LOCAL: Final = "local_cwd"
@@ -81,6 +83,8 @@ class Holder:
         self._queue: deque[tuple[socket.socket, str, list[int]]] = deque()
         self._members: list[socket.socket] = []
         self._since_s = time.monotonic()
+        self._start_at_s = 0.0
+        """When the next agent starts. 0: it has started."""
         self._code: int | None = None
         self._last_code: int | None = None
         """The exit code after the run on this node; None if another agent waits then."""
@@ -94,7 +98,9 @@ class Holder:
             self._join()
         self._start_waiting()
         while self._code is None:
-            self._loop.wait(_LOOK_S if decides else None)
+            self._loop.wait(_BEHIND_S if self._start_at_s else _LOOK_S if decides else None)
+            if self._start_at_s and self._code is None and self._is_due():
+                self._start_waiting()
             if decides and self._is_idle() and time.monotonic() - self._since_s >= self._idle_s:
                 processes.write_stderr(f"muster: this hold was idle for {self._idle_s / 60:g} min and ends\n")
                 self._code = int(ExitCode.SUCCEEDED)
@@ -151,7 +157,11 @@ class Holder:
 
     # -- the agent that waits ---------------------------------------------------------------------------------------
 
+    def _is_due(self) -> bool:
+        return bool(self._queue) or self._claim is not None or time.monotonic() >= self._start_at_s
+
     def _start_waiting(self) -> None:
+        self._start_at_s = 0.0
         if self._failed >= _FAILED_STARTS:
             self._write_state("cold")
             self._serve_next()
@@ -195,7 +205,7 @@ class Holder:
         self._serve_next()
 
     def _handle_end(self) -> None:
-        """Tell the run its exit code, and have another agent wait."""
+        """Tell the run its exit code, and let another agent start soon."""
         made, self._waiting = self._waiting, None
         assert made is not None  # noqa: S101  # its pidfd is watched
         self._loop.unwatch(made.pidfd)
@@ -208,8 +218,8 @@ class Holder:
             self._failed += 1
         if self._last_code is not None:
             self._code = self._last_code
-        elif self._code is None:
-            self._start_waiting()
+        else:
+            self._start_at_s = time.monotonic() + _BEHIND_S
 
     # -- runs -------------------------------------------------------------------------------------------------------
 

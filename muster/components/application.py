@@ -286,4 +286,6 @@ def _parse_mounts(mounts: Sequence[str] | None) -> list[Any]:
         problem = str(error.args[0])
         problem = f"{problem} is missing" if problem in {"src", "dst"} else problem
         example = "type=bind,src=/host,dst=/job,readonly"
+        if "invalid mount type" in problem:
+            example += "; a claim of Kubernetes, or a volume of Docker: type=volume,src=NAME,dst=/job"
         raise ComponentError(f"--mounts {','.join(mounts)!r}: {problem}; for example: {example}") from error

@@ -65,7 +65,7 @@ def _parse_tolerations(name: str, value: Any) -> tuple[dict[str, Any], ...]:
 
 
 def _parse_toleration(name: str, text: str) -> dict[str, Any]:
-    """Parse `KEY[:VALUE][:EFFECT][:SECONDS]`, or `KEY=VALUE`, which TorchX's command line cannot pass."""
+    """Parse `KEY[:VALUE][:EFFECT][:SECONDS]`, or `KEY=VALUE` as kubectl has it."""
     parts = text.replace("=", ":", 1).split(":")
     toleration: dict[str, Any] = {}
     if len(parts) > 2 and parts[-1].isdecimal() and parts[-2] == "NoExecute":
@@ -79,6 +79,9 @@ def _parse_toleration(name: str, text: str) -> dict[str, Any]:
         or (value and syntax.LABEL_VALUE.fullmatch(value) is None)
     ):
         raise OptionError(f"{name}: {text!r} is not KEY[:VALUE][:{'|'.join(EFFECTS)}][:SECONDS]", name)
+    if value == "":
+        given = ":".join([key, *text.replace("=", ":", 1).split(":")[2:]])
+        raise OptionError(f"{name}: {text!r} has an empty value; {given!r} tolerates every value of {key}", name)
     if value is None:
         return {"key": key, "operator": "Exists", **toleration}
     return {"key": key, "operator": "Equal", "value": value, **toleration}

@@ -21,6 +21,8 @@ FALSE_WORDS: Final = ("false", "0", "no", "off")
 _TYPES: Final[Mapping[Any, Any]] = {list[str]: typing.List[str], dict[str, str]: typing.Dict[str, str]}  # noqa: UP006
 
 
+_NEAR: Final = 0.7
+"""How alike two names must be for a suggestion, from 0 to 1."""
 _SEPARATOR = re.compile(r"[,;]")
 _BRACED_VALUE = re.compile(r"\s*[\w.-]+\s*=\s*\{")
 _BRACE_OR_QUOTED = re.compile(r"""[{}]|"(?:[^"\\]|\\.)*"|'[^']*'""")
@@ -93,7 +95,7 @@ class StrictOpts(runopts):  # type: ignore[misc]
 
     def _explain_unknown(self, given: str) -> str:
         names = sorted(self._declared)
-        close = difflib.get_close_matches(given.lower(), names, n=1, cutoff=0.5)
+        close = difflib.get_close_matches(given.lower(), names, n=1, cutoff=_NEAR)
         hint = f"did you mean {close[0]!r}? " if close else ""
         return f"{self._scheduler} has no option {given!r}; {hint}it has: {', '.join(names) or 'none'}"
 
@@ -181,10 +183,11 @@ def _parse_list(word: str) -> list[str]:
 
 
 def _parse_dict(word: str) -> dict[str, str]:
-    pairs = [part.partition(":") for part in _parse_list(word)]
-    if not all(found for _, found, _ in pairs):
+    """Split at the first `:` or `=` of each pair, as kubectl and Docker write labels."""
+    pairs = [re.split("[:=]", part, maxsplit=1) for part in _parse_list(word)]
+    if not all(len(pair) == 2 for pair in pairs):
         raise ValueError(word)
-    return {key: value for key, _, value in pairs}
+    return dict(pairs)
 
 
 _PARSERS: Final[Mapping[Any, tuple[Callable[[str], Any], str]]] = {

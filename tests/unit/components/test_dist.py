@@ -287,6 +287,12 @@ def test_memory_is_requested_per_process(arguments: dict[str, Any], request_mb: 
         ({"memMB": 0}, "--memMB 0 is too small; it must be at least 1"),
         ({"gpu": -1}, "--gpu -1 is too small; it must be at least 0"),
         ({"mounts": ["type=bind", "src=/a"]}, "--mounts 'type=bind,src=/a': dst is missing"),
+        (
+            {"mounts": ["type=pvc", "src=a", "dst=/b"]},
+            "--mounts 'type=pvc,src=a,dst=/b': invalid mount type 'pvc', must be one of ['bind', 'volume', 'device']; for "
+            "example: type=bind,src=/host,dst=/job,readonly; a claim of Kubernetes, or a volume of Docker: "
+            "type=volume,src=NAME,dst=/job",
+        ),
         ({"mounts": ["src=/a"]}, "--mounts 'src=/a': type must be specified first"),
         ({"mounts": ["type=nope"]}, "--mounts 'type=nope': invalid mount type"),
         ({"mounts": ["nope=1"]}, "--mounts 'nope=1': unknown mount option nope"),

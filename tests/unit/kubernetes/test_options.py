@@ -6,7 +6,8 @@ import pytest
 
 from muster.schedulers.errors import OptionError, SchedulerError
 from muster.schedulers.kubernetes.manifests.patch import merge_pod_template
-from muster.schedulers.kubernetes.options import parse_options
+from muster.schedulers.kubernetes.options import declare_options, parse_options
+from muster.schedulers.runner.option_parsing import StrictOpts
 
 pytestmark = pytest.mark.torchx
 
@@ -45,6 +46,16 @@ def test_tolerations_as_the_command_line_can_pass_them():
     )
 
 
+def test_labels_and_tolerations_may_be_spelled_as_for_kubectl():
+    opts = StrictOpts("kubernetes")
+    declare_options(opts)
+    text = "node_selector=pool=a100,tolerations=team=a:NoSchedule,labels=team=vision;cost:42"
+    options = parse_options(opts.cfg_from_str(text))
+    assert options.node_selector == {"pool": "a100"}
+    assert options.tolerations == ({"key": "team", "operator": "Equal", "value": "a", "effect": "NoSchedule"},)
+    assert options.labels == {"team": "vision", "cost": "42"}
+
+
 @pytest.mark.parametrize(
     ("cfg", "message"),
     [
@@ -54,6 +65,12 @@ def test_tolerations_as_the_command_line_can_pass_them():
         ({"ttl_s": -1}, "ttl_s=-1 is not a whole number from 0 to 2147483647"),
         ({"shm_size": "lots"}, "shm_size='lots' is not a size such as 16Gi"),
         ({"tolerations": ["a:b:c"]}, r"tolerations: 'a:b:c' is not KEY"),
+        (
+            {"tolerations": ["nvidia.com/gpu::NoSchedule"]},
+            "'nvidia.com/gpu::NoSchedule' has an empty value; 'nvidia.com/gpu:NoSchedule' tolerates every value",
+        ),
+        ({"tolerations": ["gpu="]}, "tolerations: 'gpu=' has an empty value; 'gpu' tolerates every value of gpu"),
+        ({"resources": "x"}, "kubernetes has no option 'resources'; it has: agent"),
         ({"node_selector": {"a b": "c"}}, "node_selector: 'a b:c' is not a label of the form KEY:VALUE"),
         ({"labels": {"a b": "c"}}, "labels: 'a b:c' is not a label of the form KEY:VALUE"),
         ({"labels": {"cost..center/x": "c"}}, "labels: 'cost..center/x:c' is not a label of the form KEY:VALUE"),
@@ -164,6 +181,11 @@ def test_directives():
             r"pod_template\.spec\.nodeselector is not a field of PodSpec; did you mean nodeSelector\?",
         ),
         ({"spec": {"containers": [{"image": "x"}]}}, r"containers\[0\] must be a mapping with name"),
+        (
+            {"spec": {"containers": [{"name": "pytorch", "env": [{"name": "A", "value": "1"}]}]}},
+            "pod_template adds a container 'pytorch' without an image; muster's container is 'main'",
+        ),
+        ({"spec": {"initContainers": [{"name": "i"}]}}, "pod_template adds a container 'i' without an image"),
         ({"spec": {"restartPolicy": "Always"}}, "restartPolicy cannot be set: the Job replaces pods itself"),
         ({"spec": {"subdomain": "x"}}, "subdomain cannot be set"),
         ({"spec": {"priority": "high"}}, "template.spec.priority must be an integer, not 'high'"),

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from muster.schedulers.errors import OptionError
+from muster.schedulers.kubernetes.names import CONTAINER
 from muster.schedulers.kubernetes.schema import Field, check_pod_template, find_field
 
 _DIRECTIVE: Final = "$patch"
@@ -46,7 +47,20 @@ def merge_pod_template(
     merged = _merge_mapping(template, patch, "PodTemplateSpec", "pod_template", version)
     _check_labels(template, merged)
     check_pod_template(merged, version)
+    _check_images(merged)
     return merged
+
+
+def _check_images(merged: Mapping[str, Any]) -> None:
+    """Refuse a container without an image. The schema allows it, because a controller may fill the image in."""
+    spec = merged.get("spec") or {}
+    for container in (each for name in ("initContainers", "containers") for each in spec.get(name) or ()):
+        if not container.get("image"):
+            raise OptionError(
+                f"pod_template adds a container {container['name']!r} without an image; muster's container is "
+                f"{CONTAINER!r}",
+                "pod_template",
+            )
 
 
 def _check_labels(template: Mapping[str, Any], merged: Mapping[str, Any]) -> None:

@@ -287,12 +287,6 @@ def test_memory_is_requested_per_process(arguments: dict[str, Any], request_mb: 
         ({"memMB": 0}, "--memMB 0 is too small; it must be at least 1"),
         ({"gpu": -1}, "--gpu -1 is too small; it must be at least 0"),
         ({"mounts": ["type=bind", "src=/a"]}, "--mounts 'type=bind,src=/a': dst is missing"),
-        (
-            {"mounts": ["type=pvc", "src=a", "dst=/b"]},
-            "--mounts 'type=pvc,src=a,dst=/b': invalid mount type 'pvc', must be one of ['bind', 'volume', 'device']; for "
-            "example: type=bind,src=/host,dst=/job,readonly; a claim of Kubernetes, or a volume of Docker: "
-            "type=volume,src=NAME,dst=/job",
-        ),
         ({"mounts": ["src=/a"]}, "--mounts 'src=/a': type must be specified first"),
         ({"mounts": ["type=nope"]}, "--mounts 'type=nope': invalid mount type"),
         ({"mounts": ["nope=1"]}, "--mounts 'nope=1': unknown mount option nope"),
@@ -304,6 +298,13 @@ def test_wrong_arguments_are_refused_in_one_line(arguments: dict[str, Any], line
     assert isinstance(caught.value, ValueError)
     assert str(caught.value).startswith(line)
     assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_wrong_type_of_mount_is_told_how_a_claim_is_mounted() -> None:
+    with pytest.raises(
+        ComponentValidationException, match=r"a claim of Kubernetes, .*: type=volume,src=NAME,dst=/job$"
+    ):
+        dist.ddp(script="main.py", mounts=["type=pvc", "src=a", "dst=/b"])
 
 
 def test_a_job_without_a_program_is_refused() -> None:

@@ -45,7 +45,7 @@ from muster.schedulers.interrupts import raise_dropped_interrupts
 from muster.schedulers.runner.app_codec import dump_app
 from muster.schedulers.runner.option_parsing import StrictOpts
 from muster.schedulers.runner.option_records import declare_options, parse_options
-from muster.schedulers.runner.roles import build_role_plan, get_workspace_path, share_workspace
+from muster.schedulers.runner.roles import build_role_plan, describe_missing_script, get_workspace_path, share_workspace
 from muster.schedulers.runner.shown.live_lines import draws_bars
 from muster.schedulers.supervision import asking, client
 from muster.schedulers.supervision.app_folder import AppFolder, AppSpec, ProcessId, StateError
@@ -123,6 +123,10 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
         with _translate_errors():
             key = self._workspaces.pack(path, find_state_dir(os.environ))
             left_out = describe_left_out(path)
+        missing = describe_missing_script(role, path)
+        if missing and missing not in self._described:
+            self._described.add(missing)
+            _print_progress(missing)
         role.metadata[WORKSPACE_KEY] = key
         if os.path.exists(os.path.join(path, DOCKERFILE)):
             self._with_dockerfile.add(key)

@@ -25,7 +25,7 @@ from muster.schedulers.kubernetes.names import NAME_LIMIT, compute_app_limit, la
 from muster.schedulers.kubernetes.options import Options, declare_options, parse_options
 from muster.schedulers.naming import build_app_name, make_suffix
 from muster.schedulers.runner.option_parsing import StrictOpts
-from muster.schedulers.runner.roles import BASE_IMAGE_KEY, get_workspace_path, share_workspace
+from muster.schedulers.runner.roles import BASE_IMAGE_KEY, describe_missing_script, get_workspace_path, share_workspace
 from muster.schedulers.supervision.registry import find_state_dir, record_last_remote
 from muster.schedulers.workspace.packing import DOCKERFILE, BundleError, describe_left_out
 
@@ -94,6 +94,7 @@ class KubernetesScheduler(PluginScheduler, WorkspaceMixin):  # type: ignore[misc
         try:
             for line in describe_left_out(path):
                 self._print_once(line)
+            self._print_once(describe_missing_script(role, path))
             if cfg.get("image_repo"):
                 report = _discard if cfg.get("quiet") else _print_line
                 role.metadata[BASE_IMAGE_KEY] = role.image

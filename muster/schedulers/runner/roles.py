@@ -10,7 +10,7 @@ from torchx.specs import AppDef, Role, macros
 from torchx.specs.api import RetryPolicy
 
 from muster._shared.contract import Env
-from muster.schedulers.agent_command import is_agent_role
+from muster.schedulers.agent_command import find_program, is_agent_role
 from muster.schedulers.errors import SchedulerError
 from muster.schedulers.supervision.state import RetryScope, SupervisedRole
 
@@ -75,6 +75,33 @@ def note_workspace(role: Role, workspace: str, key: str, printed: set[str], *, i
         print(f"muster: {line}", file=sys.stderr, flush=True)
     printed.update(lines)
     role.metadata[key] = path
+
+
+def describe_missing_script(role: Role, path: str) -> str:
+    """Say in one line that an agent role's script is not in its workspace; return "" if it is, or cannot be known.
+
+    The image may have it, so it is not refused.
+
+    Args:
+        role: of TorchX, with its macros.
+        path: the folder of the workspace.
+    """
+    import difflib  # most commands pack nothing
+
+    kind, target = (find_program(role.args) if is_agent_role(role) else None) or ("", "")
+    if kind != "script" or os.path.isabs(target) or "$" in target:
+        return ""
+    inside = os.path.normpath(target)
+    folder, name = os.path.split(inside)
+    try:
+        names = [] if inside.split(os.sep)[0] == os.pardir else os.listdir(os.path.join(path, folder))
+    except OSError:
+        names = []
+    if name in names:
+        return ""
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.7)
+    hint = f" (did you mean {os.path.join(folder, close[0])}?)" if close else ""
+    return f"{target} is not in the workspace; the image must have it{hint}"
 
 
 def check_roles(app: AppDef) -> None:

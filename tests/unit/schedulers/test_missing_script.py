@@ -1,0 +1,61 @@
+"""A script that is not in the workspace is named before anything is sent: the containers found it out."""
+
+import pytest
+from torchx.specs import Role
+
+from muster.components import dist
+from muster.schedulers.docker import create_scheduler as create_docker
+from muster.schedulers.kubernetes import create_scheduler as create_kubernetes
+from muster.schedulers.runner.roles import describe_missing_script
+
+pytestmark = pytest.mark.torchx
+
+
+@pytest.fixture
+def workspace(tmp_path):
+    (tmp_path / "main.py").touch()
+    (tmp_path / "tools").mkdir()
+    (tmp_path / "tools/train.py").touch()
+    return tmp_path
+
+
+def describe(workspace, **program):
+    return describe_missing_script(dist.ddp(j="1x1", **program).roles[0], str(workspace))
+
+
+@pytest.mark.parametrize(
+    ("script", "note"),
+    [
+        ("main.py", ""),
+        ("./tools/train.py", ""),
+        ("/opt/main.py", ""),
+        ("mian.py", "mian.py is not in the workspace; the image must have it (did you mean main.py?)"),
+        (
+            "tools/trian.py",
+            "tools/trian.py is not in the workspace; the image must have it (did you mean tools/train.py?)",
+        ),
+        ("nowhere/x.py", "nowhere/x.py is not in the workspace; the image must have it"),
+        ("tools/../../main.py", "tools/../../main.py is not in the workspace; the image must have it"),
+    ],
+)
+def test_a_missing_script_is_named_with_what_was_meant(workspace, script, note):
+    (workspace.parent / "main.py").touch()
+    assert describe(workspace, script=script) == note
+
+
+def test_what_cannot_be_known_is_not_named(workspace):
+    assert describe(workspace, m="some.module") == ""
+    assert describe_missing_script(Role(name="r", image="i", entrypoint="sh", args=["mian.py"]), str(workspace)) == ""
+
+
+@pytest.mark.parametrize("create", [create_docker, create_kubernetes])
+def test_docker_and_kubernetes_say_it_once(create, workspace, monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path.parent / "state"))
+    scheduler = create("torchx")
+    try:
+        for _ in range(2):
+            role = dist.ddp(j="1x1", script="mian.py").roles[0]
+            scheduler.build_workspace_and_update_role(role, f"file://{workspace}", {})
+    finally:
+        scheduler.close()
+    assert capsys.readouterr().err.count("mian.py is not in the workspace; the image must have it") == 1

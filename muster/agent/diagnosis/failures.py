@@ -8,6 +8,7 @@ from muster._shared.contract import LogNames, name_signal
 from muster._shared.foreign_files import read_regular
 from muster._shared.records import NO_ITEMS, record, replace
 from muster._shared.reports import Failure, OomEvidence, print_values
+from muster._shared.verdicts.causes import UNKNOWN
 from muster._shared.verdicts.policy import ELSEWHERE, STOP
 from muster.agent.diagnosis.classes import classify, find_usage_sign
 from muster.agent.diagnosis.kernel_log import KernelLog
@@ -26,6 +27,7 @@ _KERNEL_S = 60.0
 """How long before a worker's end the kernel's log may show its cause. What the worker survived for longer is no cause.
 """
 _WISH_CALLS = {STOP: "muster.worker.give_up", ELSEWHERE: "muster.worker.leave_node"}
+_NOT_MEMORY = "a process sent SIGKILL: this cgroup counts no OOM kill"
 _STACKS_HEADER = "--- stacks of process "
 """Each process that opens a stack file writes this first, see `workers.program`."""
 
@@ -133,7 +135,11 @@ class FailureBuilder:
         run_time_s = max(0.0, end.ended_s - end.worker.started_s) if end else 0.0
         kernel = () if end is None else self._kernel.read(max(end.worker.started_s, end.ended_s - _KERNEL_S))
         found = classify(failure, run_time_s, worker.spawn_errno, kernel)
-        return replace(failure, cause=found.cause, evidence=found.evidence, early=found.early)
+        evidence = found.evidence
+        is_killed = failure.signal == "SIGKILL" and failure.oom is None
+        if found.cause == UNKNOWN and not evidence and is_killed and self._oom.counts_kills:
+            evidence = _NOT_MEMORY
+        return replace(failure, cause=found.cause, evidence=evidence, early=found.early)
 
     def _date(self, worker: FailedWorker) -> tuple[float, bool]:
         """Return how long ago the worker failed, in seconds, and whether it had got a signal of ours before."""

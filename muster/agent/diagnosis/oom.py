@@ -17,6 +17,11 @@ class OomWatch:
     def __init__(self, memory: MemoryWatch) -> None:
         self._memory = memory
 
+    @property
+    def counts_kills(self) -> bool:
+        """Whether the kernel counts the OOM kills of this node's own cgroup. Then none counted means none."""
+        return self._memory.cgroup is not None and self._memory.before.kills is not None
+
     def check(self) -> OomEvidence | None:
         """Return the evidence of an OOM kill since the reset; None if there is none."""
         before, now, cgroup = self._memory.before, self._memory.read(), self._memory.cgroup

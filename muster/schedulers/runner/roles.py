@@ -97,7 +97,7 @@ def describe_missing_script(role: Role, path: str) -> str:
         names = [] if inside.split(os.sep)[0] == os.pardir else os.listdir(os.path.join(path, folder))
     except OSError:
         names = []
-    if name in names:
+    if name in names or inside == os.curdir:
         return ""
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.7)
     hint = f" (did you mean {os.path.join(folder, close[0])}?)" if close else ""

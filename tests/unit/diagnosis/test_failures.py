@@ -34,6 +34,7 @@ class FakeOomWatch:
 
     def __init__(self, evidence: OomEvidence | None) -> None:
         self.evidence = evidence
+        self.counts_kills = True
 
     def reset(self) -> None: ...
 
@@ -66,12 +67,15 @@ def make_failure(
     run_time_s: float = 1.0,
     signalled_s: float | None = None,
     oom: OomEvidence | None = None,
+    counts_kills: bool = True,
     **changes: Any,
 ) -> Failure:
     """Build the failure of local rank 2, whose process ended half a second ago; `code` None: there was none."""
     worker = LiveWorker(round_number=3, local_rank=2, pid=9, started_s=99.5 - run_time_s)
     end = None if code is None else WorkerEnd(worker=worker, code=code, ended_s=99.5, signalled_s=signalled_s)
-    builder = FailureBuilder(host="h", clock=FixedClock(), oom=FakeOomWatch(oom), kernel=KernelLog("/none"))  # type: ignore[arg-type]
+    watch = FakeOomWatch(oom)
+    watch.counts_kills = counts_kills
+    builder = FailureBuilder(host="h", clock=FixedClock(), oom=watch, kernel=KernelLog("/none"))  # type: ignore[arg-type]
     return builder.build(FailedWorker(**{"round": ROUND, "local_rank": 2, "end": end, **changes}))
 
 
@@ -279,6 +283,15 @@ def test_memory_evidence_is_kept_only_where_it_explains_the_end() -> None:
     assert make_failure(oom=guess).oom is None
     assert make_failure(oom=sure, code=-9, signalled_s=99.0).oom is None
     assert make_failure(oom=sure, code=None).oom is None
+
+
+def test_a_sigkill_that_the_kernel_does_not_explain_says_what_was_ruled_out() -> None:
+    """The report said "cause: unknown", and no more."""
+    killed = make_failure(code=-9)
+    assert (killed.cause, killed.evidence) == ("unknown", "a process sent SIGKILL: this cgroup counts no OOM kill")
+    assert make_failure(code=-9, counts_kills=False).evidence == ""
+    assert make_failure(code=-9, oom=OomEvidence(certain=False)).evidence == ""
+    assert make_failure(code=3).evidence == ""
 
 
 def test_a_failure_is_dated_by_its_exception_not_by_the_end_of_its_process(tmp_path: Path) -> None:

@@ -92,6 +92,13 @@ def test_an_old_kernel_that_counts_only_hits_of_the_limit_gives_a_guess(tmp_path
     assert evidence.source.endswith("memory.failcnt")
 
 
+def test_only_a_kernel_that_counts_kills_rules_one_out(machine: Machine) -> None:
+    assert OomWatch(MemoryWatch(str(machine.proc))).counts_kills
+    machine.set_kills(own=None, machine=0)
+    assert not OomWatch(MemoryWatch(str(machine.proc))).counts_kills
+    assert not OomWatch(MemoryWatch(str(machine.proc / "nowhere"))).counts_kills
+
+
 def test_hits_of_the_limit_alone_are_not_evidence_where_kills_are_counted(machine: Machine) -> None:
     watch = OomWatch(MemoryWatch(str(machine.proc)))
     machine.set_kills(own=0, machine=0, hits=5)

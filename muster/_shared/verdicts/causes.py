@@ -19,7 +19,7 @@ CRASH: Final = "crash"
 UNKNOWN: Final = "unknown"
 
 CLASSES: Final[Mapping[str, str]] = {
-    USAGE: "usage",
+    USAGE: "program (usage)",
     DATA: "data",
     HOST_OOM: "out of memory of the host",
     DEVICE_OOM: "out of memory of a device",

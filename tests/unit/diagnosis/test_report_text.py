@@ -116,6 +116,12 @@ def test_ranks_that_were_stopped_are_no_cause_when_no_rank_has_failed() -> None:
     assert "Ended because of it\n  ranks 0-1 (node 0, host-a): were ended by SIGTERM\n" in page
 
 
+def test_a_fault_of_the_program_does_not_read_like_a_wrong_flag() -> None:
+    """A tensor of another shape had "cause: usage"."""
+    page = format_report(make_report(make_failure(exception="RuntimeError: shapes", traceback=None, cause="usage")))
+    assert "  cause     : program (usage)\n" in page
+
+
 @pytest.mark.parametrize(
     ("certain", "text"),
     [

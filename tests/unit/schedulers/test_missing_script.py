@@ -29,10 +29,10 @@ def describe(workspace, **program):
         ("main.py", ""),
         ("./tools/train.py", ""),
         ("/opt/main.py", ""),
-        ("mian.py", "mian.py is not in the workspace; the image must have it (did you mean main.py?)"),
+        ("mainn.py", "mainn.py is not in the workspace; the image must have it (did you mean main.py?)"),
         (
-            "tools/trian.py",
-            "tools/trian.py is not in the workspace; the image must have it (did you mean tools/train.py?)",
+            "tools/trainn.py",
+            "tools/trainn.py is not in the workspace; the image must have it (did you mean tools/train.py?)",
         ),
         ("nowhere/x.py", "nowhere/x.py is not in the workspace; the image must have it"),
         ("tools/../../main.py", "tools/../../main.py is not in the workspace; the image must have it"),
@@ -45,7 +45,7 @@ def test_a_missing_script_is_named_with_what_was_meant(workspace, script, note):
 
 def test_what_cannot_be_known_is_not_named(workspace):
     assert describe(workspace, m="some.module") == ""
-    assert describe_missing_script(Role(name="r", image="i", entrypoint="sh", args=["mian.py"]), str(workspace)) == ""
+    assert describe_missing_script(Role(name="r", image="i", entrypoint="sh", args=["mainn.py"]), str(workspace)) == ""
 
 
 @pytest.mark.parametrize("create", [create_docker, create_kubernetes])
@@ -54,8 +54,8 @@ def test_docker_and_kubernetes_say_it_once(create, workspace, monkeypatch, tmp_p
     scheduler = create("torchx")
     try:
         for _ in range(2):
-            role = dist.ddp(j="1x1", script="mian.py").roles[0]
+            role = dist.ddp(j="1x1", script="mainn.py").roles[0]
             scheduler.build_workspace_and_update_role(role, f"file://{workspace}", {})
     finally:
         scheduler.close()
-    assert capsys.readouterr().err.count("mian.py is not in the workspace; the image must have it") == 1
+    assert capsys.readouterr().err.count("mainn.py is not in the workspace; the image must have it") == 1

@@ -10,8 +10,12 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Final, Protocol
 
-READERS_LIMIT_S: Final = 1.0
-"""How long `close` of a scheduler waits for threads that still read logs of apps that have ended."""
+READERS_LIMIT_S: Final = 5.0
+"""How long `close` of a scheduler waits for threads that still read logs of apps that have ended.
+
+On a busy machine they may need seconds for the last lines. A caller that has left an iterator of lines unfinished waits
+that long, once.
+"""
 
 CHUNK_BYTES: Final = 65536
 PARTIAL_S: Final = 0.5

@@ -121,7 +121,7 @@ def test_quiet_prints_nothing_while_it_pulls(apps, app_of, registry, capfd):
 
 def test_image_that_may_not_be_pulled_is_one_line(apps, app_of, registry):
     registry.put(None)
-    message = f"the engine has no image '{registry.image}', and pull=never does not allow"
+    message = f"the engine has no image '{registry.image}', and pull=never forbids pulling it"
     apps.refuse(app_of("true", image=registry.image), message, pull="never")
 
 

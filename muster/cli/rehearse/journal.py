@@ -9,12 +9,14 @@ nothing if nothing is left to undo.
 """
 
 import contextlib
+import errno
 import json
 import os
 import shutil
 import signal
 import subprocess
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,6 +27,8 @@ from muster._shared.foreign_files import parse_json, read_regular
 from muster.schedulers.supervision.app_folder import ProcessId
 
 _LIMIT_BYTES: Final = 1 << 20
+_DYING_S: Final = 5.0
+"""How long a killed process may take to leave its cgroup."""
 
 
 @dataclass(frozen=True)
@@ -138,12 +142,21 @@ def _thaw(path: str) -> None:
 
 
 def _remove_cgroup(path: str) -> None:
-    """Move its processes to the group above it, and remove it: one with processes cannot be removed."""
+    """Move its processes to the group above it, and remove it: one with processes, also dying ones, is busy."""
     folder = Path(path)
-    for pid in (folder / "cgroup.procs").read_text().split():
-        with contextlib.suppress(OSError):  # it has ended
-            (folder.parent / "cgroup.procs").write_text(pid)
-    folder.rmdir()
+    until_s = time.monotonic() + _DYING_S
+    while True:
+        for pid in (folder / "cgroup.procs").read_text().split():
+            with contextlib.suppress(OSError):  # it has ended
+                (folder.parent / "cgroup.procs").write_text(pid)
+        try:
+            folder.rmdir()
+        except OSError as error:
+            if error.errno != errno.EBUSY or time.monotonic() > until_s:
+                raise
+            time.sleep(0.05)
+        else:
+            return
 
 
 def _run(*command: str) -> None:

@@ -10,8 +10,8 @@ from harness import Outcome, find_free_port, run_tree
 PROGRAM = Path(__file__).parents[2] / "programs" / "elastic" / "nodes.py"
 
 UNSAFE = (
-    "all_results=True with nodes=2 needs the variable MUSTER_TOKEN, a secret that is the same on all nodes: what other "
-    "nodes send is unpickled here, which can run any code"
+    "all_results=True with nodes=2 needs the variable MUSTER_TOKEN, a secret that is the same on all nodes, because "
+    "results of other nodes are unpickled here, which can run any code"
 )
 
 # On a loaded machine two programs, two agents and four workers take their time to start.

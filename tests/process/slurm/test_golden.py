@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -72,7 +73,8 @@ def test_list_and_status(runner, state):
     assert '"message": "ValueError: bad batch 17"' in failed.structured_error_msg
     assert [each.hostname for each in failed.roles[0].replicas] == ["n1", "n2"]
     assert status(runner, "cancelled").msg == "cancelled"
-    assert status(runner, "again").msg.startswith("incarnation 2; attempt 0, 1 restart left; 2 of 2 nodes run")
+    again = status(runner, "again").msg
+    assert re.match(r"Slurm job \d+; incarnation 2; attempt 0, 1 restart left; 2 of 2 nodes run; ", again), again
     assert "its time to begin has not come (BeginTime)" in status(runner, "waiting").msg
 
 

@@ -1,5 +1,7 @@
 """`muster rehearse`: what is chosen, how a run is judged, what is written, and what is undone."""
 
+import contextlib
+import errno
 import json
 import os
 import shlex
@@ -538,3 +540,23 @@ def test_an_option_that_would_have_no_effect_is_one_line(
 ) -> None:
     assert commands.main(["rehearse", *words, "dist.ddp", "--script", "x.py"]) == 2
     assert line in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("error", [errno.EBUSY, errno.EACCES])
+def test_a_cgroup_with_a_dying_process_is_removed_once_that_is_gone(
+    error: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "group").mkdir()
+    (tmp_path / "group" / "cgroup.procs").write_text("7\n8\n")
+    calls: list[Path] = []
+
+    def remove(folder: Path) -> None:
+        calls.append(folder)
+        if len(calls) < 3:
+            raise OSError(error, os.strerror(error))
+
+    monkeypatch.setattr(Path, "rmdir", remove)
+    with contextlib.nullcontext() if error == errno.EBUSY else pytest.raises(PermissionError):
+        journal.UNDO["cgroup"](str(tmp_path / "group"))
+    assert len(calls) == (3 if error == errno.EBUSY else 1)
+    assert (tmp_path / "cgroup.procs").read_text() == "8"

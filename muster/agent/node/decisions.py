@@ -474,7 +474,9 @@ def _break_round(state: NodeState, event: RoundBroken, broken: Round) -> Decisio
         signum = signal.SIGINT if event.is_interrupt and state.rules.stops_together else signal.SIGTERM
         return begin_stop(state, phase, kill=is_fenced, stacks=stacks, then=Rejoin(round=broken), signum=signum)
     if isinstance(phase, Stopping):
-        return kill_now(state, phase) if event.kind is BreakKind.FENCED else (state, ())
+        # One Ctrl-C or stop for all nodes of this machine: a leader that was faster ends no other node's grace period.
+        is_stopped = state.rules.stops_together and (_is_leaving(state) or phase.signum == signal.SIGINT)
+        return kill_now(state, phase) if event.kind is BreakKind.FENCED and not is_stopped else (state, ())
     return _report_stopped(state, broken)  # no workers to stop
 
 

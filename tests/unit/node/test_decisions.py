@@ -639,6 +639,20 @@ def test_nodes_that_are_stopped_together_print_one_line() -> None:
 
 
 @pytest.mark.parametrize("stops_together", [True, False])
+@pytest.mark.parametrize(
+    "events", [(SIGTERM,), (SIGINT,), (replace(LEFT, is_interrupt=True),), (replace(LEFT, is_interrupt=True), SIGINT)]
+)
+def test_a_leader_that_ends_first_ends_no_grace_period_of_nodes_that_stop_together(
+    events: tuple[Event, ...], stops_together: bool
+) -> None:
+    """Its workers were faster. Those here still save."""
+    fenced_break = broken(kind=BreakKind.FENCED)
+    _, history = run(*RUNNING, *events, fenced_break, state=new_state(stops_together=stops_together))
+    kills = [action for actions in history for action in actions if isinstance(action, KillWorkers)]
+    assert bool(kills) is not stops_together
+
+
+@pytest.mark.parametrize("stops_together", [True, False])
 @pytest.mark.parametrize("is_interrupt", [True, False])
 def test_a_ctrl_c_has_one_signal_on_all_nodes_that_stop_together(stops_together: bool, is_interrupt: bool) -> None:
     """The break by the node that got it first may come first; a node on a terminal of its own gets no Ctrl-C."""

@@ -16,18 +16,18 @@ NIGHTLY := .venv-nightly/bin
 PYTEST := $(STABLE)/python -m pytest
 # what runs against both TorchX lines; the other files may import torch, which .venv-nightly has not
 BOTH_LINES = $(shell grep -rlE 'mark\.torchx' tests --include='test_*.py')
-# on the nightly line in `make soak` only, since others' tests of it run on both lines: what is asked of a running job,
-# agents and limits of containers, killed submissions, pods
+# on the nightly line in `make soak` only, since others' tests of it run on both lines: what is asked of containers, their
+# agents and limits, killed submissions
 CONTROL := tests/docker/test_docker_control.py tests/docker/test_docker_contract.py tests/docker/test_docker_agents.py \
 	tests/docker/test_docker_container_restart.py tests/docker/test_docker_killed_submission.py \
 	tests/docker/test_docker_host_network.py tests/docker/test_docker_afterwards.py tests/docker/test_docker_limits.py \
-	tests/docker/test_docker_golden.py tests/docker/test_docker_hold.py \
-	tests/process/control/test_local_control.py tests/process/control/test_resize.py \
+	tests/docker/test_docker_golden.py tests/docker/test_docker_hold.py
+# on the nightly line in `make nightly` only, since it hardly meets TorchX: what is asked of running jobs, pods, queues,
+# the bundle, golden states, folders, logs and reports on this machine
+ASIDE := tests/process/control/test_local_control.py tests/process/control/test_resize.py \
 	tests/process/kubernetes/test_control.py tests/process/kubernetes/test_pod.py \
-	tests/process/kubernetes/test_submission.py
-# on the nightly line in `make nightly` only, since it hardly meets TorchX: queues, the bundle, golden states, folders,
-# logs and reports on this machine
-ASIDE := tests/process/kubernetes/test_queue.py tests/process/kubernetes/test_follow.py \
+	tests/process/kubernetes/test_submission.py \
+	tests/process/kubernetes/test_queue.py tests/process/kubernetes/test_follow.py \
 	tests/process/kubernetes/test_restarted_server.py tests/process/kubernetes/test_what_is_told.py \
 	$(wildcard tests/process/*/test_golden.py) tests/process/local/test_ends.py tests/process/local/test_folders.py \
 	tests/process/local/test_logs.py tests/process/local/test_prune.py tests/process/local/test_reports.py \
@@ -94,7 +94,7 @@ soak-docker: $(STABLE)/.ready $(NIGHTLY)/.ready
 	$(call print_at_its_end,$(PYTEST) -q --numprocesses 2 --dist loadfile -m 'long and not alone' tests/docker)
 	$(call print_at_its_end,$(PYTEST) -q -m 'long and alone' tests/docker)
 	$(call print_at_its_end,$(NIGHTLY)/python -m pytest -q -m 'alone and not long' tests/docker)
-	$(call print_at_its_end,$(NIGHTLY)/python -m pytest -q --numprocesses 3 --dist loadfile -m 'torchx or docker' $(CONTROL))
+	$(call print_at_its_end,$(NIGHTLY)/python -m pytest -q --numprocesses 3 --dist loadfile -m docker $(CONTROL))
 
 soak-slurm: $(STABLE)/.ready $(NIGHTLY)/.ready
 	$(call print_at_its_end,$(PYTEST) -q --numprocesses 3 -m long tests/slurm)

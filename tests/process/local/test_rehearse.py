@@ -1,11 +1,13 @@
 """`muster rehearse` of jobs of this machine: what it says of a right script and of wrong ones, and what it leaves."""
 
+import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
@@ -52,6 +54,14 @@ def folder(tmp_path: Path) -> Path:
     work.mkdir()
     (work / "train.py").write_bytes(PROGRAM.read_bytes())
     return work
+
+
+@pytest.fixture
+def no_other(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Run beside no other test with this fixture: they look at what all rehearsals of this machine leave."""
+    with open(tmp_path_factory.getbasetemp().parent / "rehearsals.lock", "w", encoding="utf-8") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def build_env(folder: Path) -> dict[str, str]:
@@ -129,7 +139,8 @@ def test_ranks_without_a_collective_cannot_be_stopped_in_one(folder: Path) -> No
 
 @pytest.mark.long
 @pytest.mark.netns
-def test_what_needs_root(folder: Path) -> None:
+@pytest.mark.timeout(900)
+def test_what_needs_root(folder: Path, no_other: None) -> None:
     """Networks, disks and cgroups of its own; nothing is left of them."""
     if os.geteuid() != 0:
         pytest.skip("needs root")
@@ -214,7 +225,10 @@ def list_leftovers() -> list[str]:
     ],
 )
 @pytest.mark.long
-def test_nothing_is_left_of_a_rehearsal_that_is_ended(folder: Path, fault: str, undo: str, signum: int) -> None:
+@pytest.mark.timeout(900)
+def test_nothing_is_left_of_a_rehearsal_that_is_ended(
+    folder: Path, no_other: None, fault: str, undo: str, signum: int
+) -> None:
     """Killed while a rank is stopped, or while the job runs in namespaces or on a disk of its own."""
     if undo != "continue" and os.geteuid() != 0:
         pytest.skip("needs root")

@@ -10,7 +10,6 @@ from socketserver import ThreadingUnixStreamServer
 import pytest
 
 from muster.schedulers.docker.engine.client import Engine
-from muster.schedulers.inside.pipe import pump_pipe
 
 pytestmark = pytest.mark.torchx
 
@@ -80,14 +79,6 @@ def test_no_output_is_lost(start_engine: Callable[[int], Engine], early: int) ->
 
 @pytest.mark.parametrize("early", EARLY)
 def test_no_output_of_a_pipe_is_lost(start_engine: Callable[[int], Engine], early: int) -> None:
-    inside = start_engine(early).open_inside("c0", ["python3"])
-    pipe = pump_pipe(
-        inside.connection,
-        first=inside.first,
-        receive=inside.receive,
-        send=inside.send,
-        close=inside.close,
-        explain=inside.explain,
-    )
+    pipe = start_engine(early).open_inside("c0", ["python3"]).pump()
     output = b"".join(iter(lambda: os.read(pipe.stdout, 100), b""))
     assert (output, pipe.end()) == (b"out1out2", "err")

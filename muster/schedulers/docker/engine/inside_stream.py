@@ -7,6 +7,8 @@ import contextlib
 import struct
 from typing import Any, Final
 
+from muster.schedulers.inside.pipe import NodePipe, pump_pipe
+
 _HEADER: Final = struct.Struct(">BxxxL")
 """Number of the stream, three bytes of padding, length of what follows."""
 _ERRORS: Final = 2
@@ -54,6 +56,17 @@ class InsideStream:
     def send(self, data: bytes) -> None:
         """Write to its standard input."""
         self.connection.sendall(data)
+
+    def pump(self) -> NodePipe:
+        """Carry the bytes of the command in both directions from now on, in threads."""
+        return pump_pipe(
+            self.connection,
+            first=self.first,
+            receive=self.receive,
+            send=self.send,
+            close=self.close,
+            explain=self.explain,
+        )
 
     def close(self) -> None:
         """Close the connection: the standard input ends."""

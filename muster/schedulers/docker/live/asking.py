@@ -7,7 +7,7 @@ from muster.schedulers.agent_command import build_ask_command
 from muster.schedulers.docker.engine.client import Engine
 from muster.schedulers.docker.engine.errors import Conflict, NotFound
 from muster.schedulers.docker.spec import AppRequest, Label
-from muster.schedulers.inside.pipe import NodePipe, pump_pipe
+from muster.schedulers.inside.pipe import NodePipe
 from muster.schedulers.supervision.app_folder import AppSpec
 from muster.schedulers.supervision.state import ReplicaId
 
@@ -46,17 +46,9 @@ class NodeAsker:
         if command is None or running is None:
             raise ControlError(f"the container of {replica} does not run", ExitCode.ENDED)
         try:
-            inside = self._engine.open_inside(running, [command[0], *words])
+            return self._engine.open_inside(running, [command[0], *words]).pump()
         except (NotFound, Conflict) as error:
             raise ControlError(str(error), ExitCode.ENDED) from error
-        return pump_pipe(
-            inside.connection,
-            first=inside.first,
-            receive=inside.receive,
-            send=inside.send,
-            close=inside.close,
-            explain=inside.explain,
-        )
 
     def run(self, spec: AppSpec, replica: ReplicaId, command: Sequence[str], limit_s: float) -> tuple[int, str, str]:
         """Run a command in the replica's container: its exit code, standard output and standard error."""

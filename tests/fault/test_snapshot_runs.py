@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from snapshot_runs import KINDS, Run, choose_plan
 
-FIRST, COUNT = map(int, os.environ.get("MUSTER_SNAPSHOT_RUNS", "0:20").split(":"))
+FIRST, COUNT = map(int, os.environ.get("MUSTER_SNAPSHOT_RUNS", "0:10").split(":"))
 
 pytestmark = [pytest.mark.long, pytest.mark.torch, pytest.mark.timeout(400)]
 

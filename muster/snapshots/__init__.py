@@ -115,8 +115,8 @@ def reader() -> Any:
     """Return a `StorageReader` for `torch.distributed.checkpoint.load(state, storage_reader=...)`.
 
     Returns:
-        A reader of the snapshot that `load` would return. Its `step` is the step of the snapshot. None: `load` would
-        also return None.
+        A reader of the snapshot that `load` would return. Its `step` is the step of the snapshot. None: there is none,
+        a checkpoint on disk is of a later step, or the script runs outside muster.
     """
     saver = _process.saver if _process.is_open else _open()
     if saver is None or _process.files is None:

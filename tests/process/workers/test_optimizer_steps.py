@@ -36,8 +36,12 @@ def test_each_rank_is_as_far_as_its_busiest_optimizer_unless_it_says_so_itself(s
 
 @pytest.mark.parametrize(
     "words",
-    [["--start", "cold"], pytest.param(["--no-python", sys.executable], marks=pytest.mark.long)],
-    ids=["script", "command"],
+    [
+        ["--start", "cold"],
+        pytest.param(["--no-python", sys.executable], marks=pytest.mark.long),
+        pytest.param(["--hang-timeout", "0", "--no-python", sys.executable], marks=pytest.mark.long),
+    ],
+    ids=["script", "command", "command-unwatched"],
 )
 def test_the_report_of_a_failure_has_the_step(words: list[str], tmp_path: Path) -> None:
     outcome = run_tree(build_command(1, "--log-dir", str(tmp_path), *words, str(PROGRAM), "raise"))

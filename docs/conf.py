@@ -35,6 +35,9 @@ if "Repository" in ADDRESSES:
 if "Documentation" in ADDRESSES:
     html_baseurl = f"{ADDRESSES['Documentation']}/"
 
+INCLUDED = {"../SECURITY.md": "security.md", "../CONTRIBUTING.md": "working-on-it.md", "../CHANGELOG.md": "changes.md"}
+"""Files beside `docs`, and the pages that include them. Pages link to the files, which a checkout shows."""
+
 nitpicky = False  # signatures name torch's and TorchX's classes, whose documentation is not reachable from here
 myst_heading_anchors = 4
 myst_enable_extensions = ["colon_fence"]
@@ -49,8 +52,14 @@ napoleon_numpy_docstring = False
 
 def setup(app: Any) -> None:
     """Register the callbacks, as Sphinx asks."""
+    app.connect("source-read", lambda _app, _page, source: source.__setitem__(0, link_to_pages(source[0])))
     app.connect("html-page-context", lambda _app, page, _template, context, _tree: add_card(page, context))
     app.connect("html-page-context", lambda _app, _page, _template, context, _tree: mark_short_words(context))
+
+
+def link_to_pages(text: str) -> str:
+    """Let links to files beside `docs` lead to the pages of the site that include them."""
+    return re.sub(r"\]\(([^)#\s]+)", lambda found: f"]({INCLUDED.get(found[1], found[1])}", text)
 
 
 def mark_short_words(context: dict[str, Any]) -> None:

@@ -23,3 +23,11 @@ def test_pages_without_a_body_stay_as_they_are():
     context = {}
     load_conf().mark_short_words(context)
     assert not context.get("body")
+
+
+def test_links_to_files_beside_docs_lead_to_the_pages_that_include_them():
+    conf = load_conf()
+    text = "[a](../SECURITY.md#tokens), [b](../examples/pipeline.py), [c](ssh.md#hosts)"
+    assert conf.link_to_pages(text) == "[a](security.md#tokens), [b](../examples/pipeline.py), [c](ssh.md#hosts)"
+    for file, page in conf.INCLUDED.items():
+        assert f"{{include}} {file}\n" in (doc_pages.ROOT / "docs" / page).read_text()

@@ -135,6 +135,24 @@ def test_an_elastic_job_does_without_an_agent(slurm, tmp_path):
     job.close()
 
 
+def test_a_role_that_fails_ends_the_others(slurm, tmp_path):
+    app = build_app(tmp_path / "job", nodes=1)
+    [failing] = build_app(tmp_path / "job", nodes=1).roles
+    failing.name = "f"
+    failing.args[-4:] = ["--no-python", "sh", "-c", "while [ ! -e fails ]; do sleep 0.1; done; exit 3"]
+    failing.args[-1] = failing.args[-1].replace("fails", str(tmp_path / "fails"))
+    app.roles.append(failing)
+    job = Job(slurm, tmp_path / "job", app=app, grace_s=12)
+    job.wait_steps(20)
+    (tmp_path / "fails").touch()
+    found = job.wait_state("FAILED")
+    assert "exited with code 3" in found.msg, found
+    states = {each.role: [one.state.name for one in each.replicas] for each in found.roles_statuses}
+    assert states == {"w": ["CANCELLED"], "f": ["FAILED"]}
+    assert len({run for _, run in job.trace()}) == 1, "the job was not queued again"
+    job.close()
+
+
 def kill_agent(job, index):
     """Kill all that the task of a node has started, but not the task."""
     app = live.read_app(job.scheduler._find_registry().open(job.app_id))

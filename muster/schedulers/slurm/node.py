@@ -30,6 +30,7 @@ from muster.schedulers.processes.launch import Launch
 from muster.schedulers.slurm.hosts import expand_hosts, parse_time
 from muster.schedulers.supervision import events
 from muster.schedulers.supervision.app_folder import AppFolder, AppRecord, AppSpec, StateError, build_role_dir_name
+from muster.schedulers.supervision.decisions import LINGER_S
 from muster.schedulers.supervision.driver import EventQueue
 from muster.schedulers.supervision.machine import Machine
 from muster.schedulers.supervision.state import AppPhase, Outcome, ReplicaId, ReplicaState, SupervisedApp
@@ -60,7 +61,7 @@ _SPREAD_S: Final = 0.02
 """Between two nodes' questions to the controller."""
 _MOST_SPREAD_S: Final = 5.0
 _MOST_WITNESSES: Final = 8
-"""How many nodes see to the end of a job that has lost its first one."""
+"""How many nodes see to the end of a job that has lost its first one, or one of whose roles has failed."""
 _PROBE_PAUSE_S: Final = 5.0
 _LAST_WORDS_S: Final = 1.0
 """Agents of a job end at the same moment, and their nodes then record it."""
@@ -405,6 +406,9 @@ def _end_run(
     is_lost = app.outcome is Outcome.FAILED and not is_over and app.reason != _NOTHING_SAVED
     if is_lost and not _can_go_on(folder, spec, allocation, replica):
         _end_others(allocation)
+    if is_over and known.exit_code != 0 and len(spec.roles) > 1 and replica.index < _MOST_WITNESSES:
+        time.sleep(LINGER_S)  # the others of its role know it, and one of them prints the report
+        _end_others(allocation)
     _end_without_script(folder, spec, allocation)
     if app.outcome is Outcome.SUCCEEDED or (is_over and known.exit_code == 0):
         return 0
@@ -443,7 +447,10 @@ def _can_go_on(folder: AppFolder, spec: AppSpec, allocation: Allocation, lost: R
 
 
 def _end_others(allocation: Allocation) -> None:
-    """Let all other nodes of the job end, and not queue it again: they would wait for a node that does not come."""
+    """Let all other nodes of the job end, and not queue it again.
+
+    They would wait for a node that does not come, or run on without a role that has failed.
+    """
     _run("scontrol", "update", f"JobId={allocation.job_id}", "Requeue=0")
     _run("scancel", "--signal=USR1", allocation.job_id)
 

@@ -200,6 +200,41 @@ def test_a_job_goes_on_without_a_replica_if_enough_are_left(
     assert node._can_go_on(AppFolder(tmp_path), spec, ALLOCATION, ReplicaId("w", 0)) is goes_on
 
 
+@pytest.mark.parametrize("index", [0, 7])
+@pytest.mark.parametrize(
+    ("roles", "exit_code", "ends_others"),
+    [(("w", "x"), 1, True), (("w", "x"), 2, True), (("w", "x"), 0, False), (("w",), 1, False)],
+)
+def test_a_role_that_fails_ends_the_others_of_its_app(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    roles: tuple[str, ...],
+    exit_code: int,
+    index: int,
+    *,
+    ends_others: bool,
+) -> None:
+    spec = AppSpec(
+        app_id="a",
+        scheduler="slurm",
+        folder=str(tmp_path),
+        driver="",
+        roles=tuple(SupervisedRole(name=name, replicas=9, runs_agent=True) for name in roles),
+        grace_s=5.0,
+        details={"continues": "requeue", "may_lose": False, "shared": True},
+    )
+    slurm = Slurm()
+    monkeypatch.setattr(node, "_call", slurm.call)
+    monkeypatch.setattr(node.time, "sleep", lambda _s: None)
+    status = ReplicaStatus.FAILED if exit_code else ReplicaStatus.SUCCEEDED
+    known = {ReplicaId("w", index): ReplicaState(status=status, exit_code=exit_code)}
+    outcome = Outcome.FAILED if exit_code else Outcome.SUCCEEDED
+    app = SupervisedApp(replicas=known, phase=AppPhase.ENDED, outcome=outcome)
+    assert node._end_run(AppFolder(tmp_path), spec, ALLOCATION, app, has_to_continue=False) == exit_code
+    ends = ["update JobId=7 Requeue=0", "scancel --signal=USR1 7"]
+    assert [each.removeprefix("scontrol ") for each in slurm.calls] == (ends if ends_others else [])
+
+
 PREEMPTED = "2026-11-26T10:59:00"
 
 

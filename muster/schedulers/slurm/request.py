@@ -202,9 +202,11 @@ def _list_flags(
     resources = [_find_resource(role) for role in roles]
     cpus, gpus = _count_cpus(roles), max(int(each.gpu) for each in resources)
     memory = max(0 if RoleKey.MEMORY_REQUEST_MB in role.metadata else int(role.resource.memMB) for role in roles)
-    flags += [f"--cpus-per-task={cpus}"] if cpus > 0 else []
-    flags += [f"--mem={memory}M"] if memory > 0 and not options.exclusive else []
-    flags += ["--exclusive", "--mem=0"] if options.exclusive else []
+    if options.exclusive:  # the workers get all of a node that has at least so many CPUs
+        flags += ["--exclusive", "--mem=0", *([f"--mincpus={cpus}"] if cpus > 0 else [])]
+    else:
+        flags += [f"--cpus-per-task={cpus}"] if cpus > 0 else []
+        flags += [f"--mem={memory}M"] if memory > 0 else []
     flags += _list_gpu_flags(options, gpus)
     given = {
         "partition": options.partition,
@@ -241,7 +243,7 @@ def _list_gpu_flags(options: SlurmOptions, gpus: int) -> list[str]:
 def _list_srun_flags(roles: Sequence[Role], options: SlurmOptions, folder: str, *, may_lose: bool) -> list[str]:
     cpus = _count_cpus(roles)
     flags = ["--ntasks-per-node=1", "--kill-on-bad-exit=0", "--wait=0"]
-    flags += [f"--cpus-per-task={cpus}"] if cpus > 0 else []
+    flags += [f"--cpus-per-task={cpus}"] if cpus > 0 and not options.exclusive else []
     flags += ["--no-kill"] if may_lose else []
     if options.container_image:
         mounts = ",".join(filter(None, (f"{folder}:{folder}", options.container_mounts)))

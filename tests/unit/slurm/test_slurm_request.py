@@ -98,6 +98,13 @@ def test_each_worker_has_a_cpu_unless_the_user_says_how_many(words, cpus):
     assert script.count(f"--cpus-per-task={cpus}") == script.count("--cpus-per-task=") == 2, script
 
 
+def test_workers_have_all_cpus_of_whole_nodes():
+    """A step with a number of CPUs is bound to so many, though nobody else may use the others."""
+    script = build(build_role(gpu=8), exclusive=True).script
+    assert "--cpus-per-task" not in script
+    assert "#SBATCH --mincpus=4" in script.splitlines(), script
+
+
 @pytest.mark.parametrize("time", ["90", "4:00:00", "1-12", "1-12:30", "90:30", "infinite"])
 def test_time_limits_are_in_slurms_own_forms(time):
     assert f"#SBATCH --time={time}\n" in build(time=time).script

@@ -88,7 +88,7 @@ soak: $(STABLE)/.ready $(NIGHTLY)/.ready ## the tests marked long; 10 times, wit
 	$(MAKE) --no-print-directory soak-loops
 
 soak-long: $(STABLE)/.ready $(NIGHTLY)/.ready
-	$(PYTEST) -q --numprocesses 4 -m 'long and not soak' --ignore $(REHEARSED) tests/unit tests/process tests/fault tests/conformance tests/ssh
+	$(PYTEST) -q --numprocesses 4 --dist worksteal -m 'long and not soak' --ignore $(REHEARSED) tests/unit tests/process tests/fault tests/conformance tests/ssh
 
 soak-docker: $(STABLE)/.ready $(NIGHTLY)/.ready
 	$(call print_at_its_end,$(PYTEST) -q --numprocesses 2 --dist loadfile -m 'long and not alone' tests/docker)
@@ -105,8 +105,8 @@ soak-loops: $(STABLE)/.ready
 	busy=(); trap 'kill "$${busy[@]}"' EXIT; \
 	for ((core = 0; core < $$(nproc); core++)); do (while :; do :; done) & busy+=($$!); done; \
 	$(PYTEST) -q -m 'soak and not netns and not slow' --count $(SOAK_COUNT) --numprocesses 6 --timeout 300 $(SOAK); \
-	$(PYTEST) -q -m 'soak and slow' --count 2 --numprocesses 4 --timeout 600 $(SOAK); \
-	$(PYTEST) -q -m 'soak and netns' --count 2 --numprocesses 4 --timeout 300 $(SOAK); \
+	$(PYTEST) -q -m 'soak and slow' --count 2 --numprocesses 4 --dist worksteal --timeout 600 $(SOAK); \
+	$(PYTEST) -q -m 'soak and netns' --count 2 --numprocesses 4 --dist worksteal --timeout 300 $(SOAK); \
 	MUSTER_DRAIN_RUNS=10 $(PYTEST) -q --numprocesses 3 --timeout 600 tests/fault/test_drain_netns.py
 
 gpu: $(STABLE)/.ready ## the tests that need an NVIDIA GPU, and what muster sees of this machine

@@ -484,7 +484,7 @@ def test_a_command_on_a_node_has_the_workers_variables(shared: Held) -> None:
         assert program.wait(60) == 130
 
 
-RUNS = int(os.environ.get("MUSTER_HOLD_RUNS", "30"))
+RUNS = int(os.environ.get("MUSTER_HOLD_RUNS", "20"))
 BOOM = "import torch\nraise ValueError('boom')\n"
 SUICIDE = "import os\nimport torch\nos.kill(os.getpid(), 9)\n"
 INTERRUPTS = (signal.SIGINT, None, signal.SIGTERM)

@@ -1,9 +1,21 @@
-"""The pages *Write an adapter* and *Finish an adapter* show the example as it is."""
+"""The pages *Write an adapter* and *Finish an adapter* show the example as it is, and name what there is."""
 
+import inspect
+import re
+
+import pytest
 from doc_pages import ROOT, read_blocks
+
+from muster import testing
+from muster.schedulers import adapter
 
 EXAMPLE = ROOT / "examples" / "folders"
 PAGES = ("docs/write-an-adapter.md", "docs/finish-an-adapter.md")
+TEXTS = (*PAGES, "docs/adapter-drivers.md")
+_FENCED = re.compile(r"^(`{3,}).*?^\1\s*$", re.MULTILINE | re.DOTALL)
+_NAME = re.compile(r"`(?:[A-Za-z]+\.)?([A-Za-z]*[a-z]_[a-z_]+|[A-Z][a-z]+[A-Z]\w+)[`(]")
+"""A name of several words, alone or with arguments: `read_lines(...)`, `AppSpec.driver`, `ByteSource`."""
+OF_OTHERS = {"WorkspaceMixin"}  # TorchX's
 
 
 def test_the_pages_build_the_example():
@@ -25,3 +37,22 @@ def test_the_example_knows_the_seam_only():
         imported = [line.split()[1] for line in path.read_text().splitlines() if line.startswith(("from ", "import "))]
         ours = {name for name in imported if name.startswith("muster")}
         assert ours <= {"muster.schedulers.adapter"}, path
+
+
+def list_names():
+    """The public names of the seam, and what their classes and functions have: methods, fields, arguments."""
+    found = set(adapter.__all__) | {"SchedulerContract"}
+    for each in [*(getattr(adapter, name) for name in adapter.__all__), testing.SchedulerContract]:
+        if inspect.isclass(each):
+            found |= {*dir(each), *getattr(each, "__annotations__", ())}
+        for function in [each, *(vars(each).values() if inspect.isclass(each) else ())]:
+            if inspect.isfunction(function):
+                found |= {*inspect.signature(function).parameters}
+    return found
+
+
+@pytest.mark.parametrize("page", TEXTS)
+def test_the_pages_name_what_there_is(page):
+    named = set(_NAME.findall(_FENCED.sub("", (ROOT / page).read_text())))
+    assert len(named) > 5
+    assert named - list_names() - OF_OTHERS == set()

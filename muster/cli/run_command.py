@@ -33,6 +33,7 @@ from muster.schedulers.adapter.job_line import format_line
 from muster.schedulers.adapter.scheduler import LogRequest, PluginScheduler
 from muster.schedulers.adapter.status import parse_status
 from muster.schedulers.errors import EngineError, SchedulerError
+from muster.schedulers.runner.command_line import is_interrupted
 from muster.schedulers.runner.option_parsing import FALSE_WORDS
 
 _SESSION: Final = "torchx"
@@ -202,10 +203,10 @@ def _follow(scheduler: PluginScheduler, app_id: str, *, is_attached: bool, shows
             scheduler.wait_ended(app_id, _WAIT_S)
             response = scheduler.describe(app_id)
         has_report = printer.finish()
-    except BaseException:
-        scheduler.close()  # its last lines still come
+    except BaseException as error:
+        scheduler.close()  # its last lines still come, and after Ctrl-C whether the job goes on
         printer.finish(_CLOSE_S)
-        if not is_attached:
+        if not is_attached and not is_interrupted(error):
             say(f"{app_id} goes on; `muster stop {scheduler.backend}://{app_id}` ends it")
         raise
     if response is None:

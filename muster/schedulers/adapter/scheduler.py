@@ -441,7 +441,8 @@ class PluginScheduler(Scheduler, abc.ABC):  # type: ignore[misc]
             repeat_failure(awaited.app_id, awaited.msg)
         ended_id = awaited.app_id if awaited is not None and is_terminal(awaited.state) else ""
         if is_interrupted(sys.exc_info()[1]):
-            for app_id in filter(self.goes_on, sorted(self._submitted - {ended_id})):
+            submitted, self._submitted = self._submitted - {ended_id}, set()  # said once
+            for app_id in filter(self.goes_on, sorted(submitted)):
                 handle = f"{self.backend}://{self.session_name}/{app_id}"
                 say_that_it_goes_on(
                     f"the job goes on: `muster log -f {app_id}` follows it, `torchx cancel {handle}` ends it"

@@ -139,6 +139,7 @@ def test_ctrl_c_stops_politely(tmp_path, env):
         text = shown.read_until(None)
         assert shown.wait() == 128 + signal.SIGINT, text
     assert "]:saved" in text, text
+    assert "goes on" not in text
     listed = subprocess.run([str(BIN / "muster"), "status", "last"], env=env, capture_output=True, text=True)
     assert (listed.returncode, "CANCELLED" in listed.stdout) == (7, True), listed
 
@@ -163,7 +164,9 @@ def test_a_job_that_is_not_the_commands_goes_on_after_ctrl_c(tmp_path, env):
         shown.type("\x03")
         text = shown.read_until(None, timeout_s=60)
         assert shown.wait() == 128 + signal.SIGINT, text
-    assert re.search(r"muster: train-\w+ goes on; `muster stop detached://train-\w+` ends it", text), text
+    line = r"the job goes on: `muster log -f train-\w+` follows it, `torchx cancel detached://torchx/train-\w+` ends it"
+    assert re.search(line, text), text
+    assert text.count("goes on") == 1, text
     status = subprocess.run([str(BIN / "muster"), "status"], env=env, capture_output=True, text=True)
     subprocess.run([str(BIN / "muster"), "delete", "last"], env=env, timeout=60, check=True, capture_output=True)
     assert (status.returncode, "RUNNING" in status.stdout) == (10, True), status

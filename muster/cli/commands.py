@@ -1,6 +1,8 @@
 """The command line `muster`, also `python -m muster`."""
 
 import argparse
+import atexit
+import gc
 import logging
 import os
 import re
@@ -67,6 +69,8 @@ to run; 2 wrong usage; 3 no such app; 6 its scheduler is not reachable
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
+    # Else the interpreter searches all objects for cycles at its end, a tenth of the CPU time of `muster run`.
+    atexit.register(gc.freeze)
     try:
         code = _run(argv)
         sys.stdout.flush()

@@ -17,15 +17,17 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from muster._shared import processes
 from muster._shared.contract import describe_exit_code, show_controls
 from muster._shared.control import ControlError, ExitCode
 from muster.cli import operations
-from muster.cli.rerun.workspace_watch import WorkspaceWatch, describe_changes
 from muster.schedulers.errors import UnsafeFolderError
 from muster.schedulers.supervision.registry import find_state_dir
+
+if TYPE_CHECKING:  # every `muster run` records its line
+    from muster.cli.rerun.workspace_watch import WorkspaceWatch
 
 _FOLDER: Final = "last-lines"
 _LOOK_S: Final = 0.1
@@ -90,6 +92,8 @@ def watch(words: Sequence[str], workspace: str) -> int:
         words: of the line.
         workspace: its folder.
     """
+    from muster.cli.rerun.workspace_watch import WorkspaceWatch, describe_changes
+
     with WorkspaceWatch(Path(workspace)) as files, _blocked_signals():
         while True:
             files.begin_run()
@@ -179,7 +183,7 @@ class _Run:
         return came
 
 
-def _wait(run: _Run, files: WorkspaceWatch) -> tuple[list[str], int | None]:
+def _wait(run: _Run, files: "WorkspaceWatch") -> tuple[list[str], int | None]:
     """Wait for a change or a signal. Returns the files that have changed, or the signal, which the run has got."""
     has_ended = told = False
     while True:
@@ -201,7 +205,7 @@ def _wait(run: _Run, files: WorkspaceWatch) -> tuple[list[str], int | None]:
                 return changes, None
 
 
-def _settle(files: WorkspaceWatch, *, is_running: bool) -> list[str]:
+def _settle(files: "WorkspaceWatch", *, is_running: bool) -> list[str]:
     """Look at the files once no more of them change."""
     until_s = time.monotonic() + _QUIET_LIMIT_S
     while files.wait(_QUIET_S) and time.monotonic() < until_s:

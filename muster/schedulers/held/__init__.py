@@ -9,7 +9,7 @@ a text, with the workspace, does the same.
     scheduler   what TorchX calls
     holds       which holds there are, of all adapters; those of this machine are in `muster.schedulers.local.holds`
     remote      what a run on a hold of another adapter is
-    driver      what the supervisor loads; `link_names` is what it has in common with its links
+    driver      what the supervisor loads; `link_names` is what it has in common with its links and the scheduler
     lending     what `muster.elastic` uses
 """
 

@@ -16,15 +16,13 @@ from typing import Any, Final
 
 import muster
 from muster.schedulers.agent_command import build_ask_command
-from muster.schedulers.held.link_names import GATE_NAME, LOST, STATE_NAME, WORKSPACE_NAME
+from muster.schedulers.held.link_names import GATE_NAME, LOCK, LOST, STATE_NAME, WORKSPACE_NAME
 from muster.schedulers.local.hold_lock import lock_hold
 from muster.schedulers.processes.driver import ProcessDriver
 from muster.schedulers.processes.launch import Launch
 from muster.schedulers.supervision.driver import Handle, StartError, take_lent_fds
 from muster.schedulers.supervision.state import ReplicaId
 
-LOCK: Final = "hold"
-"""Name of the lent descriptor that keeps the hold."""
 _CLIENT: Final = str(Path(muster.__file__).parent / "agent/hold/client.py")
 _KILL_LIMIT_S: Final = 10.0
 _PROGRAM: Final = (

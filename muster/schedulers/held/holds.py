@@ -7,7 +7,6 @@ not there may name a hold that another machine has submitted. The nodes of a hol
 import contextlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -104,6 +103,7 @@ def read_states(scheduler: PluginScheduler, hold: RemoteHold, *, waits: bool) ->
         hold: the hold.
         waits: wait a while until agents wait there.
     """
+    from concurrent.futures import ThreadPoolExecutor  # a run on a hold of this machine needs none
 
     def read(index: int) -> Mapping[str, Any]:
         return read_state(scheduler, hold.app_id, hold.role, index, waits=waits)

@@ -1,7 +1,9 @@
-"""What the driver and its links agree on. Standard library only: a supervisor needs no more of a link."""
+"""What the driver agrees on with its links and the scheduler. Standard library only: each loads no more of another."""
 
 from typing import Final
 
+LOCK: Final = "hold"
+"""Name of the lent descriptor that keeps the hold."""
 LOST: Final = 255
 """Exit code of a link whose node is lost, or not reached."""
 STATE_NAME: Final = "link.json"

@@ -17,10 +17,9 @@ from muster.schedulers.adapter.process_scheduler import ProcessScheduler
 from muster.schedulers.adapter.scheduler import PluginScheduler
 from muster.schedulers.agent_command import find_agent_flag, is_agent_role
 from muster.schedulers.errors import EngineError, SchedulerError
-from muster.schedulers.held.driver import LOCK
 from muster.schedulers.held.holds import AnyHold, RemoteHold, choose_hold, is_remote
 from muster.schedulers.held.link import load_scheduler
-from muster.schedulers.held.link_names import WORKSPACE_NAME
+from muster.schedulers.held.link_names import LOCK, WORKSPACE_NAME
 from muster.schedulers.held.node import HOLD_DIR
 from muster.schedulers.held.options import HeldOptions
 from muster.schedulers.held.remote import (
@@ -42,7 +41,6 @@ from muster.schedulers.runner.shown.live_lines import draws_bars
 from muster.schedulers.supervision.app_folder import AppSpec
 from muster.schedulers.supervision.registry import AppRegistry, find_state_dir
 from muster.schedulers.supervision.state import ReplicaId
-from muster.schedulers.workspace.packing import BundleError, list_workspace
 
 if TYPE_CHECKING:
     from muster.schedulers.inside.pipe import NodePipe
@@ -178,6 +176,8 @@ class HeldScheduler(ProcessScheduler, WorkspaceMixin[None]):  # type: ignore[mis
         return spec.app_id
 
     def _start_remote(self, request: HeldRequest, run: RemoteRequest, hold: RemoteHold) -> str:
+        from muster.schedulers.workspace.packing import BundleError, list_workspace
+
         check_remote(run, hold)
         with _taken(hold, run.app_id, waits=request.waits) as lock_fd:
             try:

@@ -7,8 +7,10 @@ blocks until it has a whole line: readers of a log that grows look at the rest, 
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final, Protocol
+
+from muster.schedulers.timestamps import Timestamp
 
 READERS_LIMIT_S: Final = 5.0
 """How long `close` of a scheduler waits for threads that still read logs of apps that have ended.
@@ -21,6 +23,26 @@ CHUNK_BYTES: Final = 65536
 PARTIAL_S: Final = 0.5
 """An unterminated line is shown after this time: a prompt, or the last output of a process that hangs."""
 WAIT_S: Final = 1.0
+
+
+class TimedLine(str):
+    """A line whose time is known: those of several logs can be put in their order."""
+
+    __slots__ = ("at_s",)
+
+    at_s: float
+    """When its end was written, in seconds since the epoch, by the clock of what writes the log."""
+
+    def __new__(cls, text: str, at_s: float) -> "TimedLine":  # noqa: PYI034  # `Self` is of Python 3.11
+        """Add the time to a line."""
+        line = super().__new__(cls, text)
+        line.at_s = at_s
+        return line
+
+
+def add_time(text: str, stamp: Timestamp | None) -> str:
+    """Add the time of its record to a line. None: it is not known."""
+    return text if stamp is None else TimedLine(text, stamp[0] + stamp[1] / 1e9)
 
 
 class LineSplitter:
@@ -104,6 +126,14 @@ class ByteSource(Protocol):
         """
         ...
 
+    def find_time(self, offset: int) -> float | None:
+        """Return when the byte at a position was written, by the same clock. None: it is not known.
+
+        Args:
+            offset: not before that of the last call.
+        """
+        ...
+
     def read_notice(self) -> bytes:
         """Return a line about output that was lost, with its newline. b"": none was."""
         ...
@@ -138,13 +168,16 @@ def read_lines(
 
     Returns:
         Lines with their newline. A last line without one comes as it is, and so does a progress bar (text with a
-        carriage return) each time it is drawn. Bytes that are not UTF-8 come as U+FFFD.
+        carriage return) each time it is drawn. Bytes that are not UTF-8 come as U+FFFD. Lines that are not followed
+        have their times (`TimedLine`) as far as the source knows them.
     """
     try:
-        for line in _Reader(source, since_s, until_s).read(has_ended, follow=follow):
+        reader = _Reader(source, since_s, until_s)
+        for line in reader.read(has_ended, follow=follow):
             text = line.decode(errors="replace")
+            at_s = None if follow else source.find_time(max(0, reader.end_offset - 1))
             if pattern is None or pattern.search(text):
-                yield text
+                yield text if at_s is None else TimedLine(text, at_s)
     finally:
         source.close()
 
@@ -158,6 +191,8 @@ class _Reader:
         self._until_s = until_s
         self._offset: int | None = None
         """The offset of the next byte. None: the log does not exist yet."""
+        self.end_offset = 0
+        """The offset after the line that was yielded last."""
         self._drops_line = False
         """Whether reading began in the middle of a line, or just before one."""
 
@@ -167,14 +202,16 @@ class _Reader:
         while True:
             data = self._read_next()
             if data:
-                yield from self._drop_first(lines.feed(data))
+                yield from self._count_bytes(lines.feed(data))
                 last_read_s = time.monotonic()
                 continue
             if not notice and (notice := self._source.read_notice()):
-                yield from (lines.take_rest() + b"\n", notice) if lines.has_rest() else (notice,)
+                rest = lines.take_rest()
+                self.end_offset += len(rest)
+                yield from (rest + b"\n", notice) if rest else (notice,)
             waited = time.monotonic() - last_read_s >= PARTIAL_S
             if lines.has_rest() and (lines.has_carriage_return() or complete or waited):
-                yield from self._drop_first([lines.take_rest()])
+                yield from self._count_bytes([lines.take_rest()])
             if complete:
                 return
             # Before the last read, which gets all.
@@ -206,13 +243,16 @@ class _Reader:
             if self._offset:  # within a line: leave out its rest
                 self._offset -= 1
                 self._drops_line = True
+        self.end_offset = self._offset
         return True
 
-    def _drop_first(self, lines: list[bytes]) -> list[bytes]:
-        if not self._drops_line or not lines:
-            return lines
-        self._drops_line = False
-        return lines[1:]
+    def _count_bytes(self, lines: Iterable[bytes]) -> Iterator[bytes]:
+        """Yield the lines of the log, without the first one if it is to be left out."""
+        for line in lines:
+            self.end_offset += len(line)
+            if not self._drops_line:
+                yield line
+            self._drops_line = False
 
     def _is_past(self) -> bool:
         return self._until_s is not None and time.time() > self._until_s

@@ -111,7 +111,7 @@ class _Log:
     # -- replicas -------------------------------------------------------------------------------------------------
 
     def print_replicas(self) -> None:
-        """Print the lines of all replicas that are wanted: as they come if followed, else one after the other."""
+        """Print the lines of all replicas that are wanted: as they come if followed, else in the order of time."""
         replicas = self._list_replicas()
         self._print_lines(replicas, self._read_replica)
 
@@ -130,12 +130,14 @@ class _Log:
     def _read_replica(self, role: str, index: int) -> Iterable[str]:
         return self._scheduler.read_log(self._app_id, self._query.build_request(role, index))
 
-    def _print_lines(self, replicas: Iterable[tuple[str, int]], read: Callable[[str, int], Iterable[str]]) -> None:
+    def _print_lines(self, replicas: Sequence[tuple[str, int]], read: Callable[[str, int], Iterable[str]]) -> None:
         printer = LinePrinter(sys.stdout, holds_reports=False)
-        for replica in replicas:
-            printer.start([replica], read, lambda role: self._scheduler.count_merged_ranks(self._app_id, role))
-            if not self._query.follow:
-                printer.wait()
+        printer.start(
+            replicas,
+            read,
+            lambda role: self._scheduler.count_merged_ranks(self._app_id, role),
+            by_time=not self._query.follow,
+        )
         printer.wait()
         printer.close()
 

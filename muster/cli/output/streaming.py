@@ -3,6 +3,8 @@
 `muster run` and `muster log` own their terminal, so bars, colours and the report at the end need nothing of TorchX.
 """
 
+import heapq
+import math
 import os
 import re
 import sys
@@ -12,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, TextIO
 
 from muster._shared.contract import show_controls
+from muster.schedulers.lines import TimedLine
 from muster.schedulers.runner.shown.job_console import PREFIX, allows_colours, paint_line
 from muster.schedulers.runner.shown.live_lines import LiveLines
 
@@ -52,6 +55,8 @@ class LinePrinter:
         read: Callable[[str, int], Iterable[str]],
         count_merged_ranks: Callable[[str], int] = lambda _: 0,
         read_status: Callable[[], str] | None = None,
+        *,
+        by_time: bool = False,
     ) -> None:
         """Begin to print, each replica in a thread of its own.
 
@@ -60,12 +65,15 @@ class LinePrinter:
             read: (role, index) -> the replica's lines.
             count_merged_ranks: role -> see `PluginScheduler.count_merged_ranks`.
             read_status: see `PluginScheduler.read_status_line`. None: no row says how the job is doing.
+            by_time: print the lines of all replicas in the order of their times, see `TimeOrder`. Nothing is followed.
         """
         self._read_status = read_status
         self._count_merged_ranks = count_merged_ranks
-        for role, index in replicas:
+        order = TimeOrder(len(replicas)) if by_time else None
+        for number, (role, index) in enumerate(replicas):
+            args = (role, index, read, order, number)
             name = f"muster-log-{role}-{index}"
-            thread = threading.Thread(target=self._print_lines, args=(role, index, read), name=name, daemon=True)
+            thread = threading.Thread(target=self._print_lines, args=args, name=name, daemon=True)
             thread.start()
             self._threads.append(thread)
 
@@ -106,10 +114,19 @@ class LinePrinter:
         self._file.flush()
         return bool(reports)
 
-    def _print_lines(self, role: str, index: int, read: Callable[[str, int], Iterable[str]]) -> None:
+    def _print_lines(
+        self,
+        role: str,
+        index: int,
+        read: Callable[[str, int], Iterable[str]],
+        order: "TimeOrder | None",
+        number: int,
+    ) -> None:
         prefix = f"\x1b[32m{role}/{index}\x1b[0m " if self._has_colour else f"{role}/{index} "
         try:
             lines = read(role, index)
+            if order is not None:
+                lines = order.take_turns(number, lines)
             if self._holds_reports:
                 lines = self._hold_report((role, index), lines)
             shown = self._live.show(
@@ -125,6 +142,9 @@ class LinePrinter:
                 self._file.flush()
         except Exception as error:  # noqa: BLE001  # `wait` raises it
             self._errors.append(error)
+        finally:
+            if order is not None:
+                order.end()
 
     def _hold_report(self, replica: Replica, lines: Iterable[str]) -> Iterator[str]:
         """Return the lines without the report.
@@ -149,6 +169,48 @@ class LinePrinter:
                     yield line
         if rule:
             yield rule
+
+
+class TimeOrder:
+    """Lets threads that read one log each take turns, so that lines come in the order of their times.
+
+    A line without a time follows the one before it at once. So logs without times come one after the other. Lines of
+    one time come in the order of the logs.
+
+    Args:
+        count: of the logs, which have the numbers from 0 on.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._lock = threading.Lock()
+        self._open = count
+        self._heads: list[tuple[float, int]] = []
+        """A heap: the time of the next line of each log whose thread waits, and the log's number."""
+        self._turns = [threading.Lock() for _ in range(count)]
+        """Unlocked only by who gives the turn: a semaphore takes longer than a line."""
+        for turn in self._turns:
+            turn.acquire()
+
+    def take_turns(self, number: int, lines: Iterable[str]) -> Iterator[str]:
+        """Yield each line when it is its turn. It is printed before any other thread gets its next line."""
+        for line in lines:
+            with self._lock:
+                heapq.heappush(self._heads, (line.at_s if isinstance(line, TimedLine) else -math.inf, number))
+                self._start_next()
+            self._turns[number].acquire()
+            yield line
+
+    def end(self) -> None:
+        """Note that a log has ended, or cannot be read. Its thread calls it."""
+        with self._lock:
+            self._open -= 1
+            self._start_next()
+
+    def _start_next(self) -> None:
+        """Give the turn to the earliest line, once the next line of every log is known."""
+        if self._heads and len(self._heads) == self._open:
+            _, number = heapq.heappop(self._heads)
+            self._turns[number].release()
 
 
 def add_prefix(prefix: str, line: str) -> str:

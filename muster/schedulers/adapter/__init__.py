@@ -69,7 +69,7 @@ _NAMES: Final = {
     "schedulers.adapter.records": "RecordReader ReadBytes JobFacts",
     "schedulers.failure_report": "parse_report describe_report find_usage_line read_error_file",
     # logs
-    "schedulers.lines": "ByteSource read_lines LineSplitter",
+    "schedulers.lines": "ByteSource read_lines LineSplitter TimedLine add_time",
     "schedulers.adapter.log_position": "Position LogBroken ReadRecords follow_records",
     "schedulers.timestamps": "Timestamp parse_timestamp",
     "schedulers.processes.file_logs": "FileSource",

@@ -74,6 +74,8 @@ from muster.schedulers.inside.pipe import pump_pipe as pump_pipe
 from muster.schedulers.inside.pipe import start_pipe as start_pipe
 from muster.schedulers.lines import ByteSource as ByteSource
 from muster.schedulers.lines import LineSplitter as LineSplitter
+from muster.schedulers.lines import TimedLine as TimedLine
+from muster.schedulers.lines import add_time as add_time
 from muster.schedulers.lines import read_lines as read_lines
 from muster.schedulers.naming import build_app_name as build_app_name
 from muster.schedulers.naming import build_replica_name as build_replica_name

@@ -325,6 +325,9 @@ class PluginScheduler(Scheduler, abc.ABC):  # type: ignore[misc]
     def read_log(self, app_id: str, request: LogRequest) -> Iterable[str]:
         """Return the lines of one replica.
 
+        If they are not followed and their times are known, each is a `TimedLine`: `muster log` prints the lines of all
+        replicas in the order of their times.
+
         Raises:
             SchedulerError: no such app, role or replica.
         """

@@ -1,7 +1,8 @@
 """Reads a replica's log from the files that `capture` writes, during the run and afterwards, from any shell."""
 
+import contextlib
 import struct
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 from muster.schedulers.processes.capture import TIMES_RECORD, log_path, read_notice, times_path
@@ -24,6 +25,11 @@ class FileSource:
         self._path = log_path(folder, stream)
         self._watch = Watch(folder, *also)
         self._exists = False
+        self._rows: Generator[tuple[float, int], None, None] | None = None
+        """Times, with the positions of the first bytes that were written then."""
+        self._next_row: tuple[float, int] | None = None
+        """The first of them that no position has reached."""
+        self._at_s: float | None = None
 
     def find_size(self) -> int | None:
         """See `ByteSource`."""
@@ -56,6 +62,22 @@ class FileSource:
         rows: Iterator[tuple[float, int]] = struct.iter_unpack(TIMES_RECORD.format, content[:whole])
         return next((offset for at_s, offset in rows if at_s > time_s or (at_s == time_s and not after)), None)
 
+    def find_time(self, offset: int) -> float | None:
+        """See `ByteSource`."""
+        if self._rows is None:
+            self._rows = self._read_rows()
+            self._next_row = next(self._rows, None)
+        while self._next_row is not None and self._next_row[1] <= offset:
+            self._at_s = self._next_row[0]
+            self._next_row = next(self._rows, None)
+        return self._at_s
+
+    def _read_rows(self) -> Generator[tuple[float, int], None, None]:
+        with contextlib.suppress(FileNotFoundError), times_path(self._folder, self._stream).open("rb") as file:
+            while len(row := file.read(TIMES_RECORD.size)) == TIMES_RECORD.size:
+                at_s, offset = TIMES_RECORD.unpack(row)
+                yield at_s, offset
+
     def read_notice(self) -> bytes:
         """See `ByteSource`."""
         return read_notice(self._folder)
@@ -67,3 +89,5 @@ class FileSource:
     def close(self) -> None:
         """See `ByteSource`."""
         self._watch.close()
+        if self._rows is not None:
+            self._rows.close()

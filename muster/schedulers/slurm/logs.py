@@ -108,6 +108,10 @@ class NodeSource:
         del time_s, after
         return None
 
+    def find_time(self, offset: int) -> None:
+        """See `ByteSource`: times are not read from there."""
+        del offset
+
     def read_notice(self) -> bytes:
         """See `ByteSource`."""
         return b""

@@ -11,6 +11,7 @@ from muster._shared.control import ExitCode
 from muster.cli import commands, operations
 from muster.schedulers.adapter.scheduler import PluginScheduler
 from muster.schedulers.errors import EngineError
+from muster.schedulers.lines import TimedLine
 
 pytestmark = pytest.mark.torchx
 
@@ -83,7 +84,40 @@ def log(monkeypatch, capsys):
     return log
 
 
-def test_all_replicas_one_after_the_other(log):
+def test_lines_of_all_replicas_come_in_the_order_of_their_times(log, monkeypatch):
+    """A line without a time stays behind the one before it, and logs that have one time come in their order."""
+    times = {
+        ("t", 0): [(3.0, "zero\n"), (5.0, "zero fails\n"), (None, "[muster] lost\n")],
+        ("t", 1): [(4.0, "one\n"), (4.5, "one fails first\n"), (5.0, "one ends\n"), (9.0, "late")],
+        ("e", 0): [(None, "plain\n"), (3.5, "Warning: mind\n"), (3.5, "it\n")],
+    }
+    for key, lines in times.items():
+        monkeypatch.setitem(LINES, key, [text if at is None else TimedLine(text, at) for at, text in lines])
+    code, out, err = log(Apps())
+    assert (code, err) == (0, "")
+    assert out.splitlines() == [
+        "e/0 plain",
+        "t/0 zero",
+        "e/0 Warning: mind",
+        "e/0 it",
+        "t/1 one",
+        "t/1 one fails first",
+        "t/0 zero fails",
+        "t/0 [muster] lost",
+        "t/1 one ends",
+        "t/1 late",
+    ]
+
+
+def test_a_log_that_cannot_be_read_holds_up_no_other(log, monkeypatch, capsys):
+    monkeypatch.setitem(LINES, ("t", 1), [TimedLine("one\n", 1.0), TimedLine("two\n", 2.0)])
+    monkeypatch.delitem(LINES, ("t", 0))
+    with pytest.raises(KeyError):
+        log(Apps())
+    assert capsys.readouterr().out == "e/0 plain\nt/1 one\nt/1 two\n"
+
+
+def test_all_replicas_without_times_come_one_after_the_other(log):
     code, out, err = log(Apps())
     assert (code, err) == (0, "")
     assert out.splitlines() == [

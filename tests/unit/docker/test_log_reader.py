@@ -87,7 +87,9 @@ def read(engine, over):
 def test_containers_are_read_in_order():
     engine = ScriptedEngine()
     engine.containers = {1: ("exited", [record(2, "b\n")]), 0: ("exited", [record(1, "a\n")])}
-    assert read(engine, None) == ["a\n", "b\n"]
+    lines = read(engine, None)
+    assert lines == ["a\n", "b\n"]
+    assert [line.at_s - lines[0].at_s for line in lines] == [0.0, 1.0]
 
 
 def test_followed_log_goes_on_in_the_next_container():
@@ -205,12 +207,13 @@ def test_what_the_engine_says_of_a_log_has_no_date_and_ends_no_reading():
 
 
 def test_lines_are_joined_and_split():
-    frames = [(OUT, piece) for piece in (b"a", b"b\nc\xc3", b"\xa4\n\n", b"\xff", b"end")]
+    frames = [(OUT, None, piece) for piece in (b"a", b"b\nc\xc3", b"\xa4\n\n", b"\xff", b"end")]
     assert list(join_lines(iter(frames))) == ["ab\n", "c\u00e4\n", "\n", "\ufffdend"]
 
 
 def test_long_lines_of_two_streams_are_not_mixed():
-    frames = [(OUT, b"o" * 9), (ERR, b"e\xc3"), (OUT, b"oo\n"), (ERR, b"\xa4\n"), (OUT, b"rest"), (ERR, b"end")]
+    pieces = [(OUT, b"o" * 9), (ERR, b"e\xc3"), (OUT, b"oo\n"), (ERR, b"\xa4\n"), (OUT, b"rest"), (ERR, b"end")]
+    frames = [(stream, None, piece) for stream, piece in pieces]
     assert list(join_lines(iter(frames))) == ["o" * 11 + "\n", "e\u00e4\n", "rest", "end"]
 
 

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from muster.schedulers.lines import read_lines
+from muster.schedulers.lines import TimedLine, read_lines
 from muster.schedulers.processes import capture
 from muster.schedulers.processes.capture import Capture
 from muster.schedulers.processes.file_logs import FileSource
@@ -25,6 +25,22 @@ def write_output(made, event_queue, *texts, stream=0):
 
 def read(folder, stream="combined"):
     return list(read_lines(FileSource(folder, stream), lambda: True))
+
+
+def test_lines_have_the_times_at_which_they_were_written(tmp_path, monkeypatch):
+    event_queue, now = EventQueue(), [100.0]
+    monkeypatch.setattr(capture.time, "time", lambda: now[0])
+    made = Capture(event_queue, tmp_path)
+    write_output(made, event_queue, b"one\ntwo\nthr")
+    now[0] = 107.5
+    write_output(made, event_queue, b"ee\n")
+    write_output(made, event_queue, b"error\n", stream=1)
+    made.close()
+    event_queue.close()
+    times = [(line, line.at_s) for line in read(tmp_path)]
+    assert times == [("one\n", 100.0), ("two\n", 100.0), ("three\n", 107.5), ("error\n", 107.5)]
+    (tmp_path / "combined.times").unlink()  # as in a log of another program
+    assert not any(isinstance(line, TimedLine) for line in read(tmp_path))
 
 
 def test_a_full_disk_loses_output_and_reports_it_once(tmp_path, monkeypatch):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from muster.schedulers import adapter
-from muster.schedulers.adapter import LogBroken, Position, follow_records, read_lines
+from muster.schedulers.adapter import LogBroken, Position, TimedLine, follow_records, read_lines
 
 STUB = Path(adapter.__file__).with_suffix(".pyi")
 
@@ -47,6 +47,9 @@ class Growing:
 
     def find_offset(self, time_s, *, after):
         return next((at for when, at in self.times if when > time_s or (when == time_s and not after)), None)
+
+    def find_time(self, offset):
+        return max((when for when, at in self.times if at <= offset), default=None)
 
     def read_notice(self):
         return b"" if self.left else self.notice
@@ -100,6 +103,14 @@ def written(*parts):
 )
 def test_a_part_of_a_log_begins_with_a_whole_line(since_s, until_s, lines):
     assert list(read_lines(written(*PARTS), bool, since_s=since_s, until_s=until_s)) == lines
+
+
+@pytest.mark.parametrize("since_s", [None, 2.0])
+def test_lines_that_are_not_followed_have_the_time_of_their_end(since_s):
+    lines = list(read_lines(written(*PARTS), bool, since_s=since_s))
+    times = [("first\n", 1.0), ("second\n", 2.0), ("third �\n", 2.0), ("10%\r20%\n", 4.0), ("last", 4.0)]
+    assert [(line, line.at_s) for line in lines] == times[0 if since_s is None else 2 :]
+    assert not any(isinstance(line, TimedLine) for line in read(*PARTS))
 
 
 def test_records_come_once_through_broken_connections():

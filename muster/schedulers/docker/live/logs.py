@@ -3,18 +3,22 @@
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
 from muster.schedulers.adapter.log_position import LogBroken, Position, follow_records
 from muster.schedulers.docker.engine.client import Engine
 from muster.schedulers.docker.engine.container_state import ContainerFacts
 from muster.schedulers.docker.engine.errors import EngineUnavailable, NotFound
 from muster.schedulers.docker.spec import Label
-from muster.schedulers.lines import LineSplitter
+from muster.schedulers.lines import LineSplitter, add_time
 from muster.schedulers.timestamps import Timestamp, parse_timestamp
 
 CHECK_S: Final = 1.0
 """The longest time between two looks for the next container: nothing announces an engine that is back."""
+
+
+Frame: TypeAlias = tuple[int, Timestamp | None, bytes]
+"""The number of a stream, the time of a record if it is known, and the record."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,11 +86,13 @@ class LogReader:
                 newer.append(facts)
         return sorted(newer, key=lambda facts: int(facts.labels[Label.INCARNATION]))
 
-    def _frames(self, container: str) -> Iterator[tuple[int, bytes]]:
+    def _frames(self, container: str) -> Iterator[Frame]:
         if self._app_has_ended is None:
-            yield from self._open(container, since_s=self._query.since_s)
+            for stream, frame in self._open(container, since_s=self._query.since_s):
+                yield stream, *split_date(frame)
         else:
-            yield from self._follow(container)
+            for stream, record in self._follow(container):
+                yield stream, None, record
 
     def _follow(self, container: str) -> Iterator[tuple[int, bytes]]:
         """Yield each record once, until the container has ended, through restarts of the engine."""
@@ -97,7 +103,7 @@ class LogReader:
         def read(resumed: Timestamp | None) -> Iterator[tuple[Timestamp | None, bytes]]:
             from_s = None if resumed is None else resumed[0] + resumed[1] / 1e9
             try:
-                for stream, frame in self._open(container, since_s=from_s, follow=True, timestamps=True):
+                for stream, frame in self._open(container, since_s=from_s, follow=True):
                     stamp, record = split_date(frame)
                     yield stamp, b"%d" % stream + record
             except EngineUnavailable as error:
@@ -123,15 +129,13 @@ class LogReader:
         never = facts.status == "created" and self._app_has_ended is not None and self._app_has_ended()
         return facts.exit_code is not None or never
 
-    def _open(
-        self, container: str, *, since_s: float | None, follow: bool = False, timestamps: bool = False
-    ) -> Iterator[tuple[int, bytes]]:
+    def _open(self, container: str, *, since_s: float | None, follow: bool = False) -> Iterator[tuple[int, bytes]]:
         return self._engine.logs(
             container,
             stdout=self._query.stdout,
             stderr=self._query.stderr,
             follow=follow,
-            timestamps=timestamps,
+            timestamps=True,
             since_s=since_s,
             until_s=self._query.until_s,
         )
@@ -149,15 +153,16 @@ def split_date(frame: bytes) -> tuple[Timestamp | None, bytes]:
         return None, frame
 
 
-def join_lines(frames: Iterator[tuple[int, bytes]]) -> Iterator[str]:
+def join_lines(frames: Iterator[Frame]) -> Iterator[str]:
     """Return the lines of all streams of a container, in the order in which they are complete.
 
-    The streams are joined separately.
+    The streams are joined separately. A line has the time of its last frame.
     """
     splitters: dict[int, LineSplitter] = {}
-    for stream, piece in frames:
+    stamp: Timestamp | None = None
+    for stream, stamp, piece in frames:
         for line in splitters.setdefault(stream, LineSplitter()).feed(piece):
-            yield line.decode(errors="replace")
+            yield add_time(line.decode(errors="replace"), stamp)
     for splitter in splitters.values():
         if rest := splitter.take_rest():
-            yield rest.decode(errors="replace")
+            yield add_time(rest.decode(errors="replace"), stamp)

@@ -18,7 +18,7 @@ from muster.schedulers.kubernetes.api.client import Client, Clock, SystemClock
 from muster.schedulers.kubernetes.api.errors import ApiError, RequestError, Unreachable
 from muster.schedulers.kubernetes.live.pod_status import PodFact
 from muster.schedulers.kubernetes.names import CONTAINER
-from muster.schedulers.lines import LineSplitter
+from muster.schedulers.lines import LineSplitter, add_time
 from muster.schedulers.timestamps import Timestamp, parse_timestamp
 
 STREAM_LIMIT: Final = 50
@@ -244,7 +244,7 @@ def _select(raw: bytes, position: Position, query: PodLogQuery) -> Iterator[str]
         yield line.decode(errors="replace").removesuffix("\n") + "\n"
         return
     if position.accept(stamp, line) and (query.until is None or stamp <= query.until):
-        yield line.decode(errors="replace")
+        yield add_time(line.decode(errors="replace"), stamp)
 
 
 def _read_kept(query: PodLogQuery) -> Iterator[str]:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 from muster._shared.codec import salvage
 from muster._shared.contract import STATUS_SCHEMA, show_controls
@@ -149,6 +149,7 @@ def parse_round(records: bytes) -> RoundFacts | None:
 
 _HALF_DAY_S = 12 * 3600
 _HANG, _STILL = "hang_named", "stood_still"
+_ADVICE: Final = "`muster stacks` prints all stacks, `muster stop` ends the job"
 _NO_HANG = ("hang_ended", "moved_again", "round_formed", "round_broken", "workers_stopped", "fenced", "job_ended")
 
 
@@ -169,7 +170,8 @@ def parse_hang(records: bytes) -> str:
             at_s, lines = event.time_s or 0.0, [event.detail.text]
         last = event.what if event.what in (_HANG, _STILL, *_NO_HANG) else last
     seen = f"{datetime.fromtimestamp(at_s, timezone.utc):%Y-%m-%d %H:%M:%S}"
-    return show_controls(" ".join(f"{'; '.join(lines)} (reported at {seen} UTC)".split())) if lines else ""
+    text = f"{'; '.join(lines)} (reported at {seen} UTC); {_ADVICE}"
+    return show_controls(" ".join(text.split())) if lines else ""
 
 
 def parse_break(records: bytes) -> str:

@@ -509,10 +509,23 @@ def _on_notice(state: NodeState, event: Notice) -> Decision:
     # They explain nothing to the user who stopped this node.
     if _is_leaving(state) or (event.is_leader_lost and not state.rules.prints_leader_loss):
         return state, ()
-    text = event.text
-    if event.kind is NoticeKind.STILL and state.rules.stacks_command:
-        text = f"{text}; all stacks: {state.rules.stacks_command}"
-    return _tell(state, text, may_hold=event.is_leader_lost)
+    state, advice = _advise(state, event.kind)
+    return _tell(state, "; ".join((event.text, *advice)), may_hold=event.is_leader_lost)
+
+
+def _advise(state: NodeState, kind: NoticeKind) -> tuple[NodeState, tuple[str, ...]]:
+    """Return what a person can do about a job that stands still, or hangs: once for all lines about one hang."""
+    rules, number = state.rules, 0 if state.round is None else state.round.number
+    to_end = (f"to end the job: {rules.stop_command}",) if rules.stop_command else ()
+    match kind:
+        case NoticeKind.STILL if rules.stacks_command:
+            return state, (f"all stacks: {rules.stacks_command}", *to_end)
+        case NoticeKind.HANG:  # its page has all stacks
+            return replace(state, hanging_round=number), () if state.hanging_round == number else to_end
+        case NoticeKind.HANG_OVER:
+            return replace(state, hanging_round=None), ()
+        case _:
+            return state, ()
 
 
 def _tell(state: NodeState, line: str, *, may_hold: bool) -> Decision:

@@ -44,6 +44,8 @@ class NodeRules:
     """Whether the job continues with fewer nodes, as long as `min` of them are left."""
     stacks_command: str = ""
     """The command that prints the stacks of all ranks."""
+    stop_command: str = ""
+    """The command that ends the job. "": the agent was started by hand."""
     asks_at_interrupt: bool = False
     """Whether the person at the terminal is asked what the first Ctrl-C is to do."""
     checks: str = "off"
@@ -295,6 +297,8 @@ class NodeState:
     facts: NodeFacts | None = None
     """What other nodes compare, once it is known."""
     has_told_facts: bool = False
+    hanging_round: int | None = None
+    """The number of the round of a hang about which lines were printed. None: the last one is over."""
     requests: frozenset[int] = frozenset()
     """Numbers of people's requests that the leader has not answered."""
     interrupt: Interrupt | None = None

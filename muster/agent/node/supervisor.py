@@ -541,13 +541,8 @@ def _create_notifier(config: AgentConfig, parts: AgentParts) -> "Notifier":
     return Notifier(config, parts.loop, parts.children, parts.logs)
 
 
-def _find_stacks_command(config: AgentConfig) -> str:
-    """Find the command with the app's handle; if no adapter has started this agent, find the signal."""
-    handle = config.base_env.get(_HANDLE) if config.rendezvous.token is not None else None
-    return f"muster stacks {handle}" if handle else f"kill -USR2 {os.getpid()}"
-
-
 def _build_rules(config: AgentConfig) -> NodeRules:
+    handle = config.base_env.get(_HANDLE) if config.rendezvous.token is not None else None
     share = 1.0
     if config.restart_backoff_s > 0.0:
         import random
@@ -560,7 +555,8 @@ def _build_rules(config: AgentConfig) -> NodeRules:
         node_index=config.rendezvous.node_index,
         drain_limit_s=config.drain_limit_s,
         preempt_signals=frozenset(signal.Signals[name] for name in ("SIGTERM", config.preempt_signal) if name),
-        stacks_command=_find_stacks_command(config),
+        stacks_command=f"muster stacks {handle}" if handle else f"kill -USR2 {os.getpid()}",
+        stop_command=f"muster stop {handle}" if handle else "",
         asks_at_interrupt=config.asks_at_interrupt,
         checks=config.preflight,
         compares_nodes=config.preflight != "off" and config.rendezvous.max_nodes > 1,

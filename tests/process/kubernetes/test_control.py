@@ -80,6 +80,7 @@ def test_the_status_tells_of_a_hang_with_which_the_app_goes_on(cluster, schedule
     assert cluster.commands == [], "a program that looks again and again runs nothing in pods"
     show_status(monkeypatch)
     told = "rank 1 (node 0, h) did not enter barrier (reported at 2027-01-15 08:00:00 UTC)"
+    told += "; `muster stacks` prints all stacks, `muster stop` ends the job"
     assert scheduler.describe(app).msg == f"{told}; {nodes}"
     [(pod, container, command)] = cluster.commands
     name = app.partition(":")[2]

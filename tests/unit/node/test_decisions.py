@@ -499,13 +499,24 @@ def test_workers_that_stand_still_are_reported_but_not_in_a_drain() -> None:
     assert [decide(paused, each)[1] != () for each in (still, moves)] == [False, True]
 
 
-def test_the_line_about_a_job_that_stands_still_has_the_command() -> None:
-    state = new_state(stacks_command="muster stacks local_cwd://torchx/x")
-    for kind, text in (
-        (NoticeKind.STILL, "why; all stacks: muster stacks local_cwd://torchx/x"),
-        (NoticeKind.LINE, "why"),
-    ):
+@pytest.mark.parametrize("handle", ["local_cwd://torchx/x", ""])
+def test_the_line_about_a_job_that_stands_still_has_the_commands(handle: str) -> None:
+    """An agent that was started by hand knows no handle."""
+    stop = f"muster stop {handle}" if handle else ""
+    state = new_state(stacks_command="kill -USR2 7", stop_command=stop)
+    told = "why; all stacks: kill -USR2 7" + (f"; to end the job: {stop}" if handle else "")
+    for kind, text in ((NoticeKind.STILL, told), (NoticeKind.LINE, "why")):
         assert decide(state, Notice(text="why", kind=kind))[1] == (PrintLine(text=text),)
+
+
+def test_the_first_line_of_each_hang_says_how_to_end_the_job() -> None:
+    hang, over = NoticeKind.HANG, NoticeKind.HANG_OVER
+    notices = [Notice(text="it hangs", kind=kind) for kind in (hang, hang, NoticeKind.STACK, over, hang)]
+    _, history = run(*RUNNING, *notices, state=new_state(stop_command="muster stop x"))
+    plain, first = PrintLine(text="it hangs"), PrintLine(text="it hangs; to end the job: muster stop x")
+    assert history[3:] == [(each,) for each in (first, plain, plain, plain, first)]
+    _, history = run(*RUNNING, *notices)
+    assert history[3:] == [(plain,)] * 5
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -175,6 +175,7 @@ def write_records(*events):
 
 HANG = (("hang_named", "the job hangs: no step for 60 s"), ("notice", "other"), ("hang_named", "rank 1 sleeps"))
 TOLD = "the job hangs: no step for 60 s; rank 1 sleeps (reported at 2027-01-15 08:00:00 UTC)"
+TOLD += "; `muster stacks` prints all stacks, `muster stop` ends the job"
 
 
 def test_a_hang_that_goes_on():

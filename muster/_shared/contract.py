@@ -191,6 +191,10 @@ class Env:
     """How often this replica was started before, set by an adapter that counts. Above 0, an agent that leads knows that
     its memory of the job is lost, and that the job may continue on nodes that it cannot reach."""
 
+    JOB_INCARNATION: Final = "MUSTER_JOB_INCARNATION"
+    """`NUMBER[ WHY]`, set by an adapter whose jobs are queued again: how often the whole job was started, with this
+    time, and how its last incarnation ended on this node. For a line in the log only. Unset: this is the first."""
+
     DRAIN_LIMIT_S: Final = "MUSTER_DRAIN_LIMIT_S"
     """Seconds from a preemption until the agent sends its workers the stop signal, if they have not stopped by then:
     what an adapter's grace leaves after `--shutdown-timeout` and a margin. A pod cannot see its own grace period."""
@@ -262,7 +266,7 @@ class Env:
     PRIVATE: Final = (
         *(RDZV_FD, RDZV_PORT, TOKEN, REQUIRE_TOKEN, WORKSPACE, WORKSPACE_DIR, LAST_CALL_S, TERMINATION_LOG),
         *(STOPS_TOGETHER, LIVE_BARS, INCARNATION, DRAIN_LIMIT_S, CHECKPOINT, CONTROL_FD, REPORT_FILE),
-        *(IMAGE, JOB_OBJECT, ACCOUNT_DIR, SECRET_NAMES, METRICS_HOST, MACHINE_NAME),
+        *(JOB_INCARNATION, IMAGE, JOB_OBJECT, ACCOUNT_DIR, SECRET_NAMES, METRICS_HOST, MACHINE_NAME),
     )
     """What the agent removes from its workers' environment."""
 

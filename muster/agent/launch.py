@@ -6,6 +6,7 @@ what parsing and starting it need. The rest of the agent is imported while the t
 
 import errno
 import os
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
@@ -155,6 +156,8 @@ def _run_supervisor(
             "nvidia.com/gpu.clique, SLURM_JOB_SEGMENT_SIZE, MUSTER_SEGMENT), so it keeps its place by node index"
         )
     config = _add_checkpoint(config, logs.run_dir, environ)
+    if incarnation := describe_incarnation(config, environ, time.time()):
+        logs.print_line(incarnation)
     event_log = _open_event_log(config, environ, loop, logs)
     if config.metrics_address is not None or any(environ.get(name) for name in OtelEnv.ENDPOINTS):
         from muster.agent.telemetry.outside import connect
@@ -194,6 +197,33 @@ def _add_checkpoint(config: AgentConfig, run_dir: str | None, environ: Mapping[s
 
     checkpoint = checkpoint_file.find(run_dir, environ.get(Env.CHECKPOINT, ""))
     return replace(config, rendezvous=replace(config.rendezvous, checkpoint=checkpoint))
+
+
+def describe_incarnation(config: AgentConfig, environ: Mapping[str, str], now_s: float) -> str:
+    """Return the line that marks an incarnation after the first in a log that has those before it, too.
+
+    Args:
+        config: this agent's.
+        environ: this process's.
+        now_s: the wall clock.
+
+    Returns:
+        "" for the first one, as far as this agent knows, or if another node prints the line.
+    """
+    rendezvous = config.rendezvous
+    began = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now_s))
+    if rendezvous.incarnation:
+        return f"incarnation {rendezvous.incarnation + 1} of this node starts, {began}"
+    text, _, reason = environ.get(Env.JOB_INCARNATION, "").partition(" ")
+    restarts = environ.get("SLURM_RESTART_COUNT", "0")
+    if rendezvous.is_by_hand and config.control_fd is None and restarts.isdecimal() and int(restarts):
+        text, reason = str(int(restarts) + 1), ""
+    if not text or rendezvous.node_index not in (None, 0):
+        return ""
+    slurm_id = environ.get("SLURM_JOB_ID")
+    where = f" (Slurm job {slurm_id})" if slurm_id else ""
+    before = f"; the one before ended: {reason}" if reason else ""
+    return f"incarnation {text} of this job starts, {began}{where}{before}"
 
 
 def _open_event_log(config: AgentConfig, environ: Mapping[str, str], loop: Loop, logs: "LogRouter") -> "EventLog":

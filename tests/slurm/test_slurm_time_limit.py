@@ -1,5 +1,7 @@
 """A job goes on over its time limit, preemptions, requeues and holds: no step is lost, and none is done twice."""
 
+import re
+
 import pytest
 from slurm_world import Job, build_app, compute_weight, wait_until
 
@@ -37,6 +39,9 @@ def test_a_follow_up_goes_on(slurm, tmp_path):
     runs = {run for _, run in job.trace()}
     assert len(runs) >= 2, runs
     assert job.read().count("begins at") == len(runs)
+    for number in range(2, len(runs) + 1):
+        line = rf"incarnation {number} of this job starts, .* \(Slurm job \d+\); the one before ended: stopped before "
+        assert len(re.findall(line, job.read())) == 1, job.read()
     job.close()
 
 
@@ -79,6 +84,12 @@ def test_a_preemption_and_a_requeue_by_an_operator(slurm, tmp_path):
     assert job.scheduler.read_facts(job.app_id).submitted_s == submitted_s, "of the app, not of its last incarnation"
     assert (job.folder / "weight").read_text() == repr(compute_weight(200))
     assert job.read().count("begins at") == 3
+    marks = re.findall(
+        r"\[muster\] incarnation (\d) of this job starts, 20.* UTC \(Slurm job (\d+)\); (.*)\n", job.read()
+    )
+    assert [mark[:2] for mark in marks] == [("2", job_id), ("3", job_id)]
+    assert marks[0][2] == "the one before ended: Slurm sent SIGUSR1", marks
+    assert "incarnation" not in job.read(1), "the first node tells it"
     twice = len(job.trace()) - 200
     assert 0 <= twice <= (0 if slurm.signals_only_tasks else 20), "those since the last checkpoint at most"
     job.close()

@@ -6,7 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from muster._shared.contract import Env
 from muster.agent import launch
+from muster.agent.cli.arguments import parse_args
 from muster.agent.node.supervisor import Supervisor
 
 
@@ -35,6 +37,36 @@ def test_another_import_error_is_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "_run", fail)
     with pytest.raises(ImportError, match="cannot import name"):
         launch.run_agent([], {}, None)  # type: ignore[arg-type]
+
+
+BEGUN_S, BEGUN = 1_800_000_000.0, "2027-01-15 08:00:00 UTC"
+SECOND = f"incarnation 2 of this job starts, {BEGUN}"
+SLURM = {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "2"}
+BY_SLURM = {**SLURM, Env.ADAPTER: "slurm", Env.JOB_INCARNATION: "2 Slurm sent SIGTERM"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "index", "line"),
+    [
+        ({}, 0, ""),
+        ({"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "0"}, 0, ""),
+        (SLURM, 0, f"incarnation 3 of this job starts, {BEGUN} (Slurm job 7)"),
+        (SLURM, 1, ""),
+        ({**SLURM, Env.ADAPTER: "slurm"}, 0, ""),  # an agent that was started again
+        ({**SLURM, Env.ADAPTER: "local_cwd"}, 0, ""),  # within somebody else's job
+        (BY_SLURM, 0, f"{SECOND} (Slurm job 7); the one before ended: Slurm sent SIGTERM"),
+        (BY_SLURM, 1, ""),
+        (
+            {Env.ADAPTER: "docker", Env.INCARNATION: "1"},
+            1,
+            f"incarnation 2 of this node starts, {BEGUN}",
+        ),
+    ],
+)
+def test_an_incarnation_after_the_first_is_marked(environ: dict[str, str], index: int, line: str) -> None:
+    words = ["--nnodes", "2", "--node-rank", str(index), "--rdzv-endpoint", "h:1", "--rdzv-backend", "c10d", "train.py"]
+    config = parse_args(words, environ)
+    assert launch.describe_incarnation(config, environ, BEGUN_S) == line
 
 
 @pytest.mark.parametrize("error", [OSError(errno.EMFILE, "Too many open files"), ImportError("Too many open files")])

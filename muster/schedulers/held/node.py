@@ -42,6 +42,7 @@ HOLD_DIR: Final = "{muster-hold}"
 _DROPPED: Final = (
     *("MUSTER_INCARNATION", "MUSTER_CHECKPOINT", "MUSTER_WORKSPACE", "MUSTER_WORKSPACE_DIR", "MUSTER_RDZV_FD"),
     *("MUSTER_JOB_OBJECT", "MUSTER_ACCOUNT_DIR", "MUSTER_SECRET_NAMES", "MUSTER_DRAIN_LIMIT_S", "MUSTER_LIVE_BARS"),
+    "MUSTER_JOB_INCARNATION",
 )
 """Variables of the hold's own app, which a run has not."""
 _FORWARDED: Final = (

@@ -25,7 +25,7 @@ from muster.schedulers.adapter import (
 )
 from muster.schedulers.slurm import client, words
 from muster.schedulers.slurm.client import QueueEntry
-from muster.schedulers.slurm.node import NODE_NAME, RUNS_DIR, NodeFolder, list_replicas, read_sizes
+from muster.schedulers.slurm.node import NODE_NAME, NodeFolder, list_replicas, list_runs, read_sizes
 from muster.schedulers.slurm.request import LOG_NAME
 
 JOBS_NAME: Final = "jobs"
@@ -188,15 +188,6 @@ def read_jobs(folder: AppFolder) -> list[str]:
         return (folder.state_dir / JOBS_NAME).read_text().split()
     except FileNotFoundError:
         return []
-
-
-def list_runs(folder: AppFolder) -> tuple[str, ...]:
-    """Return the runs of an app's jobs of which nodes have recorded something, oldest first."""
-    try:
-        names = [each.name for each in (folder.state_dir / RUNS_DIR).iterdir()]
-    except FileNotFoundError:
-        return ()
-    return tuple(sorted(names, key=lambda name: tuple(map(int, name.split(".")))))
 
 
 def _read_nodes(folder: AppFolder, spec: AppSpec, run: str) -> dict[ReplicaId, NodeState]:

@@ -100,6 +100,15 @@ def find_node_dir(state_dir: Path, run: str, replica: ReplicaId) -> Path:
     return state_dir / RUNS_DIR / run / build_role_dir_name(replica.role) / str(replica.index)
 
 
+def list_runs(folder: AppFolder) -> tuple[str, ...]:
+    """Return the runs of an app's jobs of which nodes have recorded something, oldest first."""
+    try:
+        names = [each.name for each in (folder.state_dir / RUNS_DIR).iterdir()]
+    except FileNotFoundError:
+        return ()
+    return tuple(sorted(names, key=lambda name: tuple(map(int, name.split(".")))))
+
+
 def read_sizes(state_dir: Path) -> dict[str, int]:
     """Return how many nodes roles have that were resized."""
     try:
@@ -175,7 +184,10 @@ class SlurmDriver(ProcessDriver):
         """
         launch = super().build_launch(replica, start_number)
         os.makedirs(launch.cwd, exist_ok=True)
-        return replace(launch, command=["/bin/sh", "-c", _IGNORE, *self.spec.details["prefix"], *launch.command])
+        command = ["/bin/sh", "-c", _IGNORE, *self.spec.details["prefix"], *launch.command]
+        # A later start is of the same incarnation.
+        env = {name: value for name, value in launch.env.items() if name != Env.JOB_INCARNATION or start_number == 1}
+        return replace(launch, command=command, env=env)
 
 
 @dataclass(frozen=True)
@@ -366,7 +378,8 @@ def main(arguments: list[str]) -> int:
     replica = replicas[allocation.task]
     if replica.index >= sizes.get(replica.role, replica.index + 1):
         return 0  # the role was resized
-    spec = _complete_spec(spec, replicas, allocation, os.path.abspath(bundle))
+    incarnation = describe_incarnation(folder, spec, allocation, replica)
+    spec = _complete_spec(spec, replicas, allocation, os.path.abspath(bundle), incarnation)
     node = NodeFolder(path, allocation.run, replica)
     node.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     started = AppRecord(
@@ -387,6 +400,22 @@ def main(arguments: list[str]) -> int:
     for signum in (*_PREEMPTIONS, signal.SIGHUP):  # Slurm may signal every process, commands included
         signal.signal(signum, signal.SIG_IGN)
     return _end_run(folder, spec, allocation, supervisor.record.app, has_to_continue=supervisor.has_to_continue)
+
+
+def describe_incarnation(folder: AppFolder, spec: AppSpec, allocation: Allocation, replica: ReplicaId) -> str:
+    """Return the value of `Env.JOB_INCARNATION`. "": this run of the job is its first.
+
+    Without a shared folder, the nodes of this run need not be those of the one before, and only Slurm has counted.
+    """
+    earlier = [run for run in list_runs(folder) if run != allocation.run]
+    number = 1 + (len(earlier) if spec.details["shared"] else int(allocation.restarts))
+    if number == 1:
+        return ""
+    record = None
+    if earlier:
+        with contextlib.suppress(StateError):
+            record = NodeFolder(folder.path, earlier[-1], replica).read_record()
+    return f"{number} {'' if record is None else record.app.reason}".strip()
 
 
 def _end_run(
@@ -653,7 +682,9 @@ def _unpack_files(bundle: str, folder: AppFolder) -> None:
                 temporary.replace(folder.state_dir / name[len(FILES_DIR) :])
 
 
-def _complete_spec(spec: AppSpec, replicas: Sequence[ReplicaId], allocation: Allocation, bundle: str) -> AppSpec:
+def _complete_spec(
+    spec: AppSpec, replicas: Sequence[ReplicaId], allocation: Allocation, bundle: str, incarnation: str
+) -> AppSpec:
     """Add what is known only on a node of the allocation."""
     details: dict[str, Any] = {**spec.details, "base_env": {**os.environ, **spec.details["base_env"]}}
     first: dict[str, str] = {}
@@ -667,6 +698,8 @@ def _complete_spec(spec: AppSpec, replicas: Sequence[ReplicaId], allocation: All
         port = _PORTS[key % len(_PORTS)]
         env = {Env.RANK0_HOST: host, Env.RDZV_PORT: str(port)}
         env[Env.NODE_NAME] = allocation.hosts[allocation.task]
+        if incarnation and role.runs_agent:
+            env[Env.JOB_INCARNATION] = incarnation
         plans[role.name] = [{**plan, "env": {**plan["env"], **env}} for plan in details["replicas"][role.name]]
     return replace(spec, details={**details, "replicas": plans}, python=sys.executable, import_root=bundle)
 

@@ -2,6 +2,7 @@
 
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +122,33 @@ def test_a_follow_up_that_is_refused_is_submitted_again(monkeypatch: pytest.Monk
     slurm.failures = 2
     go_on(monkeypatch, tmp_path, slurm, "follow-up")
     assert len(slurm.find("sbatch --parsable")) == 3
+
+
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_an_incarnation_knows_its_number_and_how_the_one_before_ended(tmp_path: Path, is_shared: bool) -> None:
+    """A follow-up is another job, which Slurm counts anew. Without a shared folder earlier runs may be elsewhere."""
+    role = SupervisedRole(name="w", replicas=1, runs_agent=True)
+    details = {"shared": is_shared}
+    spec = AppSpec(
+        app_id="app", scheduler="slurm", folder=str(tmp_path), driver="", roles=(role,), grace_s=5.0, details=details
+    )
+    replica = ReplicaId("w", 0)
+    first, again = replace(ALLOCATION, job_id="9"), replace(ALLOCATION, job_id="9", restarts="1")
+    followed = replace(ALLOCATION, job_id="10")
+
+    def describe(allocation: Allocation) -> str:
+        text = node.describe_incarnation(AppFolder(tmp_path), spec, allocation, replica)
+        folder = node.NodeFolder(tmp_path, allocation.run, replica)
+        folder.state_dir.mkdir(parents=True)
+        assert node.describe_incarnation(AppFolder(tmp_path), spec, allocation, replica) == text, "another was first"
+        if allocation is first:
+            app = SupervisedApp(replicas={replica: ReplicaState()}, reason="Slurm sent SIGTERM")
+            folder.write_record(AppRecord(app=app, machine=Machine.here(), submitted_s=0.0))
+        return text
+
+    assert describe(first) == ""
+    assert describe(again) == "2 Slurm sent SIGTERM"
+    assert describe(followed) == ("3" if is_shared else ""), "the node of the second was lost"
 
 
 @pytest.mark.parametrize("suspected", [(), ("n9",), ("torn",)])

@@ -58,6 +58,8 @@ def test_ranks_attempts_and_the_root_cause(app_id, tmp_path):
     assert rest.endswith("rank 3, attempt 1\n"), "it goes on in the next attempt, to the end of the job"
     assert following.returncode == 0
     assert log("last", "--rank", "1") == "rank 1, attempt 1\n"
+    told = log(app_id)
+    assert told.index("rank 3 has failed") < told.index("rank 0, attempt 1"), "by time, not node after node"
     assert log(app_id, "--attempt", "0", "--stream", "stdout") == "".join(
         f"[r{rank}]:rank {rank}, attempt 0\n" for rank in range(4)
     )

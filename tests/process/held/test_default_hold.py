@@ -41,6 +41,7 @@ import os, signal, sys, time
 import torch
 signal.signal(signal.SIGINT, lambda *_: sys.exit(print("saved", flush=True)))
 open(sys.argv[1] + os.environ["RANK"], "w").write("up")
+print("sleeps", flush=True)
 while not os.path.exists(sys.argv[1] + "go"):
     time.sleep(0.02)
 """
@@ -292,8 +293,9 @@ def test_a_process_of_a_job_is_killed(everyday: Everyday, victim: str) -> None:
 def test_signals_reach_a_job_of_the_hold(everyday: Everyday) -> None:
     everyday.wait_ready()
     with everyday.start("interrupted") as program:
-        program.send_signal(signal.SIGINT)
         assert program.stdout is not None
+        assert any("sleeps" in line for line in program.stdout)  # a command that still submits shows no lines
+        program.send_signal(signal.SIGINT)
         assert "saved" in program.stdout.read()
         assert program.wait(60) == 130
 
@@ -310,6 +312,7 @@ def test_a_shell_sees_a_job_of_the_hold_stop(everyday: Everyday) -> None:
         os.chdir(everyday.folder)
         os.execve(command[0], command, everyday.env)
     wait_until((everyday.folder / "stopped0").exists, timeout_s=60, what="it runs")
+    wait_until(lambda: everyday.read()["jobs"], timeout_s=20, what="the hold has written that it has a job")
     (guard,) = everyday.read()["jobs"]
     assert guard in list_below(pool)
     os.write(terminal, b"\x1a")  # Ctrl-Z

@@ -79,6 +79,8 @@ class Everyday:
         """A job that ends when `name`go is there; its ranks make `name`RANK."""
         component = ["dist.ddp", "-j", "1x2", "--script", "sleep.py", "--", str(self.folder / name)]
         given: dict[str, Any] = {"text": True, "preexec_fn": reset_signals}
+        for left in ("0", "1", "go"):  # of a repetition
+            (self.folder / f"{name}{left}").unlink(missing_ok=True)
         made: subprocess.Popen[str] = subprocess.Popen(
             [str(BIN / "muster"), "run", "-s", "local_cwd", *component],
             cwd=self.folder,

@@ -168,7 +168,7 @@ def close_stop(asked: Answer, what: str, took_s: float, *, has_ended: bool) -> A
         return replace(asked, outcome=AskOutcome.LATE, line=line, took_s=took_s)
     if asked.outcome is AskOutcome.DONE:
         return asked
-    line = f"{asked.line}; so all {what} got SIGTERM at once and have ended, after {took_s:.1f} s: no common step"
+    line = f"{asked.line}, so no common step was saved; all {what} got SIGTERM and have ended, after {took_s:.1f} s"
     return Answer(outcome=AskOutcome.DONE, line=line, took_s=took_s, late=asked.late)
 
 

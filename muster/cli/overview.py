@@ -153,7 +153,7 @@ def print_list(names: Iterable[str], *, limit: int, as_json: bool) -> int:
     _print_apps(apps[::-1])
     left = sum(each.count for each in listings) - len(apps)
     if left:
-        print(f"{left} older ones are not shown; `-n` says how many are")
+        print(f"{left} older ones are not shown; `-n {limit + left}` shows all")
     if not wanted:
         from muster.cli.default_hold_command import describe
 

@@ -251,7 +251,7 @@ def test_a_stop_that_fails_ends_the_app_at_once(apps, is_leader_lost):
         code, said = stopped.returncode, stopped.stdout
         assert "rank 3 is at step" in said, show(apps, app_id, role, stopped)
     assert code == 0, f"{said}\n{show(apps, app_id, role)}"
-    assert "so all replicas got SIGTERM at once and have ended" in said, f"{said}\n{show(apps, app_id, role)}"
+    assert "all replicas got SIGTERM and have ended" in said, f"{said}\n{show(apps, app_id, role)}"
     assert apps.status(app_id).state.name == "CANCELLED"
     assert len(apps.containers(app_id)) in (0, 2)  # none was started again
 

@@ -58,7 +58,7 @@ def test_a_script_that_saves_nothing_ends_with_its_time_limit(slurm, tmp_path, s
     cfg = {"grace_s": 45} if signal is None else {"grace_s": 5, "signal": signal}
     job = Job(slurm, folder, app=app, time="1", **cfg)
     found = job.wait_state("FAILED", 150)
-    assert "time limit; no new checkpoint was saved" in found.msg, found
+    assert "time limit; the script has called muster.worker.saved for no new checkpoint" in found.msg, found
     assert "incarnation" not in found.msg, found
     job.close()
 

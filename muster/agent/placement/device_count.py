@@ -74,6 +74,6 @@ def _count_devices(kind: str, *, origin: str, env: Mapping[str, str], python: st
         raise UsageError(f"{origin} {kind!r}: cannot count the devices: {error}") from error
     if done.returncode != 0:
         lines = done.stderr.strip().splitlines() or [f"the counting process {describe_end(done.returncode)}"]
-        raise UsageError(f"{origin} {kind!r}: {lines[-1]}; must be a number, auto, cpu, gpu, xpu, or a device's name")
+        raise UsageError(f"{origin} {kind!r}: must be a number, auto, cpu, gpu, xpu, or a device's name ({lines[-1]})")
     number = int(done.stdout.split()[-1])
     return count_allowed_cores() if number < 0 else number

@@ -265,7 +265,7 @@ def _list_messages(app: App, state: AppState, lost: set[str]) -> list[str]:
     elif state is AppState.PENDING:
         found.append(words.explain_wait(entry))
     elif is_terminal(state):
-        found += _explain_end(app, state)
+        found += explain_end(app, state)
     else:
         found += [f"Slurm has lost node {name}" for name in sorted(lost)]
         found += [known.record.app.reason for known in app.nodes.values()]
@@ -275,7 +275,7 @@ def _list_messages(app: App, state: AppState, lost: set[str]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def _explain_end(app: App, state: AppState) -> list[str]:
+def explain_end(app: App, state: AppState) -> list[str]:
     """Return why it has ended: what a node says, else Slurm, else what the script printed."""
     if state is AppState.SUCCEEDED:
         return []

@@ -69,7 +69,7 @@ _PORTS: Final = range(20000, 30000)
 """Below those that the system gives to anybody."""
 _TIME_LIMIT: Final = "stopped before the time limit of its Slurm job is over"
 _NOTHING_SAVED: Final = (
-    "time limit; no new checkpoint was saved (muster.worker.saved), so running it again would repeat the same steps"
+    "time limit; the script has called muster.worker.saved for no new checkpoint, so the job does not go on"
 )
 _SIGNAL_SPREAD_S: Final = 60.0
 """Slurm may send the signal of `--signal` so much earlier than it was asked to."""

@@ -294,7 +294,8 @@ class SlurmScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mis
         if app is None:
             raise ControlError(f"{BACKEND} knows no app {app_id!r}", ExitCode.UNKNOWN)
         if is_terminal(app.state) or app.state is AppState.UNKNOWN or app.entry is None:
-            raise ControlError(f"{app_id} has ended already ({app.state.name})", ExitCode.ENDED)
+            why = next(filter(None, live.explain_end(app, app.state)), "")
+            raise ControlError(f"{app_id} has ended already ({app.state.name}{why and ': ' + why})", ExitCode.ENDED)
         if app.is_cancelled:
             raise ControlError(f"{app_id} is being stopped already", ExitCode.REFUSED)
         return app

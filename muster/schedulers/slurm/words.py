@@ -77,7 +77,7 @@ _PREFIXES: Final = {
 }
 ENDS: Final = {
     "BOOT_FAIL": "a node did not boot",
-    "CANCELLED": "it was cancelled by Slurm's own commands",
+    "CANCELLED": "a person or a program cancelled it with scancel",
     "DEADLINE": "it could not end before its deadline",
     "NODE_FAIL": "a node that the job needs was lost",
     "OUT_OF_MEMORY": "it needed more memory than it had",

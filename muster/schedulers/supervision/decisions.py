@@ -204,7 +204,8 @@ def _handle_failure(role: SupervisedRole, state: SupervisedApp, event: ReplicaEn
             reason=f"{what}; started again ({used + 1} of {role.max_retries} retries)",
         )
         return _retry(role, _set_status(state, event.replica, ReplicaStatus.WAITING, event.exit_code), event.replica)
-    why = f"all {role.max_retries} retries are used" if role.max_retries else "no retries (max_retries is 0)"
+    spent = "its one retry is used" if role.max_retries == 1 else f"all {role.max_retries} retries are used"
+    why = spent if role.max_retries else "no retries (max_retries is 0)"
     left = _count_good(state, role.name) - 1
     if left < role.needed:
         state = _set_status(state, event.replica, ReplicaStatus.FAILED, event.exit_code)

@@ -133,7 +133,7 @@ def test_the_leader_is_lost_during_a_stop(tmp_path):
         job.signal_agent(0)
         stopped = finish(stopping)
         assert stopped.code == 0, job.explain(stopped)
-        assert "so all replicas got SIGTERM at once and have ended" in stopped.stdout, job.explain(stopped)
+        assert "all replicas got SIGTERM and have ended" in stopped.stdout, job.explain(stopped)
         assert re.match(r"the (agent that was asked ended|round ended)", stopped.stdout), job.explain(stopped)
         assert (job.wait_ended(), job.count_starts()) == ("CANCELLED", [1, 1]), job.read_console()
 

@@ -231,7 +231,9 @@ def test_ranks_that_agree_on_no_step_get_the_signal(cluster, scheduler, app):
     refusal = {"outcome": "refused", "line": "rank 1 has done step 7 and never called should_stop"}
     cluster.run_command = lambda pod, command: (0, encode(refusal), b"")
     answer = scheduler.stop_app(app, 30.0)
-    assert answer.line.startswith(f"{refusal['line']}; so all pods got SIGTERM at once and have ended, after")
+    assert answer.line.startswith(
+        f"{refusal['line']}, so no common step was saved; all pods got SIGTERM and have ended, after"
+    )
     assert answer.outcome is AskOutcome.DONE
 
 
@@ -370,7 +372,7 @@ def test_ranks_that_hang_are_told_by_stacks_and_end_with_a_stop(scheduler, app, 
     stopped = scheduler.stop_app(app, 2.0)
     assert stopped.outcome is AskOutcome.DONE, f"{stopped}\n{job.explain()}"
     assert "rank 3 is at step" in stopped.line, f"{stopped}\n{job.explain()}"
-    assert "so all pods got SIGTERM at once and have ended" in stopped.line, f"{stopped}\n{job.explain()}"
+    assert "all pods got SIGTERM and have ended" in stopped.line, f"{stopped}\n{job.explain()}"
     assert scheduler.describe(app).state.name == "CANCELLED"
 
 
@@ -384,7 +386,7 @@ def test_the_leader_is_lost_while_an_app_is_stopped(scheduler, app, job):
     stopping.join(150)
     [stopped] = answers
     assert stopped.outcome is AskOutcome.DONE, f"{stopped}\n{job.explain()}"
-    assert "so all pods got SIGTERM at once and have ended" in stopped.line, f"{stopped}\n{job.explain()}"
+    assert "all pods got SIGTERM and have ended" in stopped.line, f"{stopped}\n{job.explain()}"
     assert scheduler.describe(app).state.name == "CANCELLED"
 
 

@@ -275,7 +275,7 @@ def test_a_restart_and_the_root_cause_become_events_and_annotations_of_the_job(k
     restarted, failed = (message for _, _, message in events)
     begin = "the workers start again on 2 nodes with 2 ranks, attempt 1: rank 1 on node 1 (pod-1)"
     assert restarted.startswith(begin)
-    assert failed.endswith("(ValueError: no access with ***); all 1 restarts are used")
+    assert failed.endswith("(ValueError: no access with ***); its one restart is used")
     annotations = read_annotations(job)
     assert annotations["failed"].endswith(f"Z {failed}")
     assert annotations["restarted"].endswith(f"Z {restarted}")

@@ -99,7 +99,7 @@ def test_the_status_names_the_root_cause_and_counts_restarts_in_place(scheduler,
     wait_until(lambda: scheduler.describe(app_id).state.name == "FAILED", timeout_s=60, what="the end")
     status = scheduler.describe(app_id)
     assert status.msg.startswith("rank 1 on node 1 ("), status.msg
-    assert "exited with code 1 (ValueError: bad batch 17); all 1 restarts are used; cause: program crash" in status.msg
+    assert "exited with code 1 (ValueError: bad batch 17); its one restart is used; cause: program crash" in status.msg
     assert "(train/" in status.msg
     assert status.num_restarts == 1
 

@@ -81,7 +81,7 @@ def test_only_the_newest_are_read(serve, capsys):
     serve(one)
     assert commands.main(["list", "-n", "2"]) == 0
     assert one.read == ["a28", "a29"]
-    assert capsys.readouterr().out.splitlines()[-1] == "28 older ones are not shown; `-n` says how many are"
+    assert capsys.readouterr().out.splitlines()[-1] == "28 older ones are not shown; `-n 30` shows all"
 
 
 def test_schedulers_that_are_not_reachable_are_named(serve, capsys):

@@ -467,7 +467,7 @@ def test_one_budget_for_the_whole_job() -> None:
     leader.wait(0.3)
     broken = leader.only(RoundBreak)
     assert broken.kind is BreakKind.FINAL
-    assert "all 1 restarts are used" in broken.reason
+    assert "its one restart is used" in broken.reason
     leader.stop_all(0, 1)
     end = leader.only(JobEnd)
     assert (end.succeeded, end.printer_id, set(end.ids)) == (False, "m0", {"m0", "m1"})

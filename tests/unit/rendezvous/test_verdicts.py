@@ -50,14 +50,18 @@ USAGE = crash(cause="usage", exception="ImportError: x", early=True)
 @pytest.mark.parametrize(
     ("root", "restarts", "verdict"),
     [
-        (USAGE, 1, "not retried (--on 'usage: restart')"),
-        (crash(reports_steps=True), 1, "not retried (--on 'repeat: restart')"),
-        (crash(cause="data", reports_steps=True, traceback=None), 1, "not retried (--on 'repeat: restart')"),
+        (USAGE, 1, "not retried without --on 'usage: restart'"),
+        (crash(reports_steps=True), 1, "not retried without --on 'repeat: restart'"),
+        (
+            crash(cause="data", reports_steps=True, traceback=None),
+            1,
+            "not retried without --on 'repeat: restart'",
+        ),
         (crash(), 50, ""),  # whether it has done a step is not known
         (crash(reports_steps=True, traceback=None), 50, ""),  # nor is the place
         (crash(reports_steps=True, step=4), 50, ""),
-        (crash(cause="unknown", reports_steps=True), 1, "not retried (--on 'repeat: restart')"),
-        (crash(cause="device-oom", reports_steps=True), 1, "not retried (--on 'repeat: restart')"),
+        (crash(cause="unknown", reports_steps=True), 1, "not retried without --on 'repeat: restart'"),
+        (crash(cause="device-oom", reports_steps=True), 1, "not retried without --on 'repeat: restart'"),
         # An outage is not the program's fault, though it has come twice at one place before the first step.
         *((crash(cause=each, reports_steps=True), 50, "") for each in OUTSIDE),
         (crash(reports_steps=True, optimizer_steps=4), 50, ""),

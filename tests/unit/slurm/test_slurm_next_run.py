@@ -309,7 +309,7 @@ def test_a_run_that_its_limit_ends_goes_on_only_with_a_new_checkpoint(
     assert supervisor.has_to_continue == goes_on
     outcome = supervisor.record.app.outcome
     assert outcome is (Outcome.CANCELLED if goes_on else Outcome.FAILED)
-    assert ("no new checkpoint was saved" in supervisor.record.app.reason) != goes_on
+    assert ("for no new checkpoint" in supervisor.record.app.reason) != goes_on
 
 
 def write_time(wall_s: float) -> str:

@@ -111,7 +111,7 @@ class TestAgentExitCodes:
         assert app.state.num_restarts == 1
         assert app.end("trainer/0", exit_code) == ["stop trainer/1"]
         assert app.end("trainer/1", 143) == ["finish FAILED"]
-        assert "all 1 retries are used" in app.state.reason
+        assert "its one retry is used" in app.state.reason
 
     def test_preempted_agents_are_started_again_without_retries(self):
         app = App(agents(3, max_retries=0))

@@ -112,9 +112,7 @@ def _find_verdict(root: Failure | None, before: Restarts, counted: Restarts, rul
         return _follow_rule(root, rule, counted.causes[-1].count)
     last = before.causes[-1] if before.causes else None
     if root.early and last is not None and last.early and last.signature == counted.causes[-1].signature:
-        reason = (
-            "it failed the same way right after the start twice in a row: not retried without --on 'usage: restart'"
-        )
+        reason = "the same failure right after the start twice in a row: not retried without --on 'usage: restart'"
         return Verdict(final=_end(root, reason))
     if root.check:
         reason = "the same nodes would find it again: not retried (--preflight off starts the job anyway)"
@@ -122,7 +120,9 @@ def _find_verdict(root: Failure | None, before: Restarts, counted: Restarts, rul
     if rules.stops_on_hang and root.hung:
         return Verdict(final=_end(root, "a hang ends the job (--hang-action stop)"))
     if is_repeat and rules.stops_on_repeat and root.cause not in _FROM_OUTSIDE:
-        reason = "the same at the same place twice in a row, and no step was done: not retried without --on 'repeat: restart'"
+        reason = (
+            "no step, and the same failure at the same place twice in a row: not retried without --on 'repeat: restart'"
+        )
         return Verdict(final=_end(root, reason))
     return Verdict(is_elsewhere=root.cause == DEVICE)
 

@@ -8,7 +8,7 @@ from muster._shared.contract import LogNames, name_signal
 from muster._shared.foreign_files import read_regular
 from muster._shared.records import NO_ITEMS, record, replace
 from muster._shared.reports import Failure, OomEvidence, print_values
-from muster._shared.verdicts.causes import UNKNOWN
+from muster._shared.verdicts.causes import HOST_OOM, UNKNOWN
 from muster._shared.verdicts.policy import ELSEWHERE, STOP
 from muster.agent.diagnosis.classes import classify, find_usage_sign
 from muster.agent.diagnosis.kernel_log import KernelLog
@@ -137,9 +137,14 @@ class FailureBuilder:
         found = classify(failure, run_time_s, worker.spawn_errno, kernel)
         evidence = found.evidence
         is_killed = failure.signal == "SIGKILL" and failure.oom is None
-        if found.cause == UNKNOWN and not evidence and is_killed and self._oom.counts_kills:
-            evidence = _NOT_MEMORY
+        if end is not None and found.cause == UNKNOWN and not evidence and is_killed:
+            evidence = self._find_other_kill(end.ended_s) or (_NOT_MEMORY if self._oom.counts_kills else "")
         return replace(failure, cause=found.cause, evidence=evidence, early=found.early)
+
+    def _find_other_kill(self, ended_s: float) -> str:
+        """Say that the kernel has killed another process of this machine for memory shortly before."""
+        kills = [line.pid for line in self._kernel.read(ended_s - _KERNEL_S) if line.cause == HOST_OOM]
+        return f"within a minute after the kernel killed process {kills[-1]} for want of memory (OOM)" if kills else ""
 
     def _date(self, worker: FailedWorker) -> tuple[float, bool]:
         """Return how long ago the worker failed, in seconds, and whether it had got a signal of ours before."""

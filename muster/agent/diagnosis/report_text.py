@@ -88,6 +88,8 @@ def _format_failure(failure: Failure, printed_as: str | None, columns: int) -> I
             yield from _wrap("  cause     : ", describe_class(failure), columns)
         return
     end = "hung, then was stopped" if failure.hung else failure.describe_end()
+    if failure.exception and failure.signal == "SIGTERM":
+        end = "raised the exception below, and got SIGTERM before it had ended"
     yield from _wrap("  process   : ", end + (f" (pid {failure.pid})" if failure.pid else ""), columns)
     step = describe_step(failure.step, failure.total_steps, failure.optimizer_steps)
     if step is not None:

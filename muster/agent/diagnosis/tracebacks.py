@@ -13,6 +13,8 @@ _ERROR_FILE_LIMIT_BYTES = 4 << 20
 _TRACEBACK_LINES = 60
 _EXCEPTION_CHARS = 2000
 _FATAL = "Fatal Python error: "
+_UNCAUGHT = re.compile(r"^terminate called after throwing an instance of '([^']+)'\n  what\(\): +(.+)", re.MULTILINE)
+"""What libstdc++ prints of an exception of C++ that nothing has caught, before it aborts the process."""
 _TRACEBACK = "Traceback (most recent call last):"
 _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)
 """Source: torch/distributed/distributed_c10d.py, the exception hook that init_process_group installs."""
@@ -69,7 +71,10 @@ def read_stderr(text: str) -> tuple[str, str | None] | None:
     fatal = text.rfind(_FATAL)
     if fatal >= 0:
         block = _arrange_fatal(text[fatal:].rstrip().split("\n"))
-        return _shorten(block.split("\n", 1)[0]), trim_traceback(block)
+        exception, uncaught = block.split("\n", 1)[0], _UNCAUGHT.findall(text[:fatal])
+        if uncaught and exception == f"{_FATAL}Aborted":
+            exception += f" ({': '.join(uncaught[-1])})"
+        return _shorten(exception), trim_traceback(block)
     start = text.rfind(_TRACEBACK)
     return _read_traceback(text[start:]) if start >= 0 else None
 
@@ -132,7 +137,9 @@ def has_printed(tail: Iterable[str], exception: str | None, traceback: str | Non
 
 
 def _find_printed_line(exception: str, traceback: str | None) -> str:
-    """Return the first line of the exception as Python prints it; for a SyntaxError, without file and line."""
+    """Return the first line of the exception as Python prints it, without the parentheses that we have added."""
+    if exception.startswith(_FATAL):
+        return exception.partition(" (")[0]
     last = traceback.rstrip().rpartition("\n")[2] if traceback else ""
     return last if last and exception.startswith(f"{last} (") else exception.splitlines()[0]
 
@@ -250,7 +257,7 @@ def _clean_block(block: list[str]) -> list[str]:
     frames = lines[len(head) :]
     while frames and any(f'{name}"' in frames[0] for name in _FORMATTING):
         del frames[0]
-    return [*head, *frames] if frames else []
+    return [*head, *frames] if any(line.strip() != "Garbage-collecting" for line in frames) else []
 
 
 def _drop_own_frames(lines: list[str]) -> list[str]:

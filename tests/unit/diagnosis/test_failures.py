@@ -13,11 +13,11 @@ from doubles.samples import make_round
 from muster._shared.contract import describe_end, describe_exit_code, name_signal
 from muster._shared.reports import Failure, OomEvidence, Report
 from muster.agent.diagnosis.failures import FailedWorker, FailureBuilder, read_crash
-from muster.agent.diagnosis.kernel_log import KernelLog
+from muster.agent.diagnosis.kernel_log import KernelLine, KernelLog
 from muster.agent.diagnosis.report_files import build_torch_error
 from muster.agent.diagnosis.report_text import format_report
 from muster.agent.diagnosis.root_cause import describe_failure
-from muster.agent.diagnosis.tracebacks import read_error_file, read_stderr, trim_traceback
+from muster.agent.diagnosis.tracebacks import has_printed, read_error_file, read_stderr, trim_traceback
 from muster.agent.logs import WorkerStreams
 from muster.agent.runtime.loop import SystemClock
 from muster.agent.workers.pool import LiveWorker, WorkerEnd
@@ -61,6 +61,16 @@ def make_streams(error_file: str | None = None, stack_file: str | None = None) -
     )
 
 
+class FakeKernelLog:
+    """It has one line, of some time."""
+
+    def __init__(self, at_s: float, line: KernelLine) -> None:
+        self.at_s, self.line = at_s, line
+
+    def read(self, since_s: float) -> tuple[KernelLine, ...]:
+        return (self.line,) if self.at_s >= since_s else ()
+
+
 def make_failure(
     *,
     code: int | None = 1,
@@ -68,6 +78,7 @@ def make_failure(
     signalled_s: float | None = None,
     oom: OomEvidence | None = None,
     counts_kills: bool = True,
+    kernel: tuple[float, KernelLine] | None = None,
     **changes: Any,
 ) -> Failure:
     """Build the failure of local rank 2, whose process ended half a second ago; `code` None: there was none."""
@@ -75,7 +86,8 @@ def make_failure(
     end = None if code is None else WorkerEnd(worker=worker, code=code, ended_s=99.5, signalled_s=signalled_s)
     watch = FakeOomWatch(oom)
     watch.counts_kills = counts_kills
-    builder = FailureBuilder(host="h", clock=FixedClock(), oom=watch, kernel=KernelLog("/none"))  # type: ignore[arg-type]
+    log = KernelLog("/none") if kernel is None else FakeKernelLog(*kernel)
+    builder = FailureBuilder(host="h", clock=FixedClock(), oom=watch, kernel=log)  # type: ignore[arg-type]
     return builder.build(FailedWorker(**{"round": ROUND, "local_rank": 2, "end": end, **changes}))
 
 
@@ -119,6 +131,23 @@ def test_pythons_own_output_about_its_end() -> None:
     torch = "".join(f"[rank2]: {line}\n" for line in TRACEBACK.splitlines())
     assert read_stderr(f"noise\n{torch}[rank2]:[W] more\n") == ("NameError: name", TRACEBACK)
     assert read_stderr("nothing of the kind\n") is None
+
+
+def test_an_exception_of_cpp_that_nothing_has_caught_is_named() -> None:
+    """The report said "Fatal Python error: Aborted", and no more."""
+    fatal = 'Fatal Python error: Aborted\n\nThread 0x1 (most recent call first):\n  File "m.py", line 3 in step'
+    thrown = (
+        "terminate called after throwing an instance of 'gloo::EnforceNotMet'\n  what():  [enforce fail] 12 vs 4.\n"
+    )
+    exception = "Fatal Python error: Aborted (gloo::EnforceNotMet: [enforce fail] 12 vs 4.)"
+    assert read_stderr(f"noise\n{thrown}{fatal}\n") == (exception, fatal)
+    assert has_printed([*thrown.splitlines(), *fatal.splitlines()], exception, fatal)
+    other = fatal.replace("Aborted", "Segmentation fault")
+    assert read_stderr(f"{thrown}{other}\n") == ("Fatal Python error: Segmentation fault", other)
+    assert make_failure(code=-6, stderr_text=f"{thrown}{fatal}\n").cause == "crash"
+
+
+def test_pythons_own_output_that_is_cut() -> None:
     assert read_stderr("Traceback (most recent call last):\n  cut") is None
 
 
@@ -290,6 +319,11 @@ def test_a_sigkill_that_the_kernel_does_not_explain_says_what_was_ruled_out() ->
     killed = make_failure(code=-9)
     assert (killed.cause, killed.evidence) == ("unknown", "a process sent SIGKILL: this cgroup counts no OOM kill")
     assert make_failure(code=-9, counts_kills=False).evidence == ""
+    lately = KernelLine(cause="host-oom", text="kernel: ...", pid=77)
+    for counts_kills in (True, False):
+        found = make_failure(code=-9, counts_kills=counts_kills, kernel=(98.0, lately), run_time_s=0.1)
+        assert "killed process 77 for want of memory (OOM)" in found.evidence
+    assert "77" not in make_failure(code=-9, kernel=(30.0, lately)).evidence
     assert make_failure(code=-9, oom=OomEvidence(certain=False)).evidence == ""
     assert make_failure(code=3).evidence == ""
 

@@ -154,6 +154,10 @@ def test_stacks_are_shown_without_what_explains_nothing() -> None:
 Thread 0x00007f (most recent call first):
   <no Python frame>
 
+Thread 0x00006f (most recent call first):
+  Garbage-collecting
+  File "/x/muster/agent/workers/program.py", line 3 in run
+
 Thread 0x00008f (most recent call first):
   File "/lib/python3.11/linecache.py", line 90 in updatecache
   File "/x/muster/agent/workers/program.py", line 3 in run

@@ -73,7 +73,8 @@ def merge_nodes(
         )
     members = {each.group_rank: each for each in job.members if each.group_rank is not None}
     lost = {rank: each for rank, each in before.items() if rank not in members}
-    spare = [each for each in job.members if each.group_rank is None]
+    has_round = bool(members or lost)  # until the first one, nodes only wait for it
+    spare = [each for each in job.members if each.group_rank is None and has_round]
     chosen = _choose(members, lost, LISTED_NODES)
     nodes: list[NodeStatus] = []
     told: dict[int | None, NodeSummary] = {}

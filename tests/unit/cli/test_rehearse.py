@@ -212,6 +212,15 @@ def test_a_script_that_never_computes_the_same_twice_is_not_comparable() -> None
     assert (row.verdict, row.result) == (Verdict.SURVIVED, "not comparable: two undisturbed runs differ, too")
 
 
+def test_steps_of_the_optimizer_count_from_each_start_and_say_nothing_of_the_end() -> None:
+    """A run that resumed at step 60 and finished was "not comparable: the run was ended at step 40"."""
+    undisturbed = replace(UNDISTURBED, digests={"last.pt": "1"}, is_counted=False)
+    resumed = build_result(done=40, is_counted=False, digests={"last.pt": "1"})
+    assert judge(resumed, undisturbed, is_repeatable=None).result == "equal"
+    ended = judge(build_result(done=40), UNDISTURBED, is_repeatable=None)
+    assert ended.result == "not comparable: the run was ended at step 40"
+
+
 def test_files_are_compared() -> None:
     undisturbed = replace(UNDISTURBED, digests={"ckpt/last.pt": "1"})
     row = judge(build_result(digests={"ckpt/last.pt": "2"}), undisturbed, is_repeatable=True)

@@ -284,6 +284,15 @@ def test_a_node_that_is_lost_is_named_until_the_next_round(tmp_path: Path) -> No
     assert (status.nodes_running, status.nodes_lost, status.nodes_spare) == (2, 1, 1)
 
 
+def test_nodes_that_wait_for_the_first_round_are_not_spare(tmp_path: Path) -> None:
+    """A job without spare nodes said "1 spare" while it started."""
+    node = make_nodes(tmp_path, 1)[0]
+    assert node.leader is not None
+    node.leader.present = [None, None]
+    status = node.look(2.0)
+    assert (status.nodes_spare, [each.state.value for each in status.nodes]) == (0, [])
+
+
 @pytest.mark.parametrize("is_late", [False, True])
 def test_nodes_that_leave_after_the_end_are_not_lost(is_late: bool, tmp_path: Path) -> None:
     nodes = make_nodes(tmp_path, 3)

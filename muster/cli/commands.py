@@ -8,7 +8,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from muster import __version__
 from muster._shared.control import ControlError, ExitCode
@@ -18,6 +18,7 @@ _AGE = re.compile(r"(\d+(?:\.\d+)?)([smhdw])", re.ASCII)
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _MOST_LIMIT_S = 86400.0
 _MOST_MINUTES = 10080.0
+_TORCHX_COMMANDS = ("cancel", "describe", "runopts", "builtins", "configure", "tracker")
 
 REQUESTS: Mapping[str, str] = {
     "stop": "let all ranks save and stop at one step, and end the job",
@@ -116,12 +117,27 @@ def _run(argv: Sequence[str] | None) -> int:
 
 def _parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
     """Do as `parse_args`, but what a command does not know is refused with the usage of that command."""
-    args, unknown = parser.parse_known_args(order_exec_words(sys.argv[1:] if argv is None else argv))
-    if unknown:
-        from muster.cli.completion import list_commands
+    from muster.cli.completion import list_commands
 
-        list_commands(parser)[args.command].error(f"unrecognized arguments: {' '.join(unknown)}")
+    words = order_exec_words(sys.argv[1:] if argv is None else argv)
+    commands = list_commands(parser)
+    if words and not words[0].startswith("-") and words[0] not in commands:
+        parser.exit(ExitCode.USAGE, f"muster: {_refuse_command(words[0], commands)}\n")
+    args, unknown = parser.parse_known_args(words)
+    if unknown:
+        commands[args.command].error(f"unrecognized arguments: {' '.join(unknown)}")
     return args
+
+
+def _refuse_command(word: str, commands: Iterable[str]) -> str:
+    import difflib
+
+    near = difflib.get_close_matches(word, commands, 1)
+    if word in _TORCHX_COMMANDS:
+        hint = f"`torchx {word}` is one" + ("; `muster stop` lets the ranks save first" if word == "cancel" else "")
+    else:
+        hint = f"did you mean {near[0]!r}?" if near else "`muster --help` lists them"
+    return f"there is no command {word!r}: {hint}"
 
 
 def order_exec_words(argv: Sequence[str]) -> list[str]:

@@ -3,7 +3,7 @@
     python benchmarks/heal.py [--count N] [--skip-torchrun]
 
 torchrun is measured where it recovers at all. Where it does not (its launcher waits for a collective to time out, or
-ends the job), the sample fails after LIMIT_S; `--skip-torchrun` omits it.
+ends the job), the sample fails after LIMIT_S or LOSS_LIMIT_S; `--skip-torchrun` omits it.
 """
 
 import os
@@ -20,6 +20,8 @@ from _launching import MUSTER, MUSTER_COLD, TORCHRUN, Command
 from _sampling import build_parser, sample_in_turn, show
 
 LIMIT_S = 40.0
+LOSS_LIMIT_S = 150.0
+"""After the loss of a node."""
 
 REDUCE = """
 import json, os, time
@@ -100,7 +102,7 @@ def kill_node(node: subprocess.Popen[bytes]) -> float:
     return at_s
 
 
-def measure_loss(launcher: Command, folder: Path, victim: int) -> float:
+def measure_loss(launcher: Command, folder: Path, victim: int, limit_s: float = LIMIT_S) -> float:
     """Kill one of two nodes (`--nnodes 1:2`); measure until the survivor's next all-reduce."""
     job = Job(launcher, folder, "1:2")
     try:
@@ -109,7 +111,7 @@ def measure_loss(launcher: Command, folder: Path, victim: int) -> float:
         job.add_node()
         job.wait_reduce(2, 0.0)
         at_s = kill_node(job.nodes[victim])
-        return job.wait_reduce(1, at_s) - at_s
+        return job.wait_reduce(1, at_s, limit_s) - at_s
     finally:
         job.close()
 
@@ -168,7 +170,7 @@ def measure_import() -> float:
 
 def main(count: int, *, with_torchrun: bool) -> None:
     rows: dict[str, Callable[[Command, Path], float]] = {
-        "a node is killed, until the survivor's next all-reduce": lambda c, f: measure_loss(c, f, 1),
+        "a node is killed, until the survivor's next all-reduce": lambda c, f: measure_loss(c, f, 1, LOSS_LIMIT_S),
         "the leader is killed, until the survivor's next all-reduce": lambda c, f: measure_loss(c, f, 0),
         "a node joins, from its start to the common all-reduce": measure_join,
         "a node joins, how long the others stand still": measure_pause,

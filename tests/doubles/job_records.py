@@ -135,3 +135,18 @@ class Job:
 
     def list_files(self) -> list[tuple[str, bytes]]:
         return [(f"node{agent.index}", agent.print_lines()) for agent in self.agents]
+
+
+def make_week(nodes: int = 64, restarts: int = 500) -> Job:
+    """Records of a week: a restart every 20 minutes, steps each minute."""
+    job = Job(count=nodes, nproc=8, step_s=10.0)
+    period_s = 7 * 86400 / restarts
+    for attempt in range(restarts):
+        job.start(after_s=20.0, attempt=attempt, start_s=30.0)
+        for index, agent in enumerate(job.agents):  # no two nodes are quite alike
+            for line in agent.lines[-2:]:
+                line["monotonic_s"] += (index * 7 + attempt) % 13 / 20
+        job.step(job.done + int((period_s - 60) / 10), each=6)
+        job.fail(f"rank {attempt % 512} exited with code 1", stop_s=5.0)
+    job.end(succeeded=False, reason="no restart is left")
+    return job

@@ -8,7 +8,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-from doubles.job_records import START_S, Agent, Job
+from doubles.job_records import START_S, Agent, Job, make_week
 from event_checks import SCHEMA, find_errors
 from hypothesis import given
 from hypothesis import strategies as st
@@ -463,21 +463,6 @@ def test_rows_that_are_alike_are_one_and_bars_are_those_of_the_story() -> None:
         assert (at + gap) / 1000 == pytest.approx(bar.start_s - story.start_s, abs=0.001)
         at += gap + length
         assert (phase, round_number) == (bar.phase, bar.round)
-
-
-def make_week(nodes: int = 64, restarts: int = 500) -> Job:
-    """Records of a week: a restart every 20 minutes, steps each minute."""
-    job = Job(count=nodes, nproc=8, step_s=10.0)
-    period_s = 7 * 86400 / restarts
-    for attempt in range(restarts):
-        job.start(after_s=20.0, attempt=attempt, start_s=30.0)
-        for index, agent in enumerate(job.agents):  # no two nodes are quite alike
-            for line in agent.lines[-2:]:
-                line["monotonic_s"] += (index * 7 + attempt) % 13 / 20
-        job.step(job.done + int((period_s - 60) / 10), each=6)
-        job.fail(f"rank {attempt % 512} exited with code 1", stop_s=5.0)
-    job.end(succeeded=False, reason="no restart is left")
-    return job
 
 
 @pytest.mark.long

@@ -69,7 +69,7 @@ def ddp(
         image: container image of the nodes (e.g. docker)
         name: {experiment}/{run}, {experiment}/, /{run} or {run}; the run defaults to the script's or module's name
         h: a named resource of the node (e.g. -h aws_p4d.24xlarge, with 8 GPUs); takes precedence over cpu, gpu, memMB
-        cpu: number of CPUs per node (0 means 2)
+        cpu: number of CPUs per node; if it is not given, one for each process and at least 2 (0 means 2)
         gpu: number of GPUs per node (e.g. --gpu 8 -j 2x8: 2 nodes, 8 GPUs and 8 processes each)
         memMB: memory per node in MB, which is also the limit; without it and h there is no limit, and the shown default
             has no effect
@@ -201,7 +201,7 @@ def torchrun(
         image: container image of the nodes (e.g. docker)
         name: {experiment}/{run}, {experiment}/, /{run} or {run}; the run defaults to the script's or module's name
         h: a named resource of the node (e.g. -h aws_p4d.24xlarge, with 8 GPUs); takes precedence over cpu, gpu, memMB
-        cpu: number of CPUs per node (0 means 2)
+        cpu: number of CPUs per node; if it is not given, one for each process and at least 2 (0 means 2)
         gpu: number of GPUs per node (e.g. --gpu 8 -j 2x8: 2 nodes, 8 GPUs and 8 processes each)
         memMB: memory per node in MB, which is also the limit; without it and h there is no limit, and the shown default
             has no effect

@@ -256,7 +256,7 @@ class _Log:
             sys.stdout.write(line if line.endswith("\n") else f"{line}\n")
 
     def _print_from_console(self, role: str, rank: int) -> None:
-        say(f"the files of rank {rank} cannot be read: these are its lines in the output of its node")
+        say(f"the files of rank {rank} are gone or out of reach; these are its lines in the output of its node")
         seen = False
         for replica in self._list_replicas():
             if replica[0] != role:

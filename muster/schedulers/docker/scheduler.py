@@ -45,7 +45,13 @@ from muster.schedulers.interrupts import raise_dropped_interrupts
 from muster.schedulers.runner.app_codec import dump_app
 from muster.schedulers.runner.option_parsing import StrictOpts
 from muster.schedulers.runner.option_records import declare_options, parse_options
-from muster.schedulers.runner.roles import build_role_plan, describe_missing_script, get_workspace_path, share_workspace
+from muster.schedulers.runner.roles import (
+    build_role_plan,
+    describe_missing_script,
+    describe_unsent_scripts,
+    get_workspace_path,
+    share_workspace,
+)
 from muster.schedulers.runner.shown.live_lines import draws_bars
 from muster.schedulers.supervision import asking, client
 from muster.schedulers.supervision.app_folder import AppFolder, AppSpec, ProcessId, StateError
@@ -123,10 +129,7 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
         with _translate_errors():
             key = self._workspaces.pack(path, find_state_dir(os.environ))
             left_out = describe_left_out(path)
-        missing = describe_missing_script(role, path)
-        if missing and missing not in self._described:
-            self._described.add(missing)
-            _print_progress(missing)
+        self._print_once(describe_missing_script(role, path))
         role.metadata[WORKSPACE_KEY] = key
         if os.path.exists(os.path.join(path, DOCKERFILE)):
             self._with_dockerfile.add(key)
@@ -135,9 +138,16 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
             for line in left_out:
                 _print_progress(line)
 
+    def _print_once(self, text: str) -> None:
+        if text and text not in self._described:
+            self._described.add(text)
+            _print_progress(text)
+
     def _submit_dryrun(self, app: AppDef, cfg: Mapping[str, Any]) -> AppDryRunInfo:
         options = parse_options(DockerOptions, self._run_opts(), cfg)
         app = share_workspace(app, WORKSPACE_KEY)
+        for line in describe_unsent_scripts(app, WORKSPACE_KEY):
+            self._print_once(line)
         builds = any(role.metadata.get(WORKSPACE_KEY) in self._with_dockerfile for role in app.roles)
         if builds and options.image_repo is None:
             options = replace(options, image_repo=_LOCAL_IMAGES)

@@ -25,7 +25,13 @@ from muster.schedulers.kubernetes.names import NAME_LIMIT, compute_app_limit, la
 from muster.schedulers.kubernetes.options import Options, declare_options, parse_options
 from muster.schedulers.naming import build_app_name, make_suffix
 from muster.schedulers.runner.option_parsing import StrictOpts
-from muster.schedulers.runner.roles import BASE_IMAGE_KEY, describe_missing_script, get_workspace_path, share_workspace
+from muster.schedulers.runner.roles import (
+    BASE_IMAGE_KEY,
+    describe_missing_script,
+    describe_unsent_scripts,
+    get_workspace_path,
+    share_workspace,
+)
 from muster.schedulers.supervision.registry import find_state_dir, record_last_remote
 from muster.schedulers.workspace.packing import DOCKERFILE, BundleError, describe_left_out
 
@@ -120,6 +126,9 @@ class KubernetesScheduler(PluginScheduler, WorkspaceMixin):  # type: ignore[misc
         images: Mapping[str, Any] = {}
         if options.image_repo:
             app, images = _plan_images(app, cfg)
+        else:
+            for line in describe_unsent_scripts(app, WORKSPACE_KEY):
+                self._print_once(line)
         name = _build_name(app, options)
         request = build_request(
             app,

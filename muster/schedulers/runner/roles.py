@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -88,8 +88,8 @@ def describe_missing_script(role: Role, path: str) -> str:
     """
     import difflib  # most commands pack nothing
 
-    kind, target = (find_program(role.args) if is_agent_role(role) else None) or ("", "")
-    if kind != "script" or os.path.isabs(target) or "$" in target:
+    target = _find_relative_script(role)
+    if not target:
         return ""
     inside = os.path.normpath(target)
     folder, name = os.path.split(inside)
@@ -102,6 +102,27 @@ def describe_missing_script(role: Role, path: str) -> str:
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.7)
     hint = f" (did you mean {os.path.join(folder, close[0])}?)" if close else ""
     return f"{target} is not in the workspace; the image must have it{hint}"
+
+
+def describe_unsent_scripts(app: AppDef, key: str) -> Iterator[str]:
+    """Say of agent roles without a workspace that their script, which lies here, is not sent.
+
+    A program that builds the app in Python has no workspace unless it gives one, and its image may have the script.
+
+    Args:
+        app: of TorchX, with its macros.
+        key: of the workspace in `Role.metadata`.
+    """
+    for role in app.roles:
+        target = _find_relative_script(role)
+        if target and key not in role.metadata and os.path.isfile(target):
+            yield f"{target} of this folder is not sent, because the job has no workspace: the image must have it"
+
+
+def _find_relative_script(role: Role) -> str:
+    """Return the path of an agent role's script in its workspace or image; "" if there is none, or it is not known."""
+    kind, target = (find_program(role.args) if is_agent_role(role) else None) or ("", "")
+    return "" if kind != "script" or os.path.isabs(target) or "$" in target else target
 
 
 def check_roles(app: AppDef) -> None:

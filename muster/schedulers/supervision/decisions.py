@@ -209,7 +209,7 @@ def _handle_failure(role: SupervisedRole, state: SupervisedApp, event: ReplicaEn
     left = _count_good(state, role.name) - 1
     if left < role.needed:
         state = _set_status(state, event.replica, ReplicaStatus.FAILED, event.exit_code)
-        needs = f"; {left} of at least {role.needed} replicas left" if role.min_replicas is not None else ""
+        needs = f"; it needs {role.needed} replicas and has {left}" if role.min_replicas is not None else ""
         return _end(state, Outcome.FAILED, f"{what}; {why}{needs}")
     state = replace(state, reason=f"{what}; {why}; going on with {left} replicas (at least {role.needed} needed)")
     return _advance(_set_status(state, event.replica, ReplicaStatus.LOST, event.exit_code))

@@ -210,7 +210,7 @@ class TestRetries:
         os.kill(second, signal.SIGKILL)
         response = wait(scheduler, app_id)
         assert response.state.name == "FAILED"
-        assert "r/1 was ended by SIGKILL; no retries (max_retries is 0); 1 of at least 2 replicas left" in response.msg
+        assert "r/1 was ended by SIGKILL; no retries (max_retries is 0); it needs 2 replicas and has 1" in response.msg
         assert not os.path.exists(f"/proc/{third}")
 
 

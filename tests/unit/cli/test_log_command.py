@@ -176,7 +176,9 @@ def test_the_root_cause_of_the_report(log, is_file):
 def test_where_no_file_can_be_read_the_lines_come_from_the_nodes_output(log):
     code, out, err = log(Apps(), "--rank", "2")
     assert (code, out) == (0, "two\n")
-    assert err == "muster: the files of rank 2 cannot be read: these are its lines in the output of its node\n"
+    assert (
+        err == "muster: the files of rank 2 are gone or out of reach; these are its lines in the output of its node\n"
+    )
     assert log(Apps(), "--rank", "3", "-f", "--grep", "t")[1] == "t/1 three\n"
 
 
@@ -194,7 +196,7 @@ def test_a_read_that_failed_is_a_line_with_its_reason(log):
     assert (code, out) == (0, "two\n")
     assert err.splitlines() == [
         "muster: events.jsonl of node 0 cannot be read: the engine does not answer",
-        "muster: the files of rank 2 cannot be read: these are its lines in the output of its node",
+        "muster: the files of rank 2 are gone or out of reach; these are its lines in the output of its node",
     ]
 
 

@@ -59,3 +59,26 @@ def test_docker_and_kubernetes_say_it_once(create, workspace, monkeypatch, tmp_p
     finally:
         scheduler.close()
     assert capsys.readouterr().err.count("mainn.py is not in the workspace; the image must have it") == 1
+
+
+def submit_dry(create):
+    scheduler = create("torchx")
+    try:
+        scheduler.submit_dryrun(dist.ddp(script="main.py", j="1x1", image="i"), {})
+    finally:
+        scheduler.close()
+
+
+@pytest.mark.parametrize("create", [create_docker, create_kubernetes])
+def test_a_script_of_this_folder_without_a_workspace_is_not_sent_and_named(
+    create, workspace, monkeypatch, tmp_path, capsys
+):
+    """A program submitted the job, and its containers found no script."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path.parent / "state"))
+    monkeypatch.chdir(workspace)
+    said = "main.py of this folder is not sent, because the job has no workspace: the image must have it"
+    submit_dry(create)
+    assert capsys.readouterr().err.count(said) == 1
+    (workspace / "main.py").unlink()
+    submit_dry(create)
+    assert said not in capsys.readouterr().err

@@ -181,7 +181,7 @@ class TestMinReplicas:
         app.end("trainer/2", 137)
         assert app.end("trainer/1", 137) == ["stop trainer/0"]
         assert app.end("trainer/0", 143) == ["finish FAILED"]
-        assert "1 of at least 2 replicas left" in app.state.reason
+        assert "it needs 2 replicas and has 1" in app.state.reason
 
     def test_retries_come_first(self):
         app = App(agents(3, min_replicas=1, max_retries=1))

@@ -1,4 +1,4 @@
-"""Writes the reference pages that are generated: a Sphinx extension, run before the pages are read.
+"""Writes the reference pages that are generated: `python docs/reference_pages.py`, and as a Sphinx extension.
 
 Flags come from the agent's flag table, scheduler options from the adapters' records, components from the signatures and
 docstrings of `dist.py`, events, exit codes and variables from the texts beside their names. Nothing is copied, so
@@ -59,9 +59,8 @@ def mark_code(app: Any, what: str, name: str, thing: Any, options: Any, lines: l
                 lines[index:index] = [".. code-block:: python", ""]
 
 
-def write_pages(folder: Path) -> None:
-    """Write all generated pages; a page that has not changed is not written."""
-    folder.mkdir(exist_ok=True)
+def build_pages() -> dict[str, str]:
+    """Build all pages, by name."""
     pages = {
         "flags": build_flags(),
         "options": build_options(),
@@ -72,10 +71,16 @@ def write_pages(folder: Path) -> None:
         "preflight": build_preflight(),
         "adapter": build_adapter(),
     }
-    for name, text in pages.items():
+    return {name: NOTE + text for name, text in pages.items()}
+
+
+def write_pages(folder: Path) -> None:
+    """Write all generated pages; a page that has not changed is not written."""
+    folder.mkdir(exist_ok=True)
+    for name, text in build_pages().items():
         path = folder / f"{name}.md"
-        if not path.exists() or path.read_text() != NOTE + text:
-            path.write_text(NOTE + text)
+        if not path.exists() or path.read_text() != text:
+            path.write_text(text)
 
 
 def build_flags() -> str:
@@ -279,3 +284,7 @@ def _escape(text: str) -> str:
     for index in range(0, len(parts), 2):
         parts[index] = re.sub(r"([\\*_<>\[\]{}])", r"\\\1", parts[index])
     return "`".join(parts)
+
+
+if __name__ == "__main__":
+    write_pages(Path(__file__).resolve().parent / FOLDER)

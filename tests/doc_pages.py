@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 MARKS = ("needs-gpu", "needs-cluster")
 FOLDERS = ("muster", "docs", "examples", "benchmarks", ".ci", ".github")
 """What a copy of the repository has, beside the files at its top; other tests may be writing beside these."""
-LEFT_OUT = shutil.ignore_patterns("__pycache__", "reference")
+LEFT_OUT = shutil.ignore_patterns("__pycache__")
 RUNNABLE = ("bash", "python", "ini", "yaml")
 DRAWINGS = ("", "text")
 

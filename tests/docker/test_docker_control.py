@@ -73,7 +73,7 @@ def test_the_line_and_the_output_of_a_rank(apps):
     app_id, handle, role = start(apps)
     listed = muster("list", "-s", "docker")
     assert re.search(
-        rf"^docker://torchx/{app_id} .* RUNNING: attempt 0, 0 restarts left; 2 of 2 nodes run; ",
+        rf"^docker://torchx/{app_id} .* RUNNING: attempt 0, no restarts allowed; 2 of 2 nodes run; ",
         listed.stdout,
         re.MULTILINE,
     )

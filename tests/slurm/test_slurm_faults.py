@@ -31,7 +31,7 @@ def test_the_line_and_the_output_of_a_rank(slurm, tmp_path, capsys):
     handle = f"slurm://test/{job.app_id}"
     wait_until(lambda: " step " in read_shell(capsys, "list", "-s", "slurm"), "steps in the list")
     (listed,) = (each for each in read_shell(capsys, "list", "-s", "slurm").splitlines() if job.app_id in each)
-    told = f"RUNNING: Slurm job {job.find_job()[0]}; attempt 0, 0 restarts left; 2 of 2 nodes run; step "
+    told = f"RUNNING: Slurm job {job.find_job()[0]}; attempt 0, no restarts allowed; 2 of 2 nodes run; step "
     assert f" {told}" in listed
     assert told in read_shell(capsys, "status", handle)
     assert read_shell(capsys, "log", handle, "--rank", "1", "--grep", "begins").startswith(

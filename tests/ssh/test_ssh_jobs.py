@@ -155,8 +155,8 @@ def test_the_line_and_the_output_of_a_rank(scheduler, cfg, capsys):
     handle = f"ssh://test/{app_id}"
     wait_until(lambda: " step " in read_shell(capsys, "list", "-s", "ssh"), what="steps in the list", timeout_s=LIMIT_S)
     assert f"ssh://torchx/{app_id}" in (listed := read_shell(capsys, "list", "-s", "ssh"))
-    assert "RUNNING: attempt 0, 0 restarts left; 2 of 2 nodes run; step " in listed
-    assert "RUNNING: attempt 0, 0 restarts left; 2 of 2 nodes run; step " in read_shell(capsys, "status", handle)
+    assert "RUNNING: attempt 0, no restarts allowed; 2 of 2 nodes run; step " in listed
+    assert "RUNNING: attempt 0, no restarts allowed; 2 of 2 nodes run; step " in read_shell(capsys, "status", handle)
     code = main(["log", handle, "--rank", "1"])
     out, err = capsys.readouterr()
     assert (code, out) == (0, "rank 1 of 2 counts\n"), err

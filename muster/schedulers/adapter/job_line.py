@@ -159,6 +159,7 @@ def _list_attempts(jobs: Mapping[str, JobFacts]) -> Iterator[str]:
     texts = {}
     for role, job in jobs.items():
         left = "" if job.restarts_left is None else f"{job.restarts_left} restart{'s'[: job.restarts_left != 1]} left"
+        left = "no restarts allowed" if job.attempt == job.restarts_left == 0 else left
         texts[role] = ", ".join(filter(None, (f"attempt {job.attempt}" if job.attempt or left else "", left)))
     return _name_roles(texts)
 

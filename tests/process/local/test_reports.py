@@ -169,7 +169,7 @@ def test_the_status_of_a_job_that_goes_on_tells_of_its_hang_as_long_as_it_lasts(
         r"the job hangs: no collective and no step for \d+ s \(--hang-timeout\); rank 1 \(node 1, .+\) did not enter "
         r"all_reduce #2 of default_pg \(4 x float32\); rank 0 has waited in it for \d+ s; last seen at train.py:\d+ "
         r"\(reported at 20\d\d-\d\d-\d\d \d\d:\d\d:\d\d UTC\); `muster stacks` prints all stacks, `muster stop` "
-        r"ends the job; attempt 0, 0 restarts left; 2 of 2 nodes run; since \d\d:\d\d",
+        r"ends the job; attempt 0, no restarts allowed; 2 of 2 nodes run; since \d\d:\d\d",
         told,
     ), told
     assert "did not enter all_reduce #2 of default_pg" in show_status(app_id)

@@ -26,6 +26,12 @@ def pages():
     return module
 
 
+def test_the_pages_in_the_repository_are_those_that_the_code_gives(pages):
+    """A checkout and GitHub show them; `python docs/reference_pages.py` writes them."""
+    for name, text in pages.build_pages().items():
+        assert (ROOT / f"docs/reference/{name}.md").read_text() == text, name
+
+
 def test_every_flag_has_its_place(pages):
     text = pages.build_flags()
     for flag in FLAGS:

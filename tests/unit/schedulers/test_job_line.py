@@ -49,7 +49,7 @@ def test_a_response_of_torchx_is_told_as_it_is():
     ("job", "words"),
     [
         (JobFacts(), ""),
-        (JobFacts(restarts_left=0), "attempt 0, 0 restarts left; "),
+        (JobFacts(restarts_left=0), "attempt 0, no restarts allowed; "),
         (JobFacts(restarts_left=1), "attempt 0, 1 restart left; "),
         (JobFacts(attempt=3), "attempt 3; "),
     ],

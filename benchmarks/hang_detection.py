@@ -26,7 +26,7 @@ ROWS = {
     "skips": "entered barrier #6 of default_pg",
     "other": "entered broadcast #6 of default_pg",
     "size": "entered all_reduce #6 of default_pg (0 x float32)",
-    "leaves": "rank 1 has ended",
+    "leaves": "has ended; rank 0 has waited",
     "spins": ABSENT,
     "native": ABSENT,
     "init": "did not call init_process_group",

@@ -22,7 +22,7 @@ SENTENCE = ("Starts, supervises and heals", "distributed PyTorch jobs")
 ROWS = (
     ("a worker crashes, until the next all-reduce", "from a crash to the next all-reduce"),
     ("first line of a script", "until the first line of a script"),
-    ("launcher's memory per node", "memory of the launcher per node"),
+    ("4 workers with torch, whole tree", "memory of 4 workers and launcher"),
 )
 """How a row of `figures.md` begins, and what the card calls it."""
 

@@ -85,7 +85,7 @@ def _list_recoveries(status: JobStatus) -> list[str]:
 
 
 def _describe_recovery(recovery: Recovery) -> str:
-    cost = "not over" if recovery.cost_s is None else f"cost {format_duration(recovery.cost_s)}"
+    cost = "not completed" if recovery.cost_s is None else f"cost {format_duration(recovery.cost_s)}"
     if recovery.snapshot_step is not None:
         cost += f", continued at step {recovery.snapshot_step:,} from memory"
         again = recovery.repeated_steps

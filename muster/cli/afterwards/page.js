@@ -419,7 +419,7 @@ const recoveries = document.getElementById("recoveries");
 if (data.recoveries.length) {
   addTable(recoveries, ["at", "cost", "parts", "cause"], data.recoveries, (row, {t, cost, parts, cause}) => {
     add(row, "td", show(t), "time");
-    add(row, "td", cost === null ? "not over" : show(cost * 1000), "number");
+    add(row, "td", cost === null ? "not completed" : show(cost * 1000), "number");
     const cell = add(row, "td");
     addBar(add(cell, "div", undefined, "parts"), parts);
     add(cell, "div", parts.map(([name, seconds]) => `${name} ${show(seconds * 1000)}`).join(", "), "legend");

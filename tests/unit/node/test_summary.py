@@ -64,7 +64,7 @@ def test_steps_goodput_recoveries_and_the_slow_rank() -> None:
     assert format_summary(status) == [
         "1000 of 1000 steps; goodput 93 %; lost: 12 s in steps that were done again, 4.1 s until the first step",
         "recovery, cost 4.2 s: rank 3 on b exited with code 1",
-        "recovery, not over: node 1 was lost",
+        "recovery, not completed: node 1 was lost",
         "rank 3 on b is 0.21 s late at each step (34 % of it)",
     ]
 

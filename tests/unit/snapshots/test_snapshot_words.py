@@ -27,10 +27,10 @@ def describe_recovery(snapshot_step, done):
 def test_the_summary_says_where_the_ranks_continued_and_how_many_steps_they_repeated():
     cause = ": rank 1 was ended by SIGKILL"
     assert describe_recovery(4312, 4314) == (
-        "recovery, not over, continued at step 4,312 from memory, 1 step repeated" + cause
+        "recovery, not completed, continued at step 4,312 from memory, 1 step repeated" + cause
     )
     assert describe_recovery(4310, 4314).endswith("step 4,310 from memory, 3 steps repeated" + cause)
-    assert describe_recovery(None, 4314) == "recovery, not over" + cause
+    assert describe_recovery(None, 4314) == "recovery, not completed" + cause
 
 
 def test_the_status_says_step_and_age_of_the_newest_snapshot():

@@ -137,7 +137,7 @@ def test_scripts_that_never_ask(apps):
         assert reason in refused.stderr, show(apps, app_id, role, refused)
     stopped = muster("stop", handle)
     assert stopped.returncode == 0, show(apps, app_id, role, stopped)
-    assert "so all replicas got SIGTERM at once" in stopped.stdout, show(apps, app_id, role, stopped)
+    assert "all replicas got SIGTERM and have ended" in stopped.stdout, show(apps, app_id, role, stopped)
     assert apps.status(app_id).state.name == "CANCELLED"
     assert len(apps.containers(app_id)) in (0, 2)  # none was started again
 

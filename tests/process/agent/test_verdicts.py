@@ -77,7 +77,7 @@ def test_what_a_scheduler_has_started_stops_when_the_same_comes_twice_without_a_
     done, text = run(tmp_path, "repeats", "--max-restarts", "9", is_managed=True)
     assert done.exit_code == 1, done.explain()
     assert "the same failure at the same place twice in a row: not retried" in text, done.explain()
-    assert "(--on 'repeat: restart')" in text, done.explain()
+    assert "--on 'repeat: restart'" in text, done.explain()
     assert "after 2 of 9 restarts" in text, done.explain()
 
 

@@ -72,7 +72,7 @@ def test_scripts_that_never_ask(tmp_path):
         assert job.describe() == "RUNNING"
         stopped = muster("stop", job.handle)
         assert stopped.code == 0, job.explain(stopped)
-        assert "never called should_stop; so all replicas got SIGTERM at once" in stopped.stdout, job.explain(stopped)
+        assert "never called should_stop, so no common step was saved; all replicas got SIGTERM" in stopped.stdout, job.explain(stopped)
         assert (job.describe(), job.count_starts()) == ("CANCELLED", [1, 1])
 
 
@@ -120,7 +120,7 @@ def test_a_rank_that_hangs_is_named(tmp_path):
         stopped = muster("stop", job.handle, "--limit", "2")
         assert stopped.code == 0, job.explain(stopped)
         assert "rank 3 is at step" in stopped.stdout, job.explain(stopped)
-        assert "so all replicas got SIGTERM at once" in stopped.stdout, job.explain(stopped)
+        assert "all replicas got SIGTERM and have ended" in stopped.stdout, job.explain(stopped)
         assert (job.describe(), job.count_starts()) == ("CANCELLED", [1, 1])
 
 

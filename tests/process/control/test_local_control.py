@@ -72,7 +72,9 @@ def test_scripts_that_never_ask(tmp_path):
         assert job.describe() == "RUNNING"
         stopped = muster("stop", job.handle)
         assert stopped.code == 0, job.explain(stopped)
-        assert "never called should_stop, so no common step was saved; all replicas got SIGTERM" in stopped.stdout, job.explain(stopped)
+        assert "never called should_stop, so no common step was saved; all replicas got SIGTERM" in stopped.stdout, (
+            job.explain(stopped)
+        )
         assert (job.describe(), job.count_starts()) == ("CANCELLED", [1, 1])
 
 

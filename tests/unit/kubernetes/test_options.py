@@ -71,6 +71,11 @@ def test_labels_and_tolerations_may_be_spelled_as_for_kubectl():
         ),
         ({"tolerations": ["gpu="]}, "tolerations: 'gpu=' has an empty value; 'gpu' tolerates every value of gpu"),
         ({"resources": "x"}, "kubernetes has no option 'resources'; it has: agent"),
+        (
+            {"node_selector": {"a": "b"}, "c": "d"},
+            "no option 'c'; as a part of 'node_selector' write c:d; it has: agent",
+        ),
+        ({"queue": "a", "c": "d"}, "kubernetes has no option 'c'; it has: agent"),
         ({"node_selector": {"a b": "c"}}, "node_selector: 'a b:c' is not a label of the form KEY:VALUE"),
         ({"labels": {"a b": "c"}}, "labels: 'a b:c' is not a label of the form KEY:VALUE"),
         ({"labels": {"cost..center/x": "c"}}, "labels: 'cost..center/x:c' is not a label of the form KEY:VALUE"),

@@ -71,7 +71,7 @@ class StrictOpts(runopts):  # type: ignore[misc]
             key = self._find(given)
             if key is None:
                 if not ignore_unknown:
-                    raise OptionError(self._explain_unknown(given, value, before), given, cfg)
+                    raise OptionError(self._explain_unknown(given, before), given, cfg)
                 resolved[given] = value
                 continue
             before = key
@@ -95,12 +95,12 @@ class StrictOpts(runopts):  # type: ignore[misc]
         snake = re.sub(r"(?<=[a-z0-9])([A-Z])", r"_\1", given).lower()  # the nightly takes camelCase too
         return snake if snake in self._declared else None
 
-    def _explain_unknown(self, given: str, value: Any, before: str) -> str:
+    def _explain_unknown(self, given: str, before: str) -> str:
         names = sorted(self._declared)
         close = difflib.get_close_matches(given.lower(), names, n=1, cutoff=_NEAR)
         hint = f"did you mean {close[0]!r}? " if close else ""
         if not close and before and self._declared[before].opt_type in _TYPES.values():
-            hint = f"as a part of {before!r} write {given}:{value}; "
+            hint = f"as a part of {before!r} write {given}:VALUE; "
         return f"{self._scheduler} has no option {given!r}; {hint}it has: {', '.join(names) or 'none'}"
 
     def _parse(self, key: str, value: Any, cfg: Mapping[str, Any]) -> Any:

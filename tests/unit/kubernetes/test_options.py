@@ -73,7 +73,7 @@ def test_labels_and_tolerations_may_be_spelled_as_for_kubectl():
         ({"resources": "x"}, "kubernetes has no option 'resources'; it has: agent"),
         (
             {"node_selector": {"a": "b"}, "c": "d"},
-            "no option 'c'; as a part of 'node_selector' write c:d; it has: agent",
+            "no option 'c'; as a part of 'node_selector' write c:VALUE; it has: agent",
         ),
         ({"queue": "a", "c": "d"}, "kubernetes has no option 'c'; it has: agent"),
         ({"node_selector": {"a b": "c"}}, "node_selector: 'a b:c' is not a label of the form KEY:VALUE"),

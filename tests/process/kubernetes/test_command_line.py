@@ -213,7 +213,7 @@ def test_a_job_by_muster_alone(cluster, muster):
     assert muster("log").stdout == "main/0 [main0|n0.r0]:node 0\nmain/1 [main0|n1.r1]:node 1\n"
     one = muster("log", handle, "--rank", "1")
     assert one.stdout == "node 1\n"
-    assert "the files of rank 1 cannot be read" in one.stderr, "no command runs in pods of the model"
+    assert "the files of rank 1 are gone or out of reach" in one.stderr, "no command runs in pods of the model"
     report = write_report("rank 0 on node 0 (h) exited with code 1", {"global_rank": 0, "exception": "KeyError: 'lr'"})
     cluster.end_pod(cluster.find_pod(name, 0), 1, report)  # FailJob: the controller deletes the other pod
     assert "KeyError: 'lr'" in muster("status", code=1).stdout

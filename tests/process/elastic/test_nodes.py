@@ -26,7 +26,9 @@ def run_nodes(scenario: str, folder: Path, *node: str) -> list[str]:
     assert outcome.exit_code == 0, outcome.explain()
     assert outcome.leftovers == (), outcome.explain()
     # the logs of a job that did not succeed stay
-    assert [*folder.glob("muster_job_*"), *folder.glob("muster_call_*"), *folder.glob("muster_result_*")] == [], outcome.explain()
+    assert [*folder.glob("muster_job_*"), *folder.glob("muster_call_*"), *folder.glob("muster_result_*")] == [], (
+        outcome.explain()
+    )
     print(outcome.explain())
     return outcome.stdout.splitlines()
 

@@ -256,7 +256,7 @@ def read_figures(text: str) -> dict[str, tuple[str, str]]:
 
 def draw_plot(title: str, rows: Sequence[tuple[str, str]], figures: dict[str, tuple[str, str]]) -> str:
     """Draw medians as dots and ranges as lines, on a logarithmic axis; what has no number is written out."""
-    left, right, least, most = 214.0, 670.0, 0.02, 20.0
+    left, right, least, most = 214.0, 670.0, 0.02, 60.0
     sketch = Sketch(title, "", width=WIDTH)
 
     def place(seconds: float) -> float:

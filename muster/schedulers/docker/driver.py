@@ -10,7 +10,6 @@ replicas' state, and the rules of its lock are in one place.
 """
 
 import threading
-import time
 import traceback
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -155,8 +154,7 @@ class DockerDriver:
 
     def close(self, *, succeeded: bool) -> None:
         """See `ReplicaDriver`: removes containers by the `keep` option, all else in any case."""
-        while self._outside_stops.may_restart_any():
-            time.sleep(RECONNECT_S)
+        self._outside_stops.wait_over()
         self._closing.set()
         self._pool.shutdown(wait=True, cancel_futures=True)
         with suppress(OSError):  # a disk now read-only; no container is on it
@@ -338,10 +336,12 @@ class DockerDriver:
     def _handle_event(self, event: dict[str, Any]) -> None:
         """Handle an event of a container of the engine, ours or not."""
         container, attributes, action = event["Actor"]["ID"], event["Actor"]["Attributes"], event["Action"]
+        replica = self._find_replica(attributes)
         if action == "kill":
             self._shutdown.record_signal(container, attributes.get("signal"))
+            if replica is not None and not self._replicas[replica].asked and self._shutdown.was_signalled(container):
+                self._outside_stops.record_signal()
             return
-        replica = self._find_replica(attributes)
         if replica is None:
             return
         known = self._replicas[replica]

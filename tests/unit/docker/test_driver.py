@@ -373,6 +373,35 @@ def test_a_container_that_is_started_again_after_its_end_was_reported_is_killed(
     assert engine.signals.get() == "SIGKILL"
 
 
+@pytest.mark.parametrize("runs_agent", [False])
+def test_a_container_that_is_restarted_while_the_app_is_closed_is_killed(driver, engine, event_queue):
+    """The engine tells of the stop after the end, and the app was closed in between: the container ran on."""
+    driver.start(REPLICA, 1)
+    wait_started(driver)
+    engine.post("kill", signal="15")
+    while not driver._shutdown.was_signalled("c"):
+        driver._closing.wait(0.001)
+    driver._closing.wait(0.05)
+    driver.kill(REPLICA)
+    assert engine.signals.get() == "SIGKILL"
+    engine.end(137)
+    assert next_end(event_queue).exit_code == 137
+
+    def restart():
+        pause = threading.Event()
+        pause.wait(0.1)
+        engine.post("stop")
+        pause.wait(0.3)
+        engine.start_container("c")
+        engine.list_container_ids = lambda labels, *, running_only=False: ["c"]
+
+    thread = threading.Thread(target=restart)
+    thread.start()
+    driver.close(succeeded=False)
+    thread.join()
+    assert engine.signals.get(timeout=1) == "SIGKILL"
+
+
 def test_containers_that_still_run_at_the_end_are_killed(driver, engine):
     engine.list_container_ids = lambda labels, *, running_only=False: ["c"]
     driver.close(succeeded=False)

@@ -4,8 +4,12 @@ import threading
 import time
 from typing import Final
 
+_LOOK_S: Final = 0.2
 RESTART_S: Final = 5.0
 """How long after `docker restart` has stopped a container it starts it at the latest. It takes about 0.4 s."""
+
+STOP_S: Final = 1.0
+"""How long after a container's end the engine tells at the latest that it has stopped it. A busy one takes 0.1 s."""
 
 
 class OutsideStops:
@@ -19,6 +23,18 @@ class OutsideStops:
         self._ended: set[str] = set()
         self._stopped_s: dict[str, float] = {}
         """Container -> when it was stopped, on the monotonic clock. Those that were started again are left out."""
+        self._is_signalled = False
+
+    def record_signal(self) -> None:
+        """Record that others have sent SIGTERM to a container, as a stop begins."""
+        self._is_signalled = True
+
+    def wait_over(self) -> None:
+        """Wait until no container may be about to start again."""
+        if self._is_signalled:
+            time.sleep(STOP_S)  # of what has ended just now it is told later that it was stopped
+        while any(map(self.may_restart, tuple(self._stopped_s))):
+            time.sleep(_LOOK_S)
 
     def record(self, action: str, container: str) -> bool:
         """Record an event of one of the app's containers. Return whether it was started again."""
@@ -37,7 +53,3 @@ class OutsideStops:
         """Return whether a container was stopped a moment ago, so that it may be about to start again."""
         with self._lock:
             return time.monotonic() < self._stopped_s.get(container, -RESTART_S) + RESTART_S
-
-    def may_restart_any(self) -> bool:
-        """Return whether any container may be about to start again."""
-        return any(map(self.may_restart, tuple(self._stopped_s)))

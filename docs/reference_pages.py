@@ -221,10 +221,15 @@ def build_environment() -> str:
     for name, meaning in _list_attributes(contract, "Env").items():
         value = getattr(contract.Env, name)
         if meaning and isinstance(value, str):
-            text += f"| `{value}` | {_escape(meaning)} |\n"
+            text += f"| `{value}` | {_escape(_name_variables(meaning))} |\n"
         elif meaning:
             sentences += f"\n{_escape(meaning.rstrip('.'))}: {', '.join(f'`{each}`' for each in value)}.\n"
     return text + sentences
+
+
+def _name_variables(text: str) -> str:
+    """Return text with the variables themselves in place of the names that the code has for them."""
+    return re.sub(r"`([A-Z_]+)`", lambda name: f"`{getattr(contract.Env, name[1], name[1])}`", text)
 
 
 def build_adapter() -> str:

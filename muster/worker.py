@@ -13,7 +13,8 @@
             break
 
 Every call is a few stores into shared memory: no system call, no thread, no collective. Without muster (plain python,
-torchrun) every call does nothing, `should_stop` and `should_checkpoint` are False, so that a script runs unchanged.
+torchrun) every call but `breakpoint`, `give_up` and `leave_node` does nothing, and `should_stop` and
+`should_checkpoint` are False, so that a script runs unchanged.
 
 `should_stop` and `should_checkpoint` answer True at one step for all ranks of the job. While the agents agree on that
 step, which takes some milliseconds, the call of a rank that is ahead waits. For that, `i` must rise within an attempt,

@@ -105,7 +105,7 @@ DEFAULT_SNAPSHOT_SHARE: Final = 400
 
 
 class Env:
-    """Names of environment variables that cross from one room to another."""
+    """Names of environment variables that cross from one part of muster to another."""
 
     RANK0_HOST: Final = "TORCHX_RANK0_HOST"
     """Set by every adapter on every node: the address of node 0. `--rank0-env` carries this *name*.
@@ -223,7 +223,7 @@ class Env:
     """Set beside `RESUME_PATH`: that step."""
 
     CHECKPOINT: Final = "MUSTER_CHECKPOINT"
-    """The content of `LogNames.CHECKPOINT` of the replica that this one replaces, where its folder went with it."""
+    """The content of `checkpoint.json` of the replica that this one replaces, where its folder was lost with it."""
 
     CONTROL_FD: Final = "MUSTER_CONTROL_FD"
     """Number of an inherited socket to the Python program that drives this agent: records and errors are sent there,
@@ -249,9 +249,9 @@ class Env:
     """Set beside `JOB_ID`: the same in all ranks of one attempt."""
 
     PREFLIGHT: Final = "MUSTER_PREFLIGHT"
-    """Set by the agent for a site's own checks to its `--preflight`, quick or full.
+    """Set by the agent for a site's own checks: its `--preflight`, quick or full.
 
-    It is "full" in workers that are to measure an all-reduce before their program starts.
+    Also set in workers that measure an all-reduce before their program starts: "full".
     """
 
     NVML: Final = "MUSTER_NVML"
@@ -284,15 +284,15 @@ class ExitCode(IntEnum):
     SUCCEEDED = 0
     """Every worker of the job succeeded, with every rendezvous backend. Never otherwise."""
     WORKERS_FAILED = 1
-    """Workers failed and the budget of restarts is spent. Not run again."""
+    """Workers failed, and no restart is left or a verdict has stopped the job. Not run again."""
     USAGE = 2
     """A flag or variable is wrong or differs from the other agents of the job, or the program does not exist.
 
-    (In a job of several nodes that program fails in the workers: 1.) Not run again.
+    (In a job of several nodes a program that does not exist fails in the workers: 1.) Not run again.
     """
     RENDEZVOUS = 69
     """Rendezvous failed: the nodes did not find each other in time, or lost each other. Or this node had to leave the
-    job, because its kernel cannot end a worker. Run again."""
+    job: its kernel cannot end a worker, or the verdict is "elsewhere". Run again."""
     TERMINATED = 143
     """SIGTERM (128 + 15) ended it: the node was preempted or stopped. Run again. This uses no retry."""
 
@@ -313,7 +313,7 @@ class AskKind(Enum):
 
 
 class AskOutcome(Enum):
-    """What became of it."""
+    """What became of what a person has asked."""
 
     DONE = "done"
     REFUSED = "refused"

@@ -329,7 +329,7 @@ def build_parser() -> argparse.ArgumentParser:
     command = _add_command(commands, "resize", "change the number of nodes of an elastic job")
     command.add_argument("nodes", type=_parse_nodes, metavar="NODES", help="the new number, within MIN:MAX of -j")
     command.add_argument("--role", help="which role, if several are elastic")
-    text = "continue a job of this machine or its Docker engine after its supervisor was lost, for example by a reboot"
+    text = "continue a job (local_cwd, Docker, ssh) whose supervisor was lost, for example by a reboot"
     _add_command(commands, "recover", text).set_defaults(limit=None)
     command = _add_command(commands, "delete", "stop the job if it runs, and remove it with its logs")
     command.set_defaults(limit=None)
@@ -377,7 +377,7 @@ def _add_submission(
         epilog=epilog,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    command.add_argument("-s", "--scheduler", action=_Once, help=f"the scheduler ({schedulers})")
+    command.add_argument("-s", "--scheduler", action=_Once, help=schedulers)
     command.add_argument("-cfg", "--scheduler_args", action=_Once, help="its options: KEY=VALUE,KEY=VALUE")
     return command
 
@@ -385,7 +385,7 @@ def _add_submission(
 def _add_run(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add the options of `torchx run`, on both of its lines."""
     text = "submit a job, as `torchx run` does, with live progress bars; the last thing on the screen is its report"
-    command = _add_submission(commands, "run", text, epilog=_RUN_EPILOG, schedulers="local_cwd")
+    command = _add_submission(commands, "run", text, epilog=_RUN_EPILOG, schedulers="the scheduler (local_cwd)")
     command.add_argument("--dryrun", action="store_true", help="print what would be submitted, and submit nothing")
     command.add_argument("--wait", action="store_true", help="wait for the end of the job; local_* always waits")
     command.add_argument("--log", action="store_true", help="print the job's lines, and wait for the end")
@@ -423,7 +423,8 @@ def _add_hold(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
         "component",
         nargs=argparse.REMAINDER,
         metavar="COMPONENT ...",
-        help="a component without its program, as dist.ddp -j 2x4 (one node with a process for each GPU, else core)",
+        help="a component without its program, as dist.ddp -j 2x4 (one node with a process for each GPU, or without "
+        "GPUs for each core)",
     )
     text = "end a hold"
     command = commands.add_parser("release", help=text, description=f"{text}.", epilog=_EPILOG)
@@ -445,7 +446,7 @@ def _add_rehearse(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     command.add_argument(
         "--faults", metavar="NAMES", help="FAULT or FAULT@MOMENT, separated by commas (all); `list` prints them"
     )
-    command.add_argument("--app", metavar="APP_HANDLE", help="disturb this running job instead of a job of its own")
+    command.add_argument("--app", metavar="APP_HANDLE", help="disturb this running job instead of starting one")
     command.add_argument("-y", "--yes", action="store_true", help="with --app: do not ask")
     command.add_argument("--quick", action="store_true", help="only the faults that need no hang to be noticed")
     command.add_argument(
@@ -470,7 +471,7 @@ def _add_rehearse(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
         action="append",
         default=[],
         metavar="PATH",
-        help="link this instead of copying it; for what runs only read",
+        help="link this instead of copying it; for files that the runs only read",
     )
     command.add_argument("-o", "--output", metavar="DIR", help="page, results, logs (rehearsal)")
     command.add_argument("--junit", metavar="FILE", help="write JUnit XML")

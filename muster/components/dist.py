@@ -71,8 +71,8 @@ def ddp(
         h: a named resource of the node (e.g. -h aws_p4d.24xlarge, with 8 GPUs); takes precedence over cpu, gpu, memMB
         cpu: number of CPUs per node; if it is not given, one for each process and at least 2 (0 means 2)
         gpu: number of GPUs per node (e.g. --gpu 8 -j 2x8: 2 nodes, 8 GPUs and 8 processes each)
-        memMB: memory per node in MB, which is also the limit; without it and h there is no limit, and the shown default
-            has no effect
+        memMB: memory per node in MB, which is also the limit; without it and -h there is no limit, and the shown
+            default has no effect
         j: [[MIN:]NODESx]PROCESSES; PROCESSES per node is a number, gpu, cpu or auto; one number means processes
         env: environment variables of the job; NAME alone, before all others, is taken from your environment (e.g.
             HF_TOKEN,ENV1=v1,ENV2=v2)
@@ -203,8 +203,8 @@ def torchrun(
         h: a named resource of the node (e.g. -h aws_p4d.24xlarge, with 8 GPUs); takes precedence over cpu, gpu, memMB
         cpu: number of CPUs per node; if it is not given, one for each process and at least 2 (0 means 2)
         gpu: number of GPUs per node (e.g. --gpu 8 -j 2x8: 2 nodes, 8 GPUs and 8 processes each)
-        memMB: memory per node in MB, which is also the limit; without it and h there is no limit, and the shown default
-            has no effect
+        memMB: memory per node in MB, which is also the limit; without it and -h there is no limit, and the shown
+            default has no effect
         j: [[MIN:]NODESx]PROCESSES; PROCESSES per node is a number, gpu, cpu or auto; one number means nodes with one
             process per GPU if a host is named with -h, else processes
         env: environment variables of the job; NAME alone, before all others, is taken from your environment (e.g.
@@ -316,7 +316,9 @@ def spmd(
 ) -> specs.AppDef:
     """Run a distributed PyTorch job on named hosts: NODES x PROCESSES copies of one program.
 
-    Usage: torchx run dist.spmd -j 2 -h aws_p4d.24xlarge --script main.py -- --lr 0.1 (the same as -j 2x8)
+    Usage: torchx run dist.spmd -j 2 -h aws_p4d.24xlarge --script main.py -- --lr 0.1
+
+    The example has 8 GPUs on each host, so that -j 2 is the same as -j 2x8.
 
     Args:
         args: arguments of the script or module

@@ -13,7 +13,7 @@ from typing import Final
 from muster.schedulers.errors import SchedulerError
 
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
-"""Names the GPUs that a process may use."""
+"""The variable that names the GPUs that a process may use."""
 
 _LIMIT_S: Final = 30.0
 _GPU_LINE: Final = re.compile(r"GPU (\d+): .*\(UUID: (GPU-[^)]+)\)", re.ASCII)

@@ -401,7 +401,8 @@ OUTPUT: Final = (
         has_variable=False,
         text="All attempts of the job are one run in Weights & Biases and in Comet, and have the job's id as a tag in "
         "MLflow. Global rank 0 gets WANDB_RUN_ID and WANDB_RESUME, COMET_EXPERIMENT_KEY and MLFLOW_RUN_CONTEXT, "
-        "unless the tracker's variables are set. Several runs of one script become one. It needs --rdzv-id.",
+        "unless the tracker's variables are set. Several runs of one script become one. With more than one agent it "
+        "needs --rdzv-id.",
     ),
 )
 

@@ -189,11 +189,11 @@ class StepsDone:
     """
 
     done: Count
-    """1 + the step of the rank that has done the fewest. Of an optimizer, it is its steps."""
+    """1 + the step of the rank that has done the fewest. If the optimizer counts: its number of steps."""
     is_counted: bool
     """The script counts the steps, across attempts. False: its optimizer, from 0 in each attempt."""
     ago_s: Seconds
-    """So long before this record it did the last one."""
+    """How long before this record that rank did its last step."""
     total: Count | None = None
     rate: Number | None = None
     """Steps a second."""
@@ -207,7 +207,7 @@ class StepsDone:
 class ClockCompared:
     """How the clock of the leader and the one of this agent's records compare, by the times of heartbeats.
 
-    Written again when that has changed by more than it is uncertain, or another node leads.
+    Written again when the difference has changed by more than its uncertainty, or another node leads.
     """
 
     member: Name
@@ -217,7 +217,7 @@ class ClockCompared:
     ahead_s: Seconds
     """What is added to `monotonic_s` to get the leader's CLOCK_BOOTTIME."""
     uncertainty_s: Seconds
-    """At most so much more or less: half of what the quickest answer to a heartbeat took."""
+    """The most by which `ahead_s` may be wrong: half of the time of the quickest answer to a heartbeat."""
 
 
 @record

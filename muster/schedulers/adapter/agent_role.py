@@ -14,7 +14,7 @@ from muster.schedulers.secret_variables import list_named_secrets
 
 @dataclass(frozen=True, kw_only=True)
 class AgentPlace:
-    """What an adapter tells the agents of a role about the place where they run. See `Env` for each."""
+    """What an adapter tells the agents of a role about the place where they run. `Env` explains each field."""
 
     adapter: str
     """The scheduler's name, for reports."""

@@ -29,7 +29,7 @@ _DURATIONS: Final = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 
 def format_line(facts: AppFacts) -> str:
-    """Return the line, with the state."""
+    """Return the one line of a job, with its state."""
     details = "; ".join(_list_clauses(facts))
     return show_controls(f"{name_state(facts)}: {details}" if details else name_state(facts))
 

@@ -42,7 +42,9 @@ class _Running:
 
 
 class ProcessDriver:
-    """See `driver.ReplicaDriver`. Used in the supervisor's main thread only: the death signal is bound to it.
+    """A `ReplicaDriver` of processes of this machine. Use it in the supervisor's main thread only.
+
+    The kernel sends the processes their death signal when the thread that started them ends.
 
     The app's spec has in `details` what `plan.build_details` returns. A subclass changes what a replica runs by
     `build_launch`: it may put a command before it, such as `ssh HOST`, or choose the folder.

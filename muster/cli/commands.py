@@ -504,12 +504,12 @@ def _add_overview(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
 
 
 def _add_afterwards(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    what = "while it runs or afterwards; APP_HANDLE may be a folder with the logs of a job"
-    text = f"print what the agents of all nodes have recorded, by the leader's clock, {what}"
+    what = "while the job runs or afterwards; APP_HANDLE may be a folder with the logs of a job"
+    text = f"print what a job's agents have recorded on all nodes, by the leader's clock, {what}"
     command = _add_command(commands, "events", text, epilog=_LOG_EPILOG, one=False, has_json=False)
     command.add_argument("--role", help="which role, if several run agents")
     command.add_argument("--json", action="store_true", help="print each record as one line of JSON")
-    text = f"write a page that shows what happened to a job, and what it cost, {what}"
+    text = f"write a page that shows what happened to a job, and how much time that cost, {what}"
     command = _add_command(commands, "timeline", text, epilog=_LOG_EPILOG, one=False, has_json=False)
     command.add_argument("--role", help="which role, if several run agents")
     command.add_argument("-o", "--output", metavar="FILE", help="the page (NAME.html in this folder)")

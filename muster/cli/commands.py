@@ -482,14 +482,19 @@ def _add_rehearse(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
 
 
 def _add_overview(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    what = "APP_HANDLE may be the log folder of a job"
     _add_command(
-        commands, "status", "print how a job is doing, in one line, and its replicas", epilog=_STATES, one=False
+        commands,
+        "status",
+        f"print how a job is doing, in one line, and its replicas; {what}",
+        epilog=_STATES,
+        one=False,
     )
     _add_log(commands)
     command = _add_command(
         commands,
         "top",
-        "show a job on one screen while it runs: its ranks, logs, stacks; without APP_HANDLE all jobs",
+        f"show a job on one screen while it runs: its ranks, logs, stacks; without APP_HANDLE all jobs; {what}",
         epilog=_STATES,
         one=False,
     )

@@ -47,6 +47,9 @@ def find_app(word: str, env: Mapping[str, str]) -> AppName:
         ControlError: no app or several have such a name, or the text is no handle.
     """
     match = _HANDLE.fullmatch(word)
+    if os.sep in word and os.path.isdir(word):
+        known = "`muster status`, `top`, `events` and `timeline`"
+        raise ControlError(f"{word!r} is a folder, not an app; only {known} read a folder with logs", ExitCode.USAGE)
     if match is None:
         example = "local_cwd://torchx/train-x7k2"
         raise ControlError(f"{word!r} is not an app handle; an example is {example}", ExitCode.USAGE)

@@ -43,14 +43,20 @@ _ANSWER_LIMIT_S: Final = 20.0
 
 
 def read_app(word: str) -> tuple[str, AppFacts]:
-    """Read what is known of the app that a person means.
+    """Read what is known of the app that a person means, or of the job whose log folder is named.
 
     Returns:
-        Its handle, without a session, and the facts.
+        Its handle, without a session, or the folder of its run; and the facts.
 
     Raises:
         ControlError: there is no such app, or its scheduler cannot be asked.
     """
+    if os.path.isdir(word):
+        from muster.cli.afterwards import log_folder
+
+        if log_folder.is_log_folder(word):
+            run = log_folder.find_run(word)
+            return str(run), log_folder.read_run(run)
     with open_scheduler(word) as (scheduler, app_id):
         facts = _read_facts(scheduler, app_id)
         if facts is None:

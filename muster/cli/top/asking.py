@@ -1,5 +1,6 @@
 """What the view asks, of the schedulers: each call finds the job's scheduler anew, and closes it."""
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Final
@@ -10,6 +11,7 @@ from torchx.specs import is_terminal
 from muster._shared.job_view import JobState
 from muster._shared.reports import Answer
 from muster.cli import operations
+from muster.cli.afterwards import log_folder
 from muster.cli.output.log_command import follow_files, select_rank
 from muster.cli.output.rank_logs import STDERR, STDOUT
 from muster.cli.overview import STATE_CODES, find_names, read_app, read_listings
@@ -65,6 +67,12 @@ class SchedulerJobs:
 
     def follow_log(self, handle: str, role: str, node_index: int, global_rank: int) -> Iterator[str]:
         """See `source.Jobs`: the rank's files where they are on this machine, else its lines in its node's output."""
+        if os.path.isdir(handle):
+            run = log_folder.find_run(handle)
+            yield from follow_files(
+                run, global_rank, None, (STDOUT, STDERR), lambda: is_terminal(log_folder.read_run(run).state)
+            )
+            return
         with operations.open_scheduler(handle) as (scheduler, app_id):
 
             def has_ended() -> bool:

@@ -1,0 +1,118 @@
+"""Reads how a job is doing from its log folder, where agents were started by hand and no scheduler knows the job."""
+
+import contextlib
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from torchx.specs import AppDef, AppState, Role
+from torchx.specs.api import ReplicaStatus
+
+from muster._shared.contract import STATUS_LIMIT_BYTES, LogNames
+from muster._shared.control import ControlError, ExitCode
+from muster._shared.foreign_files import read_regular
+from muster.cli.afterwards import sources
+from muster.cli.afterwards.clocks import place
+from muster.cli.afterwards.sources import is_log_folder
+from muster.cli.afterwards.story import tell
+from muster.schedulers.adapter.facts import AppFacts
+from muster.schedulers.adapter.job_line import format_duration
+from muster.schedulers.adapter.records import RecordReader
+from muster.schedulers.failure_report import describe_report, parse_report
+from muster.schedulers.processes.agent_files import find_newest_run
+
+if TYPE_CHECKING:
+    from muster._shared.job_view import JobStatus
+
+__all__ = ["find_run", "is_log_folder", "read_run"]
+
+_SILENT_S: Final = 15.0
+"""An agent writes its status every 5 s at least."""
+_REPORT_LIMIT_BYTES: Final = 64 << 20
+_STOPPED_CODES: Final = (130, 143)
+"""Exit codes of agents that a signal has stopped."""
+
+
+def find_run(word: str) -> Path:
+    """Return the folder of a run: this one, or the newest one in it.
+
+    Raises:
+        ControlError: it has none.
+    """
+    folder = Path(word)
+    run = folder if (folder / LogNames.EVENTS).is_file() else find_newest_run(folder)
+    if run is None:
+        raise ControlError(f"{word} has no {LogNames.EVENTS} of a job", ExitCode.REFUSED)
+    return run.resolve()
+
+
+def read_run(run: Path) -> AppFacts:
+    """Return what the agents of a run have written of their job.
+
+    Raises:
+        ControlError: its records cannot be read.
+    """
+    placed = place(sources.load(str(run)).events)
+    story = tell(run.name, placed)
+    codes = {each.event.detail.get("exit_code") for each in placed if each.event.what == "agent_ended"}
+
+    def read(names: Sequence[str]) -> list[bytes]:
+        return [_read_end(run / name, STATUS_LIMIT_BYTES) for name in names]
+
+    job = RecordReader(read).job
+    report = parse_report(_read_end(run / LogNames.REPORT, _REPORT_LIMIT_BYTES))
+    written_s = _find_last_write(run)
+    silent_s = time.time() - written_s
+    messages: list[str] = []
+    if story.runs and silent_s < _SILENT_S:
+        state = AppState.RUNNING
+    elif story.runs:
+        state = AppState.UNKNOWN
+        messages = [
+            f"its agents have written nothing for {format_duration(silent_s)}, and no record says that they have ended"
+        ]
+    elif story.succeeded:
+        state = AppState.SUCCEEDED
+    else:
+        state = AppState.CANCELLED if codes and codes <= set(_STOPPED_CODES) else AppState.FAILED
+        messages = [story.ending if report is None or state is AppState.CANCELLED else describe_report(report)]
+    replicas = _list_nodes(run.name, job.status) if state is AppState.RUNNING else None
+    return AppFacts(
+        app_id=run.name,
+        app=AppDef(name=run.name, roles=[Role(name=run.name, image="")]),
+        state=state,
+        replicas=replicas,
+        restarts=job.attempt,
+        messages=messages,
+        jobs={run.name: job},
+        submitted_s=story.start_s,
+        since_s=story.start_s if state is AppState.RUNNING else story.end_s if not story.runs else written_s,
+    )
+
+
+def _read_end(path: Path, limit_bytes: int) -> bytes:
+    with contextlib.suppress(OSError):
+        return read_regular(str(path), limit_bytes, -limit_bytes)
+    return b""
+
+
+def _find_last_write(run: Path) -> float:
+    paths = (run / LogNames.EVENTS, run / LogNames.STATUS)
+    return max(path.stat().st_mtime for path in paths if path.is_file())
+
+
+def _list_nodes(role: str, status: "JobStatus | None") -> list[ReplicaStatus] | None:
+    """Return the nodes that agents report. None: a large job lists only those that differ."""
+    if status is None or len(status.nodes) < status.nodes_running + status.nodes_spare + status.nodes_lost:
+        return None
+    states = {"lost": AppState.FAILED}
+    return [
+        ReplicaStatus(
+            id=node.node_index,
+            role=role,
+            state=states.get(node.state.value, AppState.RUNNING),
+            hostname=node.host,
+        )
+        for node in status.nodes
+    ]

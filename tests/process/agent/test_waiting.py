@@ -1,5 +1,6 @@
 """What an agent prints while it waits for the others."""
 
+import re
 import signal
 import socket
 import sys
@@ -45,3 +46,12 @@ def test_it_says_why_it_finds_no_leader(endpoint: str, other_program: int) -> No
         tree.send(signal.SIGTERM)
         outcome = tree.wait()
     assert outcome.stderr.count("no leader found yet") == 1, outcome.explain()
+
+
+def test_the_first_node_names_a_port_that_another_program_has(other_program: int) -> None:
+    where = f"127.0.0.1:{other_program}"
+    with Tree([*agent(where)[:-2], "--node-rank", "0", "--no-python", "true"]) as tree:
+        line = f"cannot listen at {where} (Address already in use): looking for the job's leader there; "
+        tree.wait_for_line(re.escape(f"{line}if another program listens there, choose another port"), stream="stderr")
+        tree.send(signal.SIGTERM)
+        tree.wait()

@@ -535,7 +535,7 @@ def test_without_the_right_to_read_events_the_state_is_shown(cluster, scheduler,
     assert cluster.count("GET", "/events") == 1
 
 
-@pytest.mark.parametrize(("quota", "where"), [(0, "no pods"), (1, "1 pods not created")])
+@pytest.mark.parametrize(("quota", "where"), [(0, "no pods"), (1, "1 pod not created")])
 def test_a_job_over_quota_says_so_with_the_rights_that_the_documentation_lists(cluster, scheduler, quota, where):
     """It was PENDING for ever, without a reason: the reason is an event."""
     cluster.allowed = read_rights()

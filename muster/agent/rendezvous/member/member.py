@@ -419,7 +419,8 @@ class Member:
             self.server.open_endpoint(self._config.listen_fd)
         except OSError as error:
             where = "{}:{}".format(*find_endpoint(self._config))
-            self._feed(do.EndpointTried(error=f"cannot listen at {where} ({error.strerror or error})"))
+            reason = (error.strerror or str(error)).partition(" (while attempting")[0]  # Python names the address again
+            self._feed(do.EndpointTried(error=f"cannot listen at {where} ({reason})"))
         else:
             self._feed(do.EndpointTried())
 

@@ -134,7 +134,8 @@ def _on_endpoint_taken(state: MemberState, why: str) -> Decision:
         line = f"{why}: retrying until the join timeout; every node needs its own --node-rank"
         state, notices = print_once(state, Once.TAKEN_PORT, line)
         return state, (*notices, do.SetTimer(kind=do.TimerKind.ENDPOINT, delay_s=ENDPOINT_RETRY_S))
-    notices = () if state.config.node_index is None else (build_notice(f"{why}: joining the leader there"),)
+    line = f"{why}: looking for the job's leader there; if another program listens there, choose another port"
+    notices = () if state.config.node_index is None else (build_notice(line),)
     state, actions = _start_search(state)
     return state, (*notices, *actions)
 

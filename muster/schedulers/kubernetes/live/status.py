@@ -205,7 +205,7 @@ def build_message(observation: Observation, state: AppState, report: Report | No
     if missing and observation.pods and state is not AppState.FAILED:
         existing = {fact.name for fact in observation.pods}
         reasons = dict.fromkeys(text for name, text in observation.warnings.items() if name not in existing)
-        clauses += [f"{missing} pods not created: {text}{_advise(text)}" for text in reasons]
+        clauses += [f"{_name_missing(missing)}: {text}{_advise(text)}" for text in reasons]
     if not observation.pods and state is not AppState.FAILED:
         clauses += [f"no pods: {text}{_advise(text)}" for text in dict.fromkeys(observation.warnings.values())]
         if _is_suspended(observation.parents[0]) and not observation.queue_reason:
@@ -213,6 +213,10 @@ def build_message(observation: Observation, state: AppState, report: Report | No
     if observation.events_refused and state is not AppState.FAILED:
         clauses.append(_EVENTS_REFUSED)
     return "; ".join(clause for clause in clauses if clause)
+
+
+def _name_missing(count: int) -> str:
+    return f"{count} pod{'s'[: count != 1]} not created"
 
 
 def _describe_starting(observation: Observation) -> str:
@@ -223,7 +227,7 @@ def _describe_starting(observation: Observation) -> str:
     clauses = [f"{_name_nodes(starts)} of {len(current)} in a pod that starts"] if starts else []
     missing = count_missing_pods(observation.parents, observation.pods)
     if missing and not observation.warnings:
-        clauses.append(f"{missing} pods not created yet: the Job controller replaces a pod after 10 s")
+        clauses.append(f"{_name_missing(missing)} yet: the Job controller replaces a pod after 10 s")
     return "; ".join(clauses)
 
 

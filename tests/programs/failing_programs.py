@@ -25,6 +25,8 @@ PROGRAMS = (
     ("host-oom", "import torch; torch.empty(1 << 44)"),
     ("host-oom", "load_in_a_process_that_is_killed()"),
     ("device-oom", "import torch; raise torch.OutOfMemoryError('CUDA out of memory. Tried to allocate 2 GiB')"),
+    ("disk", "open('/dev/full', 'w').write('a' * 100000)"),
+    ("disk", "import torch; torch.save(torch.ones(999999), '/dev/full')"),
     ("network", "import socket; socket.create_connection(('127.0.0.1', 1))"),
     ("network", "import socket; socket.getaddrinfo('no.such.host.invalid', 1)"),
     ("network", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:1/')"),

@@ -11,6 +11,7 @@ DATA: Final = "data"
 HOST_OOM: Final = "host-oom"
 DEVICE_OOM: Final = "device-oom"
 DEVICE: Final = "device"
+DISK: Final = "disk"
 NETWORK: Final = "network"
 PREEMPTION: Final = "preemption"
 TIME_LIMIT: Final = "time-limit"
@@ -24,6 +25,7 @@ CLASSES: Final[Mapping[str, str]] = {
     HOST_OOM: "out of memory of the host",
     DEVICE_OOM: "out of memory of a device",
     DEVICE: "device or link",
+    DISK: "full or failing disk",
     NETWORK: "network",
     PREEMPTION: "preemption",
     TIME_LIMIT: "time limit",

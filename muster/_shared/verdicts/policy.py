@@ -4,8 +4,8 @@
     RULE:      CONDITION, CONDITION, ...: VERDICT
     CONDITION: exit N                       the exit code of the rank that failed first, 1 to 255; `exit 33,34` is two
                signal NAME                  the signal that ended it: signal SEGV
-               CLASS                        usage, data, oom (host-oom or device-oom), device, network, preemption,
-                                            time-limit, hang, crash, unknown; any: every failure
+               CLASS                        usage, data, oom (host-oom or device-oom), device, disk, network,
+                                            preemption, time-limit, hang, crash, unknown; any: every failure
                EXCEPTION                    ImportError, or torch.OutOfMemoryError: the name of what it raised, with its
                                             package or without; of Python's own also what is derived from it
                repeat                       the same cause at the same place twice in a row, and it is known that

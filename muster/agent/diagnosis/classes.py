@@ -54,7 +54,12 @@ _DEVICE_OOM_TEXTS: Final = (
 _HOST_OOM_TEXTS: Final = (
     r"\bMemoryError\b|Cannot allocate memory|DefaultCPUAllocator: (?:can't allocate|not enough) memory",
     r"std::bad_alloc|is killed by signal: Killed|insufficient shared memory|out of shared memory",
-    r"unable to open shared memory object",
+    r"unable to open shared memory object|unable to allocate shared memory|unable to write to file </torch_",
+    r"/dev/shm\b.*No space left|No space left on device: '/dev/shm/",
+)
+_DISK_TEXTS: Final = (
+    r"No space left on device|[Dd]isk quota exceeded|Read-only file system|Input/output error",
+    r"PytorchStreamWriter failed writing|inline_container\.cc:\d+\] \. unexpected pos",  # torch.save on a full disk
 )
 _HANG_TEXTS: Final = (
     r"collective operation timeout|monitoredBarrier|Timed out waiting \d+ms for (?:recv|send) operation",
@@ -84,6 +89,7 @@ _PATTERNS: Final = tuple(
         (causes.DEVICE, _DEVICE_TEXTS),
         (causes.DEVICE_OOM, _DEVICE_OOM_TEXTS),
         (causes.HOST_OOM, _HOST_OOM_TEXTS),
+        (causes.DISK, _DISK_TEXTS),
         (causes.PREEMPTION, (r"DUE TO PREEMPTION|was preempted\b",)),
         (causes.TIME_LIMIT, (r"DUE TO TIME LIMIT|[Ww]all ?time limit exceeded",)),
         (causes.HANG, _HANG_TEXTS),

@@ -279,6 +279,17 @@ TABLE = (
     ),
     Row("NCCL's socket", "network", "hh", raised("torch.distributed.DistBackendError: NCCL error: ncclSystemError")),
     Row("a pipe", "network", "hh", raised("BrokenPipeError: [Errno 32] Broken pipe")),
+    # disks
+    Row("no space", "disk", "hh", raised("OSError: [Errno 28] No space left on device")),
+    Row("a quota", "disk", "hh", raised("OSError: [Errno 122] Disk quota exceeded: '/home/u/out.pt'")),
+    Row("read-only", "disk", "hh", raised("OSError: [Errno 30] Read-only file system: '/scratch/log'")),
+    Row(
+        "torch.save without space",
+        "disk",
+        "hh",
+        raised("RuntimeError: [enforce fail at inline_container.cc:672] . unexpected pos 576 vs 534"),
+    ),
+    Row("no shared memory", "host-oom", "hh", raised("OSError: [Errno 28] No space left on device: '/dev/shm/x'")),
     # ends from outside
     Row("SIGTERM from outside", "preemption", "hh", {"signal": "SIGTERM", "exit_code": None}),
     Row(

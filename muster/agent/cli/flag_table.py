@@ -174,9 +174,9 @@ RESTARTS: Final = (
         repeats=True,
         text="Rules that decide what follows from a failure: CONDITION,...: VERDICT, separated by `;`. The first rule "
         "that matches decides; each further --on adds rules. Conditions: exit N, signal NAME, the name of an "
-        "exception, usage, data, oom (host-oom, device-oom), device, disk, network, preemption, time-limit, hang, crash, "
-        "unknown, any, repeat. Verdicts: restart, elsewhere (the node leaves with exit code 69), stop. After restart "
-        "and elsewhere, a number is the limit without progress, and free means no limit; neither uses "
+        "exception, usage, data, oom (host-oom, device-oom), device, disk, network, preemption, time-limit, hang, "
+        "crash, unknown, any, repeat. Verdicts: restart, elsewhere (the node leaves with exit code 69), stop. After "
+        "restart and elsewhere, a number is the limit without progress, and free means no limit; neither uses "
         "--max-restarts. Example: exit 77: elsewhere; ImportError: stop; exit 33,34: restart free. If no rule "
         "matches, muster.worker.give_up stops the job, as does a usage error right after the start, twice in a row. "
         "muster.worker.leave_node means elsewhere. hang follows --hang-action. device means elsewhere if a spare "

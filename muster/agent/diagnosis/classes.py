@@ -55,7 +55,7 @@ _HOST_OOM_TEXTS: Final = (
     r"\bMemoryError\b|Cannot allocate memory|DefaultCPUAllocator: (?:can't allocate|not enough) memory",
     r"std::bad_alloc|is killed by signal: Killed|insufficient shared memory|out of shared memory",
     r"unable to open shared memory object|unable to allocate shared memory|unable to write to file </torch_",
-    r"/dev/shm\b.*No space left|No space left on device: '/dev/shm/",
+    r"/dev/shm\b.*No space left|No space left on device: '/dev/shm/",  # noqa: S108 - in messages
 )
 _DISK_TEXTS: Final = (
     r"No space left on device|[Dd]isk quota exceeded|Read-only file system|Input/output error",

@@ -103,7 +103,8 @@ def _build_flag(flag: Flag) -> str:
     short = f"`-{flag.short}`, " if flag.short else ""
     facts = [*(["**new**"] if flag.ours else []), *([f"default: {_escape(flag.default)}"] if flag.default else [])]
     facts += [f"`{flag.variable}`"] if flag.has_variable else []
-    return f"\n### --{flag.name}\n\n{short}`{words}` ({'; '.join(facts)})\n\n{_escape(flag.text)}\n"
+    shown = f" ({'; '.join(facts)})" if facts else ""
+    return f"\n### --{flag.name}\n\n{short}`{words}`{shown}\n\n{_escape(flag.text)}\n"
 
 
 def build_options() -> str:

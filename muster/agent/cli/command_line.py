@@ -245,12 +245,13 @@ file it stays whole. A progress bar (text with carriage returns) is one live lin
 with its latest state every 5 s.
 
 Differences from torchrun: The agent notices a dead worker or node at once and does not poll. A restart gets a fresh
-MASTER_PORT and so a fresh store. Node 0 hosts rank 0 as long as it lives; when it is lost, another node takes over. No
-process of the job outlives the agent, however the agent ends. If OMP_NUM_THREADS is unset, it becomes cores // workers
-instead of 1, and a line says so. PYTHON_EXEC is honoured and means a cold start.
+store and, except with static, a fresh MASTER_PORT. Node 0 hosts rank 0 as long as it lives; when it is lost,
+another node takes over. No process of the job outlives the agent, however the agent ends. If OMP_NUM_THREADS is unset,
+it becomes cores // workers instead of 1, and a line says so. PYTHON_EXEC is honoured and means a cold start.
 
-Exit codes: 0 all workers succeeded; 1 workers failed and no restart is left; 2 usage error; 69 the nodes did not find
-each other in time, or lost each other; 128+n ended by signal n.
+Exit codes: 0 all workers succeeded; 1 workers failed, and no restart is left or a verdict has stopped the job; 2 usage
+error; 69 the nodes did not find each other in time or lost each other, or this node left the job; 128+n ended by signal
+n.
 """
 
 

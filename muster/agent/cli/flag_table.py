@@ -131,8 +131,18 @@ RENDEZVOUS: Final = (
         text="Seconds an elastic job waits for more nodes after the latest one joined, once it has its minimum; "
         "overrides the key of --rdzv-conf. torchrun waits 30.",
     ),
-    Flag(name="master-addr", metavar="ADDR", default="127.0.0.1", text="static only: MASTER_ADDR."),
-    Flag(name="master-port", metavar="PORT", default="29500", text="static only: MASTER_PORT."),
+    Flag(
+        name="master-addr",
+        metavar="ADDR",
+        default="127.0.0.1",
+        text="static only: node 0's address, which becomes MASTER_ADDR.",
+    ),
+    Flag(
+        name="master-port",
+        metavar="PORT",
+        default="29500",
+        text="static only: the port at that address, which becomes MASTER_PORT.",
+    ),
 )
 
 PREFLIGHT: Final = (
@@ -340,7 +350,13 @@ OUTPUT: Final = (
         "rank: 0:3,1:1. By default several workers on a terminal get prefixes and live progress bars; `-r 0` hands "
         "them the terminal itself.",
     ),
-    Flag(name="tee", short="t", metavar="WHAT", default="0", text="Write them to files and to the console."),
+    Flag(
+        name="tee",
+        short="t",
+        metavar="WHAT",
+        default="0",
+        text="Write workers' streams to files and to the console; values as for --redirects.",
+    ),
     Flag(
         name="local-ranks-filter",
         metavar="R,...",
@@ -362,7 +378,11 @@ OUTPUT: Final = (
         metavar="TEXT,...",
         text="Lines with any of these texts also go to filtered_stdout.log; `,,` means a comma.",
     ),
-    Flag(name="duplicate-stderr-filters", metavar="TEXT,...", text="The same for stderr and filtered_stderr.log."),
+    Flag(
+        name="duplicate-stderr-filters",
+        metavar="TEXT,...",
+        text="As --duplicate-stdout-filters, for stderr and filtered_stderr.log.",
+    ),
     Flag(
         name="logs-specs",
         metavar="NAME",

@@ -107,6 +107,8 @@ def trim_traceback(text: str) -> str:
 _FRAME = re.compile(r'^ *File "(?P<file>[^"]+)", line (?P<line>\d+),? in (?P<function>.+)$', re.MULTILINE)
 """A frame of a traceback, or of faulthandler's stacks, which have no comma."""
 _LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen ")
+_OURS = ("/muster/worker.py", "/muster/snapshots/")
+"""What a program calls of muster, which travels with the job outside of the libraries' folders."""
 
 
 def find_place(traceback: str) -> str | None:
@@ -117,7 +119,7 @@ def find_place(traceback: str) -> str | None:
     frames = list(_FRAME.finditer(traceback))
     if not traceback.startswith(_FATAL):  # innermost last, unlike faulthandler
         frames.reverse()
-    own = (frame for frame in frames if not _is_library(frame["file"]))
+    own = (frame for frame in frames if not any(part in frame["file"] for part in (*_LIBRARIES, *_OURS)))
     found = next(own, next(iter(frames), None))
     return None if found is None else f"{found['file']}, line {found['line']}, in {found['function']}"
 

@@ -194,6 +194,12 @@ Current thread 0x1 (most recent call first):
     assert find_place("no frames") is None
 
 
+def test_a_place_is_the_line_that_called_muster_and_not_one_of_muster() -> None:
+    ours = '  File "/tmp/bundle.zip/muster/worker.py", line 223, in _end_with\n    raise SystemExit\n'
+    traceback = f'Traceback (most recent call last):\n  File "/w/up.py", line 3, in check\n    give_up()\n{ours}'
+    assert find_place(traceback) == "/w/up.py, line 3, in check"
+
+
 def test_a_crash_shows_no_frame_of_muster() -> None:
     crash = 'Fatal Python error: Segmentation fault\n\nCurrent thread 0x1 (most recent call first):\n  File "m.py"'
     own = '  File "/x/muster/agent/workers/program.py", line 178 in run'

@@ -11,4 +11,6 @@ class HeldOptions(LocalOptions):
     """The caller's options, checked."""
 
     app: str | None = option(str, "the hold, as `muster hold` prints it (default: the only one there is)")
-    wait: bool = option(bool, "wait until the hold's run has ended; false: be refused", default=False)
+    wait: bool = option(
+        bool, "wait until the hold's run has ended; false: refuse the job while the hold has a run", default=False
+    )

@@ -115,6 +115,37 @@ def test_a_job_that_cannot_go_on_without_its_first_node_is_queued_again(own_slur
     job.close()
 
 
+@pytest.mark.long
+def test_a_job_that_has_lost_more_nodes_than_it_has_spares_is_queued_again(own_slurm, tmp_path):
+    """It cannot grow: the nodes that are left would wait until `join_timeout` for one that does not come."""
+    total = 1200
+    job = Job(own_slurm, tmp_path / "job", app=build_app(tmp_path / "job", nodes=3, total=total), spares=1, grace_s=12)
+    job.wait_steps(30)
+    wait_until(lambda: find_confirmed(job) >= 0, "a checkpoint of all ranks")
+    for name in ("n3", "n4"):
+        own_slurm.run("scontrol", "update", f"NodeName={name}", "State=down", "Reason=test")
+    wait_until(lambda: len({run for _, run in job.trace()}) == 2, "the next run of the job", 150)
+    job.wait_state("SUCCEEDED", 240)
+    assert (job.folder / "weight").read_text() == repr(compute_weight(total))
+    job.close()
+
+
+@pytest.mark.long
+def test_a_job_whose_first_node_an_administrator_takes_away_is_queued_again(own_slurm, tmp_path):
+    """Its slurmd lives and ends the job's script, which ends the job: a spare is of no use."""
+    total = 300
+    job = Job(own_slurm, tmp_path / "job", app=build_app(tmp_path / "job", total=total), spares=1, grace_s=12)
+    job.wait_steps(30)
+    wait_until(lambda: find_confirmed(job) >= 0, "a checkpoint of all ranks")
+    assert "n1" in job.find_nodes(3)
+    for state in ("down", "drain"):  # one that is down returns to service by itself
+        own_slurm.run("scontrol", "update", "NodeName=n1", f"State={state}", "Reason=test")
+    job.wait_state("SUCCEEDED", 240)
+    assert (job.folder / "weight").read_text() == repr(compute_weight(total))
+    assert len({run for _, run in job.trace()}) == 2
+    job.close()
+
+
 def test_a_job_that_cannot_do_without_an_agent_ends_at_once(slurm, tmp_path):
     """No retry is left. The other node would wait for it until `join_timeout`, and its end would hide the cause."""
     job = Job(slurm, tmp_path / "job", app=build_app(tmp_path / "job", total=2000), grace_s=12)

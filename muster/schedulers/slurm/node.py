@@ -7,6 +7,7 @@ left of a job whose first node is lost goes on. Over 400 lines: one program, wit
 """
 
 import contextlib
+import functools
 import glob
 import json
 import os
@@ -18,6 +19,7 @@ import threading
 import time
 import zipfile
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -62,6 +64,10 @@ _SPREAD_S: Final = 0.02
 _MOST_SPREAD_S: Final = 5.0
 _MOST_WITNESSES: Final = 8
 """How many nodes see to the end of a job that has lost its first one, or one of whose roles has failed."""
+_MOST_WATCHERS: Final = 4
+"""How many nodes look whether Slurm has lost others."""
+_LOSSES_PAUSE_S: Final = 60.0
+"""Between two of their looks: the controller has other jobs, too."""
 _PROBE_PAUSE_S: Final = 5.0
 _LAST_WORDS_S: Final = 1.0
 """Agents of a job end at the same moment, and their nodes then record it."""
@@ -77,6 +83,9 @@ _PREEMPTIONS: Final = (signal.SIGTERM, signal.SIGUSR1)
 _IGNORE: Final = """trap '' USR1; exec "$0" "$@\""""
 _GOES_ON: Final = ("RUNNING", "PREEMPTED", "TIMEOUT")
 """States of a job that has not been cancelled, and that is not queued again already."""
+_ENDS: Final = ("COMPLETING", "FAILED", "NODE_FAIL")
+_SCRIPT_LOST: Final = ("JobLaunchFailure", "NodeDown")
+"""Slurm's reasons for the end of a job whose script was killed on a node that is DOWN."""
 
 T = TypeVar("T")
 
@@ -204,6 +213,7 @@ class NodeSupervisor(Supervisor):
         self, folder: NodeFolder, spec: AppSpec, queue: EventQueue, driver: SlurmDriver, allocation: Allocation
     ) -> None:
         # Alone it cannot know how many of its role are left: see `_end_others`.
+        self._whole = spec
         alone = tuple(replace(role, replicas=1, min_replicas=None) for role in spec.roles)
         super().__init__(folder, replace(spec, roles=alone), queue, driver)
         self._elastic = {role.name for role in spec.roles if role.is_elastic}
@@ -350,6 +360,32 @@ class NodeSupervisor(Supervisor):
 
         self.ask_slurm(lambda: _read_end_s(self._allocation), act)
 
+    def watch_losses(self, replicas: Sequence[ReplicaId]) -> None:
+        """Have the job queued again once Slurm has lost more nodes than the app can do without.
+
+        A Slurm job cannot grow, so those that are left would wait for nodes in vain.
+
+        Args:
+            replicas: of the job's tasks, in their order.
+        """
+        details, task = self._spec.details, self._allocation.task
+        if not details["may_lose"] or details["continues"] == "no" or task >= _MOST_WATCHERS:
+            return
+        if not _is_of_hold(self._spec, replicas[task]):
+            check = functools.partial(self._check_losses, replicas)
+            self._event_queue.set_timer("losses", _LOSSES_PAUSE_S, check)
+
+    def _check_losses(self, replicas: Sequence[ReplicaId]) -> None:
+        def act(lost: Sequence[str]) -> None:
+            hosts = zip(replicas, self._allocation.hosts, strict=False)
+            left = Counter(replica.role for replica, host in hosts if host not in lost)
+            if lost and any(left[role.name] < role.needed for role in self._whole.roles):
+                self.leave(f"Slurm has lost node {', '.join(lost)}: too few are left", continues=True)
+            else:
+                self.watch_losses(replicas)
+
+        self.ask_slurm(lambda: _find_lost_nodes(self._allocation), act)
+
     @property
     def record(self) -> AppRecord:
         """The state."""
@@ -394,6 +430,7 @@ def main(arguments: list[str]) -> int:
     supervisor = NodeSupervisor(node, spec, event_queue, driver, allocation)
     supervisor.watch_signals()
     supervisor.watch_deadline()
+    supervisor.watch_losses(replicas)
     supervisor.begin()
     supervisor.run()
     supervisor.close()
@@ -461,7 +498,7 @@ def _can_go_on(folder: AppFolder, spec: AppSpec, allocation: Allocation, lost: R
     shared folder the records of the others cannot be read. What is left of a hold can be used.
     """
     role = next(each for each in spec.roles if each.name == lost.role)
-    if HOLD_FLAG in spec.details["replicas"][role.name][lost.index]["command"]:
+    if _is_of_hold(spec, lost):
         return True
     if not (spec.details["shared"] and spec.details["may_lose"]):
         return bool(spec.details["may_lose"])
@@ -473,6 +510,10 @@ def _can_go_on(folder: AppFolder, spec: AppSpec, allocation: Allocation, lost: R
                 app = None if record is None else record.app
                 good += app is None or app.phase is not AppPhase.ENDED or app.outcome is Outcome.SUCCEEDED
     return good >= role.needed
+
+
+def _is_of_hold(spec: AppSpec, replica: ReplicaId) -> bool:
+    return HOLD_FLAG in spec.details["replicas"][replica.role][replica.index]["command"]
 
 
 def _end_others(allocation: Allocation) -> None:
@@ -545,7 +586,8 @@ def _continue_job(folder: AppFolder, spec: AppSpec, allocation: Allocation) -> N
     """Queue the job again, or submit its follow-up, unless Slurm or the user has decided otherwise."""
     how = spec.details["continues"]
     state = _read_state(allocation)
-    if how == "no" or state not in _GOES_ON or not _may_go_on(folder, allocation):
+    goes_on = state in _GOES_ON or (state in _ENDS and _has_lost_script(allocation))
+    if how == "no" or not goes_on or not _may_go_on(folder, allocation):
         return
     if how == "follow-up":
         with contextlib.suppress(FileExistsError):  # another node was first
@@ -562,6 +604,16 @@ def _continue_job(folder: AppFolder, spec: AppSpec, allocation: Allocation) -> N
         if set(excluded) <= set(_read_excluded(allocation)):
             break
         _run("scontrol", text=f"{update}\n")
+
+
+def _has_lost_script(allocation: Allocation) -> bool:
+    """Return whether Slurm ends the job because an administrator has set the node of its script to DOWN.
+
+    If that node has crashed instead, it ends no job. A node that is lost is no longer among the job's.
+    """
+    job = _read_job(allocation)
+    left = expand_hosts(job.get("NodeList", ""))
+    return job.get("Reason") in _SCRIPT_LOST and bool(left) and allocation.hosts[0] not in left
 
 
 def _submit_follow_up(folder: AppFolder, spec: AppSpec, allocation: Allocation) -> None:

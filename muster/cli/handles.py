@@ -21,6 +21,8 @@ _HANDLE = re.compile(r"(?:(?P<scheduler>[\w-]+)://)?(?:(?P<session>[^/]*)/)?(?P<
 SAME_APPS: Final[Mapping[str, str]] = {"local_docker": "docker", "local_held": "held"}
 """A scheduler that has the same apps as another one."""
 _KUBERNETES: Final = "kubernetes"
+_TORCHX: Final = "torchx"
+"""The session in the handles that `torchx run` and `muster run` print."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,13 +64,27 @@ def find_app(word: str, env: Mapping[str, str]) -> AppName:
     found = list(_find_by_beginning(app_id, scheduler, env))
     exact = [each for each in found if each.app_id.rpartition(":")[2] == app_id] or found
     if len(exact) > 1:
-        names = ", ".join(f"{each.scheduler}://{each.app_id}" for each in exact)
+        names = ", ".join(f"{each.scheduler}://{_TORCHX}/{each.app_id}" for each in exact)
         raise ControlError(f"{word!r} may be any of {len(exact)} jobs: {names}", ExitCode.USAGE)
     if exact:
         return AppName(scheduler=scheduler or exact[0].scheduler, session=session, app_id=exact[0].app_id)
     if scheduler is None:
+        last_id = _find_last_in_cluster(app_id, env)
+        if last_id is not None:  # of a namespace that is not the context's
+            return AppName(scheduler=_KUBERNETES, session=session, app_id=last_id)
         raise ControlError(f"no job is named {word!r}; `muster list` lists them", ExitCode.UNKNOWN)
     return AppName(scheduler=scheduler, session=session, app_id=app_id)  # its adapter reports what it knows
+
+
+def describe_unknown(scheduler: str, app_id: str, env: Mapping[str, str]) -> str:
+    """Say in one line that a scheduler does not know an app. It may be the one that was submitted last from here."""
+    last_id = _read_last_remote(env) if scheduler == _KUBERNETES else None
+    if last_id is None or app_id not in (last_id, _find_name(last_id)):
+        return f"{scheduler} knows no app {app_id!r}"
+    return (
+        f"{last_id}, the last job that was submitted to Kubernetes from here, no longer exists in the cluster of this "
+        "kubeconfig: its Job was deleted, or removed after its ttl_s"
+    )
 
 
 def list_names(env: Mapping[str, str]) -> list[str]:
@@ -99,7 +115,7 @@ def _list_schedulers(state_dir: Path) -> list[str]:
 
 def _find_in_cluster(beginning: str, env: Mapping[str, str]) -> Iterator[AppName]:
     """Look in the current context's namespace. Find nothing if no cluster is set up or it does not answer."""
-    if not env.get("KUBECONFIG") and not os.path.exists(os.path.expanduser("~/.kube/config")):
+    if not _has_kubeconfig(env):
         return
     from muster.schedulers import kubernetes
 
@@ -111,6 +127,42 @@ def _find_in_cluster(beginning: str, env: Mapping[str, str]) -> Iterator[AppName
     for app_id in ids:
         if app_id.partition(":")[2].startswith(beginning):
             yield AppName(scheduler=_KUBERNETES, session="muster", app_id=app_id)
+
+
+def _has_kubeconfig(env: Mapping[str, str]) -> bool:
+    return bool(env.get("KUBECONFIG")) or os.path.exists(os.path.expanduser("~/.kube/config"))
+
+
+def _find_last_in_cluster(beginning: str, env: Mapping[str, str]) -> str | None:
+    """Return the id of the last job that was submitted to Kubernetes from here, if its name begins so.
+
+    None: it does not, or no cluster is set up.
+
+    Raises:
+        ControlError: its name begins so, and it no longer exists or cannot be looked up.
+    """
+    last_id = _read_last_remote(env)
+    if last_id is None or not _find_name(last_id).startswith(beginning) or not _has_kubeconfig(env):
+        return None
+    from muster.schedulers import kubernetes
+
+    try:
+        exists = kubernetes.create_scheduler("muster").describe_app(last_id) is not None
+    except (EngineError, SchedulerError) as error:
+        raise ControlError(f"no job of this machine is named {beginning!r}; {error}", ExitCode.UNKNOWN) from error
+    if not exists:
+        raise ControlError(describe_unknown(_KUBERNETES, last_id, env), ExitCode.UNKNOWN)
+    return last_id
+
+
+def _read_last_remote(env: Mapping[str, str]) -> str | None:
+    found = find_last_remote(find_state_dir(env), _KUBERNETES)
+    return None if found is None else found[1]
+
+
+def _find_name(app_id: str) -> str:
+    """Return the name in NAMESPACE:NAME, which the context and the kubeconfig may follow."""
+    return app_id.partition(":")[2].partition(":")[0]
 
 
 def _find_last(env: Mapping[str, str]) -> AppName:

@@ -19,7 +19,7 @@ from muster._shared.contract import AskKind, AskOutcome
 from muster._shared.control import ControlError, ExitCode
 from muster._shared.reports import Answer
 from muster.cli.adapters import create_scheduler
-from muster.cli.handles import find_app
+from muster.cli.handles import describe_unknown, find_app
 from muster.schedulers.adapter.scheduler import PluginScheduler
 from muster.schedulers.errors import (
     EndedAppError,
@@ -113,7 +113,7 @@ def delete(handle: str) -> Answer:
         if scheduler.describe_app(app_id) is not None:
             scheduler.delete_app(app_id)
         elif not scheduler.delete_unfinished(app_id):
-            raise ControlError(f"{scheduler.backend} knows no app {app_id!r}", ExitCode.UNKNOWN)
+            raise ControlError(describe_unknown(scheduler.backend, app_id, os.environ), ExitCode.UNKNOWN)
     return Answer(outcome=AskOutcome.DONE, line=f"{app_id} is removed, with its logs")
 
 

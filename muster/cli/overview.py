@@ -17,7 +17,7 @@ from torchx.specs import AppDef, AppState
 from muster._shared.contract import HOLD_FLAG, show_controls
 from muster._shared.control import ControlError, ExitCode
 from muster.cli.adapters import create_scheduler, describe_error, list_names
-from muster.cli.handles import SAME_APPS
+from muster.cli.handles import SAME_APPS, describe_unknown
 from muster.cli.operations import open_scheduler
 from muster.cli.prune import format_age
 from muster.schedulers.adapter.facts import AppFacts
@@ -60,7 +60,7 @@ def read_app(word: str) -> tuple[str, AppFacts]:
     with open_scheduler(word) as (scheduler, app_id):
         facts = _read_facts(scheduler, app_id)
         if facts is None:
-            raise ControlError(f"{scheduler.backend} knows no app {app_id!r}", ExitCode.UNKNOWN)
+            raise ControlError(describe_unknown(scheduler.backend, app_id, os.environ), ExitCode.UNKNOWN)
         return f"{scheduler.backend}://torchx/{app_id}", facts
 
 

@@ -7,9 +7,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, TypeGuard
 
+from torchx.specs import AppState, is_terminal
+
 from muster._shared.contract import EVENT_SCHEMA, LogNames
 from muster._shared.control import ControlError, ExitCode
 from muster._shared.foreign_files import parse_json, read_regular
+from muster.cli.handles import describe_unknown
 from muster.cli.operations import open_scheduler
 from muster.cli.output.streaming import say
 from muster.schedulers.agent_command import is_agent_role
@@ -145,7 +148,7 @@ def _load_app(word: str, role: str | None) -> JobRecords:
     with open_scheduler(word) as (scheduler, app_id):
         response = scheduler.describe_app(app_id)
         if response is None:
-            raise ControlError(f"{scheduler.backend} knows no app {app_id!r}", ExitCode.UNKNOWN)
+            raise ControlError(describe_unknown(scheduler.backend, app_id, os.environ), ExitCode.UNKNOWN)
         counts = {each.name: each.num_replicas for each in response.roles if is_agent_role(each)}
         if role is not None and role not in counts:
             names = ", ".join(counts) or "none"
@@ -173,10 +176,11 @@ def _load_app(word: str, role: str | None) -> JobRecords:
     for line in failed.values():
         say(line)
     if not events:
+        has_ended = is_terminal(response.state) or response.state is AppState.UNKNOWN
+        told = "How it ended and what it printed" if has_ended else "How it is doing and what it prints"
         line = (
             f"the records of {app_id} cannot be read: they are not here, and no running node has them; if its logs are "
-            "on a volume (MUSTER_LOG_DIR), name that folder. How it ended and what it printed is in "
-            "`muster status` and `muster log`"
+            f"on a volume (MUSTER_LOG_DIR), name that folder. {told} is in `muster status` and `muster log`"
         )
         raise ControlError(line, ExitCode.REFUSED)
     name = app_id if len(counts) == 1 else f"{app_id}, {role}"

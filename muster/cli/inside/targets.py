@@ -1,5 +1,6 @@
 """Which nodes of a job a command is for."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -7,6 +8,7 @@ from typing import Final
 from torchx.specs import AppState, is_terminal
 
 from muster._shared.control import ControlError, ExitCode, count_nodes
+from muster.cli.handles import describe_unknown
 from muster.schedulers.adapter.facts import AppFacts
 from muster.schedulers.adapter.scheduler import PluginScheduler
 from muster.schedulers.agent_command import is_agent_role
@@ -45,7 +47,7 @@ def find_targets(
     """
     facts = scheduler.read_facts(app_id)
     if facts is None:
-        raise ControlError(f"{scheduler.backend} knows no app {app_id!r}", ExitCode.UNKNOWN)
+        raise ControlError(describe_unknown(scheduler.backend, app_id, os.environ), ExitCode.UNKNOWN)
     if is_terminal(facts.state):
         raise ControlError(f"{app_id} has ended already ({facts.state.name})", ExitCode.ENDED)
     if facts.state is not AppState.RUNNING:

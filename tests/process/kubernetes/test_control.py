@@ -304,7 +304,7 @@ def test_delete(cluster, scheduler, app):
     assert [
         plural for _, _, plural, _ in cluster.objects if plural in ("jobs", "services", "configmaps", "secrets")
     ] == []
-    with pytest.raises(ControlError, match="kubernetes knows no app") as error:
+    with pytest.raises(ControlError, match="no longer exists in the cluster") as error:
         operations.delete(handle)
     assert error.value.exit_code is ExitCode.UNKNOWN
 

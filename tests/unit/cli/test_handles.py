@@ -8,6 +8,7 @@ from muster._shared.control import ControlError, ExitCode
 from muster.cli import handles
 from muster.cli.handles import find_app, list_names
 from muster.schedulers import kubernetes
+from muster.schedulers.errors import EngineError
 from muster.schedulers.supervision.app_folder import AppFolder
 from muster.schedulers.supervision.registry import AppRegistry, record_last_remote
 
@@ -72,7 +73,7 @@ def test_last_is_the_newest_also_in_a_cluster(env, tmp_path):
 @pytest.mark.parametrize(
     ("word", "line", "code"),
     [
-        ("mai", "'mai' may be any of 2 jobs: detached://main, local_cwd://main-a1", ExitCode.USAGE),
+        ("mai", "'mai' may be any of 2 jobs: detached://torchx/main, local_cwd://torchx/main-a1", ExitCode.USAGE),
         ("none", "no job is named 'none'; `muster list` lists them", ExitCode.UNKNOWN),
         ("a/b/c", "'a/b/c' is not an app handle; an example is local_cwd://torchx/train-x7k2", ExitCode.USAGE),
     ],
@@ -96,6 +97,61 @@ def test_a_name_that_no_local_app_has_is_looked_up_in_the_cluster(env, monkeypat
 
     monkeypatch.setattr(kubernetes, "create_scheduler", lambda session: Scheduler())
     assert str(find_app("tr", {**env, "KUBECONFIG": "config"})) == "kubernetes://muster/team:train-1"
+
+
+class Cluster:
+    """A cluster whose context's namespace has no jobs."""
+
+    def __init__(self, apps=()):
+        self.apps = apps
+
+    def list_apps(self, cfg):
+        return []
+
+    def describe_app(self, app_id):
+        return app_id if app_id in self.apps else None
+
+
+DELETED = (
+    "team:train-9, the last job that was submitted to Kubernetes from here, no longer exists in the cluster of this "
+    "kubeconfig: its Job was deleted, or removed after its ttl_s"
+)
+
+
+def test_the_last_job_of_a_cluster_that_was_deleted_is_no_typo(env, tmp_path, monkeypatch):
+    record_last_remote(tmp_path / "muster", "kubernetes", "team:train-9")
+    env["KUBECONFIG"] = "config"
+    monkeypatch.setattr(kubernetes, "create_scheduler", lambda session: Cluster())
+    for word in ("train-9", "train"):
+        with pytest.raises(ControlError) as caught:
+            find_app(word, env)
+        assert (str(caught.value), caught.value.exit_code) == (DELETED, ExitCode.UNKNOWN)
+    with pytest.raises(ControlError, match="no job is named 'rain'"):
+        find_app("rain", env)
+    for app_id in ("train-9", "team:train-9"):
+        assert handles.describe_unknown("kubernetes", app_id, env) == DELETED
+    assert handles.describe_unknown("kubernetes", "team:train", env) == "kubernetes knows no app 'team:train'"
+    assert handles.describe_unknown("slurm", "train-9", env) == "slurm knows no app 'train-9'"
+
+
+def test_the_last_job_of_another_namespace_has_its_name(env, tmp_path, monkeypatch):
+    record_last_remote(tmp_path / "muster", "kubernetes", "other:train-9")
+    monkeypatch.setattr(kubernetes, "create_scheduler", lambda session: Cluster(["other:train-9"]))
+    assert str(find_app("train", {**env, "KUBECONFIG": "config"})) == "kubernetes://muster/other:train-9"
+    with pytest.raises(ControlError, match="no job is named 'train'"):
+        find_app("train", env)  # without a cluster nothing is known of it
+
+
+def test_a_cluster_that_does_not_answer_for_the_last_job(env, tmp_path, monkeypatch):
+    def fail(app_id):
+        raise EngineError("it does not answer")
+
+    record_last_remote(tmp_path / "muster", "kubernetes", "other:train-9")
+    cluster = Cluster()
+    cluster.describe_app = fail
+    monkeypatch.setattr(kubernetes, "create_scheduler", lambda session: cluster)
+    with pytest.raises(ControlError, match="no job of this machine is named 'train'; it does not answer"):
+        find_app("train", {**env, "KUBECONFIG": "config"})
 
 
 def test_names_for_the_shell(env):

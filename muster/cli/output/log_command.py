@@ -5,7 +5,6 @@ keep attempts apart, if these can be read on this machine or in a node that runs
 replicas' output, by the prefix that agents give each rank's lines.
 """
 
-import json
 import os
 import re
 import sys
@@ -16,20 +15,22 @@ from pathlib import Path
 from typing import Final
 
 from torchx.schedulers.api import DescribeAppResponse, Stream
-from torchx.specs import AppState, is_terminal
+from torchx.specs import AppState, Role, is_terminal
 from torchx.specs.api import NONE
 
-from muster._shared.contract import LogNames
+from muster._shared.contract import LogNames, show_controls
 from muster._shared.control import ControlError, ExitCode
-from muster._shared.foreign_files import parse_json
 from muster._shared.reports import Report, name_ranks
+from muster.cli.handles import describe_unknown
 from muster.cli.operations import open_scheduler
 from muster.cli.output import rank_logs
+from muster.cli.output.agent_flags import count_ranks, has_tee
 from muster.cli.output.rank_logs import STDERR, STDOUT, RankPlace
+from muster.cli.output.reported import find_failure, list_stderr, parse_error
 from muster.cli.output.streaming import LinePrinter, say
 from muster.schedulers.adapter.scheduler import LogRequest, PluginScheduler
 from muster.schedulers.agent_command import is_agent_role
-from muster.schedulers.errors import EngineError
+from muster.schedulers.errors import EngineError, SchedulerError
 from muster.schedulers.failure_report import find_root_cause, parse_report
 from muster.schedulers.lines import LineSplitter
 from muster.schedulers.runner.shown.job_console import PREFIX, find_local_ranks
@@ -37,6 +38,9 @@ from muster.schedulers.runner.shown.job_console import PREFIX, find_local_ranks
 _LIMIT_BYTES: Final = 16 << 20
 """The limit for a file. A longer one is read from its end."""
 _LOOK_S: Final = 0.5
+_MOST_RANKS: Final = 1 << 16
+_NODE_WORDS: Final[Mapping[str, str]] = {"kubernetes": "pod", "docker": "container", "local_docker": "container"}
+"""What the output of a node ends with."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +94,7 @@ def print_log(word: str, query: LogQuery) -> int:
     with open_scheduler(word) as (scheduler, app_id):
         response = scheduler.describe_app(app_id)
         if response is None:
-            raise ControlError(f"{scheduler.backend} knows no app {app_id!r}", ExitCode.UNKNOWN)
+            raise ControlError(describe_unknown(scheduler.backend, app_id, os.environ), ExitCode.UNKNOWN)
         log = _Log(scheduler, app_id, response, query)
         if query.wants_ranks:
             log.print_ranks()
@@ -106,6 +110,8 @@ class _Log:
         self._response = response
         self._query = query
         self._records: dict[tuple[str, int], bytes] = {}
+        self._reports: dict[str, Report | None] = {}
+        """By role."""
         self._told: set[str] = set()
 
     # -- replicas -------------------------------------------------------------------------------------------------
@@ -163,10 +169,15 @@ class _Log:
         if any(shown):
             return
         self._check_known(rank, attempt)
-        if rank is None or (attempt is not None and not self._query.failed):
-            line = f"the files of attempt {attempt} cannot be read: they are not on this machine, and no node has them"
-            raise ControlError(line, ExitCode.REFUSED)
-        self._print_from_console(role, rank)
+        if rank is None:
+            raise ControlError(_describe_lost_attempt(attempt), ExitCode.REFUSED)
+        if attempt is not None and not self._query.failed:
+            if not self._print_from_report(role, rank, attempt, f"the files of attempt {attempt} cannot be read"):
+                raise ControlError(_describe_lost_attempt(attempt), ExitCode.REFUSED)
+            return
+        prefixes = self._print_from_console(role, rank)
+        if prefixes is not None:
+            self._print_what_is_left(role, rank, attempt, prefixes)
 
     def _check_known(self, rank: int | None, attempt: int | None) -> None:
         """Refuse a rank or an attempt that the job's agents have not recorded, if they have recorded any."""
@@ -194,10 +205,7 @@ class _Log:
         It is that of the job's report, or else of what its agents have recorded.
         """
         for role in roles:
-            content = self._read_file(role, 0, LogNames.REPORT)
-            report = parse_report(content) if content is not None else None
-            if report is None and len(roles) == 1:
-                report = _parse_error(self._response.structured_error_msg)
+            report = self._read_report(role)
             root = None if report is None else find_root_cause(report)
             if root is not None:
                 return role, root.global_rank, root.attempt
@@ -211,6 +219,16 @@ class _Log:
         state, why = self._response.state, self._response.msg
         ended = f"; it is {state.name}: {why}" if state is AppState.FAILED and why not in ("", NONE) else ""
         raise ControlError(f"no rank of {self._app_id} is known to have failed{ended}", ExitCode.REFUSED)
+
+    def _read_report(self, role: str) -> Report | None:
+        if role not in self._reports:
+            content = self._read_file(role, 0, LogNames.REPORT)
+            report = parse_report(content) if content is not None else None
+            is_only = sum(map(is_agent_role, self._response.roles)) == 1
+            if report is None and (is_only or (self._query.failed and self._query.role is not None)):
+                report = parse_error(self._response.structured_error_msg)
+            self._reports[role] = report
+        return self._reports[role]
 
     def _read_file(self, role: str, index: int, name: str) -> bytes | None:
         try:
@@ -255,18 +273,90 @@ class _Log:
         if self._query.grep is None or self._query.grep.search(line):
             sys.stdout.write(line if line.endswith("\n") else f"{line}\n")
 
-    def _print_from_console(self, role: str, rank: int) -> None:
-        say(f"the files of rank {rank} are gone or out of reach; these are its lines in the output of its node")
-        seen = False
+    def _print_from_console(self, role: str, rank: int) -> set[str] | None:
+        """Print the lines of a rank in the output of its node. If there are none, return the prefixes of all lines."""
+        is_found = False
+        prefixes: set[str] = set()
         for replica in self._list_replicas():
             if replica[0] != role:
                 continue
-            for line in select_rank(self._read_replica(*replica), role, rank):
-                seen = True
+            for line in select_rank(self._read_replica(*replica), role, rank, prefixes):
+                if not is_found:
+                    is_found = True
+                    where = "these are its lines in the output of its node"
+                    say(f"the files of rank {rank} are gone or out of reach; {where}")
                 self._print_line(line)
-        if not seen:
-            why = "does its agent have --tee 3, as with the components?"
-            raise ControlError(f"no line is marked as rank {rank}'s, and it has no file: {why}", ExitCode.REFUSED)
+        return None if is_found else prefixes
+
+    def _print_what_is_left(self, role: str, rank: int, attempt: int | None, prefixes: set[str]) -> None:
+        """Print what the job's report knows of a rank that has no file and no line.
+
+        Args:
+            role: the rank's role.
+            rank: the rank.
+            attempt: that of its failure. None: the last.
+            prefixes: those of all lines of the role.
+
+        Raises:
+            ControlError: there is no such rank, or the report knows no line of it.
+        """
+        is_unmarked = not prefixes and not has_tee(self._find_role(role))
+        if is_unmarked:
+            why = f"no line is marked as rank {rank}'s, and it has no file"
+        else:
+            why = f"the files and lines of rank {rank} are gone with its {self._node_word}, or out of reach"
+        if self._print_from_report(role, rank, attempt, why):
+            return
+        self._check_rank(role, rank, prefixes)
+        state = self._response.state
+        if is_unmarked:
+            line = f"{why}: its agents run without --tee 3, which the components give them"
+        elif not is_terminal(state) and state is not AppState.UNKNOWN:
+            line = f"rank {rank} has no line in the output of its node, and its files cannot be read from here"
+        else:
+            left = "has the job's report" if state is AppState.FAILED else "prints what is left of the job's output"
+            line = (
+                f"there is no file and no line of rank {rank} any more: its output ended with its {self._node_word}, "
+                f"or it wrote nothing; `muster log {self._app_id}` {left}"
+            )
+        raise ControlError(line, ExitCode.REFUSED)
+
+    @property
+    def _node_word(self) -> str:
+        return _NODE_WORDS.get(self._scheduler.backend, "node")
+
+    def _find_role(self, name: str) -> Role:
+        return next(role for role in self._response.roles if role.name == name)
+
+    def _check_rank(self, role: str, rank: int, prefixes: set[str]) -> None:
+        """Refuse a rank that the job does not have, by its status, or else by its size as it was submitted."""
+        count = self._read_world_size(role) or count_ranks(self._find_role(role))
+        ranks = list_ranks(prefixes, role) | set(range(min(count or 0, _MOST_RANKS)))
+        if count is not None and rank not in ranks:
+            raise ControlError(f"there is no rank {rank}; there are {name_ranks(ranks)}", ExitCode.REFUSED)
+        if rank > max(ranks, default=rank):  # how many there are is not known
+            line = f"no line is marked as rank {rank}'s; there are lines of {name_ranks(ranks)}"
+            raise ControlError(line, ExitCode.REFUSED)
+
+    def _read_world_size(self, role: str) -> int:
+        """Return it as the agents of a role have reported it last. 0: it is not known."""
+        try:
+            facts = self._scheduler.read_facts(self._app_id)
+        except (EngineError, SchedulerError):  # the rest is known without them
+            return 0
+        job = None if facts is None else facts.jobs.get(role)
+        return 0 if job is None or job.status is None else int(job.status.world_size)
+
+    def _print_from_report(self, role: str, rank: int, attempt: int | None, why: str) -> bool:
+        """Print `why` the report is asked, and the lines of a rank that it has. Return False if it has none."""
+        report = self._read_report(role) if STDERR in self._query.streams else None
+        failure = None if report is None else find_failure(report, rank, attempt)
+        lines = [] if failure is None else list(list_stderr(failure))
+        if lines:
+            say(f"{why}; the job's report has these lines of it")
+        for line in lines:
+            self._print_line(show_controls(line))
+        return bool(lines)
 
     def _follow_rank(self, role: str, rank: int | None, attempt: int | None) -> None:
         if rank is None:
@@ -339,12 +429,28 @@ def _read_from(path: Path, offset: int) -> bytes:
         return b""
 
 
-def select_rank(lines: Iterable[str], role: str, rank: int) -> Iterator[str]:
-    """Return the lines of one rank in the output of a node, without their prefix."""
+def select_rank(lines: Iterable[str], role: str, rank: int, prefixes: set[str] | None = None) -> Iterator[str]:
+    """Return the lines of one rank in the output of a node, without their prefix. `prefixes` gets those of all."""
     for line in lines:
         found = PREFIX.match(line)
-        if found is not None and names_rank(found["rank"] or find_local_ranks(found, role), rank):
+        if found is None:
+            continue
+        if prefixes is not None and line.startswith(f"[{role}"):
+            prefixes.add(found[0])
+        if names_rank(found["rank"] or find_local_ranks(found, role), rank):
             yield line[found.end() :]
+
+
+def list_ranks(prefixes: Iterable[str], role: str) -> set[int]:
+    """Return the ranks that prefixes of lines name."""
+    ranks: set[int] = set()
+    for prefix in prefixes:
+        found = PREFIX.match(prefix)
+        if found is not None:
+            for part in (found["rank"] or find_local_ranks(found, role)).split(","):
+                first, _, last = part.partition("-")
+                ranks.update(range(int(first), min(int(last or first) + 1, _MOST_RANKS)))  # a script may write it
+    return ranks
 
 
 def names_rank(text: str, rank: int) -> bool:
@@ -353,11 +459,5 @@ def names_rank(text: str, rank: int) -> bool:
     return any(int(first) <= rank <= int(last or first) for first, _, last in spans)
 
 
-def _parse_error(text: str) -> Report | None:
-    """Return the report in an error in torch's format, where an adapter has it there."""
-    try:
-        data = parse_json(text)
-    except ValueError:  # TorchX's text for none
-        return None
-    report = data.get("report") if isinstance(data, dict) else None
-    return parse_report(json.dumps(report)) if isinstance(report, dict) else None
+def _describe_lost_attempt(attempt: int | None) -> str:
+    return f"the files of attempt {attempt} cannot be read: they are not on this machine, and no node has them"

@@ -4,11 +4,14 @@ import json
 from types import SimpleNamespace
 
 import pytest
+from doubles import samples
 from torchx.specs import AppState, Role
 from torchx.specs.api import NONE
 
 from muster._shared.control import ExitCode
+from muster._shared.job_view import JobStatus
 from muster.cli import commands, operations
+from muster.schedulers.adapter.records import JobFacts
 from muster.schedulers.adapter.scheduler import PluginScheduler
 from muster.schedulers.errors import EngineError
 from muster.schedulers.lines import TimedLine
@@ -33,18 +36,22 @@ class Apps:
     backend = "one"
     find_run_dir = PluginScheduler.find_run_dir
 
-    def __init__(self, files=None, error=NONE, state=AppState.RUNNING):
-        self.files, self.requests = files or {}, []
-        roles = [Role(name="t", image="", entrypoint="python3", args=AGENT, num_replicas=2)]
+    def __init__(self, files=None, error=NONE, state=AppState.RUNNING, flags=(), world_size=0, lines=LINES):
+        self.files, self.requests, self.lines = files or {}, [], lines
+        self.jobs = {"t": JobFacts(status=JobStatus(world_size=world_size))}
+        roles = [Role(name="t", image="", entrypoint="python3", args=[*AGENT[:-1], *flags, "main.py"], num_replicas=2)]
         roles.append(Role(name="e", image="", entrypoint="sh", args=["x"]))
         self.response = SimpleNamespace(roles=roles, state=state, structured_error_msg=error, msg="why")
 
     def describe_app(self, app_id):
         return None if app_id == "gone" else self.response
 
+    def read_facts(self, app_id):
+        return SimpleNamespace(jobs=self.jobs)
+
     def read_log(self, app_id, request):
         self.requests.append(request)
-        return [line for line in LINES[request.role, request.index] if request.matches(line)]
+        return [line for line in self.lines[request.role, request.index] if request.matches(line)]
 
     def read_run_file(self, app_id, role, index, name, limit_bytes):
         assert role == "t"
@@ -209,7 +216,7 @@ def test_a_read_that_failed_is_a_line_with_its_reason(log):
             {},
             ["--rank", "9"],
             ExitCode.REFUSED,
-            "no line is marked as rank 9's, and it has no file: does its agent have --tee 3, as with the components?",
+            "there is no rank 9; there are ranks 0-3",
         ),
         (
             {},
@@ -229,6 +236,107 @@ def test_what_cannot_be_read_is_one_line(log, files, words, code, line):
     got, out, err = log(Apps(files), *words)
     assert (got, out) == (code, "")
     assert err.splitlines()[-1] == f"muster: {line}"
+
+
+GONE = {("t", 0): ["JOB FAILED  a: why\n", "[muster] failed after 3 s\n"], ("t", 1): ["[muster] t/1 has no log\n"]}
+"""Output of a Kubernetes job: the cluster has deleted the pod of rank 1, and rank 0 has written nothing."""
+FAILURE = {**samples.FAILURE, "global_rank": 1, "exit_code": 1}
+TEE = ["--nproc-per-node", "1", "--tee", "3"]
+
+
+def write_error(**failure):
+    return json.dumps(
+        {"message": "m", "report": {"run_id": "a", "reason": "why", "failures": [{**FAILURE, **failure}]}}
+    )
+
+
+TRACEBACK = "Traceback (most recent call last):\n  main.py\nValueError: boom"
+KNOWN = {"traceback": TRACEBACK, "exception": "ValueError: boom"}
+REPORTED = "the job's report has these lines of it"
+
+
+@pytest.mark.parametrize(
+    ("failure", "printed"),
+    [
+        ({**KNOWN, "stderr_tail": ["loads", *(f"[rank1]: {line}" for line in TRACEBACK.splitlines())]}, "whole"),
+        ({**KNOWN, "stderr_tail": ["loads"]}, f"loads\n{TRACEBACK}\n"),
+        (KNOWN, f"{TRACEBACK}\n"),
+        ({"exception": "KeyError: 'lr'", "stderr_tail": ["loads"]}, "loads\nKeyError: 'lr'\n"),
+        ({"signal": "SIGSEGV", "exit_code": None, "stderr_tail": ["core \x1b[2J"]}, None),
+    ],
+)
+@pytest.mark.parametrize("words", [["--failed"], ["--rank", "1"], ["--rank", "1", "--attempt", "0"]])
+def test_what_the_report_knows_of_a_rank_whose_output_is_gone(log, failure, printed, words):
+    """It printed no line, and blamed --tee 3."""
+    scheduler = Apps(error=write_error(**failure), state=AppState.FAILED, flags=TEE, lines=GONE)
+    scheduler.backend = "kubernetes"
+    code, out, err = log(scheduler, "--role", "t", *words)
+    assert code == 0, err
+    whole = "loads\n" + "".join(f"[rank1]: {line}\n" for line in TRACEBACK.splitlines())
+    if printed is not None:
+        assert out == (whole if printed == "whole" else printed)
+    assert "\x1b" not in out, "a script must not write to the terminal's own state"
+    why = "the files and lines of rank 1 are gone with its pod, or out of reach"
+    why = "the files of attempt 0 cannot be read" if "--attempt" in words else why
+    assert err.splitlines()[-1] == f"muster: {why}; {REPORTED}"
+    assert log(scheduler, "--role", "t", *words, "--grep", "nothing")[1] == ""
+
+
+def test_the_report_of_a_file_and_agents_without_tee(log):
+    report = {"run_id": "a", "reason": "why", "failures": [{**FAILURE, **KNOWN}]}
+    scheduler = Apps({(0, "report.json"): json.dumps(report).encode()}, state=AppState.FAILED, lines=GONE)
+    code, out, err = log(scheduler, "--failed")
+    assert (code, out) == (0, f"{TRACEBACK}\n")
+    assert err.splitlines()[-1] == f"muster: no line is marked as rank 1's, and it has no file; {REPORTED}"
+
+
+GONE_TEXT = "there is no file and no line of rank 1 any more: its output ended with its node, or it wrote nothing"
+UNMARKED_TEXT = "no line is marked as rank 1's, and it has no file"
+
+
+@pytest.mark.parametrize(
+    ("state", "flags", "line"),
+    [
+        (
+            AppState.FAILED,
+            TEE,
+            f"{GONE_TEXT}; `muster log a` has the job's report",
+        ),
+        (
+            AppState.SUCCEEDED,
+            ["-t3"],
+            f"{GONE_TEXT}; `muster log a` prints what is left of the job's output",
+        ),
+        (
+            AppState.RUNNING,
+            TEE,
+            "rank 1 has no line in the output of its node, and its files cannot be read from here",
+        ),
+        (
+            AppState.FAILED,
+            ["--nproc-per-node", "1", "--tee", "0"],
+            f"{UNMARKED_TEXT}: its agents run without --tee 3, which the components give them",
+        ),
+    ],
+)
+def test_why_nothing_is_known_of_a_rank(log, state, flags, line):
+    code, out, err = log(Apps(error=write_error(), state=state, flags=flags, lines=GONE), "--rank", "1")
+    assert (code, out, err.splitlines()) == (ExitCode.REFUSED, "", [f"muster: {line}"])
+
+
+@pytest.mark.parametrize(
+    ("flags", "world_size", "lines", "line"),
+    [
+        (TEE, 0, GONE, "there is no rank 7; there are ranks 0-1"),
+        (TEE, 4, GONE, "there is no rank 7; there are ranks 0-3"),
+        (["--nproc-per-node", "2", "--nnodes", "1:3"], 0, GONE, "there is no rank 7; there are ranks 0-5"),
+        (["--nproc-per-node", "gpu"], 0, LINES, "no line is marked as rank 7's; there are lines of ranks 0-3"),
+    ],
+)
+def test_the_ranks_that_there_are_where_no_records_can_be_read(log, flags, world_size, lines, line):
+    """It blamed --tee 3."""
+    code, out, err = log(Apps(flags=flags, world_size=world_size, lines=lines), "--role", "t", "--rank", "7")
+    assert (code, out, err) == (ExitCode.REFUSED, "", f"muster: {line}\n")
 
 
 def test_where_no_rank_has_failed_the_cause_of_the_jobs_end_is_said(log):

@@ -1,0 +1,33 @@
+"""What a job's report knows of a rank whose output is gone. Pure."""
+
+import json
+from collections.abc import Iterator
+
+from muster._shared.foreign_files import parse_json
+from muster._shared.reports import Failure, Report
+from muster.schedulers.failure_report import parse_report
+
+
+def parse_error(text: str) -> Report | None:
+    """Return the report in an error in torch's format, where an adapter has it there."""
+    try:
+        data = parse_json(text)
+    except ValueError:  # TorchX's text for none
+        return None
+    report = data.get("report") if isinstance(data, dict) else None
+    return parse_report(json.dumps(report)) if isinstance(report, dict) else None
+
+
+def find_failure(report: Report, rank: int, attempt: int | None) -> Failure | None:
+    """Return how a rank has failed, in this attempt or else in its last. None: the report does not have it."""
+    found = [each for each in report.failures if each.global_rank == rank and attempt in (None, each.attempt)]
+    return max(found, key=lambda each: each.attempt, default=None)
+
+
+def list_stderr(failure: Failure) -> Iterator[str]:
+    """Yield the last lines of a rank's stderr, and its traceback unless they have it. Nothing: the report has none."""
+    yield from failure.stderr_tail
+    tail = "\n".join(failure.stderr_tail)
+    text = failure.traceback or failure.exception or ""
+    if any(line.strip() not in tail for line in text.splitlines()):
+        yield from text.splitlines()

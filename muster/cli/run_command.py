@@ -22,17 +22,21 @@ from typing import Any, Final
 
 from torchx import specs
 from torchx.runner import Runner, config
-from torchx.schedulers.api import Stream
+from torchx.schedulers.api import DescribeAppResponse, Stream
 from torchx.specs import AppDef, AppDryRunInfo, AppState, is_terminal
 from torchx.specs.builders import materialize_appdef
 
+from muster._shared.contract import show_controls
 from muster._shared.control import ControlError, ExitCode
 from muster.cli.adapters import create_scheduler
+from muster.cli.output.reported import list_stderr, parse_error
 from muster.cli.output.streaming import LinePrinter, say
 from muster.schedulers.adapter.job_line import format_line
 from muster.schedulers.adapter.scheduler import LogRequest, PluginScheduler
 from muster.schedulers.adapter.status import parse_status
+from muster.schedulers.agent_command import is_agent_role
 from muster.schedulers.errors import EngineError, SchedulerError
+from muster.schedulers.failure_report import find_root_cause
 from muster.schedulers.runner.command_line import is_interrupted
 from muster.schedulers.runner.option_parsing import FALSE_WORDS
 
@@ -203,6 +207,8 @@ def _follow(scheduler: PluginScheduler, app_id: str, *, is_attached: bool, shows
             scheduler.wait_ended(app_id, _WAIT_S)
             response = scheduler.describe(app_id)
         has_report = printer.finish()
+        if response is not None and response.state is AppState.FAILED and not shows_lines:
+            has_report = _print_report(scheduler, app_id, response)
     except BaseException as error:
         scheduler.close()  # its last lines still come, and after Ctrl-C whether the job goes on
         printer.finish(_CLOSE_S)
@@ -215,6 +221,29 @@ def _follow(scheduler: PluginScheduler, app_id: str, *, is_attached: bool, shows
         facts = scheduler.read_facts(app_id)
         say(f"{app_id} {format_line(parse_status(response) if facts is None else facts)}")
     return 0 if response.state is AppState.SUCCEEDED else 1
+
+
+def _print_report(scheduler: PluginScheduler, app_id: str, response: DescribeAppResponse) -> bool:
+    """Print the report of a job whose lines were not shown, and return whether it was found in the output of node 0.
+
+    Where it is not there, print what else is known of the root cause, or what command prints the job's output.
+    """
+    roles = [role.name for role in response.roles if is_agent_role(role)]
+    if not roles:
+        return False
+    printer = LinePrinter(sys.stderr, shows_lines=False)
+    printer.start([(role, 0) for role in roles], lambda role, index: _read_lines(scheduler, app_id, role, index))
+    if printer.finish():
+        return True
+    report = parse_error(response.structured_error_msg)
+    root = None if report is None else find_root_cause(report)
+    lines = [] if report is None or root is None else list(list_stderr(root))
+    if root is not None and lines:
+        say(f"the report is not in the output of node 0; it has these lines of rank {root.global_rank}, the root cause")
+        for line in lines:
+            sys.stderr.write(f"{show_controls(line)}\n")
+    say(f"`muster log {app_id}` prints what is left of the job's output")
+    return False
 
 
 def _read_lines(scheduler: PluginScheduler, app_id: str, role: str, index: int) -> Iterable[str]:

@@ -36,11 +36,13 @@ class LinePrinter:
     Args:
         file: where to.
         holds_reports: False: a report is printed as it comes.
+        shows_lines: False: only the reports that were held back are printed.
     """
 
-    def __init__(self, file: TextIO, *, holds_reports: bool = True) -> None:
+    def __init__(self, file: TextIO, *, holds_reports: bool = True, shows_lines: bool = True) -> None:
         self._file = file
         self._holds_reports = holds_reports
+        self._shows_lines = shows_lines
         self._live = LiveLines()
         self._reports: dict[Replica, list[str]] = {}
         self._threads: list[threading.Thread] = []
@@ -91,13 +93,14 @@ class LinePrinter:
     def finish(self, limit_s: float = LAST_LINES_S) -> bool:
         """Wait for the last lines of a job that has ended, and print its reports. Return whether there was one.
 
-        What a reader has raised is a line: how the job has ended does not depend on it.
+        What a reader has raised is a line: how the job has ended does not depend on it. It is none where no lines are
+        shown.
         """
         deadline_s = time.monotonic() + limit_s
         for thread in self._threads:
             thread.join(max(0.0, deadline_s - time.monotonic()))
         self.close()
-        for error in self._errors[:1]:
+        for error in self._errors[:1] if self._shows_lines else ():
             say(f"lines are missing: {error}")
         return self.print_reports()
 
@@ -129,6 +132,10 @@ class LinePrinter:
                 lines = order.take_turns(number, lines)
             if self._holds_reports:
                 lines = self._hold_report((role, index), lines)
+            if not self._shows_lines:
+                for _ in lines:
+                    pass
+                return
             shown = self._live.show(
                 lines,
                 role,

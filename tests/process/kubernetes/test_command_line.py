@@ -7,8 +7,10 @@ import re
 import signal
 import subprocess
 import sys
+from contextlib import contextmanager
 
 import pytest
+from doubles.kubernetes_kubelet import run_kubelet
 from doubles.samples import write_report
 from harness import wait_until
 
@@ -220,17 +222,27 @@ def test_a_job_by_muster_alone(cluster, muster):
     assert muster("log", "--failed").stdout == "node 0\n"
 
 
-def test_a_job_that_muster_run_waits_for(cluster, torchx, tmp_path):
-    words = ["run", "-s", "kubernetes", "--log", "dist.ddp", "-j", "1x1", "--script", "main.py"]
-    with subprocess.Popen(
-        [sys.executable, "-m", "muster", *words],
-        cwd=tmp_path / "work",
-        env={**os.environ, "HOME": str(tmp_path), "XDG_STATE_HOME": str(tmp_path / "state")},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as waiting:
-        name = waiting.stdout.readline().strip().rpartition(":")[2]
+@pytest.fixture
+def start_muster(cluster, torchx, tmp_path):
+    """Starts `muster run` of a job; gives the process, and the job's name."""
+
+    @contextmanager
+    def start(*words):
+        with subprocess.Popen(
+            [sys.executable, "-m", "muster", "run", "-s", "kubernetes", *words, "--script", "main.py"],
+            cwd=tmp_path / "work",
+            env={**os.environ, "HOME": str(tmp_path), "XDG_STATE_HOME": str(tmp_path / "state")},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as waiting:
+            yield waiting, waiting.stdout.readline().strip().rpartition(":")[2]
+
+    return start
+
+
+def test_a_job_that_muster_run_waits_for(cluster, start_muster):
+    with start_muster("--log", "dist.ddp", "-j", "1x1") as (waiting, name):
         cluster.start_pod(cluster.find_pod(name, 0))
         cluster.write_log(cluster.find_pod(name, 0), "[main0]:trained\n", 1)
         cluster.end_pod(cluster.find_pod(name, 0), 0)
@@ -238,6 +250,69 @@ def test_a_job_that_muster_run_waits_for(cluster, torchx, tmp_path):
     assert waiting.returncode == 0, errors
     assert "main/0 [main0]:trained\n" in errors
     assert errors.splitlines()[-1].startswith(f"muster: team:{name} SUCCEEDED: since "), errors
+
+
+PAGE = f"{'=' * 70}\nJOB FAILED  x: rank 0 failed\nRoot cause\n{'=' * 70}\n[muster] failed after 3 s\n"
+
+
+@pytest.mark.parametrize("failed", [0, 1])
+def test_a_job_that_fails_while_muster_run_waits_without_its_lines(cluster, start_muster, failed):
+    """It ended with one line. The pod of node 0, whose output has the report, may be deleted with the job's end."""
+    with start_muster("--wait", "dist.ddp", "-j", "2x1") as (waiting, name):
+        for index in range(2):
+            cluster.start_pod(cluster.find_pod(name, index))
+        cluster.write_log(cluster.find_pod(name, 0), f"[main0|n0.r0]:trains\n{PAGE}", 1)
+        failure = {"global_rank": 0, "exception": "KeyError: 'lr'", "stderr_tail": ["loads", "KeyError: 'lr'"]}
+        report = write_report("rank 0 on node 0 (h) exited with code 1", failure)
+        cluster.end_pod(cluster.find_pod(name, failed), 1, report)  # FailJob: the controller deletes the other pod
+        _, errors = waiting.communicate(timeout=90)
+    assert waiting.returncode == 1, errors
+    assert "main/0" not in errors, "the lines are not asked for"
+    if failed == 0:
+        assert errors.endswith(PAGE), errors
+        return
+    *_, why, first, second, command, last = errors.splitlines()
+    assert why.endswith("not in the output of node 0; it has these lines of rank 0, the root cause"), errors
+    assert (first, second) == ("loads", "KeyError: 'lr'")
+    assert command == f"muster: `muster log team:{name}` prints what is left of the job's output"
+    assert last.startswith(f"muster: team:{name} FAILED: rank 0 on node 0 (h) exited with code 1"), errors
+
+
+BOOM = """
+import os, sys, time
+if os.environ["RANK"] == "1":
+    print("about to raise", file=sys.stderr)
+    raise ValueError("boom")
+time.sleep(60)
+"""
+
+
+def test_a_job_of_which_pods_are_gone(cluster, muster, start_muster, tmp_path):
+    """The first pod that ends fails the Job, and the controller deletes the other one with its output."""
+    (tmp_path / "work" / "main.py").write_text(BOOM)
+    with run_kubelet(cluster, tmp_path / "pods"), start_muster("--wait", "dist.ddp", "-j", "2x1") as (waiting, name):
+        _, errors = waiting.communicate(timeout=90)
+    assert waiting.returncode == 1, errors
+    assert "JOB FAILED  " in errors, errors
+    found = muster("log", "--failed")
+    assert "about to raise\n" in found.stdout, found
+    assert "ValueError: boom" in found.stdout, found
+    assert "--tee" not in found.stderr
+    assert muster("log", "--rank", "7", code=1).stderr == "muster: there is no rank 7; there are ranks 0-1\n"
+    assert "How it ended and what it printed" in muster("events", code=1).stderr
+    with cluster.lock:
+        for job in list(cluster.find("jobs")):
+            cluster.delete_object(("/apis/batch/v1", "team", "jobs", job["metadata"]["name"]))
+    assert f"team:{name}, the last job" in muster("status", name, code=3).stderr
+
+
+def test_the_records_of_a_job_that_runs_and_that_cannot_be_read(cluster, muster):
+    """It said where to see how it ended."""
+    name = muster("run", "-s", "kubernetes", "dist.ddp", "-j", "1x1", "--script", "main.py").stdout.rpartition(":")[2]
+    cluster.start_pod(cluster.find_pod(name.strip(), 0))
+    for command in ("events", "timeline"):
+        said = muster(command, code=1).stderr
+        assert "How it is doing and what it prints is in `muster status` and `muster log`" in said
 
 
 def test_a_cluster_that_is_not_reachable_is_named(torchx, muster, tmp_path):

@@ -66,6 +66,17 @@ def test_a_job_that_fails_ends_with_its_report(tmp_path, env):
     assert "AppStatus" not in done.stderr, "TorchX's dump of the state"
 
 
+def test_a_job_that_goes_on_alone_ends_with_its_report_too(tmp_path, env):
+    """With --wait and without --log its lines are not shown: it ended with one line."""
+    (tmp_path / "train.py").write_text("print('here')\nraise ValueError('bad batch')\n")
+    words = ["-s", "detached", "--wait", "dist.ddp", "-j", "2x1", "--start", "cold", "--script", "train.py"]
+    done = run(tmp_path, env, *words)
+    assert done.returncode == 1, done
+    lines, _, report = done.stderr.partition("=" * 70 + "\nJOB FAILED ")
+    assert "ValueError: bad batch" in report, done.stderr
+    assert "here" not in lines, done.stderr
+
+
 def test_a_program_that_is_no_agent_ends_with_the_reason(tmp_path, env):
     (tmp_path / "app.py").write_text(
         "from torchx import specs\n\n\ndef app() -> specs.AppDef:\n"

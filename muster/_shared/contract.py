@@ -438,7 +438,7 @@ class RoleKey:
     CPU_REQUEST: Final = "muster.cpu_request"
     """Present only if the user gave neither `cpu` nor `h`, and a node has more workers than TorchX's default has CPUs.
 
-    Its value is the number of workers. An adapter whose CPUs are those that a job may use asks for as many.
+    Its value is the number of workers. An adapter that asks for CPUs, or limits them, uses it: see `count_cpus`.
     """
 
     SECRET_ENV: Final = "muster.secret_env"

@@ -31,7 +31,7 @@ from muster.schedulers.docker.spec import (
 from muster.schedulers.errors import OptionError, SchedulerError
 from muster.schedulers.gpus import build_cache_env
 from muster.schedulers.grace import decide_app_grace_s
-from muster.schedulers.runner.roles import apply_macros
+from muster.schedulers.runner.roles import apply_macros, count_cpus
 
 _HOST_RANK0: Final = "127.0.0.1"
 """Rank 0 on the host's network. Not `localhost`: that may resolve to ::1 first, or not at all."""
@@ -177,7 +177,7 @@ class _Builder:
             ),
             devices=_build_devices(role),
             memory_bytes=memory_bytes,
-            cpus=float(resource.cpu) if resource.cpu > 0 else None,
+            cpus=count_cpus(role) if count_cpus(role) > 0 else None,
             gpus=max(0, int(resource.gpu)),
             shm_size_bytes=self._choose_shm_bytes(memory_bytes),
             ipc=self.options.ipc,

@@ -9,7 +9,7 @@ from typing import Final
 from torchx.specs import AppDef, Role, macros
 from torchx.specs.api import RetryPolicy
 
-from muster._shared.contract import Env
+from muster._shared.contract import Env, RoleKey
 from muster.schedulers.agent_command import find_program, is_agent_role
 from muster.schedulers.errors import SchedulerError
 from muster.schedulers.supervision.state import RetryScope, SupervisedRole
@@ -22,6 +22,15 @@ def apply_macros(role: Role, *, app_id: str, replica_id: int | str, img_root: st
     """Return a copy of the role with TorchX's macros substituted for one replica."""
     values = macros.Values(img_root=img_root, app_id=app_id, replica_id=str(replica_id), rank0_env=Env.RANK0_HOST)
     return values.apply(role)
+
+
+def count_cpus(role: Role) -> float:
+    """Return how many CPUs a node of a role gets: as many as it has workers, if the user gave no number.
+
+    0 or less: no number was given, and its workers are not known.
+    """
+    asked = role.metadata.get(RoleKey.CPU_REQUEST)
+    return float(asked if asked is not None else role.resource.cpu if role.resource is not None else 0)
 
 
 def share_workspace(app: AppDef, key: str) -> AppDef:

@@ -22,6 +22,7 @@ from muster.schedulers.adapter import (
     build_process_spec,
     build_role_labels,
     build_role_plan,
+    count_cpus,
     is_agent_role,
     mask_plans,
     plan_replica,
@@ -230,7 +231,7 @@ def _find_resource(role: Role) -> Resource:
 
 def _count_cpus(roles: Sequence[Role]) -> int:
     """Count the CPUs of a node. Slurm binds the workers to them, so each has one where the user gave no number."""
-    return max(int(role.metadata.get(RoleKey.CPU_REQUEST, _find_resource(role).cpu)) for role in roles)
+    return max(int(count_cpus(role)) for role in roles)
 
 
 def _list_gpu_flags(options: SlurmOptions, gpus: int) -> list[str]:

@@ -893,7 +893,7 @@ def test_the_process_that_submitted_an_app_stops_its_other_roles(cluster, schedu
     wait_stopped(cluster)
     status = scheduler.describe(app_id)
     assert status.state is AppState.FAILED
-    assert "1/1 Failed: exited with code 5" in status.msg
+    assert "1/3 Failed: exited with code 5" in status.msg
     assert "stopped because another role failed" in status.msg
     assert "still running" not in status.msg
     assert list(scheduler.log_iter(app_id, "trainer", 0)) == ["step 1\n"], "kept before the pod went"
@@ -1159,6 +1159,21 @@ def test_resize_is_one_patch_within_the_bounds(cluster, scheduler):
         match=r"a fixed number of nodes \(role 'trainer': 2\); only roles with -j MIN:MAX can resize",
     ):
         scheduler.resize_app(fixed, 1, None)
+
+
+def test_a_resize_ends_no_node_that_runs_before_one_that_does_not(cluster, scheduler):
+    """It ended the only node that had the job's state, and kept one whose pod was lost: the job began again at step 0.
+
+    Which nodes stay is Kubernetes' choice, by their index.
+    """
+    app_id = submit(scheduler, build_app(nodes=2, least=1))
+    cluster.start_pod(cluster.find_pod(f"{app_id.partition(':')[2]}-trainer", 1))
+    with pytest.raises(SchedulerError, match="1 would end node 1, which runs, and keep node 0, which does not: wait"):
+        scheduler.resize_app(app_id, 1, None)
+    cluster.start_pod(cluster.find_pod(f"{app_id.partition(':')[2]}-trainer", 0))
+    scheduler.resize_app(app_id, 1, None)
+    (job,) = cluster.find("jobs")
+    assert job["spec"]["completions"] == 1
 
 
 def rename(role, name):

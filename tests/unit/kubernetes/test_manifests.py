@@ -779,6 +779,11 @@ def test_an_elastic_agent_role_beside_another(flavor):
     assert rendezvous_of(build(*roles, flavor=flavor))["critic"][1] == "app-x1-critic"
 
 
+def test_each_worker_has_a_cpu_where_the_user_gave_no_number():
+    request = build(agent_role(metadata={RoleKey.CPU_REQUEST: "8"}))
+    assert container_of(request)["resources"]["requests"]["cpu"] == "8"
+
+
 def test_memory_from_a_default_is_not_a_limit():
     request = build(agent_role(metadata={RoleKey.MEMORY_REQUEST_MB: "4096"}))
     assert container_of(request)["resources"] == {"requests": {"cpu": "2", "memory": "4096Mi"}}

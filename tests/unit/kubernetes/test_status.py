@@ -249,7 +249,7 @@ def test_the_reason_of_the_end_is_shown_while_other_pods_still_end():
     terminating = pod(1, metadata={"deletionTimestamp": "2026-01-01T00:01:00Z"})
     status = describe([job(("FailureTarget", "FailedIndexes"))], [lost, terminating])
     assert status.msg.startswith(
-        "a replica failed more often than max_retries allows; 1/2 Failed: was ended by SIGTERM"
+        "a replica failed, and no retry of it was left (--max_retries); 1/2 Failed: was ended by SIGTERM"
     )
     assert status.num_restarts == 0, "no pod was replaced"
     both = job(("FailureTarget", "FailedIndexes"), ("Failed", "FailedIndexes"))

@@ -101,6 +101,7 @@ def _find_running(resources: Objects, ref: AppRef) -> list[dict[str, Any]]:
     ends = [read_job_end(parent) for parent in parents]
     if None not in ends:
         how = "failed" if "Failed" in ends else "succeeded"
+        how = "cancelled" if how == "failed" and any(map(is_cancelled, parents)) else how
         raise ControlError(f"{ref.name} has ended already ({how}): nothing was changed", ExitCode.ENDED)
     if any(map(is_cancelled, parents)):
         raise ControlError(f"{ref.name} is being stopped already: nothing was changed", ExitCode.REFUSED)

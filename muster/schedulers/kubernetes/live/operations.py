@@ -1,6 +1,6 @@
 """Operations on an existing app: find, delete, resize."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any, Final
 
@@ -29,6 +29,7 @@ from muster.schedulers.kubernetes.labels import (
     MANAGED_BY,
     read_role,
 )
+from muster.schedulers.kubernetes.live.pod_status import PodFact
 from muster.schedulers.kubernetes.manifests.app_annotation import decode_roles
 from muster.schedulers.kubernetes.names import (
     build_config_map_name,
@@ -178,17 +179,19 @@ def _is_ours(resources: Objects, kind: Kind, ref: AppRef, name: str) -> bool:
     return (labels.get(LABEL_MANAGED_BY), labels.get(LABEL_INSTANCE)) == (MANAGED_BY, ref.name)
 
 
-def resize(resources: Objects, ref: AppRef, nodes: int, role_name: str | None = None) -> None:
+def resize(resources: Objects, ref: AppRef, pods: Iterable[PodFact], nodes: int, role_name: str | None = None) -> None:
     """Change the number of nodes of an elastic role, within the MIN:MAX of its submission.
 
     Args:
         resources: of the cluster.
         ref: the app.
+        pods: those it has.
         nodes: new number.
         role_name: the role. None: the app's only elastic one.
 
     Raises:
-        SchedulerError: no such app or role, several elastic roles, not elastic, out of bounds, or it has ended.
+        SchedulerError: no such app or role, several elastic roles, not elastic, out of bounds, it has ended, or nodes
+            that run would be ended before others that do not.
     """
     parents = find_parents(resources, ref)
     if not parents:
@@ -210,8 +213,23 @@ def resize(resources: Objects, ref: AppRef, nodes: int, role_name: str | None = 
             f"role {role.name!r} of {ref.name!r} cannot be resized: Kueue admitted a part of its nodes and keeps their "
             "number; submit it with -cfg kueue_elastic=resize"
         )
+    _check_who_stays({fact.index for fact in pods if fact.role == label and fact.phase == "Running"}, nodes)
     # Kubernetes changes completions only with the parallelism.
     change: dict[str, Any] = {"parallelism": nodes, "completions": nodes}
     if kind == VOLCANO_JOB:
         change = volcano_jobs.resize_tasks(parent, label, nodes)
     resources.patch(kind, ref.namespace, parent["metadata"]["name"], {"spec": change})
+
+
+def _check_who_stays(running: set[int], nodes: int) -> None:
+    """Refuse to end nodes that run while some of those that would stay do not: the job could lose all its state.
+
+    Raises:
+        SchedulerError: it would.
+    """
+    absent, ended = sorted(set(range(nodes)) - running), sorted(index for index in running if index >= nodes)
+    if absent and ended:
+        raise SchedulerError(
+            f"{nodes} would end node {', '.join(map(str, ended))}, which runs, and keep node "
+            f"{', '.join(map(str, absent))}, which does not: wait until it runs (`muster status`)"
+        )

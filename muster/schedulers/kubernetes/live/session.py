@@ -194,7 +194,7 @@ class Session:
     def resize(self, app_id: str, nodes: int, role: str | None = None) -> None:
         """See `operations.resize`."""
         ref, resources = self._find(app_id)
-        operations.resize(resources, ref, nodes, role)
+        operations.resize(resources, ref, list_pods(resources, ref), nodes, role)
 
     def list_apps(self, options: Options) -> list[ListAppResponse]:
         """Return the apps of a namespace."""

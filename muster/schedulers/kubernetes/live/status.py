@@ -40,8 +40,8 @@ _STATES_WITHOUT_POD: Final = {
 _REASONS: Final = {
     "PodFailurePolicy": "",  # the pods' report explains it
     "BackoffLimitExceeded": "more replicas failed than max_retries allows",
-    "FailedIndexes": "a replica failed more often than max_retries allows",
-    "MaxFailedIndexesExceeded": "a replica failed more often than max_retries allows",
+    "FailedIndexes": "a replica failed, and no retry of it was left (--max_retries)",
+    "MaxFailedIndexesExceeded": "a replica failed, and no retry of it was left (--max_retries)",
     "DeadlineExceeded": "stopped because another role failed",
 }
 _EVENTS_REFUSED: Final = "this account may not list events, which say why pods wait"
@@ -321,7 +321,10 @@ def _describe_running_roles(parents: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _group_pods(observation: Observation, state: AppState) -> list[str]:
-    """Group pods, the largest group first: `3/4 Pending: Insufficient nvidia.com/gpu (3 of 3 nodes)`."""
+    """Group pods, the largest group first: `3/4 Pending: Insufficient nvidia.com/gpu (3 of 3 nodes)`.
+
+    The second number is that of the nodes: pods that were deleted count, too.
+    """
     current = _find_current(observation)
     groups: dict[tuple[str, str], list[PodFact]] = {}
     for fact in current.values():
@@ -330,10 +333,11 @@ def _group_pods(observation: Observation, state: AppState) -> list[str]:
         if healthy or (state is AppState.FAILED and fact.phase == "Pending"):
             continue
         groups.setdefault((fact.phase, reason), []).append(fact)
+    nodes = sum((job.get("spec") or {}).get("completions") or 0 for job in _list_jobs(observation.parents))
     clauses = []
     for (phase, reason), facts in sorted(groups.items(), key=lambda item: -len(item[1])):
         detail = next((f" ({fact.text.splitlines()[-1][:300]})" for fact in facts if fact.text), "")
-        clauses.append(f"{len(facts)}/{len(current)} {phase}: {reason}{detail}")
+        clauses.append(f"{len(facts)}/{max(nodes, len(current))} {phase}: {reason}{detail}")
     return clauses
 
 

@@ -48,6 +48,7 @@ from muster.schedulers.kubernetes.names import (
     build_token_key,
 )
 from muster.schedulers.naming import build_label
+from muster.schedulers.runner.roles import count_cpus
 
 LAST_CALL_S: Final = 30
 """How long an elastic job waits for more pods after the last one joined: they start seconds apart."""
@@ -281,8 +282,9 @@ def build_resources(inputs: AppInputs, role: RoleInputs) -> dict[str, Any]:
     options, resource = inputs.options, role.role.resource
     requests: dict[str, str] = {}
     limits: dict[str, str] = {}
-    if resource.cpu > 0:
-        requests["cpu"] = _format_cpu(max(0, round(resource.cpu * 1000) - options.reserved_millicpu))
+    cpus = count_cpus(role.role)
+    if cpus > 0:
+        requests["cpu"] = _format_cpu(max(0, round(cpus * 1000) - options.reserved_millicpu))
     requested_mb = role.role.metadata.get(RoleKey.MEMORY_REQUEST_MB)
     if requested_mb is not None:
         requests["memory"] = f"{requested_mb}Mi"

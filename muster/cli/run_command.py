@@ -226,11 +226,14 @@ def _follow(scheduler: PluginScheduler, app_id: str, *, is_attached: bool, shows
 def _print_report(scheduler: PluginScheduler, app_id: str, response: DescribeAppResponse) -> bool:
     """Print the report of a job whose lines were not shown, and return whether it was found in the output of node 0.
 
-    Where it is not there, print what else is known of the root cause, or what command prints the job's output.
+    Where it is not there, print what else is known of the root cause. The report may say that a traceback is above, so
+    a line names the commands that print the job's output.
     """
     roles = [role.name for role in response.roles if is_agent_role(role)]
     if not roles:
         return False
+    root_lines = f"`muster log --failed {app_id}` those of the root cause"
+    say(f"the job's lines were not shown: `muster log {app_id}` prints them, {root_lines}")
     printer = LinePrinter(sys.stderr, shows_lines=False)
     printer.start([(role, 0) for role in roles], lambda role, index: _read_lines(scheduler, app_id, role, index))
     if printer.finish():
@@ -242,7 +245,6 @@ def _print_report(scheduler: PluginScheduler, app_id: str, response: DescribeApp
         say(f"the report is not in the output of node 0; it has these lines of rank {root.global_rank}, the root cause")
         for line in lines:
             sys.stderr.write(f"{show_controls(line)}\n")
-    say(f"`muster log {app_id}` prints what is left of the job's output")
     return False
 
 

@@ -268,13 +268,14 @@ def test_a_job_that_fails_while_muster_run_waits_without_its_lines(cluster, star
         _, errors = waiting.communicate(timeout=90)
     assert waiting.returncode == 1, errors
     assert "main/0" not in errors, "the lines are not asked for"
+    commands = f"`muster log team:{name}` prints them, `muster log --failed team:{name}` those of the root cause"
+    assert f"muster: the job's lines were not shown: {commands}\n" in errors
     if failed == 0:
         assert errors.endswith(PAGE), errors
         return
-    *_, why, first, second, command, last = errors.splitlines()
+    *_, why, first, second, last = errors.splitlines()
     assert why.endswith("not in the output of node 0; it has these lines of rank 0, the root cause"), errors
     assert (first, second) == ("loads", "KeyError: 'lr'")
-    assert command == f"muster: `muster log team:{name}` prints what is left of the job's output"
     assert last.startswith(f"muster: team:{name} FAILED: rank 0 on node 0 (h) exited with code 1"), errors
 
 

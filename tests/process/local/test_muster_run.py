@@ -75,6 +75,7 @@ def test_a_job_that_goes_on_alone_ends_with_its_report_too(tmp_path, env):
     lines, _, report = done.stderr.partition("=" * 70 + "\nJOB FAILED ")
     assert "ValueError: bad batch" in report, done.stderr
     assert "here" not in lines, done.stderr
+    assert re.search(r"`muster log --failed train-\w+` those of the root cause\n$", lines), "the report refers to them"
 
 
 def test_a_program_that_is_no_agent_ends_with_the_reason(tmp_path, env):

@@ -2,6 +2,8 @@
 
 import contextlib
 import os
+import posixpath
+import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -9,14 +11,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from torchx.schedulers.api import DescribeAppResponse, ListAppResponse, Stream
-from torchx.specs import AppDef, AppDryRunInfo, Role, runopts
+from torchx.specs import AppDef, AppDryRunInfo, Role, VolumeMount, runopts
 from torchx.workspace.api import WorkspaceMixin
 
-from muster._shared.contract import AskKind, AskOutcome
+from muster._shared.contract import AskKind, AskOutcome, Env
 from muster._shared.control import count_nodes
 from muster._shared.reports import Answer
 from muster.schedulers.adapter.facts import AppFacts
 from muster.schedulers.adapter.scheduler import LogRequest, PluginScheduler
+from muster.schedulers.agent_command import is_agent_role
 from muster.schedulers.errors import SchedulerError
 from muster.schedulers.kubernetes.labels import WORKSPACE_KEY, find_submitter
 from muster.schedulers.kubernetes.manifests.bundles import pack_workspace
@@ -129,6 +132,8 @@ class KubernetesScheduler(PluginScheduler, WorkspaceMixin):  # type: ignore[misc
         else:
             for line in describe_unsent_scripts(app, WORKSPACE_KEY):
                 self._print_once(line)
+        for role in app.roles:
+            self._print_once(_describe_lost_paths(role))
         name = _build_name(app, options)
         request = build_request(
             app,
@@ -240,6 +245,18 @@ def _build_name(app: AppDef, options: Options) -> str:
     nodes = max((role.num_replicas for role in app.roles), default=1)
     limit = compute_app_limit(labels, options.flavor, nodes)
     return build_app_name(app.name, make_suffix(), reserve=NAME_LIMIT - limit)
+
+
+def _describe_lost_paths(role: Role) -> str:
+    """Say that the path of a checkpoint on a volume may be lost with the pods. "": it is kept, or has no volume."""
+    folders = [each.dst_path for each in role.mounts if isinstance(each, VolumeMount) and not each.read_only]
+    if not folders or Env.LOG_DIR in role.env or not is_agent_role(role):
+        return ""
+    name = shlex.quote(posixpath.join(folders[0], "muster"))
+    return (
+        "if all pods are replaced at once, `worker.resume_path()` forgets the last checkpoint: "
+        f"--env {Env.LOG_DIR}={name} keeps its path on the volume"
+    )
 
 
 def _plan_images(app: AppDef, cfg: Mapping[str, Any]) -> tuple[AppDef, Mapping[str, Any]]:

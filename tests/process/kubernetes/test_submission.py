@@ -64,6 +64,24 @@ def test_everything_is_created_in_order_and_owned(cluster, scheduler):
     assert len(secret["data"]["token-trainer"]) > 40
 
 
+@pytest.mark.parametrize(
+    ("change", "is_told"),
+    [
+        ({}, True),
+        ({"env": {"MUSTER_LOG_DIR": "/runs/logs"}}, False),
+        ({"mounts": [specs.VolumeMount(src="data", dst_path="/data", read_only=True)]}, False),
+        ({"mounts": []}, False),
+    ],
+)
+def test_a_job_with_a_volume_is_told_how_it_keeps_the_path_of_its_checkpoint(scheduler, capsys, change, is_told):
+    """A drain of all pods, and the job began at step 0, though its checkpoints lay on the volume."""
+    app = build_app()
+    vars(app.roles[0]).update({"mounts": [specs.VolumeMount(src="runs", dst_path="/runs")], **change})
+    scheduler.submit_dryrun(app, {})
+    line = "--env MUSTER_LOG_DIR=/runs/muster keeps its path on the volume"
+    assert (line in capsys.readouterr().err) == is_told
+
+
 def test_deleting_leaves_nothing(cluster, scheduler):
     app_id = submit(scheduler, build_app(extra=[echo_role()]))
     scheduler.delete(app_id)

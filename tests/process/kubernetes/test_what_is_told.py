@@ -176,7 +176,7 @@ def test_an_image_without_python_is_told_once(cluster, scheduler, start):
         cluster.apply_policies(pod, 128, ())
     status = scheduler.describe(app_id)
     reason = 'cannot start: exec: "python3": executable file not found in $PATH'
-    assert f"1/1 Failed: {reason}" in status.msg
+    assert f"1/2 Failed: {reason}" in status.msg
     assert status.msg.count("python3") == 1
     error = json.loads(status.roles_statuses[0].replicas[0].structured_error_msg)
     assert error["message"]["message"] == reason

@@ -146,6 +146,19 @@ def test_a_job_whose_first_node_an_administrator_takes_away_is_queued_again(own_
     job.close()
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("lost", ["n1", "n2"])
+def test_a_job_that_is_queued_again_names_the_node_that_slurm_has_lost(own_slurm, tmp_path, lost):
+    job = Job(own_slurm, tmp_path / "job", grace_s=12)
+    job.wait_steps(10)
+    assert lost in job.find_nodes(2)
+    own_slurm.run("scontrol", "update", f"NodeName={lost}", "State=DOWN", "Reason=x")
+    found = job.wait_state("PENDING")
+    assert found.msg.endswith(f"; incarnation 2; the one before ended: Slurm has lost node {lost}"), found
+    job.wait_line(f"the one before ended: Slurm has lost node {lost}")
+    job.close()
+
+
 def test_a_job_that_cannot_do_without_an_agent_ends_at_once(slurm, tmp_path):
     """No retry is left. The other node would wait for it until `join_timeout`, and its end would hide the cause."""
     job = Job(slurm, tmp_path / "job", app=build_app(tmp_path / "job", total=2000), grace_s=12)

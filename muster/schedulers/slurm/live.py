@@ -7,7 +7,7 @@ task that failed. Without a shared folder only Slurm is asked.
 import contextlib
 import re
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from torchx.specs import AppState, is_terminal
@@ -19,14 +19,22 @@ from muster.schedulers.adapter import (
     AppFolder,
     AppRecord,
     AppSpec,
+    JobFacts,
     ReplicaId,
     StateError,
     combine_facts,
 )
 from muster.schedulers.slurm import client, words
 from muster.schedulers.slurm.client import QueueEntry
-from muster.schedulers.slurm.node import NODE_NAME, NodeFolder, list_replicas, list_runs, read_sizes
-from muster.schedulers.slurm.request import LOG_NAME
+from muster.schedulers.slurm.node import (
+    LOG_NAME,
+    NODE_NAME,
+    NodeFolder,
+    choose_reason,
+    list_replicas,
+    list_runs,
+    read_sizes,
+)
 
 JOBS_NAME: Final = "jobs"
 """In the app's state folder: the ids of its jobs, one per line."""
@@ -217,7 +225,7 @@ def build_facts(app: App, told: AgentWords, submitted_s: float | None) -> AppFac
         lost = wanted - set(app.entry.nodes)
     return combine_facts(
         app.spec,
-        told,
+        replace(told, jobs={role: job for role, job in told.jobs.items() if _is_of_this_run(app, job)}),
         state=state,
         replicas=_list_statuses(app, state, lost),
         restarts=sum(each.record.app.num_restarts for each in app.nodes.values()),
@@ -227,6 +235,14 @@ def build_facts(app: App, told: AgentWords, submitted_s: float | None) -> AppFac
         submitted_s=submitted_s,
         since_s=app.entry.end_s if app.entry is not None and is_terminal(state) else None,
     )
+
+
+def _is_of_this_run(app: App, job: JobFacts) -> bool:
+    """Return whether agents report of the run that Slurm has started, and not of the one before."""
+    entry = app.entry
+    if entry is None or entry.state != "RUNNING" or entry.start_s is None or job.status is None:
+        return True
+    return job.status.time_s > entry.start_s - _CLOCKS_S
 
 
 def _list_statuses(app: App, state: AppState, lost: set[str]) -> list[ReplicaStatus]:
@@ -272,6 +288,9 @@ def _list_messages(app: App, state: AppState, lost: set[str]) -> list[str]:
         found.append(f"Slurm job {entry.job_id}{'' if entry.state == 'RUNNING' else f' is {entry.state.lower()}'}")
     if len(app.runs) > 1 or (app.runs and state is AppState.PENDING):
         found.append(f"incarnation {len(app.runs) + (state is AppState.PENDING)}")
+    if state is AppState.PENDING:
+        before = choose_reason([known.record.app.reason for known in app.nodes.values()])
+        found += [f"the one before ended: {before}"] if before else []
     return list(dict.fromkeys(found))
 
 

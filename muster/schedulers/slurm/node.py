@@ -11,6 +11,7 @@ import functools
 import glob
 import json
 import os
+import re
 import signal
 import stat
 import subprocess
@@ -44,6 +45,8 @@ NODE_NAME: Final = "node"
 """In a replica's folder of a run: the node's name."""
 HOSTS_NAME: Final = "hosts"
 """In a run's folder: the names of its nodes, in the order of the tasks. Slurm forgets those that it has lost."""
+LOG_NAME: Final = "slurm.log"
+"""In the app's state folder: what the script of its job and srun print, in all runs."""
 SCRIPT_NAME: Final = "job.sh"
 """In the app's state folder: the script of its job."""
 SIZES_NAME: Final = "sizes"
@@ -73,6 +76,11 @@ _LAST_WORDS_S: Final = 1.0
 """Agents of a job end at the same moment, and their nodes then record it."""
 _PORTS: Final = range(20000, 30000)
 """Below those that the system gives to anybody."""
+_SEARCH_S: Final = 3.0
+"""How long the record of a run that has ended waits for Slurm's answer, which was asked for at the signal."""
+_LOST_NODES: Final = re.compile(rb"srun: error: Node failure on (\S+)")
+_LOSS: Final = "Slurm has lost node"
+_LOG_LIMIT_BYTES: Final = 1 << 20
 _TIME_LIMIT: Final = "stopped before the time limit of its Slurm job is over"
 _NOTHING_SAVED: Final = (
     "time limit; the script has called muster.worker.saved for no new checkpoint, so the job does not go on"
@@ -226,6 +234,12 @@ class NodeSupervisor(Supervisor):
         self._is_at_limit = False
         """The time limit was why. False: it was not, or a signal that Slurm also sends then."""
         self._left_s = 0.0
+        self._lost: list[str] = []
+        self._search: threading.Thread | None = None
+        """Asks which node's loss made Slurm end the run."""
+        self._log = folder.app_state_dir / LOG_NAME
+        self._log_bytes = _find_size(self._log)
+        """What earlier runs have written, and the beginning of this one."""
         self._earlier = _read_checkpoints(folder, spec)
 
     def handle_event(self, event: events.Event | Told) -> None:
@@ -262,7 +276,7 @@ class NodeSupervisor(Supervisor):
     def _go_elsewhere(self, event: events.Event, lost: Sequence[str]) -> None:
         """Have the job queued again if its agents could not go on without nodes that Slurm has lost, too."""
         if lost and self._spec.details["continues"] != "no":
-            self.leave(f"Slurm has lost node {', '.join(lost)}", continues=True)
+            self.leave(_describe_loss(lost), continues=True)
         super().handle_event(event)
 
     def ask_slurm(self, ask: Callable[[], T], then: Callable[[T], None]) -> None:
@@ -297,6 +311,12 @@ class NodeSupervisor(Supervisor):
         It would run for ever, and always do the same steps. A preemption is not the fault of the job: Slurm itself
         queues it again, as often as it preempts it.
         """
+        if self._search is not None:
+            self._search.join(_SEARCH_S)
+            lost = self._lost or _read_lost(self._log, self._log_bytes)
+            if lost and self._record.app.outcome is Outcome.CANCELLED:
+                app = replace(self._record.app, reason=_describe_loss(lost))
+                self._record = replace(self._record, app=app)
         app = self._record.app
         if self.has_to_continue and app.outcome is Outcome.CANCELLED and self._would_repeat():
             self.has_to_continue = False
@@ -335,7 +355,26 @@ class NodeSupervisor(Supervisor):
     def _note_signal(self, signum: int, _frame: object) -> None:
         continues = signum != signal.SIGHUP
         why = f"Slurm sent {signal.Signals(signum).name}" if continues else "its role was resized"
-        self._event_queue.post(Told(lambda: self.leave(why, continues=continues)))
+
+        def act() -> None:
+            self.leave(why, continues=continues)
+            if continues:
+                self._search_loss()
+
+        self._event_queue.post(Told(act))
+
+    def _search_loss(self) -> None:
+        """Ask at once, and only once, whether a lost node is why: Slurm soon forgets which nodes a run had.
+
+        A job that may lose nodes gets no signal for it, and may have lost one long before.
+        """
+        if self._search is None and self._allocation.task < _MOST_WITNESSES and not self._spec.details["may_lose"]:
+
+            def run() -> None:
+                self._lost = _find_down_nodes(self._allocation)
+
+            self._search = threading.Thread(target=run, daemon=True)
+            self._search.start()
 
     def watch_deadline(self) -> None:
         """Let the replica end at `grace_s` before the end of the time limit, which may have moved until then."""
@@ -448,11 +487,22 @@ def describe_incarnation(folder: AppFolder, spec: AppSpec, allocation: Allocatio
     number = 1 + (len(earlier) if spec.details["shared"] else int(allocation.restarts))
     if number == 1:
         return ""
-    record = None
+    reasons = []
     if earlier:
-        with contextlib.suppress(StateError):
-            record = NodeFolder(folder.path, earlier[-1], replica).read_record()
-    return f"{number} {'' if record is None else record.app.reason}".strip()
+        for each in dict.fromkeys((replica, *list_replicas(spec)[:_MOST_WITNESSES])):
+            with contextlib.suppress(StateError):
+                record = NodeFolder(folder.path, earlier[-1], each).read_record()
+                reasons.append("" if record is None else record.app.reason)
+    return f"{number} {choose_reason(reasons)}".strip()
+
+
+def choose_reason(reasons: Sequence[str]) -> str:
+    """Choose why a run has ended of what its nodes have recorded: the first nodes know whether one was lost.
+
+    Args:
+        reasons: "" of a node that has recorded none. Without a lost node, the first one counts.
+    """
+    return next((each for each in reasons if each.startswith(_LOSS)), reasons[0] if reasons else "")
 
 
 def _end_run(
@@ -545,6 +595,50 @@ def _find_lost_nodes(allocation: Allocation) -> list[str]:
     state, _, text = _run("squeue", "-h", "-j", allocation.job_id, "-o", "%T %N").strip().partition(" ")
     left = expand_hosts(text) if state == "RUNNING" else []
     return [host for host in allocation.hosts if left and host not in left]
+
+
+def _find_down_nodes(allocation: Allocation) -> list[str]:
+    """Find the nodes of this run that are down, of those that the job no longer has.
+
+    While a job ends, it also has no longer the nodes that have ended their part. Find none without an answer.
+    """
+    left = expand_hosts(_run("squeue", "-h", "-t", "all", "-j", allocation.job_id, "-o", "%N").strip())
+    gone = [host for host in allocation.hosts if host not in left]
+    if not gone:
+        return []
+    down = set()
+    for line in _run("scontrol", "-o", "show", "node", ",".join(gone)).splitlines():
+        fields = dict(word.partition("=")[::2] for word in line.split())
+        if "DOWN" in fields.get("State", ""):
+            down.add(fields.get("NodeName"))
+    return [host for host in gone if host in down]
+
+
+def _find_size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def _read_lost(log: Path, offset: int) -> list[str]:
+    """Find the nodes that srun has lost. It names also one that is in service again when Slurm is asked.
+
+    Args:
+        log: where srun writes. Without a shared folder there is none.
+        offset: from where on it is of this run.
+    """
+    try:
+        with log.open("rb") as file:
+            file.seek(offset)
+            named = _LOST_NODES.findall(file.read(_LOG_LIMIT_BYTES))
+    except OSError:
+        return []
+    return list(dict.fromkeys(host for each in named for host in expand_hosts(each.decode(errors="replace"))))
+
+
+def _describe_loss(nodes: Sequence[str]) -> str:
+    return f"{_LOSS} {', '.join(nodes)}"
 
 
 def _may_go_on(folder: AppFolder, allocation: Allocation) -> bool:

@@ -28,12 +28,11 @@ from muster.schedulers.adapter import (
     plan_replica,
 )
 from muster.schedulers.slurm import payload
+from muster.schedulers.slurm.node import LOG_NAME
 from muster.schedulers.slurm.options import SlurmOptions
 
 WORKSPACE_KEY: Final = "muster.slurm_workspace"
 """In `Role.metadata`: absolute path of the folder that travels with the app."""
-LOG_NAME: Final = "slurm.log"
-"""What the script and `srun` say, in the app's state folder."""
 WORK_DIR: Final = "workspace"
 PAYLOAD_MARK: Final = "@PAYLOAD@"
 """In a script without a shared folder: where the zip comes."""

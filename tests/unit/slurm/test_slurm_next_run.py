@@ -1,6 +1,7 @@
 """Which nodes the next run of a job leaves out, by commands that stand in for Slurm's."""
 
 import json
+import signal
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -128,7 +129,7 @@ def test_a_follow_up_that_is_refused_is_submitted_again(monkeypatch: pytest.Monk
 def test_an_incarnation_knows_its_number_and_how_the_one_before_ended(tmp_path: Path, is_shared: bool) -> None:
     """A follow-up is another job, which Slurm counts anew. Without a shared folder earlier runs may be elsewhere."""
     role = SupervisedRole(name="w", replicas=1, runs_agent=True)
-    details = {"shared": is_shared}
+    details = {"shared": is_shared, "replicas": {"w": [{}]}}
     spec = AppSpec(
         app_id="app", scheduler="slurm", folder=str(tmp_path), driver="", roles=(role,), grace_s=5.0, details=details
     )
@@ -310,6 +311,59 @@ def test_a_run_that_its_limit_ends_goes_on_only_with_a_new_checkpoint(
     outcome = supervisor.record.app.outcome
     assert outcome is (Outcome.CANCELLED if goes_on else Outcome.FAILED)
     assert ("for no new checkpoint" in supervisor.record.app.reason) != goes_on
+
+
+LOST = "Slurm has lost node n2"
+
+
+@pytest.mark.parametrize(
+    ("job", "states", "line", "details", "why"),
+    [
+        ("n1,n3", "n2 DOWN*", "", {}, LOST),
+        ("", "n1 IDLE n2 DOWN+DRAIN n3 IDLE", "", {}, LOST),  # it is queued again already
+        ("n1,n3", "n2 IDLE", "", {}, "Slurm sent SIGTERM"),  # its part had ended first
+        ("n1,n3", "n2 IDLE", "srun: error: Node failure on n2\n", {}, LOST),
+        ("n1,n2,n3", "", "", {}, "Slurm sent SIGTERM"),
+        ("", "", "", {}, "Slurm sent SIGTERM"),  # the controller does not answer
+        ("n1,n3", "n2 DOWN*", "", {"may_lose": True}, "Slurm sent SIGTERM"),  # it was lost long before
+    ],
+)
+def test_a_run_that_ends_because_slurm_has_lost_a_node_names_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, job: str, states: str, line: str, details: dict[str, Any], why: str
+) -> None:
+    role = SupervisedRole(name="w", replicas=3, runs_agent=True)
+    details = {"continues": "requeue", "may_lose": False, "replicas": {"w": [{}] * 3}, "shared": True, **details}
+    spec = AppSpec(
+        app_id="a", scheduler="slurm", folder=str(tmp_path), driver="", roles=(role,), grace_s=5.0, details=details
+    )
+    replica = ReplicaId("w", 0)
+    folder = node.NodeFolder(tmp_path, ALLOCATION.run, replica)
+    folder.state_dir.mkdir(parents=True)
+    log = folder.app_state_dir / node.LOG_NAME
+    log.write_text("srun: error: Node failure on n9\n")
+    app = SupervisedApp(
+        replicas={replica: ReplicaState(status=ReplicaStatus.RUNNING, starts=1)}, phase=AppPhase.RUNNING
+    )
+    folder.write_record(AppRecord(app=app, machine=Machine.here(), submitted_s=1.0))
+    words = states.split()
+    shown = "".join(f"NodeName={name} State={state}\n" for name, state in zip(words[::2], words[1::2], strict=True))
+    monkeypatch.setattr(node, "_run", lambda *words, **_more: f"{job}\n" if words[0] == "squeue" else shown)
+    monkeypatch.setattr(node.NodeSupervisor, "_would_repeat", lambda _self: False)
+    posted: list[node.Told] = []
+    queue = EventQueue()
+    monkeypatch.setattr(queue, "post", posted.append)
+    supervisor = node.NodeSupervisor(folder, spec, queue, Driver(), ALLOCATION)  # type: ignore[arg-type]
+    supervisor._note_signal(signal.SIGTERM, None)
+    supervisor.handle_event(posted[0])
+    with log.open("a") as file:
+        file.write(line)
+    supervisor.handle_event(events.ReplicaEnded(replica=replica, exit_code=143))
+    supervisor.close()
+    assert supervisor.record.app.reason == why
+    second = replace(ALLOCATION, restarts="1")
+    for index in (0, 7):  # the node of the second knows nothing of it
+        told_next = node.describe_incarnation(AppFolder(tmp_path), spec, second, ReplicaId("w", index))
+        assert told_next == f"2 {why}" or (index and why != LOST)
 
 
 def write_time(wall_s: float) -> str:

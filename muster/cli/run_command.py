@@ -125,8 +125,8 @@ def build_app(component: str, words: Sequence[str]) -> AppDef:
         function = find_function(component)
         return materialize_appdef(function, list(words), defaults)
     except SystemExit:
-        if function is not None and "--" not in words and _has_unknown(words, inspect.signature(function).parameters):
-            say("arguments of the script follow `--`: dist.ddp --script main.py -- --steps 3")
+        if function is not None:
+            _hint_at_unknown(words, list(inspect.signature(function).parameters))
         raise
     except Exception as error:
         from torchx.specs.finder import ComponentNotFoundException, ComponentValidationException
@@ -136,10 +136,16 @@ def build_app(component: str, words: Sequence[str]) -> AppDef:
         raise ControlError(f"component {component}: {' '.join(str(error).split())}", ExitCode.REFUSED) from error
 
 
-def _has_unknown(words: Sequence[str], parameters: Iterable[str]) -> bool:
-    """Return whether a component has no parameter for one of the flags."""
-    flags = [word[2:].partition("=")[0] for word in words if word.startswith("--")]
-    return any(not any(name.startswith(flag) for name in (*parameters, "help")) for flag in flags)
+def _hint_at_unknown(words: Sequence[str], parameters: Sequence[str]) -> None:
+    """Say what may be meant by flags for which a component has no parameter."""
+    before = list(words[: words.index("--")] if "--" in words else words)
+    flags = [word[2:].partition("=")[0] for word in before if word.startswith("--")]
+    unknown = [flag for flag in flags if not any(name.startswith(flag) for name in (*parameters, "help"))]
+    meant = [name for flag in unknown for name in parameters if name == flag.replace("-", "_")]
+    if meant:
+        say(f"did you mean {' and '.join(repr(f'--{name}') for name in meant)}?")
+    elif unknown and "--" not in words:
+        say("arguments of the script follow `--`: dist.ddp --script main.py -- --steps 3")
 
 
 def find_function(component: str) -> Any:

@@ -159,6 +159,22 @@ def test_a_job_that_is_queued_again_names_the_node_that_slurm_has_lost(own_slurm
     job.close()
 
 
+def test_a_job_that_waits_is_neither_asked_nor_told_to_save(slurm, tmp_path):
+    job = Job(slurm, tmp_path / "job")
+    job.wait_steps(20)
+    wait_until(lambda: find_confirmed(job) >= 0, "a checkpoint of all ranks")
+    job_id, _ = job.find_job()
+    slurm.run("scontrol", "requeuehold", job_id)
+    job.wait_state("PENDING")
+    with pytest.raises(ControlError, match=rf"is PENDING: job {job_id} waits: "):
+        job.scheduler.ask_app(job.app_id, AskKind.CHECKPOINT, 10.0)
+    stopped = job.scheduler.stop_app(job.app_id, 10.0).line
+    assert stopped.startswith("it was waiting in the queue and is cancelled; its last checkpoint is step "), stopped
+    assert str(tmp_path) in stopped, stopped
+    job.wait_state("CANCELLED")
+    job.close()
+
+
 def test_a_job_that_cannot_do_without_an_agent_ends_at_once(slurm, tmp_path):
     """No retry is left. The other node would wait for it until `join_timeout`, and its end would hide the cause."""
     job = Job(slurm, tmp_path / "job", app=build_app(tmp_path / "job", total=2000), grace_s=12)

@@ -8,11 +8,13 @@ import contextlib
 import re
 import time
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 from torchx.specs import AppState, is_terminal
 from torchx.specs.api import ReplicaStatus
 
+from muster._shared.contract import LogNames
+from muster._shared.foreign_files import parse_json, read_regular
 from muster.schedulers.adapter import (
     AgentWords,
     AppFacts,
@@ -43,6 +45,7 @@ _CLOCKS_S: Final = 2.0
 _START_S: Final = 30.0
 """By then a task has started, where no record says it."""
 _SUBMISSION_S: Final = 86400.0
+_CHECKPOINT_LIMIT_BYTES: Final = 1 << 16
 _LOG_LIMIT_BYTES: Final = 2000
 _SAYS_LITTLE: Final = re.compile(r"srun: (error: .*task [0-9,-]+: |Job step aborted|got SIG|forcing job)|Try \"srun ")
 _STATES: Final = {
@@ -312,6 +315,17 @@ def explain_end(app: App, state: AppState) -> list[str]:
     if reasons:
         return [reasons[0], by_slurm]
     return [by_slurm, _read_last_line(app.folder)]
+
+
+def find_checkpoint(app: App) -> str:
+    """Return the step and the path of the last checkpoint that an app's agents have kept. "": none is known."""
+    found = []
+    for role in app.spec.roles:
+        for path in app.folder.role_dir(role.name).glob(f"*/{LogNames.CHECKPOINT}"):
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+                kept: Any = parse_json(read_regular(str(path), _CHECKPOINT_LIMIT_BYTES))
+                found.append((int(kept["number"]), f"step {int(kept['step'])} ({kept['path']})"))
+    return max(found, default=(0, ""))[1]
 
 
 def _read_last_line(folder: AppFolder) -> str:

@@ -302,7 +302,11 @@ class SlurmScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mis
 
     def ask_app(self, app_id: str, kind: AskKind, limit_s: float) -> Answer:
         """See `PluginScheduler`. The question travels through `srun --overlap`."""
-        return _ask(self._open_app(app_id), kind, limit_s)
+        app = self._open_app(app_id)
+        if app.state is AppState.PENDING:
+            assert app.entry is not None  # noqa: S101  # it waits
+            raise ControlError(f"{app_id} is PENDING: {words.explain_wait(app.entry)}", ExitCode.REFUSED)
+        return _ask(app, kind, limit_s)
 
     def run_in_node(
         self, app_id: str, role: str, index: int, command: Sequence[str], limit_s: float
@@ -329,6 +333,9 @@ class SlurmScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mis
         app = self._open_app(app_id)
         began_s = time.monotonic()
         _record_cancel(app)
+        was = _describe_rest(app)
+        if was:
+            return self._cancel_waiting(app, was, began_s)
         runs_agents = any(role.runs_agent for role in app.spec.roles)
         if app.state is AppState.RUNNING and runs_agents:
             asked = _ask(app, AskKind.STOP, limit_s)
@@ -338,6 +345,17 @@ class SlurmScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mis
             _cancel_jobs(app)
         is_over = self._wait_ended(app_id, app.spec.grace_s + _END_LIMIT_S)
         return close_stop(asked, "replicas", time.monotonic() - began_s, has_ended=is_over)
+
+    def _cancel_waiting(self, app: live.App, was: str, began_s: float) -> Answer:
+        """End an app of which nothing runs: it has never started, or waits to go on."""
+        _cancel_jobs(app)
+        is_over = self._wait_ended(app.spec.app_id, app.spec.grace_s + _END_LIMIT_S)
+        took_s = time.monotonic() - began_s
+        if not is_over:
+            return close_stop(Answer(outcome=AskOutcome.REFUSED, line=was), "replicas", took_s, has_ended=False)
+        saved = live.find_checkpoint(app)
+        line = f"{was} and is cancelled" + (f"; its last checkpoint is {saved}" if saved else "")
+        return Answer(outcome=AskOutcome.DONE, line=line, took_s=took_s)
 
     def _wait_ended(self, app_id: str, limit_s: float) -> bool:
         deadline_s, pauses = time.monotonic() + limit_s, list_pauses()
@@ -487,6 +505,14 @@ def _cancel_jobs(app: live.App) -> None:
     for entry in client.list_jobs(app.spec.app_id, live.read_jobs(app.folder)):
         if not is_terminal(words.STATES.get(entry.state, AppState.UNKNOWN)):
             client.cancel(entry.job_id)
+
+
+def _describe_rest(app: live.App) -> str:
+    """Say how an app is of which nothing runs, though it has not ended. "": it runs, as far as is known."""
+    if app.state is AppState.PENDING:
+        return "it was waiting in the queue"
+    is_between = app.entry is not None and app.entry.state == "COMPLETING" and bool(app.nodes)
+    return "it was between two runs" if is_between and not app.find_running() else ""
 
 
 def _need_node(app: live.App, role: str, index: int) -> str:

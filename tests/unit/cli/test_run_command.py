@@ -53,6 +53,22 @@ def test_arguments_of_the_script_without_dashes_before_them(words, is_said, caps
     assert ("arguments of the script follow `--`" in err) is is_said
 
 
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["--max-retries", "2"], "did you mean '--max_retries'?"),
+        (["--max-retries=2", "--", "--steps", "3"], "did you mean '--max_retries'?"),
+        (["--max-retries=2", "--hang-timeout=9"], "did you mean '--max_retries' and '--hang_timeout'?"),
+    ],
+)
+def test_an_option_of_the_component_has_an_underscore(words, hint, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        run_command.build_app("dist.ddp", ["--script", "main.py", *words])
+    err = capsys.readouterr().err
+    assert err.splitlines()[-1] == f"muster: {hint}"
+    assert "follow `--`" not in err
+
+
 def test_an_option_is_given_once(capsys):
     with pytest.raises(SystemExit, match="2"):
         commands.main(["run", "-s", "local_cwd", "-s", "docker", "dist.ddp"])

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from torchx.specs import AppState
 
 from muster._shared.contract import AskKind
 from muster._shared.control import ControlError
@@ -89,6 +90,7 @@ def test_where_srun_does_not_reach_a_node_another_one_is_asked(
     details = {"token": "secret", "replicas": {"trainer": [plan, plan]}}
     role = SimpleNamespace(name="trainer", runs_agent=True)
     app = SimpleNamespace(
+        state=AppState.RUNNING,
         entry=SimpleNamespace(job_id="7"),
         find_running=lambda role: nodes,
         spec=SimpleNamespace(app_id="app", roles=[role], details=details),

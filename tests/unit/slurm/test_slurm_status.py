@@ -1,4 +1,4 @@
-"""What is shown of an app whose job Slurm has queued again: nothing that agents said of the run before."""
+"""An app whose job waits, perhaps to go on: what is shown of it, asked of it, and what a stop says."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
+from muster._shared.contract import AskKind, AskOutcome
+from muster._shared.control import ControlError, ExitCode
 from muster._shared.job_view import JobState, JobStatus
 from muster.schedulers.adapter import AgentWords, JobFacts
-from muster.schedulers.slurm import live
+from muster.schedulers.slurm import client, create_scheduler, live
 from muster.schedulers.slurm.client import QueueEntry
 from muster.schedulers.supervision.app_folder import AppFolder, AppRecord
 from muster.schedulers.supervision.machine import Machine
@@ -61,3 +63,52 @@ def test_a_job_that_waits_says_why_the_run_before_ended(
     live.build_facts(build_app(tmp_path, entry, *reasons), AgentWords(), None)
     waits = "job 7 waits: jobs with a higher priority are before it (Priority)"
     assert "; ".join(messages) == f"{waits}; incarnation 2{why}"
+
+
+@pytest.fixture
+def scheduler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Its app waits in the queue."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    made = create_scheduler("test")
+    app = build_app(tmp_path, QueueEntry(job_id="7", state="PENDING", reason="Priority"))
+    app.spec.app_id, app.spec.grace_s, app.spec.roles = "app", 5.0, (SimpleNamespace(name="w", runs_agent=True),)
+    monkeypatch.setattr(made, "_open_app", lambda _app_id: app)
+    monkeypatch.setattr(made, "_wait_ended", lambda _app_id, _limit_s: True)
+    monkeypatch.setattr(client, "list_jobs", lambda _name, _ids: [app.entry])
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize(
+    ("kept", "end"),
+    [
+        (['{"number": 1, "step": 9, "path": "old"}', '{"number": 2, "step": 7, "path": "/s/7"}'], "step 7 (/s/7)"),
+        (["torn"], ""),
+        (["[]"], ""),
+        ([], ""),
+    ],
+)
+def test_a_job_that_waits_is_cancelled_and_its_last_checkpoint_is_named(
+    scheduler: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: list[str], end: str
+) -> None:
+    calls: list[str] = []
+    monkeypatch.setattr(client, "cancel", calls.append)
+    monkeypatch.setattr(client, "forbid_requeue", lambda job_id: calls.append(f"{job_id} once"))
+    AppFolder(tmp_path).state_dir.mkdir(parents=True)
+    for index, text in enumerate(kept):
+        path = AppFolder(tmp_path).role_dir("w") / f"run{index}" / "checkpoint.json"
+        path.parent.mkdir(parents=True)
+        path.write_text(text)
+    answer = scheduler.stop_app("app", 60.0)
+    assert answer.outcome is AskOutcome.DONE
+    assert answer.line == "it was waiting in the queue and is cancelled" + (
+        f"; its last checkpoint is {end}" if end else ""
+    )
+    assert calls == ["7 once", "7"]
+
+
+def test_a_job_that_waits_cannot_be_asked(scheduler: Any) -> None:
+    with pytest.raises(ControlError) as caught:
+        scheduler.ask_app("app", AskKind.STACKS, 60.0)
+    waits = "job 7 waits: jobs with a higher priority are before it (Priority)"
+    assert (str(caught.value), caught.value.exit_code) == (f"app is PENDING: {waits}", ExitCode.REFUSED)

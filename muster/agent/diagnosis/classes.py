@@ -60,6 +60,7 @@ _HOST_OOM_TEXTS: Final = (
 _DISK_TEXTS: Final = (
     r"No space left on device|[Dd]isk quota exceeded|Read-only file system|Input/output error",
     r"PytorchStreamWriter failed writing|inline_container\.cc:\d+\] \. unexpected pos",  # torch.save on a full disk
+    r"basic_ios::clear: iostream error",  # torch.save to a path there
 )
 _HANG_TEXTS: Final = (
     r"collective operation timeout|monitoredBarrier|Timed out waiting \d+ms for (?:recv|send) operation",

@@ -282,6 +282,7 @@ TABLE = (
     # disks
     Row("no space", "disk", "hh", raised("OSError: [Errno 28] No space left on device")),
     Row("a quota", "disk", "hh", raised("OSError: [Errno 122] Disk quota exceeded: '/home/u/out.pt'")),
+    Row("torch.save to a path", "disk", "hh", raised("RuntimeError: basic_ios::clear: iostream error")),
     Row("read-only", "disk", "hh", raised("OSError: [Errno 30] Read-only file system: '/scratch/log'")),
     Row(
         "torch.save without space",

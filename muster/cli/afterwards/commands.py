@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from muster._shared.codec import to_data
@@ -124,7 +125,11 @@ def write_timeline(
 
     with _without_collector():
         records = sources.load(word, role)
-        story = tell(records.name, place(records.events), records.tracebacks)
+        story = replace(
+            tell(records.name, place(records.events), records.tracebacks),
+            scheduler_state=records.scheduler_state,
+            scheduler_reason=records.scheduler_reason,
+        )
     written = {}
     if perfetto is not None:
         from muster.cli.afterwards.perfetto import build_trace
@@ -154,7 +159,7 @@ def _list_facts(story: "Story") -> dict[str, object]:
         "name": story.name,
         "started_s": round(story.start_s, 3),
         "duration_s": round(story.end_s - story.start_s, 3),
-        "has_ended": not story.runs,
+        "has_ended": not story.goes_on,
         "succeeded": story.succeeded,
         "ending": story.ending,
         "incarnations": story.incarnations,

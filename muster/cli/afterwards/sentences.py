@@ -7,7 +7,7 @@ from muster._shared.console.summary import CAUSES
 from muster._shared.job_view import describe_steps
 from muster._shared.reports import format_duration
 from muster.cli.afterwards.clocks import show_clock
-from muster.cli.afterwards.story import Story
+from muster.cli.afterwards.story import WAITING_STATES, Story
 
 HOW_TO_REPORT: Final = "call muster.worker.step(i) once per step in the script"
 _MOST_CAUSES: Final = 3
@@ -45,13 +45,29 @@ def _tell_course(story: Story) -> str:
     times = f"from {began} to {ended} UTC"
     done, most = story.steps_done
     steps = f", {describe_steps(done, most, story.total, ' done')}" if most else ""
-    if story.runs:
-        return f"The job has run for {took} {where}{steps}, since {began} UTC, and no record says that it has ended."
     again = f", in {story.incarnations} runs by its scheduler" if story.incarnations > 1 else ""
+    if story.goes_on:
+        return f"The job has run for {took} {where}{again}{steps}, since {began} UTC, {_tell_state(story)}."
     if story.succeeded:
         return f"The job ran for {took} {where}{again}, {times}, and succeeded{steps}."
     because = f": {story.ending}" if story.ending else ", and no record says why"
+    reason = story.scheduler_reason.removesuffix(".")
+    if (story.was_stopped or not story.ending) and reason not in ("", "cancelled", story.ending):
+        because += f"; its scheduler says {story.scheduler_state}: {reason}"
     return f"The job ran for {took} {where}{again}, {times}{steps}, and did not succeed{because}."
+
+
+def _tell_state(story: Story) -> str:
+    """Say of a job whose records have no end, or that goes on after it, what its scheduler says."""
+    state = story.scheduler_state
+    reason = f": {story.scheduler_reason.removesuffix('.')}" if story.scheduler_reason else ""
+    if state in WAITING_STATES:
+        return f"and waits to go on{reason}"
+    if not story.runs:
+        return f"and its scheduler says {state}"
+    if state in ("", "RUNNING"):
+        return "and no record says that it has ended"
+    return f"and no record says that it has ended; its scheduler says {state}{reason}"
 
 
 def _name_range(counts: Sequence[int], noun: str) -> str:
@@ -61,7 +77,7 @@ def _name_range(counts: Sequence[int], noun: str) -> str:
 
 
 def _tell_interruptions(story: Story) -> str:
-    if not story.recoveries and not story.failures:
+    if not story.recoveries and not story.failures and not story.stops:
         return "Nothing interrupted it."
     kinds = [_FAILURES.get(name, name) + (f" ({count} times)" if count > 1 else "") for name, count in
              story.failures.items()]  # fmt: skip
@@ -71,6 +87,9 @@ def _tell_interruptions(story: Story) -> str:
     parts = [f"It was interrupted by {listed}" if kinds else "No failure interrupted it"]
     if planned > 0:
         parts.append(f"nodes joined or left as asked {_times(planned)}")
+    if story.stops:
+        names = " and ".join(dict.fromkeys(story.stops))
+        parts.append(f"its agents were told to stop {_times(len(story.stops))} ({names})")
     costs = [each for each in story.recoveries if each.cost_s is not None]
     if costs:
         worst = max(costs, key=lambda each: each.cost_s or 0.0)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final, TypeGuard
 
 from torchx.specs import AppState, is_terminal
+from torchx.specs.api import NONE
 
 from muster._shared.contract import EVENT_SCHEMA, LogNames
 from muster._shared.control import ControlError, ExitCode
@@ -65,6 +66,9 @@ class JobRecords:
     """What ranks that failed have left, by attempt and global rank."""
     missing: str = ""
     """The nodes without records, in one sentence. "": all have records."""
+    scheduler_state: str = ""
+    """TorchX's name of the app's state. "": these are the records of a folder."""
+    scheduler_reason: str = ""
 
 
 def load(word: str, role: str | None = None) -> JobRecords:
@@ -185,7 +189,15 @@ def _load_app(word: str, role: str | None) -> JobRecords:
         raise ControlError(line, ExitCode.REFUSED)
     name = app_id if len(counts) == 1 else f"{app_id}, {role}"
     missing = describe_missing(events)
-    return JobRecords(name=name, events=events, report=report, tracebacks=tracebacks, missing=missing)
+    return JobRecords(
+        name=name,
+        events=events,
+        report=report,
+        tracebacks=tracebacks,
+        missing=missing,
+        scheduler_state=response.state.name,
+        scheduler_reason="" if response.msg == NONE else response.msg,
+    )
 
 
 def _read_tracebacks(events: Sequence[Event], read: Callable[[int, str], bytes]) -> dict[tuple[int, int], str]:

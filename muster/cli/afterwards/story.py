@@ -8,7 +8,7 @@ because it was killed, is taken from the agent that speaks for the next round.
 import math
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Final
@@ -25,6 +25,8 @@ PHASES: Final = (
 """What a node does. Bars name them by their index. What is also a part of the lost time has its name."""
 JOINING, STARTING, FIRST_STEP, TRAINING, HUNG, PAUSED, SAVING, STOPPING, BETWEEN, WAITING, LOST = range(11)
 _MOST_RECOVERIES: Final = 5000
+WAITING_STATES: Final = ("UNSUBMITTED", "SUBMITTED", "PENDING")
+"""TorchX's states of an app that waits to run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,6 +102,20 @@ class Story:
     failures: Mapping[str, int]
     uncertainty_s: float | None
     """The largest of all nodes. None: of one it is not known."""
+    stops: tuple[str, ...] = ()
+    """The signals that ended its incarnations, oldest first, of those that a signal has ended."""
+    was_stopped: bool = False
+    """Its last incarnation was ended by a signal, or by agreement."""
+    scheduler_state: str = ""
+    """TorchX's name of its state. "": the scheduler was not asked."""
+    scheduler_reason: str = ""
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether its scheduler says that it is not over, although the records of its last incarnation have an end."""
+        if self.runs or self.succeeded:
+            return self.runs
+        return self.scheduler_state in WAITING_STATES or (self.scheduler_state == "RUNNING" and self.was_stopped)
 
 
 def tell(
@@ -125,6 +141,7 @@ def tell(
     detail = ended[0].event.detail if ended else {}
     nodes = _tell_nodes(placed, job, end_s, runs=runs)
     known = [each.uncertainty_s for each in placed]
+    stops = {incarnation: name for incarnation, name in _list_stops(placed) if incarnation < last or not runs}
     return Story(
         name=name,
         start_s=start_s,
@@ -146,7 +163,29 @@ def tell(
         time_to_start_s=job.history.time_to_start_s,
         failures=dict(job.history.failures),
         uncertainty_s=None if any(each is None for each in known) else max(each or 0.0 for each in known),
+        stops=tuple(stops.values()),
+        was_stopped=last in stops or detail.get("drained") is True,
     )
+
+
+def _list_stops(placed: Sequence[Placed]) -> Iterator[tuple[int, str]]:
+    """Find the signals that agents got in the last round of each incarnation, if no failure and no person ended it."""
+    for incarnation in sorted({each.incarnation for each in placed}):
+        own = [each.event for each in placed if each.incarnation == incarnation]
+        number = max(each.round for each in own)
+        ended = next((each.detail for each in own if each.what == "job_ended"), {"drained": True})
+        is_asked = any(_is_stop(each) for each in own if each.round == number)
+        signals = _list_signals(own, number)
+        if ended.get("drained") is True and signals and not is_asked:
+            yield incarnation, " and ".join(signals)
+
+
+def _list_signals(events: Sequence[Event], number: int) -> list[str]:
+    return sorted({str(each.detail.get("name")) for each in events if each.what == "signal" and each.round == number})
+
+
+def _is_stop(event: Event) -> bool:
+    return event.what == "requested" and event.detail.get("kind") == "stop"
 
 
 def _find_ending(events: Sequence[Event], number: int, ended: Mapping[str, Any]) -> str:
@@ -157,8 +196,7 @@ def _find_ending(events: Sequence[Event], number: int, ended: Mapping[str, Any])
         number: of its last round.
         ended: what the record of the job's end says. Empty: there is none.
     """
-    last = [each for each in events if each.round == number]
-    is_asked = any(each.what == "requested" and each.detail.get("kind") == "stop" for each in last)
+    is_asked = any(_is_stop(each) for each in events if each.round == number)
     if ended.get("drained") is True:
         found = str(ended.get("reason") or "all ranks stopped at one step, before the work was done")
         return f"{found} (muster stop)" if is_asked else found
@@ -167,7 +205,7 @@ def _find_ending(events: Sequence[Event], number: int, ended: Mapping[str, Any])
     lost = [str(each.detail.get("reason") or "") for each in events if each.what == "rendezvous_lost"]
     if lost:
         return lost[-1]
-    signals = sorted({str(each.detail.get("name")) for each in last if each.what == "signal"})
+    signals = _list_signals(events, number)
     received = f"its agents received {' and '.join(signals)}" if signals else ""
     return f"muster stop; {received}".rstrip("; ") if is_asked else received
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -250,6 +251,62 @@ def test_a_stopped_job_has_ended_although_a_node_was_lost_before() -> None:
     assert tell_story(story)[0].endswith("and did not succeed: its agents received SIGTERM.")
     job.agents[0].write(job.at_s - 1.0, "requested", kind="stop", limit_s=60)
     assert tell_story(tell_job(job))[0].endswith("and did not succeed: muster stop; its agents received SIGTERM.")
+
+
+WAITS = "job 7 waits: its time to begin has not come (BeginTime)"
+CANCELLED = "Slurm sent SIGTERM; Slurm ended job 7: a person or a program cancelled it with scancel (CANCELLED)"
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "end", "has_ended"),
+    [
+        ("PENDING", WAITS, f" UTC, and waits to go on: {WAITS}.", False),
+        ("RUNNING", "Slurm job 7", " UTC, and its scheduler says RUNNING.", False),
+        ("CANCELLED", CANCELLED, f", before the work was done; its scheduler says CANCELLED: {CANCELLED}.", True),
+        (
+            "CANCELLED",
+            "cancelled",
+            "and did not succeed: all ranks stopped at one step, before the work was done.",
+            True,
+        ),
+        ("", "", "and did not succeed: all ranks stopped at one step, before the work was done.", True),
+    ],
+)
+def test_a_job_that_its_scheduler_stops_is_interrupted_and_may_go_on(state, reason, end, has_ended) -> None:
+    job = Job(count=2)
+    job.start()
+    job.step(20)
+    for agent in job.agents:
+        agent.write(job.at_s, "signal", name="SIGTERM", guard_died=False)
+        agent.write(job.at_s + 1.0, "job_ended", succeeded=False, drained=True, reason="")
+    story = replace(tell_job(job), scheduler_state=state, scheduler_reason=reason)
+    course, interruptions, _ = tell_story(story)
+    assert course.endswith(end)
+    assert course.startswith("The job ran for " if has_ended else "The job has run for ")
+    assert interruptions == "No failure interrupted it; its agents were told to stop once (SIGTERM)."
+    assert story.goes_on is not has_ended
+
+
+def test_of_a_job_without_an_end_its_scheduler_is_believed() -> None:
+    job = Job(count=2)
+    job.start()
+    job.step(20)
+    story = replace(tell_job(job), scheduler_state="FAILED", scheduler_reason="Slurm ended job 7: (NODE_FAIL)")
+    says = "and no record says that it has ended; its scheduler says FAILED: Slurm ended job 7: (NODE_FAIL)."
+    assert tell_story(story)[0].endswith(says)
+    assert tell_story(replace(story, scheduler_state="RUNNING"))[0].endswith("and no record says that it has ended.")
+
+
+def test_a_job_that_failed_by_itself_or_that_a_person_stopped_was_not_told_to_stop() -> None:
+    job = Job(count=2)
+    job.start()
+    job.step(20)
+    for agent in job.agents:
+        agent.write(job.at_s, "job_ended", succeeded=False, drained=False, reason="rank 1 exited with code 1")
+        agent.write(job.at_s + 1.0, "signal", name="SIGTERM", guard_died=False)
+    story = replace(tell_job(job), scheduler_state="FAILED", scheduler_reason="rank 1 on node 1 exited with code 1")
+    assert tell_story(story)[0].endswith("and did not succeed: rank 1 exited with code 1.")
+    assert tell_story(story)[1] == "Nothing interrupted it."
 
 
 def test_who_reports_no_steps_is_told_how_to() -> None:

@@ -159,6 +159,15 @@ def test_a_job_that_is_queued_again_names_the_node_that_slurm_has_lost(own_slurm
     job.close()
 
 
+def test_the_log_of_a_job_whose_tasks_could_not_start_is_what_srun_says(slurm, tmp_path, capsys):
+    job = Job(slurm, tmp_path / "job", python="/opt/nope/bin/python3")
+    job.wait_state("FAILED")
+    lines = read_shell(capsys, "log", f"slurm://test/{job.app_id}").splitlines()
+    assert any("w/0 slurm.log: slurmstepd" in line and "execve(): /opt/nope/bin/python3" in line for line in lines)
+    assert not any(line.startswith("w/1") for line in lines), "once"
+    job.close()
+
+
 def test_a_job_that_waits_is_neither_asked_nor_told_to_save(slurm, tmp_path):
     job = Job(slurm, tmp_path / "job")
     job.wait_steps(20)

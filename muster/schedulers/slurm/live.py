@@ -330,9 +330,14 @@ def find_checkpoint(app: App) -> str:
 
 def _read_last_line(folder: AppFolder) -> str:
     """Return what the script or srun has said last that is more than an exit code: why nothing has started."""
+    lines = read_last_lines(folder)
+    return ([line for line in lines if not _SAYS_LITTLE.search(line)] or lines or [""])[-1]
+
+
+def read_last_lines(folder: AppFolder) -> list[str]:
+    """Return the last lines of what the script and srun have said."""
     try:
         text = (folder.state_dir / LOG_NAME).read_bytes()[-_LOG_LIMIT_BYTES:].decode(errors="replace")
     except OSError:
-        return ""
-    lines = [line for line in text.splitlines() if line.strip()]
-    return ([line for line in lines if not _SAYS_LITTLE.search(line)] or lines or [""])[-1]
+        return []
+    return [line for line in text.splitlines() if line.strip()]

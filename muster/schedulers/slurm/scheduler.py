@@ -71,7 +71,7 @@ from muster.schedulers.adapter import (
 )
 from muster.schedulers.agent_command import find_program
 from muster.schedulers.slurm import client, live, payload, words
-from muster.schedulers.slurm.node import SCRIPT_NAME, SIZES_NAME, read_sizes
+from muster.schedulers.slurm.node import LOG_NAME, SCRIPT_NAME, SIZES_NAME, read_sizes
 from muster.schedulers.slurm.options import SlurmOptions
 from muster.schedulers.slurm.request import (
     PAYLOAD_MARK,
@@ -85,6 +85,8 @@ from muster.schedulers.slurm.request import (
 )
 
 BACKEND: Final = "slurm"
+_START_LINES: Final = 10
+"""So many lines of what srun has said show why no task could start."""
 _LOOK_S: Final = 2.0
 """How often all readers of one app's logs together ask Slurm whether it has ended."""
 _END_LIMIT_S: Final = 120.0
@@ -259,7 +261,7 @@ class SlurmScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mis
             from muster.schedulers.slurm.logs import NodeSource
 
             source = NodeSource(app, replica, request.stream.value)
-        return read_lines(
+        lines = read_lines(
             source,
             lambda: self._has_ended(app_id),
             pattern=request.pattern,
@@ -267,6 +269,18 @@ class SlurmScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mis
             until_s=request.until_s,
             follow=request.follow,
         )
+        is_first = replica == ReplicaId(app.spec.roles[0].name, 0)
+        return self._add_start_errors(app_id, lines, request) if is_first else lines
+
+    def _add_start_errors(self, app_id: str, lines: Iterator[str], request: LogRequest) -> Iterator[str]:
+        """Let what srun has said follow, if the job has ended and none of its tasks could start."""
+        yield from lines
+        app = self._find_app(app_id)
+        if app is not None and app.is_shared and not app.runs and is_terminal(app.state):
+            for line in live.read_last_lines(app.folder)[-_START_LINES:]:
+                text = f"{LOG_NAME}: {line}\n"
+                if request.matches(text):
+                    yield text
 
     def _has_ended(self, app_id: str) -> bool:
         """Return whether nothing follows in an app's logs. A controller that is restarted is waited for."""

@@ -1,15 +1,18 @@
 """An app whose job waits, perhaps to go on: what is shown of it, asked of it, and what a stop says."""
 
+import re
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from torchx.schedulers.api import Stream
 
 from muster._shared.contract import AskKind, AskOutcome
 from muster._shared.control import ControlError, ExitCode
 from muster._shared.job_view import JobState, JobStatus
-from muster.schedulers.adapter import AgentWords, JobFacts
+from muster.schedulers.adapter import AgentWords, JobFacts, LogRequest
 from muster.schedulers.slurm import client, create_scheduler, live
 from muster.schedulers.slurm.client import QueueEntry
 from muster.schedulers.supervision.app_folder import AppFolder, AppRecord
@@ -112,3 +115,23 @@ def test_a_job_that_waits_cannot_be_asked(scheduler: Any) -> None:
         scheduler.ask_app("app", AskKind.STACKS, 60.0)
     waits = "job 7 waits: jobs with a higher priority are before it (Priority)"
     assert (str(caught.value), caught.value.exit_code) == (f"app is PENDING: {waits}", ExitCode.REFUSED)
+
+
+@pytest.mark.parametrize(
+    ("state", "runs", "shown"),
+    [("FAILED", (), True), ("FAILED", ("7.0",), False), ("RUNNING", (), False)],
+)
+def test_what_srun_says_is_shown_if_no_task_could_start(
+    scheduler: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str, runs: tuple[str, ...], *, shown: bool
+) -> None:
+    app = replace(build_app(tmp_path, QueueEntry(job_id="7", state=state)), runs=runs)
+    app.spec.folder = str(tmp_path)
+    log = AppFolder(tmp_path).state_dir / "slurm.log"
+    log.parent.mkdir(parents=True)
+    log.write_text("".join(f"line {number}\n\n" for number in range(30)))
+    monkeypatch.setattr(scheduler, "_find_app", lambda _app_id: app)
+    asked = LogRequest(
+        role="w", index=0, pattern=re.compile("line .9"), since=None, until=None, follow=False, stream=Stream.COMBINED
+    )
+    lines = list(scheduler._add_start_errors("app", iter(["said\n"]), asked))
+    assert lines == ["said\n", *(["slurm.log: line 29\n"] if shown else [])]

@@ -46,12 +46,13 @@ def replace_launch(launch: Launch, caller_env: Mapping[str, str], name: str) -> 
     return replace(launch, command=[*client, *launch.command])
 
 
-def start_hold(request: "LocalRequest", caller_env: Mapping[str, str]) -> None:
+def start_hold(request: "LocalRequest", caller_env: Mapping[str, str], job_pid: int) -> None:
     """Start the default hold after a job's start, if the user wants it and there is none.
 
     Args:
         request: the job's.
         caller_env: this process's.
+        job_pid: of a process that ends with the job, or after it.
     """
     idle_limit_s = default_hold.read_idle_limit_s(caller_env)
     if idle_limit_s is None or not default_hold.may_start(caller_env):
@@ -72,8 +73,7 @@ def start_hold(request: "LocalRequest", caller_env: Mapping[str, str]) -> None:
     for command, found in orders.items():
         folder = default_hold.find_folder(caller_env, command, muster.__version__)
         if not default_hold.may_have_agents(folder):
-            after_pid = 0 if request.detach else os.getpid()
-            fd = default_hold.write_order(found, idle_limit_s=idle_limit_s, after_pid=after_pid)
+            fd = default_hold.write_order(found, idle_limit_s=idle_limit_s, after_pid=job_pid)
             _start(default_hold.build_command(command, folder), default_hold.build_environment(caller_env), fd)
 
 

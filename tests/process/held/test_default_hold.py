@@ -133,6 +133,23 @@ def everyday(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Everyday]:
     made.switch("off")
 
 
+def test_the_hold_waits_for_a_job_whose_command_has_ended(tmp_path):
+    """Its import of torch disturbed a detached job, and its idle time passed while the job ran."""
+    made = Everyday(tmp_path)
+    made.switch("--idle-minutes", "10")
+    component = ["dist.ddp", "-j", "1x1", "--script", "sleep.py", "--", str(tmp_path / "up")]
+    try:
+        assert made.call("torchx", "run", "-s", "detached", *component).returncode == 0
+        wait_until((tmp_path / "up0").exists, timeout_s=90, what="it runs")
+        wait_until(lambda: bool(made.read()), timeout_s=30, what="the hold has started")
+        state = made.read()
+        assert state["idle_since_s"] is None, state
+    finally:
+        (tmp_path / "upgo").touch()
+    made.wait_ready()
+    made.switch("off")
+
+
 @pytest.fixture
 def own(tmp_path: Path) -> Iterator[Everyday]:
     made = Everyday(tmp_path)

@@ -5,6 +5,7 @@ import posixpath
 import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from operator import mul
 from typing import Final
 
 from torchx.specs import AppDef, Resource, Role
@@ -120,6 +121,7 @@ def build_request(app: AppDef, options: SlurmOptions, *, name: str, token: str, 
         },
         python=place.python,
     )
+    _check_time(options, spec.grace_s)
     flags = (*_list_flags(name, app.roles, options, nodes, place, may_lose=may_lose), *options.sbatch)
     _check_lines(flags)
     srun_flags = (*_list_srun_flags(app.roles, options, folder, may_lose=may_lose), *options.srun)
@@ -222,6 +224,30 @@ def _list_flags(
         "signal": options.signal,
     }
     return flags + [f"--{flag}={value}" for flag, value in given.items() if value is not None]
+
+
+def _check_time(options: SlurmOptions, grace_s: float) -> None:
+    """Refuse a time limit in which no step could be done.
+
+    Raises:
+        OptionError: it is not longer than what the ranks have to save.
+    """
+    limit_s = None if options.time is None else _count_seconds(options.time)
+    if limit_s is not None and limit_s <= grace_s:
+        line = f"time={options.time} must be more than {grace_s:g} s: so long before the limit all ranks stop (grace_s)"
+        raise OptionError(line, "time")
+
+
+def _count_seconds(time: str) -> float | None:
+    """Return the seconds of one of Slurm's times: M, M:S, H:M:S, D-H, D-H:M or D-H:M:S. None: there is no limit."""
+    days, dash, rest = time.rpartition("-")
+    parts = rest.split(":")
+    if not parts[0].isdecimal():
+        return None
+    numbers = list(map(int, parts))
+    units = (3600, 60, 1) if dash or len(numbers) == 3 else (60, 1)
+    seconds: int = sum(map(mul, numbers, units))
+    return seconds + (int(days) * 86400 if dash else 0)
 
 
 def _find_resource(role: Role) -> Resource:

@@ -17,7 +17,7 @@ from muster.schedulers.slurm.client import QueueEntry
 from muster.schedulers.slurm.hosts import expand_hosts
 from muster.schedulers.slurm.node import Allocation, list_replicas, place_replicas
 from muster.schedulers.slurm.options import SlurmOptions
-from muster.schedulers.slurm.request import Place, build_request, list_files
+from muster.schedulers.slurm.request import Place, _count_seconds, build_request, list_files
 from muster.schedulers.slurm.scheduler import list_pauses
 
 PLACE = Place(folder="/home/me/jobs/a", cwd="/home/me/code", python="/home/me/venv/bin/python")
@@ -371,3 +371,26 @@ def test_a_job_that_has_lost_its_script_is_ended_and_no_other(monkeypatch, tmp_p
     spec = build(build_role(nodes=2, least=1)).spec
     node._end_without_script(node.AppFolder(tmp_path), spec, Allocation.of(env))
     assert ("scancel" in ran) is ends
+
+
+@pytest.mark.parametrize(
+    ("time", "seconds"),
+    [
+        ("1", 60),
+        ("1:30", 90),
+        ("0:02:00", 120),
+        ("1-2", 93600),
+        ("1-0:01", 86460),
+        ("0-0:1:5", 65),
+        ("UNLIMITED", None),
+    ],
+)
+def test_times_of_slurm(time, seconds):
+    assert _count_seconds(time) == seconds
+
+
+def test_a_time_limit_without_a_step_is_refused():
+    """It was queued again and again, and never did anything."""
+    build(build_role(), time="0:01:00", grace_s=50.0)
+    with pytest.raises(OptionError, match="time=0:01:00 must be more than 90 s: so long before the limit all ranks"):
+        build(build_role(), time="0:01:00", grace_s=90.0)

@@ -81,6 +81,7 @@ _NETWORK_TEXTS: Final = (
     r"Connection (?:reset|refused|closed|aborted)|Connection\w+Error|Broken ?Pipe|Dist(?:Network|Store)Error",
     r"failed to recv, got 0 bytes|remote process exited|ncclSystemError|Name or service not known|gaierror",
     r"Temporary failure in name resolution|No route to host|Network is unreachable|[Ss]ocket [Tt]ime(?:d )?out",
+    r"Address already in use|EADDRINUSE",
     r"wait timeout after \d+ms|client socket has timed out|Timed out initializing process group",
 )
 _FILE_TEXTS: Final = (r"\b(?:FileNotFound|NotADirectory|IsADirectory|Permission)Error\b",)
@@ -175,7 +176,8 @@ def _find_usage(failure: Failure, run_time_s: float, spawn_errno: int | None) ->
     if spawn_errno in _NOT_RUN_ERRNOS:
         return FoundClass(cause=causes.USAGE, evidence=failure.reason)
     if spawn_errno is not None or failure.reason:
-        return FoundClass(cause=causes.HOST_OOM if spawn_errno == errno.ENOMEM else causes.UNKNOWN)
+        found = _match(failure.reason)
+        return found or FoundClass(cause=causes.HOST_OOM if spawn_errno == errno.ENOMEM else causes.UNKNOWN)
     if failure.exit_code in _NOT_FOUND_CODES:
         return FoundClass(cause=causes.USAGE)
     sign = find_usage_sign(failure.exit_code, failure.stderr_tail)

@@ -279,6 +279,12 @@ TABLE = (
     ),
     Row("NCCL's socket", "network", "hh", raised("torch.distributed.DistBackendError: NCCL error: ncclSystemError")),
     Row("a pipe", "network", "hh", raised("BrokenPipeError: [Errno 32] Broken pipe")),
+    Row(
+        "a port that is taken",
+        "network",
+        "hh",
+        {"exit_code": None, "reason": "has no store: cannot listen on MASTER_PORT 29777: Address already in use"},
+    ),
     # disks
     Row("no space", "disk", "hh", raised("OSError: [Errno 28] No space left on device")),
     Row("a quota", "disk", "hh", raised("OSError: [Errno 122] Disk quota exceeded: '/home/u/out.pt'")),

@@ -256,6 +256,13 @@ def test_the_reason_of_the_end_is_shown_while_other_pods_still_end():
     assert describe([both], [lost]).msg.count("max_retries") == 1
 
 
+def test_a_deadline_of_the_users_own_is_told_as_such():
+    """It was said that another role had failed, of which there was none."""
+    status = describe([job(("Failed", "DeadlineExceeded"))], [])
+    assert status.msg.startswith("DeadlineExceeded: ")
+    assert "another role" not in status.msg
+
+
 def test_a_pod_without_a_report_shows_its_last_line():
     failed = [pod(0, "Failed", containerStatuses=terminated(3, message="line 1\nSystemExit: 3\n"))]
     status = describe([job(("Failed", "BackoffLimitExceeded"))], failed)

@@ -42,8 +42,8 @@ _REASONS: Final = {
     "BackoffLimitExceeded": "more replicas failed than max_retries allows",
     "FailedIndexes": "a replica failed, and no retry of it was left (--max_retries)",
     "MaxFailedIndexesExceeded": "a replica failed, and no retry of it was left (--max_retries)",
-    "DeadlineExceeded": "stopped because another role failed",
 }
+_DEADLINE: Final = "DeadlineExceeded"
 _EVENTS_REFUSED: Final = "this account may not list events, which say why pods wait"
 
 
@@ -290,8 +290,20 @@ def _describe_conditions(observation: Observation) -> list[str]:
                 detail = f"{reason}: {condition.get('message', '')}"
                 # The failed pod explains more.
                 known = _REASONS.get(reason, detail)
+                if reason == _DEADLINE and _has_failed_before(observation, parent):
+                    known = "stopped because another role failed"
                 clauses.append(detail if reason == "PodFailurePolicy" and not has_pod else known)
     return list(dict.fromkeys(clauses))
+
+
+def _has_failed_before(observation: Observation, parent: Mapping[str, Any]) -> bool:
+    """Return whether another role has failed by itself: its end gives the others a deadline, see `role_stop`."""
+    return any(
+        condition["type"] == "Failed" and condition.get("reason") != _DEADLINE
+        for other in observation.parents
+        if other is not parent
+        for condition in list_conditions(other)
+    )
 
 
 def _list_gone_roles(observation: Observation) -> list[str]:

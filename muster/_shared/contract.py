@@ -192,8 +192,9 @@ class Env:
     its memory of the job is lost, and that the job may continue on nodes that it cannot reach."""
 
     JOB_INCARNATION: Final = "MUSTER_JOB_INCARNATION"
-    """`NUMBER[ WHY]`, set by an adapter whose jobs are queued again: how often the whole job was started, with this
-    time, and how its last incarnation ended on this node. For a line in the log only. Unset: this is the first."""
+    """`NUMBER[ WHY]`, set by an adapter whose jobs are queued again, or whose only node was started again: how often
+    the whole job was started, with this time, and how its last incarnation ended on this node. For lines in the log
+    only. Unset: this is the first."""
 
     DRAIN_LIMIT_S: Final = "MUSTER_DRAIN_LIMIT_S"
     """Seconds from a preemption until the agent sends its workers the stop signal, if they have not stopped by then:

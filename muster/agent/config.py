@@ -219,6 +219,9 @@ class AgentConfig:
     """Whether Kubernetes reads a termination log if there is one: no other adapter has submitted this agent."""
     report_columns: int = 70
     """How wide the report is. An adapter's reader puts the role and the node before each line."""
+    counts_since: str = ""
+    """Which start of this node or job is the first that this agent knows: "incarnation 2 of this node". "": the first.
+    """
     log_command: str | None = None
     """The command that shows the logs from outside this node's container; None if they are in a folder of this machine.
     """

@@ -158,6 +158,7 @@ def _run_supervisor(
     config = _add_checkpoint(config, logs.run_dir, environ)
     if incarnation := describe_incarnation(config, environ, time.time()):
         logs.print_line(incarnation)
+        config = replace(config, counts_since=incarnation.partition(" starts, ")[0])
     event_log = _open_event_log(config, environ, loop, logs)
     if config.metrics_address is not None or any(environ.get(name) for name in OtelEnv.ENDPOINTS):
         from muster.agent.telemetry.outside import connect

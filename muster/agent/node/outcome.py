@@ -60,6 +60,10 @@ def report_outcome(finish: Finish, config: AgentConfig, logs: LogRouter, times: 
             logs.wait_for_output(_POD_OUTPUT_CAP_S if is_pod else _OUTPUT_CAP_S)  # a reader's last line
             logs.print_text(format_page(finish.ended.report, config, logs, last, has_colour=logs.has_colour))
     if prints_last_line(finish, config, last):
+        if config.counts_since:
+            logs.print_line(
+                f"the numbers below count since {config.counts_since} started; `muster timeline` counts the whole job"
+            )
         _print_summary(logs)
         logs.print_line(describe_job(times, config, logs.run_dir, finish.ended))
     return int(finish.code)
@@ -202,7 +206,7 @@ def describe_job(
         word = "restart" if times.restarts == 1 else "restarts"
         parts.append(f"{times.restarts} {word} ({format_duration(times.without_workers_s)} without workers)")
     else:
-        parts.append("no restarts")
+        parts.append("no restarts since then" if config.counts_since else "no restarts")
     peak_bytes = max(0 if ended is None else ended.peak_bytes, read_peak_bytes())
     if peak_bytes:
         parts.append(f"peak memory of a worker {format_size(peak_bytes)}")

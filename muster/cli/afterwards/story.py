@@ -258,22 +258,82 @@ def _replay(placed: Sequence[Placed]) -> list[_Replayed]:
         for at, agents in enumerate(by_round[round_number] for round_number in sorted(by_round)):
             kept = list(agents[chosen[at]])
             followers = [name for name in chosen[at + 1 : at + 2] if name != chosen[at]]
+            if followers and _is_cut(kept[-1], own):
+                followers += [name for name in agents if name not in (*followers, chosen[at])]
+                kept += _find_loss(kept[-1], agents, own)
             for name in followers:  # what the lost one could not write
-                told = {other.event.what for other in kept}
-                kept += [other for other in agents.get(name, ()) if other.event.what not in told | {"agent_started"}]
+                told = {other.event.what for other in kept} | {"agent_started", "fenced"}
+                kept += [other for other in agents.get(name, ()) if other.event.what not in told]
             records += kept
         replayed = [_Replayed(event=each.event, at_s=_find_time(each)) for each in records]
         replayed.sort(key=lambda each: each.at_s)
         is_last = number == max(each.incarnation for each in placed)
-        found += _end(replayed, max(each.at_s for each in own)) if not is_last else replayed
+        found += _end(replayed, own) if not is_last else replayed
     return found
 
 
-def _end(replayed: list[_Replayed], at_s: float) -> list[_Replayed]:
-    """Return an incarnation that was killed has an end, too."""
+_ENDS: Final = ("round_broken", "fenced", "job_ended", "rendezvous_lost", "signal", "agent_ended")
+"""What an agent writes that is not killed, when a round ends for it."""
+
+
+def _is_cut(last: Placed, own: Sequence[Placed]) -> bool:
+    """Return whether the agent was killed in its last round: no record of it tells how that ended.
+
+    Args:
+        last: the agent's last record of a round.
+        own: all records of the incarnation.
+    """
+    mine = [each.event for each in own if each.event.agent == last.event.agent]
+    number = last.event.round
+    return number > 0 and not any(each.round > number or (each.round == number and each.what in _ENDS) for each in mine)
+
+
+def _find_loss(last: Placed, agents: Mapping[str, Sequence[Placed]], own: Sequence[Placed]) -> list[Placed]:
+    """Return the end of the round of a leader that was killed, if the others know only that it is silent.
+
+    Args:
+        last: its last record.
+        agents: the records of the round.
+        own: all records of the incarnation.
+    """
+    ends = [each for records in agents.values() for each in records if each.event.what in _ENDS]
+    if not ends or any(
+        each.event.what == "round_broken" and each.event.detail.get("kind") != "fenced" for each in ends
+    ):
+        return []
+    return [_lose(last, min(each.at_s for each in ends), own)]
+
+
+def _lose(last: Placed, at_s: float, own: Sequence[Placed]) -> Placed:
+    """Return the end of a round as the leader would have recorded it for this lost node.
+
+    Args:
+        last: the last record of the node's agent.
+        at_s: when the round ended.
+        own: all records of the incarnation.
+    """
+    index = last.event.node_index
+    mine = (each.event.detail.get("host") for each in own if each.event.agent == last.event.agent)
+    host = next((f" ({each})" for each in mine if each), "")
+    detail = {"kind": "membership", "reason": f"node {index or 0}{host} was lost: its agent was killed"}
+    return replace(last, at_s=at_s, event=replace(last.event, what="round_broken", detail=detail))
+
+
+def _end(replayed: list[_Replayed], own: Sequence[Placed]) -> list[_Replayed]:
+    """Return an incarnation that was killed has an end, too.
+
+    Args:
+        replayed: the records of its speakers.
+        own: all of its records.
+    """
     if not replayed or any(each.what == "job_ended" for each in replayed):
         return replayed
-    event = replace(replayed[-1].event, what="job_ended", detail={"succeeded": False, "reason": ""})
+    at_s = max(each.at_s for each in own)
+    last = replayed[-1].event
+    if last.round and not any(each.event.what in _ENDS for each in own if each.event.round == last.round):
+        lost = next(each for each in reversed(own) if each.event.agent == last.agent)
+        return [*replayed, _Replayed(event=_lose(lost, at_s, own).event, at_s=at_s)]
+    event = replace(last, what="job_ended", detail={"succeeded": False, "reason": ""})
     return [*replayed, _Replayed(event=event, at_s=at_s)]
 
 

@@ -108,8 +108,9 @@ def build_body(
         is_alone: no other container of its role runs, so none remembers the last round: its agent may form one.
     """
     env = dict(container.env)
-    if container.runs_agent and incarnation and not is_alone:
-        env[Env.INCARNATION] = str(incarnation)
+    if container.runs_agent and incarnation:
+        name, number = (Env.JOB_INCARNATION, incarnation + 1) if is_alone else (Env.INCARNATION, incarnation)
+        env[name] = str(number)
     body: dict[str, Any] = {
         "Image": image.id,
         "Cmd": choose_command(container, image),

@@ -177,6 +177,8 @@ class ProcessDriver:
             has_others = any(each.role == replica.role and each != replica for each in self._running)
             if start_number > 1 and has_others:
                 env[Env.INCARNATION] = str(start_number - 1)
+            elif start_number > 1:
+                env[Env.JOB_INCARNATION] = str(start_number)
             env[Env.TOKEN] = derive_token(self.spec.details["token"], replica.role)
         if listener is not None:
             env[Env.RDZV_PORT] = str(listener.getsockname()[1])

@@ -344,6 +344,83 @@ def test_a_lost_leader_leaves_its_end_to_the_next_one() -> None:
     assert max(done for _, done in story.steps) == 39
 
 
+def start_again(killed: Agent, name: str, at_s: float) -> Agent:
+    """Start the killed agent's node again. The clock of the machine goes on."""
+    again = Agent(index=killed.index, name=name, clock_s=killed.clock_s, wall_error_s=killed.wall_error_s)
+    again.write(at_s, "agent_started", pid=2, start="warm", host=f"host-{again.index}", node_index=again.index)
+    return again
+
+
+def check_loss_of_node_0(story: Story) -> None:
+    """The job was killed after 20 steps and trained again from the first one."""
+    assert story.failures == {"node": 1}
+    (recovery,) = story.recoveries
+    assert recovery.cause == "node 0 (host-0) was lost: its agent was killed"
+    assert recovery.cost_s is not None
+    assert story.buckets["repeated"] == pytest.approx(10.0, abs=0.1)
+    assert story.buckets["productive"] == pytest.approx(25.0, abs=0.1)
+    assert sum(story.buckets.values()) == pytest.approx(story.end_s - story.start_s, abs=0.01)
+    assert "It was interrupted by a lost node;" in tell_story(story)[1]
+    assert [mark.text for mark in story.marks if mark.kind == "node"] == [recovery.cause]
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_node_0_that_was_killed_and_started_again_is_a_lost_node(count: int) -> None:
+    """The new agent leads the next round, so that the one that saw the loss never speaks for the job."""
+    job = Job(count=count)
+    job.start()
+    job.step(20)
+    killed, *others = job.agents
+    job.at_s += 1.0
+    for other in others:
+        reason = "the leader was lost (connection closed): searching for it or its successor"
+        other.write(job.at_s, "round_broken", kind="fenced", reason=reason, hang=False, joined=False)
+        other.write(job.at_s + 0.5, "workers_stopped")
+        other.compare(job.at_s + 0.6, others[0])
+    job.agents[0] = start_again(killed, "a0b", job.at_s + 1.0)
+    job.start()
+    job.step(50, from_done=0)
+    job.end()
+    job.agents.append(killed)
+    story = tell_job(job)
+    check_loss_of_node_0(story)
+    assert story.buckets["detect"] == pytest.approx(1.0, abs=0.1)
+    assert (story.buckets["stop"], story.buckets["round"]) == (pytest.approx(0.5), pytest.approx(1.5, abs=0.01))
+    assert story.steps_done == (50, 50)
+
+
+def test_the_only_node_that_was_killed_and_started_again_is_a_lost_node() -> None:
+    job = Job(count=1)
+    job.start()
+    job.step(20)
+    (killed,) = job.agents
+    job.at_s += 4.0
+    job.number = 0
+    job.agents = [start_again(killed, "a0b", job.at_s)]
+    job.start()
+    job.step(50, from_done=0)
+    job.end()
+    job.agents.append(killed)
+    story = tell_job(job)
+    check_loss_of_node_0(story)
+    assert story.buckets["waiting"] == pytest.approx(3.8, abs=0.1), "without workers"
+
+
+def test_a_job_that_was_queued_again_after_a_signal_has_no_lost_node() -> None:
+    job = Job(count=1)
+    job.start()
+    job.step(20)
+    (first,) = job.agents
+    first.write(job.at_s, "signal", name="SIGTERM", guard_died=False)
+    first.write(job.at_s, "agent_ended", exit_code=143)
+    job.agents = [start_again(first, "a0b", job.at_s + 4.0)]
+    job.at_s, job.number = job.at_s + 4.0, 0
+    job.start()
+    job.end()
+    job.agents.append(first)
+    assert tell_job(job).failures == {}
+
+
 def test_marks_tell_what_an_agreement_was_for_and_who_asked() -> None:
     """A reader who was not there saw three drains that looked alike."""
     job = Job()

@@ -224,6 +224,7 @@ def test_an_agent_that_is_started_again_is_told_so():
     assert not [each for each in body_of(agents)["Env"] if each.startswith(Env.INCARNATION)]
     alone = body_of(agents, incarnation=2, is_alone=True)["Env"]
     assert not [each for each in alone if each.startswith(Env.INCARNATION)]
+    assert f"{Env.JOB_INCARNATION}=3" in alone, "for a line in the log"
     assert not [each for each in body_of(plain, incarnation=2)["Env"] if each.startswith(Env.INCARNATION)]
 
 

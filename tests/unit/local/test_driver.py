@@ -36,7 +36,9 @@ def test_an_agent_is_told_how_often_it_was_started_before(
                 driver.start(ReplicaId("r", 0), start_number)
     driver.close(succeeded=True)
     told = [launch.env.get(Env.INCARNATION) for launch in launches]
+    lines = [launch.env.get(Env.JOB_INCARNATION) for launch in launches]
     assert told == [None] * 4 + (["1", "2"] if runs_agent else [None] * 2)
+    assert lines == [None, *(["2", "3"] if runs_agent else [None] * 2), *[None] * 3]
 
 
 @pytest.fixture

@@ -76,6 +76,17 @@ def test_a_job_that_succeeds(bench: Bench) -> None:
     assert {record.round for record in bench.records[1:]} == {1}
 
 
+def test_an_agent_that_was_started_again_says_since_when_it_counts(build: Build) -> None:
+    """Node 0 said "goodput 93 %; no restarts" of a job that had lost it."""
+    bench = build(counts_since="incarnation 2 of this node")
+    bench.on("join", None, bench.form)
+    bench.on("started", 1, lambda: bench.at(1.0, send_to_self(signal.SIGTERM)))
+    assert bench.run() == 128 + signal.SIGTERM
+    since = "the numbers below count since incarnation 2 of this node started; `muster timeline` counts the whole job"
+    assert since in bench.lines
+    assert "; no restarts since then; " in bench.last_lines[0]
+
+
 def test_a_failure_restarts_all_workers(bench: Bench) -> None:
     bench.on("started", 1, lambda: bench.end_worker(1, 7))
     bench.on("failed", 1, bench.break_round)

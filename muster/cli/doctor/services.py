@@ -105,8 +105,12 @@ def _look_at_slurm(environ: Mapping[str, str]) -> Observation:
     partitions = sorted(asked.stdout.split())
     facts = {"version": version.stdout.strip(), "partitions": partitions, "job": environ.get("SLURM_JOB_ID")}
     if asked.returncode:
+        if "configuration source" in asked.stderr:  # Slurm's words where it finds no slurm.conf and no controller
+            text = "its commands are here, but no configuration of a cluster (slurm.conf)"
+            return Observation(name="Slurm", verdict=Verdict.ABSENT, text=text, facts=facts)
         reason = " ".join(asked.stderr.split())[:200] or f"sinfo exited with code {asked.returncode}"
-        text, advice = f"{facts['version']}: {reason}", "check the controller: scontrol ping"
+        text = f"{facts['version'] or 'its version is not known'}: {reason}"
+        advice = "check the controller: scontrol ping"
         return Observation(name="Slurm", verdict=Verdict.WARNING, text=text, advice=advice, facts=facts)
     inside = f"; inside job {facts['job']}" if facts["job"] else ""
     text = f"{facts['version']}, partitions {', '.join(partitions) or 'none'}{inside}"

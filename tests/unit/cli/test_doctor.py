@@ -192,6 +192,12 @@ def test_slurms_controller_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     for body, verdict, text in (
         ('[ "$1" = --version ] && echo slurm 24.05 || echo "gpu* "', Verdict.OK, "slurm 24.05, partitions gpu*"),
         ('[ "$1" = --version ] && echo slurm 24.05 || { echo no >&2; exit 1; }', Verdict.WARNING, "slurm 24.05: no"),
+        ("echo no >&2; exit 1", Verdict.WARNING, "its version is not known: no"),
+        (
+            "echo 'sinfo: fatal: Could not establish a configuration source' >&2; exit 1",
+            Verdict.ABSENT,
+            "its commands are here, but no configuration of a cluster (slurm.conf)",
+        ),
     ):
         sinfo.write_text(f"#!/bin/sh\n{body}\n")
         sinfo.chmod(0o755)

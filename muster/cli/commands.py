@@ -66,6 +66,9 @@ _STATES = """\
 exit code: 0 succeeded; 1 failed; 7 cancelled; 8 how it ended, or whether it runs, is not known; 10 it runs; 11 it waits
 to run; 2 wrong usage; 3 no such app; 6 its scheduler is not reachable
 """
+_LIST_EPILOG = """\
+exit code: 0 done; 2 wrong usage; 6 a scheduler that -s names is not reachable
+"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -502,7 +505,13 @@ def _add_overview(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     command.add_argument("--once", action="store_true", help="print one page and exit")
     _add_afterwards(commands)
     text = "list the newest jobs of all schedulers, one line each"
-    command = commands.add_parser("list", help=text, description=f"{text}. It names schedulers that cannot be reached.")
+    command = commands.add_parser(
+        "list",
+        help=text,
+        description=f"{text}. It names schedulers that cannot be reached.",
+        epilog=_LIST_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     command.add_argument("-s", "--scheduler", action="append", default=[], help="only this scheduler; may be repeated")
     command.add_argument("-n", "--limit", type=_parse_count, default=20, metavar="COUNT", help="how many at most (20)")
     command.add_argument("--json", action="store_true", help="print the list as one line of JSON")

@@ -151,3 +151,9 @@ def test_an_app_that_is_not_known_is_one_line(serve, capsys):
 
 def test_every_state_of_torchx_has_an_exit_code():
     assert set(overview.STATE_CODES) == set(AppState)
+
+
+def test_the_help_of_list_names_its_exit_codes(capsys):
+    with pytest.raises(SystemExit):
+        commands.main(["list", "--help"])
+    assert "exit code: 0 done; 2 wrong usage; 6 a scheduler that -s names is not reachable" in capsys.readouterr().out

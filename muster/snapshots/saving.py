@@ -152,9 +152,10 @@ class Saver:
             self._refused = 0
             return True
         total = limit.states * self._files.ranks * size
+        ranks = "one rank" if self._files.ranks == 1 else f"each of {self._files.ranks} ranks"
         self._refuse(
             size,
-            f"{limit.states} states of each of {self._files.ranks} ranks take {_format(total)} of this node's memory,"
+            f"{limit.states} states of {ranks} take {_format(total)} of this node's memory,"
             f" and {_format(limit.node_bytes)} may be used (--snapshot-memory)",
         )
         return False

@@ -77,7 +77,7 @@ def test_a_container_that_takes_over_gets_what_another_one_has_compiled(apps, wa
     next(iter(apps.containers(app_id, every=False, replica=1))).kill()
     status = apps.wait(app_id, deadline_s=200)
     assert status.state == AppState.SUCCEEDED, read_log(1)
-    assert re.search(r"got 1 files \(0\.0 MB\) of compile caches from \d", read_log(1)), read_log(1)
+    assert re.search(r"got 1 file \(0\.0 MB\) of compile caches from \d", read_log(1)), read_log(1)
     assert all("found compiled" in read_log(index) for index in (0, 1))
 
 

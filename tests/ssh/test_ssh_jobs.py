@@ -288,7 +288,7 @@ def test_hosts_are_named_by_one_option(scheduler, cfg, tmp_path):
         ({"hosts": []}, "none of them is given"),
         ({"hostfile": str(tmp_path / "none")}, "hosts and hostfile"),
         ({"hosts": ["a", "a"]}, "names 'a' twice"),
-        ({"hosts": ["a"]}, "2 nodes need as many hosts, and 1 are named"),
+        ({"hosts": ["a"]}, "2 nodes need as many hosts, and 1 is named"),
         ({"hosts": ["a", "-oProxyCommand=x"]}, "is not HOST, USER@HOST or HOST:N"),
     ]:
         with pytest.raises(SchedulerError, match=line):

@@ -211,7 +211,7 @@ def _find_missing_devices(machine: Machine, need: Need) -> Iterator[Problem]:
     elif need.devices is not None and count < need.devices:
         yield Level.ERROR, found, f"{need.devices} (--devices)"
     elif need.devices is None and (devices.silent or 0 < count < need.nproc):
-        yield Level.WARNING, found, f"{max(need.nproc, count + devices.silent)} for {need.nproc} workers"
+        yield Level.WARNING, found, f"{max(need.nproc, count + devices.silent)} for {_count_workers(need.nproc)}"
 
 
 def _find_used_memory(machine: Machine, need: Need) -> Iterator[Problem]:
@@ -247,13 +247,17 @@ def _find_full_folders(machine: Machine, _need: Need) -> Iterator[Problem]:
             yield Level.WARNING, f"the file system of {folder.label} {folder.path} has no free inode", "free inodes"
 
 
+def _count_workers(count: int) -> str:
+    return "1 worker" if count == 1 else f"{count} workers"
+
+
 def _find_small_shared_memory(machine: Machine, need: Need) -> Iterator[Problem]:
     free, least = machine.shared_bytes, _LEAST_SHARED_BYTES + need.nproc * _SHARED_BYTES_EACH
     if free is None:
         yield Level.WARNING, "there is no /dev/shm", "shared memory"
     elif free < least:
         found = f"/dev/shm has {_format(free)} free"  # noqa: S108
-        yield Level.WARNING, found, f"at least {_format(least)} for {need.nproc} workers"
+        yield Level.WARNING, found, f"at least {_format(least)} for {_count_workers(need.nproc)}"
 
 
 def _find_few_descriptors(machine: Machine, need: Need) -> Iterator[Problem]:
@@ -266,7 +270,7 @@ def _find_few_processes(machine: Machine, need: Need) -> Iterator[Problem]:
     least = _PROCESSES_EACH * need.nproc
     if machine.processes is not None and machine.processes < least:
         found = f"{machine.processes} more processes or threads may be started ({machine.processes_limit})"
-        yield Level.WARNING, found, f"at least {least} for {need.nproc} workers"
+        yield Level.WARNING, found, f"at least {least} for {_count_workers(need.nproc)}"
 
 
 LOCAL: Final = (

@@ -37,7 +37,8 @@ def format_report(report: Report, *, has_colour: bool = False, printed_as: str |
     shown = [show_controls(line) for line in headline]
     lines = ["=" * columns, *headline]
     if report.max_restarts:
-        lines.append(f"after {report.attempt} of {report.max_restarts} restarts")
+        most = "1 restart" if report.max_restarts == 1 else f"{report.max_restarts} restarts"
+        lines.append(f"after {report.attempt} of {most}")
     lines.append("-" * columns)
     if root is not None and root.collateral:  # the headline names the cause
         lines += _format_others("Ended because of it", list(report.failures), columns, with_end=True)

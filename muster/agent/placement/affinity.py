@@ -51,7 +51,7 @@ def plan_affinity(
     if nproc > len(homes):
         raise UsageError(
             f"--numa-binding {kind} puts each worker near its own GPU, but there are {nproc} workers and "
-            f"{len(homes)} GPUs"
+            f"{len(homes)} GPU{'' if len(homes) == 1 else 's'}"
         )
     choose = _CHOICES[kind]
     command = (numactl or find_numactl)()

@@ -164,7 +164,8 @@ def fetch(stream: Stream, host: str, env: Mapping[str, str]) -> str:
         pass
     finally:
         stream.close()
-    return f"got {count} files ({total / 1e6:.1f} MB) of compile caches from {host}" if count else ""
+    got = "1 file" if count == 1 else f"{count} files"
+    return f"got {got} ({total / 1e6:.1f} MB) of compile caches from {host}" if count else ""
 
 
 def read_files(message: dict[str, object]) -> list[CachedFile]:

@@ -111,7 +111,8 @@ def compare(result: Result, undisturbed: Result, *, is_repeatable: bool | None) 
     if not result.has_ended_well:
         return False, ""
     if result.ranks != undisturbed.ranks:
-        return False, f"not comparable: it ended with {result.ranks} ranks, not {undisturbed.ranks}"
+        ranks = "1 rank" if result.ranks == 1 else f"{result.ranks} ranks"
+        return False, f"not comparable: it ended with {ranks}, not {undisturbed.ranks}"
     if result.state != "SUCCEEDED" or (result.is_counted and result.done != undisturbed.done):
         return False, f"not comparable: the run was ended at step {result.done}"
     names = [name for name in undisturbed.values if name in result.values]

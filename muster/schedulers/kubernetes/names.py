@@ -86,6 +86,7 @@ def check_names(app: str, roles: Sequence[tuple[str, str, int]], flavor: str) ->
         limit = compute_app_limit([label], flavor, nodes)
         if len(app) > limit:
             raise SchedulerError(
-                f"app name {app!r} has {len(app)} characters; with role {name!r} and {nodes} replicas, "
+                f"app name {app!r} has {len(app)} characters; with role {name!r} and {nodes} "
+                f"replica{'' if nodes == 1 else 's'}, "
                 f"a host name has room for {limit}"
             )

@@ -76,8 +76,10 @@ def build_request(
     follows = bool(options.discover) and len(roles) == 1 and build_role_plan(app.roles[0]).is_elastic
     needed = build_role_plan(app.roles[0]).needed if follows else sum(role.num_replicas for role in roles)
     if len(hosts) < needed + options.spares:
-        more = f" and {options.spares} spares" if options.spares else ""
-        raise SchedulerError(f"{needed} nodes{more} need as many hosts, and {len(hosts)} are named")
+        more = f" and {options.spares} spare{'' if options.spares == 1 else 's'}" if options.spares else ""
+        nodes = f"{needed} node{'' if needed == 1 else 's'}{more}"
+        need, are = "needs" if nodes == "1 node" else "need", "is" if len(hosts) == 1 else "are"
+        raise SchedulerError(f"{nodes} {need} as many hosts, and {len(hosts)} {are} named")
     _check_slots(roles, hosts[: sum(role.num_replicas for role in roles) + options.spares])
     place = AgentPlace(adapter="ssh", app_id=app_id, log_dir=f"{RUN}/log", grace_s=options.grace_s, env=options.env)
     replicas = {

@@ -209,10 +209,15 @@ def _handle_failure(role: SupervisedRole, state: SupervisedApp, event: ReplicaEn
     left = _count_good(state, role.name) - 1
     if left < role.needed:
         state = _set_status(state, event.replica, ReplicaStatus.FAILED, event.exit_code)
-        needs = f"; it needs {role.needed} replicas and has {left}" if role.min_replicas is not None else ""
+        needs = f"; it needs {_count_replicas(role.needed)} and has {left}" if role.min_replicas is not None else ""
         return _end(state, Outcome.FAILED, f"{what}; {why}{needs}")
-    state = replace(state, reason=f"{what}; {why}; going on with {left} replicas (at least {role.needed} needed)")
+    goes_on = f"going on with {_count_replicas(left)} (at least {role.needed} needed)"
+    state = replace(state, reason=f"{what}; {why}; {goes_on}")
     return _advance(_set_status(state, event.replica, ReplicaStatus.LOST, event.exit_code))
+
+
+def _count_replicas(count: int) -> str:
+    return "1 replica" if count == 1 else f"{count} replicas"
 
 
 def _is_final(role: SupervisedRole, exit_code: int | None) -> bool:

@@ -98,7 +98,7 @@ def test_a_node_that_takes_over_gets_the_files_of_another_nodes_caches(tmp_path:
     explained = "\n".join(outcome.explain() for outcome in outcomes)
     assert [outcome.exit_code for outcome in outcomes] == [0, 0], explained
     assert (tmp_path / "new/inductor/ab/cab.py").read_text() == "compiled"
-    assert "got 1 files (0.0 MB) of compile caches from 127.0.0.1" in outcomes[1].stderr, explained
+    assert "got 1 file (0.0 MB) of compile caches from 127.0.0.1" in outcomes[1].stderr, explained
     assert not (tmp_path / "node-1" / "inductor").exists(), "nothing is sent when a job begins"
 
 

@@ -13,7 +13,7 @@ from other_user import needs_two_users
 TESTS = Path(__file__).parents[2]
 PROGRAMS = TESTS / "programs" / "snapshots"
 REFUSED = (
-    r"muster\.snapshots: a state of (\S+ [MG]B) is not kept: 3 states of each of 1 ranks take (\S+ [MG]B) of this"
+    r"muster\.snapshots: a state of (\S+ [MG]B) is not kept: 3 states of one rank take (\S+ [MG]B) of this"
     r" node's memory, and (\S+ [MG]B) may be used \(--snapshot-memory\)\. The job goes on without a snapshot"
 )
 

@@ -179,6 +179,7 @@ def test_every_fault_has_a_name_of_its_own_and_says_what_must_hold(capsys: pytes
             (),
             "not comparable: it ended with 2 ranks, not 4",
         ),
+        (build_result(story=build_story(ranks=1)), Verdict.SURVIVED, (), "not comparable: it ended with 1 rank, not 4"),
     ],
 )
 def test_verdicts(result: Result, verdict: Verdict, advice: tuple[str, ...], comparison: str) -> None:

@@ -67,6 +67,11 @@ def make_report(*failures: Failure, **changes: Any) -> Report:
     return Report(failures=failures, **values)
 
 
+@pytest.mark.parametrize(("most", "line"), [(1, "after 1 of 1 restart"), (3, "after 1 of 3 restarts")])
+def test_the_page_counts_restarts(most: int, line: str) -> None:
+    assert line in format_report(make_report(attempt=1, max_restarts=most)).splitlines()
+
+
 @pytest.mark.parametrize("has_colour", [False, True])
 def test_escape_sequences_of_a_worker_are_shown(has_colour: bool) -> None:
     evil = "\x1b]52;c;eA==\x07\x1b[2J\r"

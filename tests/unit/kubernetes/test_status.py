@@ -186,7 +186,7 @@ def test_the_reason_of_a_pod(item, reason):
 def test_reasons_are_grouped():
     stuck = unscheduled("0/1 nodes are available: 1 Insufficient cpu.")
     pods = [pod(0), *(pod(index, "Pending", conditions=stuck) for index in (1, 2, 3))]
-    assert describe([job()], pods).msg == "3/4 Pending: Insufficient cpu (1 of 1 nodes); 1 of 4 nodes runs"
+    assert describe([job()], pods).msg == "3/4 Pending: Insufficient cpu (1 of 1 node); 1 of 4 nodes runs"
 
 
 def test_only_the_newest_pod_of_an_index_counts():

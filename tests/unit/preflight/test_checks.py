@@ -150,6 +150,11 @@ def test_low_limits(machine: Machine, check: str, text: str) -> None:
     assert line.startswith(text)
 
 
+def test_one_worker_is_named_in_the_singular() -> None:
+    [(_, _, line)] = find(Machine(shared_bytes=8 * GIB, processes=10, processes_limit="x"), Need(nproc=1))
+    assert "expected at least 64 for 1 worker:" in line
+
+
 def test_errors_come_first() -> None:
     machine = Machine(shared_bytes=0, descriptors=10, devices=make_devices(1, used_bytes=80 * GIB))
     levels = [level for _, level, _ in find(machine, Need(nproc=2, devices=2))]

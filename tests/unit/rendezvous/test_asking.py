@@ -281,6 +281,14 @@ def test_how_far_ranks_are_is_answered_with_their_stacks():
     assert (read.progress[0].values, read.progress[0].moved) == ((("loss", "0.25"), ("lr", "nan")), "")
 
 
+def test_the_stack_of_a_single_rank_is_counted_in_the_singular():
+    job = Job()
+    job.send(Reported(id="1", message=Asked(round_number=job.number, request=7, kind=AskKind.STACKS, limit_s=60.0)))
+    take(job, "0", Stack(global_rank=0, node=0, local_rank=0, text="File x"))
+    [told] = take(job, "1")
+    assert "the stacks of 1 of 1 rank, in " in told.answer.line
+
+
 def take(job, member, *stacks):
     return job.send(Reported(id=member, message=StacksTaken(round_number=job.number, number=1, stacks=stacks)))
 

@@ -96,8 +96,8 @@ def test_a_dry_run_tells_hosts_and_no_secret() -> None:
 @pytest.mark.parametrize(
     ("hosts", "options", "line"),
     [
-        ([Host("a")], {}, "2 nodes need as many hosts, and 1 are named"),
-        ([Host("a"), Host("b")], {"spares": 1}, "2 nodes and 1 spares need as many hosts, and 2 are named"),
+        ([Host("a")], {}, "2 nodes need as many hosts, and 1 is named"),
+        ([Host("a"), Host("b")], {"spares": 1}, "2 nodes and 1 spare need as many hosts, and 2 are named"),
     ],
 )
 def test_too_few_hosts_are_refused(hosts, options, line) -> None:

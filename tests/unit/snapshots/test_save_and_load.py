@@ -438,7 +438,7 @@ def test_a_state_that_does_not_fit_is_one_line_and_the_job_goes_on(
         snapshots.save(3, {"x": torch.ones(1_000_000)})
     (line,) = capsys.readouterr().err.splitlines()
     assert "a state of 8.4" in line or "a state of 8." in line
-    assert "5 states of each of 1 ranks take" in line
+    assert "5 states of one rank take" in line
     assert "30 MB may be used (--snapshot-memory)" in line
     assert [slot.step for slot in node.control.read_slots(0) if slot.state == COMPLETE] == [3]
 

@@ -183,6 +183,14 @@ class TestMinReplicas:
         assert app.end("trainer/0", 143) == ["finish FAILED"]
         assert "it needs 2 replicas and has 1" in app.state.reason
 
+    def test_one_replica_is_named_in_the_singular(self):
+        app = App(agents(2, min_replicas=1))
+        app.begin()
+        app.end("trainer/1", 137)
+        assert "going on with 1 replica (at least 1 needed)" in app.state.reason
+        assert app.end("trainer/0", 137) == ["finish FAILED"]
+        assert app.state.reason.endswith("it needs 1 replica and has 0")
+
     def test_retries_come_first(self):
         app = App(agents(3, min_replicas=1, max_retries=1))
         app.begin()

@@ -400,10 +400,11 @@ def _on_stacks_taken(state: JobState, sender: str, message: StacksTaken, now_s: 
     steps = [each.step if each.step is not None else each.optimizer_steps for each in progress]
     stacks = tuple(replace(stack, view=None, progress=None) for stack in stacks if stack.text)
     count, took_s = len(stacks), now_s - wanted.begun_s
+    asked = f"{count + wanted.missing} rank{'' if count + wanted.missing == 1 else 's'}"
     none = f"; {wanted.missing} gave none: not Python, stopped, or just started" if wanted.missing else ""
     answer = Answer(
         outcome=AskOutcome.LATE if wanted.missing else AskOutcome.DONE,
-        line=f"{found}the stacks of {count} of {count + wanted.missing} ranks, in {took_s:.1f} s{none}",
+        line=f"{found}the stacks of {count} of {asked}, in {took_s:.1f} s{none}",
         step=min((step for step in steps if step is not None), default=None),
         ranks=count,
         took_s=took_s,

@@ -189,7 +189,7 @@ def _shorten_scheduling(reason: str, message: str) -> str:
     parts = []
     for cause in causes.split(", "):
         counted = re.match(r"(\d+) (.*)", cause)
-        parts.append(f"{counted[2]} ({counted[1]} of {total} nodes)" if counted else cause)
+        parts.append(f"{counted[2]} ({counted[1]} of {total} node{'' if total == '1' else 's'})" if counted else cause)
     return ", ".join(parts)
 
 

@@ -103,7 +103,7 @@ def test_without_gpus_workers_are_spread_over_the_nodes(sys_root: Path) -> None:
 def test_more_workers_than_gpus(sys_root: Path) -> None:
     with pytest.raises(UsageError, match="4 workers and 3 GPUs"):
         plan(sys_root, "node", 4)
-    with pytest.raises(UsageError, match="2 workers and 1 GPU$"):
+    with pytest.raises(UsageError, match=r"2 workers and 1 GPU$"):
         plan(sys_root, "node", 2, gpus=GPUS[:1])
 
 

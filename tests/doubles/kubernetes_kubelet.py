@@ -140,7 +140,8 @@ class Kubelet:
     @staticmethod
     def place(text, home):
         """Replace the paths of a pod by those of this machine."""
-        text = re.sub("/opt/muster(?=/|$)", f"{home}/opt", text).replace("/muster/", f"{home}/muster/")
+        text = re.sub("/opt/muster(?=/|$)", f"{home}/opt", text)
+        text = re.sub(r"(?<![\w.-])/muster/", f"{home}/muster/", text)  # not a folder of a volume, as /runs/muster/
         return text.replace("/dev/termination-log", f"{home}/termination-log")
 
     def build_env(self, pod, container, home):

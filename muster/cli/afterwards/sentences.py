@@ -86,7 +86,7 @@ def _tell_interruptions(story: Story) -> str:
     listed = " and ".join([", ".join(kinds[:-1]), *kinds[-1:]] if len(kinds) > 1 else kinds)
     parts = [f"It was interrupted by {listed}" if kinds else "No failure interrupted it"]
     if planned > 0:
-        parts.append(f"nodes joined or left as asked {_times(planned)}")
+        parts.append(f"nodes joined or left {_times(planned)}")
     if story.stops:
         names = " and ".join(dict.fromkeys(story.stops))
         parts.append(f"its agents were told to stop {_times(len(story.stops))} ({names})")

@@ -1186,7 +1186,9 @@ def test_a_resize_ends_no_node_that_runs_before_one_that_does_not(cluster, sched
     """
     app_id = submit(scheduler, build_app(nodes=2, least=1))
     cluster.start_pod(cluster.find_pod(f"{app_id.partition(':')[2]}-trainer", 1))
-    with pytest.raises(SchedulerError, match="1 would end node 1, which runs, and keep node 0, which does not: wait"):
+    with pytest.raises(
+        SchedulerError, match="a resize to 1 would end node 1, which runs, and keep node 0, which does not"
+    ):
         scheduler.resize_app(app_id, 1, None)
     cluster.start_pod(cluster.find_pod(f"{app_id.partition(':')[2]}-trainer", 0))
     scheduler.resize_app(app_id, 1, None)

@@ -256,6 +256,19 @@ def test_the_reason_of_the_end_is_shown_while_other_pods_still_end():
     assert describe([both], [lost]).msg.count("max_retries") == 1
 
 
+def test_a_pod_that_was_drained_does_not_stand_for_its_node():
+    """Its replacement was deleted: the status named the end of the pod before, as if it had just failed."""
+    drained = pod(1, "Failed", containerStatuses=terminated(143))
+    running = job() | {"spec": {"parallelism": 2, "completions": 2}}
+    status = describe([running], [pod(0), drained])
+    assert status.msg.startswith("1 pod not created yet: the Job controller replaces a pod after 10 s")
+    assert "Failed" not in status.msg
+    assert [each.state for each in status.roles_statuses[0].replicas][:2] == [AppState.RUNNING, AppState.PENDING]
+    cancelled = job(("Failed", "DeadlineExceeded"), annotations={CANCEL_ANNOTATION: "true"})
+    replicas = describe([cancelled], [pod(0, "Failed", containerStatuses=terminated(143))]).roles_statuses[0].replicas
+    assert {each.state for each in replicas} == {AppState.CANCELLED}
+
+
 def test_a_deadline_of_the_users_own_is_told_as_such():
     """It was said that another role had failed, of which there was none."""
     status = describe([job(("Failed", "DeadlineExceeded"))], [])

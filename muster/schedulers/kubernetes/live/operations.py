@@ -230,6 +230,6 @@ def _check_who_stays(running: set[int], nodes: int) -> None:
     absent, ended = sorted(set(range(nodes)) - running), sorted(index for index in running if index >= nodes)
     if absent and ended:
         raise SchedulerError(
-            f"{nodes} would end node {', '.join(map(str, ended))}, which runs, and keep node "
-            f"{', '.join(map(str, absent))}, which does not: wait until it runs (`muster status`)"
+            f"a resize to {nodes} would end node {', '.join(map(str, ended))}, which runs, and keep node "
+            f"{', '.join(map(str, absent))}, which does not: wait until all of these run (`muster status`)"
         )

@@ -248,13 +248,18 @@ def count_nodes_now(parents: Sequence[Mapping[str, Any]], label: str) -> int | N
 
 
 def _find_current(observation: Observation) -> dict[tuple[str, int], PodFact]:
-    """Return the newest pod of every node, without the nodes that a resize has ended."""
+    """Return the newest pod of every node, without the nodes that a resize has ended.
+
+    A pod that was drained is replaced, unless the app has failed: it says nothing of its node any more.
+    """
     latest = find_latest_pods(observation.pods)
+    has_failed = decide_state(observation) is AppState.FAILED
     nodes = {role: count_nodes_now(observation.parents, role) for role, _ in latest}
     return {
         (role, index): fact
         for (role, index), fact in latest.items()
-        if (known := nodes[role]) is None or index < known or fact.phase == "Running"
+        if ((known := nodes[role]) is None or index < known or fact.phase == "Running")
+        and (has_failed or not fact.is_drained)
     }
 
 
@@ -263,7 +268,7 @@ def count_missing_pods(parents: Sequence[Mapping[str, Any]], pods: Sequence[PodF
     if not _list_jobs(parents):
         return 0 if pods else 1
     expected = sum((job.get("spec") or {}).get("parallelism") or 0 for job in _list_jobs(parents, running=True))
-    return max(0, expected - len(find_latest_pods(pods)))
+    return max(0, expected - sum(not fact.is_drained for fact in find_latest_pods(pods).values()))
 
 
 def _advise(event: str) -> str:

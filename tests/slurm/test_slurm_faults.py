@@ -140,6 +140,7 @@ def test_a_job_whose_first_node_an_administrator_takes_away_is_queued_again(own_
     assert "n1" in job.find_nodes(3)
     for state in ("down", "drain"):  # one that is down returns to service by itself
         own_slurm.run("scontrol", "update", "NodeName=n1", f"State={state}", "Reason=test")
+    job.wait_line("the one before ended: Slurm has lost node n1")
     job.wait_state("SUCCEEDED", 240)
     assert (job.folder / "weight").read_text() == repr(compute_weight(total))
     assert len({run for _, run in job.trace()}) == 2

@@ -13,7 +13,7 @@ from muster._shared.contract import STATUS_LIMIT_BYTES, LogNames
 from muster._shared.control import ControlError, ExitCode
 from muster._shared.foreign_files import read_regular
 from muster.cli.afterwards import sources
-from muster.cli.afterwards.clocks import place
+from muster.cli.afterwards.clocks import Placed, place
 from muster.cli.afterwards.sources import is_log_folder
 from muster.cli.afterwards.story import tell
 from muster.schedulers.adapter.facts import AppFacts
@@ -30,6 +30,7 @@ __all__ = ["find_run", "is_log_folder", "read_run"]
 _SILENT_S: Final = 15.0
 """An agent writes its status every 5 s at least."""
 _REPORT_LIMIT_BYTES: Final = 64 << 20
+_MOST_NAMED: Final = 8
 _STOPPED_CODES: Final = (130, 143)
 """Exit codes of agents that a signal has stopped."""
 
@@ -69,9 +70,7 @@ def read_run(run: Path) -> AppFacts:
         state = AppState.RUNNING
     elif story.runs:
         state = AppState.UNKNOWN
-        messages = [
-            f"its agents have written nothing for {format_duration(silent_s)}, and no record says that they have ended"
-        ]
+        messages = [_describe_silence(placed, silent_s)]
     elif story.succeeded:
         state = AppState.SUCCEEDED
     else:
@@ -89,6 +88,22 @@ def read_run(run: Path) -> AppFacts:
         submitted_s=story.start_s,
         since_s=story.start_s if state is AppState.RUNNING else story.end_s if not story.runs else written_s,
     )
+
+
+def _describe_silence(placed: Sequence[Placed], silent_s: float) -> str:
+    """Name the nodes of the last round whose agents have left no record of their end, and those that have."""
+    number = max(each.event.round for each in placed)
+    nodes = {each.event.agent: each.event.node_index for each in placed if each.event.round == number}
+    ends = (each.event for each in placed if each.event.what == "agent_ended")
+    codes = {event.agent: event.detail.get("exit_code") for event in ends}
+    silent = sorted({index for agent, index in nodes.items() if agent not in codes and index is not None})
+    have, agents = ("has", "its agent has") if len(silent) == 1 else ("have", "their agents have")
+    names = f"node{'s'[: len(silent) != 1]} {', '.join(map(str, silent[:_MOST_NAMED]))}"
+    names += f" and {len(silent) - _MOST_NAMED} more" if len(silent) > _MOST_NAMED else ""
+    ended = sorted({f"exit code {codes[agent]}" for agent in nodes if agent in codes})
+    others = f"; the others have ended ({', '.join(ended)})" if ended else ""
+    written = f"{names} {have} written nothing for {format_duration(silent_s)}"
+    return f"{written}, and no record says that {agents} ended{others}"
 
 
 def _read_end(path: Path, limit_bytes: int) -> bytes:

@@ -313,7 +313,8 @@ class NodeSupervisor(Supervisor):
         """
         if self._search is not None:
             self._search.join(_SEARCH_S)
-            lost = self._lost or _read_lost(self._log, self._log_bytes)
+            may_lose = self._spec.details["may_lose"]
+            lost = self._lost or ([] if may_lose else _read_lost(self._log, self._log_bytes))
             if lost and self._record.app.outcome is Outcome.CANCELLED:
                 app = replace(self._record.app, reason=_describe_loss(lost))
                 self._record = replace(self._record, app=app)
@@ -366,12 +367,15 @@ class NodeSupervisor(Supervisor):
     def _search_loss(self) -> None:
         """Ask at once, and only once, whether a lost node is why: Slurm soon forgets which nodes a run had.
 
-        A job that may lose nodes gets no signal for it, and may have lost one long before.
+        A job that may lose nodes may have lost one long before: it gets a signal only if its script was lost.
         """
-        if self._search is None and self._allocation.task < _MOST_WITNESSES and not self._spec.details["may_lose"]:
+        if self._search is None and self._allocation.task < _MOST_WITNESSES:
 
             def run() -> None:
-                self._lost = _find_down_nodes(self._allocation)
+                if not self._spec.details["may_lose"]:
+                    self._lost = _find_down_nodes(self._allocation)
+                elif _has_lost_script(self._allocation):
+                    self._lost = [self._allocation.hosts[0]]
 
             self._search = threading.Thread(target=run, daemon=True)
             self._search.start()

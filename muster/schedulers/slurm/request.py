@@ -234,7 +234,8 @@ def _check_time(options: SlurmOptions, grace_s: float) -> None:
     """
     limit_s = None if options.time is None else _count_seconds(options.time)
     if limit_s is not None and limit_s <= grace_s:
-        line = f"time={options.time} must be more than {grace_s:g} s: so long before the limit all ranks stop (grace_s)"
+        why = "so long before the limit all ranks stop; give more time, or a smaller grace_s"
+        line = f"time={options.time} must be more than {grace_s:g} s: {why}"
         raise OptionError(line, "time")
 
 

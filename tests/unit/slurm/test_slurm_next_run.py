@@ -326,6 +326,7 @@ LOST = "Slurm has lost node n2"
         ("n1,n2,n3", "", "", {}, "Slurm sent SIGTERM"),
         ("", "", "", {}, "Slurm sent SIGTERM"),  # the controller does not answer
         ("n1,n3", "n2 DOWN*", "", {"may_lose": True}, "Slurm sent SIGTERM"),  # it was lost long before
+        ("n1,n3", "n2 DOWN*", "srun: error: Node failure on n2\n", {"may_lose": True}, "Slurm sent SIGTERM"),
     ],
 )
 def test_a_run_that_ends_because_slurm_has_lost_a_node_names_it(
@@ -364,6 +365,34 @@ def test_a_run_that_ends_because_slurm_has_lost_a_node_names_it(
     for index in (0, 7):  # the node of the second knows nothing of it
         told_next = node.describe_incarnation(AppFolder(tmp_path), spec, second, ReplicaId("w", index))
         assert told_next == f"2 {why}" or (index and why != LOST)
+
+
+def test_a_job_with_spares_that_loses_its_script_names_its_first_node(monkeypatch, tmp_path):
+    """Slurm ends it if an administrator sets that node to DOWN."""
+    role = SupervisedRole(name="w", replicas=3, runs_agent=True)
+    details = {"continues": "requeue", "may_lose": True, "replicas": {"w": [{}] * 3}, "shared": True}
+    spec = AppSpec(
+        app_id="a", scheduler="slurm", folder=str(tmp_path), driver="", roles=(role,), grace_s=5.0, details=details
+    )
+    replica = ReplicaId("w", 1)
+    folder = node.NodeFolder(tmp_path, ALLOCATION.run, replica)
+    folder.state_dir.mkdir(parents=True)
+    app = SupervisedApp(
+        replicas={replica: ReplicaState(status=ReplicaStatus.RUNNING, starts=1)}, phase=AppPhase.RUNNING
+    )
+    folder.write_record(AppRecord(app=app, machine=Machine.here(), submitted_s=1.0))
+    shown = "JobId=7 JobState=COMPLETING Reason=JobLaunchFailure NodeList=n[2-3] BatchHost=n1\n"
+    monkeypatch.setattr(node, "_run", lambda *_words, **_more: shown)
+    monkeypatch.setattr(node.NodeSupervisor, "_would_repeat", lambda _self: False)
+    posted: list[node.Told] = []
+    queue = EventQueue()
+    monkeypatch.setattr(queue, "post", posted.append)
+    supervisor = node.NodeSupervisor(folder, spec, queue, Driver(), replace(ALLOCATION, task=1))  # type: ignore[arg-type]
+    supervisor._note_signal(signal.SIGTERM, None)
+    supervisor.handle_event(posted[0])
+    supervisor.handle_event(events.ReplicaEnded(replica=replica, exit_code=143))
+    supervisor.close()
+    assert supervisor.record.app.reason == "Slurm has lost node n1"
 
 
 def write_time(wall_s: float) -> str:

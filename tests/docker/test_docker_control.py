@@ -117,7 +117,7 @@ def test_what_is_asked_is_done_at_one_step(apps, capsys):
     assert resumed.returncode == 0, show(apps, app_id, role, resumed)
     stopped = muster("stop", handle)
     assert stopped.returncode == 0, show(apps, app_id, role, stopped)
-    text = r"all 4 ranks have stopped at step \d+ and ended, after \d+\.\d s\n"
+    text = r"all 4 ranks have stopped at step \d+ and ended, after \d+\.\d s; checkpoint: /tmp\n"
     assert re.fullmatch(text, stopped.stdout), show(apps, app_id, role, stopped)
     assert apps.status(app_id).state.name == "CANCELLED"
     ended = (4, f"muster: {app_id} has ended already (CANCELLED): nothing was changed\n")

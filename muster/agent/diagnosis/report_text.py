@@ -60,7 +60,8 @@ def format_report(report: Report, *, has_colour: bool = False, printed_as: str |
 
 def format_headline(report: Report, columns: int) -> list[str]:
     """Return the lines that say what failed and why, as wide as the page."""
-    text = f"JOB FAILED  {report.run_id}: {report.reason}"
+    name = "" if report.run_id == "none" else f"{report.run_id}: "  # torchrun's default
+    text = f"JOB FAILED  {name}{report.reason}"
     return textwrap.wrap(text, columns, break_long_words=False, break_on_hyphens=False) or [text]
 
 
@@ -92,7 +93,9 @@ def _format_failure(failure: Failure, printed_as: str | None, columns: int) -> I
     if failure.exception and failure.signal == "SIGTERM":
         end = "raised the exception below, and got SIGTERM before it had ended"
     yield from _wrap("  process   : ", end + (f" (pid {failure.pid})" if failure.pid else ""), columns)
-    step = describe_step(failure.step, failure.total_steps, failure.optimizer_steps)
+    step = describe_step(failure.step, failure.total_steps, None)
+    if step is None and failure.optimizer_steps:
+        step = f"{failure.optimizer_steps} since the process began (by optimizer)"
     if step is not None:
         yield from _wrap("  step      : ", ", ".join((step, *format_values(failure.values))), columns)
     if failure.cause:

@@ -53,7 +53,7 @@ def test_what_is_asked_is_done_at_one_step(tmp_path, capsys):
         stopped = muster("stop", job.handle)
         assert stopped.code == 0, job.explain(stopped)
         [step] = set(re.findall(r"stops at step (\d+)", job.read_console()))
-        text = rf"all 4 ranks have stopped at step {step} and ended, after \d+\.\d s\n"
+        text = rf"all 4 ranks have stopped at step {step} and ended, after \d+\.\d s; checkpoint: {job.folder}\n"
         assert re.fullmatch(text, stopped.stdout), job.explain(stopped)
         assert (job.describe(), job.count_starts()) == ("CANCELLED", [1, 1])
 

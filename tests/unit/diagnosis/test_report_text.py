@@ -325,7 +325,7 @@ def test_a_termination_message_is_valid_and_small_and_keeps_the_root(
     [
         ({"step": 7, "total_steps": 10}, "  step      : 7 of 10"),
         ({"step": 0, "optimizer_steps": 3}, "  step      : 0"),
-        ({"optimizer_steps": 8}, "  step      : 8 (by optimizer)"),
+        ({"optimizer_steps": 8}, "  step      : 8 since the process began (by optimizer)"),
         ({}, None),
     ],
 )

@@ -189,6 +189,16 @@ def test_a_stop_is_answered_before_the_job_ends():
     assert kinds(actions).index(RequestAnswer) == 0
 
 
+def test_a_stop_names_the_checkpoint_from_which_another_job_can_go_on():
+    job = Job()
+    job.ask(AskKind.STOP)
+    job.agree()
+    job.save(12, "/runs/12")
+    job.send(Reported(id="0", message=AllSucceeded(round_number=job.number, drained_rank=0)))
+    actions = job.send(Reported(id="1", message=AllSucceeded(round_number=job.number, drained_rank=1)))
+    assert [line.partition(" s; ")[2] for _, _, line in answers(actions)] == ["checkpoint: /runs/12"]
+
+
 class TestContradictions:
     def test_the_first_of_pause_and_checkpoint_wins(self):
         job = Job()

@@ -505,6 +505,7 @@ def on_workers_ended(state: JobState, phase: RoundRunning, drained_rank: int | N
     took_s, ranks = now_s - drain.begun_s, _count_ranks(state)
     notify = Notify(text=describe_end(drain.step, took_s, drain.last_rank))
     told = f"{_tell_all(ranks, 'has', 'have')} stopped at step {drain.step} and ended, after {took_s:.1f} s"
+    told += _describe_checkpoint(state, drain.step)
     answer = Answer(outcome=AskOutcome.DONE, line=told, step=drain.step, ranks=ranks, took_s=took_s)
     answers = _answer(drain.askers, answer)
     if phase.loss_wait_until_s is not None or not has_enough_members(state, drain):
@@ -573,6 +574,18 @@ def describe_commit(
 
 def _tell_all(ranks: int, one: str, more: str) -> str:
     return f"the rank {one}" if ranks == 1 else f"all {ranks} ranks {more}"
+
+
+def _describe_checkpoint(state: JobState, step: int) -> str:
+    """Name the job's last checkpoint for the job that is to go on from there. "": it has none."""
+    kept = state.checkpoint
+    if kept is None or not kept.path:
+        return ""
+    return (
+        f"; checkpoint: {kept.path}"
+        if kept.step == step
+        else f"; the last checkpoint, of step {kept.step}: {kept.path}"
+    )
 
 
 def describe_end(step: int, took_s: float, last_rank: int) -> str:

@@ -179,12 +179,16 @@ def _load_app(word: str, role: str | None) -> JobRecords:
         tracebacks = _read_tracebacks(events, lambda index, name: read(index, name, _REPORT_BYTES))
     for line in failed.values():
         say(line)
+    if not events and response.state in (AppState.UNSUBMITTED, AppState.SUBMITTED, AppState.PENDING):
+        why = "" if response.msg == NONE else f": {response.msg}"
+        raise ControlError(f"{app_id} has not started yet, it is {response.state.name}{why}", ExitCode.REFUSED)
     if not events:
         has_ended = is_terminal(response.state) or response.state is AppState.UNKNOWN
         told = "How it ended and what it printed" if has_ended else "How it is doing and what it prints"
         line = (
-            f"the records of {app_id} cannot be read: they are not here, and no running node has them; if its logs are "
-            f"on a volume (MUSTER_LOG_DIR), name that folder. {told} is in `muster status` and `muster log`"
+            f"the records of {app_id} cannot be read: they are not here, and no running node has them. If its logs are "
+            "on a volume (MUSTER_LOG_DIR), name its folder there instead of the job. "
+            f"{told} is in `muster status` and `muster log`"
         )
         raise ControlError(line, ExitCode.REFUSED)
     name = app_id if len(counts) == 1 else f"{app_id}, {role}"

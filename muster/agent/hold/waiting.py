@@ -18,6 +18,7 @@ import os
 import select
 import signal
 import socket
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:  # the guard stays small
     from muster.agent.hold.start import HeldStart
 
 _FDS: Final = 8
+_END_S: Final = 3.0
 HANDED: Final = b"+"
 """The message if the last descriptor is the client's connection."""
 
@@ -77,11 +79,11 @@ def _guard(control: socket.socket, ours: socket.socket, lease: guard.GuardLease,
     os.close(pidfd)
     message, fds = _receive(control)
     if not message:  # released, or agent ended
-        processes.kill_descendants(own_pid)
+        _end_descendants(own_pid)
         return 1
     client = _meet_client(fds.pop(), control) if message == HANDED else None
     if client is not None and not _begin(client):
-        processes.kill_descendants(own_pid)
+        _end_descendants(own_pid)
         return 1
     with contextlib.suppress(OSError):  # it was killed just now: the guard says so, see below
         socket.send_fds(ours, [message], fds)
@@ -102,6 +104,17 @@ def _guard(control: socket.socket, ours: socket.socket, lease: guard.GuardLease,
         with contextlib.suppress(OSError):  # it has ended
             client.send(json.dumps({"exit": code}).encode())
     return code
+
+
+def _end_descendants(own_pid: int) -> None:
+    """Kill all below the guard, and wait for their end: the hold takes it that nothing is left when the guard ends."""
+    deadline_s = time.monotonic() + _END_S
+    while (pids := processes.kill_descendants(own_pid)) and time.monotonic() < deadline_s:
+        for pid in pids:
+            with contextlib.suppress(OSError):  # it has ended
+                pidfd = os.pidfd_open(pid)
+                processes.wait_readable(pidfd, deadline_s - time.monotonic())
+                os.close(pidfd)
 
 
 def _meet_client(fd: int, control: socket.socket) -> socket.socket:

@@ -215,7 +215,11 @@ def test_off_ends_all_but_jobs(own: Everyday) -> None:
         own.switch("off")
         left = [pid for pid in tree if not is_gone(pid)]
         assert left
-        assert not any("/agent/hold/" in read_command(pid) or "--muster-hold" in read_command(pid) for pid in left)
+        commands = {pid: read_command(pid) for pid in left}
+        assert not any("/agent/hold/" in each or "--muster-hold" in each for each in commands.values()), (
+            pool,
+            commands,
+        )
         (own.folder / "jobgo").touch()
         assert program.wait(60) == 0
     wait_until(lambda: all(map(is_gone, left)), what="nothing of it runs")

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import socket
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ import pytest
 from muster._shared.contract import Env
 from muster._shared.holds.connection import SOCKET
 from muster.agent.hold import holder as holder_module
+from muster.agent.hold import waiting
 from muster.agent.hold.agents import WaitingAgent
 from muster.agent.hold.holder import Holder
 from muster.agent.hold.listening import close_all
@@ -146,3 +148,13 @@ def test_a_run_that_comes_meanwhile_gets_its_agent_at_once(world: World, come: C
     came_s = ENDS_S + 0.01
     world.hold((came_s, lambda: come(world)))
     assert world.started_s == [0.0, came_s]
+
+
+def test_a_guard_that_is_released_ends_after_all_below_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With both cores busy, `muster hold --default off` returned while an agent that it had killed still ran."""
+    with subprocess.Popen(["sleep", "0.3"]) as below:
+        live = [[], [below.pid]]
+        monkeypatch.setattr(waiting.processes, "kill_descendants", lambda _root: live.pop())
+        waiting._end_descendants(os.getpid())
+        assert below.poll() is not None
+    assert live == []

@@ -91,7 +91,12 @@ def read_run(run: Path) -> AppFacts:
 
 
 def _describe_silence(placed: Sequence[Placed], silent_s: float) -> str:
-    """Name the nodes of the last round whose agents have left no record of their end, and those that have."""
+    """Name the nodes of the last round whose agents have left no record of their end. Say how the others have ended.
+
+    Args:
+        placed: the records of all agents.
+        silent_s: seconds since the last of them wrote.
+    """
     number = max(each.event.round for each in placed)
     nodes = {each.event.agent: each.event.node_index for each in placed if each.event.round == number}
     ends = (each.event for each in placed if each.event.what == "agent_ended")

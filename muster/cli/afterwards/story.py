@@ -309,7 +309,7 @@ def _lose(last: Placed, at_s: float, own: Sequence[Placed]) -> Placed:
 
     Args:
         last: the last record of the node's agent.
-        at_s: when the round ended.
+        at_s: when the round ended, by the leader's clock, in seconds since the epoch.
         own: all records of the incarnation.
     """
     index = last.event.node_index
@@ -320,7 +320,7 @@ def _lose(last: Placed, at_s: float, own: Sequence[Placed]) -> Placed:
 
 
 def _end(replayed: list[_Replayed], own: Sequence[Placed]) -> list[_Replayed]:
-    """Return an incarnation that was killed has an end, too.
+    """Return the records of an incarnation with an end: one that was killed has none.
 
     Args:
         replayed: the records of its speakers.

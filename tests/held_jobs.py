@@ -15,6 +15,8 @@ def count_in_another_thread():
     thread = threading.Thread(target=lambda: found.extend(count_threads()))
     thread.start()
     thread.join()
+    while os.path.exists(f"/proc/self/task/{thread.native_id}"):
+        time.sleep(0.001)  # at its end, free() opens /proc/sys/vm/overcommit_memory
     return found
 status = dict(line.split(":", 1) for line in open("/proc/self/status") if ":" in line)
 facts = {

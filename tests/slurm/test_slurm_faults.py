@@ -15,7 +15,7 @@ from torchx.specs import is_terminal
 from muster._shared import processes
 from muster._shared.control import ControlError
 from muster.cli.commands import main
-from muster.schedulers.adapter import AskKind, AskOutcome
+from muster.schedulers.adapter import AskKind, AskOutcome, SchedulerError
 from muster.schedulers.slurm import client, live
 from muster.schedulers.supervision.state import ReplicaId
 
@@ -166,6 +166,21 @@ def test_the_log_of_a_job_whose_tasks_could_not_start_is_what_srun_says(slurm, t
     lines = read_shell(capsys, "log", f"slurm://test/{job.app_id}").splitlines()
     assert any("w/0 slurm.log: slurmstepd" in line and "execve(): /opt/nope/bin/python3" in line for line in lines)
     assert not any(line.startswith("w/1") for line in lines), "once"
+    job.close()
+
+
+def test_more_nodes_than_the_cluster_has_are_refused(slurm, tmp_path):
+    line = "the job asks for 9 nodes, and partition patient has 4; this cluster has at most 4"
+    with pytest.raises(SchedulerError, match=line):
+        Job(slurm, tmp_path / "job", app=build_app(tmp_path / "job", nodes=9), partition="patient")
+
+
+def test_a_job_of_too_many_nodes_says_so(slurm, tmp_path, monkeypatch):
+    """Where nodes may be added, it is accepted."""
+    monkeypatch.setattr(client, "find_most_nodes", lambda: None)
+    job = Job(slurm, tmp_path / "job", app=build_app(tmp_path / "job", nodes=9))
+    why = "waits: it asks for 9 nodes, and partition main has 4 (Partition"
+    wait_until(lambda: why in job.describe().msg, job.explain)
     job.close()
 
 

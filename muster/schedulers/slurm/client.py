@@ -19,7 +19,7 @@ TIMED_OUT: Final = 124
 _RETRY_S: Final = 1.0
 _DOWN: Final = ("Unable to contact slurm controller", "Connection refused", "Socket timed out", "Zero Bytes were")
 _UNKNOWN: Final = "Invalid job id"
-_FORMAT: Final = "%i|%T|%r|%N|%D|%e|%S"
+_FORMAT: Final = "%i|%T|%r|%N|%V|%e|%S"
 
 
 class SlurmDownError(EngineError):
@@ -43,6 +43,18 @@ class QueueEntry:
     """Wall-clock seconds: of a job that runs its time limit, of one that has ended its end. None: not known."""
     start_s: float | None = None
     """When it started. For a job that waits, it is when Slurm expects it to start."""
+    submitted_s: float | None = None
+    """When it was submitted, or queued again."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Partition:
+    """How many nodes a partition has."""
+
+    name: str
+    nodes: int
+    most_nodes: int | None = None
+    """The number that one job may have. None: there is no limit."""
 
 
 def run(
@@ -137,8 +149,7 @@ def can_wait_for_children() -> bool:
     """
     if not has_option(read_help("srun"), WAIT_FOR_CHILDREN):
         return False
-    rows = (line.partition("=")[::2] for line in run(["scontrol", "show", "config"]).splitlines())
-    config = {name.strip(): value.strip() for name, value in rows}
+    config = _read_config()
     return config.get("ProctrackType") == "proctrack/cgroup" and config.get("CgroupPlugin") != "cgroup/v1"
 
 
@@ -161,7 +172,7 @@ def _parse_rows(text: str) -> list[QueueEntry]:
 
 
 def _parse_row(row: Sequence[str]) -> QueueEntry:
-    job_id, state, reason, nodes, _, end, start = row
+    job_id, state, reason, nodes, submitted, end, start = row
     return QueueEntry(
         job_id=job_id,
         state=state,
@@ -169,6 +180,7 @@ def _parse_row(row: Sequence[str]) -> QueueEntry:
         nodes=tuple(expand_hosts(nodes)) if nodes else (),
         end_s=parse_time(end),
         start_s=parse_time(start),
+        submitted_s=parse_time(submitted),
     )
 
 
@@ -198,9 +210,53 @@ def _read_accounting(job_id: str) -> QueueEntry:
 
 
 def _read_control(job_id: str) -> QueueEntry:
-    words = run(["scontrol", "-o", "show", "job", job_id], waits=False).split()
-    fields = dict(word.partition("=")[::2] for word in words)
+    fields = _read_fields(run(["scontrol", "-o", "show", "job", job_id], waits=False))
     return QueueEntry(job_id=job_id, state=fields["JobState"], end_s=parse_time(fields["EndTime"]))
+
+
+def _read_fields(line: str) -> dict[str, str]:
+    return dict(word.partition("=")[::2] for word in line.split())
+
+
+def read_wish(job_id: str) -> tuple[int, list[Partition]]:
+    """Return how many nodes a job asks for, and of which partitions: any of them will do.
+
+    Raises:
+        EngineError: Slurm does not know the job, or does not answer.
+    """
+    fields = _read_fields(run(["scontrol", "-o", "show", "job", job_id], waits=False))
+    asked = fields.get("NumNodes", "").partition("-")[0]
+    return int(asked) if asked.isdecimal() else 0, list_partitions(fields.get("Partition", ""))
+
+
+def list_partitions(names: str) -> list[Partition]:
+    """Return the partitions of these names, which commas separate, or the default one. Unknown ones are left out."""
+    rows = map(_read_fields, run(["scontrol", "-a", "-o", "show", "partition"]).splitlines())
+    wanted = names.split(",") if names else []
+    return [
+        Partition(
+            name=row["PartitionName"],
+            nodes=int(row["TotalNodes"]),
+            most_nodes=int(row["MaxNodes"]) if row.get("MaxNodes", "").isdecimal() else None,
+        )
+        for row in rows
+        if row.get("TotalNodes", "").isdecimal()
+        and (row["PartitionName"] in wanted if wanted else row.get("Default") == "YES")
+    ]
+
+
+def find_most_nodes() -> int | None:
+    """Return how many nodes the cluster can have, with those that may be added. None: Slurm before 22.05 has no limit.
+
+    Nodes in the cloud and those in the state FUTURE count.
+    """
+    most = _read_config().get("MaxNodeCount", "")
+    return int(most) if most.isdecimal() else None
+
+
+def _read_config() -> dict[str, str]:
+    rows = (line.partition("=")[::2] for line in run(["scontrol", "show", "config"]).splitlines())
+    return {name.strip(): value.strip() for name, value in rows}
 
 
 def forbid_requeue(job_id: str) -> None:

@@ -21,6 +21,7 @@ from muster.schedulers.adapter import (
     AppFolder,
     AppRecord,
     AppSpec,
+    EngineError,
     JobFacts,
     ReplicaId,
     StateError,
@@ -236,8 +237,15 @@ def build_facts(app: App, told: AgentWords, submitted_s: float | None) -> AppFac
         tells_jobs=state is AppState.RUNNING or is_terminal(state),
         ui_url=app.folder.path.as_uri(),
         submitted_s=submitted_s,
-        since_s=app.entry.end_s if app.entry is not None and is_terminal(state) else None,
+        since_s=_find_since_s(app.entry, state),
     )
+
+
+def _find_since_s(entry: QueueEntry | None, state: AppState) -> float | None:
+    """Return since when an app has ended, or waits."""
+    if entry is None:
+        return None
+    return entry.end_s if is_terminal(state) else entry.submitted_s if state is AppState.PENDING else None
 
 
 def _is_of_this_run(app: App, job: JobFacts) -> bool:
@@ -282,7 +290,7 @@ def _list_messages(app: App, state: AppState, lost: set[str]) -> list[str]:
     if entry is None:
         found.append("Slurm does not know its job (any more)" if read_jobs(app.folder) else "it was not submitted")
     elif state is AppState.PENDING:
-        found.append(words.explain_wait(entry))
+        found.append(explain_wait(entry))
     elif is_terminal(state):
         found += explain_end(app, state)
     else:
@@ -295,6 +303,15 @@ def _list_messages(app: App, state: AppState, lost: set[str]) -> list[str]:
         before = choose_reason([known.record.app.reason for known in app.nodes.values()])
         found += [f"the one before ended: {before}"] if before else []
     return list(dict.fromkeys(found))
+
+
+def explain_wait(entry: QueueEntry) -> str:
+    """Return why a job waits, with the number of nodes where that is the reason."""
+    nodes, partitions = 0, list[client.Partition]()
+    if entry.reason in words.SIZES:
+        with contextlib.suppress(EngineError):
+            nodes, partitions = client.read_wish(entry.job_id)
+    return words.explain_wait(entry, nodes, partitions)
 
 
 def explain_end(app: App, state: AppState) -> list[str]:

@@ -66,6 +66,9 @@ class SlurmRequest:
     checked_flags: tuple[str, ...]
     """Options of sbatch that this Slurm may not have: they are looked up before the submission."""
     checked_srun_flags: tuple[str, ...]
+    nodes: int
+    partitions: str | None
+    """Names that commas separate. "": the default one. None: another cluster's."""
     workspace: str | None = None
     is_shared: bool = True
     runs_in_place: bool = False
@@ -131,10 +134,17 @@ def build_request(app: AppDef, options: SlurmOptions, *, name: str, token: str, 
         folder=place.folder,
         checked_flags=(*(each for each in flags if each.startswith(_NEWER)), *options.sbatch),
         checked_srun_flags=(*(each for each in srun_flags if each.startswith(_NEWER)), *options.srun),
+        nodes=nodes,
+        partitions=_find_partitions(flags),
         workspace=next(iter(spec.details["workspaces"].values()), None),
         is_shared=options.shared,
         runs_in_place=options.shared and not (has_workspace or options.container_image or options.prefix),
     )
+
+
+def _find_partitions(flags: Sequence[str]) -> str | None:
+    given = dict(flag.removeprefix("--").partition("=")[::2] for flag in flags)  # the last counts
+    return None if "clusters" in given else given.get("partition", "")
 
 
 def _check(options: SlurmOptions) -> None:

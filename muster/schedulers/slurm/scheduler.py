@@ -156,6 +156,7 @@ class SlurmScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mis
         client.check_options("srun", request.checked_srun_flags)
         if request.spec.details["continues"] == "expedite":
             client.check_version((25, 11), "continues=expedite")
+        _check_size(request)
         if client.can_wait_for_children():
             request = replace(request, script=request.script.replace(SRUN, f"{SRUN}{client.WAIT_FOR_CHILDREN} "))
         folder, registry = AppFolder(request.folder), self._find_registry()
@@ -319,7 +320,7 @@ class SlurmScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mis
         app = self._open_app(app_id)
         if app.state is AppState.PENDING:
             assert app.entry is not None  # noqa: S101  # it waits
-            raise ControlError(f"{app_id} is PENDING: {words.explain_wait(app.entry)}", ExitCode.REFUSED)
+            raise ControlError(f"{app_id} is PENDING: {live.explain_wait(app.entry)}", ExitCode.REFUSED)
         return _ask(app, kind, limit_s)
 
     def run_in_node(
@@ -466,6 +467,24 @@ def _check_scripts(request: SlurmRequest) -> None:
         problem = explain_missing(*program, plan["cwd"]) if program is not None and program[0] == "script" else None
         if problem is not None and "PYTHON_EXEC" not in plan["env"]:
             raise SchedulerError(f"role {role}: {problem}")
+
+
+def _check_size(request: SlurmRequest) -> None:
+    """Refuse more nodes than the cluster can ever have. Of more than the partition has now, print a line.
+
+    Nodes may be added to a partition, and a plug-in of the cluster may choose another one.
+    """
+    if request.partitions is None:
+        return
+    try:
+        line = words.explain_size(request.nodes, client.list_partitions(request.partitions))
+        most = client.find_most_nodes() if line else None
+    except client.RefusedError:  # sbatch says what is wrong
+        return
+    if line and most is not None and request.nodes > most:
+        raise SchedulerError(f"the job {line}; this cluster has at most {most}")
+    if line:
+        print(f"muster: the job {line}: it waits until that changes", file=sys.stderr, flush=True)
 
 
 def _write_files(request: SlurmRequest, folder: AppFolder) -> str:

@@ -1,11 +1,12 @@
 """Slurm's states and reasons in plain words."""
 
 import time
+from collections.abc import Sequence
 from typing import Final
 
 from torchx.specs import AppState
 
-from muster.schedulers.slurm.client import QueueEntry
+from muster.schedulers.slurm.client import Partition, QueueEntry
 
 STATES: Final = {
     "PENDING": AppState.PENDING,
@@ -41,8 +42,8 @@ REASONS: Final = {
     "Dependency": "it waits for the end of another job",
     "DependencyNeverSatisfied": "the job that it waits for can no longer end as required",
     "BeginTime": "its time to begin has not come",
-    "JobHeldUser": "a user holds it: scontrol release lets it go on",
-    "job requeued in held state": "a user holds it: scontrol release lets it go on",
+    "JobHeldUser": "a user holds it: scontrol release JOBID lets it go on",
+    "job requeued in held state": "a user holds it: scontrol release JOBID lets it go on",
     "JobHeldAdmin": "an administrator holds it",
     "ReqNodeNotAvail": "nodes that it needs are down, drained or reserved",
     "Reservation": "it waits for its reservation",
@@ -63,12 +64,14 @@ REASONS: Final = {
     "QOSMaxWallDurationPerJobLimit": "it asks for more time than its quality of service allows",
     "InvalidAccount": "its account is not valid",
     "InvalidQOS": "its quality of service is not valid",
-    "launch failed requeued held": "it could not be started, and is held: scontrol release tries again",
+    "launch failed requeued held": "it could not be started, and is held: scontrol release JOBID tries again",
     "RaisedSignal": "a signal ended it",
     "NonZeroExitCode": "its script exited with a code other than 0",
     "TimeLimit": "its time limit is over",
     "NodeFail": "a node was lost",
 }
+SIZES: Final = ("Resources", "PartitionNodeLimit", "PartitionConfig")
+"""Reasons that are clearer with the number of nodes."""
 _PREFIXES: Final = {
     "QOS": "a limit of its quality of service is reached",
     "Assoc": "a limit of its account is reached",
@@ -94,11 +97,37 @@ def explain_reason(reason: str) -> str:
     return f"{words} ({reason})" if words else reason
 
 
-def explain_wait(entry: QueueEntry) -> str:
-    """Return why a job waits, and until when."""
-    why = explain_reason(entry.reason) if entry.reason else "Slurm has not looked at it yet"
-    text = f"job {entry.job_id} waits: {why}"
-    if entry.start_s is None:
+def explain_size(nodes: int, partitions: Sequence[Partition]) -> str:
+    """Say that a job asks for more nodes than each of its partitions has or gives one job. "": it does not."""
+    found = []
+    for each in partitions:
+        if nodes > each.nodes:
+            found.append(f"partition {each.name} has {each.nodes}")
+        elif each.most_nodes is not None and nodes > each.most_nodes:
+            found.append(f"partition {each.name} gives one job at most {each.most_nodes}")
+        else:
+            return ""
+    return f"asks for {nodes} nodes, and {' and '.join(found)}" if found else ""
+
+
+def explain_wait(entry: QueueEntry, nodes: int = 0, partitions: Sequence[Partition] = ()) -> str:
+    """Return why a job waits, and until when.
+
+    Args:
+        entry: the job.
+        nodes: how many it asks for. 0: not known.
+        partitions: of which. Empty: not known.
+    """
+    too_many = explain_size(nodes, partitions)
+    if too_many:
+        why = f"it {too_many} ({entry.reason})"
+    elif entry.reason == "Resources" and nodes and len(partitions) == 1:
+        (only,) = partitions
+        why = f"it waits until {nodes} of the {only.nodes} nodes of partition {only.name} are free ({entry.reason})"
+    else:
+        why = explain_reason(entry.reason) if entry.reason else "Slurm has not looked at it yet"
+    text = f"job {entry.job_id} waits: {why.replace('JOBID', entry.job_id)}"
+    if entry.start_s is None or entry.start_s < time.time() or "held" in entry.reason.lower():
         return text
     return f"{text}; starts about {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(entry.start_s))}"
 

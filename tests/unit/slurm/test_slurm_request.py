@@ -2,6 +2,7 @@
 
 import subprocess
 import zipfile
+from dataclasses import replace
 from io import BytesIO
 
 import pytest
@@ -13,12 +14,12 @@ from muster.schedulers.errors import EngineError, OptionError, SchedulerError
 from muster.schedulers.runner.option_parsing import StrictOpts
 from muster.schedulers.runner.option_records import declare_options, parse_options
 from muster.schedulers.slurm import client, create_scheduler, node, payload, words
-from muster.schedulers.slurm.client import QueueEntry
+from muster.schedulers.slurm.client import Partition, QueueEntry
 from muster.schedulers.slurm.hosts import expand_hosts
 from muster.schedulers.slurm.node import Allocation, list_replicas, place_replicas
 from muster.schedulers.slurm.options import SlurmOptions
 from muster.schedulers.slurm.request import Place, _count_seconds, build_request, list_files
-from muster.schedulers.slurm.scheduler import list_pauses
+from muster.schedulers.slurm.scheduler import _check_size, list_pauses
 
 PLACE = Place(folder="/home/me/jobs/a", cwd="/home/me/code", python="/home/me/venv/bin/python")
 
@@ -232,11 +233,117 @@ def test_reasons_are_plain_words(reason, text):
     assert text in line
 
 
+FOUR = Partition(name="main", nodes=4)
+
+
+@pytest.mark.parametrize(
+    ("reason", "nodes", "partitions", "why"),
+    [
+        ("PartitionConfig", 9, [FOUR], "it asks for 9 nodes, and partition main has 4 (PartitionConfig)"),
+        (
+            "PartitionNodeLimit",
+            3,
+            [replace(FOUR, most_nodes=2)],
+            "it asks for 3 nodes, and partition main gives one job at most 2 (PartitionNodeLimit)",
+        ),
+        (
+            "PartitionNodeLimit",
+            9,
+            [FOUR, Partition(name="b", nodes=2)],
+            "it asks for 9 nodes, and partition main has 4 and partition b has 2 (PartitionNodeLimit)",
+        ),
+        ("Resources", 3, [FOUR], "it waits until 3 of the 4 nodes of partition main are free (Resources)"),
+        ("Resources", 3, [FOUR, Partition(name="b", nodes=2)], "it waits for free nodes (Resources)"),
+        ("PartitionConfig", 3, [FOUR], "its partition cannot give what it asks for (PartitionConfig)"),
+    ],
+)
+def test_a_job_that_waits_for_nodes_says_how_many(reason, nodes, partitions, why):
+    entry = QueueEntry(job_id="7", state="PENDING", reason=reason)
+    assert words.explain_wait(entry, nodes, partitions) == f"job 7 waits: {why}"
+
+
+@pytest.mark.parametrize(
+    ("reason", "does"),
+    [
+        ("JobHeldUser", "lets it go on"),
+        ("job requeued in held state", "lets it go on"),
+        ("launch failed requeued held", "tries again"),
+    ],
+)
+def test_a_job_that_is_held_says_how_it_goes_on(reason, does):
+    """Slurm still tells when it would have begun."""
+    line = words.explain_wait(QueueEntry(job_id="7", state="PENDING", reason=reason, start_s=9e9))
+    assert line.endswith(f"scontrol release 7 {does} ({reason})")
+
+
+def test_the_time_of_a_start_that_is_over_is_left_out():
+    entry = QueueEntry(job_id="7", state="PENDING", reason="Priority", start_s=9e9)
+    assert "; starts about 2255-" in words.explain_wait(entry)
+    assert "starts about" not in words.explain_wait(replace(entry, start_s=1e9))
+
+
+PARTITIONS = """\
+PartitionName=main Default=YES MaxNodes=UNLIMITED MaxTime=UNLIMITED Nodes=n[1-4] State=UP TotalCPUs=64 TotalNodes=4
+PartitionName=wide Default=NO MaxNodes=6 MaxTime=UNLIMITED Nodes=n[1-8] State=UP TotalCPUs=64 TotalNodes=8
+"""
+
+
+@pytest.fixture
+def cluster(monkeypatch):
+    """It has two partitions and can have 16 nodes."""
+
+    def answer(command, **_named):
+        if command[-1] == "config":
+            return "MaxNodeCount            = 16\n"
+        if "job" in command:
+            return "JobId=7 Partition=main,wide NumNodes=7-9 NumCPUs=9\n"
+        assert command[-1] == "partition"
+        return PARTITIONS
+
+    monkeypatch.setattr(client, "run", answer)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "cfg", "line"),
+    [
+        (4, {}, ""),
+        (5, {}, "asks for 5 nodes, and partition main has 4"),
+        (6, {"partition": "wide"}, ""),
+        (7, {"partition": "wide"}, "asks for 7 nodes, and partition wide gives one job at most 6"),
+        (7, {"partition": "main", "sbatch": "--partition=wide,other"}, "partition wide gives one job at most 6"),
+        (6, {"partition": "main,wide"}, ""),
+        (99, {"partition": "other"}, ""),
+        (99, {"sbatch": "--clusters=other"}, ""),
+    ],
+)
+def test_more_nodes_than_the_partition_has_are_a_line(cluster, capsys, nodes, cfg, line):
+    """Nodes may be added to it, or a plug-in of the cluster chooses another one."""
+    _check_size(build(build_role(nodes=nodes), **cfg))
+    said = capsys.readouterr().err
+    assert (f"{line}: it waits until that changes\n" in said) if line else said == ""
+
+
+def test_more_nodes_than_the_cluster_can_have_are_refused(cluster):
+    with pytest.raises(SchedulerError) as caught:
+        _check_size(build(build_role(nodes=15), spares=2))
+    assert str(caught.value) == "the job asks for 17 nodes, and partition main has 4; this cluster has at most 16"
+
+
+def test_what_a_job_asks_for_is_read(cluster):
+    nodes, partitions = client.read_wish("7")
+    assert (nodes, [(each.name, each.nodes, each.most_nodes) for each in partitions]) == (
+        7,
+        [("main", 4, None), ("wide", 8, 6)],
+    )
+
+
 def test_rows_of_squeue_are_read():
-    text = "9|PENDING|Priority||2|N/A|2026-01-01T01:00:00\n8|RUNNING|None|n[1-2]|2|NONE|x\n"
+    submitted = "2026-01-01T00:30:00"
+    text = f"9|PENDING|Priority||{submitted}|N/A|2026-01-01T01:00:00\n8|RUNNING|None|n[1-2]|{submitted}|NONE|x\n"
     first, second = client._parse_rows(text)
     assert (first.job_id, first.nodes, first.reason, first.end_s) == ("8", ("n1", "n2"), "", None)
     assert second.start_s == client.parse_time("2026-01-01T01:00:00")
+    assert second.submitted_s == client.parse_time(submitted)
 
 
 @pytest.mark.parametrize("accounting", ["on", "off"])

@@ -68,6 +68,20 @@ def test_a_job_that_waits_says_why_the_run_before_ended(
     assert "; ".join(messages) == f"{waits}; incarnation 2{why}"
 
 
+@pytest.mark.parametrize(
+    ("state", "since_s"), [("PENDING", 500.0), ("RUNNING", None), ("COMPLETED", 900.0), ("REQUEUE_HOLD", 500.0)]
+)
+def test_the_status_says_since_when_it_waits(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, state: str, since_s: float | None
+) -> None:
+    """A job that is queued again waits since then."""
+    facts: dict[str, Any] = {}
+    monkeypatch.setattr(live, "combine_facts", lambda _spec, _told, **more: facts.update(more))
+    entry = QueueEntry(job_id="7", state=state, submitted_s=500.0, start_s=START_S, end_s=900.0)
+    live.build_facts(build_app(tmp_path, entry), AgentWords(), 100.0)
+    assert (facts["since_s"], facts["submitted_s"]) == (since_s, 100.0)
+
+
 @pytest.fixture
 def scheduler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Its app waits in the queue."""

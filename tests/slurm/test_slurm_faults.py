@@ -13,7 +13,7 @@ from slurm_world import Job, build_app, compute_weight, wait_until
 from torchx.specs import is_terminal
 
 from muster._shared import processes
-from muster._shared.control import ControlError
+from muster._shared.control import ControlError, ExitCode
 from muster.cli.commands import main
 from muster.schedulers.adapter import AskKind, AskOutcome, SchedulerError
 from muster.schedulers.slurm import client, live
@@ -175,12 +175,15 @@ def test_more_nodes_than_the_cluster_has_are_refused(slurm, tmp_path):
         Job(slurm, tmp_path / "job", app=build_app(tmp_path / "job", nodes=9), partition="patient")
 
 
-def test_a_job_of_too_many_nodes_says_so(slurm, tmp_path, monkeypatch):
+def test_a_job_of_too_many_nodes_says_so(slurm, tmp_path, monkeypatch, capsys):
     """Where nodes may be added, it is accepted."""
     monkeypatch.setattr(client, "find_most_nodes", lambda: None)
     job = Job(slurm, tmp_path / "job", app=build_app(tmp_path / "job", nodes=9))
     why = "waits: it asks for 9 nodes, and partition main has 4 (Partition"
     wait_until(lambda: why in job.describe().msg, job.explain)
+    assert main(["log", f"slurm://test/{job.app_id}"]) == ExitCode.REFUSED
+    told = capsys.readouterr()
+    assert (told.out, f"no node of {job.app_id} runs, it is PENDING: job " in told.err) == ("", True)
     job.close()
 
 

@@ -41,6 +41,7 @@ _LOOK_S: Final = 0.5
 _MOST_RANKS: Final = 1 << 16
 _NODE_WORDS: Final[Mapping[str, str]] = {"kubernetes": "pod", "docker": "container", "local_docker": "container"}
 """What the output of a node ends with."""
+_WAITS: Final = (AppState.UNSUBMITTED, AppState.SUBMITTED, AppState.PENDING)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +97,8 @@ def print_log(word: str, query: LogQuery) -> int:
         if response is None:
             raise ControlError(describe_unknown(scheduler.backend, app_id, os.environ), ExitCode.UNKNOWN)
         log = _Log(scheduler, app_id, response, query)
+        if query.follow and response.state in _WAITS:
+            say(log.describe_state())
         if query.wants_ranks:
             log.print_ranks()
         else:
@@ -113,13 +116,31 @@ class _Log:
         self._reports: dict[str, Report | None] = {}
         """By role."""
         self._told: set[str] = set()
+        self._has_lines = False
+
+    def describe_state(self) -> str:
+        """Say how the job is, and why."""
+        state, why = self._response.state, self._response.msg
+        none = f"no node of {self._app_id} runs, it is" if state in _WAITS else f"{self._app_id} is"
+        return f"{none} {state.name}" + ("" if why in ("", NONE) else f": {why}")
 
     # -- replicas -------------------------------------------------------------------------------------------------
 
     def print_replicas(self) -> None:
-        """Print the lines of all replicas that are wanted: as they come if followed, else in the order of time."""
+        """Print the lines of all replicas that are wanted: as they come if followed, else in the order of time.
+
+        Raises:
+            ControlError: a job that waits, or has ended badly, has no line. It says why.
+        """
         replicas = self._list_replicas()
         self._print_lines(replicas, self._read_replica)
+        query, state = self._query, self._response.state
+        if self._has_lines or query.follow or query.grep or query.stream != "combined":
+            return
+        if state in _WAITS:
+            raise ControlError(self.describe_state(), ExitCode.REFUSED)
+        if state not in (AppState.RUNNING, AppState.SUCCEEDED):
+            raise ControlError(f"there is no line to print; {self.describe_state()}", ExitCode.REFUSED)
 
     def _list_replicas(self) -> list[tuple[str, int]]:
         counts = {role.name: role.num_replicas for role in self._response.roles}
@@ -133,8 +154,10 @@ class _Log:
             raise ControlError(f"{self._app_id} has nodes 0 to {most - 1}, not {node}", ExitCode.USAGE)
         return found
 
-    def _read_replica(self, role: str, index: int) -> Iterable[str]:
-        return self._scheduler.read_log(self._app_id, self._query.build_request(role, index))
+    def _read_replica(self, role: str, index: int) -> Iterator[str]:
+        for line in self._scheduler.read_log(self._app_id, self._query.build_request(role, index)):
+            self._has_lines = True
+            yield line
 
     def _print_lines(self, replicas: Sequence[tuple[str, int]], read: Callable[[str, int], Iterable[str]]) -> None:
         printer = LinePrinter(sys.stdout, holds_reports=False)
@@ -309,7 +332,9 @@ class _Log:
             return
         self._check_rank(role, rank, prefixes)
         state = self._response.state
-        if is_unmarked:
+        if state in _WAITS:
+            line = self.describe_state()
+        elif is_unmarked:
             line = f"{why}: its agents run without --tee 3, which the components give them"
         elif not is_terminal(state) and state is not AppState.UNKNOWN:
             line = f"rank {rank} has no line in the output of its node, and its files cannot be read from here"

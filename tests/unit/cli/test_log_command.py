@@ -136,6 +136,40 @@ def test_all_replicas_without_times_come_one_after_the_other(log):
     ]
 
 
+NO_LINES = {key: [] for key in LINES}
+
+
+@pytest.mark.parametrize(
+    ("state", "line"),
+    [
+        (AppState.PENDING, "no node of a runs, it is PENDING: why"),
+        (AppState.SUBMITTED, "no node of a runs, it is SUBMITTED: why"),
+        (AppState.CANCELLED, "there is no line to print; a is CANCELLED: why"),
+        (AppState.FAILED, "there is no line to print; a is FAILED: why"),
+    ],
+)
+def test_a_job_without_a_line_says_why(log, state, line):
+    assert log(Apps(lines=NO_LINES, state=state)) == (ExitCode.REFUSED, "", f"muster: {line}\n")
+    assert log(Apps(state=state))[::2] == (0, "")
+
+
+@pytest.mark.parametrize("state", [AppState.RUNNING, AppState.SUCCEEDED])
+def test_a_job_that_is_quiet_has_nothing_to_explain(log, state):
+    assert log(Apps(lines=NO_LINES, state=state)) == (0, "", "")
+
+
+def test_lines_that_were_left_out_are_no_missing_ones(log):
+    scheduler = Apps(lines=NO_LINES, state=AppState.FAILED)
+    assert log(scheduler, "--grep", "x") == log(scheduler, "--stream", "stderr") == (0, "", "")
+
+
+def test_a_job_that_waits_says_so_before_its_lines_are_followed(log):
+    waits = "muster: no node of a runs, it is PENDING: why\n"
+    code, out, err = log(Apps(state=AppState.PENDING), "-f", "--role", "e")
+    assert (code, out, err) == (0, "e/0 plain\n", waits)
+    assert log(Apps(lines=NO_LINES, state=AppState.PENDING), "--rank", "0") == (ExitCode.REFUSED, "", waits)
+
+
 def test_a_role_a_node_and_a_pattern(log):
     scheduler = Apps()
     assert log(scheduler, "--role", "e", "--grep", "pl.in", "--stream", "stderr") == (0, "e/0 plain\n", "")

@@ -24,6 +24,7 @@ _LIMIT_BYTES: Final = 256 << 20
 _REPORT_BYTES: Final = 1 << 20
 _MOST_NUMBER: Final = 1e15
 _MOST_NODES: Final = 1 << 16
+_MOST_NAMED: Final = 8
 _MOST_FAILURES: Final = 30
 """The number of failures whose reports are read."""
 _TRACEBACK_CHARS: Final = 6000
@@ -75,7 +76,7 @@ def load(word: str, role: str | None = None) -> JobRecords:
     """Read the records of a job.
 
     Args:
-        word: an app (see `handles.find_app`), or a folder with logs.
+        word: an app (see `handles.find_app`), or a folder with logs: of several runs the newest counts.
         role: of an app with several.
 
     Raises:
@@ -104,10 +105,12 @@ def _load_folder(folder: Path) -> JobRecords:
             runs.setdefault(path.resolve().parent.name, []).append(path)
         if not runs:
             raise ControlError(f"{folder} has no {LogNames.EVENTS}", ExitCode.REFUSED)
-        if len(runs) > 1:
-            names = ", ".join(sorted(runs)[:8])
-            raise ControlError(f"{folder} has the logs of {len(runs)} runs; name one: {names}", ExitCode.USAGE)
-        ((name, paths),) = runs.items()
+        name, *others = sorted(runs, key=lambda name: _find_last_write(runs[name]), reverse=True)
+        paths = runs[name]
+        if others:
+            more = ", ".join(str(runs[each][0].parent) for each in others[:_MOST_NAMED])
+            more += ", ..." if len(others) > _MOST_NAMED else ""
+            say(f"{folder} has the logs of {len(runs)} runs; this is the newest, {name}; others are in {more}")
         events = parse_files((str(path), path.read_bytes()) for path in paths)
         reports = [path.parent / LogNames.REPORT for path in paths]
         report = next((parse_report(path.read_bytes()) for path in reports if path.is_file()), None)
@@ -117,6 +120,10 @@ def _load_folder(folder: Path) -> JobRecords:
         raise ControlError(f"{error.filename or folder}: {error.strerror}", ExitCode.LOST) from error
     missing = describe_missing(events)
     return JobRecords(name=name, events=events, report=report, tracebacks=tracebacks, missing=missing)
+
+
+def _find_last_write(paths: Iterable[Path]) -> float:
+    return max(path.stat().st_mtime for path in paths)
 
 
 def describe_missing(events: Iterable[Event]) -> str:

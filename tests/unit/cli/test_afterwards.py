@@ -1,6 +1,7 @@
 """`muster events` and `muster timeline`: records of several clocks, what happened, the page, and the trace."""
 
 import json
+import os
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -719,12 +720,23 @@ def test_the_facts_of_a_timeline_as_json_and_what_a_failed_rank_left(tmp_path, c
     assert [mark[4] for mark in data["marks"] if len(mark) > 4] == ["Traceback: bad batch"]
 
 
-def test_a_folder_without_records_or_with_those_of_several_runs_is_one_line(tmp_path) -> None:
+def test_of_a_folder_with_several_runs_the_newest_is_taken(tmp_path, capsys) -> None:
+    """As `muster status` does, for which the same file counts. The others are named."""
+    for number, name in enumerate(("b", "a", "c")):
+        write_folder(make_job(), tmp_path / f"host{number}", run=name)
+        for path in (tmp_path / f"host{number}").rglob("events.jsonl"):
+            os.utime(path, (0, (5, 9, 7)[number]))
+    assert sources.load(str(tmp_path)).name == "a"
+    line = capsys.readouterr().err
+    folders = f"{tmp_path}/host2/node0/c, {tmp_path}/host0/node0/b"
+    assert line == f"muster: {tmp_path} has the logs of 3 runs; this is the newest, a; others are in {folders}\n"
+    assert sources.load(f"{tmp_path}/host2/node0/c").name == "c"
+    assert capsys.readouterr().err == ""
+
+
+def test_a_folder_without_records_is_one_line(tmp_path) -> None:
     with pytest.raises(ControlError, match=r"has no events\.jsonl"):
         sources.load(str(tmp_path))
     write_folder(make_job(), tmp_path / "one", run="a")
-    write_folder(make_job(), tmp_path / "two", run="b")
-    with pytest.raises(ControlError, match="the logs of 2 runs; name one: a, b"):
-        sources.load(str(tmp_path))
     with pytest.raises(ControlError, match="--role is for an app"):
         sources.load(str(tmp_path), "trainer")

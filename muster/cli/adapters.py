@@ -45,7 +45,11 @@ def create_scheduler(name: str, session: str) -> PluginScheduler:
     """
     points = _list_entry_points()
     if name not in points:
-        raise ControlError(f"there is no scheduler {name!r}; there are: {', '.join(points)}", ExitCode.USAGE)
+        from difflib import get_close_matches
+
+        near = get_close_matches(name, points, 1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise ControlError(f"there is no scheduler {name!r}; {hint}there are: {', '.join(points)}", ExitCode.USAGE)
     try:
         scheduler = points[name].load()(session)
     except (ControlError, EngineError, SchedulerError):

@@ -120,7 +120,7 @@ def _run(argv: Sequence[str] | None) -> int:
 
 def _parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
     """Do as `parse_args`, but what a command does not know is refused with the usage of that command."""
-    from muster.cli.completion import list_commands
+    from muster.cli.completion import list_commands, list_options
 
     words = order_exec_words(sys.argv[1:] if argv is None else argv)
     commands = list_commands(parser)
@@ -128,8 +128,16 @@ def _parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argpa
         parser.exit(ExitCode.USAGE, f"muster: {_refuse_command(words[0], commands)}\n")
     args, unknown = parser.parse_known_args(words)
     if unknown:
-        commands[args.command].error(f"unrecognized arguments: {' '.join(unknown)}")
+        near = _find_near_option(unknown[0], list_options(parser)[args.command])
+        commands[args.command].error(f"unrecognized arguments: {' '.join(unknown)}{near}")
     return args
+
+
+def _find_near_option(word: str, options: Sequence[str]) -> str:
+    import difflib
+
+    near = difflib.get_close_matches(word.partition("=")[0], options, 1)
+    return f"; did you mean {near[0]}?" if word.startswith("--") and near else ""
 
 
 def _refuse_command(word: str, commands: Iterable[str]) -> str:

@@ -46,6 +46,8 @@ _CLOSE_S: Final = 1.0
 """For last lines after the scheduler was closed, which waits for them itself where it ends the job."""
 _COMPONENTS: Final = "muster.components.dist"
 _DIST: Final = ("ddp", "spmd", "torchrun")
+_NEAR: Final = 0.75
+"""How much a name is like the one that is meant. With less, `--data` of a script would be `--metadata`."""
 
 
 def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
@@ -131,17 +133,37 @@ def build_app(component: str, words: Sequence[str]) -> AppDef:
     except Exception as error:
         from torchx.specs.finder import ComponentNotFoundException, ComponentValidationException
 
-        if not isinstance(error, (ComponentValidationException, ComponentNotFoundException)):
+        if isinstance(error, ComponentNotFoundException):
+            hint = _hint_at_component(component)
+            if hint:
+                raise ControlError(f"there is no component {component!r}: {hint}", ExitCode.REFUSED) from error
+        is_no_file = isinstance(error, FileNotFoundError) and function is None
+        if not is_no_file and not isinstance(error, (ComponentValidationException, ComponentNotFoundException)):
             raise
         raise ControlError(f"component {component}: {' '.join(str(error).split())}", ExitCode.REFUSED) from error
 
 
+def _hint_at_component(name: str) -> str:
+    """Say which component may be meant by a name that has none. "": none is like it."""
+    from difflib import get_close_matches
+
+    from torchx.specs.finder import get_components
+
+    if name.endswith(".py"):
+        return f"dist.ddp runs a script: `muster run dist.ddp --script {name}`"
+    known = get_components()
+    near = [each for each in known if each.endswith(f".{name}")] or get_close_matches(name, known, 1, _NEAR)
+    return f"did you mean {near[0]!r}?" if near else ""
+
+
 def _hint_at_unknown(words: Sequence[str], parameters: Sequence[str]) -> None:
     """Say what may be meant by flags for which a component has no parameter."""
+    from difflib import get_close_matches
+
     before = list(words[: words.index("--")] if "--" in words else words)
     flags = [word[2:].partition("=")[0] for word in before if word.startswith("--")]
     unknown = [flag for flag in flags if not any(name.startswith(flag) for name in (*parameters, "help"))]
-    meant = [name for flag in unknown for name in parameters if name == flag.replace("-", "_")]
+    meant = [name for flag in unknown for name in get_close_matches(flag.replace("-", "_"), parameters, 1, _NEAR)]
     if meant:
         say(f"did you mean {' and '.join(repr(f'--{name}') for name in meant)}?")
     elif unknown and "--" not in words:

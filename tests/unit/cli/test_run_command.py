@@ -8,6 +8,7 @@ from importlib.metadata import EntryPoint
 
 import pytest
 
+from muster._shared.control import ControlError
 from muster.cli import commands, run_command
 from muster.cli.output.streaming import LinePrinter, add_prefix
 
@@ -59,14 +60,44 @@ def test_arguments_of_the_script_without_dashes_before_them(words, is_said, caps
         (["--max-retries", "2"], "did you mean '--max_retries'?"),
         (["--max-retries=2", "--", "--steps", "3"], "did you mean '--max_retries'?"),
         (["--max-retries=2", "--hang-timeout=9"], "did you mean '--max_retries' and '--hang_timeout'?"),
+        (["--scirpt", "a.py"], "did you mean '--script'?"),
+        (["--max_restarts=2"], "did you mean '--max_retries'?"),
     ],
 )
-def test_an_option_of_the_component_has_an_underscore(words, hint, capsys):
+def test_an_option_of_the_component_that_is_misspelt(words, hint, capsys):
     with pytest.raises(SystemExit, match="2"):
         run_command.build_app("dist.ddp", ["--script", "main.py", *words])
     err = capsys.readouterr().err
     assert err.splitlines()[-1] == f"muster: {hint}"
     assert "follow `--`" not in err
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("dist.dpd", "there is no component 'dist.dpd': did you mean 'dist.ddp'?"),
+        ("ddp", "there is no component 'ddp': did you mean 'dist.ddp'?"),
+        ("main.py", "there is no component 'main.py': dist.ddp runs a script: `muster run dist.ddp --script main.py`"),
+        ("nowhere.py:train", "component nowhere.py:train: "),
+        ("quite.else", "component quite.else: Component `quite.else` not found. "),
+    ],
+)
+def test_a_component_that_does_not_exist_is_one_line(name, line):
+    with pytest.raises(ControlError) as caught:
+        run_command.build_app(name, ["--script", "main.py"])
+    assert str(caught.value).startswith(line)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_option_of_the_command_that_is_misspelt(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        commands.main(["run", "--dry-run", "dist.ddp"])
+    assert capsys.readouterr().err.endswith("unrecognized arguments: --dry-run; did you mean --dryrun?\n")
+
+
+def test_a_scheduler_that_is_misspelt(capsys):
+    assert commands.main(["run", "-s", "slrum", "dist.ddp"]) == 2
+    assert "there is no scheduler 'slrum'; did you mean 'slurm'? there are: " in capsys.readouterr().err
 
 
 def test_an_option_is_given_once(capsys):

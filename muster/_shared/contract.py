@@ -196,6 +196,9 @@ class Env:
     the whole job was started, with this time, and how its last incarnation ended on this node. For lines in the log
     only. Unset: this is the first."""
 
+    DRAINED_PODS: Final = "MUSTER_DRAINED_PODS"
+    """How many pods of this node were drained before, by Kubernetes' own count. "" or unset: none, or not known."""
+
     DRAIN_LIMIT_S: Final = "MUSTER_DRAIN_LIMIT_S"
     """Seconds from a preemption until the agent sends its workers the stop signal, if they have not stopped by then:
     what an adapter's grace leaves after `--shutdown-timeout` and a margin. A pod cannot see its own grace period."""
@@ -266,7 +269,7 @@ class Env:
 
     PRIVATE: Final = (
         *(RDZV_FD, RDZV_PORT, TOKEN, REQUIRE_TOKEN, WORKSPACE, WORKSPACE_DIR, LAST_CALL_S, TERMINATION_LOG),
-        *(STOPS_TOGETHER, LIVE_BARS, INCARNATION, DRAIN_LIMIT_S, CHECKPOINT, CONTROL_FD, REPORT_FILE),
+        *(STOPS_TOGETHER, LIVE_BARS, INCARNATION, DRAINED_PODS, DRAIN_LIMIT_S, CHECKPOINT, CONTROL_FD, REPORT_FILE),
         *(JOB_INCARNATION, IMAGE, JOB_OBJECT, ACCOUNT_DIR, SECRET_NAMES, METRICS_HOST, MACHINE_NAME),
     )
     """What the agent removes from its workers' environment."""

@@ -222,6 +222,8 @@ class AgentConfig:
     counts_since: str = ""
     """Which start of this node or job is the first that this agent knows: "incarnation 2 of this node". "": the first.
     """
+    loss: str = ""
+    """One line about what this job has lost with its earlier pods, if it has no checkpoint either. "": nothing."""
     log_command: str | None = None
     """The command that shows the logs from outside this node's container; None if they are in a folder of this machine.
     """

@@ -156,6 +156,7 @@ def _run_supervisor(
             "nvidia.com/gpu.clique, SLURM_JOB_SEGMENT_SIZE, MUSTER_SEGMENT), so it keeps its place by node index"
         )
     config = _add_checkpoint(config, logs.run_dir, environ)
+    config = replace(config, loss=describe_loss(logs.run_dir, environ))
     if incarnation := describe_incarnation(config, environ, time.time()):
         logs.print_line(incarnation)
         config = replace(config, counts_since=incarnation.partition(" starts, ")[0])
@@ -198,6 +199,23 @@ def _add_checkpoint(config: AgentConfig, run_dir: str | None, environ: Mapping[s
 
     checkpoint = checkpoint_file.find(run_dir, environ.get(Env.CHECKPOINT, ""))
     return replace(config, rendezvous=replace(config.rendezvous, checkpoint=checkpoint))
+
+
+def describe_loss(run_dir: str | None, environ: Mapping[str, str]) -> str:
+    """Return the line about what was lost with the earlier pods of this node. "": there were none, or it is here.
+
+    Args:
+        run_dir: this agent's, before it has written a record; None if it has none.
+        environ: this process's.
+    """
+    if environ.get(Env.DRAINED_PODS, "") in ("", "0"):
+        return ""
+    if run_dir is not None and os.path.exists(os.path.join(run_dir, LogNames.EVENTS)):
+        return ""
+    return (
+        "the job begins anew: its pods were drained, and its log folder with the path of the last checkpoint was lost "
+        f"with them; --env {Env.LOG_DIR}=FOLDER keeps it, if the folder is on a volume"
+    )
 
 
 def describe_incarnation(config: AgentConfig, environ: Mapping[str, str], now_s: float) -> str:

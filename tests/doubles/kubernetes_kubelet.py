@@ -157,8 +157,11 @@ class Kubelet:
             else:
                 path = item["valueFrom"]["fieldRef"]["fieldPath"]
                 label = re.fullmatch(r"metadata\.labels\['(.*)'\]", path)
+                note = re.fullmatch(r"metadata\.annotations\['(.*)'\]", path)
                 if path == "spec.nodeName":
                     env[item["name"]] = pod["spec"].get("nodeName", "node-a")  # the kubelet's own
+                elif note:
+                    env[item["name"]] = metadata.get("annotations", {}).get(note[1], "")
                 else:
                     env[item["name"]] = metadata["labels"][label[1]] if label else metadata[path.partition(".")[2]]
         port = self.ports.setdefault(metadata["ownerReferences"][0]["name"], find_free_port())

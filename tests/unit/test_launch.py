@@ -2,6 +2,7 @@
 
 import errno
 import os
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -67,6 +68,14 @@ def test_an_incarnation_after_the_first_is_marked(environ: dict[str, str], index
     words = ["--nnodes", "2", "--node-rank", str(index), "--rdzv-endpoint", "h:1", "--rdzv-backend", "c10d", "train.py"]
     config = parse_args(words, environ)
     assert launch.describe_incarnation(config, environ, BEGUN_S) == line
+
+
+def test_what_was_lost_with_drained_pods_is_said_unless_the_folder_is_kept(tmp_path: Path) -> None:
+    for drained in ({}, {Env.DRAINED_PODS: ""}, {Env.DRAINED_PODS: "0"}):
+        assert launch.describe_loss(str(tmp_path), drained) == ""
+    assert launch.describe_loss(str(tmp_path), {Env.DRAINED_PODS: "1"}).startswith("the job begins anew: ")
+    (tmp_path / "events.jsonl").touch()
+    assert launch.describe_loss(str(tmp_path), {Env.DRAINED_PODS: "1"}) == ""
 
 
 @pytest.mark.parametrize("error", [OSError(errno.EMFILE, "Too many open files"), ImportError("Too many open files")])

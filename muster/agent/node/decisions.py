@@ -338,6 +338,8 @@ def _begin_workers(state: NodeState, new: Round, *, is_held: bool) -> Decision:
     actions: tuple[Action, ...] = (BeginRound(round=new),)
     if state.rules.omp_num_threads is not None and new.group_rank == 0 and state.phase == Joining():
         actions = (*actions, PrintLine(text=_describe_threads(state.rules.omp_num_threads)))
+    if state.rules.loss and new.number == 1 and new.group_rank == 0 and new.checkpoint is None:
+        actions = (*actions, PrintLine(text=state.rules.loss))  # of a later round the others knew all
     if new.checkpoint is not None and new.group_rank == 0:
         actions = (*actions, PrintLine(text=f"the last checkpoint of all ranks: {new.checkpoint.describe()}"))
     if new.snapshot is not None and new.group_rank == 0:

@@ -58,6 +58,8 @@ class NodeRules:
     """This machine's name, for findings."""
     omp_num_threads: int | None = None
     """OMP_NUM_THREADS that workers get because the user has set none, for a line about it; None means no line."""
+    loss: str = ""
+    """What the job has lost with its earlier pods, for a line about it. "" means no line."""
     backoff_share: float = 1.0
     """Which share of the longest back-off this agent waits. It is drawn at random once, so that jobs that failed
     together do not restart together."""

@@ -566,5 +566,6 @@ def _build_rules(config: AgentConfig) -> NodeRules:
         restart_backoff_s=config.restart_backoff_s,
         # A program of functions prints its own output, and torch's API prints no thread counts.
         omp_num_threads=config.omp_num_threads if config.control_fd is None else None,
+        loss=config.loss,
         backoff_share=share,
     )

@@ -16,10 +16,8 @@ LABEL_SUBMITTER: Final = "muster.torchx/submitter"
 
 JOB_INDEX_LABEL: Final = "batch.kubernetes.io/job-completion-index"
 
-INDEX_FAILURES: Final = (
-    "batch.kubernetes.io/job-index-failure-count",
-    "batch.kubernetes.io/job-index-ignored-failure-count",
-)
+INDEX_DRAINS: Final = "batch.kubernetes.io/job-index-ignored-failure-count"
+INDEX_FAILURES: Final = ("batch.kubernetes.io/job-index-failure-count", INDEX_DRAINS)
 """Annotations of a pod: how many earlier pods of its index have failed, and how many were disrupted."""
 
 APPDEF_ANNOTATION: Final = "muster.torchx/appdef"

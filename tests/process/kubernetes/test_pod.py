@@ -71,7 +71,7 @@ class Kubelet:
             else:
                 path = item["valueFrom"]["fieldRef"]["fieldPath"]
                 fields = {"metadata.name": f"pod-{index}", "metadata.namespace": "ns"}
-                env[item["name"]] = fields.get(path, str(index))
+                env[item["name"]] = "" if ".annotations" in path else fields.get(path, str(index))
         return env | {"TORCHX_RANK0_HOST": "127.0.0.1"}
 
     @staticmethod
@@ -159,6 +159,18 @@ def test_two_pods_run_the_users_code(kubelet, tmp_path):
         expected = f"rank {index} of 2 {arguments} {tmp_path}/pod-{index}/work"
         assert expected in log
         assert "a-token" not in log
+
+
+def test_the_first_pod_after_a_drain_of_all_says_what_was_lost_with_the_others(kubelet):
+    """The new pods began at step 0, and nothing said why."""
+    pods = kubelet(PRINTS)
+    lost = (
+        "the job begins anew: its pods were drained, and its log folder with the path of the last checkpoint was lost"
+    )
+    (_, first), (_, second) = pods.run(MUSTER_DRAINED_PODS="1")
+    assert f"{lost} with them; --env MUSTER_LOG_DIR=FOLDER keeps it, if the folder is on a volume" in first
+    assert lost not in second
+    assert lost not in pods.run(MUSTER_DRAINED_PODS="2")[0][1], "the folder is still there"
 
 
 def test_a_pod_that_fails_leaves_its_report_for_describe(kubelet, tmp_path):

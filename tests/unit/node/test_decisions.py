@@ -1037,6 +1037,18 @@ def test_the_first_node_says_once_which_number_of_threads_workers_get() -> None:
     assert count(*RUNNING, threads=None) == 0
 
 
+def test_a_job_that_begins_anew_says_once_what_is_lost() -> None:
+    def count(formed: RoundFormed) -> int:
+        _, history = run(formed, state=new_state(loss="lost"))
+        return [action.text for actions in history for action in actions if isinstance(action, PrintLine)].count("lost")
+
+    first = formed().round
+    assert count(RoundFormed(round=first)) == 1
+    assert count(RoundFormed(round=replace(first, group_rank=1))) == 0
+    assert count(RoundFormed(round=replace(first, number=2))) == 0, "other nodes have gone on"
+    assert count(RoundFormed(round=replace(first, checkpoint=Checkpoint(number=1, step=1, path="/p")))) == 0
+
+
 def test_the_others_hear_that_a_guard_was_killed() -> None:
     _, history = run(*RUNNING, SignalReceived(signum=signal.SIGTERM, guard_died=True))
     reasons = [action.reason for actions in history for action in actions if isinstance(action, Leaving)]

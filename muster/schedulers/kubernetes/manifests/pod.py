@@ -14,6 +14,7 @@ from muster.schedulers.gpus import build_cache_env
 from muster.schedulers.kubernetes import syntax
 from muster.schedulers.kubernetes.kinds import JOB, JOBSET
 from muster.schedulers.kubernetes.labels import (
+    INDEX_DRAINS,
     JOB_INDEX_LABEL,
     LABEL_COMPONENT,
     LABEL_INSTANCE,
@@ -230,6 +231,8 @@ def _build_env(inputs: AppInputs, role: RoleInputs) -> list[dict[str, Any]]:
     if role.runs_agent:
         env.append(_build_field_variable(Env.NODE_NAME, "metadata.name"))
         env.append(_build_field_variable(Env.MACHINE_NAME, "spec.nodeName"))
+        if not role.elastic:  # of the pods of an elastic job nothing is counted, see `build_job_spec`
+            env.append(_build_field_variable(Env.DRAINED_PODS, f"metadata.annotations['{INDEX_DRAINS}']"))
         env.append(_build_secret_variable(inputs, Env.TOKEN, build_token_key(role.label)))
         ours.update(_build_agent_env(inputs, role))
     for key, text in {**ours, **role.env}.items():

@@ -92,8 +92,8 @@ def print_status(word: str, *, as_json: bool) -> int:
     for each in facts.replicas or ():
         host = f"  {each.hostname}" if each.hostname else ""
         print(show_controls(f"  {each.role}/{each.id}  {each.state.name}{host}"))
-    if facts.ui_url:
-        print(f"  logs: {facts.ui_url}")
+    if where := facts.ui_url or facts.logs:
+        print(show_controls(f"  logs: {where}"))
     return code
 
 

@@ -32,6 +32,8 @@ class AppFacts:
     """The root cause in torch's format, as JSON. None: there is none."""
     ui_url: str | None = None
     """A link for the user."""
+    logs: str = ""
+    """Where its logs are, for people, if no link leads there. "": not known."""
     submitted_s: float | None = None
     """Wall-clock seconds. None: not known."""
     since_s: float | None = None

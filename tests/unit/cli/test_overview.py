@@ -2,6 +2,7 @@
 
 import json
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -62,6 +63,15 @@ def serve(monkeypatch):
         return known
 
     return serve
+
+
+def test_logs_without_a_link_are_told_in_words(serve, capsys):
+    one = Apps("one", {"a": AppState.RUNNING})
+    read = one.read_facts
+    one.read_facts = lambda app_id: replace(read(app_id), ui_url=None, logs="in the pods")
+    serve(one)
+    commands.main(["status", "a"])
+    assert capsys.readouterr().out.splitlines()[-1] == "  logs: in the pods"
 
 
 def test_the_newest_jobs_of_all_schedulers_first(serve, capsys):

@@ -69,6 +69,35 @@ def describe(parents, pods, **more):
     return build_status(build_facts("ns:app-x1", Observation(parents=parents, pods=facts, **more)))
 
 
+SCRATCH = {"name": "muster-scratch", "emptyDir": {}}, {"name": "muster-scratch", "mountPath": "/muster/scratch"}
+IN_PODS = (
+    "in the pods, and lost with them: `muster log` prints them; --env MUSTER_LOG_DIR=FOLDER, on a volume, keeps them"
+)
+
+
+@pytest.mark.parametrize(
+    ("log_dir", "volume", "flags", "logs"),
+    [
+        ("/muster/scratch/logs", {}, [], IN_PODS),
+        ("/tmp/logs", {"persistentVolumeClaim": {"claimName": "runs"}}, [], IN_PODS),
+        ("/data/logs", {"persistentVolumeClaim": {"claimName": "runs"}}, [], "/data/logs/app-x1 on volume runs"),
+        ("/data/logs", {"nfs": {}}, [], "/data/logs/app-x1 on volume data"),
+        ("/data/logs", {"emptyDir": {}}, [], IN_PODS),
+        ("/muster/scratch/logs", {"nfs": {}}, ["--log-dir", "/data/x"], "/data/x/app-x1 on volume data"),
+        ("", {}, [], ""),
+    ],
+)
+def test_where_the_logs_are(log_dir, volume, flags, logs):
+    """`muster status` of every other scheduler said it."""
+    item = pod(0)
+    given = [{"name": "data", **volume}], [{"name": "data", "mountPath": "/data"}]
+    item["spec"]["volumes"], mounts = ([*each, own] for each, own in zip(given, SCRATCH, strict=True))
+    agent = ["-m", "muster.agent", "--rdzv-id", "app-x1", *flags, "main.py"]
+    env = [{"name": "MUSTER_LOG_DIR", "value": log_dir}] if log_dir else []
+    item["spec"]["containers"][0].update(command=["python3"], args=agent, env=env, volumeMounts=mounts)
+    assert build_facts("ns:app-x1", Observation(parents=[job()], pods=[read_pod(item)])).logs == logs
+
+
 REPORT = write_report(
     "rank 3 on node 1 (app-x1-trainer-1) exited with code 1 (ValueError: bad batch); why it ended",
     {

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from muster._shared.contract import Env, describe_exit_code, show_controls
 from muster._shared.reports import Report
+from muster.schedulers.agent_command import find_run_file
 from muster.schedulers.failure_report import parse_report
 from muster.schedulers.kubernetes import volcano_jobs
 from muster.schedulers.kubernetes.labels import (
@@ -19,6 +20,8 @@ from muster.schedulers.kubernetes.names import CONTAINER
 _IMAGE_REASONS: Final = ("ImagePullBackOff", "ErrImagePull", "InvalidImageName", "ErrImageNeverPull")
 _NORMAL_WAIT_REASONS: Final = ("ContainerCreating", "PodInitializing", "")
 _LOST_NODE_REASONS: Final = ("DeletionByTaintManager", "DeletionByPodGC")
+_LOST_VOLUMES: Final = {"emptyDir", "ephemeral"}
+"""Sources of volumes that end with their pod."""
 _SIGTERM_CODE: Final = 143
 _NO_START: Final = "cannot start: "
 _CAUSES: Final = {
@@ -71,6 +74,8 @@ class PodFact:
     """The command of our container, with its arguments."""
     log_dir: str = ""
     """Where its agent writes. It is "" if the pod does not say."""
+    logs: str = ""
+    """Where its agent's logs are, for people. It is "" if the pod does not say."""
 
 
 def read_pod(pod: Mapping[str, Any]) -> PodFact:
@@ -87,6 +92,9 @@ def read_pod(pod: Mapping[str, Any]) -> PodFact:
         reason = _explain_wait(pod, status, terminating=terminating)
     if reason.startswith(_NO_START):
         text = ""  # the reason has it
+    command = (*(container.get("command") or ()), *(container.get("args") or ()))
+    log_dir = next((each.get("value", "") for each in container.get("env") or () if each["name"] == Env.LOG_DIR), "")
+    run_dir = find_run_file(command, log_dir, "") if len(command) > 1 else None
     failed_before, drained_before = (_read_count(metadata.get("annotations") or {}, name) for name in INDEX_FAILURES)
     return PodFact(
         name=metadata["name"],
@@ -107,9 +115,21 @@ def read_pod(pod: Mapping[str, Any]) -> PodFact:
         failed_before=failed_before,
         drained_before=drained_before,
         is_drained=phase == "Failed" and (terminated.get("exitCode") == _SIGTERM_CODE or _is_disrupted(status)),
-        command=(*(container.get("command") or ()), *(container.get("args") or ())),
-        log_dir=next((each.get("value", "") for each in container.get("env") or () if each["name"] == Env.LOG_DIR), ""),
+        command=command,
+        log_dir=log_dir,
+        logs="" if run_dir is None else _describe_logs(pod["spec"], container, run_dir),
     )
+
+
+def _describe_logs(spec: Mapping[str, Any], container: Mapping[str, Any], folder: str) -> str:
+    mounts = (each for each in container.get("volumeMounts") or () if folder.startswith(f"{each['mountPath']}/"))
+    name = max(mounts, key=lambda each: len(each["mountPath"]), default={}).get("name")
+    volume = next((each for each in spec.get("volumes") or () if each["name"] == name), {"emptyDir": {}})
+    if volume.keys() & _LOST_VOLUMES:
+        keeps = f"--env {Env.LOG_DIR}=FOLDER, on a volume, keeps them"
+        return f"in the pods, and lost with them: `muster log` prints them; {keeps}"
+    claim = (volume.get("persistentVolumeClaim") or {}).get("claimName", name)
+    return f"{folder.rstrip('/')} on volume {claim}"
 
 
 def _read_count(annotations: Mapping[str, str], name: str) -> int:

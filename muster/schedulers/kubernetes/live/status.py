@@ -88,6 +88,7 @@ def build_facts(app_id: str, observation: Observation) -> AppFacts:
         messages=(damage, build_message(observation, state, report)),
         jobs=observation.jobs,
         error=None if report is None else json.dumps(_build_torch_error(report)),
+        logs=", ".join(dict.fromkeys(fact.logs for fact in observation.pods if fact.logs)),
         submitted_s=submitted_s,
         since_s=since_s,
     )

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import torchx
 from torchx.schedulers.api import DescribeAppResponse, ListAppResponse, Stream
 from torchx.specs import AppDef, AppDryRunInfo, Role, VolumeMount, runopts
 from torchx.workspace.api import WorkspaceMixin
@@ -133,6 +134,7 @@ class KubernetesScheduler(PluginScheduler, WorkspaceMixin):  # type: ignore[misc
             for line in describe_unsent_scripts(app, WORKSPACE_KEY):
                 self._print_once(line)
         for role in app.roles:
+            self._print_once(_describe_default_image(role))
             self._print_once(_describe_lost_paths(role))
         name = _build_name(app, options)
         request = build_request(
@@ -245,6 +247,13 @@ def _build_name(app: AppDef, options: Options) -> str:
     nodes = max((role.num_replicas for role in app.roles), default=1)
     limit = compute_app_limit(labels, options.flavor, nodes)
     return build_app_name(app.name, make_suffix(), reserve=NAME_LIMIT - limit)
+
+
+def _describe_default_image(role: Role) -> str:
+    """Say which image runs because none was chosen. "": one was, or the role runs no agent."""
+    if role.image != torchx.IMAGE or not is_agent_role(role):
+        return ""
+    return f"the pods run {role.image}, TorchX's default image; --image chooses another, with your torch"
 
 
 def _describe_lost_paths(role: Role) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import golden_state
 import pytest
+import torchx
 from doubles.kubernetes_apps import build_agent_role
 from doubles.samples import write_report
 from harness import wait_until
@@ -80,6 +81,16 @@ def test_a_job_with_a_volume_is_told_how_it_keeps_the_path_of_its_checkpoint(sch
     scheduler.submit_dryrun(app, {})
     line = "--env MUSTER_LOG_DIR=/runs/muster keeps its path on the volume"
     assert (line in capsys.readouterr().err) == is_told
+
+
+@pytest.mark.parametrize("image", [torchx.IMAGE, "registry.example/torch:2.13"])
+def test_the_image_that_runs_if_none_is_given_is_named(scheduler, capsys, image):
+    """TorchX's own image was pulled without a word, and it may lack what the script needs."""
+    app = build_app()
+    app.roles[0].image = image
+    scheduler.submit_dryrun(app, {})
+    line = f"muster: the pods run {torchx.IMAGE}, TorchX's default image; --image chooses another, with your torch"
+    assert (line in capsys.readouterr().err) == (image == torchx.IMAGE)
 
 
 def test_deleting_leaves_nothing(cluster, scheduler):

@@ -159,7 +159,11 @@ def test_the_state(parents, pods, state):
         ),
         (
             pod(0, "Pending", containerStatuses=waiting("ImagePullBackOff", 'Back-off pulling image "img:1"')),
-            "ImagePullBackOff: cannot pull image 'img:1': Back-off pulling image \"img:1\"",
+            "ImagePullBackOff: cannot pull image 'img:1' (--image chooses another): Back-off pulling image \"img:1\"",
+        ),
+        (
+            pod(0, "Pending", containerStatuses=waiting("ErrImagePull")),
+            "ErrImagePull: cannot pull image 'img:1' (--image chooses another)",
         ),
         (
             pod(0, "Pending", containerStatuses=waiting("CreateContainerConfigError", 'secret "s" not found')),

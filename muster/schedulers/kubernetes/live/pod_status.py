@@ -182,7 +182,8 @@ def _explain_wait(pod: Mapping[str, Any], status: Mapping[str, Any], *, terminat
         waiting = (container.get("state") or {}).get("waiting") or {}
         reason, message = str(waiting.get("reason") or ""), _format_line(str(waiting.get("message") or ""))
         if reason in _IMAGE_REASONS:
-            return f"{reason}: cannot pull image {container.get('image')!r}: {message or 'check the image name'}"
+            said = f": {message}" if message else ""
+            return f"{reason}: cannot pull image {container.get('image')!r} (--image chooses another){said}"
         if reason not in _NORMAL_WAIT_REASONS:
             return f"{reason}: {message}" if message else reason
     return ""

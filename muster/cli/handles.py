@@ -21,6 +21,10 @@ _HANDLE = re.compile(r"(?:(?P<scheduler>[\w-]+)://)?(?:(?P<session>[^/]*)/)?(?P<
 SAME_APPS: Final[Mapping[str, str]] = {"local_docker": "docker", "local_held": "held"}
 """A scheduler that has the same apps as another one."""
 _KUBERNETES: Final = "kubernetes"
+_GONE: Final = (
+    "it may have been deleted, removed after its ttl_s, or be in another namespace (name it as NAMESPACE:NAME) or "
+    "context; `muster list` lists the jobs of this machine and of the current context's namespace"
+)
 _TORCHX: Final = "torchx"
 """The session in the handles that `torchx run` and `muster run` print."""
 
@@ -72,7 +76,7 @@ def find_app(word: str, env: Mapping[str, str]) -> AppName:
         last_id = _find_last_in_cluster(app_id, env)
         if last_id is not None:  # of a namespace that is not the context's
             return AppName(scheduler=_KUBERNETES, session=session, app_id=last_id)
-        raise ControlError(f"no job is named {word!r}; `muster list` lists them", ExitCode.UNKNOWN)
+        raise ControlError(_describe_unnamed(word, env), ExitCode.UNKNOWN)
     return AppName(scheduler=scheduler, session=session, app_id=app_id)  # its adapter reports what it knows
 
 
@@ -80,11 +84,31 @@ def describe_unknown(scheduler: str, app_id: str, env: Mapping[str, str]) -> str
     """Say in one line that a scheduler does not know an app. It may be the one that was submitted last from here."""
     last_id = _read_last_remote(env) if scheduler == _KUBERNETES else None
     if last_id is None or app_id not in (last_id, _find_name(last_id)):
-        return f"{scheduler} knows no app {app_id!r}"
+        place = _describe_place(app_id) if scheduler == _KUBERNETES else ""
+        name = _find_name(app_id) or app_id
+        return f"there is no job {name!r} in {place}: {_GONE}" if place else f"{scheduler} knows no app {app_id!r}"
     return (
         f"{last_id}, the last job that was submitted to Kubernetes from here, no longer exists in the cluster of this "
         "kubeconfig: its Job was deleted, or removed after its ttl_s"
     )
+
+
+def _describe_unnamed(word: str, env: Mapping[str, str]) -> str:
+    place = _describe_place(None) if _has_kubeconfig(env) else ""
+    if not place:
+        return f"no job is named {word!r}; `muster list` lists them"
+    return f"no job is named {word!r} on this machine or in {place}: {_GONE}"
+
+
+def _describe_place(app_id: str | None) -> str:
+    """Name the namespace and the context that were asked for an app. None: the current ones. "": not known."""
+    from muster.schedulers import kubernetes
+
+    try:
+        place: str = kubernetes.create_scheduler("muster").describe_place(app_id)
+    except (EngineError, SchedulerError):
+        return ""
+    return place
 
 
 def list_names(env: Mapping[str, str]) -> list[str]:

@@ -164,6 +164,10 @@ class KubernetesScheduler(PluginScheduler, WorkspaceMixin):  # type: ignore[misc
         """Return the app's state, with reasons."""
         return self._session.describe(app_id)
 
+    def describe_place(self, app_id: str | None) -> str:
+        """Name the namespace and the context in which an app is looked for. None: those of an app without any."""
+        return self._session.describe_place(app_id)
+
     def read_facts(self, app_id: str) -> AppFacts | None:
         """See `PluginScheduler`. How far the app is needs the right to `pods/exec`."""
         return self._session.read_facts(app_id, asks_agents=True)

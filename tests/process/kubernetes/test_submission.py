@@ -183,7 +183,7 @@ def test_what_a_killed_submission_left_is_deleted(cluster, scheduler, monkeypatc
     assert run_muster(["delete", handle]) == 0
     assert leftovers(cluster) == []
     assert run_muster(["delete", handle]) == 3
-    assert f"kubernetes knows no app 'team:{name}'" in capsys.readouterr().err
+    assert f"there is no job {name!r} in namespace 'team' of context 'double' of " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("labels", [{}, {"app.kubernetes.io/instance": "web"}])

@@ -108,10 +108,17 @@ class Cluster:
     def list_apps(self, cfg):
         return []
 
+    def describe_place(self, app_id):
+        return f"namespace {'team' if app_id is None else app_id.partition(':')[0]!r} of context 'c'"
+
     def describe_app(self, app_id):
         return app_id if app_id in self.apps else None
 
 
+GONE = (
+    "it may have been deleted, removed after its ttl_s, or be in another namespace (name it as NAMESPACE:NAME) or "
+    "context; `muster list` lists the jobs of this machine and of the current context's namespace"
+)
 DELETED = (
     "team:train-9, the last job that was submitted to Kubernetes from here, no longer exists in the cluster of this "
     "kubeconfig: its Job was deleted, or removed after its ttl_s"
@@ -126,11 +133,14 @@ def test_the_last_job_of_a_cluster_that_was_deleted_is_no_typo(env, tmp_path, mo
         with pytest.raises(ControlError) as caught:
             find_app(word, env)
         assert (str(caught.value), caught.value.exit_code) == (DELETED, ExitCode.UNKNOWN)
-    with pytest.raises(ControlError, match="no job is named 'rain'"):
+    place = "namespace 'team' of context 'c'"
+    with pytest.raises(ControlError) as caught:
         find_app("rain", env)
+    assert str(caught.value) == f"no job is named 'rain' on this machine or in {place}: {GONE}"
     for app_id in ("train-9", "team:train-9"):
         assert handles.describe_unknown("kubernetes", app_id, env) == DELETED
-    assert handles.describe_unknown("kubernetes", "team:train", env) == "kubernetes knows no app 'team:train'"
+    unknown = f"there is no job 'train' in namespace 'other' of context 'c': {GONE}"
+    assert handles.describe_unknown("kubernetes", "other:train:c", env) == unknown
     assert handles.describe_unknown("slurm", "train-9", env) == "slurm knows no app 'train-9'"
 
 

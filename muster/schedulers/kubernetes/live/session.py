@@ -85,6 +85,14 @@ class Session:
         ref = parse_app_id(app_id)
         return ref, self._open(ref.access)
 
+    def describe_place(self, app_id: str | None) -> str:
+        """Name the namespace and the context in which an app is looked for. None: those of an app without any."""
+        if app_id is None:
+            connection = self._open(Access()).client.connection
+            return f"namespace {connection.namespace!r} of {connection.origin}"
+        ref, resources = self._find(app_id)
+        return f"namespace {ref.namespace!r} of {resources.client.connection.origin}"
+
     # -- apps ---------------------------------------------------------------------------------------------------------
 
     def submit(self, request: Request) -> str:

@@ -122,9 +122,10 @@ def read_pod(pod: Mapping[str, Any]) -> PodFact:
 
 
 def _describe_logs(spec: Mapping[str, Any], container: Mapping[str, Any], folder: str) -> str:
-    mounts = (each for each in container.get("volumeMounts") or () if folder.startswith(f"{each['mountPath']}/"))
-    name = max(mounts, key=lambda each: len(each["mountPath"]), default={}).get("name")
-    volume = next((each for each in spec.get("volumes") or () if each["name"] == name), {"emptyDir": {}})
+    mounts = [each for each in container.get("volumeMounts") or () if folder.startswith(f"{each['mountPath']}/")]
+    name = max(mounts, key=lambda each: len(each["mountPath"]))["name"] if mounts else ""
+    scratch: Mapping[str, Any] = {"emptyDir": {}}
+    volume = next((each for each in spec.get("volumes") or () if each["name"] == name), scratch)
     if volume.keys() & _LOST_VOLUMES:
         keeps = f"--env {Env.LOG_DIR}=FOLDER, on a volume, keeps them"
         return f"in the pods, and lost with them: `muster log` prints them; {keeps}"

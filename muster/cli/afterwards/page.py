@@ -21,7 +21,7 @@ from muster._shared.goodput import CAUSES
 from muster.cli.afterwards.sentences import WORDS, tell_story
 from muster.cli.afterwards.story import PHASES, NodeStory, Story
 
-BUCKETS: Final = ("productive", "unfinished", "pause", *CAUSES)
+BUCKETS: Final = ("productive", "unfinished", "pause", *CAUSES, "unknown")
 """In the order of the bar."""
 _MOST_POINTS: Final = 3000
 """The most points of a line."""

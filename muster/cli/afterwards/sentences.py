@@ -15,6 +15,7 @@ WORDS: Final[Mapping[str, str]] = {
     "productive": "in steps that count",
     "unfinished": "since the last step",
     "pause": "not counted as lost",
+    "unknown": "not known, because records are missing",
     **CAUSES,
 }
 """The words for the seconds of a story, by what they went into."""
@@ -108,6 +109,9 @@ def _times(count: int) -> str:
 
 
 def _tell_cost(story: Story) -> str:
+    if story.unknown_s:
+        ran = format_duration(story.unknown_s)
+        return f"What part of the time was productive is not known: records are missing of {ran} in which workers ran."
     start = "" if story.time_to_start_s is None else format_duration(story.time_to_start_s)
     if story.goodput is None:
         ran = f"Its workers ran after {start}; what" if start else "What"

@@ -177,6 +177,20 @@ def test_the_story_has_the_truth() -> None:
     assert "10 s in steps that were done again" in cost
 
 
+def test_time_of_which_the_records_are_missing_is_not_known() -> None:
+    """The pod of node 0, which records the steps, was gone: all time of the job was counted until its first step."""
+    whole = make_job()
+    whole.agents = whole.agents[1:]
+    story = tell_job(whole)
+    assert story.buckets["unknown"] == pytest.approx(story.unknown_s) == pytest.approx(73.0, abs=1.0)
+    assert story.buckets.get("restart", 0.0) == pytest.approx(0.0, abs=0.01)
+    assert sum(story.buckets.values()) == pytest.approx(story.end_s - story.start_s, abs=0.01)
+    assert (story.goodput, story.time_to_start_s) == (None, None)
+    cost = tell_story(story)[2]
+    assert cost.startswith("What part of the time was productive is not known: records are missing of 1 min 1")
+    assert tell_job(make_job()).unknown_s == 0.0
+
+
 def test_nodes_show_their_phases_and_a_killed_one_is_lost() -> None:
     job = make_job()
     node = tell_job(job).nodes[1]

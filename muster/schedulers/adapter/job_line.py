@@ -74,9 +74,18 @@ def count_nodes(facts: AppFacts) -> dict[str, int]:
         "all": sum(1 for each in replicas if each.state is not AppState.CANCELLED),
         "running": states[AppState.RUNNING],
         "spare": sum(each.nodes_spare for each in told),
-        "lost": sum(each.nodes_lost for each in told),
+        "lost": sum(_count_lost(facts, role, job) for role, job in _list_live_jobs(facts).items()),
         "apart": sum(_count_apart(facts, role, job) for role, job in _list_live_jobs(facts).items()),
     }
+
+
+def _count_lost(facts: AppFacts, role: str, job: JobFacts) -> int:
+    """Return the nodes that are lost: those that the leader has lost, or those that have ended for good if more have.
+
+    A job that waits for nodes has formed no round that would know of the last ones.
+    """
+    failed = sum(each.role == role and each.state is AppState.FAILED for each in facts.replicas or ())
+    return 0 if job.status is None else max(job.status.nodes_lost, failed)
 
 
 def _count_apart(facts: AppFacts, role: str, job: JobFacts) -> int:

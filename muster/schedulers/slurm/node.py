@@ -404,9 +404,10 @@ class NodeSupervisor(Supervisor):
         self.ask_slurm(lambda: _read_end_s(self._allocation), act)
 
     def watch_losses(self, replicas: Sequence[ReplicaId]) -> None:
-        """Have the job queued again once Slurm has lost more nodes than the app can do without.
+        """Have the job queued again once Slurm has lost nodes, and fewer are left than the app needs.
 
-        A Slurm job cannot grow, so those that are left would wait for nodes in vain.
+        A Slurm job cannot grow, so those that are left would wait for nodes in vain. A node whose replica has failed,
+        and is not started again, is not left either: when it ended, there may have been enough others.
 
         Args:
             replicas: of the job's tasks, in their order.
@@ -419,15 +420,22 @@ class NodeSupervisor(Supervisor):
             self._event_queue.set_timer("losses", _LOSSES_PAUSE_S, check)
 
     def _check_losses(self, replicas: Sequence[ReplicaId]) -> None:
-        def act(lost: Sequence[str]) -> None:
-            hosts = zip(replicas, self._allocation.hosts, strict=False)
-            left = Counter(replica.role for replica, host in hosts if host not in lost)
+        def ask() -> tuple[list[str], list[ReplicaId]]:
+            lost = _find_lost_nodes(self._allocation)
+            return lost, _list_failed(self._folder, self._whole, self._allocation, replicas) if lost else []
+
+        def act(found: tuple[list[str], list[ReplicaId]]) -> None:
+            lost, failed = found
+            hosts = dict(zip(replicas, self._allocation.hosts, strict=False))
+            left = Counter(each.role for each, host in hosts.items() if host not in lost and each not in failed)
             if lost and any(left[role.name] < role.needed for role in self._whole.roles):
-                self.leave(f"Slurm has lost node {', '.join(lost)}: too few are left", continues=True)
+                ended = [f"{each} on {hosts[each]}" for each in failed if hosts.get(each) not in lost]
+                also = f", and {', '.join(ended)} ended before" if ended else ""
+                self.leave(f"{_describe_loss(lost)}{also}: too few are left", continues=True)
             else:
                 self.watch_losses(replicas)
 
-        self.ask_slurm(lambda: _find_lost_nodes(self._allocation), act)
+        self.ask_slurm(ask, act)
 
     @property
     def record(self) -> AppRecord:
@@ -556,14 +564,22 @@ def _can_go_on(folder: AppFolder, spec: AppSpec, allocation: Allocation, lost: R
         return True
     if not (spec.details["shared"] and spec.details["may_lose"]):
         return bool(spec.details["may_lose"])
-    good = 0
-    for each in list_replicas(spec):
-        if each.role == role.name and each != lost:
-            with contextlib.suppress(StateError):
-                record = NodeFolder(folder.path, allocation.run, each).read_record()
-                app = None if record is None else record.app
-                good += app is None or app.phase is not AppPhase.ENDED or app.outcome is Outcome.SUCCEEDED
-    return good >= role.needed
+    others = [each for each in list_replicas(spec) if each.role == role.name and each != lost]
+    return len(others) - len(_list_failed(folder, spec, allocation, others)) >= role.needed
+
+
+def _list_failed(
+    folder: AppFolder, spec: AppSpec, allocation: Allocation, replicas: Sequence[ReplicaId]
+) -> list[ReplicaId]:
+    """List the replicas that have ended in this run without success, by their records: without a folder none."""
+    found = []
+    for each in replicas if spec.details["shared"] else ():
+        with contextlib.suppress(OSError, StateError):
+            record = NodeFolder(folder.path, allocation.run, each).read_record()
+            app = None if record is None else record.app
+            if app is not None and app.phase is AppPhase.ENDED and app.outcome is not Outcome.SUCCEEDED:
+                found.append(each)
+    return found
 
 
 def _is_of_hold(spec: AppSpec, replica: ReplicaId) -> bool:

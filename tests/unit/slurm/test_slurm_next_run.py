@@ -395,6 +395,47 @@ def test_a_job_with_spares_that_loses_its_script_names_its_first_node(monkeypatc
     assert supervisor.record.app.reason == "Slurm has lost node n1"
 
 
+@pytest.mark.parametrize(
+    ("left", "failed", "why"),
+    [
+        ("n1,n3", [0], f"{LOST}, and w/0 on n1 ended before: too few are left"),  # a spare had replaced it
+        ("n1,n3", [1], ""),  # one node, twice
+        ("n1,n3", [], ""),
+        ("n3", [], "Slurm has lost node n1, n2: too few are left"),
+        ("n1,n2,n3", [0], ""),
+    ],
+)
+def test_a_node_that_has_failed_counts_as_one_that_slurm_has_lost(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, left: str, failed: list[int], why: str
+) -> None:
+    """Two nodes and a spare. The last one would wait for nodes that cannot come."""
+    roles = (SupervisedRole(name="w", replicas=2, runs_agent=True),)
+    details = {"continues": "requeue", "may_lose": True, "shared": True}
+    details["replicas"] = {"w": [{"command": ["python3", "main.py"]}] * 3}
+    spec = AppSpec(
+        app_id="a", scheduler="slurm", folder=str(tmp_path), driver="", roles=roles, grace_s=5.0, details=details
+    )
+    replicas = [ReplicaId("w", index) for index in range(3)]
+    for each in replicas:
+        folder = node.NodeFolder(tmp_path, ALLOCATION.run, each)
+        folder.state_dir.mkdir(parents=True)
+        phase, outcome = FAILED if each.index in failed else LEFT
+        known = {each: ReplicaState(status=ReplicaStatus.RUNNING, starts=1)}
+        folder.write_record(
+            AppRecord(
+                app=SupervisedApp(replicas=known, phase=phase, outcome=outcome), machine=Machine.here(), submitted_s=1.0
+            )
+        )
+    monkeypatch.setattr(node, "_run", lambda *_words, **_more: f"RUNNING {left}\n")
+    queue = EventQueue()
+    allocation = replace(ALLOCATION, task=2)
+    supervisor = node.NodeSupervisor(folder, spec, queue, Driver(), allocation)  # type: ignore[arg-type]
+    monkeypatch.setattr(supervisor, "ask_slurm", lambda ask, then: then(ask()))
+    supervisor._check_losses(replicas)
+    assert supervisor.record.app.reason == why
+    assert supervisor.has_to_continue == bool(why)
+
+
 def write_time(wall_s: float) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(wall_s))
 

@@ -33,7 +33,7 @@ from muster.cli.output.reported import list_stderr, parse_error
 from muster.cli.output.streaming import LinePrinter, say
 from muster.schedulers.adapter.job_line import format_line
 from muster.schedulers.adapter.scheduler import LogRequest, PluginScheduler
-from muster.schedulers.adapter.status import parse_status
+from muster.schedulers.adapter.status import count_replicas, parse_status
 from muster.schedulers.agent_command import is_agent_role
 from muster.schedulers.errors import EngineError, SchedulerError
 from muster.schedulers.failure_report import find_root_cause
@@ -224,7 +224,7 @@ def _follow(scheduler: PluginScheduler, app_id: str, *, is_attached: bool, shows
     try:
         response = scheduler.describe(app_id)
         if shows_lines and response is not None:
-            replicas = [(role.name, index) for role in response.roles for index in range(role.num_replicas)]
+            replicas = [(role, index) for role, count in count_replicas(response).items() for index in range(count)]
             printer.start(
                 replicas,
                 lambda role, index: _read_lines(scheduler, app_id, role, index),

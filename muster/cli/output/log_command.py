@@ -29,6 +29,7 @@ from muster.cli.output.rank_logs import STDERR, STDOUT, RankPlace
 from muster.cli.output.reported import find_failure, list_stderr, parse_error
 from muster.cli.output.streaming import LinePrinter, say
 from muster.schedulers.adapter.scheduler import LogRequest, PluginScheduler
+from muster.schedulers.adapter.status import count_replicas
 from muster.schedulers.agent_command import is_agent_role
 from muster.schedulers.errors import EngineError, SchedulerError
 from muster.schedulers.failure_report import find_root_cause, parse_report
@@ -143,7 +144,7 @@ class _Log:
             raise ControlError(f"there is no line to print; {self.describe_state()}", ExitCode.REFUSED)
 
     def _list_replicas(self) -> list[tuple[str, int]]:
-        counts = {role.name: role.num_replicas for role in self._response.roles}
+        counts = count_replicas(self._response)
         role, node = self._query.role, self._query.node
         if role is not None and role not in counts:
             raise ControlError(f"{self._app_id} has no role {role!r}; it has: {', '.join(counts)}", ExitCode.USAGE)
@@ -216,7 +217,8 @@ class _Log:
 
     def _list_agent_roles(self) -> dict[str, int]:
         wanted = [role for role in self._response.roles if self._query.role in (None, role.name)]
-        found = {role.name: role.num_replicas for role in wanted if is_agent_role(role)}
+        counts = count_replicas(self._response)
+        found = {role.name: counts[role.name] for role in wanted if is_agent_role(role)}
         if not found:
             name = self._query.role or self._app_id
             raise ControlError(f"{name} runs no agents of muster, which number ranks", ExitCode.USAGE)

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from torchx.schedulers.api import DescribeAppResponse, ListAppResponse, Scheduler, Stream
-from torchx.specs import AppDef, AppDryRunInfo, AppState, is_terminal
+from torchx.specs import AppDef, AppDryRunInfo, AppState, Role, is_terminal
 from torchx.specs.api import NONE
 
 from muster._shared.contract import AskKind
@@ -428,8 +428,10 @@ class PluginScheduler(Scheduler, abc.ABC):  # type: ignore[misc]
         """
         with raise_dropped_interrupts():  # waiting happens here
             response = self.describe_app(app_id)
-        if response is None and callers.needs_app():
-            raise self._build_unknown(app_id)
+        if callers.needs_app():
+            if response is None:
+                raise self._build_unknown(app_id)
+            response.roles = _add_spares(response)  # `torchx log` prints the lines of so many
         if response is not None and self._live_lines.has_printed and response.structured_error_msg != NONE:
             response.structured_error_msg = remove_traceback(response.structured_error_msg)
         if callers.is_wait():
@@ -471,6 +473,13 @@ class PluginScheduler(Scheduler, abc.ABC):  # type: ignore[misc]
 
     def _delete_existing(self, app_id: str) -> None:
         self.delete_app(app_id)
+
+
+def _add_spares(response: DescribeAppResponse) -> list[Role]:
+    from muster.schedulers.adapter.status import count_replicas
+
+    counts = count_replicas(response)
+    return [dataclasses.replace(role, num_replicas=counts[role.name]) for role in response.roles]
 
 
 def measure_folder(folder: Path) -> int:

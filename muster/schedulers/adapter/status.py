@@ -55,6 +55,14 @@ def parse_status(response: DescribeAppResponse) -> AppFacts:
     )
 
 
+def count_replicas(response: DescribeAppResponse) -> dict[str, int]:
+    """Count the replicas that each role of an app may have lines of. Spares are more than were asked for."""
+    known = {role.role: [each.id for each in role.replicas] for role in response.roles_statuses}
+    return {
+        role.name: max(role.num_replicas, *(each + 1 for each in known.get(role.name, [0]))) for role in response.roles
+    }
+
+
 def check_replica(app_id: str, replicas: "dict[str, int]", role: str, index: int) -> None:
     """Refuse a role or a replica that an app does not have.
 

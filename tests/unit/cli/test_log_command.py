@@ -41,7 +41,9 @@ class Apps:
         self.jobs = {"t": JobFacts(status=JobStatus(world_size=world_size))}
         roles = [Role(name="t", image="", entrypoint="python3", args=[*AGENT[:-1], *flags, "main.py"], num_replicas=2)]
         roles.append(Role(name="e", image="", entrypoint="sh", args=["x"]))
-        self.response = SimpleNamespace(roles=roles, state=state, structured_error_msg=error, msg="why")
+        self.response = SimpleNamespace(
+            roles=roles, roles_statuses=[], state=state, structured_error_msg=error, msg="why"
+        )
 
     def describe_app(self, app_id):
         return None if app_id == "gone" else self.response
@@ -168,6 +170,15 @@ def test_a_job_that_waits_says_so_before_its_lines_are_followed(log):
     code, out, err = log(Apps(state=AppState.PENDING), "-f", "--role", "e")
     assert (code, out, err) == (0, "e/0 plain\n", waits)
     assert log(Apps(lines=NO_LINES, state=AppState.PENDING), "--rank", "0") == (ExitCode.REFUSED, "", waits)
+
+
+def test_the_lines_of_a_spare_are_shown(log):
+    """Slurm's spares are more replicas than the role was submitted with."""
+    scheduler = Apps(lines={**LINES, ("t", 2): ["[t2|n2]:waits\n"]})
+    replicas = [SimpleNamespace(id=index, role="t") for index in range(3)]
+    scheduler.response.roles_statuses = [SimpleNamespace(role="t", replicas=replicas)]
+    assert log(scheduler)[1].splitlines()[4:] == ["t/2 [t2|n2]:waits", "e/0 plain"]
+    assert log(scheduler, "--role", "t", "--node", "2") == (0, "t/2 [t2|n2]:waits\n", "")
 
 
 def test_a_role_a_node_and_a_pattern(log):

@@ -15,7 +15,7 @@ from muster._shared.foreign_files import read_regular
 from muster.cli.afterwards import sources
 from muster.cli.afterwards.clocks import Placed, place
 from muster.cli.afterwards.sources import is_log_folder
-from muster.cli.afterwards.story import tell
+from muster.cli.afterwards.story import find_lost, tell
 from muster.schedulers.adapter.facts import AppFacts
 from muster.schedulers.adapter.job_line import format_duration
 from muster.schedulers.adapter.records import RecordReader
@@ -44,7 +44,10 @@ def find_run(word: str) -> Path:
     folder = Path(word)
     run = folder if (folder / LogNames.EVENTS).is_file() else find_newest_run(folder)
     if run is None:
-        raise ControlError(f"{word} has no {LogNames.EVENTS} of a job", ExitCode.REFUSED)
+        what = (
+            f"{word} has no {LogNames.EVENTS} of a job: it is no log folder, or not all nodes of its job have come yet"
+        )
+        raise ControlError(f"{what}, as the agents' output says", ExitCode.REFUSED)
     return run.resolve()
 
 
@@ -101,7 +104,8 @@ def _describe_silence(placed: Sequence[Placed], silent_s: float) -> str:
     nodes = {each.event.agent: each.event.node_index for each in placed if each.event.round == number}
     ends = (each.event for each in placed if each.event.what == "agent_ended")
     codes = {event.agent: event.detail.get("exit_code") for event in ends}
-    silent = sorted({index for agent, index in nodes.items() if agent not in codes and index is not None})
+    known = codes.keys() | find_lost(placed)
+    silent = sorted({index for agent, index in nodes.items() if agent not in known and index is not None})
     have, agents = ("has", "its agent has") if len(silent) == 1 else ("have", "their agents have")
     names = f"node{'s'[: len(silent) != 1]} {', '.join(map(str, silent[:_MOST_NAMED]))}"
     names += f" and {len(silent) - _MOST_NAMED} more" if len(silent) > _MOST_NAMED else ""

@@ -139,7 +139,8 @@ def tell(
     agents_ended = {each.event.agent for each in placed if each.event.what == "agent_ended"}
     own = [each.event for each in placed if each.incarnation == last]
     number = max(each.round for each in own)
-    agents = {each.agent for each in own if each.round == number}  # others are lost, or wait
+    lost = find_lost(placed)
+    agents = {each.agent for each in own if each.round == number} - lost  # others wait
     runs = not ended and not agents <= agents_ended
     detail = ended[0].event.detail if ended else {}
     nodes = _tell_nodes(placed, job, end_s, runs=runs)
@@ -153,7 +154,7 @@ def tell(
         end_s=end_s,
         runs=runs,
         succeeded=detail.get("succeeded") is True and not detail.get("drained"),
-        ending="" if runs else _find_ending(own, number, detail),
+        ending="" if runs else _find_ending(own, number, detail, has_lost=bool(lost)),
         incarnations=last + 1,
         nodes=tuple(nodes),
         rounds=tuple(job.rounds),
@@ -209,6 +210,23 @@ def _move_unknown(buckets: dict[str, float], unknown: Mapping[str, float]) -> fl
     return moved_s
 
 
+def find_lost(placed: Sequence[Placed]) -> set[str]:
+    """Find the agents of the last round that have written nothing since others saw a loss that broke it."""
+    last = max(each.incarnation for each in placed)
+    own = [each for each in placed if each.incarnation == last]
+    number = max(each.event.round for each in own)
+    own = [each for each in own if each.event.round == number]
+    broken_s = min((each.at_s for each in own if _is_loss(each.event)), default=None)
+    if broken_s is None:
+        return set()
+    return {each.event.agent for each in own} - {each.event.agent for each in own if each.at_s >= broken_s}
+
+
+def _is_loss(event: Event) -> bool:
+    detail = event.detail
+    return event.what == "round_broken" and detail.get("kind") == "membership" and detail.get("joined") is not True
+
+
 def _list_stops(placed: Sequence[Placed]) -> Iterator[tuple[int, str]]:
     """Find the signals that agents got in the last round of each incarnation, if no failure and no person ended it."""
     for incarnation in sorted({each.incarnation for each in placed}):
@@ -229,13 +247,14 @@ def _is_stop(event: Event) -> bool:
     return event.what == "requested" and event.detail.get("kind") == "stop"
 
 
-def _find_ending(events: Sequence[Event], number: int, ended: Mapping[str, Any]) -> str:
+def _find_ending(events: Sequence[Event], number: int, ended: Mapping[str, Any], *, has_lost: bool) -> str:
     """Return why a job that has ended did not succeed. "": no record says it.
 
     Args:
         events: of its last incarnation.
         number: of its last round.
         ended: what the record of the job's end says. Empty: there is none.
+        has_lost: the loss of a node had broken that round.
     """
     is_asked = any(_is_stop(each) for each in events if each.round == number)
     if ended.get("drained") is True:
@@ -248,6 +267,9 @@ def _find_ending(events: Sequence[Event], number: int, ended: Mapping[str, Any])
         return lost[-1]
     signals = _list_signals(events, number)
     received = f"its agents received {' and '.join(signals)}" if signals else ""
+    losses = [str(each.detail.get("reason") or "") for each in events if _is_loss(each) and each.round == number]
+    if received and losses and has_lost:
+        received = f"{losses[0]}; then {received}"
     return f"muster stop; {received}".rstrip("; ") if is_asked else received
 
 

@@ -268,6 +268,22 @@ def test_a_stopped_job_has_ended_although_a_node_was_lost_before() -> None:
     assert tell_story(tell_job(job))[0].endswith("and did not succeed: muster stop; its agents received SIGTERM.")
 
 
+def test_a_lost_node_that_nobody_replaced_does_not_keep_a_job_that_was_stopped_running() -> None:
+    job = Job(count=2)
+    job.start()
+    job.step(20)
+    lost = job.agents.pop()
+    job.fail("node 1 (vm) was lost: connection closed", kind="membership")
+    job.agents[0].write(job.at_s + 3.0, "nodes_awaited", reason="1 of 2 nodes are here")
+    job.agents.append(lost)
+    assert tell_job(job).runs
+    job.agents[0].write(job.at_s + 300.0, "signal", name="SIGTERM", guard_died=False)
+    job.agents[0].write(job.at_s + 301.0, "agent_ended", exit_code=143)
+    story = tell_job(job)
+    assert not story.runs
+    assert story.ending == "node 1 (vm) was lost: connection closed; then its agents received SIGTERM"
+
+
 WAITS = "job 7 waits: its time to begin has not come (BeginTime)"
 CANCELLED = "Slurm sent SIGTERM; Slurm ended job 7: a person or a program cancelled it with scancel (CANCELLED)"
 

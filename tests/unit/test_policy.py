@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster._shared.verdicts.causes import CLASSES
+from muster._shared.verdicts.causes import CLASSES, GAVE_UP
 from muster._shared.verdicts.policy import Happened, PolicyError, Rule, find_rule, parse_policy
 from muster.components import dist
 from muster.components.errors import ComponentError
@@ -62,11 +62,17 @@ def test_conditions(policy: str, happened: dict, verdict: str | None) -> None:
     assert decide(policy, **happened) == verdict
 
 
-@pytest.mark.parametrize("name", CLASSES)
+@pytest.mark.parametrize("name", [each for each in CLASSES if each != GAVE_UP])
 def test_every_class_is_a_condition(name: str) -> None:
     assert decide(f"{name}: stop", cause=name) == "stop"
     other = next(each for each in CLASSES if each != name)
     assert decide(f"{name}: stop", cause=other) is None
+
+
+def test_no_rule_is_about_a_rank_that_gives_up() -> None:
+    """The job stops then, whatever the rules are."""
+    with pytest.raises(PolicyError, match="'gave-up' must be one of"):
+        parse_policy("gave-up: restart")
 
 
 def test_a_number_and_free_use_none_of_the_restarts() -> None:

@@ -1,4 +1,4 @@
-"""The classes of causes, by the names that `--on` uses, and what people read for them.
+"""The classes of causes, by the names that `--on` uses, and what people read for them. `--on` has none for GAVE_UP.
 
 `agent.diagnosis.classes` finds the class of a failure. `_shared.verdicts.policy` lets a user say what follows from it.
 """
@@ -17,6 +17,7 @@ PREEMPTION: Final = "preemption"
 TIME_LIMIT: Final = "time-limit"
 HANG: Final = "hang"
 CRASH: Final = "crash"
+GAVE_UP: Final = "gave-up"
 UNKNOWN: Final = "unknown"
 
 CLASSES: Final[Mapping[str, str]] = {
@@ -31,6 +32,7 @@ CLASSES: Final[Mapping[str, str]] = {
     TIME_LIMIT: "time limit",
     HANG: "hang",
     CRASH: "program crash",
+    GAVE_UP: "the program gave up",
     UNKNOWN: "unknown",
 }
 """In the order of the documentation."""

@@ -26,7 +26,7 @@ import re
 from typing import Final
 
 from muster._shared.records import record
-from muster._shared.verdicts.causes import CLASSES, DEVICE_OOM, HOST_OOM
+from muster._shared.verdicts.causes import CLASSES, DEVICE_OOM, GAVE_UP, HOST_OOM
 
 RESTART: Final = "restart"
 ELSEWHERE: Final = "elsewhere"
@@ -41,7 +41,9 @@ _MOST_CHARS: Final = 2000
 _MOST_RULES: Final = 64
 _MOST_TIMES: Final = 1000
 _VERDICTS: Final = "restart, elsewhere or stop; after the first two a number or free may follow"
-_CONDITIONS: Final = f"exit N, signal NAME, an exception, repeat, any, oom, {', '.join(CLASSES)}"
+_CLASSES: Final = tuple(each for each in CLASSES if each != GAVE_UP)
+"""After GAVE_UP the job always stops."""
+_CONDITIONS: Final = f"exit N, signal NAME, an exception, repeat, any, oom, {', '.join(_CLASSES)}"
 
 
 class PolicyError(ValueError):
@@ -146,7 +148,7 @@ def _parse_condition(word: str, rule: str) -> Condition:
         return Condition(exit_codes=frozenset({_parse_code(value, rule)}))
     if kind == "signal":
         return Condition(signal=_parse_signal(value, rule))
-    if word in CLASSES or word in (ANY, OOM, REPEAT):
+    if word in _CLASSES or word in (ANY, OOM, REPEAT):
         return Condition(cause=word)
     # Only exceptions begin with a capital.
     if _EXCEPTION.fullmatch(word) and word.rpartition(".")[2][0].isupper():

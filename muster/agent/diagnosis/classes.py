@@ -147,6 +147,8 @@ def classify(
     """
     if failure.hung:
         return FoundClass(cause=causes.HANG)
+    if failure.wish == "stop":
+        return FoundClass(cause=causes.GAVE_UP)
     if failure.check in _CHECKS:
         return FoundClass(cause=_CHECKS[failure.check])
     found = _find_certain(failure, tuple(kernel)) or _find_usage(failure, run_time_s, spawn_errno)

@@ -70,6 +70,7 @@ def test_what_follows(tmp_path: Path, what: str, flags: tuple[str, ...], attempt
     assert done.exit_code == 1, done.explain()
     assert said in text, done.explain()
     assert len(set(re.findall(r"default1\]:attempt (\d)", done.stdout))) == attempts, done.explain()
+    assert ("cause : the program gave up" in text) is (what == "give up"), done.explain()
 
 
 def test_what_a_scheduler_has_started_stops_when_the_same_comes_twice_without_a_step(tmp_path: Path) -> None:

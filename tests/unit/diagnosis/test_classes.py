@@ -352,7 +352,8 @@ TABLE = (
     Row("SIGABRT", "crash", "hh", {"signal": "SIGABRT", "exit_code": None}),
     Row("SIGILL", "crash", "hh", {"signal": "SIGILL", "exit_code": None}),
     Row("SIGSEGV below a shell", "crash", "hh", {"exit_code": 139}),
-    Row("it gives up", "crash", "s", raised("muster.worker.give_up: no learning rate works", wish="stop")),
+    Row("it gives up", "gave-up", "s", raised("muster.worker.give_up: no learning rate works", wish="stop")),
+    Row("it gives up at a lack of memory", "gave-up", "s", raised("muster.worker.give_up: CUDA OOM", wish="stop")),
     Row("it leaves the node", "device", "ee", raised("muster.worker.leave_node: the GPU is slow", wish="elsewhere")),
     # what is no cause
     Row(

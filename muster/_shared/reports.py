@@ -105,6 +105,8 @@ class Failure:
     """It was alive but idle for the hang timeout. `reason` says what it did not do."""
     check: Annotated[Name, SPARSE] = ""
     """The preflight check that has found `reason`, which is then about the node. "": none has."""
+    advice: Annotated[Line, SPARSE] = ""
+    """What a person can check or do next. "": the cause says enough."""
 
     def describe_end(self, *, plural: bool = False) -> str:
         """Say how it ended. `plural`: it and others, in the same way."""

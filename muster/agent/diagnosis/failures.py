@@ -10,6 +10,7 @@ from muster._shared.records import NO_ITEMS, record, replace
 from muster._shared.reports import Failure, OomEvidence, print_values
 from muster._shared.verdicts.causes import HOST_OOM, UNKNOWN
 from muster._shared.verdicts.policy import ELSEWHERE, STOP
+from muster.agent.diagnosis.advice import find_advice
 from muster.agent.diagnosis.classes import classify, find_usage_sign
 from muster.agent.diagnosis.kernel_log import KernelLog
 from muster.agent.diagnosis.oom import OomWatch
@@ -128,7 +129,7 @@ class FailureBuilder:
         return add_early_exits(self._add_class(failure, worker), worker.ended_ranks)
 
     def _add_class(self, failure: Failure, worker: FailedWorker) -> Failure:
-        """Add the class of the failure's cause; a worker that we have ended has none."""
+        """Add the class of the failure's cause, and advice; a worker that we have ended has none."""
         if failure.stopped_by_us:
             return failure
         end = worker.end
@@ -139,7 +140,8 @@ class FailureBuilder:
         is_killed = failure.signal == "SIGKILL" and failure.oom is None
         if end is not None and found.cause == UNKNOWN and not evidence and is_killed:
             evidence = self._find_other_kill(end.ended_s) or (_NOT_MEMORY if self._oom.counts_kills else "")
-        return replace(failure, cause=found.cause, evidence=evidence, early=found.early)
+        failure = replace(failure, cause=found.cause, evidence=evidence, early=found.early)
+        return replace(failure, advice=find_advice(failure))
 
     def _find_other_kill(self, ended_s: float) -> str:
         """Say that the kernel has killed another process of this machine for memory shortly before."""

@@ -98,8 +98,8 @@ def _format_failure(failure: Failure, printed_as: str | None, columns: int) -> I
         step = f"{failure.optimizer_steps} since the process began (by optimizer)"
     if step is not None:
         yield from _wrap("  step      : ", ", ".join((step, *format_values(failure.values))), columns)
-    if failure.cause:
-        yield from _wrap("  cause     : ", describe_class(failure), columns)
+    for label, text in (("  cause     : ", describe_class(failure)), ("  next      : ", failure.advice)):
+        yield from _wrap(label, text, columns) if text else ()
     if failure.oom is not None:
         yield from _wrap("  memory    : ", describe_oom(failure.oom), columns)
     if failure.traceback and printed_as is not None:

@@ -39,6 +39,14 @@ _COLLAPSES = ("auto", "on", "off")
 _PREFLIGHTS = ("quick", "full", "off")
 _NUMA_BINDINGS = ("node", "socket", "exclusive", "core-complex")
 _LOCAL_ADAPTERS = ("local_cwd", "detached")
+_SIGTERM_SENDERS = {
+    "kubernetes": "Kubernetes, which deletes or evicts the pod, or `torchx cancel`",
+    "slurm": "`scancel`, a preemption, the time limit or `torchx cancel`",
+    "local_docker": "`docker stop` or `torchx cancel`",
+    "docker": "`docker stop` or `torchx cancel`",
+}
+"""By adapter."""
+_OTHER_SENDERS = "`torchx cancel`, the end of `torchx run`, or `kill`"
 _PREEMPTION_SIGNALS = ("SIGUSR1", "SIGHUP", "SIGQUIT", "SIGTERM")
 """Signals that the guard passes on. SIGINT is Ctrl-C, and SIGUSR2 prints stacks."""
 DEFAULT_RESTART_BACKOFF_S = 1.0
@@ -135,6 +143,7 @@ def _build_config(values: FlagValues, environ: Mapping[str, str], program: Progr
         report_columns=_choose_report_columns(environ, role, rendezvous),
         log_command=_build_log_command(environ),
         stops_together=environ.get(Env.STOPS_TOGETHER) == "1",
+        sigterm_senders=_name_sigterm_senders(environ),
         control_fd=None if control_fd is None else int(control_fd),
         report_file=environ.get(Env.REPORT_FILE),
     )
@@ -380,6 +389,14 @@ def _choose_report_columns(environ: Mapping[str, str], role: str, rendezvous: Re
     if not environ.get(Env.ADAPTER):
         return AgentConfig.report_columns
     return max(_LEAST_COLUMNS, min(AgentConfig.report_columns, 80 - len(f"{role}/{rendezvous.max_nodes - 1} ")))
+
+
+def _name_sigterm_senders(environ: Mapping[str, str]) -> str:
+    """Say what usually sends SIGTERM here. Which process has sent one is not known: Python's handlers are not told."""
+    if Env.CONTROL_FD in environ:
+        return "the program that has started the job"
+    adapter = environ.get(Env.ADAPTER)
+    return _SIGTERM_SENDERS.get(adapter, _OTHER_SENDERS) if adapter else "`kill`, `timeout` or a scheduler"
 
 
 def _build_log_command(environ: Mapping[str, str]) -> str | None:

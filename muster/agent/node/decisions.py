@@ -833,7 +833,8 @@ def _describe_stop(state: NodeState, event: SignalReceived) -> str:
     if event.guard_died:
         return "the muster-agent process that was launched on this node was killed: its workers are killed, too"
     cause = "" if event.signum == signal.SIGINT else f"received {name_signal(event.signum)}: "
+    senders = state.rules.describe_senders(event.signum)
     if isinstance(state.phase, Ended):
-        return f"{cause}stopping"
+        return f"{cause}stopping{senders}"
     again = "; Ctrl-C again kills" if event.signum == signal.SIGINT else ""
-    return f"{cause}stopping, up to {state.rules.shutdown_timeout_s:g} s{again}"
+    return f"{cause}stopping, up to {state.rules.shutdown_timeout_s:g} s{again}{senders}"

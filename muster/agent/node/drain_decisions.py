@@ -87,7 +87,7 @@ def on_preemption(state: NodeState, phase: Running | Succeeded, event: SignalRec
     is_still = isinstance(phase, Running) and event.still_s >= STILL_S
     page = (CollectStacks(round=phase.round, is_hang=True),) if is_still else ()
     return state, (
-        PrintLine(text=f"{cause}: {what}, up to {limit_s:g} s"),
+        PrintLine(text=f"{cause}: {what}, up to {limit_s:g} s{state.rules.describe_senders(event.signum)}"),
         *page,
         Send(message=DrainAsked(round_number=phase.round.number, reason=cause, limit_s=limit_s)),
         StartTimer(timer=timer, delay_s=limit_s),

@@ -40,6 +40,8 @@ class NodeRules:
     """How long a preemption may take until the workers get the stop signal; 0 means at once."""
     preempt_signals: frozenset[int] = frozenset({signal.SIGTERM})
     """The signals that announce a preemption."""
+    sigterm_senders: str = ""
+    """What usually sends SIGTERM here; "": a line about one does not say."""
     is_elastic: bool = False
     """Whether the job continues with fewer nodes, as long as `min` of them are left."""
     stacks_command: str = ""
@@ -68,6 +70,10 @@ class NodeRules:
     def prints_stop(self) -> bool:
         """Whether this node prints that it is being stopped."""
         return not self.stops_together or self.node_index in (None, 0)
+
+    def describe_senders(self, signum: int) -> str:
+        """Say what usually sends this signal, as the end of a line; "" if that is not known."""
+        return f" (usually sent by {self.sigterm_senders})" if signum == signal.SIGTERM and self.sigterm_senders else ""
 
     @property
     def prints_leader_loss(self) -> bool:

@@ -558,6 +558,7 @@ def _build_rules(config: AgentConfig) -> NodeRules:
         stacks_command=f"muster stacks {handle}" if handle else f"kill -USR2 {os.getpid()}",
         stop_command=f"muster stop {handle}" if handle else "",
         asks_at_interrupt=config.asks_at_interrupt,
+        sigterm_senders=config.sigterm_senders,
         checks=config.preflight,
         compares_nodes=config.preflight != "off" and config.rendezvous.max_nodes > 1,
         reaches_master=config.rendezvous.backend == "muster",

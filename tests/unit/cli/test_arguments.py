@@ -283,6 +283,11 @@ def test_a_standalone_run_gets_a_fresh_id() -> None:
 def test_what_people_read_has_the_names_and_the_width_of_the_adapter() -> None:
     own, adapters = parse("--role main"), parse("--role trainer-of-images --nnodes 2", **{Env.ADAPTER: "local_cwd"})
     assert (own.rendezvous.max_restarts_flag, own.report_columns) == ("--max-restarts", 70)
+    assert (own.sigterm_senders, "`torchx cancel`" in adapters.sigterm_senders) == (
+        "`kill`, `timeout` or a scheduler", True,
+    )  # fmt: skip
+    assert "`scancel`" in parse("", **{Env.ADAPTER: "slurm"}).sigterm_senders
+    assert parse("", **{Env.CONTROL_FD: "3"}).sigterm_senders == "the program that has started the job"
     assert adapters.rendezvous.max_restarts_flag == "--max_retries"
     assert adapters.report_columns == 80 - len("trainer-of-images/1 ")
     assert parse(f"--role {'r' * 60}", **{Env.ADAPTER: "kubernetes"}).report_columns == 40

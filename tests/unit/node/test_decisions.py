@@ -641,6 +641,15 @@ LEADER_LOST = Notice(text="the leader was lost", is_leader_lost=True)
 LINES_DUE = expired(TimerPurpose.LINES)
 
 
+def test_the_line_about_sigterm_says_what_usually_sends_it() -> None:
+    """Readers did not know where it came from."""
+    state = new_state(sigterm_senders="`scancel`")
+    assert told(state, *RUNNING, SIGTERM) == ["received SIGTERM: stopping, up to 30 s (usually sent by `scancel`)"]
+    assert told(state, SIGTERM) == ["received SIGTERM: stopping (usually sent by `scancel`)"]
+    assert told(state, *RUNNING, SIGINT) == ["stopping, up to 30 s; Ctrl-C again kills"]
+    assert told(state, SignalReceived(signum=signal.SIGHUP)) == ["received SIGHUP: stopping"]
+
+
 def test_nodes_that_are_stopped_together_print_one_line() -> None:
     assert told(together(0), *RUNNING, SIGTERM) == ["received SIGTERM: stopping, up to 30 s"]
     assert told(together(1), *RUNNING, SIGTERM) == []

@@ -122,6 +122,8 @@ def test_a_preempted_node_asks_for_a_drain_and_its_workers_run_on():
     assert line.text == "received SIGTERM: asking all ranks to stop at one step, up to 10 s"
     assert ask == DrainAsked(round_number=ROUND.number, reason="received SIGTERM", limit_s=10.0)
     assert (timer.timer.purpose, timer.delay_s) == (TimerPurpose.DRAIN, 10.0)
+    line, *_ = Node(sigterm_senders="`scancel`").send(term())
+    assert line.text.endswith(" at one step, up to 10 s (usually sent by `scancel`)")
     assert isinstance(node.state.phase, Running)
 
 

@@ -205,7 +205,8 @@ class Job:
             self._selector.register(self._timers.fd, selectors.EVENT_READ, self._timers.receive)
         try:
             self._turn_until_ended()
-        except BaseException:  # signal handlers may raise anything
+        except BaseException as error:  # signal handlers may raise anything
+            self._report_interrupt(error)
             self.stop()
             try:
                 self._turn_until_ended()
@@ -214,6 +215,14 @@ class Job:
                 self._turn_until_ended()
                 raise
             raise
+
+    def _report_interrupt(self, error: BaseException) -> None:
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # a caller without stderr
+            print(
+                f"[muster] interrupted by {type(error).__name__}: stopping the workers; a second exception kills them",
+                file=sys.stderr,
+                flush=True,
+            )
 
     def _turn_until_ended(self) -> None:
         while not self._has_ended:

@@ -49,6 +49,27 @@ def test_a_failure_has_the_workers_exception_as_its_cause(tmp_path: Path) -> Non
     assert shown.splitlines()[1].startswith(f'  File "{CALLS}"'), outcome.explain()  # no frame of muster's own
 
 
+def test_ctrl_c_is_said_to_be_an_interrupt(tmp_path: Path) -> None:
+    """The only line said that the agent had received SIGTERM."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import os, signal, time\n"
+        "from muster.elastic import launch\n"
+        "def interrupt(parent):\n"
+        "    os.kill(parent, signal.SIGINT)\n"
+        "    time.sleep(60)\n"
+        "if __name__ == '__main__':\n"
+        "    launch(interrupt, (os.getpid(),))\n"
+    )
+    outcome = run_tree([sys.executable, str(program)], env={**os.environ, "TMPDIR": str(tmp_path)}, cwd=tmp_path)
+    assert outcome.exit_code in (130, -2), outcome.explain()
+    said = [line for line in outcome.stderr.splitlines() if line.startswith("[muster]")]
+    assert said[:2] == [
+        "[muster] interrupted by KeyboardInterrupt: stopping the workers; a second exception kills them",
+        "[muster] received SIGTERM: stopping, up to 30 s (usually sent by the program that has started the job)",
+    ], outcome.explain()
+
+
 def test_a_program_that_starts_a_job_when_it_is_imported_is_told_so(tmp_path: Path) -> None:
     env = {**os.environ, "TMPDIR": str(tmp_path)}
     program = CALLS.with_name("unguarded.py")

@@ -511,6 +511,8 @@ def _on_notice(state: NodeState, event: Notice) -> Decision:
     # They explain nothing to the user who stopped this node.
     if _is_leaving(state) or (event.is_leader_lost and not state.rules.prints_leader_loss):
         return state, ()
+    if state.interrupt is not None:
+        state = replace(state, interrupt=replace(state.interrupt, notice=event.text))
     state, advice = _advise(state, event.kind)
     return _tell(state, "; ".join((event.text, *advice)), may_hold=event.is_leader_lost)
 

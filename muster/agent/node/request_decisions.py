@@ -155,6 +155,7 @@ def _follow_answer(state: NodeState, answer: Answer) -> RequestDecision:
     # The leader reports the others' outcome, which a leaving node would not print.
     is_printed = interrupt.step in (InterruptStep.PAUSE, InterruptStep.CHECKPOINT)
     is_printed = is_printed or answer.outcome is not AskOutcome.DONE
+    is_printed = is_printed and answer.line not in interrupt.notice  # on the leader's own console
     told = (PrintLine(text=answer.line),) if is_printed else ()
     state, actions, stop = _find_next(state, interrupt, answer.outcome)
     return state, (*told, *actions), stop

@@ -159,6 +159,8 @@ class Interrupt:
     signal: "SignalReceived"
     """The signal, which has its ordinary effect if what is asked of the job is refused, late or lost."""
     step: InterruptStep = InterruptStep.PAUSE
+    notice: str = ""
+    """The last line of the leader that this node has printed since."""
 
 
 @record

@@ -97,7 +97,7 @@ def test_scripts_that_never_pause_stop_as_without_the_option(tmp_path):
         program.type("\x03")
         program.read_until(None)
         assert program.wait() == 128 + signal.SIGINT, program.text
-        assert "never called wait_while_paused" in program.text
+        assert program.text.count("never called wait_while_paused") == 1, program.text
         assert QUESTION not in program.text
 
 

@@ -28,6 +28,7 @@ from muster.agent.rendezvous.interface import (
     BreakKind,
     JobEnded,
     Leaving,
+    Notice,
     RequestAnswered,
     RoundBroken,
     RoundFormed,
@@ -124,6 +125,19 @@ def test_ranks_that_never_stop_save_a_checkpoint_and_get_the_signal():
     saved = node.answer(AskOutcome.DONE)
     assert saved[0] == PrintLine(text="done"), "a node that leaves prints no notice of the leader"
     assert start_stopping(saved)
+
+
+def test_a_refusal_is_printed_once():
+    """The leader's node also printed its notice of the same words."""
+    refused = Answer(outcome=AskOutcome.REFUSED, line="rank 0 never called wait_while_paused")
+    leader, other = Node(), Node()
+    leader.send(CTRL_C)
+    told = leader.send(Notice(text=f"muster pause: refused, because {refused.line}"))
+    assert [each.text for each in told] == [f"muster pause: refused, because {refused.line}"]
+    other.send(CTRL_C)
+    for node, count in ((leader, 0), (other, 1)):
+        answered = node.send(RequestAnswered(request=TERMINAL_REQUEST, answer=refused))
+        assert answered.count(PrintLine(text=refused.line)) == count
 
 
 @pytest.mark.parametrize("outcome", [AskOutcome.LATE, AskOutcome.LOST])

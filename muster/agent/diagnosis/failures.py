@@ -1,16 +1,16 @@
 """Finds why one worker failed: from its exit status, error file and last output, and the kernel's memory counters."""
 
 import os
+import re
 import signal
 from collections.abc import Mapping
 
 from muster._shared.contract import LogNames, name_signal
 from muster._shared.foreign_files import read_regular
 from muster._shared.records import NO_ITEMS, record, replace
-from muster._shared.reports import Failure, OomEvidence, print_values
-from muster._shared.verdicts.causes import HOST_OOM, UNKNOWN
+from muster._shared.reports import Failure, OomEvidence, format_size, print_values
+from muster._shared.verdicts.causes import DISK, HOST_OOM, UNKNOWN
 from muster._shared.verdicts.policy import ELSEWHERE, STOP
-from muster.agent.diagnosis.advice import find_advice
 from muster.agent.diagnosis.classes import classify, find_usage_sign
 from muster.agent.diagnosis.kernel_log import KernelLog
 from muster.agent.diagnosis.oom import OomWatch
@@ -29,6 +29,13 @@ _KERNEL_S = 60.0
 """
 _WISH_CALLS = {STOP: "muster.worker.give_up", ELSEWHERE: "muster.worker.leave_node"}
 _NOT_MEMORY = "a process sent SIGKILL: this cgroup counts no OOM kill"
+_QUOTED_PATH = re.compile(r"'([^'\n]*/[^'\n]*)'|: '([^'\n]+)'")
+_KILLED_CODE = 137
+"""The exit code of a shell whose program was ended by SIGKILL."""
+_KILLED = (
+    "find what has sent SIGKILL: the kernel for want of memory (`dmesg -T` on that host), a limit of the scheduler or "
+    "of the container, or another person or program (`kill -9`)"
+)
 _STACKS_HEADER = "--- stacks of process "
 """Each process that opens a stack file writes this first, see `workers.program`."""
 
@@ -177,6 +184,35 @@ class FailureBuilder:
         """
         evidence = self._oom.check()
         return evidence if evidence and (evidence.certain or code == -signal.SIGKILL) else None
+
+
+def find_advice(failure: Failure) -> str:
+    """Return what to check or do next, in one line; "" if the cause says enough.
+
+    It looks at file systems only if the failure has an error file. Without one, the disk with the logs may hang.
+    """
+    if failure.cause == UNKNOWN and (failure.signal == "SIGKILL" or failure.exit_code == _KILLED_CODE):
+        return _KILLED
+    if failure.cause != DISK:
+        return ""
+    named = _QUOTED_PATH.search(f"{failure.evidence}\n{failure.exception or ''}")
+    path = (named[1] or named[2]) if named else os.path.dirname(failure.error_file or "")
+    what = path if named else f"the message names no path; the log folder is {path or 'not known'}"
+    free = f" ({_describe_free(path)})" if failure.error_file else ""
+    return f"{what}{free}: remove files, or write elsewhere; `df -h` and `dmesg -T` on that host show more"
+
+
+def _describe_free(path: str) -> str:
+    """Return the free space of the file system that has this file, or is to have it."""
+    path = os.path.abspath(path)
+    while not os.path.exists(path):
+        path = os.path.dirname(path)
+    try:
+        found = os.statvfs(path)
+    except OSError as error:
+        return str(error.strerror)
+    inodes = ", no inodes" if found.f_files > found.f_favail == 0 else ""
+    return f"{format_size(found.f_bavail * found.f_frsize)} free{inodes}"
 
 
 def _list_records(streams: WorkerStreams | None) -> tuple[str, ...]:

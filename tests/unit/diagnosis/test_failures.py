@@ -327,7 +327,7 @@ def test_a_sigkill_that_the_kernel_does_not_explain_says_what_was_ruled_out() ->
     assert "77" not in make_failure(code=-9, kernel=(30.0, lately)).evidence
     assert make_failure(code=-9, oom=OomEvidence(certain=False)).evidence == ""
     assert make_failure(code=3).evidence == ""
-    assert killed.advice.startswith("find what has sent SIGKILL: the kernel for want of memory (`dmesg -T ")
+    assert killed.advice.startswith("find what has sent SIGKILL: the kernel for want of memory (`dmesg -T`")
     assert "  next      : find what has sent SIGKILL: " in format_report(
         Report(run_id="r", reason="why", failures=(killed,)), columns=500
     )
@@ -336,46 +336,34 @@ def test_a_sigkill_that_the_kernel_does_not_explain_says_what_was_ruled_out() ->
     assert make_failure(code=-9, signalled_s=99.0).advice == ""
 
 
-FREE = r"\d+(\.\d GiB| MiB) free(, no inodes)?"
+FREE = r"\(\d+(\.\d GiB| MiB) free(, no inodes)?\)"
 
 
 @pytest.mark.parametrize(
-    ("message", "advice"),
+    ("message", "what"),
     [
-        (
-            "OSError: [Errno 28] No space left on device: '{tmp}/new/check.pt'",
-            rf"{{tmp}}/new/check\.pt \({FREE}\): remove files, or write elsewhere",
-        ),
-        (
-            "OSError: [Errno 30] Read-only file system: '{tmp}/check.pt'",
-            rf"{{tmp}}/check\.pt \({FREE}\): write elsewhere; if it was writable before, `dmesg -T` .*",
-        ),
-        (
-            "OSError: [Errno 122] Disk quota exceeded: 'check.pt'",
-            rf"check\.pt \({FREE}\): remove files, or ask for a larger quota .*",
-        ),
+        ("OSError: [Errno 28] No space left on device: '{tmp}/new/check.pt'", "{tmp}/new/check.pt"),
+        ("OSError: [Errno 122] Disk quota exceeded: 'check.pt'", "check.pt"),
         (
             "RuntimeError: PytorchStreamWriter failed writing file data/0: file write failed",
-            (
-                r"remove files, or write elsewhere; the message names no path, and `df -h` on that host shows all file "
-                rf"systems; the working directory {{cwd}} has {FREE}; the log folder {{tmp}} has {FREE}"
-            ),
+            "the message names no path; the log folder is {tmp}",
         ),
     ],
 )
-def test_the_report_of_a_full_disk_names_the_path_and_the_free_space(tmp_path: Path, message: str, advice: str) -> None:
+def test_the_report_of_a_full_disk_names_the_path_and_the_free_space(tmp_path: Path, message: str, what: str) -> None:
     """It named neither, and no next step."""
     error_file = tmp_path / "error.json"
     error_file.write_text(json.dumps({"message": {"message": message.replace("{tmp}", str(tmp_path))}}))
     failure = make_failure(streams=make_streams(str(error_file)))
     assert failure.cause == "disk"
-    expected = advice.replace("{tmp}", re.escape(str(tmp_path))).replace("{cwd}", re.escape(os.getcwd()))
-    assert re.fullmatch(expected, failure.advice), failure.advice
+    start, _, rest = failure.advice.partition(": remove files, or write elsewhere; `df -h` and `dmesg -T` ")
+    assert re.fullmatch(f"{re.escape(what.replace('{tmp}', str(tmp_path)))} {FREE}", start), failure.advice
+    assert rest == "on that host show more"
 
 
 def test_the_free_space_of_a_disk_that_may_hang_is_not_asked_for() -> None:
     text = f"{TRACEBACK.rpartition(chr(10))[0]}\nOSError: [Errno 28] No space left on device: '/x/y'"
-    assert make_failure(stderr_text=text).advice == "/x/y: remove files, or write elsewhere"
+    assert make_failure(stderr_text=text).advice.startswith("/x/y: remove files, or write elsewhere; ")
 
 
 def test_a_failure_is_dated_by_its_exception_not_by_the_end_of_its_process(tmp_path: Path) -> None:

@@ -30,7 +30,9 @@ _DURATIONS: Final = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 def format_line(facts: AppFacts) -> str:
     """Return the one line of a job, with its state."""
-    details = "; ".join(_list_clauses(facts))
+    said = facts.state.name.lower()  # "CANCELLED: cancelled" says one thing twice
+    clauses = [each.removeprefix(f"{said}: ") for each in _list_clauses(facts) if each != said]
+    details = "; ".join(clauses)
     return show_controls(f"{name_state(facts)}: {details}" if details else name_state(facts))
 
 
@@ -170,7 +172,8 @@ def _list_attempts(jobs: Mapping[str, JobFacts]) -> Iterator[str]:
         left = "" if job.restarts_left is None else f"{job.restarts_left} restart{'s'[: job.restarts_left != 1]} left"
         left = "no restarts allowed" if job.attempt == job.restarts_left == 0 else left
         texts[role] = ", ".join(filter(None, (f"attempt {job.attempt}" if job.attempt or left else "", left)))
-    return _name_roles(texts)
+    same = next(iter(texts.values())) if len(texts) > 1 and len(set(texts.values())) == 1 else ""
+    return iter([f"each role: {same}"]) if same else _name_roles(texts)
 
 
 def _list_nodes(facts: AppFacts) -> Iterator[str]:

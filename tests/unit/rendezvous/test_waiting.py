@@ -5,6 +5,9 @@ import pytest
 from muster.agent.config import RendezvousConfig
 from muster.agent.rendezvous.member.waiting_lines import WaitFacts, describe_wait
 
+CHECK = "check that the others run, and that no firewall keeps them from h:29400 (597 s left)"
+CHECK_LEADER = "check that its node runs, that the address is right, and that no firewall is in between (597 s left)"
+
 
 def make_config(**changes) -> RendezvousConfig:
     values = {"backend": "muster", "run_id": "job7", "host": "h", "port": 1, "node_index": None}
@@ -19,7 +22,8 @@ def make_config(**changes) -> RendezvousConfig:
             WaitFacts(present=1),
             (
                 "waiting for nodes: 1 of 2 is here; the others need --nnodes 2 --rdzv-backend c10d "
-                "--rdzv-endpoint h:29400 --rdzv-id job7 (597 s left)"
+                "--rdzv-endpoint h:29400 --rdzv-id job7; "
+                f"{CHECK}"
             ),
         ),
         (
@@ -27,7 +31,8 @@ def make_config(**changes) -> RendezvousConfig:
             WaitFacts(present=2),
             (
                 "waiting for nodes: 2 of at least 3 are here; the others need --nnodes 3:4 --rdzv-backend c10d "
-                "--rdzv-endpoint h:29400 (597 s left)"
+                "--rdzv-endpoint h:29400; "
+                f"{CHECK}"
             ),
         ),
         (
@@ -35,7 +40,8 @@ def make_config(**changes) -> RendezvousConfig:
             WaitFacts(present=1),
             (
                 "waiting for nodes: 1 of 2 is here; the others need --nnodes 2 --rdzv-backend c10d "
-                "--rdzv-endpoint h:29400 and a --node-rank of their own (597 s left)"
+                "--rdzv-endpoint h:29400 and a --node-rank of their own; "
+                f"{CHECK}"
             ),
         ),
         (
@@ -43,16 +49,18 @@ def make_config(**changes) -> RendezvousConfig:
             WaitFacts(present=1),
             (
                 "waiting for nodes: 1 of 2 is here; the others need --nnodes 2 --master-addr m --master-port 7 and a "
-                "--node-rank of their own (597 s left)"
+                "--node-rank of their own; "
+                f"{CHECK}"
             ),
         ),
-        ({"token": "t"}, WaitFacts(present=1), "waiting for nodes: 1 of 2 is here (597 s left)"),
+        ({"token": "t"}, WaitFacts(present=1), f"waiting for nodes: 1 of 2 is here; {CHECK}"),
         (
             {"token": "t", "has_shared_token": True},
             WaitFacts(present=1),
             (
                 "waiting for nodes: 1 of 2 is here; the others need --nnodes 2 --rdzv-backend c10d "
-                "--rdzv-endpoint h:29400 --rdzv-id job7 (597 s left)"
+                "--rdzv-endpoint h:29400 --rdzv-id job7; "
+                f"{CHECK}"
             ),
         ),
         (
@@ -66,7 +74,7 @@ def make_config(**changes) -> RendezvousConfig:
         (
             {"token": "t"},
             WaitFacts(present=1, is_on_loopback=True),
-            "waiting for nodes: 1 of 2 is here (597 s left)",
+            f"waiting for nodes: 1 of 2 is here; {CHECK}",
         ),
         (
             {"token": "t"},
@@ -77,10 +85,18 @@ def make_config(**changes) -> RendezvousConfig:
         (
             {},
             WaitFacts(last_error="nosuchhost.invalid:29400: the host name does not resolve"),
-            "no leader found yet: nosuchhost.invalid:29400: the host name does not resolve; still trying (597 s left)",
+            (
+                "no leader found yet: nosuchhost.invalid:29400: the host name does not resolve; still trying; "
+                f"{CHECK_LEADER}"
+            ),
         ),
-        ({}, WaitFacts(), "looking for the job's leader at h:29400 (597 s left)"),
+        ({}, WaitFacts(), f"looking for the job's leader at h:29400; {CHECK_LEADER}"),
         ({}, WaitFacts(is_accepted=True), None),
+        (
+            {"token": "t", "min_nodes": 12, "max_nodes": 12},
+            WaitFacts(present=10, names=("node 0 (a)", *(f"h{each}" for each in range(9)))),
+            (f"waiting for nodes: 10 of 12 are here: node 0 (a), h0, h1, h2, h3, h4, h5, h6 and 2 more; {CHECK}"),
+        ),
     ],
 )
 def test_the_line_says_what_is_missing(changes, facts, line) -> None:
@@ -89,4 +105,5 @@ def test_the_line_says_what_is_missing(changes, facts, line) -> None:
 
 def test_a_member_leaves_the_first_line_to_its_leader() -> None:
     line = describe_wait(make_config(), ("::1", 29400), WaitFacts(is_accepted=True), 63.0)
-    assert line == "joined the job at [::1]:29400: waiting for more nodes (537 s left)"
+    shown = "waiting for more nodes; the node there prints which are here (537 s left)"
+    assert line == f"joined the job at [::1]:29400: {shown}"

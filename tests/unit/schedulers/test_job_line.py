@@ -58,6 +58,24 @@ def test_attempts_are_named_where_something_is_known(job, words):
     assert format_line(build_facts(jobs={"t": job})) == f"RUNNING: {words}2 of 2 nodes run"
 
 
+def test_what_all_roles_have_in_common_is_said_once():
+    jobs = dict.fromkeys("ab", JobFacts(restarts_left=0))
+    assert format_line(build_facts(jobs=jobs)).startswith("RUNNING: each role: attempt 0, no restarts allowed; 2 of ")
+    assert "b: attempt 1" in format_line(build_facts(jobs={**jobs, "b": JobFacts(attempt=1)}))
+
+
+@pytest.mark.parametrize(
+    ("reason", "line"),
+    [
+        ("cancelled", "CANCELLED"),
+        ("cancelled: its supervisor got SIGTERM", "CANCELLED: its supervisor got SIGTERM"),
+        ("muster stop", "CANCELLED: muster stop"),
+    ],
+)
+def test_the_reason_does_not_repeat_the_state(reason, line):
+    assert format_line(build_facts(AppState.CANCELLED, messages=(reason,))) == line
+
+
 def make_members(members, spare=0, world_size=None, **changes):
     nodes = tuple(NodeStatus(node_index=at, node=at, ranks=2) for at in range(members))
     size = 2 * members if world_size is None else world_size

@@ -42,8 +42,6 @@ _LOCAL_ADAPTERS = ("local_cwd", "detached")
 _SIGTERM_SENDERS = {
     "kubernetes": "Kubernetes, which deletes or evicts the pod, or `torchx cancel`",
     "slurm": "`scancel`, a preemption, the time limit or `torchx cancel`",
-    "local_docker": "`docker stop` or `torchx cancel`",
-    "docker": "`docker stop` or `torchx cancel`",
 }
 """By adapter."""
 _OTHER_SENDERS = "`torchx cancel`, the end of `torchx run`, or `kill`"

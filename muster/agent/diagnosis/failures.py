@@ -30,8 +30,6 @@ _KERNEL_S = 60.0
 _WISH_CALLS = {STOP: "muster.worker.give_up", ELSEWHERE: "muster.worker.leave_node"}
 _NOT_MEMORY = "a process sent SIGKILL: this cgroup counts no OOM kill"
 _QUOTED_PATH = re.compile(r"'([^'\n]*/[^'\n]*)'|: '([^'\n]+)'")
-_KILLED_CODE = 137
-"""The exit code of a shell whose program was ended by SIGKILL."""
 _KILLED = (
     "find what has sent SIGKILL: the kernel for want of memory (`dmesg -T` on that host), a limit of the scheduler or "
     "of the container, or another person or program (`kill -9`)"
@@ -191,7 +189,7 @@ def find_advice(failure: Failure) -> str:
 
     It looks at file systems only if the failure has an error file. Without one, the disk with the logs may hang.
     """
-    if failure.cause == UNKNOWN and (failure.signal == "SIGKILL" or failure.exit_code == _KILLED_CODE):
+    if failure.cause == UNKNOWN and failure.signal == "SIGKILL":
         return _KILLED
     if failure.cause != DISK:
         return ""
@@ -211,8 +209,7 @@ def _describe_free(path: str) -> str:
         found = os.statvfs(path)
     except OSError as error:
         return str(error.strerror)
-    inodes = ", no inodes" if found.f_files > found.f_favail == 0 else ""
-    return f"{format_size(found.f_bavail * found.f_frsize)} free{inodes}"
+    return f"{format_size(found.f_bavail * found.f_frsize)} free"
 
 
 def _list_records(streams: WorkerStreams | None) -> tuple[str, ...]:

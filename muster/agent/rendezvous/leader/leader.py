@@ -274,11 +274,6 @@ class Leader:
         """Return how much longer the next round is held back after a storm of rounds; 0 if it is not."""
         return max(0.0, self.state.storm.wait_until_s - self._clock.now_s())
 
-    def list_names(self) -> tuple[str, ...]:
-        """Return what the members are called: "node 0 (host-a)", or "host-a" for one without an index."""
-        members = sorted(self.state.members.values(), key=lambda each: (each.index is None, each.index or 0, each.host))
-        return tuple(each.host if each.index is None else f"node {each.index} ({each.host})" for each in members)
-
     def lease_until_s(self) -> float:
         """Return until when no other leader can have taken over (the lease of its own workers), by CLOCK_BOOTTIME."""
         return find_lease_limit_s(self.state.quorum_rounds, self._connections, self._options, self._clock.boottime_s())

@@ -281,7 +281,7 @@ class Member:
         leader, connection = self.server.leader, self.state.connection
         facts = WaitFacts(
             present=None if leader is None or not self.state.is_leading else len(leader.state.members),
-            names=() if leader is None else leader.list_names(),
+            hosts=() if leader is None else tuple(sorted({each.host for each in leader.state.members.values()})),
             is_accepted=connection is not None and connection.is_accepted,
             last_error="" if self._search is None else self._search.explain_missing_leader(),
             is_on_loopback=self.server.is_on_loopback,

@@ -8,7 +8,7 @@ LONG_S = 60.0
 """After this time a member prints its own line. Until then its leader's lines are enough."""
 
 _NAMED = 8
-"""How many nodes a line names."""
+"""How many machines a line names."""
 
 
 @record
@@ -17,8 +17,8 @@ class WaitFacts:
 
     present: int | None = None
     """How many nodes have joined, if this node leads."""
-    names: tuple[str, ...] = ()
-    """What they are called, in order: "node 0 (host-a)", or "host-a" for one without an index."""
+    hosts: tuple[str, ...] = ()
+    """Their machines, in order."""
     is_accepted: bool = False
     """Whether a leader elsewhere has accepted this node."""
     is_on_loopback: bool = False
@@ -44,7 +44,7 @@ def describe_wait(config: RendezvousConfig, endpoint: tuple[str, int], facts: Wa
     if facts.storm_s > 0:
         return f"the next round waits {facts.storm_s:.0f} s more: {STORM_REASON}"
     if facts.present is not None:
-        missing = _describe_missing(config, facts.present, facts.names)
+        missing = _describe_missing(config, facts.present, facts.hosts)
         if facts.present >= config.min_nodes:
             return f"{missing}{_describe_flags(config, address)} ({left})"
         reach = f"check that the others run, and that no firewall keeps them from {address}"
@@ -55,15 +55,15 @@ def describe_wait(config: RendezvousConfig, endpoint: tuple[str, int], facts: Wa
         # The leader has said more.
         line = f"joined the job at {address}: waiting for more nodes; the node there prints which are here ({left})"
         return line if waited_s >= LONG_S else None
-    check = "check that its node runs, that the address is right, and that no firewall is in between"
+    check = "check that its node runs, the address and the firewall"
     if facts.last_error:
         return f"no leader found yet: {facts.last_error}; still trying; {check} ({left})"
     return f"looking for the job's leader at {address}; {check} ({left})"
 
 
-def _describe_missing(config: RendezvousConfig, present: int, names: tuple[str, ...]) -> str:
+def _describe_missing(config: RendezvousConfig, present: int, hosts: tuple[str, ...]) -> str:
     are = "is" if present == 1 else "are"
-    shown = ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
+    shown = ", ".join(hosts[:_NAMED])
     if present < config.min_nodes:
         least = "at least " if config.min_nodes < config.max_nodes else ""
         return f"waiting for nodes: {present} of {least}{config.min_nodes} {are} here{f': {shown}' if shown else ''}"

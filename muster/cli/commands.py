@@ -574,8 +574,8 @@ def _add_command(
         metavar="APP_HANDLE",
         nargs=None if one else "?",
         default=None if one else "last",
-        help="what torchx run prints (local_cwd://torchx/train-x7k2), the job's name, or the beginning of its name; "
-        "`last` is the newest job that you submitted on this machine",
+        help="what torchx run prints (local_cwd://torchx/train-x7k2), the job's name, the beginning of its name, or "
+        "its Slurm job id; `last` is the newest job that you submitted on this machine",
     )
     if has_json:
         command.add_argument("--json", action="store_true", help="print the answer as one line of JSON")

@@ -25,6 +25,7 @@ _GONE: Final = (
     "it may have been deleted, removed after its ttl_s, or be in another namespace (name it as NAMESPACE:NAME) or "
     "context; `muster list` lists the jobs of this machine and of the current context's namespace"
 )
+_SLURM: Final = "slurm"
 _TORCHX: Final = "torchx"
 """The session in the handles that `torchx run` and `muster run` print."""
 
@@ -45,8 +46,8 @@ def find_app(word: str, env: Mapping[str, str]) -> AppName:
     """Return the one app that a person means.
 
     Args:
-        word: `local_cwd://torchx/train-x7k2`, `local_cwd://train-x7k2`, `train-x7k2`, `train`, or `last`: the newest of
-            the apps that this user has submitted on this machine.
+        word: `local_cwd://torchx/train-x7k2`, `local_cwd://train-x7k2`, `train-x7k2`, `train`, the number of a job of
+            Slurm's, or `last`: the newest of the apps that this user has submitted on this machine.
         env: the environment, for the state folder and the kubeconfig.
 
     Raises:
@@ -65,6 +66,10 @@ def find_app(word: str, env: Mapping[str, str]) -> AppName:
         return _find_last(env)
     if scheduler is None and ":" in app_id:  # NAMESPACE:NAME
         return AppName(scheduler=_KUBERNETES, session=session, app_id=app_id)
+    if app_id.isdecimal() and scheduler in (None, _SLURM):
+        of_job = _find_slurm_app(app_id, env)
+        if of_job is not None:
+            return AppName(scheduler=_SLURM, session=session, app_id=of_job)
     found = list(_find_by_beginning(app_id, scheduler, env))
     exact = [each for each in found if each.app_id.rpartition(":")[2] == app_id] or found
     if len(exact) > 1:
@@ -76,7 +81,10 @@ def find_app(word: str, env: Mapping[str, str]) -> AppName:
         last_id = _find_last_in_cluster(app_id, env)
         if last_id is not None:  # of a namespace that is not the context's
             return AppName(scheduler=_KUBERNETES, session=session, app_id=last_id)
-        raise ControlError(_describe_unnamed(word, env), ExitCode.UNKNOWN)
+        line = _describe_unnamed(word, env)
+        if app_id.isdecimal():
+            line = f"no job that was submitted here has the Slurm job id {app_id}, and {line}"
+        raise ControlError(line, ExitCode.UNKNOWN)
     return AppName(scheduler=scheduler, session=session, app_id=app_id)  # its adapter reports what it knows
 
 
@@ -151,6 +159,16 @@ def _find_in_cluster(beginning: str, env: Mapping[str, str]) -> Iterator[AppName
     for app_id in ids:
         if app_id.partition(":")[2].startswith(beginning):
             yield AppName(scheduler=_KUBERNETES, session="muster", app_id=app_id)
+
+
+def _find_slurm_app(job_id: str, env: Mapping[str, str]) -> str | None:
+    """Find the app that has this number in `squeue`. None: none that was submitted here."""
+    registry = AppRegistry(find_state_dir(env), _SLURM)
+    if not any(registry):
+        return None
+    from muster.schedulers.slurm.live import find_app_of_job
+
+    return find_app_of_job(job_id, registry)
 
 
 def _has_kubeconfig(env: Mapping[str, str]) -> bool:

@@ -20,6 +20,7 @@ from muster.schedulers.adapter import (
     AppFacts,
     AppFolder,
     AppRecord,
+    AppRegistry,
     AppSpec,
     EngineError,
     JobFacts,
@@ -200,6 +201,20 @@ def read_jobs(folder: AppFolder) -> list[str]:
         return (folder.state_dir / JOBS_NAME).read_text().split()
     except FileNotFoundError:
         return []
+
+
+def find_app_of_job(job_id: str, registry: AppRegistry) -> str | None:
+    """Find the app that has, or had, a job of Slurm's. None: none that was submitted here."""
+    for app_id in registry:
+        folder = registry.open(app_id)
+        if folder is not None and (job_id in read_jobs(folder) or _has_run(folder, job_id)):
+            return app_id
+    return None
+
+
+def _has_run(folder: AppFolder, job_id: str) -> bool:
+    """Return whether a node of such a job has recorded something: a node has submitted it as a follow-up."""
+    return any(run.partition(".")[0] == job_id for run in list_runs(folder))
 
 
 def _read_nodes(folder: AppFolder, spec: AppSpec, run: str) -> dict[ReplicaId, NodeState]:

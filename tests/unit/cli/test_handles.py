@@ -70,6 +70,24 @@ def test_last_is_the_newest_also_in_a_cluster(env, tmp_path):
     assert str(find_app("last", env)) == "kubernetes://muster/team:train-9"
 
 
+def test_a_job_id_of_slurm_names_its_app(env, tmp_path):
+    """It is what squeue shows: of the first job, of a follow-up that a node has submitted, and no part of one."""
+    folder = AppFolder(tmp_path / "train-d4")
+    (folder.state_dir / "runs" / "12346.1").mkdir(parents=True)
+    folder.spec_file.touch()
+    (folder.state_dir / "jobs").write_text("12345\n")
+    AppRegistry(tmp_path / "muster", "slurm").add("train-d4", folder.path)
+    for word in ("12345", "12346", "slurm://12345"):
+        assert str(find_app(word, env)) == "slurm://muster/train-d4"
+    line = (
+        "no job that was submitted here has the Slurm job id 1234, and no job is named '1234'; `muster list` lists them"
+    )
+    with pytest.raises(ControlError) as caught:
+        find_app("1234", env)
+    assert str(caught.value) == line
+    assert str(find_app("slurm://torchx/1234", env)) == "slurm://torchx/1234", "its adapter says that there is none"
+
+
 @pytest.mark.parametrize(
     ("word", "line", "code"),
     [

@@ -170,6 +170,15 @@ def test_programs_get_the_same_as_values():
     assert (job["attempt"], job["restarts_left"], job["step"], job["eta_s"]) == (1, 2, 800, 25.0)
 
 
+def test_nodes_that_have_ended_for_good_are_lost_also_if_the_leader_has_not_counted_them():
+    """A round that would know of the last one is never formed: the job waits for nodes."""
+    states = [AppState.FAILED, AppState.FAILED, AppState.RUNNING]
+    replicas = [ReplicaStatus(id=index, state=each, role="t", hostname="h") for index, each in enumerate(states)]
+    for told, failed in ((1, replicas), (2, replicas), (2, replicas[2:])):
+        job = JobFacts(status=JobStatus(nodes_lost=told))
+        assert build_data(build_facts(replicas=failed, jobs={"t": job}))["nodes"]["lost"] == 2
+
+
 def test_a_response_of_torchx_has_facts_for_the_line():
     """A scheduler of another package may only describe its apps."""
     facts = parse_status(build_status(build_facts(AppState.FAILED, messages=("because",))))

@@ -4,7 +4,7 @@ import contextlib
 import re
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
@@ -19,6 +19,8 @@ TIMED_OUT: Final = 124
 _RETRY_S: Final = 1.0
 _DOWN: Final = ("Unable to contact slurm controller", "Connection refused", "Socket timed out", "Zero Bytes were")
 _UNKNOWN: Final = "Invalid job id"
+_GPUS: Final = re.compile(r"gpu(?::([A-Za-z]\w*))?[:=](\d+)")
+"""In `TresPerNode`: `gres:gpu:a100:2`, `gres/gpu:2`."""
 _FORMAT: Final = "%i|%T|%r|%N|%V|%e|%S"
 
 
@@ -55,6 +57,18 @@ class Partition:
     nodes: int
     most_nodes: int | None = None
     """The number that one job may have. None: there is no limit."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wish:
+    """What a job asks for."""
+
+    nodes: int = 0
+    """0: not known."""
+    partitions: tuple[Partition, ...] = ()
+    """Any of them will do. Empty: not known."""
+    per_node: tuple[str, ...] = ()
+    """`64 CPUs`, `2 GPUs`. Empty: not known."""
 
 
 def run(
@@ -218,15 +232,31 @@ def _read_fields(line: str) -> dict[str, str]:
     return dict(word.partition("=")[::2] for word in line.split())
 
 
-def read_wish(job_id: str) -> tuple[int, list[Partition]]:
-    """Return how many nodes a job asks for, and of which partitions: any of them will do.
+def read_wish(job_id: str) -> Wish:
+    """Return what a job asks for.
 
     Raises:
         EngineError: Slurm does not know the job, or does not answer.
     """
     fields = _read_fields(run(["scontrol", "-o", "show", "job", job_id], waits=False))
     asked = fields.get("NumNodes", "").partition("-")[0]
-    return int(asked) if asked.isdecimal() else 0, list_partitions(fields.get("Partition", ""))
+    return Wish(
+        nodes=int(asked) if asked.isdecimal() else 0,
+        partitions=tuple(list_partitions(fields.get("Partition", ""))),
+        per_node=tuple(_list_resources(fields)),
+    )
+
+
+def _list_resources(fields: Mapping[str, str]) -> Iterator[str]:
+    """List what a job asks for on each node, of the fields that `scontrol show job` prints."""
+    cpus = fields.get("MinCPUsNode", "")
+    if cpus.isdecimal():
+        yield f"{cpus} CPU{'s'[: cpus != '1']}"
+    for name, unit in (("MinMemoryNode", "memory"), ("MinMemoryCPU", "memory per CPU")):
+        if fields.get(name, "0") != "0":
+            yield f"{fields[name]} of {unit}"
+    for kind, count in _GPUS.findall(fields.get("TresPerNode", "")):
+        yield " ".join(filter(None, (count, kind, f"GPU{'s'[: count != '1']}")))
 
 
 def list_partitions(names: str) -> list[Partition]:

@@ -321,12 +321,12 @@ def _list_messages(app: App, state: AppState, lost: set[str]) -> list[str]:
 
 
 def explain_wait(entry: QueueEntry) -> str:
-    """Return why a job waits, with the number of nodes where that is the reason."""
-    nodes, partitions = 0, list[client.Partition]()
+    """Return why a job waits, with what it asks for where that is the reason."""
+    wish = client.Wish()
     if entry.reason in words.SIZES:
         with contextlib.suppress(EngineError):
-            nodes, partitions = client.read_wish(entry.job_id)
-    return words.explain_wait(entry, nodes, partitions)
+            wish = client.read_wish(entry.job_id)
+    return words.explain_wait(entry, wish)
 
 
 def explain_end(app: App, state: AppState) -> list[str]:

@@ -6,7 +6,7 @@ from typing import Final
 
 from torchx.specs import AppState
 
-from muster.schedulers.slurm.client import Partition, QueueEntry
+from muster.schedulers.slurm.client import Partition, QueueEntry, Wish
 
 STATES: Final = {
     "PENDING": AppState.PENDING,
@@ -71,7 +71,8 @@ REASONS: Final = {
     "NodeFail": "a node was lost",
 }
 SIZES: Final = ("Resources", "PartitionNodeLimit", "PartitionConfig")
-"""Reasons that are clearer with the number of nodes."""
+"""Reasons that are clearer with what the job asks for."""
+_NOT_KNOWN: Final = Wish()
 _PREFIXES: Final = {
     "QOS": "a limit of its quality of service is reached",
     "Assoc": "a limit of its account is reached",
@@ -110,26 +111,41 @@ def explain_size(nodes: int, partitions: Sequence[Partition]) -> str:
     return f"asks for {nodes} nodes, and {' and '.join(found)}" if found else ""
 
 
-def explain_wait(entry: QueueEntry, nodes: int = 0, partitions: Sequence[Partition] = ()) -> str:
+def explain_wait(entry: QueueEntry, wish: Wish = _NOT_KNOWN) -> str:
     """Return why a job waits, and until when.
 
     Args:
         entry: the job.
-        nodes: how many it asks for. 0: not known.
-        partitions: of which. Empty: not known.
+        wish: what it asks for.
     """
+    nodes, partitions = wish.nodes, wish.partitions
     too_many = explain_size(nodes, partitions)
     if too_many:
         why = f"it {too_many} ({entry.reason})"
     elif entry.reason == "Resources" and nodes and len(partitions) == 1:
         (only,) = partitions
         why = f"it waits until {nodes} of the {only.nodes} nodes of partition {only.name} are free ({entry.reason})"
+    elif entry.reason == "PartitionConfig" and nodes:
+        names = " and ".join(each.name for each in partitions)
+        where = f"partition {names}" if names else "its partition"
+        why = (
+            f"{where} cannot give what it asks for ({_describe_wish(wish)}), and it does not start unless that changes"
+        )
+        why += f" ({entry.reason})"
     else:
         why = explain_reason(entry.reason) if entry.reason else "Slurm has not looked at it yet"
     text = f"job {entry.job_id} waits: {why.replace('JOBID', entry.job_id)}"
     if entry.start_s is None or entry.start_s < time.time() or "held" in entry.reason.lower():
         return text
     return f"{text}; starts about {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(entry.start_s))}"
+
+
+def _describe_wish(wish: Wish) -> str:
+    *most, last = wish.per_node or ("",)
+    per_node = f"{', '.join(most)} and {last}" if most else last
+    if wish.nodes == 1:
+        return f"1 node with {per_node}" if per_node else "1 node"
+    return f"{wish.nodes} nodes, each with {per_node}" if per_node else f"{wish.nodes} nodes"
 
 
 def explain_end(entry: QueueEntry) -> str:

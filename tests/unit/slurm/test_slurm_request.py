@@ -14,7 +14,7 @@ from muster.schedulers.errors import EngineError, OptionError, SchedulerError
 from muster.schedulers.runner.option_parsing import StrictOpts
 from muster.schedulers.runner.option_records import declare_options, parse_options
 from muster.schedulers.slurm import client, create_scheduler, node, payload, words
-from muster.schedulers.slurm.client import Partition, QueueEntry
+from muster.schedulers.slurm.client import Partition, QueueEntry, Wish
 from muster.schedulers.slurm.hosts import expand_hosts
 from muster.schedulers.slurm.node import Allocation, list_replicas, place_replicas
 from muster.schedulers.slurm.options import SlurmOptions
@@ -254,12 +254,35 @@ FOUR = Partition(name="main", nodes=4)
         ),
         ("Resources", 3, [FOUR], "it waits until 3 of the 4 nodes of partition main are free (Resources)"),
         ("Resources", 3, [FOUR, Partition(name="b", nodes=2)], "it waits for free nodes (Resources)"),
-        ("PartitionConfig", 3, [FOUR], "its partition cannot give what it asks for (PartitionConfig)"),
+        ("PartitionConfig", 0, [], "its partition cannot give what it asks for (PartitionConfig)"),
     ],
 )
 def test_a_job_that_waits_for_nodes_says_how_many(reason, nodes, partitions, why):
     entry = QueueEntry(job_id="7", state="PENDING", reason=reason)
-    assert words.explain_wait(entry, nodes, partitions) == f"job 7 waits: {why}"
+    assert words.explain_wait(entry, Wish(nodes=nodes, partitions=tuple(partitions))) == f"job 7 waits: {why}"
+
+
+@pytest.mark.parametrize(
+    ("fields", "asked"),
+    [
+        ("NumNodes=1-1 MinCPUsNode=100 MinMemoryNode=0", "1 node with 100 CPUs"),
+        (
+            "NumNodes=3 MinCPUsNode=8 MinMemoryNode=900G TresPerNode=gres:gpu:a100:2",
+            "3 nodes, each with 8 CPUs, 900G of memory and 2 a100 GPUs",
+        ),
+        (
+            "NumNodes=2 MinCPUsNode=1 MinMemoryCPU=4G TresPerNode=gres/gpu:1",
+            "2 nodes, each with 1 CPU, 4G of memory per CPU and 1 GPU",
+        ),
+        ("NumNodes=2", "2 nodes"),
+    ],
+)
+def test_a_job_that_its_partition_cannot_run_says_what_it_asks_for(monkeypatch, fields, asked):
+    monkeypatch.setattr(client, "run", lambda *_words, **_named: f"JobId=7 {fields} Partition=main\n")
+    monkeypatch.setattr(client, "list_partitions", lambda _names: [FOUR])
+    line = words.explain_wait(QueueEntry(job_id="7", state="PENDING", reason="PartitionConfig"), client.read_wish("7"))
+    why = f"partition main cannot give what it asks for ({asked}), and it does not start unless that changes"
+    assert line == f"job 7 waits: {why} (PartitionConfig)"
 
 
 @pytest.mark.parametrize(
@@ -330,8 +353,8 @@ def test_more_nodes_than_the_cluster_can_have_are_refused(cluster):
 
 
 def test_what_a_job_asks_for_is_read(cluster):
-    nodes, partitions = client.read_wish("7")
-    assert (nodes, [(each.name, each.nodes, each.most_nodes) for each in partitions]) == (
+    wish = client.read_wish("7")
+    assert (wish.nodes, [(each.name, each.nodes, each.most_nodes) for each in wish.partitions]) == (
         7,
         [("main", 4, None), ("wide", 8, 6)],
     )

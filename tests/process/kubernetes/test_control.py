@@ -237,6 +237,32 @@ def test_ranks_that_agree_on_no_step_get_the_signal(cluster, scheduler, app):
     assert answer.outcome is AskOutcome.DONE
 
 
+def test_a_stop_of_a_job_that_has_not_started_says_so(cluster, scheduler, app):
+    """It said that workers had not run for a second, and that all pods had got SIGTERM."""
+    for index in range(2):
+        find_pod(cluster, app, index)["status"]["phase"] = "Pending"
+    answer = scheduler.ask_app(app, AskKind.CHECKPOINT, 5.0)
+    assert (answer.outcome, answer.line) == (
+        AskOutcome.LOST,
+        "no pod of trainer runs: `muster status` says why",
+    )
+    answer = scheduler.stop_app(app, 5.0)
+    assert (answer.outcome, answer.line) == (
+        AskOutcome.DONE,
+        "the job had not started: its 2 pods were pending; it is cancelled",
+    )
+    assert scheduler.describe(app).state.name == "CANCELLED"
+
+
+def test_a_stop_of_a_job_that_waits_again_does_not_say_that_it_never_started(cluster, scheduler, app):
+    for index in range(2):
+        pod = find_pod(cluster, app, index)
+        pod["status"]["phase"] = "Pending"
+        pod["metadata"].setdefault("annotations", {})["batch.kubernetes.io/job-index-ignored-failure-count"] = "1"
+    line = scheduler.stop_app(app, 5.0).line
+    assert line == "no pod of the job was running: its 2 pods were pending; it is cancelled"
+
+
 def test_without_the_right_nothing_is_changed(cluster, scheduler, app):
     cluster.allowed = {**RIGHTS, "pods/exec": set()}
     before = dict(find_job(cluster, app)["metadata"])
@@ -405,7 +431,8 @@ def test_the_leader_is_lost_while_an_app_is_asked(scheduler, app, job, kind):
         AskOutcome.DONE: "the stacks of 4 of 4 ranks|all 4 ranks (wait|go on)",
         AskOutcome.REFUSED: "nothing was changed|not paused",
         AskOutcome.LATE: r"the stacks of \d of 4 ranks",
-        AskOutcome.LOST: "the (agent that was asked|round ended|leader|job)|has an agent that answers|cannot be asked",
+        AskOutcome.LOST: "the (agent that was asked|round ended|leader|job)|has an agent that answers|cannot be asked"
+        "|no pod of .* runs",
     }
     assert re.search(lines[answer.outcome], answer.line), f"{answer}\n{job.explain()}"
     job.wait_healed()

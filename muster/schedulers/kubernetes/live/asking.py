@@ -24,8 +24,8 @@ from muster.schedulers.kubernetes.kinds import JOB, POD, parse_kind
 from muster.schedulers.kubernetes.labels import CANCEL_MARK
 from muster.schedulers.kubernetes.live.observation import list_pods
 from muster.schedulers.kubernetes.live.operations import find_parents, is_cancelled, read_job_end
-from muster.schedulers.kubernetes.live.pod_status import PodFact
-from muster.schedulers.kubernetes.live.status import Observation
+from muster.schedulers.kubernetes.live.pod_status import PodFact, find_latest_pods
+from muster.schedulers.kubernetes.live.status import Observation, count_replaced_pods
 from muster.schedulers.kubernetes.manifests.app_annotation import decode_roles
 from muster.schedulers.kubernetes.names import CONTAINER
 
@@ -74,8 +74,16 @@ def stop_app(resources: Objects, ref: AppRef, limit_s: float, cancel: Callable[[
         EngineError: the cluster refuses or does not answer.
     """
     parents = _find_running(resources, ref)
-    _check_right(resources, ref, parents)
     began_s = time.monotonic()
+    waits = _describe_waiting(list_pods(resources, ref), parents)
+    if waits:  # no agent can be asked
+        cancel()
+        has_ended = _wait_ended(resources, ref, clock)
+        took_s = time.monotonic() - began_s
+        if has_ended:
+            return Answer(outcome=AskOutcome.DONE, line=f"{waits}; it is cancelled", took_s=took_s)
+        return close_stop(Answer(outcome=AskOutcome.LOST, line=waits), "pods", took_s, has_ended=False)
+    _check_right(resources, ref, parents)
     # A mark would report an end, but it can still start.
     recorded = [parent for parent in parents if not parent["spec"].get("suspend")]
     for parent in recorded:
@@ -106,6 +114,20 @@ def _find_running(resources: Objects, ref: AppRef) -> list[dict[str, Any]]:
     if any(map(is_cancelled, parents)):
         raise ControlError(f"{ref.name} is being stopped already: nothing was changed", ExitCode.REFUSED)
     return parents
+
+
+def _describe_waiting(pods: Sequence[PodFact], parents: Sequence[Mapping[str, Any]]) -> str:
+    """Say that no node of an app runs, and why. Return "" if a pod runs or has ended."""
+    latest = list(find_latest_pods(pods).values())
+    if any(fact.phase != "Pending" for fact in latest):
+        return ""
+    ran = count_replaced_pods(Observation(parents=parents, pods=pods)) > 0
+    state = "no pod of the job was running" if ran else "the job had not started"
+    if latest:
+        count = len(latest)
+        return f"{state}: its {f'{count} pods were' if count > 1 else 'pod was'} pending"
+    suspended = bool((parents[0].get("spec") or {}).get("suspend"))
+    return f"{state}: it {'was suspended, or waited in its queue' if suspended else 'had no pods'}"
 
 
 def _check_right(resources: Objects, ref: AppRef, parents: Sequence[Mapping[str, Any]]) -> None:
@@ -147,9 +169,17 @@ def _ask_roles(
     resources: Objects, ref: AppRef, parents: Sequence[Mapping[str, Any]], kind: AskKind, limit_s: float
 ) -> Answer:
     askers = _build_askers(resources, ref, parents, limit_s + EXEC_MARGIN_S)
-    none = "no pod of {} has an agent that answers: its workers have not run for a second yet"
-    roles = {role: RoleNodes(names=asker.names, ask=asker, none=none.format(role)) for role, asker in askers.items()}
+    roles = {
+        role: RoleNodes(names=asker.names, ask=asker, none=_describe_silence(role, asker))
+        for role, asker in askers.items()
+    }
     return ask_roles(ref.name, roles, kind, limit_s)
+
+
+def _describe_silence(role: str, asker: "_PodAsker") -> str:
+    if not asker.names:
+        return f"no pod of {role} runs: `muster status` says why"
+    return f"no pod of {role} has an agent that answers: its workers have not run for a second yet"
 
 
 def _build_askers(

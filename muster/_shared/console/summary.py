@@ -20,7 +20,7 @@ CAUSES = {
 }
 """The causes of lost time. See `Goodput.lost_s`. The last lines of a job and its timeline say the same."""
 
-_FAILURES = {"worker": "worker", "hang": "hang", "node": "lost node", "fenced": "silent leader"}
+_FAILURES = {"worker": "worker", "hang": "hang", "node": "lost or left node", "fenced": "silent leader"}
 """The words for `JobStatus.failures`."""
 
 
@@ -55,7 +55,7 @@ def _describe_goodput(goodput: Goodput) -> str:
 
 
 def describe_exact(status: JobStatus) -> str:
-    """Return what is known without the script's help: "the first step after 12 s; failures: 1 worker, 2 hangs".
+    """Return what is known without the script's help: "the first step after 12 s; interrupted by 1 worker, 2 hangs".
 
     Or "".
     """
@@ -66,7 +66,7 @@ def describe_exact(status: JobStatus) -> str:
         parts.append(f"workers ran after {format_duration(status.time_to_start_s)}")
     if status.failures:
         counts = (_count_failures(name, count) for name, count in status.failures)
-        parts.append("failures: " + ", ".join(counts))
+        parts.append("interrupted by " + ", ".join(counts))
     if status.goodput is None and status.failures:
         parts.append("goodput needs muster.worker.step(i) in the script")
     return "; ".join(parts)

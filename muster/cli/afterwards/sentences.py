@@ -22,7 +22,7 @@ WORDS: Final[Mapping[str, str]] = {
 _FAILURES: Final[Mapping[str, str]] = {
     "worker": "a failed worker",
     "hang": "a hang",
-    "node": "a lost node",
+    "node": "a node that was lost or left",
     "fenced": "a silent leader",
 }
 

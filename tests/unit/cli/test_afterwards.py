@@ -391,7 +391,7 @@ def check_loss_of_node_0(story: Story) -> None:
     assert story.buckets["repeated"] == pytest.approx(10.0, abs=0.1)
     assert story.buckets["productive"] == pytest.approx(25.0, abs=0.1)
     assert sum(story.buckets.values()) == pytest.approx(story.end_s - story.start_s, abs=0.01)
-    assert "It was interrupted by a lost node;" in tell_story(story)[1]
+    assert "It was interrupted by a node that was lost or left;" in tell_story(story)[1]
     assert [mark.text for mark in story.marks if mark.kind == "node"] == [recovery.cause]
 
 

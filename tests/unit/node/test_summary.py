@@ -91,14 +91,14 @@ def test_the_first_step_and_failures_by_cause() -> None:
     )
     assert format_summary(status) == [
         "10 steps; goodput 100 %",
-        "the first step after 4.3 s; failures: 1 worker, 2 hangs, 1 lost node",
+        "the first step after 4.3 s; interrupted by 1 worker, 2 hangs, 1 lost or left node",
     ]
 
 
 def test_who_reports_no_steps_is_told_how_when_something_has_failed() -> None:
     status = JobStatus(time_to_start_s=0.5, failures=(("worker", 3),))
     assert format_summary(status) == [
-        "workers ran after 0.5 s; failures: 3 workers; goodput needs muster.worker.step(i) in the script"
+        "workers ran after 0.5 s; interrupted by 3 workers; goodput needs muster.worker.step(i) in the script"
     ]
 
 

@@ -311,7 +311,7 @@ class Guard:
 
     def _report_killed(self, signum: int) -> None:
         if signum not in FORWARDED_SIGNALS:  # a person has asked for it
-            hint = "; the kernel does so when memory runs out" if signum == signal.SIGKILL else ""
+            hint = " (by a person, or by the kernel for want of memory)" if signum == signal.SIGKILL else ""
             processes.write_stderr(
                 f"muster: {self._reported_as} {describe_end(-signum)}{hint}: its workers were killed, too\n"
             )

@@ -187,7 +187,7 @@ def test_wrong_token_and_wrong_run_never_join(nodes, port) -> None:
     nodes.append(other_run)
     other_run.member.join()
     wait_for(lambda: other_run.find(RendezvousFailed), one, other_run)
-    assert "this is run 'run', not 'other'" in other_run.find(RendezvousFailed).reason
+    assert "its --rdzv-id is 'run', not 'other'" in other_run.find(RendezvousFailed).reason
     assert one.find(RoundFormed) is None
 
 

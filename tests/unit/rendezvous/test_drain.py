@@ -350,7 +350,7 @@ class TestLeader:
         job.ask()
         for index in range(3):
             actions = job.report(index, DrainReport(ceiling=0, has_silent=True))
-        assert actions[0].reason == "no rank has called should_stop yet"
+        assert actions[0].reason == "no rank calls should_stop"
 
     def test_a_failure_ends_the_round_and_the_drain_with_it(self):
         job = Job(min_nodes=2)

@@ -547,7 +547,7 @@ def _decide_drain(state: JobState, now_s: float) -> Decision:
 def _explain_no_step(reports: Iterable[DrainReport], kind: int) -> str:
     from muster.agent.rendezvous.drain_ceiling import ASKING_FUNCTIONS
 
-    return NO_COMMON_STEP if any(each.ranks for each in reports) else f"no rank has called {ASKING_FUNCTIONS[kind]} yet"
+    return NO_COMMON_STEP if any(each.ranks for each in reports) else f"no rank calls {ASKING_FUNCTIONS[kind]}"
 
 
 def _withdraw(state: JobState, phase: RoundRunning, drain: Drain, reason: str) -> Decision:

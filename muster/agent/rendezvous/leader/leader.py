@@ -110,7 +110,7 @@ class Leader:
         link.owner = self
         run_id = self._options.rules.run_id
         if join.run_id != run_id:
-            refuse(link, f"this is run {run_id!r}, not {join.run_id[:80]!r}")
+            refuse(link, f"its --rdzv-id is {run_id!r}, not {join.run_id[:80]!r}")
             return
         difference = describe_difference(join.rules, self._options.job_rules)
         if difference is not None:

@@ -323,7 +323,7 @@ class Server:
             return
         if request is not None and request.run_id != run_id:
             asked = f"it asks for run {request.run_id[:80]!r}, and this is run {run_id!r} (--rdzv-id)"
-            self._refuse(link, asked, f"this is run {run_id!r}, not {request.run_id[:80]!r}")
+            self._refuse(link, asked, f"its --rdzv-id is {run_id!r}, not {request.run_id[:80]!r}")
             return
         if not self.listen_for(link):
             why = f"cannot listen on port {self.port} at {link.local_host}"

@@ -241,7 +241,7 @@ def describe_incarnation(config: AgentConfig, environ: Mapping[str, str], now_s:
         return ""
     slurm_id = environ.get("SLURM_JOB_ID")
     where = f" (Slurm job {slurm_id})" if slurm_id else ""
-    before = f"; the one before ended: {reason}" if reason else ""
+    before = f"; the previous incarnation ended: {reason}" if reason else ""
     return f"incarnation {text} of this job starts, {began}{where}{before}"
 
 

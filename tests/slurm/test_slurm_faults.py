@@ -140,7 +140,7 @@ def test_a_job_whose_first_node_an_administrator_takes_away_is_queued_again(own_
     assert "n1" in job.find_nodes(3)
     for state in ("down", "drain"):  # one that is down returns to service by itself
         own_slurm.run("scontrol", "update", "NodeName=n1", f"State={state}", "Reason=test")
-    job.wait_line("the one before ended: Slurm has lost node n1")
+    job.wait_line("the previous incarnation ended: Slurm has lost node n1")
     job.wait_state("SUCCEEDED", 240)
     assert (job.folder / "weight").read_text() == repr(compute_weight(total))
     assert len({run for _, run in job.trace()}) == 2
@@ -155,8 +155,8 @@ def test_a_job_that_is_queued_again_names_the_node_that_slurm_has_lost(own_slurm
     assert lost in job.find_nodes(2)
     own_slurm.run("scontrol", "update", f"NodeName={lost}", "State=DOWN", "Reason=x")
     found = job.wait_state("PENDING")
-    assert found.msg.endswith(f"; incarnation 2; the one before ended: Slurm has lost node {lost}"), found
-    job.wait_line(f"the one before ended: Slurm has lost node {lost}")
+    assert found.msg.endswith(f"; incarnation 2; the previous incarnation ended: Slurm has lost node {lost}"), found
+    job.wait_line(f"the previous incarnation ended: Slurm has lost node {lost}")
     job.close()
 
 

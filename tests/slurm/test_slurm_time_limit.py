@@ -40,7 +40,8 @@ def test_a_follow_up_goes_on(slurm, tmp_path):
     assert len(runs) >= 2, runs
     assert job.read().count("begins at") == len(runs)
     for number in range(2, len(runs) + 1):
-        line = rf"incarnation {number} of this job starts, .* \(Slurm job \d+\); the one before ended: stopped before "
+        line = rf"incarnation {number} of this job starts, .* \(Slurm job \d+\); "
+        line += "the previous incarnation ended: it stopped before "
         assert len(re.findall(line, job.read())) == 1, job.read()
     job.close()
 
@@ -88,7 +89,8 @@ def test_a_preemption_and_a_requeue_by_an_operator(slurm, tmp_path):
         r"\[muster\] incarnation (\d) of this job starts, 20.* UTC \(Slurm job (\d+)\); (.*)\n", job.read()
     )
     assert [mark[:2] for mark in marks] == [("2", job_id), ("3", job_id)]
-    assert marks[0][2] == "the one before ended: Slurm sent SIGUSR1", marks
+    assert job.read().count("[muster] Slurm sent SIGUSR1\n") == 1, "the agent knows only of SIGTERM"
+    assert marks[0][2] == "the previous incarnation ended: Slurm sent SIGUSR1", marks
     assert "incarnation" not in job.read(1), "the first node tells it"
     twice = len(job.trace()) - 200
     assert 0 <= twice <= (0 if slurm.signals_only_tasks else 20), "those since the last checkpoint at most"

@@ -55,7 +55,7 @@ BY_SLURM = {**SLURM, Env.ADAPTER: "slurm", Env.JOB_INCARNATION: "2 Slurm sent SI
         (SLURM, 1, ""),
         ({**SLURM, Env.ADAPTER: "slurm"}, 0, ""),  # an agent that was started again
         ({**SLURM, Env.ADAPTER: "local_cwd"}, 0, ""),  # within somebody else's job
-        (BY_SLURM, 0, f"{SECOND} (Slurm job 7); the one before ended: Slurm sent SIGTERM"),
+        (BY_SLURM, 0, f"{SECOND} (Slurm job 7); the previous incarnation ended: Slurm sent SIGTERM"),
         (BY_SLURM, 1, ""),
         (
             {Env.ADAPTER: "docker", Env.INCARNATION: "1"},

@@ -23,7 +23,8 @@ from typing import Final
 
 from muster.schedulers.supervision.driver import EventQueue
 
-STREAMS: Final = ("stdout", "stderr")
+_ERRORS: Final = "stderr"
+STREAMS: Final = ("stdout", _ERRORS)
 COMBINED: Final = "combined"
 TIMES_RECORD: Final = struct.Struct("<dQ")
 """One row of `<stream>.times`: wall-clock seconds, and the offset of the first byte written then."""
@@ -187,6 +188,11 @@ class Capture:
             self.write_fds += (write_fd,)
         # An epoll descriptor is readable: our order stays.
         event_queue.watch_readable(self._epoll.fileno(), self._read_ready)
+
+    def write_line(self, text: str) -> None:
+        """Add a line of our own to what the process writes to standard error."""
+        self._write_rest(_ERRORS)
+        self._write(_ERRORS, f"{text}\n".encode(), cut=False)
 
     def close_write_ends(self) -> None:
         """Close our copies after the process has inherited them, so that the streams can end."""

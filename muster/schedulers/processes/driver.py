@@ -146,6 +146,12 @@ class ProcessDriver:
         self.send_signal(replica, signal.SIGINT if is_interrupt else signal.SIGTERM)
         self.send_signal(replica, signal.SIGCONT)
 
+    def print_line(self, replica: ReplicaId, text: str) -> None:
+        """Add a line to a replica's log, if it runs."""
+        running = self._running.get(replica)
+        if running is not None and running.capture is not None:
+            running.capture.write_line(text)
+
     def suspend(self, *, suspended: bool) -> None:
         """See `ReplicaDriver`. Each guard stops all below it, and then itself."""
         for replica in self._running:

@@ -316,7 +316,7 @@ def _list_messages(app: App, state: AppState, lost: set[str]) -> list[str]:
         found.append(f"incarnation {len(app.runs) + (state is AppState.PENDING)}")
     if state is AppState.PENDING:
         before = choose_reason([known.record.app.reason for known in app.nodes.values()])
-        found += [f"the one before ended: {before}"] if before else []
+        found += [f"the previous incarnation ended: {before}"] if before else []
     return list(dict.fromkeys(found))
 
 

@@ -81,7 +81,7 @@ _SEARCH_S: Final = 3.0
 _LOST_NODES: Final = re.compile(rb"srun: error: Node failure on (\S+)")
 _LOSS: Final = "Slurm has lost node"
 _LOG_LIMIT_BYTES: Final = 1 << 20
-_TIME_LIMIT: Final = "stopped before the time limit of its Slurm job is over"
+_TIME_LIMIT: Final = "it stopped before the time limit of its Slurm job"
 _NOTHING_SAVED: Final = (
     "time limit; the script has called muster.worker.saved for no new checkpoint, so the job does not go on"
 )
@@ -226,6 +226,7 @@ class NodeSupervisor(Supervisor):
         super().__init__(folder, replace(spec, roles=alone), queue, driver)
         self._elastic = {role.name for role in spec.roles if role.is_elastic}
         self._allocation = allocation
+        self._slurm_driver = driver
         self.grace_s = spec.grace_s
         self.end_s = allocation.end_s
         """Wall-clock seconds of the end of the time limit. None: none is known."""
@@ -298,8 +299,17 @@ class NodeSupervisor(Supervisor):
             continues: the job goes on later.
         """
         self.has_to_continue = self.has_to_continue or continues
-        self._left_s = self._left_s or time.time()
+        if not self._left_s:
+            self._print_reason(why)
+            self._left_s = time.time()
         super().handle_event(events.CancelRequested(reason=why))
+
+    def _print_reason(self, why: str) -> None:
+        """Print why the job stops in the log of the first node: the agent only knows of the signal that it gets."""
+        if self._allocation.task == 0 and self.record.app.phase is not AppPhase.ENDING:
+            is_limit = why == _TIME_LIMIT and self.end_s is not None
+            text = _describe_limit(self._allocation, self.end_s or 0.0) if is_limit else why
+            self._slurm_driver.print_line(next(iter(self.record.app.replicas)), f"[muster] {text}")
 
     def _leave_at_limit(self) -> None:
         self._is_at_limit = True
@@ -655,6 +665,11 @@ def _read_lost(log: Path, offset: int) -> list[str]:
     except OSError:
         return []
     return list(dict.fromkeys(host for each in named for host in expand_hosts(each.decode(errors="replace"))))
+
+
+def _describe_limit(allocation: Allocation, end_s: float) -> str:
+    end = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(end_s))
+    return f"Slurm job {allocation.job_id} reaches its time limit at {end}: it stops before"
 
 
 def _describe_loss(nodes: Sequence[str]) -> str:

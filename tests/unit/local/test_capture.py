@@ -117,3 +117,15 @@ def test_a_cut_line_whose_end_does_not_come_is_shown_after_a_while(tmp_path):
     made.close()
     event_queue.close()
     assert read(tmp_path) == ["o" * PACKET + "p" * PACKET]
+
+
+def test_a_line_of_our_own_comes_after_what_the_process_has_written(tmp_path):
+    event_queue = EventQueue()
+    made = Capture(event_queue, tmp_path)
+    write_output(made, event_queue, b"before\n", stream=1)
+    made.write_line("[muster] why")
+    write_output(made, event_queue, b"after\n", stream=1)
+    made.close()
+    event_queue.close()
+    for stream in ("combined", "stderr"):
+        assert read(tmp_path, stream) == ["before\n", "[muster] why\n", "after\n"]

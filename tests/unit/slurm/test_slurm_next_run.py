@@ -367,6 +367,44 @@ def test_a_run_that_ends_because_slurm_has_lost_a_node_names_it(
         assert told_next == f"2 {why}" or (index and why != LOST)
 
 
+@pytest.mark.parametrize("task", [0, 1])
+def test_the_log_of_the_first_node_says_why_the_job_stops(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, task: int
+) -> None:
+    """The agent knows only that it was sent SIGTERM."""
+    role = SupervisedRole(name="w", replicas=2, runs_agent=True)
+    details = {"continues": "requeue", "may_lose": False, "replicas": {"w": [{}] * 2}, "shared": True}
+    spec = AppSpec(
+        app_id="a", scheduler="slurm", folder=str(tmp_path), driver="", roles=(role,), grace_s=5.0, details=details
+    )
+    replica = ReplicaId("w", task)
+    monkeypatch.setattr(node, "_run", lambda *_words, **_more: "")
+
+    def stop(by: str) -> list[str]:
+        folder = node.NodeFolder(tmp_path, ALLOCATION.run, replica)
+        folder.state_dir.mkdir(parents=True, exist_ok=True)
+        known = {replica: ReplicaState(status=ReplicaStatus.RUNNING, starts=1)}
+        app = SupervisedApp(replicas=known, phase=AppPhase.RUNNING)
+        folder.write_record(AppRecord(app=app, machine=Machine.here(), submitted_s=1.0))
+        posted: list[node.Told] = []
+        queue, driver = EventQueue(), Driver()
+        monkeypatch.setattr(queue, "post", posted.append)
+        allocation = replace(ALLOCATION, task=task, end_s=1e9)
+        supervisor = node.NodeSupervisor(folder, spec, queue, driver, allocation)  # type: ignore[arg-type]
+        if by == "limit":
+            supervisor._leave_at_limit()
+        else:
+            supervisor._note_signal(signal.SIGUSR1, None)
+            supervisor._note_signal(signal.SIGTERM, None)
+            for each in posted:
+                supervisor.handle_event(each)
+        return driver.lines
+
+    limit = "w/0 [muster] Slurm job 7 reaches its time limit at 2001-09-09 01:46:40 UTC: it stops before"
+    assert stop("limit") == ([limit] if task == 0 else [])
+    assert stop("signal") == (["w/0 [muster] Slurm sent SIGUSR1"] if task == 0 else [])
+
+
 def test_a_job_with_spares_that_loses_its_script_names_its_first_node(monkeypatch, tmp_path):
     """Slurm ends it if an administrator sets that node to DOWN."""
     role = SupervisedRole(name="w", replicas=3, runs_agent=True)
@@ -442,6 +480,12 @@ def write_time(wall_s: float) -> str:
 
 class Driver:
     """Starts and ends nothing."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def print_line(self, replica: ReplicaId, text: str) -> None:
+        self.lines.append(f"{replica} {text}")
 
     def stop(self, replica: ReplicaId, *, is_interrupt: bool) -> None:
         pass

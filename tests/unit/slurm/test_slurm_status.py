@@ -51,8 +51,8 @@ def build_app(folder: Path, entry: QueueEntry, *reasons: str) -> live.App:
 @pytest.mark.parametrize(
     ("reasons", "why"),
     [
-        (("Slurm sent SIGTERM", "Slurm has lost node n2"), "; the one before ended: Slurm has lost node n2"),
-        (("Slurm sent SIGUSR1", "preempted: another node was"), "; the one before ended: Slurm sent SIGUSR1"),
+        (("Slurm sent SIGTERM", "Slurm has lost node n2"), "; the previous incarnation ended: Slurm has lost node n2"),
+        (("Slurm sent SIGUSR1", "preempted: another node was"), "; the previous incarnation ended: Slurm sent SIGUSR1"),
         (("", ""), ""),
         ((), ""),
     ],

@@ -62,9 +62,16 @@ def decide_grace_s(role: Any, given_s: float | None, env: Mapping[str, str] | No
     if given_s <= timeout_s:
         raise SchedulerError(
             f"grace_s={given_s:g} must be greater than the agent's --shutdown-timeout, which is {timeout_s:g} s "
-            f"in role {role.name!r}: otherwise the agent is killed while it stops its workers"
+            f"in role {role.name!r}: otherwise the agent is killed while it stops its workers{_explain_setting(role)}"
         )
     return given_s
+
+
+def _explain_setting(role: Any) -> str:
+    """Say how the timeout is set by a variable, unless the role's flag comes before it."""
+    if find_agent_flag(role.args, "shutdown-timeout") is not None:
+        return ""
+    return "; a variable of the job sets it, such as dist.ddp --env PET_SHUTDOWN_TIMEOUT=SECONDS"
 
 
 def find_shutdown_timeout_s(role: Any, env: Mapping[str, str]) -> float:

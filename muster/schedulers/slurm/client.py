@@ -19,6 +19,7 @@ TIMED_OUT: Final = 124
 _RETRY_S: Final = 1.0
 _DOWN: Final = ("Unable to contact slurm controller", "Connection refused", "Socket timed out", "Zero Bytes were")
 _UNKNOWN: Final = "Invalid job id"
+_NO_GRES: Final = "invalid generic resource"
 _GPUS: Final = re.compile(r"gpu(?::([A-Za-z]\w*))?[:=](\d+)")
 """In `TresPerNode`: `gres:gpu:a100:2`, `gres/gpu:2`."""
 _FORMAT: Final = "%i|%T|%r|%N|%V|%e|%S"
@@ -330,7 +331,16 @@ def submit_script(path: str, env: Mapping[str, str]) -> str:
         path: of the script.
         env: what the job inherits.
     """
-    return run(["sbatch", "--parsable", path], env=env).strip().partition(";")[0]
+    try:
+        return run(["sbatch", "--parsable", path], env=env).strip().partition(";")[0]
+    except RefusedError as error:
+        if _NO_GRES not in str(error).lower():
+            raise
+        hint = (
+            "`sinfo -o '%P %G'` lists what each partition has; -cfg gpus=tres asks for GPUs by --gpus-per-node, and "
+            "-cfg gpus=none leaves them to the partition"
+        )
+        raise RefusedError(f"{error}: this cluster does not know the GPUs that the job asks for: {hint}") from None
 
 
 def run_on_node(

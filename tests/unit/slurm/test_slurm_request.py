@@ -387,6 +387,23 @@ def test_a_job_that_squeue_has_forgotten_is_asked_of_the_accounting_or_the_contr
     assert client.list_jobs("a", []) == []
 
 
+def test_gpus_that_the_cluster_does_not_know_are_explained(monkeypatch):
+    refused = "sbatch: Batch job submission failed: Invalid generic resource (gres) specification"
+
+    def answer(_command, **_named):
+        raise client.RefusedError(refused)
+
+    monkeypatch.setattr(client, "run", answer)
+    with pytest.raises(client.RefusedError) as caught:
+        client.submit_script("job.sh", {})
+    line = f"{refused}: this cluster does not know the GPUs that the job asks for: "
+    assert str(caught.value).startswith(line)
+    assert "-cfg gpus=tres asks for GPUs by --gpus-per-node" in str(caught.value)
+    refused = "sbatch: Invalid account"
+    with pytest.raises(client.RefusedError, match=r"^sbatch: Invalid account$"):
+        client.submit_script("job.sh", {})
+
+
 def test_a_job_that_nothing_knows_any_more_is_no_error(monkeypatch):
     def answer(command, **_named):
         if command[0] == "squeue":

@@ -20,6 +20,7 @@ from muster.schedulers.runner.option_records import (
     build_pattern_parser,
     option,
     parse_count,
+    parse_positive,
 )
 
 FLAVORS: Final = ("job", "jobset")
@@ -216,7 +217,15 @@ class Options:
         str, "patch for the pod template: a file, or inline JSON; our container is 'main'", parse=_parse_template
     )
     ttl_s: int | None = option(
-        int, "seconds from the end of the job until it is deleted; default: never deleted", parse=parse_count
+        int,
+        "seconds from the end of the job until it is deleted (ttlSecondsAfterFinished); default: never deleted",
+        parse=parse_count,
+    )
+    deadline_s: int | None = option(
+        int,
+        "seconds from the start of the job until its pods get SIGTERM and it has FAILED (activeDeadlineSeconds); a "
+        "wait for nodes counts, a wait in a Kueue queue does not; default: no limit",
+        parse=parse_positive,
     )
     shm_size: str | None = option(
         str,

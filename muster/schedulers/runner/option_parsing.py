@@ -97,7 +97,9 @@ class StrictOpts(runopts):  # type: ignore[misc]
 
     def _explain_unknown(self, given: str, before: str) -> str:
         names = sorted(self._declared)
-        close = difflib.get_close_matches(given.lower(), names, n=1, cutoff=_NEAR)
+        # Help has the name that others give it in brackets.
+        close = [name for name in names if f"({given})".lower() in self._declared[name].help.lower()]
+        close = close or difflib.get_close_matches(given.lower(), names, n=1, cutoff=_NEAR)
         hint = f"did you mean {close[0]!r}? " if close else ""
         if not close and before and self._declared[before].opt_type in _TYPES.values():
             hint = f"as a part of {before!r} write {given}:VALUE; "

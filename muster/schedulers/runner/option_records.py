@@ -148,6 +148,13 @@ def parse_count(name: str, value: Any) -> int:
     return value
 
 
+def parse_positive(name: str, value: Any) -> int:
+    """Accept a whole number of at least 1."""
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value < 2**31:
+        raise OptionError(f"{name}={value} is not a whole number from 1 to {2**31 - 1}", name)
+    return value
+
+
 def parse_seconds(name: str, value: Any) -> float:
     """Accept a number of seconds, up to a day."""
     if not 0 <= value <= _DAY_S:

@@ -206,6 +206,7 @@ OPTIONS = st.fixed_dictionaries(
         "tolerations": st.just(["k:v:NoExecute:30", "k"]),
         "pod_template": st.just('{"spec": {"containers": [{"name": "main", "tty": true}], "priority": null}}'),
         "ttl_s": st.integers(0, 10**6),
+        "deadline_s": st.integers(1, 10**6),
         "shm_size": st.just("16Gi"),
         "compile_cache": st.just("compile-caches"),
         "grace_s": st.integers(31, 600),
@@ -352,6 +353,16 @@ def test_the_double_refuses_what_the_real_server_refuses(change, message):
     check_all(build_broken(lambda *_: None))
     with pytest.raises(Broken, match=message):
         check_all(build_broken(change))
+
+
+def test_a_time_limit_is_one_of_every_role():
+    roles = agent_role(), plain_role()
+    jobs = build(*roles, deadline_s=3600).parents
+    assert [job["spec"]["activeDeadlineSeconds"] for job in jobs] == [3600, 3600]
+    [jobset] = build(*roles, flavor="jobset", deadline_s=3600).parents
+    inner = [each["template"]["spec"] for each in jobset["spec"]["replicatedJobs"]]
+    assert [spec["activeDeadlineSeconds"] for spec in inner] == [3600, 3600]
+    assert all("activeDeadlineSeconds" not in job["spec"] for job in build(*roles).parents)
 
 
 # -- golden files -----------------------------------------------------------------------------------------------------

@@ -59,6 +59,8 @@ def build_job_spec(inputs: AppInputs, role: RoleInputs) -> dict[str, Any]:
         "podReplacementPolicy": "Failed",
         "backoffLimit": _compute_backoff_limit(role),
     }
+    if inputs.options.deadline_s is not None:
+        spec["activeDeadlineSeconds"] = inputs.options.deadline_s  # a JobSet has none of its own
     if role.runs_agent:
         spec["podFailurePolicy"] = {"rules": [DISRUPTION_RULE, PREEMPTED_RULE, EXIT_RULE]}
         if role.elastic:

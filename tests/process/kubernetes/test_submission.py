@@ -578,9 +578,9 @@ def test_a_job_over_quota_says_so_with_the_rights_that_the_documentation_lists(c
 
 def test_gangs_are_discovered(cluster, scheduler, capsys):
     submit(scheduler)
-    assert (
-        "gang scheduling is not available (no queue given, and the cluster has no PodGroups)" in capsys.readouterr().err
-    )
+    told = capsys.readouterr().err
+    assert "muster: no queue is given and the cluster has no PodGroups: pods start one by one." in told
+    assert "no room for all 2 of them, those that have started hold their nodes until the others start" in told
     cluster.groups["scheduling.k8s.io"] = ["v1", "v1alpha2"]
     cluster.kinds["scheduling.k8s.io/v1alpha2"] = ["podgroups"]
     submit(scheduler)

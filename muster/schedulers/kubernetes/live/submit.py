@@ -228,7 +228,7 @@ def _find_pod_group_version(
     """Find the cluster's version of PodGroup, if the account may create one (gang=auto without a queue)."""
     if not request.may_add_pod_group:
         return None
-    problem = "gang scheduling is not available (no queue given, and the cluster has no PodGroups)"
+    problem = "no queue is given and the cluster has no PodGroups"
     for version in _list_pod_group_versions(resources):
         grouped = add_pod_group(request.documents, version, minimum=request.minimum, options=request.options)
         group = next(document for document in grouped if document["kind"] == "PodGroup")
@@ -236,7 +236,10 @@ def _find_pod_group_version(
             notify(f"pods start together: PodGroup of {version}")
             return version
         problem = f"this account is not allowed to create podgroups.{version.partition('/')[0]}"
-    notify(f"{problem}: pods start one by one, as capacity allows")
+    notify(
+        f"{problem}: pods start one by one. If the cluster has no room for all {request.minimum} of them, those that "
+        "have started hold their nodes until the others start"
+    )
     return None
 
 

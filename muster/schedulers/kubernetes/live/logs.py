@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Final, Protocol
 
+from muster._shared.contract import Env
 from muster.schedulers.adapter.log_position import Position
 from muster.schedulers.errors import EngineError
 from muster.schedulers.kubernetes.api.client import Client, Clock, SystemClock
@@ -32,6 +33,10 @@ _POLL_INTERVAL_S: Final = 5.0
 
 _NO_LOG: Final = b"unable to retrieve container logs for "
 """A node sends this, with status 200 and no newline, if the pod still exists but its container does not."""
+
+_REMOVED_AT_SUCCESS: Final = (
+    f" when the job succeeded; --env {Env.LOG_DIR}=FOLDER, on a volume, keeps the logs of the next one"
+)
 
 _RETRY_S: Final = 0.5
 
@@ -103,6 +108,8 @@ class PodLogQuery:
     """Follow the log until the app ends."""
     kept: Callable[[], Iterator[bytes]] = lambda: iter(())
     """Lines, with times, that were collected before the app was cancelled."""
+    has_succeeded: Callable[[], bool] = lambda: False
+    """Whether the role's Job is complete: its controller then deletes the pods that it has not seen end."""
 
 
 class LogReader:
@@ -185,7 +192,8 @@ class LogReader:
             return
         except (ApiError, RequestError) as error:
             if error.refusal.status == 404 and not previous:
-                yield f"[muster] the rest of the log of {pod.name} is lost: Kubernetes has removed the pod\n"
+                why = _REMOVED_AT_SUCCESS if query.has_succeeded() else ""
+                yield f"[muster] the rest of the log of {pod.name} is lost: Kubernetes has removed the pod{why}\n"
             elif error.refusal.status >= 500:
                 yield f"[muster] {error}\n"
             elif error.refusal.status not in (400, 404):
@@ -263,6 +271,8 @@ def _describe_absence(query: PodLogQuery, pod: PodFact | None) -> str:
         return (
             f"[muster] {where} has no log yet: pod {pod.name} is {pod.phase}{': ' + pod.reason if pod.reason else ''}\n"
         )
+    if query.has_succeeded():
+        return f"[muster] {where} has no log: Kubernetes has removed its pod{_REMOVED_AT_SUCCESS}\n"
     return f"[muster] {where} has no log: it has no pod, or Kubernetes has removed its pods and their logs\n"
 
 

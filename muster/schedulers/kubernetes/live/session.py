@@ -251,6 +251,7 @@ class Session:
             until=None if until is None else convert_to_stamp(until),
             tail=tail,
             kept=lambda: kept_logs.read_kept_log(ref, label, index),
+            has_succeeded=lambda: label in list_completed_roles(operations.find_parents(resources, ref)),
         )
         reader = LogReader(resources.client, self._limits, self._clock)
         if not tail:

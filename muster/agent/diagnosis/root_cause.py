@@ -23,6 +23,7 @@ from muster._shared.reports import (
     format_size,
     name_ranks,
 )
+from muster._shared.verdicts.causes import CRASH, NETWORK
 
 REPORT_LIMIT_BYTES = 6 * 1024 * 1024
 """Limit on the size of a report as JSON. A message between members may be much longer."""
@@ -94,13 +95,19 @@ def is_symptom(failure: Failure) -> bool:
 def add_early_exits(failure: Failure, ranks: Iterable[int]) -> Failure:
     """Name the ranks that had ended with success when this one lost the connection to a peer.
 
+    Then the cause is the program, which lets ranks end at different places, and not the network.
+
     Args:
         failure: as collected, or as reported by its node, which knows only its own ranks.
         ranks: more ranks that have ended.
     """
     if failure.stopped_by_us or not is_symptom(failure):
         return failure
-    return replace(failure, ended_ranks=tuple(sorted({*failure.ended_ranks, *ranks})))
+    ended = tuple(sorted({*failure.ended_ranks, *ranks}))
+    failure = replace(failure, ended_ranks=ended)
+    if ended and failure.cause == NETWORK:
+        failure = replace(failure, cause=CRASH, evidence=f"{name_ranks(ended)} ended before the others")
+    return failure
 
 
 def _order_hang(failures: list[Failure], stacks: Iterable[Stack]) -> tuple[Failure, ...]:
@@ -175,7 +182,7 @@ def describe_failure(root: Failure | None) -> str:
     if root.check:
         return f"preflight of node {root.node} ({root.host}): {root.reason}"
     how = f"{_describe_end(root)}{_describe_ended(root)}"
-    what = f" ({root.exception.splitlines()[0][:200]})" if root.exception else ""
+    what = f" ({root.exception.splitlines()[0][:300]})" if root.exception else ""
     return f"rank {root.global_rank} on node {root.node} ({root.host}) {how}{what}"
 
 
@@ -214,7 +221,7 @@ def describe_cause(failures: tuple[Failure, ...]) -> str:
         return f"{name_ranks(same)} {root.reason}"
     if len(same) == 1:
         return describe_failure(root)
-    how = root.exception.splitlines()[0][:200] if root.exception else _describe_end(root, plural=True)
+    how = root.exception.splitlines()[0][:300] if root.exception else _describe_end(root, plural=True)
     return f"{name_ranks(same)} failed in the same way: {how}{_describe_ended(root)}"
 
 

@@ -14,6 +14,7 @@ from muster._shared.reports import (
     Report,
     Stack,
 )
+from muster._shared.verdicts import causes
 from muster.agent.diagnosis.hang_cause import put_program_first
 from muster.agent.diagnosis.report_text import format_report
 from muster.agent.diagnosis.root_cause import (
@@ -122,6 +123,12 @@ def test_ranks_that_had_exited_are_named_beside_the_complaint_about_a_lost_peer(
     )
     other = see(10.0, 0, exit_code=1, exception="ValueError: no").failure
     assert [add_early_exits(other, (1,)), add_early_exits(lost, ())] == [other, lost]
+
+
+def test_a_rank_that_exited_early_is_the_program_s_fault_and_not_the_network_s() -> None:
+    lost = see(10.0, 0, exit_code=1, exception="RuntimeError: Connection closed by peer [127.0.0.1]:2466").failure
+    found = add_early_exits(replace(lost, cause=causes.NETWORK, evidence="Connection closed"), (1,))
+    assert (found.cause, found.evidence) == (causes.CRASH, "rank 1 ended before the others")
 
 
 def ended(rank: int) -> Stack:

@@ -191,6 +191,8 @@ class _Log:
         places = self._find_places(role, roles[role], rank, attempt)
         shown = [self._print_place(role, index, place, alone=rank is not None) for index, place in places]
         if any(shown):
+            if rank is not None and not self._has_lines:
+                say(f"rank {rank} printed nothing")
             return
         self._check_known(rank, attempt)
         if rank is None:
@@ -290,6 +292,7 @@ class _Log:
             contents = (self._read_file(role, index, path) for path in place.list_paths(stream))
             content = next((each for each in contents if each is not None), None)
             has_read |= content is not None
+            self._has_lines |= bool(content)
             for line in (content or b"").decode(errors="replace").splitlines(keepends=True):
                 self._print_line(line if alone else f"[r{place.global_rank}]:{line}")
         return has_read

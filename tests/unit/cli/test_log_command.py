@@ -214,6 +214,15 @@ def test_the_root_cause_of_a_job_that_went_on(log):
     assert err == "muster: the root cause: rank 3, attempt 0\n"
 
 
+def test_a_rank_that_printed_nothing_is_said_to_have(log):
+    empty = {
+        name: b"" if isinstance(name[1], str) and name[1].endswith(".log") else text for name, text in FILES.items()
+    }
+    code, out, err = log(Apps(empty), "--failed")
+    assert (code, out) == (0, "")
+    assert err == "muster: the root cause: rank 3, attempt 0\nmuster: rank 3 printed nothing\n"
+
+
 @pytest.mark.parametrize("is_file", [True, False])
 def test_the_root_cause_of_the_report(log, is_file):
     failure = {"node": 0, "node_index": 0, "host": "h", "local_rank": 0, "round": 1, "pid": 1, "time_s": 1.0}

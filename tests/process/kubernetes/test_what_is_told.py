@@ -68,6 +68,17 @@ def test_a_replica_that_a_resize_has_ended_is_cancelled(cluster, scheduler, star
     assert list_states(scheduler.describe(resumed)) == [AppState.RUNNING, AppState.PENDING]
 
 
+def test_a_job_whose_pods_were_all_deleted_is_not_told_as_one_that_never_ran(cluster, scheduler, start):
+    """It was PENDING since its submission, without a reason. The pods of an elastic job do not count earlier ones."""
+    app_id = start(least=1)
+    for index in range(2):
+        cluster.remove_pod(find_pod(cluster, app_id, index))
+    status = scheduler.describe(app_id)
+    assert status.state is AppState.PENDING
+    told = "no pod of the job runs now, but it ran before: its pods ended or were deleted, and the cluster"
+    assert status.msg.startswith(f"{told} creates new ones; ")
+
+
 def test_a_cancelled_replica_has_no_reply_file(cluster, scheduler, start):
     """TorchX writes "(no reply file)" behind the state of one without an error."""
     app_id = start(max_retries=0)

@@ -243,6 +243,35 @@ def test_events_explain_what_pods_do_not():
     assert status.msg == f"no pods: {violates}; try -cfg security=restricted"
 
 
+def test_pods_that_wait_without_a_reason_are_counted():
+    """The status had no reason at all: only since when."""
+    some = job() | {"spec": {"completions": 2, "parallelism": 2}}
+    some["metadata"]["namespace"] = "team"
+    free, placed = pod(0, "Pending"), pod(1, "Pending")
+    free["spec"].pop("nodeName")
+    told = "1 of 2 pods wait, and Kubernetes gives no reason: kubectl -n team describe pod app-x1-trainer-0-abcde"
+    other = "1 of 2 pods have a node, and their containers have not started yet: kubectl -n team describe pod app-x1-"
+    assert describe([some], [free, placed]).msg == f"{told}; {other}trainer-1-abcde"
+    stuck = pod(1, "Pending", conditions=unscheduled("0/1 nodes are available: 1 Insufficient cpu."))
+    assert describe([some], [free, stuck]).msg == f"1/2 Pending: Insufficient cpu (1 of 1 node); {told}"
+    assert describe([some], [free], queue_reason="waiting in queue q").msg == "waiting in queue q"
+    none = "it has no pods yet, and Kubernetes gives no reason: kubectl -n team describe job app-x1-trainer"
+    assert describe([some], []).msg == none
+
+
+def test_a_job_that_waits_again_says_that_it_ran_before():
+    """All its pods were deleted: it was PENDING since its submission, as if it had never run."""
+    some = job()
+    some["metadata"]["creationTimestamp"] = "2026-01-01T00:00:00Z"
+    told = "no pod of the job runs now, but it ran before: its pods ended or were deleted, and the cluster creates new"
+    waits = pod(0, "Pending", created="2026-01-01T00:07:00Z")
+    waits["metadata"]["annotations"] = {"batch.kubernetes.io/job-index-ignored-failure-count": "1"}
+    for pods, more in (([waits], {}), ([], {"last_end": "2026-01-01T00:07:00Z"})):
+        facts = build_facts("ns:app-x1", Observation(parents=[some], pods=[read_pod(item) for item in pods], **more))
+        assert facts.messages[-1].startswith(told)
+        assert facts.since_s - facts.submitted_s == 420
+
+
 def test_pods_that_were_never_created_are_counted():
     some = job()
     some["spec"]["parallelism"] = 3

@@ -41,6 +41,8 @@ def observe(resources: Objects, ref: AppRef) -> Observation | None:
     needs_events = any(fact.needs_events for fact in waiting) or count_missing_pods(parents, pods) > 0
     no_warnings: dict[str, str] | None = None
     warnings = read_if_allowed(lambda: _read_warnings(resources, ref), no_warnings) if needs_events else {}
+    has_ended = all(read_job_end(parent) is not None for parent in parents)
+    asks_ends = needs_events and warnings is not None and not has_ended
     return Observation(
         parents=parents,
         pods=pods,
@@ -52,6 +54,9 @@ def observe(resources: Objects, ref: AppRef) -> Observation | None:
         else "",
         warnings=warnings or {},
         events_refused=warnings is None,
+        last_end=_read_last_end(resources, ref)
+        if asks_ends and not any(fact.phase == "Running" for fact in pods)
+        else "",
     )
 
 
@@ -94,6 +99,14 @@ def _describe_lost_pod(resources: Objects, ref: AppRef, failed: Mapping[str, Any
     if ends is None:
         return f"{which}: it was deleted, and this account may not list events, which say why"
     return f"{which}: it was deleted, and no event says why"
+
+
+def _read_last_end(resources: Objects, ref: AppRef) -> str:
+    """Return when the last pod of an app was ended, by the pods' events, which are kept for 1 h. "": none says so."""
+    no_ends: dict[str, tuple[str, str]] = {}
+    ends = read_if_allowed(lambda: _read_pod_ends(resources, ref, [f"{ref.name}-"]), no_ends)
+    time = max((time for time, _ in ends.values()), default="")
+    return f"{time}Z" if time else ""
 
 
 def _list_failed_prefixes(job: Mapping[str, Any]) -> list[str]:

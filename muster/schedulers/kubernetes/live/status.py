@@ -44,6 +44,9 @@ _REASONS: Final = {
     "MaxFailedIndexesExceeded": "a replica failed, and no retry of it was left (--max_retries)",
 }
 _DEADLINE: Final = "DeadlineExceeded"
+_RAN_BEFORE: Final = (
+    "no pod of the job runs now, but it ran before: its pods ended or were deleted, and the cluster creates new ones"
+)
 _EVENTS_REFUSED: Final = "this account may not list events, which say why pods wait"
 
 
@@ -64,6 +67,8 @@ class Observation:
     """What the agents of an app that runs have reported, by role."""
     lost_pod: str = ""
     """The app has failed, and no pod that exists shows why: the one that is gone, and what is known of its end."""
+    last_end: str = ""
+    """No pod runs: when the last one that did was deleted or evicted, as RFC 3339. It is "" if no event says it."""
     completed: frozenset[str] = frozenset()
     """Flavour `job`: labels of roles whose Job was seen complete before. It may have been deleted since."""
 
@@ -98,7 +103,7 @@ def _find_times(observation: Observation, state: AppState) -> tuple[float | None
     """Return when an app was submitted, and since when it is in its state. None: not known."""
     submitted_s = find_submitted_s(observation.parents)
     if state in (AppState.SUBMITTED, AppState.PENDING):
-        return submitted_s, submitted_s
+        return submitted_s, _find_wait_s(observation) or submitted_s
     status = [parent.get("status") or {} for parent in observation.parents]
     if state is AppState.RUNNING:
         started = [str(each.get("startTime") or "") for each in status]
@@ -111,6 +116,20 @@ def _find_times(observation: Observation, state: AppState) -> tuple[float | None
         if condition["type"] in ("Failed", "Complete") and condition["status"] == "True"
     ]
     return submitted_s, max(filter(None, map(_parse_time, ended)), default=None)
+
+
+def _find_wait_s(observation: Observation) -> float | None:
+    """Return since when an app waits that ran before. None: it did not, or this is not known."""
+    ended_s = _parse_time(observation.last_end)
+    if ended_s is not None or not has_run(observation):
+        return ended_s
+    created = (fact.created for fact in _find_current(observation).values())
+    return min(filter(None, map(_parse_time, created)), default=None)
+
+
+def has_run(observation: Observation) -> bool:
+    """Return whether it is known of an app of which no pod runs that one did before."""
+    return bool(observation.last_end) or count_replaced_pods(observation) > 0
 
 
 def find_submitted_s(parents: Sequence[Mapping[str, Any]]) -> float | None:
@@ -197,7 +216,11 @@ def build_message(observation: Observation, state: AppState, report: Report | No
         clauses += _describe_running_roles(observation.parents)
     else:
         clauses.append(observation.queue_reason)
+    if state is AppState.PENDING and has_run(observation):
+        clauses.append(_RAN_BEFORE)
     clauses += _group_pods(observation, state)
+    if state is AppState.PENDING and not (observation.queue_reason or observation.events_refused):
+        clauses += _describe_unexplained(observation)
     lost = ", and how it ended is not known" if state is AppState.UNKNOWN else ""
     clauses += [f"the Job of role {name} is deleted{lost}" for name in list_unknown_roles(observation)]
     if state is AppState.RUNNING:
@@ -214,6 +237,33 @@ def build_message(observation: Observation, state: AppState, report: Report | No
     if observation.events_refused and state is not AppState.FAILED:
         clauses.append(_EVENTS_REFUSED)
     return "; ".join(clause for clause in clauses if clause)
+
+
+def _describe_unexplained(observation: Observation) -> list[str]:
+    """Say how many pods of a pending app wait without a reason, and which command shows more."""
+    parent = observation.parents[0]
+    kubectl = f"kubectl -n {parent['metadata'].get('namespace') or 'default'} describe"
+    if not observation.pods:
+        if observation.warnings or _is_suspended(parent):
+            return []
+        name = f"{parse_kind(parent).kind.lower()} {parent['metadata']['name']}"
+        return [f"it has no pods yet, and Kubernetes gives no reason: {kubectl} {name}"]
+    current = _find_current(observation)
+    total = max(_count_nodes_of_jobs(observation), len(current))
+    waits = [
+        fact
+        for fact in sorted(current.values(), key=lambda fact: (fact.role, fact.index))
+        if fact.phase == "Pending" and not fact.reason and fact.name not in observation.warnings
+    ]
+    clauses = []
+    for is_placed, what in (
+        (False, "{} of {} pods wait, and Kubernetes gives no reason"),
+        (True, "{} of {} pods have a node, and their containers have not started yet"),
+    ):
+        found = [fact for fact in waits if bool(fact.node) is is_placed]
+        if found:
+            clauses.append(f"{what.format(len(found), total)}: {kubectl} pod {found[0].name}")
+    return clauses
 
 
 def _name_missing(count: int) -> str:
@@ -351,12 +401,16 @@ def _group_pods(observation: Observation, state: AppState) -> list[str]:
         if healthy or (state is AppState.FAILED and fact.phase == "Pending"):
             continue
         groups.setdefault((fact.phase, reason), []).append(fact)
-    nodes = sum((job.get("spec") or {}).get("completions") or 0 for job in _list_jobs(observation.parents))
+    nodes = _count_nodes_of_jobs(observation)
     clauses = []
     for (phase, reason), facts in sorted(groups.items(), key=lambda item: -len(item[1])):
         detail = next((f" ({fact.text.splitlines()[-1][:300]})" for fact in facts if fact.text), "")
         clauses.append(f"{len(facts)}/{max(nodes, len(current))} {phase}: {reason}{detail}")
     return clauses
+
+
+def _count_nodes_of_jobs(observation: Observation) -> int:
+    return sum((job.get("spec") or {}).get("completions") or 0 for job in _list_jobs(observation.parents))
 
 
 # -- reports ----------------------------------------------------------------------------------------------------------

@@ -55,8 +55,9 @@ def find_app(word: str, env: Mapping[str, str]) -> AppName:
     """
     match = _HANDLE.fullmatch(word)
     if os.sep in word and os.path.isdir(word):
-        known = "`muster status`, `top`, `events` and `timeline`"
-        raise ControlError(f"{word!r} is a folder, not an app; only {known} read a folder with logs", ExitCode.USAGE)
+        known = "`muster status`, `top`, `events` and `timeline` read a folder with logs"
+        stacks = "`kill -USR2 AGENT` makes an agent print its node's stacks"
+        raise ControlError(f"{word!r} is a folder, not an app; only {known}; {stacks}", ExitCode.USAGE)
     if match is None:
         example = "local_cwd://torchx/train-x7k2"
         raise ControlError(f"{word!r} is not an app handle; an example is {example}", ExitCode.USAGE)

@@ -30,7 +30,7 @@ def format_summary(status: JobStatus) -> list[str]:
     Args:
         status: the last one of the job.
     """
-    lines = [_describe_steps(status), describe_exact(status), *_list_recoveries(status)]
+    lines = [_describe_steps(status), _describe_values(status), describe_exact(status), *_list_recoveries(status)]
     lines += [slow.describe() for slow in status.slow_ranks[:1] if slow.is_chronic]
     return [show_controls(line) for line in lines if line]
 
@@ -44,6 +44,12 @@ def _describe_steps(status: JobStatus) -> str:
     if status.goodput is not None:
         parts.append(_describe_goodput(status.goodput))
     return "; ".join(parts)
+
+
+def _describe_values(status: JobStatus) -> str:
+    """Name the values that were no finite numbers at the end; "" if all were."""
+    bad = [f"{name} {value}" for name, value in status.values if value in ("nan", "inf", "-inf")]
+    return f"not finite at the last step: {', '.join(bad)}" if bad else ""
 
 
 def _describe_goodput(goodput: Goodput) -> str:

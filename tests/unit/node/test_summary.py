@@ -5,6 +5,7 @@ import pytest
 from muster._shared.console.status_line import format_status_line
 from muster._shared.console.summary import format_summary
 from muster._shared.job_view import Goodput, JobState, JobStatus, RankStatus, Recovery, SlowRank, describe_steps
+from muster._shared.records import replace
 
 SLOW = SlowRank(global_rank=3, node=1, host="b", is_chronic=True, late_s=0.21, late_fraction=0.34, share=0.9)
 ONCE = SlowRank(global_rank=3, node=1, host="b", is_chronic=False, late_s=12.0)
@@ -80,6 +81,12 @@ def test_a_job_that_ended_before_it_was_as_far_as_before() -> None:
     assert format_summary(JobStatus(step=10, total=4000, most_steps_done=62)) == [line]
     assert format_summary(JobStatus(total=4000, most_steps_done=62)) == ["0 of 4000 steps, 62 before a restart"]
     assert format_summary(JobStatus(step=30, total=40, most_steps_done=41)) == ["31 of 40 steps, 40 before a restart"]
+
+
+def test_values_that_are_not_finite_at_the_end_are_named() -> None:
+    status = JobStatus(step=9, values=(("loss", "nan"), ("rate", 0.5), ("norm", "inf")))
+    assert format_summary(status) == ["10 steps", "not finite at the last step: loss nan, norm inf"]
+    assert format_summary(replace(status, values=(("loss", 0.5),))) == ["10 steps"]
 
 
 def test_the_first_step_and_failures_by_cause() -> None:

@@ -219,8 +219,6 @@ def build_message(observation: Observation, state: AppState, report: Report | No
     if state is AppState.PENDING and has_run(observation):
         clauses.append(_RAN_BEFORE)
     clauses += _group_pods(observation, state)
-    if state is AppState.PENDING and not (observation.queue_reason or observation.events_refused):
-        clauses += _describe_unexplained(observation)
     lost = ", and how it ended is not known" if state is AppState.UNKNOWN else ""
     clauses += [f"the Job of role {name} is deleted{lost}" for name in list_unknown_roles(observation)]
     if state is AppState.RUNNING:
@@ -234,6 +232,8 @@ def build_message(observation: Observation, state: AppState, report: Report | No
         clauses += [f"no pods: {text}{_advise(text)}" for text in dict.fromkeys(observation.warnings.values())]
         if _is_suspended(observation.parents[0]) and not observation.queue_reason:
             clauses.append("suspended: waiting for its queue or to be resumed")
+    if state is AppState.PENDING and not (observation.queue_reason or observation.events_refused):
+        clauses += _describe_unexplained(observation)
     if observation.events_refused and state is not AppState.FAILED:
         clauses.append(_EVENTS_REFUSED)
     return "; ".join(clause for clause in clauses if clause)

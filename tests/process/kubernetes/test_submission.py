@@ -573,7 +573,7 @@ def test_a_job_over_quota_says_so_with_the_rights_that_the_documentation_lists(c
     assert status.state is AppState.PENDING
     assert status.msg.startswith(f"{where}: FailedCreate: Error creating: pods ")
     assert "exceeded quota: all, requested: pods=1" in status.msg
-    assert "; request less, or delete unused objects; since " in status.msg
+    assert "; request less, or delete unused objects; " in status.msg
 
 
 def test_gangs_are_discovered(cluster, scheduler, capsys):

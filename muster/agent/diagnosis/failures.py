@@ -187,16 +187,18 @@ class FailureBuilder:
 def find_advice(failure: Failure) -> str:
     """Return what to check or do next, in one line; "" if the cause says enough.
 
-    It looks at file systems only if the failure has an error file. Without one, the disk with the logs may hang.
+    It looks at a file system only if that has just answered: the failure has an error file, and is no I/O error.
     """
     if failure.cause == UNKNOWN and failure.signal == "SIGKILL":
         return _KILLED
     if failure.cause != DISK:
         return ""
-    named = _QUOTED_PATH.search(f"{failure.evidence}\n{failure.exception or ''}")
+    text = f"{failure.evidence}\n{failure.exception or ''}"
+    named = _QUOTED_PATH.search(text)
     path = (named[1] or named[2]) if named else os.path.dirname(failure.error_file or "")
     what = path if named else f"the message names no path; the log folder is {path or 'not known'}"
-    free = f" ({_describe_free(path)})" if failure.error_file else ""
+    answers = failure.error_file and "Input/output error" not in text
+    free = f" ({_describe_free(path)})" if answers else ""
     return f"{what}{free}: remove files, or write elsewhere; `df -h` and `dmesg -T` on that host show more"
 
 

@@ -365,6 +365,15 @@ def test_the_free_space_of_a_disk_that_may_hang_is_not_asked_for() -> None:
     assert make_failure(stderr_text=text).advice.startswith("/x/y: remove files, or write elsewhere; ")
 
 
+def test_the_free_space_of_a_disk_with_an_io_error_is_not_asked_for(tmp_path: Path) -> None:
+    error_file = tmp_path / "error.json"
+    error_file.write_text(
+        json.dumps({"message": {"message": f"OSError: [Errno 5] Input/output error: '{tmp_path}/x'"}})
+    )
+    failure = make_failure(streams=make_streams(str(error_file)))
+    assert failure.advice.startswith(f"{tmp_path}/x: remove files, or write elsewhere; ")
+
+
 def test_a_failure_is_dated_by_its_exception_not_by_the_end_of_its_process(tmp_path: Path) -> None:
     """It takes up to a second to end; a victim may end first, and muster's signal may end it in between."""
     error_file = tmp_path / "error.json"

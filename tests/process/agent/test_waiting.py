@@ -27,7 +27,7 @@ def test_alone_it_names_what_the_others_need() -> None:
     port = find_free_port()
     with Tree(agent(f"127.0.0.1:{port}")) as tree:
         needed = f"--nnodes 2 --rdzv-backend c10d --rdzv-endpoint 127.0.0.1:{port} --rdzv-id job7"
-        tree.wait_for_line(f"waiting for nodes: 1 of 2 is here; the others need {needed}; ", stream="stderr")
+        tree.wait_for_line(rf"waiting for nodes: 1 of 2 is here: \S+; the others need {needed}; ", stream="stderr")
         with Tree(agent(f"127.0.0.1:{port}")) as other:
             assert other.wait().exit_code == 0
         outcome = tree.wait()

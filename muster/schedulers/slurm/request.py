@@ -73,6 +73,8 @@ class SlurmRequest:
     is_shared: bool = True
     runs_in_place: bool = False
     """Its programs are started in the caller's folder, and see this machine's files."""
+    notice: str = ""
+    """One line for the submitter."""
 
     def __str__(self) -> str:
         """Return the text of the dry run, without secrets."""
@@ -124,7 +126,7 @@ def build_request(app: AppDef, options: SlurmOptions, *, name: str, token: str, 
         },
         python=place.python,
     )
-    _check_time(options, spec.grace_s)
+    notice = _check_time(options, spec.grace_s)
     flags = (*_list_flags(name, app.roles, options, nodes, place, may_lose=may_lose), *options.sbatch)
     _check_lines(flags)
     srun_flags = (*_list_srun_flags(app.roles, options, folder, may_lose=may_lose), *options.srun)
@@ -139,6 +141,7 @@ def build_request(app: AppDef, options: SlurmOptions, *, name: str, token: str, 
         workspace=next(iter(spec.details["workspaces"].values()), None),
         is_shared=options.shared,
         runs_in_place=options.shared and not (has_workspace or options.container_image or options.prefix),
+        notice=notice,
     )
 
 
@@ -236,8 +239,8 @@ def _list_flags(
     return flags + [f"--{flag}={value}" for flag, value in given.items() if value is not None]
 
 
-def _check_time(options: SlurmOptions, grace_s: float) -> None:
-    """Refuse a time limit in which no step could be done.
+def _check_time(options: SlurmOptions, grace_s: float) -> str:
+    """Refuse a time limit in which no step could be done. Return a line about one that is mostly for saving, or "".
 
     Raises:
         OptionError: it is not longer than what the ranks have to save.
@@ -247,6 +250,9 @@ def _check_time(options: SlurmOptions, grace_s: float) -> None:
         why = "so long before the limit all ranks stop; give more time, or a smaller grace_s"
         line = f"time={options.time} must be more than {grace_s:g} s: {why}"
         raise OptionError(line, "time")
+    if limit_s is None or limit_s >= 2 * grace_s:
+        return ""
+    return f"of time={options.time} the last {grace_s:g} s are for saving and stopping; a smaller grace_s leaves more"
 
 
 def _count_seconds(time: str) -> float | None:

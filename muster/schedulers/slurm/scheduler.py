@@ -157,6 +157,8 @@ class SlurmScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mis
         if request.spec.details["continues"] == "expedite":
             client.check_version((25, 11), "continues=expedite")
         _check_size(request)
+        if request.notice:
+            print(f"muster: {request.notice}", file=sys.stderr, flush=True)
         if client.can_wait_for_children():
             request = replace(request, script=request.script.replace(SRUN, f"{SRUN}{client.WAIT_FOR_CHILDREN} "))
         folder, registry = AppFolder(request.folder), self._find_registry()

@@ -205,7 +205,7 @@ def _handle_failure(role: SupervisedRole, state: SupervisedApp, event: ReplicaEn
         )
         return _retry(role, _set_status(state, event.replica, ReplicaStatus.WAITING, event.exit_code), event.replica)
     spent = "its one retry is used" if role.max_retries == 1 else f"all {role.max_retries} retries are used"
-    why = spent if role.max_retries else "no retries (max_retries is 0)"
+    why = spent if role.max_retries else "no retries by the scheduler (--max_retries 0)"
     left = _count_good(state, role.name) - 1
     if left < role.needed:
         state = _set_status(state, event.replica, ReplicaStatus.FAILED, event.exit_code)

@@ -102,7 +102,7 @@ class TestNormalRun:
         app_id = submit(scheduler, shell("exit 7"), shell("sleep 1000", name="side"))
         response = wait(scheduler, app_id)
         assert response.state.name == "FAILED"
-        assert response.msg == "r/0 exited with code 7; no retries (max_retries is 0)"
+        assert response.msg == "r/0 exited with code 7; no retries by the scheduler (--max_retries 0)"
 
     def test_running_while_it_runs(self, scheduler):
         app_id = submit(scheduler, shell("sleep 1000"))
@@ -210,7 +210,10 @@ class TestRetries:
         os.kill(second, signal.SIGKILL)
         response = wait(scheduler, app_id)
         assert response.state.name == "FAILED"
-        assert "r/1 was ended by SIGKILL; no retries (max_retries is 0); it needs 2 replicas and has 1" in response.msg
+        assert (
+            "r/1 was ended by SIGKILL; no retries by the scheduler (--max_retries 0); it needs 2 replicas and has 1"
+            in response.msg
+        )
         assert not os.path.exists(f"/proc/{third}")
 
 

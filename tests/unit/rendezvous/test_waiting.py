@@ -5,8 +5,8 @@ import pytest
 from muster.agent.config import RendezvousConfig
 from muster.agent.rendezvous.member.waiting_lines import WaitFacts, describe_wait
 
-CHECK = "check that the others run, and that no firewall keeps them from h:29400 (597 s left)"
-CHECK_LEADER = "check that its node runs, the address and the firewall (597 s left)"
+CHECK = "check that the others run, and that no firewall keeps them from h:29400 (597 s left of join_timeout)"
+CHECK_LEADER = "check that its node runs, the address and the firewall (597 s left of join_timeout)"
 
 
 def make_config(**changes) -> RendezvousConfig:
@@ -68,7 +68,7 @@ def make_config(**changes) -> RendezvousConfig:
             WaitFacts(present=1, is_on_loopback=True),
             (
                 "waiting for nodes: 1 of 2 is here; h:29400 is on loopback: nodes on other machines cannot join "
-                "(597 s left)"
+                "(597 s left of join_timeout)"
             ),
         ),
         (
@@ -81,7 +81,11 @@ def make_config(**changes) -> RendezvousConfig:
             WaitFacts(present=2, storm_s=20.0),
             "the next round waits 20 s more: rounds were formed and broken again and again without a step",
         ),
-        ({"token": "t"}, WaitFacts(present=2), "waiting for nodes of the last round: 2 are here (597 s left)"),
+        (
+            {"token": "t"},
+            WaitFacts(present=2),
+            "waiting for nodes of the last round: 2 are here (597 s left of join_timeout)",
+        ),
         (
             {},
             WaitFacts(last_error="nosuchhost.invalid:29400: the host name does not resolve"),
@@ -105,5 +109,5 @@ def test_the_line_says_what_is_missing(changes, facts, line) -> None:
 
 def test_a_member_leaves_the_first_line_to_its_leader() -> None:
     line = describe_wait(make_config(), ("::1", 29400), WaitFacts(is_accepted=True), 63.0)
-    shown = "waiting for more nodes; the node there prints which are here (537 s left)"
+    shown = "waiting for more nodes; the node there prints which are here (537 s left of join_timeout)"
     assert line == f"joined the job at [::1]:29400: {shown}"

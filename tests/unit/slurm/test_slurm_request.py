@@ -538,6 +538,9 @@ def test_times_of_slurm(time, seconds):
 
 def test_a_time_limit_without_a_step_is_refused():
     """It was queued again and again, and never did anything."""
-    build(build_role(), time="0:01:00", grace_s=50.0)
+    assert build(build_role(), time="0:02:00", grace_s=50.0).notice == ""
+    assert build(build_role(), time="0:01:00", grace_s=50.0).notice == (
+        "of time=0:01:00 the last 50 s are for saving and stopping; a smaller grace_s leaves more"
+    )
     with pytest.raises(OptionError, match="time=0:01:00 must be more than 90 s: so long before the limit all ranks"):
         build(build_role(), time="0:01:00", grace_s=90.0)

@@ -145,7 +145,10 @@ class TestAgentExitCodes:
         app = App(agents())
         app.begin()
         app.end("trainer/1", 137, reason="out of memory")
-        assert app.state.reason == "trainer/1 was ended by SIGKILL (out of memory); no retries (max_retries is 0)"
+        assert (
+            app.state.reason
+            == "trainer/1 was ended by SIGKILL (out of memory); no retries by the scheduler (--max_retries 0)"
+        )
 
     def test_what_an_agent_says_about_its_command_line_is_the_reason(self):
         for reason, expected in (

@@ -40,7 +40,7 @@ def describe_wait(config: RendezvousConfig, endpoint: tuple[str, int], facts: Wa
     """
     host, port = endpoint
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    left = f"{max(0.0, config.join_timeout_s - waited_s):.0f} s left"
+    left = f"{max(0.0, config.join_timeout_s - waited_s):.0f} s left of join_timeout"
     if facts.storm_s > 0:
         return f"the next round waits {facts.storm_s:.0f} s more: {STORM_REASON}"
     if facts.present is not None:

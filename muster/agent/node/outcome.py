@@ -204,7 +204,9 @@ def describe_job(
     parts = [f"{end} after {format_duration(times.duration_s)}"]
     if times.restarts:
         word = "restart" if times.restarts == 1 else "restarts"
-        parts.append(f"{times.restarts} {word} ({format_duration(times.without_workers_s)} without workers)")
+        parts.append(
+            f"{times.restarts} {word} of the workers ({format_duration(times.without_workers_s)} without them)"
+        )
     else:
         parts.append("no restarts since then" if config.counts_since else "no restarts")
     peak_bytes = max(0 if ended is None else ended.peak_bytes, read_peak_bytes())

@@ -1,7 +1,7 @@
 """The one line that says how a job is doing, of `torchx status`, `muster status` and `muster list`.
 
     RUNNING: attempt 1, 2 restarts left; 2 of 2 nodes run; step 812 of 1000, 7.9 a second; ETA 24 s; since 14:02
-    FAILED: rank 3 on node 1 (vm) exited with code 1 (ValueError: boom); since 14:05
+    FAILED: rank 3 on node 1 (vm) exited with code 1 (ValueError: boom); ended at 14:05
 
 State and reason come first, then the attempt and the restarts that are left, the nodes, how far the job is and how
 fast, when it is done, and since when it is in its state. For a paused job, the step and the time of the pause come
@@ -146,9 +146,10 @@ def _list_clauses(facts: AppFacts) -> list[str]:
     clauses = [*_list_attempts(jobs), *_list_nodes(facts), *after]
     since_s = find_since_s(facts)
     if since_s is not None:
-        took = is_terminal(facts.state) and facts.submitted_s is not None
-        duration = f", after {format_duration(since_s - (facts.submitted_s or 0.0))}" if took else ""
-        clauses.append(f"since {format_clock(since_s)}{duration}")
+        has_ended = is_terminal(facts.state)
+        clauses.append(f"{'ended at' if has_ended else 'since'} {format_clock(since_s)}")
+        if has_ended and facts.submitted_s is not None:
+            clauses[-1] += f" after {format_duration(since_s - facts.submitted_s)}"
     told = "; ".join(reasons).split("; ")
     return [*before, *reasons, *(each for each in clauses if each not in told)]
 

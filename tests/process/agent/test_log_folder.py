@@ -56,7 +56,7 @@ def test_a_job_that_runs_and_is_stopped(start, tmp_path, capsys):
         agent.send(signal.SIGTERM)
         assert agent.wait().exit_code == 143
     assert read(logs, capsys)[0] == 7
-    assert "CANCELLED: its agents received SIGTERM; since " in read(logs, capsys)[1]
+    assert "CANCELLED: its agents received SIGTERM; ended at " in read(logs, capsys)[1]
 
 
 def test_jobs_that_have_ended_and_the_newest_is_shown(start, tmp_path, capsys):
@@ -65,7 +65,7 @@ def test_jobs_that_have_ended_and_the_newest_is_shown(start, tmp_path, capsys):
         assert agent.wait().exit_code == 0
     code, line = read(logs, capsys)
     assert code == 0
-    assert line.startswith(f"{logs / 'good'}  SUCCEEDED: since ")
+    assert line.startswith(f"{logs / 'good'}  SUCCEEDED: ended at ")
     with start("3", "9", run_id="bad") as agent:
         assert agent.wait().exit_code == 1
     code, line = read(logs, capsys)

@@ -249,7 +249,7 @@ def test_a_job_that_muster_run_waits_for(cluster, start_muster):
         _, errors = waiting.communicate(timeout=90)
     assert waiting.returncode == 0, errors
     assert "main/0 [main0]:trained\n" in errors
-    assert errors.splitlines()[-1].startswith(f"muster: team:{name} SUCCEEDED: since "), errors
+    assert errors.splitlines()[-1].startswith(f"muster: team:{name} SUCCEEDED: ended at "), errors
 
 
 PAGE = f"{'=' * 70}\nJOB FAILED  x: rank 0 failed\nRoot cause\n{'=' * 70}\n[muster] failed after 3 s\n"

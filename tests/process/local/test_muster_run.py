@@ -50,7 +50,7 @@ def test_a_job_that_succeeds(tmp_path, env):
     assert sorted(re.findall(r"^train/0 \[train\d\]:(rank \d)$", done.stderr, re.MULTILINE)) == ["rank 0", "rank 1"], (
         done.stderr
     )
-    assert re.search(r"^muster: train-\w+ SUCCEEDED: since \d\d:\d\d, after ", done.stderr.splitlines()[-1]), (
+    assert re.search(r"^muster: train-\w+ SUCCEEDED: ended at \d\d:\d\d after ", done.stderr.splitlines()[-1]), (
         done.stderr
     )
 

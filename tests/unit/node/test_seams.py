@@ -106,7 +106,7 @@ def test_a_failure_restarts_all_workers(bench: Bench) -> None:
     assert (late.global_rank, late.signal, late.stopped_by_us, stacks) == (0, "SIGTERM", True, ())
     assert bench.signals == [(0, signal.SIGTERM)]
     assert bench.lines == ["why; restart 1 of 3"]
-    assert "; 1 restart (0.0 s without workers); " in bench.last_lines[0]
+    assert "; 1 restart of the workers (0.0 s without them); " in bench.last_lines[0]
     assert bench.starter.parked == 1
     restarts = [process.spec.env["TORCHELASTIC_RESTART_COUNT"] for process in bench.processes]
     assert restarts == ["0", "0", "1", "1"]

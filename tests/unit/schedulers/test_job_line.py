@@ -112,13 +112,13 @@ def test_what_is_not_known_is_left_out():
 def test_what_agents_told_last_is_not_in_the_line_of_an_app_that_has_ended():
     job = JobFacts(attempt=1, restarts_left=2, since_s=NOW_S, status=STATUS, trouble="rank 1 keeps the others waiting")
     ended = build_facts(AppState.FAILED, jobs={"t": job}, messages=("rank 3 failed",), since_s=NOW_S)
-    assert format_line(ended) == f"FAILED: rank 3 failed; since {CLOCK}"
+    assert format_line(ended) == f"FAILED: rank 3 failed; ended at {CLOCK}"
     assert build_data(ended)["jobs"]["t"]["step"] == 800
 
 
 def test_an_app_that_has_ended_says_how_long_it_ran():
     ended = build_facts(AppState.FAILED, messages=("rank 3 failed",), since_s=NOW_S, submitted_s=NOW_S - 7380)
-    assert format_line(ended) == f"FAILED: rank 3 failed; since {CLOCK}, after 2 h 3 min"
+    assert format_line(ended) == f"FAILED: rank 3 failed; ended at {CLOCK} after 2 h 3 min"
     assert format_message(ended) == "rank 3 failed", "TorchX's message of an end is the reason alone"
 
 

@@ -155,7 +155,7 @@ def test_a_job_that_is_queued_again_names_the_node_that_slurm_has_lost(own_slurm
     assert lost in job.find_nodes(2)
     own_slurm.run("scontrol", "update", f"NodeName={lost}", "State=DOWN", "Reason=x")
     found = job.wait_state("PENDING")
-    assert found.msg.endswith(f"; incarnation 2; the previous incarnation ended: Slurm has lost node {lost}"), found
+    assert f"; incarnation 2; the previous incarnation ended: Slurm has lost node {lost}; since " in found.msg, found
     job.wait_line(f"the previous incarnation ended: Slurm has lost node {lost}")
     job.close()
 

@@ -57,8 +57,9 @@ def test_a_run_whose_node_is_lost_names_it_and_what_is_left_can_be_used(commands
     held = commands.hold("-s", "slurm", "dist.ddp", "-j", "2x1", *NODE)
     with commands.started(SLEEP, "main") as run:
         holders = [pid for pid in find_processes(held.app_id) if "\0001:" in read_command(pid)]
-        for pid in holders:
-            os.kill(pid, signal.SIGKILL)
+        for signum in (signal.SIGSTOP, signal.SIGKILL):  # or one could tell of the other's end before its own
+            for pid in holders:
+                os.kill(pid, signum)
         assert run.wait_end() == 1, run.text
     assert f"node 1 of {held.handle}" in commands.call("muster", "status", run.app_id).stdout
     held.wait_idle()

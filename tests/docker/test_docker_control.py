@@ -335,6 +335,8 @@ def test_a_rehearsal_kills_a_rank_and_stops_a_container_of_this_app_alone(apps):
     done = muster("rehearse", "--app", handle, "--faults", "rank-killed,preempted", "--yes", "--seed", "1", "--json")
     assert done.returncode == 0, done
     assert [row["verdict"] for row in json.loads(done.stdout)["rows"]] == ["survived", "survived"], done
-    after = json.loads(muster("status", other, "--json").stdout)
+    told = muster("status", other, "--json")
+    assert told.stdout, told
+    after = json.loads(told.stdout)
     assert [each["state"] for each in (before, after)] == ["RUNNING", "RUNNING"]
     assert "attempt 0, 5 restarts left" in after["line"], after

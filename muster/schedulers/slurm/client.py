@@ -261,7 +261,11 @@ def _list_resources(fields: Mapping[str, str]) -> Iterator[str]:
 
 
 def list_partitions(names: str) -> list[Partition]:
-    """Return the partitions of these names, which commas separate, or the default one. Unknown ones are left out."""
+    """Return the partitions of these names, which commas separate, or the default one. Unknown ones are left out.
+
+    Raises:
+        EngineError: Slurm refuses or does not answer.
+    """
     rows = map(_read_fields, run(["scontrol", "-a", "-o", "show", "partition"]).splitlines())
     wanted = names.split(",") if names else []
     return [
@@ -280,6 +284,9 @@ def find_most_nodes() -> int | None:
     """Return how many nodes the cluster can have, with those that may be added. None: Slurm before 22.05 has no limit.
 
     Nodes in the cloud and those in the state FUTURE count.
+
+    Raises:
+        EngineError: Slurm refuses or does not answer.
     """
     most = _read_config().get("MaxNodeCount", "")
     return int(most) if most.isdecimal() else None

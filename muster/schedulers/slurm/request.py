@@ -242,6 +242,10 @@ def _list_flags(
 def _check_time(options: SlurmOptions, grace_s: float) -> str:
     """Refuse a time limit in which no step could be done. Return a line about one that is mostly for saving, or "".
 
+    Args:
+        options: with `time`, as Slurm reads it.
+        grace_s: seconds before the limit at which all ranks begin to save and stop.
+
     Raises:
         OptionError: it is not longer than what the ranks have to save.
     """

@@ -475,6 +475,10 @@ def _check_size(request: SlurmRequest) -> None:
     """Refuse more nodes than the cluster can ever have. Of more than the partition has now, print a line.
 
     Nodes may be added to a partition, and a plug-in of the cluster may choose another one.
+
+    Raises:
+        SchedulerError: the cluster can never have so many nodes.
+        EngineError: Slurm does not answer.
     """
     if request.partitions is None:
         return

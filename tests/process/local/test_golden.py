@@ -272,7 +272,7 @@ class TestSupervisorDied:
         handle = "local_cwd://torchx/owned-golden"
         status = runner.wait(handle, wait_interval=0.2)
         assert status.state == AppState.FAILED
-        assert status.msg == "side/0 vanished (its supervisor had died); no retries (max_retries is 0)"
+        assert status.msg == "side/0 vanished (its supervisor had died); no retries by the scheduler (--max_retries 0)"
         assert list(runner.log_lines(handle, "side", 0)) == ["up\n"]
 
 

@@ -48,6 +48,8 @@ _GAP: Final = "  "
 _WIDE: Final = 110
 """Columns from which on tables have room for what says less."""
 _EVENTS: Final = 4
+_LONG_WAIT_S: Final = 5.0
+"""A wait in a collective from which on ranks that are slow by much less are not named."""
 _STATE_STYLES: Final = {"RUNNING": "green", "SUCCEEDED": "green", "FAILED": "bold red", "CANCELLED": "yellow"}
 
 
@@ -250,7 +252,10 @@ def _list_header(picture: JobPicture, view: View, size: Size) -> Iterator[Text]:
         yield Text(show_controls(status.reason), style="yellow")
     yield from _list_progress(status, bar=24 if size.width >= _WIDE else 12, is_live=not picture.has_ended)
     yield from _list_costs(status)
+    wait_s = max((rank.collective_s or 0.0 for rank in status.ranks), default=0.0)
     for each in status.slow_ranks[:2]:
+        if wait_s >= _LONG_WAIT_S and each.late_s < wait_s / 10:
+            continue  # some ms at each step do not explain why ranks wait for seconds
         yield Text(show_controls(each.describe()), style="yellow")
 
 

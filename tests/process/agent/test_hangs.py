@@ -218,7 +218,7 @@ def test_a_hang_that_ends_the_job(tmp_path: Path) -> None:
 def test_an_early_hang_is_told_softly_and_a_stop_prints_the_stacks(tmp_path: Path) -> None:
     """It hangs before `--hang-timeout auto` has learned anything. The second node's rank is the guilty one."""
     with start_pair(tmp_path, "sleeps", 1, 1, "--hang-timeout", "auto") as trees:
-        wait_for(trees[0], "the job has stood still for ", f"did not enter {SIXTH}; rank 0 has waited in it for ")
+        wait_for(trees[0], "the job stands still: ", f"did not enter {SIXTH}; rank 0 has waited in it for ")
         wait_for(trees[0], "; nothing is stopped; all stacks: kill -USR2 ")
         assert "stacks of rank" not in trees[0].stderr + trees[1].stderr
         for tree in trees:
@@ -227,7 +227,7 @@ def test_an_early_hang_is_told_softly_and_a_stop_prints_the_stacks(tmp_path: Pat
     for rank, outcome in enumerate(outcomes):
         assert (outcome.exit_code, outcome.leftovers) == (143, ()), outcome.explain()
         assert f"stacks of rank {rank}:" in outcome.stderr, outcome.explain()
-    assert "the job has stood still" not in outcomes[1].stderr, outcomes[1].explain()
+    assert "the job stands still" not in outcomes[1].stderr, outcomes[1].explain()
 
 
 @pytest.mark.long
@@ -235,12 +235,12 @@ def test_an_early_hang_is_told_by_each_node_where_a_backend_of_torch_carries_no_
     flags = ("--hang-timeout", "auto", "--rdzv-backend", "c10d-torch")
     with start_pair(tmp_path, "sleeps", 1, 1, *flags) as trees:
         for tree in trees:
-            wait_for(tree, "the job has stood still for ", "; nothing is stopped; all stacks: kill -USR2 ")
+            wait_for(tree, "the job stands still", "; nothing is stopped; all stacks: kill -USR2 ")
         for tree in trees:
             tree.send(signal.SIGTERM)
         outcomes = [tree.wait() for tree in trees]
-    lines = [line for each in outcomes for line in each.stderr.splitlines() if " stood still " in line]
-    waits = "; nothing is known of rank 1; nothing is stopped; "
+    lines = [line for each in outcomes for line in each.stderr.splitlines() if " stands still" in line]
+    waits = "; nothing is known here of rank 1 (see the log of its node); nothing is stopped; "
     sleeps = f"no rank seems to keep the others waiting; rank 1 is at hang.py:{find_line(WAIT)}; nothing is stopped; "
     assert sorted(("did not complete it" + waits in line, sleeps in line) for line in lines) == [
         (False, True),

@@ -233,6 +233,18 @@ class TestRendering:
             shown = int(row.split()[0])
             assert shown == number, f"{kind} {number} is selected, and {shown} is shown so"
 
+    @pytest.mark.parametrize(("wait_s", "is_named"), [(0.4, True), (8.0, False)])
+    def test_a_rank_late_by_milliseconds_is_not_named_while_ranks_wait_for_seconds(
+        self, wait_s: float, is_named: bool
+    ) -> None:
+        status = job_samples.make_job(4)
+        waits = [replace(rank, collective="all_reduce #6 of default_pg", collective_s=wait_s) for rank in status.ranks]
+        slow = replace(status.slow_ranks[0], global_rank=3, late_s=0.0041, is_chronic=True)
+        shown = make_picture(replace(status, ranks=tuple(waits), slow_ranks=(slow,)))
+        size = Size(width=120, height=24, has_colours=False, has_styles=False)
+        rows = draw_job(shown, View(), History(), size)
+        assert any("0.0041 s late" in row for row in rows) is is_named
+
     def test_what_is_wider_than_the_screen_is_folded(self) -> None:
         line = "t/1 was ended by SIGKILL; started again (1 of 3 retries); attempt 0, 3 restarts left; 1 of 2 nodes run"
         note = "all 2 ranks wait at step 255, after 0.1 s; torch's own timeout of collectives keeps running"

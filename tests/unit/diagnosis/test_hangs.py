@@ -179,7 +179,7 @@ def test_ranks_of_which_nothing_is_known_are_not_blamed() -> None:
         [],
         (
             "entered all_reduce #6 of default_pg (4 x float32) 62 s ago and did not complete it; "
-            "nothing is known of ranks 2-3"
+            "nothing is known here of ranks 2-3 (see the log of their node)"
         ),
     )
     assert explain(view(0, WAITS), view(1, ABSENT))[0] == [1]

@@ -56,7 +56,7 @@ def test_all_members_must_stand_still() -> None:
     job.now_s = 20.0
     [wanted] = job.stand_still(1, 50.0)
     [told] = job.look(wanted, WAITS, ABSENT)
-    assert told.text == f"the job has stood still for 50 s: {NAMED}; nothing is stopped"
+    assert told.text == f"the job stands still: {NAMED}; nothing is stopped"
     assert told.kind is NoticeKind.STILL
     assert told.ranks == (1,), "muster log --failed prints it where the job is cancelled then"
 
@@ -102,7 +102,7 @@ def test_of_a_program_that_has_done_nothing_yet_nothing_is_said() -> None:
         step = None if still_s is None else 3
         stacks = [make_stack(rank, waits=False, still_s=still_s, step=step) for rank in range(2)]
         told = [line.text for line in job.look(wanted, *stacks)]
-        assert told == [f"the job has stood still for 50 s: {text}; nothing is stopped" for text in said]
+        assert told == [f"the job stands still, for 50 s now: {text}; nothing is stopped" for text in said]
 
 
 def test_where_most_ranks_are_is_said_where_none_waits_for_another() -> None:
@@ -112,7 +112,7 @@ def test_where_most_ranks_are_is_said_where_none_waits_for_another() -> None:
         progress = RankProgress(global_rank=rank, still_s=50.0)
         stacks.append(Stack(global_rank=rank, node=rank, local_rank=0, text=text, progress=progress))
     assert format_standstill(stacks, 50.0) == (
-        "the job has stood still for 50 s: no rank seems to keep the others waiting; ranks 1-2 are at main.py:9; "
+        "the job stands still, for 50 s now: no rank seems to keep the others waiting; ranks 1-2 are at main.py:9; "
         "nothing is stopped"
     )
 

@@ -156,7 +156,7 @@ def test_a_node_tells_what_its_ranks_do_once_those_of_all_nodes_stand_still(job:
     assert job.find(AllStandStill()) == [StacksWanted(round_number=1, number=1)]
     [told] = job.look(STACK)
     assert told == Notice(
-        text="the job has stood still for 50 s: no rank seems to keep the others waiting; rank 0: step 3; nothing is "
+        text="the job stands still, for 50 s now: no rank seems to keep the others waiting; rank 0: step 3; nothing is "
         "stopped",
         kind=NoticeKind.STILL,
     )

@@ -79,17 +79,19 @@ def format_standstill(stacks: Iterable[Stack], for_s: float) -> str | None:
         stacks: those of all known ranks.
         for_s: seconds.
     """
-    found = _describe_standstill(stacks)
-    return None if found is None else f"the job has stood still for {for_s:.0f} s: {found}; nothing is stopped"
-
-
-def _describe_standstill(stacks: Iterable[Stack]) -> str | None:
-    """Return what the ranks wait for."""
     known = tuple(stacks)
+    verdict, cause = find_verdict(known), explain_hang(known)
+    found = verdict or _describe_standstill(known)
+    if found is None:
+        return None
+    # The verdict says how long the others have waited; a second, slightly different time would only raise a question.
+    has_time = verdict is not None and cause is not None and cause.age_s > 0
+    return f"the job stands still{'' if has_time else f', for {for_s:.0f} s now'}: {found}; nothing is stopped"
+
+
+def _describe_standstill(known: tuple[Stack, ...]) -> str | None:
+    """Return where the ranks are if nobody is known to block the others."""
     progress = list_progress(known)
-    verdict = find_verdict(known)
-    if verdict is not None:
-        return verdict
     if not any(each.still_s is not None for each in progress):
         return None
     if any(each.moved is not None or each.is_busy for each in progress):

@@ -117,7 +117,7 @@ def compare(result: Result, undisturbed: Result, *, is_repeatable: bool | None) 
         return False, f"not comparable: the run was ended at step {result.done}"
     names = [name for name in undisturbed.values if name in result.values]
     if not names and not undisturbed.digests:
-        return False, "not compared: the script reports no numbers (worker.step(i, loss=...)), and --compare names no file"
+        return False, "not compared: the script reports no numbers (worker.step(i, loss=x)), --compare no file"
     differing = [name for name in names if not is_equal(result.values[name], undisturbed.values[name])]
     files = [name for name, digest in undisturbed.digests.items() if result.digests.get(name) != digest]
     if not differing and not files:

@@ -241,7 +241,7 @@ def test_a_status_that_lies_breaks_nothing():
 
 def test_a_job_that_stands_still():
     """Each line takes the place of the last one, and that of a hang the place of both."""
-    still = [("stood_still", "the job stands still, for 50 s now"), ("stood_still", "the job stands still, for 100 s now")]
+    still = [("stood_still", f"the job stands still, for {for_s} s now") for for_s in (50, 100)]
     assert parse_hang(write_records(*still)).startswith("the job stands still, for 100 s now (reported at ")
     assert parse_hang(write_records(*still, *HANG)).startswith("the job hangs: no step for 60 s; rank 1 sleeps (")
     assert parse_hang(write_records(*still, ("moved_again", ""))) == ""

@@ -133,7 +133,10 @@ def _judge_group(all_members: Sequence[_Member], unheard: Mapping[int, str], see
         done = [member.rank for member in members if member.rank not in waiting]
         unseen = [member.rank for member in all_members if member.rank not in seen]
         rest = f"; {name_ranks(done)} completed it" if done else ""
-        why = f"; nothing is known here of {name_ranks(unseen)} (see the log of {'its' if len(unseen) == 1 else 'their'} node)" if unseen else ": the network or a device hangs"
+        why = ": the network or a device hangs"
+        if unseen:
+            whose = "its" if len(unseen) == 1 else "their"
+            why = f"; nothing is known here of {name_ranks(unseen)} (see the log of {whose} node)"
         clause = f"entered {what} {entry.age_s:.0f} s ago and did not complete it{rest}{why}"
     return Finding(ranks=ranks, clause=clause, waiting=frozenset(waiting), age_s=entry.age_s)
 

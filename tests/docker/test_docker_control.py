@@ -330,7 +330,9 @@ def test_a_resize_is_carried_out_whatever_happens(apps, is_leader_lost):
 @pytest.mark.long
 def test_a_rehearsal_kills_a_rank_and_stops_a_container_of_this_app_alone(apps):
     _, other, _ = start(apps, max_retries=5)
-    before = json.loads(muster("status", other, "--json").stdout)
+    told = muster("status", other, "--json")
+    assert told.stdout, told
+    before = json.loads(told.stdout)
     _, handle, _ = start(apps, max_retries=5)
     done = muster("rehearse", "--app", handle, "--faults", "rank-killed,preempted", "--yes", "--seed", "1", "--json")
     assert done.returncode == 0, done

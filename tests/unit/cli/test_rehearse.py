@@ -208,6 +208,13 @@ def test_only_a_script_that_could_have_resumed_has_started_over(
     assert (row.verdict is Verdict.STARTED_OVER) is is_blamed
 
 
+def test_a_script_that_reports_no_numbers_is_told_how_it_could() -> None:
+    nothing = replace(UNDISTURBED, values={}, digests={})
+    row = judge(build_result(values={}), nothing, is_repeatable=True)
+    said = "not compared: the script reports no numbers (worker.step(i, loss=x)), --compare no file"
+    assert (row.verdict, row.result) == (Verdict.SURVIVED, said)
+
+
 def test_a_script_that_never_computes_the_same_twice_is_not_comparable() -> None:
     row = judge(build_result(values={"loss": 2.0}), UNDISTURBED, is_repeatable=False)
     assert (row.verdict, row.result) == (Verdict.SURVIVED, "not comparable: two undisturbed runs differ, too")

@@ -71,7 +71,7 @@ def test_a_cancelled_job_with_a_lost_node_is_told_until_its_containers_are_gone(
         container.remove(force=True)
     facts, errors = read_timeline(app_id, tmp_path)
     assert facts["failures"] == {"node": 1}, (facts, read_events())
-    assert facts["missing"].startswith("Records are missing of node 1 in rounds 1 to ")
+    assert facts["missing"].startswith("Records are missing of 1 of 2 nodes in rounds 1 to ")
     assert facts["missing"] in errors
     assert facts["missing"] in (tmp_path / "page.html").read_text()
 

@@ -129,6 +129,9 @@ def write_timeline(
             tell(records.name, place(records.events), records.tracebacks),
             scheduler_state=records.scheduler_state,
             scheduler_reason=records.scheduler_reason,
+            scheduler_restarts=records.restarts,
+            missing=records.missing,
+            begins_late=records.begins_late,
         )
     written = {}
     if perfetto is not None:
@@ -140,7 +143,7 @@ def write_timeline(
 
         name = "".join(sign if sign.isalnum() or sign in "-_." else "-" for sign in records.name)
         path = output or f"{name}.html"
-        written[path] = _write(path, build_page(story, records.report, records.missing).encode(errors="replace"))
+        written[path] = _write(path, build_page(story, records.report).encode(errors="replace"))
     sentences = tell_story(story)
     _print_missing(records)
     if as_json:

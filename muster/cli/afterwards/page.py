@@ -33,13 +33,12 @@ _TEXT_CHARS: Final = 600
 _REPORT_CHARS: Final = 20_000
 
 
-def build_page(story: Story, report: Mapping[str, Any] | None = None, missing: str = "") -> str:
+def build_page(story: Story, report: Mapping[str, Any] | None = None) -> str:
     """Return the whole page.
 
     Args:
         story: of the job.
         report: `report.json`, if the job has failed for good.
-        missing: a sentence about what is not shown. "": all is.
     """
     files = resources.files(__package__)
     style, script = (files.joinpath(name).read_text("utf-8") for name in ("page.css", "page.js"))
@@ -47,7 +46,9 @@ def build_page(story: Story, report: Mapping[str, Any] | None = None, missing: s
         f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; base-uri 'none'; "
         "form-action 'none'"
     )
-    sentences = "".join(f"<p>{html.escape(show_controls(each))}</p>" for each in (*tell_story(story), missing) if each)
+    sentences = "".join(
+        f"<p>{html.escape(show_controls(each))}</p>" for each in (*tell_story(story), story.missing) if each
+    )
     parts = {
         "POLICY": policy,
         "TITLE": html.escape(show_controls(f"{story.name}: timeline")),

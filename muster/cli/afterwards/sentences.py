@@ -33,7 +33,7 @@ def tell_story(story: Story) -> tuple[str, str, str]:
 
 
 def _tell_course(story: Story) -> str:
-    took = format_duration(story.end_s - story.start_s)
+    took = ("at least " if story.begins_late else "") + format_duration(story.end_s - story.start_s)
     sizes = [(nodes, ranks) for _, _, _, nodes, ranks in story.rounds]
     where = "before any round was formed"
     if sizes:
@@ -79,13 +79,15 @@ def _name_range(counts: Sequence[int], noun: str) -> str:
 
 def _tell_interruptions(story: Story) -> str:
     if not story.recoveries and not story.failures and not story.stops:
-        return "Nothing interrupted it."
+        return _tell_unknown_interruptions(story)
     kinds = [_FAILURES.get(name, name) + (f" ({count} times)" if count > 1 else "") for name, count in
              story.failures.items()]  # fmt: skip
     count = len(story.recoveries)
     planned = count - sum(story.failures.values())
     listed = " and ".join([", ".join(kinds[:-1]), *kinds[-1:]] if len(kinds) > 1 else kinds)
     parts = [f"It was interrupted by {listed}" if kinds else "No failure interrupted it"]
+    if story.missing:
+        parts[0] += ", as far as there are records"
     if planned > 0:
         parts.append(f"nodes joined or left {_times(planned)}")
     if story.stops:
@@ -102,6 +104,14 @@ def _tell_interruptions(story: Story) -> str:
             cost += f" ({worst.cause})"
         parts.append(cost)
     return "; ".join(parts) + "."
+
+
+def _tell_unknown_interruptions(story: Story) -> str:
+    count = max(story.scheduler_restarts, story.incarnations - 1)
+    if count:
+        left = "no record that is left says" if story.missing else "no record says"
+        return f"Its scheduler has counted {count} restart{'s'[: count != 1]}, and {left} why."
+    return "Whether anything interrupted it is not known." if story.missing else "Nothing interrupted it."
 
 
 def _times(count: int) -> str:
@@ -124,5 +134,6 @@ def _tell_cost(story: Story) -> str:
     pause = f"; it was paused for {format_duration(story.goodput.pause_s)}" if story.goodput.pause_s else ""
     of_lost = f"; lost: {', '.join(named)}" if named else ""
     without = " without the pause" if pause else ""
-    useful = f"{fraction} of its time{without} went into steps that count (goodput)"
-    return f"{useful}, the first one after {start}{of_lost}{pause}."
+    recorded, after = ("the recorded time", "") if story.begins_late else ("its time", f", the first one after {start}")
+    useful = f"{fraction} of {recorded}{without} went into steps that count (goodput){after}"
+    return f"{useful}{of_lost}{pause}."

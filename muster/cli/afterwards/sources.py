@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, TypeGuard
 
-from torchx.specs import AppState, is_terminal
+from torchx.specs import AppState, Role, is_terminal
 from torchx.specs.api import NONE
 
-from muster._shared.contract import EVENT_SCHEMA, LogNames
+from muster._shared.contract import EVENT_SCHEMA, Env, LogNames
 from muster._shared.control import ControlError, ExitCode
 from muster._shared.foreign_files import parse_json, read_regular
 from muster.cli.handles import describe_unknown
@@ -66,7 +66,11 @@ class JobRecords:
     tracebacks: Mapping[tuple[int, int], str] = field(default_factory=dict)
     """What ranks that failed have left, by attempt and global rank."""
     missing: str = ""
-    """The nodes without records, in one sentence. "": all have records."""
+    """How many nodes' records are missing, and how to keep them. "": all are here."""
+    begins_late: bool = False
+    """All records of the job's beginning are missing."""
+    restarts: int = 0
+    """As counted by the scheduler."""
     scheduler_state: str = ""
     """TorchX's name of the app's state. "": these are the records of a folder."""
     scheduler_reason: str = ""
@@ -118,16 +122,26 @@ def _load_folder(folder: Path) -> JobRecords:
         tracebacks = _read_tracebacks(events, lambda _, name: _read_first(folders, name))
     except OSError as error:
         raise ControlError(f"{error.filename or folder}: {error.strerror}", ExitCode.LOST) from error
-    missing = describe_missing(events)
-    return JobRecords(name=name, events=events, report=report, tracebacks=tracebacks, missing=missing)
+    missing, begins_late = _describe_missing(events)
+    return JobRecords(
+        name=name, events=events, report=report, tracebacks=tracebacks, missing=missing, begins_late=begins_late
+    )
 
 
 def _find_last_write(paths: Iterable[Path]) -> float:
     return max(path.stat().st_mtime for path in paths)
 
 
-def describe_missing(events: Iterable[Event]) -> str:
-    """Say of which nodes there are no records, by the rounds that others have recorded. "": of all there are."""
+def _describe_missing(events: Iterable[Event], replaced: int = 0) -> tuple[str, bool]:
+    """Say of how many nodes there are no records, by the rounds that others have recorded. "": of all there are.
+
+    Args:
+        events: of all agents. Spares have no part in a round.
+        replaced: how many restarts the scheduler has counted of which there are no records.
+
+    Returns:
+        The sentence, and whether all records of the job's beginning are missing.
+    """
     sizes: dict[int, int] = {}
     seen: dict[int, set[int]] = {}
     for event in events:
@@ -137,16 +151,18 @@ def describe_missing(events: Iterable[Event]) -> str:
         if isinstance(nodes, int) and nodes <= _MOST_NODES:
             sizes[event.round] = max(nodes, sizes.get(event.round, 0))
     absent = {number: set(range(size)) - seen[number] for number, size in sizes.items() if number in seen}
-    nodes = sorted(set().union(*absent.values()))
-    if not nodes:
-        return ""
-    rounds = sorted(number for number, each in absent.items() if each)
-    names = ", ".join(map(str, nodes[:8])) + (", ..." if len(nodes) > 8 else "")
-    where = f"{'s' if len(rounds) > 1 else ''} {rounds[0]}" + (f" to {rounds[-1]}" if len(rounds) > 1 else "")
-    return (
-        f"Records are missing of node{'s' if len(nodes) > 1 else ''} {names} in round{where}: "
-        "what happened there is not shown."
-    )
+    absent = {number: nodes for number, nodes in absent.items() if nodes}
+    first = min(sizes, default=1)
+    parts = [f"all nodes before round {first}"] if first > 1 else []
+    if absent:
+        most = max(sizes[number] for number in absent)
+        rounds = f"rounds {min(absent)} to {max(absent)}" if len(absent) > 1 else f"round {min(absent)}"
+        parts.append(f"{len(set().union(*absent.values()))} of {most} node{'s'[: most != 1]} in {rounds}")
+    elif replaced > 0 and not parts:
+        parts, first = [f"nodes that were replaced ({replaced} restart{'s'[: replaced != 1]})"], 0
+    if not parts:
+        return "", False
+    return f"Records are missing of {' and of '.join(parts)}: what happened there is not shown.", first != 1
 
 
 def _read_first(folders: Sequence[Path], name: str) -> bytes:
@@ -160,7 +176,8 @@ def _load_app(word: str, role: str | None) -> JobRecords:
         response = scheduler.describe_app(app_id)
         if response is None:
             raise ControlError(describe_unknown(scheduler.backend, app_id, os.environ), ExitCode.UNKNOWN)
-        counts = {each.name: each.num_replicas for each in response.roles if is_agent_role(each)}
+        roles = {each.name: each for each in response.roles if is_agent_role(each)}
+        counts = {name: each.num_replicas for name, each in roles.items()}
         if role is not None and role not in counts:
             names = ", ".join(counts) or "none"
             raise ControlError(f"{app_id} has no role {role!r} with agents of muster; it has: {names}", ExitCode.USAGE)
@@ -184,6 +201,7 @@ def _load_app(word: str, role: str | None) -> JobRecords:
         report = parse_report(read(0, LogNames.REPORT, _REPORT_BYTES))
         events = parse_files(iter(files))
         tracebacks = _read_tracebacks(events, lambda index, name: read(index, name, _REPORT_BYTES))
+        is_here = scheduler.find_run_dir(app_id, role) is not None
     for line in failed.values():
         say(line)
     if not events and response.state in (AppState.UNSUBMITTED, AppState.SUBMITTED, AppState.PENDING):
@@ -193,22 +211,47 @@ def _load_app(word: str, role: str | None) -> JobRecords:
         has_ended = is_terminal(response.state) or response.state is AppState.UNKNOWN
         told = "How it ended and what it printed" if has_ended else "How it is doing and what it prints"
         line = (
-            f"the records of {app_id} cannot be read: they are not here, and no running node has them. If its logs are "
-            "on a volume (MUSTER_LOG_DIR), name its folder there instead of the job. "
-            f"{told} is in `muster status` and `muster log`"
+            f"the records of {app_id} cannot be read: they are not here, and no running node has them. "
+            f"{_describe_keeping(roles[role])} {told} is in `muster status` and `muster log`"
         )
         raise ControlError(line, ExitCode.REFUSED)
     name = app_id if len(counts) == 1 else f"{app_id}, {role}"
-    missing = describe_missing(events)
+    restarts = max(0, response.num_restarts)
+    agents, indices = {each.agent for each in events}, {each.node_index for each in events}
+    known = len(agents) - len(indices) + max(each.attempt for each in events)
+    has_all = is_here or len(response.roles) > 1  # the restarts may be another role's
+    missing, begins_late = _describe_missing(events, 0 if has_all else restarts - known)
+    if missing and not is_here and not failed:
+        states = (each for status in response.roles_statuses if status.role == role for each in status.replicas)
+        ended = [each.id for each in states if is_terminal(each.state) and each.id not in indices]
+        missing += (
+            f" They were lost with their pods or containers{_name_ended(ended)}. {_describe_keeping(roles[role])}"
+        )
     return JobRecords(
         name=name,
         events=events,
         report=report,
         tracebacks=tracebacks,
         missing=missing,
+        begins_late=begins_late,
+        restarts=restarts,
         scheduler_state=response.state.name,
         scheduler_reason="" if response.msg == NONE else response.msg,
     )
+
+
+def _name_ended(nodes: Sequence[int]) -> str:
+    if not nodes:
+        return ""
+    names = ", ".join(map(str, nodes[:_MOST_NAMED])) + (", ..." if len(nodes) > _MOST_NAMED else "")
+    return f" (node {names} has ended)" if len(nodes) == 1 else f" (nodes {names} have ended)"
+
+
+def _describe_keeping(role: Role) -> str:
+    folder = role.env.get(Env.LOG_DIR)
+    if folder:
+        return f"If {folder} ({Env.LOG_DIR}) is on a volume, name the job's folder there instead of the job."
+    return f"To keep them next time, add `--env {Env.LOG_DIR}=FOLDER`, on a volume; then `muster timeline FOLDER`."
 
 
 def _read_tracebacks(events: Sequence[Event], read: Callable[[int, str], bytes]) -> dict[tuple[int, int], str]:

@@ -110,6 +110,12 @@ class Story:
     scheduler_state: str = ""
     """TorchX's name of its state. "": the scheduler was not asked."""
     scheduler_reason: str = ""
+    scheduler_restarts: int = 0
+    """The restarts that it has counted."""
+    missing: str = ""
+    """What is not shown because records are missing, in a sentence or more. "": all is."""
+    begins_late: bool = False
+    """All records of the job's beginning are missing."""
     unknown_s: float = 0.0
     """How long workers ran of which records of a node are missing, and with them all that tell of steps."""
 

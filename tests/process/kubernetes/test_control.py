@@ -582,8 +582,14 @@ def test_the_timeline_has_what_pods_that_run_have_and_says_whose_records_are_mis
     cluster.end_pod(find_pod(cluster, app, 1), 0)
     assert main(words) == 0
     told = capsys.readouterr()
-    missing = "Records are missing of node 1 in round 1: what happened there is not shown."
-    assert (json.loads(told.out)["missing"], missing in told.err) == (missing, True)
+    missing = (
+        "Records are missing of 1 of 2 nodes in round 1: what happened there is not shown. They were lost with their "
+        "pods or containers (node 1 has ended). To keep them next time, add `--env MUSTER_LOG_DIR=FOLDER`, on a "
+        "volume; then `muster timeline FOLDER`."
+    )
+    facts = json.loads(told.out)
+    assert (facts["missing"], missing in told.err) == (missing, True)
+    assert facts["sentences"][1] == "Whether anything interrupted it is not known."
     assert missing in (tmp_path / "page.html").read_text()
 
     cluster.end_pod(find_pod(cluster, app, 0), 0)
@@ -591,6 +597,45 @@ def test_the_timeline_has_what_pods_that_run_have_and_says_whose_records_are_mis
     told = capsys.readouterr().out
     assert "cannot be read: they are not here, and no running node has them" in told
     assert "MUSTER_LOG_DIR" in told
+
+
+def test_the_timeline_of_replaced_pods_does_not_say_that_nothing_interrupted_the_job(
+    cluster, scheduler, app, tmp_path, capsys
+):
+    """The new pods have records of a job that nothing interrupted, which began with them."""
+    cluster.allowed = RIGHTS
+    job = Job()
+    job.start()
+    job.step(20)
+    cluster.end_pod(find_pod(cluster, app, 1), 143)
+    cluster.start_pod(find_pod(cluster, app, 1))
+    contents = {find_pod(cluster, app, index)["metadata"]["name"]: job.agents[index].print_lines() for index in (0, 1)}
+    cluster.run_command = lambda pod, command: (0, contents[pod["metadata"]["name"]], b"")
+    restarts = scheduler.describe(app).num_restarts
+    assert restarts == 1
+    page = tmp_path / "page.html"
+    assert main(["timeline", f"kubernetes://test/{app}", "--json", "-o", str(page)]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    course, interruptions, cost = facts["sentences"]
+    assert facts["missing"].startswith(
+        "Records are missing of nodes that were replaced (1 restart): what happened there is not shown. They were lost "
+        "with their pods or containers. To keep them next time, "
+    )
+    assert course.startswith("The job has run for at least ")
+    assert interruptions == "Its scheduler has counted 1 restart, and no record that is left says why."
+    assert " % of the recorded time went into steps that count (goodput)" in cost
+    assert facts["missing"].partition("`")[0] in page.read_text()
+
+
+def test_the_timeline_names_the_folder_of_the_logs_of_a_job_that_has_one(cluster, scheduler, capsys):
+    args = ["-m", "muster.agent", "main.py"]
+    env = {"MUSTER_LOG_DIR": "/runs/logs"}
+    role = specs.Role(name="t", image="i", entrypoint="python3", args=args, num_replicas=1, env=env)
+    app = scheduler.submit(specs.AppDef(name="app", roles=[role]), {})
+    cluster.end_pod(find_pod(cluster, app, 0), 0)
+    assert main(["timeline", f"kubernetes://test/{app}"]) == ExitCode.REFUSED
+    told = capsys.readouterr().err
+    assert "If /runs/logs (MUSTER_LOG_DIR) is on a volume, name the job's folder there instead of the job." in told
 
 
 def test_a_job_that_has_not_started_has_no_records_and_says_why(cluster, scheduler, capsys):

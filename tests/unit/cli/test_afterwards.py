@@ -191,6 +191,49 @@ def test_time_of_which_the_records_are_missing_is_not_known() -> None:
     assert tell_job(make_job()).unknown_s == 0.0
 
 
+def test_what_records_that_are_missing_leave_open_is_not_told(tmp_path, capsys) -> None:
+    """It said that nothing interrupted the job, and named nodes by their rank in the round."""
+    job = Job(count=3)
+    spare = job.agents.pop()
+    zero, one = job.agents
+    job.start()
+    job.step(20)
+    zero.write(job.at_s, "round_broken", kind="membership", reason="node 1 was lost", hang=False, joined=False)
+    zero.write(job.at_s, "workers_stopped")
+    job.agents = [zero, spare]
+    job.start()
+    job.step(40)
+    for line in spare.lines[1:]:
+        line["node"] = 1
+
+    def tell_some(*agents: Agent) -> tuple[str, ...]:
+        job.agents = list(agents)
+        folder = write_folder(job, tmp_path / "-".join(each.name for each in agents))
+        assert commands.main(["timeline", f"{folder}/", "--json", "-o", str(tmp_path / "page.html")]) == 0
+        facts = json.loads(capsys.readouterr().out)
+        return (facts["missing"], *facts["sentences"][:2])
+
+    missing, course, interruptions = tell_some(zero, one, spare)
+    assert (missing, " on 2 nodes with 4 ranks" in course) == ("", True)
+    assert interruptions.startswith("It was interrupted by a node that was lost or left; ")
+    missing, course, interruptions = tell_some(zero, one)
+    assert missing == "Records are missing of 1 of 2 nodes in round 2: what happened there is not shown."
+    assert interruptions.startswith("It was interrupted by a node that was lost or left, as far as there are records; ")
+    missing, course, interruptions = tell_some(spare)
+    where = "all nodes before round 2 and of 1 of 2 nodes in round 2"
+    assert missing == f"Records are missing of {where}: what happened there is not shown."
+    assert course.startswith("The job has run for at least ")
+    assert interruptions == "Whether anything interrupted it is not known."
+
+
+def test_a_restart_of_which_there_is_no_record_is_told() -> None:
+    job = Job()
+    job.start()
+    job.end()
+    told = tell_story(replace(tell_job(job), scheduler_restarts=2))[1]
+    assert told == "Its scheduler has counted 2 restarts, and no record says why."
+
+
 def test_nodes_show_their_phases_and_a_killed_one_is_lost() -> None:
     job = make_job()
     node = tell_job(job).nodes[1]

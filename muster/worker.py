@@ -254,8 +254,8 @@ def resume_path() -> str | None:
     """Return the path of the last checkpoint that all ranks saved at one step (see `saved`), the same in every rank.
 
     Returns:
-        A path that this job has reported, or an earlier run of the same app. The script must check that the checkpoint
-        still exists. None: there is none, so begin with the first step.
+        A path that this job, or an earlier run of the same app, has reported. The script must check that the
+        checkpoint still exists. None: there is none, so begin with the first step.
     """
     return os.environ.get(Env.RESUME_PATH) or None
 

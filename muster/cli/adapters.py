@@ -62,7 +62,10 @@ def create_scheduler(name: str, session: str) -> PluginScheduler:
         raise ControlError(line, ExitCode.LOST) from error
     if not isinstance(scheduler, PluginScheduler):
         close_quietly(name, scheduler)
-        raise ControlError(f"{name!r} is not made with muster.schedulers.adapter: it cannot be asked", ExitCode.USAGE)
+        line = (
+            f"muster cannot ask scheduler {name!r}, which is not made with muster.schedulers.adapter; use torchx for it"
+        )
+        raise ControlError(line, ExitCode.USAGE)
     return scheduler
 
 

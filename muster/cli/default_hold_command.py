@@ -97,7 +97,7 @@ def _switch_on(idle_limit_s: float) -> None:
     except OSError as error:
         raise ControlError(f"{error.filename}: {error.strerror}", ExitCode.REFUSED) from error
     if default_hold.read_idle_limit_s(os.environ) is None:
-        raise ControlError(f"{path} is not where jobs look for it: set HOME or XDG_STATE_HOME", ExitCode.REFUSED)
+        raise ControlError(f"jobs do not find {path}: set HOME or XDG_STATE_HOME", ExitCode.REFUSED)
     for folder in default_hold.list_folders(os.environ):
         with contextlib.suppress(OSError), connect(folder) as connection:
             connection.send(json.dumps({default_hold.IDLE_LIMIT_KEY: idle_limit_s}).encode())

@@ -41,9 +41,9 @@ _AGENT_WORDS: Final = 2
 _POLL_S: Final = 0.05
 _ELSEWHERE_POLL_S: Final = 0.3
 _NOT_HELD: Final = {
-    "detached": "detached has the apps of this machine, as local_cwd: -s local_cwd",
-    "held": "a hold is on nodes of its own: -s held runs on a hold",
-    "local_held": "a hold is on nodes of its own: -s local_held runs on a hold",
+    "detached": "detached and local_cwd have the same nodes: hold them with -s local_cwd",
+    "held": "-s held runs jobs on a hold: name the scheduler whose nodes to hold, such as -s local_cwd",
+    "local_held": "-s local_held runs jobs on a hold: name the scheduler whose nodes to hold, such as -s local_cwd",
 }
 _RELEASE_S: Final = 60.0
 
@@ -65,7 +65,9 @@ def hold(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
             cfg = scheduler.run_opts().cfg_from_str(args.scheduler_args)
             config.apply(scheduler=name, cfg=cfg)
             if "detach" in dict(scheduler.run_opts()) and str(cfg.setdefault("detach", "true")).lower() != "true":
-                raise ControlError("a hold goes on when its command ends: detach=true", ExitCode.USAGE)
+                raise ControlError(
+                    "a hold always goes on when its command ends: leave detach=false out", ExitCode.USAGE
+                )
             if name == "slurm":
                 cfg.setdefault("continues", "no")  # it ends with its allocation
                 if str(cfg.get("shared", "true")).lower() != "false":
@@ -108,7 +110,9 @@ def build_hold_app(app: AppDef, *, idle_s: float) -> AppDef:
         ControlError: the app has other roles than one that runs the agent.
     """
     if len(app.roles) != 1 or not is_agent_role(app.roles[0]):
-        raise ControlError("a hold has one role, which runs muster's agent", ExitCode.REFUSED)
+        names = ", ".join(role.name for role in app.roles)
+        line = f"a hold needs a component with one role, which runs muster's agent; this one has: {names}"
+        raise ControlError(line, ExitCode.REFUSED)
     role = app.roles[0]
     flags = list_agent_flags(role.args)
     end = next((flag.begin for flag in flags if role.args[flag.begin] == "-m"), flags[-1].end)

@@ -160,9 +160,11 @@ def _check_hang(request: JobRequest) -> None:
         except ValueError:
             seconds = -1.0
         if not 0 <= seconds < float("inf"):  # refuses NaN too
-            raise ComponentError(f"--hang_timeout {timeout} is neither auto nor a number of seconds; 0 means off")
+            raise ComponentError(
+                f"--hang_timeout {timeout} is neither auto nor a number of seconds, 0 or more; 0 means never"
+            )
         if seconds == 0 and action is not None:
-            raise ComponentError(f"--hang_action {action} has no effect with --hang_timeout 0, which is never")
+            raise ComponentError(f"--hang_action {action} has no effect with --hang_timeout 0, which means never")
     if action not in (None, *_HANG_ACTIONS):
         raise ComponentError(f"--hang_action {action!r} is not one of {', '.join(_HANG_ACTIONS)}")
 
@@ -206,7 +208,7 @@ def _check_rdzv_conf(request: JobRequest) -> None:
         elif request.rdzv_backend in RDZV_BACKENDS and key not in known:
             problem = f"unknown key {key!r}; the keys are {', '.join(known)}"
         elif request.rdzv_backend in RDZV_BACKENDS and key in RDZV_CONF_SECONDS and not _is_seconds(value):
-            problem = f"{key}={value} is not a number of seconds"
+            problem = f"{key}={value} is not a number of seconds, 0 or more"
         if problem:
             example = "join_timeout=600,last_call_timeout=30"
             raise ComponentError(f"--rdzv_conf {request.rdzv_conf!r}: {problem}; for example: {example}")

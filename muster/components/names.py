@@ -40,9 +40,13 @@ def parse_names(name: str, *, script: str | None, module: str | None) -> JobName
 
 
 def get_role_name(script: str | None, m: str | None) -> str:
-    """Return TorchX's function of its module `dist`, for components of others.
+    """Do as TorchX's function of the same name, which components of others call.
 
-    It is the script's own name, or else the module's.
+    Returns:
+        The script's own name, or else the module's.
+
+    Raises:
+        ComponentError: neither was given, or the module's name is wrong.
     """
     return _name_role(script or None, None if script else m or None)
 

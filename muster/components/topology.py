@@ -88,9 +88,13 @@ def parse_topology(j: str, *, bare: Bare = Bare.PROCESSES, host: Host | None = N
 
 
 def parse_nnodes(j: str) -> tuple[int, int, int, str]:
-    """Return TorchX's function of its module `dist`, for components of others.
+    """Do as TorchX's function of the same name, which components of others call.
 
-    (minimum, maximum, processes, "MIN:MAX").
+    Returns:
+        The least and the greatest number of nodes, the processes on each node, and "MIN:MAX" as in `j`.
+
+    Raises:
+        ComponentError: `j` is wrong, or names no number of processes.
     """
     topology = parse_topology(j)
     if not topology.processes.isdecimal():

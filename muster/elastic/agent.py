@@ -81,7 +81,8 @@ class LocalElasticAgent:
     exit_barrier_timeout, log_dir, events)`.
 
     `exit_barrier_timeout` has no effect, because the agents agree on the end. A value other than torch's default causes
-    a warning. `uninterruptible_state_timeout` is how long a stop waits for processes that the kernel cannot end.
+    a warning. `uninterruptible_state_timeout` is how many seconds a stop waits for processes that the kernel
+    cannot end.
     TORCHELASTIC_ENABLE_FILE_TIMER=1 serves torch's file timers.
     """
 

@@ -160,8 +160,11 @@ class JobHandle:
     def wait(self, timeout_s: float | None = None) -> Results:
         """Wait for the end, and return what the workers returned.
 
+        Args:
+            timeout_s: the longest wait, in seconds. None: there is no limit.
+
         Raises:
-            TimeoutError: the job still runs.
+            TimeoutError: the job still runs after `timeout_s`.
             LaunchFailed: it did not succeed.
             AgentLost: the job's muster process was killed.
             PickleFault: a result cannot be loaded here.
@@ -378,8 +381,9 @@ def _build_node_flags(
         return ["--standalone", *([f"--rdzv-id={run_id}"] if run_id else [])]
     if endpoint is None and held:
         raise UsageError(
-            f"nodes={nodes!r}, held={held!r}: a program runs functions on one node of a hold; a job of several "
-            "programs, each with its own hold, needs endpoint=, HOST:PORT of the leading one"
+            f"nodes={nodes!r}, held={held!r}: a program can run functions on one node of a hold only; for more nodes "
+            "start a program with its own hold on each node, and give all of them endpoint=, HOST:PORT of the leading "
+            "one"
         )
     if endpoint is None:
         raise UsageError(f"nodes={nodes!r} needs endpoint=, HOST:PORT of the leading node")

@@ -280,7 +280,10 @@ def take_node(held: str | bool | None, name: str, *, nproc: int, start_method: s
     if held is None or held is False:
         return None
     if start_method == "fork":
-        raise UsageError(f"held={held!r}: with start_method='fork' workers are forks of this program")
+        raise UsageError(
+            f"held={held!r}: with start_method='fork' workers are forks of this program, and not of the hold's agent; "
+            "use start_method='spawn', or no hold"
+        )
     from muster.elastic.jobs.held import HeldNode  # only where there is a hold
 
     return HeldNode(held, name, nproc)

@@ -59,10 +59,13 @@ def start_processes(
     torch before 2.3 and of ice-learn, is `(name, entrypoint, args, envs, log_dir, start_method, redirects, tee,
     progbar_events)`. With the latter, files are `<log_dir>/<local_rank>/{stdout.log,stderr.log,error.json}`.
 
+    Returns:
+        The context of the processes, which have been started. The caller closes it.
+
     Raises:
         RuntimeError: the keys of `args` or `envs` are not 0 to n-1, or `log_dir` is not empty.
         PickleFault: the function or an argument cannot be pickled. The message names it.
-        UsageError: a value is not allowed.
+        UsageError: a value is not allowed. It is a ValueError.
         EnvironmentFault: the agent cannot be started.
     """
     validate_ranks(args, len(args), "args")

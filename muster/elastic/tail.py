@@ -178,12 +178,12 @@ class TailLog:
         torch before 2.2 and of ice-learn, is `(name, log_files, dst, interval_sec, progbar_events)`.
 
         Args:
-            name: for the default prefix, `[<name><local rank>]:`.
+            name: a part of the default prefix, `[<name><local rank>]:`.
             log_files: paths by local rank. They need not exist yet.
             dst: where lines are printed. None: nowhere.
-            log_line_prefixes: by local rank.
+            log_line_prefixes: the prefixes of lines, by local rank. None: the default prefix.
             interval_sec: seconds between two looks.
-            log_line_filter: True for lines that are printed. None: all are.
+            log_line_filter: returns True for a line that is printed. None: all lines are.
             progbar_events: of a program that draws a bar of its own, see `Screen`.
             screen: shared by what prints on one terminal. None: one with `progbar_events`.
         """
@@ -252,12 +252,12 @@ def tail_logfile(
     is `(header, file, dst, finished, interval_sec, lock, progbar_events)`.
 
     Args:
-        header: before every line.
-        file: need not exist yet.
+        header: the text that is printed before every line.
+        file: a path. The file need not exist yet.
         dst: where lines are printed.
         finished: set when no more will be written.
         interval_sec: seconds between two looks.
-        log_line_filter: True for lines that are printed. None: all are.
+        log_line_filter: returns True for a line that is printed. None: all lines are.
         progbar_events: of a program that draws a bar of its own, see `Screen`.
         lock: held while something is printed, for several threads with one bar.
     """

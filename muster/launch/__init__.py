@@ -22,7 +22,7 @@ DEPRECATED = (
 
 
 def parse_args(args: Sequence[str] | None) -> Namespace:
-    """Parse a command line. None: this process's. The namespace is that of `muster.run`, and `use_env`."""
+    """Parse a command line, or that of this process if `args` is None. `muster.run`'s namespace gets `use_env`, too."""
     parser = run.get_args_parser()
     parser.add_argument(
         "--use-env",

@@ -123,12 +123,11 @@ def share_devices(wanted: Sequence[DeviceRequest], devices: Sequence[str]) -> di
         return _slice([(each.role, each.replicas, each.each) for each in sharers], devices)
     share = len(devices) // nodes
     if not share:
-        logger.warning(
-            "%d nodes cannot share %d GPUs: every node sees all GPUs, which NCCL refuses", nodes, len(devices)
-        )
+        text = "%d nodes cannot share %d GPUs: every node sees all of them, and NCCL refuses two ranks on one GPU"
+        logger.warning(text, nodes, len(devices))
         return {}
     if requested > len(devices):
-        text = "the app requests %d GPUs, this process may use %d: each of its %d nodes gets %d"
+        text = "the app requests %d GPUs, but this process may use %d: each of the app's %d nodes gets %d"
         logger.warning(text, requested, len(devices), nodes, share)
     return _slice([(each.role, each.replicas, share) for each in sharers], devices)
 

@@ -98,7 +98,7 @@ def load(*, into: Any = None) -> Snapshot | None:
         step = os.environ.get(Env.SNAPSHOT_STEP)
         if step and _process.obstacle:
             raise RuntimeError(
-                f"load: the other ranks continue at step {step} from memory, and here {_process.obstacle}"
+                f"load: the other ranks continue at step {step} from memory, but this rank cannot: {_process.obstacle}"
             )
         return None
     from muster.snapshots.loading import load_state

@@ -76,7 +76,7 @@ class Agreement:
         more = f" and {count - 1} more differ" if count > 1 else " differs"
         say(
             f"{name}{more} between ranks {rank - 1} and {rank}, and replicated=True keeps those of rank {rank - 1}."
-            " What each rank has of its own, save as a number, a tensor of integers or a NumPy array"
+            " Save what each rank has of its own as a number, a tensor of integers or a NumPy array"
         )
 
 

@@ -314,17 +314,14 @@ class Typed:
 
 
 def is_plain(tensor: Any) -> bool:
-    """Return whether a tensor is what RNG states, NumPy arrays and positions are.
-
-    Integers in the memory of the processor.
-    """
+    """Return whether a tensor has integers in the processor's memory: RNG states, NumPy arrays and positions have."""
     return bool(tensor.is_cpu and not tensor.dtype.is_floating_point and not tensor.dtype.is_complex)
 
 
 def find_pointers(run: Run, tensors: Sequence[Any], known: Sequence[int] = (0,)) -> Sequence[int] | None:
     """Return where the tensors of a run are in the processor's memory.
 
-    None: not all are there, contiguous and as they read.
+    Return None if one is not there, is not contiguous, or has other bits than one reads.
 
     What is negative when it is read is the imaginary part of a conjugate, every second number of its memory: only one
     number of it is contiguous.
@@ -349,7 +346,7 @@ def find_pointers(run: Run, tensors: Sequence[Any], known: Sequence[int] = (0,))
 def list_pointers(tensors: Sequence[Any]) -> list[int]:
     """Return where tensors of torch's own type are in the processor's memory.
 
-    0 for all of them: not all are there, contiguous.
+    Return 0 for all of them if one is not there, or is not contiguous.
     """
     kind = _get_type()
     if all(map(_is_cpu, tensors)) and all(map(kind.is_contiguous, tensors)):
@@ -488,7 +485,7 @@ def _is_same(one: Any, other: Any) -> bool:
 def _choose_stride(tensor: Any) -> tuple[int, ...]:
     """Return the tensor's own strides if its elements lie without holes, in whatever order.
 
-    Else those of a contiguous one.
+    Otherwise return those of a contiguous tensor.
     """
     shape, stride = tuple(tensor.shape), tuple(tensor.stride())
     if tensor.is_contiguous():

@@ -179,7 +179,10 @@ def _find_elsewhere(keeper: Content, number: int, own: Place) -> Place:
         place = layout.find(number)
         if place[:2] == own[:2]:
             return place
-    raise Damaged("the tensors of this rank are not those that its node keeps: save the same on all ranks")
+    raise Damaged(
+        "it lacks a tensor of this rank, because another rank kept the tensors of both: with replicated=True all ranks"
+        " must save the same tensors"
+    )
 
 
 def _give_whole(local: Any, _: Sharding) -> Any:

@@ -383,5 +383,5 @@ def _find_segment(values: FlagValues, environ: Mapping[str, str], *, backend: st
 def _choose_hang_action(values: FlagValues) -> str:
     action = values.choice("hang-action", _HANG_ACTIONS)
     if action is not None and parse_hang_timeout_s(values) is None:
-        raise UsageError(f"--hang-action {action} has no effect with --hang-timeout 0, which is never")
+        raise UsageError(f"--hang-action {action} has no effect with --hang-timeout 0, which means never")
     return action or ("report" if parse_hang_timeout_s(values) == HANG_TIMEOUT_AUTO else "restart")

@@ -256,7 +256,7 @@ class _Stage:
             hang_s = max(_LEAST_HANG_S, 3 * undisturbed.longest_s)
             added = ("--hang_timeout", f"{hang_s:.0f}")
             limit_s += 2 * hang_s
-            note = f"--hang_timeout {hang_s:.0f} in the runs with a hang: the command names none"
+            note = f"--hang_timeout {hang_s:.0f} was added to the runs with a hang: the command names none"
             self._notes += [] if note in self._notes else [note]
         return self._run_once(case, added, limit_s=limit_s)
 

@@ -64,7 +64,7 @@ def read_line() -> list[str]:
         line = "no `muster run` was started in this folder: there is nothing to run again"
         raise ControlError(line, ExitCode.REFUSED) from None
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ControlError(f"the last line of this folder cannot be read: {error}", ExitCode.REFUSED) from error
+        raise ControlError(f"the last `muster run` of this folder cannot be read: {error}", ExitCode.REFUSED) from error
 
 
 def _find_path() -> Path:

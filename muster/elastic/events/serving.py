@@ -35,7 +35,7 @@ class IceEvents:
             screen: draws the bar, on standard error if that is a terminal.
 
         Raises:
-            UsageError: it lacks some of them.
+            UsageError: `events` lacks some of these attributes. The message names them.
         """
         missing = [name for name in _NAMES if not hasattr(events, name)]
         if missing:

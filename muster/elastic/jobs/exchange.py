@@ -171,7 +171,7 @@ def _ask(place: RoundPlace, own: Mapping[int, int], key: bytes, gathered: Gather
     try:
         channel = _connect(place, key)
     except OSError as error:
-        return f"no program of node 0 at {where} within {_MEETING_LIMIT_S:g} s: {error.strerror or error}"
+        return f"node 0's program did not answer at {where} within {_MEETING_LIMIT_S:g} s: {error.strerror or error}"
     try:
         with channel.connection:
             channel.send(json.dumps({"node": place.node}).encode())

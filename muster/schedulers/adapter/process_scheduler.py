@@ -121,7 +121,7 @@ class ProcessScheduler(SupervisedScheduler, abc.ABC):
             replica: of a role that runs agents.
             command: the agent's, with what is asked.
             env: the replica's.
-            limit_s: the longest time.
+            limit_s: the longest time, in seconds.
 
         Returns:
             Its exit code, standard output and standard error.

@@ -187,7 +187,7 @@ class PluginScheduler(Scheduler, abc.ABC):  # type: ignore[misc]
         Args:
             app_id: of the app.
             kind: what is asked for.
-            limit_s: how long the ranks may take.
+            limit_s: how long the ranks may take, in seconds.
 
         Raises:
             ControlError: it cannot be asked. Nothing was changed.
@@ -200,7 +200,7 @@ class PluginScheduler(Scheduler, abc.ABC):  # type: ignore[misc]
 
         Args:
             app_id: of the app.
-            limit_s: how long the ranks may take. Those that agree on no step get the polite signal.
+            limit_s: how long the ranks may take, in seconds. If they agree on no step, they get SIGTERM.
 
         Raises:
             ControlError: it cannot be stopped. Nothing was changed.
@@ -259,7 +259,7 @@ class PluginScheduler(Scheduler, abc.ABC):  # type: ignore[misc]
             role: runs agents.
             index: of the node.
             command: a program of the node, and its arguments.
-            limit_s: the longest time.
+            limit_s: the longest time, in seconds.
 
         Returns:
             Its exit code, standard output and standard error.
@@ -345,7 +345,7 @@ class PluginScheduler(Scheduler, abc.ABC):  # type: ignore[misc]
         return opts
 
     def submit_dryrun(self, app: AppDef, cfg: Mapping[str, Any]) -> AppDryRunInfo:
-        """Do as TorchX's method. The result's AppDef is a copy that prints no secret."""
+        """Do what TorchX's method does. The result's AppDef is a copy that prints no secret."""
         from muster.schedulers.runner.dry_run import hide_secrets
 
         return hide_secrets(super().submit_dryrun(app, cfg))
@@ -403,7 +403,7 @@ class PluginScheduler(Scheduler, abc.ABC):  # type: ignore[misc]
         return "; ".join(line if len(jobs) == 1 else f"{role}: {line}" for role, line in lines.items() if line)
 
     def count_merged_ranks(self, app_id: str, role_name: str) -> int:
-        """Return what `agent_command.count_merged_ranks` does, or 0 if it cannot be known."""
+        """Return what `agent_command.count_merged_ranks` returns for a role, or 0 if it cannot be known."""
         from muster.schedulers.agent_command import count_merged_ranks, is_agent_role
 
         with self._merged_lock, contextlib.suppress(SchedulerError):

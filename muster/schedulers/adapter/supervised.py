@@ -419,14 +419,14 @@ def combine_facts(
     Args:
         spec: as submitted.
         words: of its agents.
-        state: see `AppFacts`, also of the others.
+        state: the app's. `AppFacts` explains it and the arguments below, except `tells_jobs`.
         replicas: of all roles.
-        restarts: of replicas. Those of workers in place are added.
-        messages: why it is in this state.
-        tells_jobs: whether what its agents report is of now, or of its end.
-        ui_url: a link.
-        submitted_s: when it was submitted.
-        since_s: since when it is in its state.
+        restarts: the number of restarts of replicas. Those of workers in place are added.
+        messages: why the app is in this state.
+        tells_jobs: whether the facts include what the agents report of their jobs.
+        ui_url: a link for the user.
+        submitted_s: when the app was submitted, in wall-clock seconds.
+        since_s: since when the app is in its state, in wall-clock seconds.
     """
     from muster.schedulers.adapter.facts import AppFacts
     from muster.schedulers.runner.app_codec import load_app

@@ -87,7 +87,8 @@ def share_gpus(app: AppRequest, free: int) -> AppRequest:
     agents = sum(container.runs_agent for container in app.containers)
     share = free // agents
     if not share:
-        logger.warning("%d nodes cannot share %d GPUs: every node sees all GPUs, which NCCL refuses", agents, free)
+        text = "%d nodes cannot share %d GPUs: every node sees all of them, and NCCL refuses two ranks on one GPU"
+        logger.warning(text, agents, free)
         return app
     containers = tuple(replace(each, gpus=share) if each.runs_agent else each for each in app.containers)
     return replace(app, containers=containers)

@@ -106,7 +106,8 @@ def _check_ports(app: AppDef, options: DockerOptions) -> None:
     checked: list[tuple[PublishedPort, int]] = []
     for port in options.publish:
         if options.network == HOST_NETWORK:
-            raise OptionError("publish: with network=host every port of a container is one of the host", "publish")
+            text = "publish: with network=host every port of a container is one of the host already; leave publish out"
+            raise OptionError(text, "publish")
         if not port.port.isdigit() and port.port not in known:
             names = ", ".join(sorted(known)) or "none"
             raise OptionError(

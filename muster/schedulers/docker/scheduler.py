@@ -243,7 +243,7 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
         keys = {container.workspace for container in request.containers if container.workspace is not None}
         missing = sorted(keys - set(self._workspaces.files))
         if missing:
-            raise SchedulerError(f"another command packed {missing[0]}; give the workspace again")
+            raise SchedulerError(f"{missing[0]} was packed by another command: submit with the workspace again")
         bundled = any(container.bundled for container in request.containers)
         return Payload(
             agent=build_agent_bundle() if bundled else b"",

@@ -243,12 +243,12 @@ def choose_hold(state_dir: Path, name: str | None) -> AnyHold:
         if not holds:
             raise SchedulerError("nothing is held here; `muster hold` holds this machine")
         if len(holds) > 1:
-            raise SchedulerError(f"{len(holds)} apps are held here; name one of them: {names}")
+            raise SchedulerError(f"there are {len(holds)} holds here; name one of them: {names}")
         return holds[0]
     found = [each for each in holds if app_id in (each.app_id, find_name(each.app_id))] or [
         each for each in holds if app_id and find_name(each.app_id).startswith(app_id)
     ]
     if len(found) != 1:
-        what = "no app is held here" if not holds else f"{name!r} is none of the held apps: {names}"
+        what = "nothing is held here" if not holds else f"{name!r} is none of the holds here: {names}"
         raise SchedulerError(f"{name!r} may be any of {', '.join(each.handle for each in found)}" if found else what)
     return found[0]

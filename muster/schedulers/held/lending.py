@@ -35,10 +35,10 @@ def lend_node(name: str | None, job: str, processes: int) -> LentNode:
     """
     hold = choose_hold(find_state_dir(os.environ), name)
     if not isinstance(hold, Hold):
-        raise SchedulerError(f"{hold.handle} is elsewhere: functions are workers on a hold of this machine only")
+        raise SchedulerError(f"{hold.handle} is not on this machine: functions run only on a hold of this machine")
     held = int(hold.read_states()[0].get("nproc", 0))
     if held and processes > held:
-        raise SchedulerError(f"nproc={processes}: {hold.handle} holds {held}")
+        raise SchedulerError(f"nproc={processes}: {hold.handle} holds at most {held} workers")
     lock_fd = None
     while lock_fd is None:
         lock_fd = lock_hold(hold.lock_path, job)

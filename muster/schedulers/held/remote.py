@@ -99,10 +99,10 @@ def build_remote_request(
             raise OptionError(f"{option} is for holds on this machine", option)
     roles = assign_arguments(app, build_role_labels([role.name for role in app.roles]), name)
     if len(roles) != 1 or not is_agent_role(roles[0]):
-        raise SchedulerError("a run on this hold has one role, which runs muster's agent")
+        raise SchedulerError("a run on this hold needs an app with one role, which runs muster's agent")
     role = roles[0]
     if "/" in role.entrypoint:
-        raise SchedulerError(f"role {role.name} names {role.entrypoint}, and a run has the hold's Python")
+        raise SchedulerError(f"role {role.name} names {role.entrypoint}, but a run on a hold uses the hold's Python")
     run_dir = f"{HOLD_DIR}/runs/{name}"
     place = AgentPlace(
         adapter="held",
@@ -144,10 +144,11 @@ def check_remote(request: RemoteRequest, hold: RemoteHold) -> None:
     """
     if hold.version != muster.__version__:
         made = hold.version or "another version"
-        raise SchedulerError(f"{hold.handle} is of muster {made}, and this is {muster.__version__}: hold again")
+        line = f"{hold.handle} was started by muster {made}, and this is {muster.__version__}"
+        raise SchedulerError(f"{line}: `muster release` it, and hold again")
     if hold.shares_folders and request.workspace is not None and request.workspace != request.cwd:
         where = f"the nodes of {hold.handle} share this machine's folders"
-        raise SchedulerError(f"{where}: a run works in this folder, not in {request.workspace}")
+        raise SchedulerError(f"{where}: a run works in the current folder, not in the workspace {request.workspace}")
 
 
 def build_remote_spec(

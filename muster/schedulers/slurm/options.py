@@ -102,7 +102,7 @@ class SlurmOptions:
         "signal that Slurm sends this many seconds before the end, as for a preemption: USR1@120. By default none is "
         "needed",
         parse=build_pattern_parser(
-            _SIGNAL, "of the form USR1@SECONDS: every process of the job gets it, and ends by another"
+            _SIGNAL, "of the form USR1@SECONDS: every process of the job gets it, and any other signal would end them"
         ),
     )
     shared: bool = option(

@@ -158,8 +158,9 @@ def _check(options: SlurmOptions) -> None:
     if options.gpu_type and options.gpus == "none":
         raise OptionError("gpu_type needs gpus=gres or gpus=tres: gpus=none asks for no GPU", "gpu_type")
     if options.workspace_type != "dir" or options.image_repo is not None:
-        text = "builds an image: TorchX's own adapter, -s slurm_torchx, does; here container_image names an image"
-        raise OptionError(f"workspace_type={options.workspace_type} {text}", "workspace_type")
+        name = "workspace_type" if options.workspace_type != "dir" else "image_repo"
+        text = "no image is built here: name one with container_image, or use TorchX's own adapter, -s slurm_torchx"
+        raise OptionError(f"{name}={getattr(options, name)}: {text}", name)
 
 
 def _check_lines(flags: Sequence[str]) -> None:
@@ -176,7 +177,7 @@ def _choose_spare_role(roles: Sequence[Role], options: SlurmOptions) -> str:
     agents = [str(role.name) for role in roles if is_agent_role(role)]
     if len(agents) != 1:
         raise OptionError(
-            f"spares={options.spares}: the app has {len(agents)} roles of agents, and needs one", "spares"
+            f"spares={options.spares}: the app must have exactly one role of agents, and has {len(agents)}", "spares"
         )
     return agents[0]
 

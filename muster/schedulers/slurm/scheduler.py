@@ -391,7 +391,7 @@ class SlurmScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mis
         sizes = read_sizes(app.folder.state_dir)
         before = sizes.get(chosen.name, chosen.replicas)
         if nodes > before:
-            line = f"{app_id} has {count_nodes(before)} and cannot get {nodes}: a job of Slurm's can only shrink"
+            line = f"{app_id} has {count_nodes(before)} and cannot get {nodes}: a Slurm job can only shrink"
             raise ControlError(f"{line}; submit it with spares=N for lost nodes", ExitCode.REFUSED)
         if not app.is_shared:
             raise ControlError(f"{app_id} has no folder that its nodes share: it cannot be resized", ExitCode.REFUSED)

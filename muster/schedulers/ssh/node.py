@@ -384,7 +384,7 @@ def _start(order: Mapping[str, Any], run: str, stdin: io.BufferedReader) -> None
     except FileExistsError:
         status = os.lstat(parent)
         if status.st_uid != os.geteuid() or status.st_mode & 0o077:
-            raise PermissionError(1, "is not this user's alone", parent) from None
+            raise PermissionError(1, "belongs to another user, or others can use it", parent) from None
     _end_earlier(parent, os.path.basename(run))
     os.mkdir(run, 0o700)
     try:

@@ -41,7 +41,7 @@ def _parse_folder(name: str, value: str) -> str:
 def _parse_limit(name: str, value: Any) -> float:
     seconds = parse_seconds(name, value)
     if seconds < _LEAST_LOST_S:
-        raise OptionError(f"{name}={value:g} is less than {_LEAST_LOST_S} seconds", name)
+        raise OptionError(f"{name}={value:g} is below the minimum of {_LEAST_LOST_S} seconds", name)
     return seconds
 
 

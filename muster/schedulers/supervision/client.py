@@ -289,7 +289,7 @@ def ensure_recorded(folder: AppFolder, refusal: OSError | None) -> None:
     """
     if refusal is not None:
         why = f"{folder.path}: {refusal.strerror}"
-        raise SupervisorError(f"no supervisor runs, and none can be told: {why}") from refusal
+        raise SupervisorError(f"no supervisor runs, and the request cannot be kept for a new one: {why}") from refusal
 
 
 def wait_ended(folder: AppFolder, *, limit_s: float) -> bool:

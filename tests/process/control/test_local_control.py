@@ -213,7 +213,7 @@ def test_delete_removes_a_running_job_and_one_that_has_ended(tmp_path):
 
 # TorchX's nightly line has no schedulers of its own any more
 NOT_OURS = (
-    "'lsf' is not made with muster.schedulers.adapter: it cannot be asked"
+    "muster cannot ask scheduler 'lsf', which is not made with muster.schedulers.adapter; use torchx for it"
     "|scheduler 'lsf' cannot be used here: No module named 'torchx.schedulers.lsf_scheduler'"
 )
 

@@ -105,7 +105,8 @@ def test_another_token_is_refused(port: int, monkeypatch: pytest.MonkeyPatch) ->
     )
     assert isinstance(second, str)
     assert second.startswith(
-        f"the job succeeded, but the results of ranks 0, 1 did not come: no program of node 0 at 127.0.0.1:{port} "
+        "the job succeeded, but the results of ranks 0, 1 did not come: "
+        f"node 0's program did not answer at 127.0.0.1:{port} within 5 s"
     )
 
 
@@ -116,7 +117,7 @@ def test_a_program_that_is_gone_is_named(port: int, monkeypatch: pytest.MonkeyPa
     )
     assert run_node(1, port) == (
         "the job succeeded, but the results of ranks 0, 1 did not come: "
-        f"no program of node 0 at 127.0.0.1:{port} within 1 s: Connection refused"
+        f"node 0's program did not answer at 127.0.0.1:{port} within 1 s: Connection refused"
     )
 
 

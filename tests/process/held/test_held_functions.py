@@ -186,8 +186,12 @@ def test_a_job_whose_hold_is_killed_is_lost(tmp_path: Path) -> None:
 
 
 SEVERAL = (
-    "nodes=2, held=True: a program runs functions on one node of a hold; a job of several programs, each with its own "
-    "hold, needs endpoint=, HOST:PORT of the leading one"
+    "nodes=2, held=True: a program can run functions on one node of a hold only; for more nodes start a program with "
+    "its own hold on each node, and give all of them endpoint=, HOST:PORT of the leading one"
+)
+FORKS = (
+    "held=True: with start_method='fork' workers are forks of this program, and not of the hold's agent; use "
+    "start_method='spawn', or no hold"
 )
 PROBLEMS = """
 from muster.elastic import launch
@@ -204,9 +208,9 @@ def test_what_cannot_be_is_one_line(held: Held) -> None:
     words = [sys.executable, "-c", PROBLEMS]
     done = subprocess.run(words, env=held.commands.env, capture_output=True, text=True, timeout=100, check=False)
     assert done.stdout.splitlines() == [
-        f"held='other': 'other' is none of the held apps: {held.handle}",
-        f"held=True: nproc=3: {held.handle} holds 2",
-        "held=True: with start_method='fork' workers are forks of this program",
+        f"held='other': 'other' is none of the holds here: {held.handle}",
+        f"held=True: nproc=3: {held.handle} holds at most 2 workers",
+        FORKS,
         SEVERAL,
     ], done
 

@@ -273,7 +273,7 @@ def test_what_does_not_fit_is_refused(shared: Held) -> None:
     done = shared.machine.run(REDUCE, j="1x3")
     assert done.stderr.strip().endswith(f"runs 3 processes on each node, and local_cwd://{shared.app_id} holds 2")
     done = shared.machine.run(REDUCE, cfg="app=other")
-    assert done.stderr.strip() == f"muster: 'other' is none of the held apps: local_cwd://{shared.app_id}"
+    assert done.stderr.strip() == f"muster: 'other' is none of the holds here: local_cwd://{shared.app_id}"
 
 
 def test_one_run_at_a_time(shared: Held) -> None:
@@ -680,10 +680,10 @@ def test_release_now_stops_the_run(machine: Machine) -> None:
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        (("-s", "held"), "a hold is on nodes of its own: -s held runs on a hold"),
+        (("-s", "held"), "-s held runs jobs on a hold: name the scheduler whose nodes to hold, such as -s local_cwd"),
         (("dist.ddp", "--script", "main.py"), "a hold has no program of its own: leave --script, -m and arguments out"),
         (("--idle-minutes", "0"), "'0' is not a number of minutes from 0.01 to 10080"),
-        (("-cfg", "detach=false"), "a hold goes on when its command ends: detach=true"),
+        (("-cfg", "detach=false"), "a hold always goes on when its command ends: leave detach=false out"),
     ],
 )
 def test_wrong_holds_are_one_line(machine: Machine, words: tuple[str, ...], problem: str) -> None:

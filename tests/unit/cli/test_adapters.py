@@ -118,7 +118,11 @@ BROKEN = "scheduler 'broken' cannot be created: AttributeError: 'NoneType' objec
             "there is no scheduler 'nothing'; there are: foreign, other, missing, broken, refused, local_cwd",
             ExitCode.USAGE,
         ),
-        ("other", "'other' is not made with muster.schedulers.adapter: it cannot be asked", ExitCode.USAGE),
+        (
+            "other",
+            "muster cannot ask scheduler 'other', which is not made with muster.schedulers.adapter; use torchx for it",
+            ExitCode.USAGE,
+        ),
         ("missing", "scheduler 'missing' cannot be used here: No module named 'ray'", ExitCode.USAGE),
         ("broken", BROKEN, ExitCode.LOST),
         ("refused", "no controller answers at foreign.example; start one", ExitCode.LOST),

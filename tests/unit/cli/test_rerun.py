@@ -52,7 +52,7 @@ def test_a_damaged_line_is_one_line(content: str, capsys: pytest.CaptureFixture[
     path.write_text(content)
     assert main(["rerun"]) == 1
     told = capsys.readouterr().err
-    assert told.startswith("muster: the last line of this folder cannot be read: ")
+    assert told.startswith("muster: the last `muster run` of this folder cannot be read: ")
     assert told.count("\n") == 1
 
 

@@ -94,7 +94,10 @@ def test_ports_of_several_roles():
         ("publish=0.0.0.0:90:80;91:81", "publish: '0.0.0.0:90:80' for 2 replicas and '91:81' for 2 need the same port"),
         ("publish=[::1]:90:80;[::]:89:81", "'[::1]:90:80' for 2 replicas and '[::]:89:81' for 2 need the same"),
         ("publish=[::1]:90:80;[0::1]:90:81", "'[::1]:90:80' for 2 replicas and '[0::1]:90:81' for 2 need the same"),
-        ("publish=80,network=host", "publish: with network=host every port of a container is one of the host"),
+        (
+            "publish=80,network=host",
+            "publish: with network=host every port of a container is one of the host already; leave publish out",
+        ),
         ("user=a b", "user='a b' is not USER or USER:GROUP, such as 1000:1000 or nobody"),
         ("user=a:", "user='a:' is not USER or USER:GROUP"),
         ("labels=io.muster.app:x", "labels: 'io.muster.app' begins with io.muster., as muster's own do"),

@@ -71,7 +71,7 @@ def test_options_of_this_machine_are_refused(name: str, value: bool) -> None:
 
 def test_what_cannot_be_the_holds_is_refused() -> None:
     request = build()
-    with pytest.raises(SchedulerError, match=r"is of muster 0\.0, and this is"):
+    with pytest.raises(SchedulerError, match=r"was started by muster 0\.0, and this is"):
         check_remote(request, holds.RemoteHold(**{**vars(HOLD), "version": "0.0"}))
     check_remote(request, HOLD)
 
@@ -119,7 +119,7 @@ def test_a_hold_is_found_by_its_handle_its_name_or_because_it_is_the_only_one(
     states["hold-a"] = AppState.RUNNING
     assert holds.choose_hold(state_dir, "kubernetes://torchx/team:hold-b").nodes == 2, "another machine's"
     add_hold(state_dir, "kubernetes", "team:hold-b")
-    with pytest.raises(SchedulerError, match=r"2 apps are held here; name one of them: ssh://hold-a, kubernetes://"):
+    with pytest.raises(SchedulerError, match=r"there are 2 holds here; name one of them: ssh://hold-a, kubernetes://"):
         holds.choose_hold(state_dir, None)
     assert holds.choose_hold(state_dir, "hold-b").handle == "kubernetes://team:hold-b"
     with pytest.raises(SchedulerError, match="'hold' may be any of"):

@@ -173,7 +173,7 @@ def test_options_with_options_in_them_come_through_a_command_line():
 
 
 def test_spares_need_one_role_of_agents():
-    with pytest.raises(OptionError, match="2 roles of agents"):
+    with pytest.raises(OptionError, match=r"exactly one role of agents, and has 2$"):
         build(build_role("a"), build_role("b"), spares=1)
 
 

@@ -567,6 +567,6 @@ def test_a_rank_without_memory_does_not_begin_elsewhere_than_the_others(monkeypa
     assert snapshots.load() is None
     monkeypatch.setenv("MUSTER_SNAPSHOT_STEP", "7")
     with pytest.raises(
-        RuntimeError, match="the other ranks continue at step 7 from memory, and here the agent keeps no"
+        RuntimeError, match="the other ranks continue at step 7 from memory, but this rank cannot: the agent keeps"
     ):
         snapshots.load()

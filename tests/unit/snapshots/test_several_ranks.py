@@ -141,7 +141,7 @@ def test_what_differs_though_it_is_replicated_is_named(
     said = "\n".join(line for line in capsys.readouterr().err.splitlines() if "replicated" in line)
     assert said == (
         "muster.snapshots: state['model']['c'] and 2 more differ between ranks 2 and 3, and replicated=True keeps those"
-        " of rank 2. What each rank has of its own, save as a number, a tensor of integers or a NumPy array"
+        " of rank 2. Save what each rank has of its own as a number, a tensor of integers or a NumPy array"
         if differs
         else ""
     )

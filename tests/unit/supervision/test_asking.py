@@ -82,7 +82,8 @@ def test_on_a_full_disk_no_supervisor_is_started_that_would_go_on(folder, monkey
     monkeypatch.setattr(app_folder, "_write_text", refuse_to_write)
     monkeypatch.setattr(AppFolder, "send_request", lambda folder, request: False)
     told = (
-        rf"^no supervisor runs, and none can be told: {folder.path}: (No space left on device|Read-only file system)$"
+        rf"^no supervisor runs, and the request cannot be kept for a new one: {folder.path}: "
+        r"(No space left on device|Read-only file system)$"
     )
     with pytest.raises(client.SupervisorError, match=told):
         stop(folder)

@@ -12,8 +12,8 @@ LIMIT = 50
 """How many lines one node prints."""
 
 UNPROVED = (
-    "the leader has refused this node, and shows why only on its own console: the job has no MUSTER_TOKEN; "
-    "another job may listen at this host and port: then use another port (--rdzv-endpoint)"
+    "the leader has refused this node, and shows why only on its own console, because the job has no MUSTER_TOKEN; "
+    "if another job listens at this host and port, use another port (--rdzv-endpoint)"
 )
 
 

@@ -31,6 +31,7 @@ from muster.schedulers.adapter import (
 from muster.schedulers.slurm import client, words
 from muster.schedulers.slurm.client import QueueEntry
 from muster.schedulers.slurm.node import (
+    JOBS_NAME,
     LOG_NAME,
     NODE_NAME,
     NodeFolder,
@@ -40,8 +41,6 @@ from muster.schedulers.slurm.node import (
     read_sizes,
 )
 
-JOBS_NAME: Final = "jobs"
-"""In the app's state folder: the ids of its jobs, one per line."""
 _CLOCKS_S: Final = 2.0
 """How much the clocks of nodes and controller may differ. A job waits longer before it runs again."""
 _START_S: Final = 30.0
@@ -207,14 +206,9 @@ def find_app_of_job(job_id: str, registry: AppRegistry) -> str | None:
     """Find the app that has, or had, a job of Slurm's. None: none that was submitted here."""
     for app_id in registry:
         folder = registry.open(app_id)
-        if folder is not None and (job_id in read_jobs(folder) or _has_run(folder, job_id)):
+        if folder is not None and job_id in read_jobs(folder):
             return app_id
     return None
-
-
-def _has_run(folder: AppFolder, job_id: str) -> bool:
-    """Return whether a node of such a job has recorded something: a node has submitted it as a follow-up."""
-    return any(run.partition(".")[0] == job_id for run in list_runs(folder))
 
 
 def _read_nodes(folder: AppFolder, spec: AppSpec, run: str) -> dict[ReplicaId, NodeState]:

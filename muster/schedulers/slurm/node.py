@@ -41,6 +41,8 @@ from muster.schedulers.supervision.supervisor import Supervisor
 
 RUNS_DIR: Final = "runs"
 """In the app's state folder: a folder per run of the job, `JOBID.RESTARTS`, with one per replica."""
+JOBS_NAME: Final = "jobs"
+"""In the app's state folder: the ids of its jobs, one per line."""
 NODE_NAME: Final = "node"
 """In a replica's folder of a run: the node's name."""
 HOSTS_NAME: Final = "hosts"
@@ -754,6 +756,8 @@ def _submit_follow_up(folder: AppFolder, spec: AppSpec, allocation: Allocation) 
         job_id = _run("sbatch", "--parsable", *words, f"--dependency=afterany:{allocation.job_id}", script)
         if job_id:
             print(job_id, flush=True)
+            with (folder.state_dir / JOBS_NAME).open("a") as file:
+                file.write(f"{job_id.partition(';')[0]}\n")
             break
 
 

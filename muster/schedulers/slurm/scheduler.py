@@ -71,7 +71,7 @@ from muster.schedulers.adapter import (
 )
 from muster.schedulers.agent_command import find_program
 from muster.schedulers.slurm import client, live, payload, words
-from muster.schedulers.slurm.node import LOG_NAME, SCRIPT_NAME, SIZES_NAME, read_sizes
+from muster.schedulers.slurm.node import JOBS_NAME, LOG_NAME, SCRIPT_NAME, SIZES_NAME, read_sizes
 from muster.schedulers.slurm.options import SlurmOptions
 from muster.schedulers.slurm.request import (
     PAYLOAD_MARK,
@@ -172,7 +172,7 @@ class SlurmScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mis
                 # If sbatch's answer is lost, the name finds it.
                 undo.callback(_cancel_named, request.spec.app_id)
                 job_id = client.submit_script(script, _build_env())
-                _append(folder.state_dir / live.JOBS_NAME, job_id)
+                _append(folder.state_dir / JOBS_NAME, job_id)
                 undo.pop_all()
         except FileExistsError as error:
             raise SchedulerError(f"{folder.path} exists already: an app needs a folder of its own") from error

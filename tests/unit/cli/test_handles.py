@@ -73,9 +73,9 @@ def test_last_is_the_newest_also_in_a_cluster(env, tmp_path):
 def test_a_job_id_of_slurm_names_its_app(env, tmp_path):
     """It is what squeue shows: of the first job, of a follow-up that a node has submitted, and no part of one."""
     folder = AppFolder(tmp_path / "train-d4")
-    (folder.state_dir / "runs" / "12346.1").mkdir(parents=True)
+    folder.state_dir.mkdir(parents=True)
     folder.spec_file.touch()
-    (folder.state_dir / "jobs").write_text("12345\n")
+    (folder.state_dir / "jobs").write_text("12345\n12346\n")
     AppRegistry(tmp_path / "muster", "slurm").add("train-d4", folder.path)
     for word in ("12345", "12346", "slurm://12345"):
         assert str(find_app(word, env)) == "slurm://muster/train-d4"

@@ -7,6 +7,7 @@ import pytest
 
 from muster.schedulers.slurm import live
 from muster.schedulers.slurm.client import QueueEntry
+from muster.schedulers.slurm.node import JOBS_NAME
 from muster.schedulers.supervision.app_folder import AppFolder
 
 ADDED_S = 1000.0
@@ -37,7 +38,7 @@ def test_of_a_job_that_slurm_does_not_know_its_nodes_say_it(
     """It may be a job of another cluster with the same home folder."""
     state = AppFolder(tmp_path).state_dir
     state.mkdir(parents=True)
-    (state / live.JOBS_NAME).write_text("7\n")
+    (state / JOBS_NAME).write_text("7\n")
     assert find_end_s(tmp_path, None, ended) == end_s
 
 

@@ -123,6 +123,8 @@ def test_a_follow_up_that_is_refused_is_submitted_again(monkeypatch: pytest.Monk
     slurm.failures = 2
     go_on(monkeypatch, tmp_path, slurm, "follow-up")
     assert len(slurm.find("sbatch --parsable")) == 3
+    told = (AppFolder(tmp_path).state_dir / node.JOBS_NAME).read_text()
+    assert told == "8\n", "`muster status` and `muster stop` know it by its id while it waits, too"
 
 
 @pytest.mark.parametrize("is_shared", [True, False])

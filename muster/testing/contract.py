@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Final, TypeVar
 
 import pytest
+from torchx.runner import Runner
 from torchx.specs import AppDef, AppState, is_terminal
 
 from muster.schedulers.adapter import (
@@ -217,6 +218,12 @@ class SchedulerContract:
         self.wait_for(scheduler, app_id, AppState.CANCELLED)
         self.shell("delete", app_id)
         assert scheduler.describe(app_id) is None
+        runner = Runner("contract", {scheduler.backend: lambda _name, **_more: scheduler})
+        status = runner.wait(f"{scheduler.backend}://contract/{app_id}")
+        assert status is not None, "`torchx run --wait` prints a traceback"
+        assert status.state == AppState.CANCELLED
+        assert status.msg.startswith(f"{app_id} no longer exists: ")
+        assert runner.wait(f"{scheduler.backend}://contract/{app_id}x") is None, "this process has never seen it"
 
     def test_a_cancel_during_the_start_ends_it(self, scheduler: PluginScheduler) -> None:
         """Check that nothing runs on, whatever had started by the time of the cancel."""

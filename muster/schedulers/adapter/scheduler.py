@@ -119,6 +119,9 @@ class PluginScheduler(Scheduler, abc.ABC):  # type: ignore[misc]
     TELLS_STATUS: bool = False
     """Whether `read_facts` costs so little that a terminal may ask every second or so how far a job is."""
 
+    DELETED: str = "somebody deleted it"
+    """What has become of an app that existed and does not any more, for people."""
+
     RUN_DEFAULTS: Mapping[str, str] = {}
     """Options of `-cfg` that `muster run` gives unless its caller does. If `detach=false` is among them, it waits."""
 
@@ -421,7 +424,9 @@ class PluginScheduler(Scheduler, abc.ABC):  # type: ignore[misc]
         return self.list_apps(cfg or {})
 
     def describe(self, app_id: str) -> DescribeAppResponse | None:
-        """See `describe_app`.
+        """See `describe_app`. To TorchX's `Runner.wait` an app that is deleted while it is awaited is CANCELLED.
+
+        `torchx run --wait` prints a traceback for one that does not exist.
 
         Raises:
             SchedulerError: a command of `torchx` names an app that does not exist, and would not say so.
@@ -435,6 +440,10 @@ class PluginScheduler(Scheduler, abc.ABC):  # type: ignore[misc]
         if response is not None and self._live_lines.has_printed and response.structured_error_msg != NONE:
             response.structured_error_msg = remove_traceback(response.structured_error_msg)
         if callers.is_wait():
+            was_awaited = self._awaited is not None and self._awaited.app_id == app_id
+            if response is None and (was_awaited or app_id in self._submitted):
+                message = f"{app_id} no longer exists: {self.DELETED}"
+                response = DescribeAppResponse(app_id=app_id, state=AppState.CANCELLED, msg=message)
             self._awaited = response
         return response
 

@@ -62,6 +62,8 @@ class KubernetesScheduler(PluginScheduler, WorkspaceMixin):  # type: ignore[misc
         limits: on the log readers' connections.
     """
 
+    DELETED = "its Job was deleted, or removed after its ttl_s"
+
     def __init__(
         self, session_name: str, clock: "Clock | None" = None, limits: "ConnectionLimits | None" = None
     ) -> None:

@@ -75,6 +75,20 @@ def test_ctrl_c_prints_no_traceback_and_that_the_job_goes_on(run_and_wait):
     assert re.search(r"`muster log -f (\S+:\S+)` .*, `torchx cancel kubernetes://torchx/\1` ends it$", line), line
 
 
+def test_a_job_that_somebody_deletes_while_it_is_awaited_is_no_traceback(cluster, run_and_wait):
+    """It ended with "RuntimeError: unknown status, wait returned None"."""
+    with run_and_wait() as (waiting, said):
+        [job] = cluster.find("jobs")
+        with cluster.lock:
+            cluster.delete_object(("/apis/batch/v1", "team", "jobs", job["metadata"]["name"]))
+        said.append(waiting.communicate(timeout=90)[1])
+    assert waiting.returncode == 1, said
+    assert "Traceback" not in "".join(said)
+    name = job["metadata"]["labels"]["app.kubernetes.io/instance"]
+    told = f"msg: 'team:{name} no longer exists: its Job was deleted, or removed after its ttl_s' num_restarts: "
+    assert told in " ".join("".join(said).split()), said
+
+
 def test_a_submission_that_sigterm_ends_leaves_nothing(cluster, double, tmp_path):
     """Only Ctrl-C took back what was created before."""
     (tmp_path / "main.py").touch()

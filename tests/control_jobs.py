@@ -163,6 +163,14 @@ def list_answers(handle: str, capsys) -> dict[str, tuple[int, str]]:
     return answers
 
 
+def unknown_line(scheduler: str, app_id: str) -> str:
+    """What every command prints of an app that does not exist."""
+    return (
+        f"muster: {scheduler} has no job {app_id!r}: it may have been deleted, or submitted by another user or on "
+        f"another machine; `muster list -s {scheduler}` lists the jobs that are known here\n"
+    )
+
+
 def muster(*words: str) -> Shell:
     """Run a `muster` command in another process."""
     return finish(begin(*words))

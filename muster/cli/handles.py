@@ -5,6 +5,7 @@ packages whose apps have a supervisor here. A name that is not there is looked u
 if there is one.
 """
 
+import contextlib
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -21,10 +22,6 @@ _HANDLE = re.compile(r"(?:(?P<scheduler>[\w-]+)://)?(?:(?P<session>[^/]*)/)?(?P<
 SAME_APPS: Final[Mapping[str, str]] = {"local_docker": "docker", "local_held": "held"}
 """A scheduler that has the same apps as another one."""
 _KUBERNETES: Final = "kubernetes"
-_GONE: Final = (
-    "it may have been deleted, removed after its ttl_s, or be in another namespace (name it as NAMESPACE:NAME) or "
-    "context; `muster list` lists the jobs of this machine and of the current context's namespace"
-)
 _SLURM: Final = "slurm"
 _TORCHX: Final = "torchx"
 """The session in the handles that `torchx run` and `muster run` print."""
@@ -89,35 +86,14 @@ def find_app(word: str, env: Mapping[str, str]) -> AppName:
     return AppName(scheduler=scheduler, session=session, app_id=app_id)  # its adapter reports what it knows
 
 
-def describe_unknown(scheduler: str, app_id: str, env: Mapping[str, str]) -> str:
-    """Say in one line that a scheduler does not know an app. It may be the one that was submitted last from here."""
-    last_id = _read_last_remote(env) if scheduler == _KUBERNETES else None
-    if last_id is None or app_id not in (last_id, _find_name(last_id)):
-        place = _describe_place(app_id) if scheduler == _KUBERNETES else ""
-        name = _find_name(app_id) or app_id
-        return f"there is no job {name!r} in {place}: {_GONE}" if place else f"{scheduler} knows no app {app_id!r}"
-    return (
-        f"{last_id}, the last job that was submitted to Kubernetes from here, no longer exists in the cluster of this "
-        "kubeconfig: its Job was deleted, or removed after its ttl_s"
-    )
-
-
 def _describe_unnamed(word: str, env: Mapping[str, str]) -> str:
-    place = _describe_place(None) if _has_kubeconfig(env) else ""
-    if not place:
-        return f"no job is named {word!r}; `muster list` lists them"
-    return f"no job is named {word!r} on this machine or in {place}: {_GONE}"
+    if _has_kubeconfig(env):
+        from muster.schedulers import kubernetes
 
-
-def _describe_place(app_id: str | None) -> str:
-    """Name the namespace and the context that were asked for an app. None: the current ones. "": not known."""
-    from muster.schedulers import kubernetes
-
-    try:
-        place: str = kubernetes.create_scheduler("muster").describe_place(app_id)
-    except (EngineError, SchedulerError):
-        return ""
-    return place
+        with contextlib.suppress(EngineError, SchedulerError):
+            place = kubernetes.create_scheduler("muster").describe_place(None)
+            return f"no job is named {word!r} on this machine or in {place}: {kubernetes.GONE}"
+    return f"no job is named {word!r}; `muster list` lists them"
 
 
 def list_names(env: Mapping[str, str]) -> list[str]:
@@ -190,11 +166,12 @@ def _find_last_in_cluster(beginning: str, env: Mapping[str, str]) -> str | None:
     from muster.schedulers import kubernetes
 
     try:
-        exists = kubernetes.create_scheduler("muster").describe_app(last_id) is not None
+        scheduler = kubernetes.create_scheduler("muster")
+        exists = scheduler.describe_app(last_id) is not None
     except (EngineError, SchedulerError) as error:
         raise ControlError(f"no job of this machine is named {beginning!r}; {error}", ExitCode.UNKNOWN) from error
     if not exists:
-        raise ControlError(describe_unknown(_KUBERNETES, last_id, env), ExitCode.UNKNOWN)
+        raise ControlError(scheduler.describe_unknown(last_id), ExitCode.UNKNOWN)
     return last_id
 
 

@@ -19,7 +19,7 @@ from muster._shared.contract import AskKind, AskOutcome
 from muster._shared.control import ControlError, ExitCode
 from muster._shared.reports import Answer
 from muster.cli.adapters import create_scheduler
-from muster.cli.handles import describe_unknown, find_app
+from muster.cli.handles import find_app
 from muster.schedulers.adapter.scheduler import PluginScheduler
 from muster.schedulers.errors import (
     EndedAppError,
@@ -86,8 +86,8 @@ def resize(handle: str, nodes: int, *, role: str | None = None) -> Answer:
     with open_scheduler(handle) as (scheduler, app_id):
         try:
             return scheduler.resize_app(app_id, nodes, role)
-        except UnknownAppError as error:
-            raise ControlError(str(error), ExitCode.UNKNOWN) from error
+        except UnknownAppError:
+            raise
         except EndedAppError as error:
             raise ControlError(str(error), ExitCode.ENDED) from error
         except SchedulerError as error:
@@ -113,7 +113,7 @@ def delete(handle: str) -> Answer:
         if scheduler.describe_app(app_id) is not None:
             scheduler.delete_app(app_id)
         elif not scheduler.delete_unfinished(app_id):
-            raise ControlError(describe_unknown(scheduler.backend, app_id, os.environ), ExitCode.UNKNOWN)
+            raise UnknownAppError(app_id)
     return Answer(outcome=AskOutcome.DONE, line=f"{app_id} is removed, with its logs")
 
 
@@ -124,11 +124,19 @@ def _ask(handle: str, kind: AskKind, limit_s: float) -> Answer:
 
 @contextmanager
 def open_scheduler(handle: str) -> Iterator[tuple[PluginScheduler, str]]:
-    """Create the scheduler of a handle. Yield it and the app's id. Errors of the adapter become a `ControlError`."""
+    """Create the scheduler of a handle. Yield it and the app's id. Errors of the adapter become a `ControlError`.
+
+    However a command finds that there is no such app, it prints the same line: `PluginScheduler.describe_unknown`.
+    """
     try:
         app = find_app(handle, os.environ)
         with closing(create_scheduler(app.scheduler, app.session)) as scheduler:
-            yield scheduler, app.app_id
+            try:
+                yield scheduler, app.app_id
+            except (UnknownAppError, ControlError) as error:
+                if isinstance(error, ControlError) and error.exit_code is not ExitCode.UNKNOWN:
+                    raise
+                raise ControlError(scheduler.describe_unknown(app.app_id), ExitCode.UNKNOWN) from error
     except RightError as error:
         raise ControlError(str(error), ExitCode.REFUSED) from error
     except (EngineError, SchedulerError) as error:

@@ -17,13 +17,13 @@ from torchx.specs import AppDef, AppState
 from muster._shared.contract import HOLD_FLAG, show_controls
 from muster._shared.control import ControlError, ExitCode
 from muster.cli.adapters import create_scheduler, describe_error, list_names
-from muster.cli.handles import SAME_APPS, describe_unknown
+from muster.cli.handles import SAME_APPS
 from muster.cli.operations import open_scheduler
 from muster.cli.prune import format_age
 from muster.schedulers.adapter.facts import AppFacts
 from muster.schedulers.adapter.job_line import build_data, format_line
 from muster.schedulers.adapter.scheduler import PluginScheduler
-from muster.schedulers.errors import EngineError, SchedulerError
+from muster.schedulers.errors import EngineError, SchedulerError, UnknownAppError
 from muster.schedulers.supervision.registry import find_state_dir
 
 STATE_CODES: Final[Mapping[AppState, int]] = {
@@ -60,7 +60,7 @@ def read_app(word: str) -> tuple[str, AppFacts]:
     with open_scheduler(word) as (scheduler, app_id):
         facts = _read_facts(scheduler, app_id)
         if facts is None:
-            raise ControlError(describe_unknown(scheduler.backend, app_id, os.environ), ExitCode.UNKNOWN)
+            raise UnknownAppError(app_id)
         return f"{scheduler.backend}://torchx/{app_id}", facts
 
 

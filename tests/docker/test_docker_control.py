@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from control_jobs import COMMANDS, list_answers
+from control_jobs import COMMANDS, list_answers, unknown_line
 from harness import wait_until
 from torchx.specs import AppDef
 
@@ -122,7 +122,7 @@ def test_what_is_asked_is_done_at_one_step(apps, capsys):
     assert apps.status(app_id).state.name == "CANCELLED"
     ended = (4, f"muster: {app_id} has ended already (CANCELLED): nothing was changed\n")
     assert list_answers(handle, capsys) == dict.fromkeys(COMMANDS, ended)
-    unknown = (3, "muster: docker knows no app 'nosuchapp'\n")
+    unknown = (3, unknown_line("docker", "nosuchapp"))
     assert list_answers("docker://test/nosuchapp", capsys) == dict.fromkeys(COMMANDS, unknown)
 
 

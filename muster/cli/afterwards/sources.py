@@ -13,11 +13,10 @@ from torchx.specs.api import NONE
 from muster._shared.contract import EVENT_SCHEMA, Env, LogNames
 from muster._shared.control import ControlError, ExitCode
 from muster._shared.foreign_files import parse_json, read_regular
-from muster.cli.handles import describe_unknown
 from muster.cli.operations import open_scheduler
 from muster.cli.output.streaming import say
 from muster.schedulers.agent_command import is_agent_role
-from muster.schedulers.errors import EngineError
+from muster.schedulers.errors import EngineError, UnknownAppError
 
 _LIMIT_BYTES: Final = 256 << 20
 """The limit for a file of records. A longer one is read from its end."""
@@ -175,7 +174,7 @@ def _load_app(word: str, role: str | None) -> JobRecords:
     with open_scheduler(word) as (scheduler, app_id):
         response = scheduler.describe_app(app_id)
         if response is None:
-            raise ControlError(describe_unknown(scheduler.backend, app_id, os.environ), ExitCode.UNKNOWN)
+            raise UnknownAppError(app_id)
         roles = {each.name: each for each in response.roles if is_agent_role(each)}
         counts = {name: each.num_replicas for name, each in roles.items()}
         if role is not None and role not in counts:

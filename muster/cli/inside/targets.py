@@ -1,6 +1,5 @@
 """Which nodes of a job a command is for."""
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -8,10 +7,10 @@ from typing import Final
 from torchx.specs import AppState, is_terminal
 
 from muster._shared.control import ControlError, ExitCode, count_nodes
-from muster.cli.handles import describe_unknown
 from muster.schedulers.adapter.facts import AppFacts
 from muster.schedulers.adapter.scheduler import PluginScheduler
 from muster.schedulers.agent_command import is_agent_role
+from muster.schedulers.errors import UnknownAppError
 
 FAILED: Final = 255
 """Exit code of `exec` and `shell` where muster has failed, and not the command: as of `ssh`."""
@@ -43,11 +42,12 @@ def find_targets(
         takes_all: all nodes, also those that do not run.
 
     Raises:
-        ControlError: the app is not known, does not run, or has no such role or node.
+        ControlError: the app does not run, or has no such role or node.
+        UnknownAppError: the app is not known.
     """
     facts = scheduler.read_facts(app_id)
     if facts is None:
-        raise ControlError(describe_unknown(scheduler.backend, app_id, os.environ), ExitCode.UNKNOWN)
+        raise UnknownAppError(app_id)
     if is_terminal(facts.state):
         raise ControlError(f"{app_id} has ended already ({facts.state.name})", ExitCode.ENDED)
     if facts.state is not AppState.RUNNING:

@@ -21,7 +21,6 @@ from torchx.specs.api import NONE
 from muster._shared.contract import LogNames, show_controls
 from muster._shared.control import ControlError, ExitCode
 from muster._shared.reports import Report, name_ranks
-from muster.cli.handles import describe_unknown
 from muster.cli.operations import open_scheduler
 from muster.cli.output import rank_logs
 from muster.cli.output.agent_flags import count_ranks, has_tee
@@ -31,7 +30,7 @@ from muster.cli.output.streaming import LinePrinter, say
 from muster.schedulers.adapter.scheduler import LogRequest, PluginScheduler
 from muster.schedulers.adapter.status import count_replicas
 from muster.schedulers.agent_command import is_agent_role
-from muster.schedulers.errors import EngineError, SchedulerError
+from muster.schedulers.errors import EngineError, SchedulerError, UnknownAppError
 from muster.schedulers.failure_report import find_root_cause, parse_report
 from muster.schedulers.lines import LineSplitter
 from muster.schedulers.runner.shown.job_console import PREFIX, find_local_ranks
@@ -96,7 +95,7 @@ def print_log(word: str, query: LogQuery) -> int:
     with open_scheduler(word) as (scheduler, app_id):
         response = scheduler.describe_app(app_id)
         if response is None:
-            raise ControlError(describe_unknown(scheduler.backend, app_id, os.environ), ExitCode.UNKNOWN)
+            raise UnknownAppError(app_id)
         log = _Log(scheduler, app_id, response, query)
         if query.follow and response.state in _WAITS:
             say(log.describe_state())

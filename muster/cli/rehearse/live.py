@@ -23,6 +23,7 @@ from muster.cli.rehearse.faults.catalogue import FAULTS
 from muster.cli.rehearse.outcome import Row, Verdict
 from muster.schedulers.adapter.scheduler import PluginScheduler
 from muster.schedulers.agent_command import is_agent_role
+from muster.schedulers.errors import UnknownAppError
 
 if TYPE_CHECKING:
     from muster._shared.job_view import JobStatus
@@ -112,7 +113,7 @@ def disturb(
 def _find_role(scheduler: PluginScheduler, app_id: str) -> tuple[str, int]:
     response = scheduler.describe_app(app_id)
     if response is None:
-        raise ControlError(f"{scheduler.backend} knows no app {app_id!r}", ExitCode.UNKNOWN)
+        raise UnknownAppError(app_id)
     if response.state is not AppState.RUNNING:
         code = ExitCode.ENDED if is_terminal(response.state) else ExitCode.REFUSED
         raise ControlError(f"{app_id} is {response.state.name}: nothing was done", code)

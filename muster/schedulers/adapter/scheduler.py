@@ -35,7 +35,7 @@ from muster._shared.contract import AskKind
 from muster._shared.control import ControlError, ExitCode
 from muster._shared.foreign_files import read_regular
 from muster._shared.reports import Answer
-from muster.schedulers.errors import EngineError, SchedulerError, describe_os_error
+from muster.schedulers.errors import EngineError, SchedulerError, UnknownAppError, describe_os_error
 from muster.schedulers.interrupts import raise_dropped_interrupts
 from muster.schedulers.runner import callers
 from muster.schedulers.runner.command_line import is_interrupted, print_errors_as_lines, unwind_on_signals
@@ -160,6 +160,13 @@ class PluginScheduler(Scheduler, abc.ABC):  # type: ignore[misc]
 
         response = self.describe_app(app_id)
         return None if response is None else parse_status(response)
+
+    def describe_unknown(self, app_id: str) -> str:
+        """Say in one line that there is no such app, why that may be, and what a person can do."""
+        return (
+            f"{self.backend} has no job {app_id!r}: it may have been deleted, or submitted by another user or on "
+            f"another machine; `muster list -s {self.backend}` lists the jobs that are known here"
+        )
 
     def wait_ended(self, app_id: str, limit_s: float) -> None:
         """Return when an app may have ended, or after the limit: `muster run` asks for its state then.
@@ -477,8 +484,8 @@ class PluginScheduler(Scheduler, abc.ABC):  # type: ignore[misc]
         else:
             self.delete_unfinished(app_id)
 
-    def _build_unknown(self, app_id: str) -> SchedulerError:
-        return SchedulerError(f"{self.backend} has no app {app_id!r}; see `torchx list -s {self.backend}`")
+    def _build_unknown(self, app_id: str) -> UnknownAppError:
+        return UnknownAppError(self.describe_unknown(app_id))
 
     def _delete_existing(self, app_id: str) -> None:
         self.delete_app(app_id)

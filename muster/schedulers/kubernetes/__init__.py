@@ -8,6 +8,6 @@ checks documents against the published fields. `volcano_jobs` has what the jobs 
 the API server. `live` submits, watches and ends an app, and explains why its pods wait or ended (`live.pod_status`).
 """
 
-from muster.schedulers.kubernetes.scheduler import KubernetesScheduler, create_scheduler
+from muster.schedulers.kubernetes.scheduler import GONE, KubernetesScheduler, create_scheduler
 
-__all__ = ["KubernetesScheduler", "create_scheduler"]
+__all__ = ["GONE", "KubernetesScheduler", "create_scheduler"]

@@ -36,7 +36,7 @@ from muster.schedulers.runner.roles import (
     get_workspace_path,
     share_workspace,
 )
-from muster.schedulers.supervision.registry import find_state_dir, record_last_remote
+from muster.schedulers.supervision.registry import find_last_remote, find_state_dir, record_last_remote
 from muster.schedulers.workspace.packing import DOCKERFILE, BundleError, describe_left_out
 
 if TYPE_CHECKING:
@@ -46,6 +46,11 @@ if TYPE_CHECKING:
     from muster.schedulers.kubernetes.live.session import Session
 
 BACKEND: Final = "kubernetes"
+GONE: Final = (
+    "it may have been deleted, removed after its ttl_s, or be in another namespace (name it as NAMESPACE:NAME) or "
+    "context; `muster list` lists the jobs of this machine and of the current context's namespace"
+)
+"""What may have become of an app that is not found, and what to do."""
 
 _UNUSED_DOCKERFILE: Final = (
     f"{DOCKERFILE} is not used: the pods run the role's image; "
@@ -169,6 +174,19 @@ class KubernetesScheduler(PluginScheduler, WorkspaceMixin):  # type: ignore[misc
     def describe_place(self, app_id: str | None) -> str:
         """Name the namespace and the context in which an app is looked for. None: those of an app without any."""
         return self._session.describe_place(app_id)
+
+    def describe_unknown(self, app_id: str) -> str:
+        """See `PluginScheduler`. It may be the app that was submitted last from here."""
+        found = find_last_remote(find_state_dir(os.environ), self.backend)
+        last_id = "" if found is None else found[1]
+        if last_id and app_id in (last_id, last_id.split(":")[1]):
+            place = "the cluster of this kubeconfig"
+            return (
+                f"{last_id}, the last job that was submitted to Kubernetes from here, no longer exists in {place}: "
+                f"{self.DELETED}"
+            )
+        name = app_id.split(":")[1] if ":" in app_id else app_id
+        return f"there is no job {name!r} in {self.describe_place(app_id)}: {GONE}"
 
     def read_facts(self, app_id: str) -> AppFacts | None:
         """See `PluginScheduler`. How far the app is needs the right to `pods/exec`."""

@@ -10,6 +10,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
+from control_jobs import unknown_line
 from harness import wait_until
 from terminal import TerminalProgram
 
@@ -239,9 +240,7 @@ def test_a_job_that_has_ended_or_a_node_that_is_lost_is_one_line(tmp_path):
         assert process.wait(LIMIT_S) == 143, "it runs beside the job, and not below it"
         process.communicate()
         lost.scheduler.delete(lost.app_id)
-        code, _, errors = lost.run("true")
-        assert (code, errors.count("\n")) == (255, 1)
-        assert "knows no app" in errors
+        assert lost.run("true") == (255, "", unknown_line("detached", lost.app_id))
 
 
 # -- shell ------------------------------------------------------------------------------------------------------------

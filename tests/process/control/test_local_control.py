@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from control_jobs import COMMANDS, begin, continue_process, finish, list_answers, muster, start_job
+from control_jobs import COMMANDS, begin, continue_process, finish, list_answers, muster, start_job, unknown_line
 from harness import wait_until
 
 pytestmark = [
@@ -202,7 +202,7 @@ def test_delete_removes_a_running_job_and_one_that_has_ended(tmp_path):
         assert not job.state.path.exists()
         assert not os.path.exists(f"/proc/{pid}")
         unknown = muster("delete", job.handle)
-        assert (unknown.code, unknown.stderr) == (3, f"muster: detached knows no app {job.app_id!r}\n")
+        assert (unknown.code, unknown.stderr) == (3, unknown_line("detached", job.app_id))
     (tmp_path / "second").mkdir()
     with start_job(tmp_path / "second", nodes=1, nproc=1) as job:
         assert muster("stop", job.handle).code == 0, job.explain()
@@ -233,7 +233,7 @@ def test_handles_that_name_no_app_of_ours(handle, code, line):
 
 
 def test_an_unknown_app(capsys):
-    unknown = (3, "muster: detached knows no app 'nosuchapp'\n")
+    unknown = (3, unknown_line("detached", "nosuchapp"))
     assert list_answers("detached://torchx/nosuchapp", capsys) == dict.fromkeys(COMMANDS, unknown)
 
 

@@ -7,7 +7,7 @@ import sys
 
 import control_jobs
 import pytest
-from control_jobs import END_S, begin, continue_process, finish, muster, start_job
+from control_jobs import END_S, begin, continue_process, finish, muster, start_job, unknown_line
 from harness import wait_until
 
 from muster._shared import processes
@@ -161,4 +161,4 @@ def test_a_job_of_a_fixed_size_and_an_unknown_one_are_refused(tmp_path):
         line = f"app {job.app_id!r} has a fixed number of nodes (role 'r': 1); only roles with -j MIN:MAX can resize"
         assert (refused.code, refused.stderr) == (1, f"muster: {line}\n"), job.explain(refused)
     unknown = muster("resize", job.handle, "1")
-    assert (unknown.code, unknown.stderr) == (3, f"muster: detached knows no app {job.app_id!r}\n")
+    assert (unknown.code, unknown.stderr) == (3, unknown_line("detached", job.app_id))

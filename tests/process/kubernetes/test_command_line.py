@@ -163,6 +163,8 @@ def test_an_unknown_app_is_one_line(torchx, command, rest):
     done = torchx(command, f"kubernetes://torchx/team:nope{rest}", code=None)
     assert "Traceback" not in done.stdout + done.stderr
     assert "nope" in done.stdout + done.stderr
+    if command not in ("status", "describe"):  # TorchX has its own line of these
+        assert "there is no job 'nope' in namespace 'team' of context 'double' of " in done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(("command", "rest"), ALL_COMMANDS)

@@ -305,7 +305,7 @@ def test_resize(cluster, scheduler, app):
     assert operations.resize(f"kubernetes://torchx/{submit_elastic(scheduler)}", 2).outcome is AskOutcome.DONE
     with pytest.raises(ControlError, match="can have 1 to 3 nodes, not 4"):
         operations.resize(f"kubernetes://torchx/{submit_elastic(scheduler)}", 4)
-    with pytest.raises(ControlError, match="there is no app 'nosuch' in namespace 'team'") as error:
+    with pytest.raises(ControlError, match="there is no job 'nosuch' in namespace 'team'") as error:
         operations.resize("kubernetes://torchx/team:nosuch", 2)
     assert error.value.exit_code is ExitCode.UNKNOWN
     ended = submit_elastic(scheduler)
@@ -468,8 +468,12 @@ def test_a_damaged_annotation_is_one_line_and_the_app_can_be_deleted(cluster, sc
 
 
 def test_an_unknown_app(cluster, capsys):
-    unknown = (ExitCode.UNKNOWN, "muster: there is no app 'nosuch' in namespace 'team'\n")
-    assert list_answers("kubernetes://torchx/team:nosuch", capsys) == dict.fromkeys(COMMANDS, unknown)
+    """All commands name the context, as `muster status` does."""
+    handle = "kubernetes://torchx/team:nosuch"
+    assert main(["status", handle]) == ExitCode.UNKNOWN
+    line = capsys.readouterr().err
+    assert line.startswith("muster: there is no job 'nosuch' in namespace 'team' of context 'double' of ")
+    assert list_answers(handle, capsys) == dict.fromkeys(COMMANDS, (ExitCode.UNKNOWN, line))
 
 
 def test_an_app_that_has_ended(cluster, scheduler, capsys):

@@ -132,14 +132,13 @@ class Cluster:
     def describe_app(self, app_id):
         return app_id if app_id in self.apps else None
 
+    def describe_unknown(self, app_id):
+        return f"{app_id} is gone"
+
 
 GONE = (
     "it may have been deleted, removed after its ttl_s, or be in another namespace (name it as NAMESPACE:NAME) or "
     "context; `muster list` lists the jobs of this machine and of the current context's namespace"
-)
-DELETED = (
-    "team:train-9, the last job that was submitted to Kubernetes from here, no longer exists in the cluster of this "
-    "kubeconfig: its Job was deleted, or removed after its ttl_s"
 )
 
 
@@ -150,16 +149,28 @@ def test_the_last_job_of_a_cluster_that_was_deleted_is_no_typo(env, tmp_path, mo
     for word in ("train-9", "train"):
         with pytest.raises(ControlError) as caught:
             find_app(word, env)
-        assert (str(caught.value), caught.value.exit_code) == (DELETED, ExitCode.UNKNOWN)
+        assert (str(caught.value), caught.value.exit_code) == ("team:train-9 is gone", ExitCode.UNKNOWN)
     place = "namespace 'team' of context 'c'"
     with pytest.raises(ControlError) as caught:
         find_app("rain", env)
     assert str(caught.value) == f"no job is named 'rain' on this machine or in {place}: {GONE}"
+
+
+def test_what_is_said_of_an_app_that_a_cluster_does_not_have(env, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr(kubernetes.KubernetesScheduler, "describe_place", lambda self, app_id: "the place")
+    scheduler = kubernetes.create_scheduler("torchx")
+    assert scheduler.describe_unknown("team:train") == f"there is no job 'train' in the place: {GONE}"
+    record_last_remote(tmp_path / "muster", "kubernetes", "team:train-9")
+    deleted = (
+        "team:train-9, the last job that was submitted to Kubernetes from here, no longer exists in the cluster of "
+        "this kubeconfig: its Job was deleted, or removed after its ttl_s"
+    )
     for app_id in ("train-9", "team:train-9"):
-        assert handles.describe_unknown("kubernetes", app_id, env) == DELETED
-    unknown = f"there is no job 'train' in namespace 'other' of context 'c': {GONE}"
-    assert handles.describe_unknown("kubernetes", "other:train:c", env) == unknown
-    assert handles.describe_unknown("slurm", "train-9", env) == "slurm knows no app 'train-9'"
+        assert scheduler.describe_unknown(app_id) == deleted
+    for app_id in ("train", "other:train:c"):
+        assert scheduler.describe_unknown(app_id) == f"there is no job 'train' in the place: {GONE}"
+    scheduler.close()
 
 
 def test_the_last_job_of_another_namespace_has_its_name(env, tmp_path, monkeypatch):

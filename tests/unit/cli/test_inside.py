@@ -17,6 +17,7 @@ from muster.cli.commands import build_parser, order_exec_words
 from muster.cli.inside.targets import find_targets
 from muster.schedulers.adapter.facts import AppFacts
 from muster.schedulers.docker.engine.inside_stream import InsideStream
+from muster.schedulers.errors import UnknownAppError
 from muster.schedulers.held import node as held_node
 from muster.schedulers.inside import program
 from muster.schedulers.inside.frames import build_program
@@ -111,13 +112,17 @@ def test_which_nodes_are_meant() -> None:
             "app runs no agents of muster: no node of it has workers",
             ExitCode.REFUSED,
         ),
-        (SimpleNamespace(backend="b", read_facts=lambda app_id: None), {}, "b knows no app 'app'", ExitCode.UNKNOWN),
     ],
 )
 def test_nodes_that_cannot_be_meant(scheduler: Any, more: dict[str, Any], line: str, code: ExitCode) -> None:
     with pytest.raises(ControlError) as error:
         find(scheduler, **more)
     assert (str(error.value), error.value.exit_code) == (line, code)
+
+
+def test_an_app_that_is_not_known_has_no_nodes() -> None:
+    with pytest.raises(UnknownAppError):
+        find(SimpleNamespace(read_facts=lambda app_id: None))
 
 
 # -- on the node -------------------------------------------------------------------------------------------------------

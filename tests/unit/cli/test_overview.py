@@ -12,7 +12,7 @@ from torchx.specs.api import ReplicaStatus
 from muster._shared.control import ControlError, ExitCode
 from muster.cli import commands, operations, overview
 from muster.schedulers.adapter.facts import AppFacts
-from muster.schedulers.adapter.scheduler import ListedApp
+from muster.schedulers.adapter.scheduler import ListedApp, PluginScheduler
 from muster.schedulers.errors import EngineError
 
 NOW_S = time.time()
@@ -20,6 +20,8 @@ NOW_S = time.time()
 
 class Apps:
     """A scheduler that has these apps: states by id, oldest first."""
+
+    describe_unknown = PluginScheduler.describe_unknown
 
     def __init__(self, backend, states, problem=None):
         self.backend, self.states, self.problem, self.read, self.closed = backend, states, problem, [], 0
@@ -156,7 +158,7 @@ def test_the_exit_code_says_the_state(serve, capsys, state, code):
 def test_an_app_that_is_not_known_is_one_line(serve, capsys):
     serve(Apps("one", {}))
     assert commands.main(["status", "x"]) == ExitCode.UNKNOWN
-    assert capsys.readouterr().err == "muster: one knows no app 'x'\n"
+    assert capsys.readouterr().err.startswith("muster: one has no job 'x': it may have been deleted, or ")
 
 
 def test_every_state_of_torchx_has_an_exit_code():

@@ -38,7 +38,7 @@ def lend_node(name: str | None, job: str, processes: int) -> LentNode:
         raise SchedulerError(f"{hold.handle} is not on this machine: functions run only on a hold of this machine")
     held = int(hold.read_states()[0].get("nproc", 0))
     if held and processes > held:
-        raise SchedulerError(f"nproc={processes}: {hold.handle} holds at most {held} workers")
+        raise SchedulerError(f"nproc={processes}: {hold.handle} holds at most {held}")
     lock_fd = None
     while lock_fd is None:
         lock_fd = lock_hold(hold.lock_path, job)

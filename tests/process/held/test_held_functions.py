@@ -209,7 +209,7 @@ def test_what_cannot_be_is_one_line(held: Held) -> None:
     done = subprocess.run(words, env=held.commands.env, capture_output=True, text=True, timeout=100, check=False)
     assert done.stdout.splitlines() == [
         f"held='other': 'other' is none of the holds here: {held.handle}",
-        f"held=True: nproc=3: {held.handle} holds at most 2 workers",
+        f"held=True: nproc=3: {held.handle} holds at most 2",
         FORKS,
         SEVERAL,
     ], done

@@ -337,8 +337,9 @@ class SchedulerContract:
         stopped = scheduler.stop_app(app_id, 30.0)
         assert stopped.outcome is AskOutcome.DONE, stopped.line
         self.wait_for(scheduler, app_id, AppState.CANCELLED)
-        steps = [self.read(scheduler, app_id, index).rpartition("stops at ")[2].split()[0] for index in range(2)]
-        assert steps == [str(stopped.step)] * 2
+        consoles = [self.read(scheduler, app_id, index) for index in range(2)]
+        steps = [console.rpartition("stops at ")[2].split()[0] for console in consoles]
+        assert steps == [str(stopped.step)] * 2, f"{stopped.line}; consoles of the nodes: {consoles}"
         with pytest.raises(ControlError):
             scheduler.ask_app(app_id, AskKind.PAUSE, 5.0)
 

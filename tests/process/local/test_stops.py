@@ -42,6 +42,7 @@ def test_workers_get_the_signal_and_the_last_line_is_printed(tmp_path: Path, sto
             subprocess.run([TORCHX, "cancel", handle], env=env, cwd=tmp_path, check=True, capture_output=True)
         text = program.read_until(None)
         program.wait()
-    assert [rank for rank in RANKS if f"{rank}{got}" in text] == RANKS, text
+    records = [path.read_text() for path in sorted(tmp_path.rglob("events.jsonl"))]
+    assert [rank for rank in RANKS if f"{rank}{got}" in text] == RANKS, "\n".join([text, *records[:1]])
     last = r"\[muster\] stopped after \S+ s; no restarts; peak memory of a worker \d+ MiB; logs: /"
     assert len(re.findall(last, text)) == 1, text

@@ -210,8 +210,18 @@ def _find_missing_devices(machine: Machine, need: Need) -> Iterator[Problem]:
             yield level, found, f"{len(need.visible)} (CUDA_VISIBLE_DEVICES)"
     elif need.devices is not None and count < need.devices:
         yield Level.ERROR, found, f"{need.devices} (--devices)"
-    elif need.devices is None and (devices.silent or 0 < count < need.nproc):
+    elif need.devices is None and devices.silent:
         yield Level.WARNING, found, f"{max(need.nproc, count + devices.silent)} for {_count_workers(need.nproc)}"
+
+
+def _find_shared_devices(machine: Machine, need: Need) -> Iterator[Problem]:
+    devices = machine.devices
+    if devices is None or devices.silent or need.visible is not None or need.devices is not None:
+        return  # see `_find_missing_devices`
+    count = len(devices.answering)
+    if 0 < count < need.nproc:
+        found = f"{count} {'device answers' if count == 1 else 'devices answer'}"
+        yield Level.WARNING, found, f"{need.nproc} for {_count_workers(need.nproc)}"
 
 
 def _find_used_memory(machine: Machine, need: Need) -> Iterator[Problem]:
@@ -283,6 +293,12 @@ LOCAL: Final = (
         name="devices",
         advice="look at `nvidia-smi` and `dmesg` (Xid), and take the node out of service",
         find=_find_missing_devices,
+        is_shared=False,
+    ),
+    Check(
+        name="shared-devices",
+        advice="NCCL refuses two ranks on one device: start one worker for each device (--nproc-per-node gpu)",
+        find=_find_shared_devices,
         is_shared=False,
     ),
     Check(

@@ -70,6 +70,7 @@ _USAGE_TEXTS: Final = (
     r"shapes cannot be multiplied|The size of tensor a .* must match|is invalid for input of size",
     r"loaded state dict (?:has|contains)|unrecognized arguments|invalid device ordinal|Given groups=",
     r"expected input.* to have \d+ channels|ConfigKeyError|MissingMandatoryValue|Torch not compiled with CUDA enabled",
+    r"Cannot re-initialize CUDA in forked subprocess|Duplicate GPU detected",
 )
 _DATA_TEXTS: Final = (
     r"UnicodeDecodeError|JSONDecodeError|BadZipFile|BadGzipFile|UnpicklingError|UnidentifiedImageError|EOFError",

@@ -104,7 +104,17 @@ def describe_places(stacks: Iterable[Stack]) -> str | None:
 
 
 def _add_places(found: Finding, places: "dict[int, _Place]", *, shows_function: bool = False) -> HangCause:
-    """Add the line at which the named ranks were last seen, and the function in which they wait there."""
+    """Add the line at which the named ranks were last seen, and the function in which they wait there.
+
+    If no rank is named, and the ranks are at few different lines, add these: the reader sees who does something else.
+    """
+    if not found.ranks:
+        return HangCause(
+            ranks=found.waiting,
+            clause=f"{found.clause}{_describe_apart(found.waiting, places)}",
+            waiting=found.waiting,
+            age_s=found.age_s,
+        )
     seen = Counter(
         places[rank].describe()
         + (f", in {places[rank].function}" if shows_function and places[rank].is_waiting else "")
@@ -112,9 +122,23 @@ def _add_places(found: Finding, places: "dict[int, _Place]", *, shows_function: 
         if rank in places
     )
     last = f"; last seen {seen.most_common(1)[0][0]}" if seen else ""
-    return HangCause(
-        ranks=found.ranks or found.waiting, clause=f"{found.clause}{last}", waiting=found.waiting, age_s=found.age_s
-    )
+    return HangCause(ranks=found.ranks, clause=f"{found.clause}{last}", waiting=found.waiting, age_s=found.age_s)
+
+
+def _describe_apart(ranks: Iterable[int], places: "dict[int, _Place]") -> str:
+    """Return a text such as `; rank 1 is at main.py:7, rank 0 at main.py:9`, the fewest ranks first.
+
+    It is "" if all are at one line, or at more than three.
+    """
+    by_place: dict[str, list[int]] = {}
+    for rank in sorted(ranks):
+        if rank in places:
+            by_place.setdefault(places[rank].describe(), []).append(rank)
+    if not 2 <= len(by_place) <= 3:
+        return ""
+    (place, few), *others = sorted(by_place.items(), key=lambda item: len(item[1]))
+    first = f"{name_ranks(few)} {'is' if len(few) == 1 else 'are'} {place}"
+    return "; " + ", ".join([first, *(f"{name_ranks(rest)} {at}" for at, rest in others)])
 
 
 def _find_minority(waiting: dict[int, _Place]) -> HangCause | None:

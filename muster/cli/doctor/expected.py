@@ -9,6 +9,7 @@ from typing import Final
 EXPECTED: Final[Mapping[str, str]] = {
     "driver": "If the job was submitted with GPUs, a driver of some kind is loaded.",
     "devices": "As many GPUs answer as the job was submitted with, or as CUDA_VISIBLE_DEVICES names.",
+    "shared-devices": "There are as many GPUs as workers, unless the job names a number or is given some.",
     "device-memory": "At most 512 MiB or 5 % of each of the job's GPUs is in use.",
     "folders": "The log folder takes a file, and has 256 MiB and an inode free.",
     "shared-memory": "/dev/shm has 128 MiB free, and 32 MiB more for each worker.",  # noqa: S108

@@ -100,9 +100,10 @@ def _describe_devices(machine: preflight.Machine, findings: tuple[Finding, ...])
     if devices is None:
         text = "no NVIDIA driver is loaded here: jobs use the CPU and gloo"
         return Observation(name="devices", verdict=Verdict.ABSENT, text=text)
-    verdict, text, advice, shown = _judge(findings, "devices", "device-memory")
+    verdict, text, advice, shown = _judge(findings, "devices", "shared-devices", "device-memory")
     sizes = [format_size(device.total_bytes) for device in devices.answering]
-    seen = f"{len(sizes)} GPUs ({', '.join(dict.fromkeys(sizes))}), driver {devices.driver}"
+    count = "1 GPU" if len(sizes) == 1 else f"{len(sizes)} GPUs"
+    seen = f"{count} ({', '.join(dict.fromkeys(sizes))}), driver {devices.driver}"
     facts = {
         "driver": devices.driver,
         "silent": devices.silent,

@@ -123,12 +123,12 @@ def test_random_states_of_the_device(tmp_path: Path) -> None:
 
 @BOTH
 def test_nccl_before_and_after_a_restart(how: str, gpus: list[str], tmp_path: Path) -> None:
-    """Also: there are as many workers as GPUs, and neither agent nor guard ever opened the driver's files."""
+    """Also: there are as many workers as GPUs, and neither agent nor guard has a CUDA context."""
     outcome = run_agent(how, "nccl_sum.py", tmp_path, "--nproc-per-node", "gpu", "--max-restarts", "1")
     assert (outcome.exit_code, outcome.leftovers) == (0, ()), outcome.explain()
     count = len(gpus)
     for attempt in (0, 1):
-        line = f"attempt {attempt} sum {float(count)} of {count} holders [[], []]"
+        line = f"attempt {attempt} sum {float(count)} of {count} contexts ['worker'] files []"
         assert outcome.stdout.count(line) == count, outcome.explain()
     assert read_ways(tmp_path) == [how] * 2 * count
 

@@ -1,4 +1,4 @@
-"""Ranks with one GPU each: `asks` prints what NCCL's monitor answers, `sleeps` has rank 1 miss an all-reduce, and `fills`
+"""Ranks on the GPUs there are: `asks` prints what NCCL's monitor answers, `sleeps` has rank 1 miss an all-reduce, and `fills`
 takes most of the memory, is killed, and tells in the next attempt what is free."""
 
 import os
@@ -23,12 +23,22 @@ def fill() -> None:
     print(f"free {free / total:.3f}", flush=True)
 
 
+def choose_device() -> torch.device:
+    """Choose this rank's GPU. Ranks may share one: NCCL then takes them for ranks of several hosts."""
+    local_rank = int(os.environ["LOCAL_RANK"])
+    count = torch.cuda.device_count()
+    if local_rank >= count:
+        os.environ["NCCL_HOSTID"] = f"host-{local_rank}"
+    return torch.device("cuda", local_rank % count)
+
+
 def main(how: str) -> None:
-    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    device = choose_device()
+    torch.cuda.set_device(device)
     if how == "fills":
         fill()
         return
-    dist.init_process_group("nccl", device_id=torch.device("cuda", int(os.environ["LOCAL_RANK"])))
+    dist.init_process_group("nccl", device_id=device)
     values = torch.ones(1024, device="cuda")
     for step in range(5):
         dist.all_reduce(values)

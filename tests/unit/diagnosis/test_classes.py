@@ -103,6 +103,29 @@ TABLE = (
         raised(f"RuntimeError: CUDA error: invalid device ordinal{CUDA_ADVICE}"),
     ),
     Row("a torch without CUDA", "usage", "hs", raised("AssertionError: Torch not compiled with CUDA enabled")),
+    Row(
+        "two ranks on one device",
+        "usage",
+        "hs",
+        raised(
+            "torch.distributed.DistBackendError: NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:93, "
+            "invalid usage (run with NCCL_DEBUG=WARN for details), NCCL version 2.28.9\n"
+            "ncclInvalidUsage: This usually reflects invalid usage of NCCL library.\nLast error:\n"
+            "Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 60"
+        ),
+    ),
+    Row(
+        "CUDA in a forked loader",
+        "usage",
+        "hs",
+        raised(
+            "RuntimeError: Caught RuntimeError in DataLoader worker process 0.\n"
+            "Original Traceback (most recent call last):\n"
+            '  File "/lib/torch/cuda/__init__.py", line 466, in _lazy_init\n    raise RuntimeError(\n'
+            "RuntimeError: Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you must "
+            "use the 'spawn' start method"
+        ),
+    ),
     # data
     Row("a broken archive", "data", "hs", raised("zipfile.BadZipFile: File is not a zip file")),
     Row("a broken picture", "data", "hs", raised("PIL.UnidentifiedImageError: cannot identify image file '/d/7.jpg'")),

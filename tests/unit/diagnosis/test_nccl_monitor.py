@@ -402,6 +402,17 @@ def test_where_all_have_launched_the_same_the_stacks_tell_more(see: Callable[...
     equal = explain_hang(add_stacks(views, ELSEWHERE, ELSEWHERE))
     assert equal is not None
     assert equal.clause.startswith("launched the same operations of NCCL communicator")
+    assert equal.clause.endswith("or they compute without NCCL")
+
+
+def test_where_all_have_launched_the_same_outside_torch_distributed_each_line_is_named(
+    see: Callable[..., list[RankView]],
+) -> None:
+    """As on a GPU: the replay of a CUDA graph counts as no launch, and one rank waits for its device."""
+    apart = explain_hang(add_stacks(see(build(rank(), rank())), ELSEWHERE, ELSEWHERE.replace("line 9", "line 31")))
+    assert apart is not None
+    assert apart.ranks == {0, 1}
+    assert apart.clause.endswith("or they compute without NCCL; rank 0 is at main.py:9, rank 1 at main.py:31")
 
 
 def test_too_young_a_standstill_is_no_verdict_where_a_person_asks(see: Callable[..., list[RankView]]) -> None:

@@ -70,8 +70,6 @@ def test_another_vendors_driver_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (7, Need(nproc=8, devices=8), Level.ERROR, "7 devices answer, expected 8 (--devices)"),
         (7, Need(nproc=1, devices=8), Level.ERROR, "7 devices answer, expected 8 (--devices)"),
-        (7, Need(nproc=8), Level.WARNING, "7 devices answer, expected 8 for 8 workers"),
-        (1, Need(nproc=4), Level.WARNING, "1 device answers, expected 4 for 4 workers"),
         (1, Need(nproc=2, visible=("0", "1")), Level.ERROR, "1 device answers, expected 2 (CUDA_VISIBLE_DEVICES)"),
         (1, Need(nproc=1, visible=("0", "1")), Level.WARNING, "1 device answers, expected 2 (CUDA_VISIBLE_DEVICES)"),
         (4, Need(nproc=1, visible=("GPU-9",)), Level.ERROR, "0 devices answer, expected 1 (CUDA_VISIBLE_DEVICES)"),
@@ -81,6 +79,23 @@ def test_missing_devices(count: int, need: Need, level: Level, expected: str) ->
     [(check, found, text)] = find(Machine(shared_bytes=8 * GIB, devices=make_devices(count)), need)
     assert (check, found) == ("devices", level)
     assert text.startswith(f"{expected}: look at `nvidia-smi`")
+
+
+@pytest.mark.parametrize(
+    ("count", "nproc", "expected"),
+    [
+        (7, 8, "7 devices answer, expected 8 for 8 workers"),
+        (1, 4, "1 device answers, expected 4 for 4 workers"),
+    ],
+)
+def test_more_workers_than_devices_do_not_put_a_sound_node_out_of_service(
+    count: int, nproc: int, expected: str
+) -> None:
+    machine = Machine(shared_bytes=8 * GIB, devices=make_devices(count))
+    [(check, level, text)] = find(machine, Need(nproc=nproc))
+    assert (check, level) == ("shared-devices", Level.WARNING)
+    advice = "NCCL refuses two ranks on one device: start one worker for each device (--nproc-per-node gpu)"
+    assert text == f"{expected}: {advice}"
 
 
 @pytest.mark.parametrize(
@@ -100,6 +115,11 @@ def test_devices_that_the_driver_lists_but_that_do_not_answer_are_named() -> Non
     [(_, level, text)] = find(Machine(shared_bytes=8 * GIB, devices=make_devices(7, silent=1)), Need(nproc=7))
     assert level is Level.WARNING
     assert text.startswith("7 devices answer; 1 more of the driver's list do not answer, expected 8 for 7 workers")
+    [(check, _, text)] = find(Machine(shared_bytes=8 * GIB, devices=make_devices(7, silent=1)), Need(nproc=8))
+    assert (check, text.rpartition(": ")[2]) == (
+        "devices",
+        "look at `nvidia-smi` and `dmesg` (Xid), and take the node out of service",
+    )
 
 
 def test_used_memory_names_its_holder() -> None:

@@ -1,6 +1,7 @@
-"""On a machine with NVIDIA GPUs: NCCL's own monitor, the devices' numbers, memory that is free before a restart.
+"""On a machine with NVIDIA GPUs: NCCL's own monitor, the devices' numbers, free memory before a restart, snapshots.
 
-No machine with a GPU has run them yet. `make gpu` does; CONTRIBUTING says what to send back.
+`make gpu` runs them. Two ranks share a GPU if there is only one. CONTRIBUTING says on what they have run, and what to
+send back.
 """
 
 import json
@@ -14,7 +15,8 @@ import pytest
 from harness import Outcome, Tree, run_tree, wait_until
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
-PROGRAM = Path(__file__).parents[2] / "programs" / "gpu" / "nccl.py"
+PROGRAMS = Path(__file__).parents[2] / "programs" / "gpu"
+PROGRAM = PROGRAMS / "nccl.py"
 
 
 @pytest.fixture(scope="module")
@@ -81,3 +83,17 @@ def test_a_restart_finds_the_memory_of_a_killed_worker_free(count: int, tmp_path
     assert outcome.exit_code == 0, outcome.explain()
     (free,) = re.findall(r"free (\S+)", outcome.stdout)
     assert float(free) > 0.9, outcome.explain()
+
+
+@pytest.mark.usefixtures("count")
+@pytest.mark.parametrize("way", ["plain", "foreach", "fused", "graph", "compiled", "average", "outside"])
+def test_a_snapshot_of_a_device_is_what_the_step_left(way: str, tmp_path: Path) -> None:
+    """Whatever changes the tensors while they are copied: an optimizer, a CUDA graph, the script itself."""
+    flags = ["--standalone", "--max-restarts", "2", "--restart-backoff", "0", "--log-dir", str(tmp_path)]
+    argv = [sys.executable, "-m", "muster.agent", *flags, str(PROGRAMS / "snapshots.py"), way]
+    outcome = run_tree(argv, env={**os.environ, "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}, timeout_s=280)
+    assert outcome.exit_code == 0, outcome.explain()
+    loaded = re.findall(r"loaded step (\d+): (\d+) tensors, differ (.*)", outcome.stdout)
+    assert [(int(step) > 0, int(tensors) >= 16, differ) for step, tensors, differ in loaded] == [
+        (True, True, "[]")
+    ] * 2, outcome.explain()

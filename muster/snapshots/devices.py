@@ -1,4 +1,4 @@
-"""Copies from devices into a slot. It was written from torch's documentation, and has never run on a device.
+"""Copies from devices into a slot.
 
 They are enqueued on a side stream and run while the script's next step computes. No tensor may change before its copy
 is done, and only the script knows what it changes next. What an optimizer has (its parameters and its state) changes in

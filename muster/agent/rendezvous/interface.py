@@ -128,6 +128,8 @@ class RoundBroken:
     """Whether this node leads: of several nodes that share a console, the leading one prints the reason."""
     is_interrupt: bool = False
     """Whether a node left because of a Ctrl-C."""
+    is_signalled: bool = False
+    """Whether a node left because of a signal that asked it to stop, a Ctrl-C included. Other nodes may get it, too."""
     is_join: bool = False
     """Whether nodes have joined, and nothing has failed."""
     is_free: bool = False
@@ -517,6 +519,8 @@ class Leaving:
     """Whether its user has ended the whole job there, so that the others stop as well."""
     is_interrupt: bool = False
     """Whether a Ctrl-C caused it."""
+    is_signalled: bool = False
+    """Whether a signal that asked it to stop caused it, a Ctrl-C included."""
 
 
 PlainNodeMessage: TypeAlias = (

@@ -8,7 +8,9 @@ API.
 """
 
 import argparse
+import contextlib
 import inspect
+import io
 import os
 import sys
 from collections import Counter
@@ -24,7 +26,7 @@ from torchx import specs
 from torchx.runner import Runner, config
 from torchx.schedulers.api import DescribeAppResponse, Stream
 from torchx.specs import AppDef, AppDryRunInfo, AppState, is_terminal
-from torchx.specs.builders import materialize_appdef
+from torchx.specs.builders import materialize_appdef, parse_args
 
 from muster._shared.contract import show_controls
 from muster._shared.control import ControlError, ExitCode
@@ -34,6 +36,7 @@ from muster.cli.output.streaming import LinePrinter, say
 from muster.schedulers.adapter.job_line import format_line
 from muster.schedulers.adapter.scheduler import LogRequest, PluginScheduler
 from muster.schedulers.adapter.status import count_replicas, parse_status
+from muster.schedulers.adapter.waiting_line import WaitingLine
 from muster.schedulers.agent_command import is_agent_role
 from muster.schedulers.errors import EngineError, SchedulerError
 from muster.schedulers.failure_report import find_root_cause
@@ -125,11 +128,8 @@ def build_app(component: str, words: Sequence[str]) -> AppDef:
     function = None
     try:
         function = find_function(component)
+        _check_words(component, function, words, defaults)
         return materialize_appdef(function, list(words), defaults)
-    except SystemExit:
-        if function is not None:
-            _hint_at_unknown(words, list(inspect.signature(function).parameters))
-        raise
     except Exception as error:
         from torchx.specs.finder import ComponentNotFoundException, ComponentValidationException
 
@@ -141,6 +141,21 @@ def build_app(component: str, words: Sequence[str]) -> AppDef:
         if not is_no_file and not isinstance(error, (ComponentValidationException, ComponentNotFoundException)):
             raise
         raise ControlError(f"component {component}: {' '.join(str(error).split())}", ExitCode.REFUSED) from error
+
+
+def _check_words(component: str, function: Any, words: Sequence[str], defaults: dict[str, str] | None) -> None:
+    """Refuse wrong arguments of a component in one line. TorchX's parser prints a screen of usage above its error."""
+    errors = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(errors):
+            parse_args(function, list(words), defaults)
+    except SystemExit as end:
+        if not end.code:  # --help
+            raise
+        line = " ".join(errors.getvalue().rpartition(": error: ")[2].split())
+        hint = _hint_at_unknown(words, list(inspect.signature(function).parameters))
+        hint = hint or f"`muster run {component} --help` lists them"
+        raise ControlError(f"arguments of {component}: {line}; {hint}", ExitCode.USAGE) from end
 
 
 def _hint_at_component(name: str) -> str:
@@ -156,8 +171,8 @@ def _hint_at_component(name: str) -> str:
     return f"did you mean {near[0]!r}?" if near else ""
 
 
-def _hint_at_unknown(words: Sequence[str], parameters: Sequence[str]) -> None:
-    """Say what may be meant by flags for which a component has no parameter."""
+def _hint_at_unknown(words: Sequence[str], parameters: Sequence[str]) -> str:
+    """Say what may be meant by flags for which a component has no parameter. "": it has all."""
     from difflib import get_close_matches
 
     before = list(words[: words.index("--")] if "--" in words else words)
@@ -165,9 +180,10 @@ def _hint_at_unknown(words: Sequence[str], parameters: Sequence[str]) -> None:
     unknown = [flag for flag in flags if not any(name.startswith(flag) for name in (*parameters, "help"))]
     meant = [name for flag in unknown for name in get_close_matches(flag.replace("-", "_"), parameters, 1, _NEAR)]
     if meant:
-        say(f"did you mean {' and '.join(repr(f'--{name}') for name in meant)}?")
-    elif unknown and "--" not in words:
-        say("arguments of the script follow `--`: dist.ddp --script main.py -- --steps 3")
+        return f"did you mean {' and '.join(repr(f'--{name}') for name in meant)}?"
+    if unknown and "--" not in words:
+        return "arguments of the script follow `--`: dist.ddp --script main.py -- --steps 3"
+    return ""
 
 
 def find_function(component: str) -> Any:
@@ -221,6 +237,7 @@ def _print_state(scheduler: PluginScheduler, app_id: str) -> None:
 def _follow(scheduler: PluginScheduler, app_id: str, *, is_attached: bool, shows_lines: bool) -> int:
     """Print the job's lines, wait for its end, and end with its report. Return an exit code as `torchx run`."""
     printer = LinePrinter(sys.stderr)
+    waiting_line = WaitingLine(lambda app_id, line: say(f"{app_id} {line}"))
     try:
         response = scheduler.describe(app_id)
         if shows_lines and response is not None:
@@ -232,6 +249,7 @@ def _follow(scheduler: PluginScheduler, app_id: str, *, is_attached: bool, shows
                 (lambda: scheduler.read_status_line(app_id)) if scheduler.TELLS_STATUS else None,
             )
         while response is not None and not is_terminal(response.state) and response.state is not AppState.UNKNOWN:
+            waiting_line.update(response)
             scheduler.wait_ended(app_id, _WAIT_S)
             response = scheduler.describe(app_id)
         has_report = printer.finish()

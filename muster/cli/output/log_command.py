@@ -29,6 +29,7 @@ from muster.cli.output.reported import find_failure, list_stderr, parse_error
 from muster.cli.output.streaming import LinePrinter, say
 from muster.schedulers.adapter.scheduler import LogRequest, PluginScheduler
 from muster.schedulers.adapter.status import count_replicas
+from muster.schedulers.adapter.waiting_line import WAITS
 from muster.schedulers.agent_command import is_agent_role
 from muster.schedulers.errors import EngineError, SchedulerError, UnknownAppError
 from muster.schedulers.failure_report import find_root_cause, parse_report
@@ -41,7 +42,6 @@ _LOOK_S: Final = 0.5
 _MOST_RANKS: Final = 1 << 16
 _NODE_WORDS: Final[Mapping[str, str]] = {"kubernetes": "pod", "docker": "container", "local_docker": "container"}
 """What the output of a node ends with."""
-_WAITS: Final = (AppState.UNSUBMITTED, AppState.SUBMITTED, AppState.PENDING)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +97,7 @@ def print_log(word: str, query: LogQuery) -> int:
         if response is None:
             raise UnknownAppError(app_id)
         log = _Log(scheduler, app_id, response, query)
-        if query.follow and response.state in _WAITS:
+        if query.follow and response.state in WAITS:
             say(log.describe_state())
         if query.wants_ranks:
             log.print_ranks()
@@ -121,7 +121,7 @@ class _Log:
     def describe_state(self) -> str:
         """Say how the job is, and why."""
         state, why = self._response.state, self._response.msg
-        none = f"no node of {self._app_id} runs, it is" if state in _WAITS else f"{self._app_id} is"
+        none = f"no node of {self._app_id} runs, it is" if state in WAITS else f"{self._app_id} is"
         return f"{none} {state.name}" + ("" if why in ("", NONE) else f": {why}")
 
     # -- replicas -------------------------------------------------------------------------------------------------
@@ -137,7 +137,7 @@ class _Log:
         query, state = self._query, self._response.state
         if self._has_lines or query.follow or query.grep or query.stream != "combined":
             return
-        if state in _WAITS:
+        if state in WAITS:
             raise ControlError(self.describe_state(), ExitCode.REFUSED)
         if state not in (AppState.RUNNING, AppState.SUCCEEDED):
             raise ControlError(f"there is no line to print; {self.describe_state()}", ExitCode.REFUSED)
@@ -336,7 +336,7 @@ class _Log:
             return
         self._check_rank(role, rank, prefixes)
         state = self._response.state
-        if state in _WAITS:
+        if state in WAITS:
             line = self.describe_state()
         elif is_unmarked:
             line = f"{why}: its agents run without --tee 3, which the components give them"

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from torchx.specs import AppDef, AppState
 from torchx.specs.api import ReplicaStatus
 
+from muster._shared.reports import Report
 from muster.schedulers.adapter.records import JobFacts
 
 
@@ -30,6 +31,8 @@ class AppFacts:
     """
     error: str | None = None
     """The root cause in torch's format, as JSON. None: there is none."""
+    reports: Mapping[str, Report] = field(default_factory=dict)
+    """The reports of its agents, by role, where they say more than the replicas."""
     ui_url: str | None = None
     """A link for the user."""
     logs: str = ""

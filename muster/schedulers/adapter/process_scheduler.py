@@ -176,7 +176,7 @@ class ProcessScheduler(SupervisedScheduler, abc.ABC):
 def read_agent_words(folder: AppFolder, spec: AppSpec) -> AgentWords:
     """Return what the agents of an app have reported, if their log folders are those of their roles."""
     from muster.schedulers.adapter.records import RecordReader
-    from muster.schedulers.processes.agent_files import read_records
+    from muster.schedulers.processes.agent_files import read_records, read_report
 
     readers = {
         role.name: RecordReader(partial(read_records, folder.role_dir(role.name)))
@@ -187,6 +187,7 @@ def read_agent_words(folder: AppFolder, spec: AppSpec) -> AgentWords:
         restarts=sum(each.restarts for each in readers.values()),
         jobs={role: each.job for role, each in readers.items()},
         error=_read_error(folder, spec),
+        reports={role: report for role in readers if (report := read_report(folder.role_dir(role))) is not None},
     )
 
 

@@ -16,7 +16,7 @@ TorchX 0.7 and its nightly differ here:
 import abc
 import contextlib
 import dataclasses
-import json
+import logging
 import os
 import re
 import sys
@@ -35,6 +35,7 @@ from muster._shared.contract import AskKind
 from muster._shared.control import ControlError, ExitCode
 from muster._shared.foreign_files import read_regular
 from muster._shared.reports import Answer
+from muster.schedulers.adapter.waiting_line import WaitingLine
 from muster.schedulers.errors import EngineError, SchedulerError, UnknownAppError, describe_os_error
 from muster.schedulers.interrupts import raise_dropped_interrupts
 from muster.schedulers.runner import callers
@@ -45,6 +46,8 @@ from muster.schedulers.runner.shown.live_lines import LiveLines, repeat_failure,
 if TYPE_CHECKING:
     from muster.schedulers.adapter.facts import AppFacts
     from muster.schedulers.inside.pipe import NodePipe
+
+logger = logging.getLogger(__name__)
 
 _LOOK_S: Final = 1.0
 """How often the state of an app is looked at if its adapter cannot wait for its end."""
@@ -136,6 +139,7 @@ class PluginScheduler(Scheduler, abc.ABC):  # type: ignore[misc]
         """App -> role -> how many ranks have lines that a terminal shows merged."""
         self._awaited: DescribeAppResponse | None = None
         """The last answer that `Runner.wait` got."""
+        self._waiting_line = WaitingLine(lambda app_id, line: logger.info("%s %s", app_id, line))
         print_errors_as_lines()
         unwind_on_signals()
 
@@ -433,25 +437,31 @@ class PluginScheduler(Scheduler, abc.ABC):  # type: ignore[misc]
     def describe(self, app_id: str) -> DescribeAppResponse | None:
         """See `describe_app`. To TorchX's `Runner.wait` an app that is deleted while it is awaited is CANCELLED.
 
-        `torchx run --wait` prints a traceback for one that does not exist.
+        `torchx run --wait` prints a traceback for one that does not exist. It and `torchx log` say nothing while an app
+        waits, so a log record of `WaitingLine` does.
 
         Raises:
             SchedulerError: a command of `torchx` names an app that does not exist, and would not say so.
         """
         with raise_dropped_interrupts():  # waiting happens here
             response = self.describe_app(app_id)
-        if callers.needs_app():
+        needs_app, is_wait = callers.needs_app(), callers.is_wait()
+        if needs_app:
             if response is None:
                 raise self._build_unknown(app_id)
             response.roles = _add_spares(response)  # `torchx log` prints the lines of so many
-        if response is not None and self._live_lines.has_printed and response.structured_error_msg != NONE:
-            response.structured_error_msg = remove_traceback(response.structured_error_msg)
-        if callers.is_wait():
+        if response is not None and (needs_app or is_wait):
+            self._waiting_line.update(response)
+        if is_wait:
             was_awaited = self._awaited is not None and self._awaited.app_id == app_id
             if response is None and (was_awaited or app_id in self._submitted):
                 message = f"{app_id} no longer exists: {self.DELETED}"
                 response = DescribeAppResponse(app_id=app_id, state=AppState.CANCELLED, msg=message)
             self._awaited = response
+            if response is not None and is_terminal(response.state) and callers.runs_command_line():
+                from muster.schedulers.adapter.status import shorten_status
+
+                return shorten_status(response, has_lines=self._live_lines.has_printed)
         return response
 
     def close(self) -> None:
@@ -506,13 +516,3 @@ def measure_folder(folder: Path) -> int:
             with contextlib.suppress(OSError):
                 total += os.lstat(os.path.join(base, name)).st_size
     return total
-
-
-def remove_traceback(error: str) -> str:
-    """Return an error in torch's format without its traceback, for a command that has printed the job's lines, too."""
-    data = json.loads(error)
-    message = data.get("message") if isinstance(data, dict) else None
-    extra = message.get("extraInfo") if isinstance(message, dict) else None
-    if isinstance(extra, dict):
-        extra.pop("py_callstack", None)
-    return json.dumps(data)

@@ -1,8 +1,9 @@
 """Builds what `torchx status` and `describe` show of an app, from facts: in one form for all adapters."""
 
 import dataclasses
+import json
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Final
 
 # TorchX describes in two threads: Ctrl-C during an import in one would leave the other half a module.
 import yaml
@@ -12,7 +13,11 @@ from torchx.specs.api import NONE, ReplicaStatus, RoleStatus
 
 from muster.schedulers.adapter.facts import AppFacts
 from muster.schedulers.adapter.job_line import format_message
+from muster.schedulers.adapter.replica_errors import explain_replica
 from muster.schedulers.errors import SchedulerError
+
+_REPORT: Final = "report"
+"""What Kubernetes' error has besides torch's: the report of the job, for `muster`."""
 
 
 def build_status(facts: AppFacts) -> DescribeAppResponse:
@@ -25,6 +30,8 @@ def build_status(facts: AppFacts) -> DescribeAppResponse:
         The response, on either line of TorchX.
     """
     _print_states_by_name()
+    reports = facts.reports if facts.state is AppState.FAILED else {}
+    replicas = [explain_replica(each, facts.state, reports.get(each.role)) for each in facts.replicas or ()]
     extra: dict[str, Any] = {}
     if any(field.name == "metadata" for field in dataclasses.fields(DescribeAppResponse)):
         extra["metadata"] = dict(facts.app.metadata or {})
@@ -36,9 +43,26 @@ def build_status(facts: AppFacts) -> DescribeAppResponse:
         structured_error_msg=facts.error or NONE,
         ui_url=facts.ui_url,
         roles=facts.app.roles,
-        roles_statuses=[] if facts.replicas is None else _group_by_role(facts.app.roles, facts.replicas),
+        roles_statuses=[] if facts.replicas is None else _group_by_role(facts.app.roles, replicas),
         **extra,
     )
+
+
+def shorten_status(response: DescribeAppResponse, *, has_lines: bool) -> DescribeAppResponse:
+    """Return the status of an app that has ended without what `torchx run` prints only as long YAML.
+
+    TorchX prints all of it after the report: six lines or more for each replica. `torchx status` has them. The message
+    says why the app has ended.
+
+    Args:
+        response: see `build_status`.
+        has_lines: the command has printed the job's lines, with the error and its traceback.
+    """
+    error = NONE if has_lines else response.structured_error_msg
+    data = None if error == NONE else json.loads(error)
+    if isinstance(data, dict) and _REPORT in data:
+        error = json.dumps({key: each for key, each in data.items() if key != _REPORT})
+    return dataclasses.replace(response, roles_statuses=[], structured_error_msg=error)
 
 
 def parse_status(response: DescribeAppResponse) -> AppFacts:

@@ -32,6 +32,7 @@ from muster.schedulers.supervision.state import AppPhase, ReplicaState
 from muster.schedulers.supervision.state import ReplicaStatus as Status
 
 if TYPE_CHECKING:
+    from muster._shared.reports import Report
     from muster.schedulers.adapter.facts import AppFacts
     from muster.schedulers.adapter.records import JobFacts
     from muster.schedulers.supervision import asking
@@ -60,6 +61,8 @@ class AgentWords:
     """Why more is not known: no engine answers. "": nothing is in the way."""
     error: str | None = None
     """The app's error.json as text, if there is one."""
+    reports: "Mapping[str, Report]" = field(default_factory=dict)
+    """By role. See `AppFacts.reports`."""
 
 
 class SupervisedScheduler(PluginScheduler, abc.ABC):
@@ -440,6 +443,7 @@ def combine_facts(
         messages=messages,
         jobs=words.jobs if tells_jobs else {},
         error=words.error,
+        reports=words.reports,
         ui_url=ui_url,
         submitted_s=submitted_s,
         since_s=since_s,

@@ -75,6 +75,23 @@ def test_ctrl_c_prints_no_traceback_and_that_the_job_goes_on(run_and_wait):
     assert re.search(r"`muster log -f (\S+:\S+)` .*, `torchx cancel kubernetes://torchx/\1` ends it$", line), line
 
 
+def test_a_job_that_is_awaited_says_why_its_pods_wait(cluster, run_and_wait):
+    """It printed nothing until the pods ran, however long that took."""
+    with run_and_wait() as (waiting, said):
+        [pod] = cluster.find("pods")
+        message = "0/2 nodes are available: 2 Insufficient cpu."
+        unscheduled = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
+        cluster.change_pod(pod, phase="Pending", conditions=[unscheduled])
+        line = waiting.stderr.readline()
+        assert re.search(r" INFO     team:main-\w+ PENDING: 1/1 Pending: Insufficient cpu \(2 of 2 nodes\)", line), said
+        cluster.start_pod(pod)
+        line = waiting.stderr.readline()
+        assert re.search(r" INFO     team:main-\w+ RUNNING: 1 of 1 node runs", line), said
+        cluster.end_pod(pod, 0)
+        rest = waiting.stderr.read()
+    assert (waiting.returncode, "PENDING" in rest) == (0, False), rest
+
+
 def test_a_job_that_somebody_deletes_while_it_is_awaited_is_no_traceback(cluster, run_and_wait):
     """It ended with "RuntimeError: unknown status, wait returned None"."""
     with run_and_wait() as (waiting, said):

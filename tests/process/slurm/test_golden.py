@@ -1,15 +1,21 @@
 """Today's code serves the jobs of `slurm` that version 502c44e left. A stand-in answers what Slurm answered then."""
 
 import json
+import logging
 import os
 import re
 import sys
+import threading
+import time
 from pathlib import Path
 
 import golden_state
 import pytest
+from harness import wait_until
 from torchx.runner import Runner, get_runner
 from torchx.specs import AppState
+
+from muster.schedulers.adapter import waiting_line
 
 pytestmark = pytest.mark.torchx
 
@@ -76,6 +82,24 @@ def test_list_and_status(runner, state):
     again = status(runner, "again").msg
     assert re.match(r"Slurm job \d+; incarnation 2; attempt 0, 1 restart left; 2 of 2 nodes run; ", again), again
     assert "its time to begin has not come (BeginTime)" in status(runner, "waiting").msg
+
+
+def test_a_program_that_waits_is_told_by_logging_why_a_job_waits(runner, state, caplog, monkeypatch):
+    """`torchx run --wait` prints such records. Nothing was said while a job was queued."""
+    monkeypatch.setattr(waiting_line, "_SPACING_S", 0.3)
+    status(runner, "waiting")
+    told = "waiting-golden PENDING: job 19500073 waits: its time to begin has not come (BeginTime)"
+    with caplog.at_level(logging.INFO, "muster"):
+        waiter = threading.Thread(target=runner.wait, args=("slurm://torchx/waiting-golden", 0.1), daemon=True)
+        waiter.start()
+        wait_until(lambda: told in caplog.text, timeout_s=30, what="the reason")
+        time.sleep(1)
+        queue = json.loads(QUEUE.read_text())
+        queue["waiting-golden"] |= {"T": "CANCELLED", "r": "None", "e": queue["failed-golden"]["e"]}
+        say(state, queue)
+        waiter.join(30)
+    assert not waiter.is_alive()
+    assert [record.levelname for record in caplog.records if "PENDING" in record.message] == ["INFO"], "once"
 
 
 def test_what_slurm_has_forgotten(runner, state):

@@ -47,11 +47,10 @@ def test_what_names_no_component_is_one_line(words, line, capsys):
     [(["--steps=3"], True), (["--steps", "3"], True), (["--stepz", "3", "--", "a"], False), (["--cpu"], False)],
 )
 def test_arguments_of_the_script_without_dashes_before_them(words, is_said, capsys):
-    with pytest.raises(SystemExit, match="2"):
+    with pytest.raises(ControlError) as caught:
         run_command.build_app("dist.ddp", ["--script", "main.py", *words])
-    err = capsys.readouterr().err
-    assert "error: " in err
-    assert ("arguments of the script follow `--`" in err) is is_said
+    assert ("arguments of the script follow `--`" in str(caught.value)) is is_said
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize(
@@ -65,11 +64,19 @@ def test_arguments_of_the_script_without_dashes_before_them(words, is_said, caps
     ],
 )
 def test_an_option_of_the_component_that_is_misspelt(words, hint, capsys):
-    with pytest.raises(SystemExit, match="2"):
+    with pytest.raises(ControlError) as caught:
         run_command.build_app("dist.ddp", ["--script", "main.py", *words])
-    err = capsys.readouterr().err
-    assert err.splitlines()[-1] == f"muster: {hint}"
-    assert "follow `--`" not in err
+    assert str(caught.value).startswith("arguments of dist.ddp: unrecognized arguments: ")
+    assert str(caught.value).endswith(f"; {hint}")
+    assert "follow `--`" not in str(caught.value)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_value_of_the_component_that_is_wrong_is_one_line(capsys):
+    """Above it was a screen of usage."""
+    assert commands.main(["run", "-s", "local_cwd", "dist.ddp", "--script", "main.py", "--gpu", "two"]) == 2
+    line = "muster: arguments of dist.ddp: argument --gpu: invalid int value: 'two'; `muster run dist.ddp --help` lists"
+    assert capsys.readouterr().err == f"{line} them\n"
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """What `torchx run` and `torchx log` show: colours and live bars on a terminal, plain lines to all others."""
 
 import io
-import json
 import os
 import sys
 from collections.abc import Iterator
@@ -13,7 +12,7 @@ from torchx.schedulers.api import DescribeAppResponse
 from torchx.specs import AppState
 
 from muster.agent.logs.lines import build_prefix
-from muster.schedulers.adapter.scheduler import PluginScheduler, remove_traceback
+from muster.schedulers.adapter.scheduler import PluginScheduler
 from muster.schedulers.runner.shown import job_console, live_lines
 from muster.schedulers.runner.shown.live_lines import LiveLines
 
@@ -95,15 +94,6 @@ def test_it_is_known_whether_people_have_seen_the_lines(monkeypatch: pytest.Monk
     monkeypatch.setattr(live_lines, "find_printer", io.StringIO)
     list(lines.show(LINES, "main", 0, XTERM))
     assert lines.has_printed
-
-
-def test_a_status_does_not_repeat_the_traceback() -> None:
-    extra = {"py_callstack": "Traceback", "timestamp": "1"}
-    error = {"message": {"message": "ValueError: x", "errorCode": 1, "extraInfo": extra}}
-    shorter = {"message": {"message": "ValueError: x", "errorCode": 1, "extraInfo": {"timestamp": "1"}}}
-    assert json.loads(remove_traceback(json.dumps(error))) == shorter
-    for other in ({"message": "text"}, {}, []):
-        assert json.loads(remove_traceback(json.dumps(other))) == other
 
 
 @pytest.mark.parametrize("environ", [{"TERM": "xterm", "NO_COLOR": "1"}, {"TERM": "dumb"}, {}])

@@ -12,6 +12,7 @@ from muster._shared.codec import to_data
 from muster._shared.reports import Report
 from muster.schedulers.adapter.facts import AppFacts
 from muster.schedulers.adapter.records import JobFacts
+from muster.schedulers.adapter.replica_errors import replace_line
 from muster.schedulers.errors import EngineError
 from muster.schedulers.failure_report import describe_report, find_root_cause
 from muster.schedulers.kubernetes.kinds import JOB, VOLCANO_JOB, parse_kind
@@ -497,7 +498,4 @@ def _build_replica(
 
 
 def _build_cancelled(role: str, index: int, why: str) -> ReplicaStatus:
-    """Build a replica without a pod. TorchX prints an error that is no JSON as it is, without one "(no reply file)"."""
-    mark = " " if index else "*"
-    text = f"\n {mark}{role}[{index}]:{AppState.CANCELLED} ({why})"
-    return ReplicaStatus(id=index, state=AppState.CANCELLED, role=role, hostname="", structured_error_msg=text)
+    return replace_line(ReplicaStatus(id=index, state=AppState.CANCELLED, role=role, hostname=""), why)

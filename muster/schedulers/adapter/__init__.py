@@ -20,8 +20,8 @@ them from this package only: the modules that have them may change. Each is load
 supervisor processes, which load drivers, must start fast. Type checkers read `__init__.pyi`. This package has
 `scheduler`, `supervised` and `process_scheduler` with the three classes, `agent_role` (from a role to commands and
 variables) and `process_plan` (on to what a `ProcessDriver` starts). It also has `facts` (what is known of an app),
-`job_line` (the one line that says it), `status`, `records` (what agents write) and `log_position` (logs whose records
-have times).
+`job_line` (the one line that says it), `waiting_line` (which says it while somebody waits), `status`, `replica_errors`
+(why each replica has failed), `records` (what agents write) and `log_position` (logs whose records have times).
 """
 
 from importlib import import_module

@@ -18,7 +18,7 @@ what no entry names.
         and two handlers are set, in TorchX's command line only.
         tests/process/local/test_ends.py::test_nothing_outlives_the_command_line
     cli/cmd_log.py 108 84 `status = runner.status(app_handle)`
-        `needs_app`. 0.7 asks for ever for an app that does not exist.
+        `needs_app`, `waiting_line`. 0.7 asks for ever for an app that does not exist. Both do for one that waits.
         tests/process/schedulers/test_unknown_apps.py::test_an_app_that_local_cwd_does_not_have
     cli/cmd_cancel.py 30 20 `runner.cancel(`
         `needs_app`. It says nothing of an app that does not exist.
@@ -30,7 +30,7 @@ what no entry names.
         `shows_status`. What a person asks for may run a command in a pod; what asks again and again may not.
         tests/unit/schedulers/test_callers.py::test_each_place_of_torchx_is_where_it_was
     runner/api.py 473 709 `def wait(`
-        `is_wait`, `waiting.read_app_for_wait`. It reads the state, sleeps, and reads it again.
+        `is_wait`, `waiting.read_app_for_wait`, `waiting_line`. It reads the state, sleeps, and reads it again.
         tests/process/local/test_ends.py::test_nothing_outlives_the_guards
     runner/api.py 454 690 `desc = scheduler.describe(app_id)`
         `is_wait`. `wait` calls `status`, which calls this, in one thread.
@@ -47,8 +47,12 @@ what no entry names.
         tests/process/schedulers/test_dry_run.py::test_what_people_read
     specs/api.py 549 888 `return yaml.dump({"AppStatus"`
         `adapter.status.build_status`. A failed job is dumped as YAML: without a representer a state of a replica reads
-        `!!python/object/apply:torchx.specs.api.AppState [5]`.
+        `!!python/object/apply:torchx.specs.api.AppState [5]`. `status.shorten_status` leaves out what is long.
         tests/unit/schedulers/test_callers.py::test_a_failed_app_is_printed_with_the_names_of_its_states
+    specs/api.py 585 924 `return replica_status.structured_error_msg`
+        `adapter.replica_errors`. An error that is no JSON is printed as it is, and one that is missing as a reply file
+        that is missing.
+        tests/unit/schedulers/test_replica_errors.py::test_what_is_said_without_a_report
 """
 
 import sys

@@ -75,21 +75,42 @@ def test_ctrl_c_prints_no_traceback_and_that_the_job_goes_on(run_and_wait):
     assert re.search(r"`muster log -f (\S+:\S+)` .*, `torchx cancel kubernetes://torchx/\1` ends it$", line), line
 
 
-def test_a_job_that_is_awaited_says_why_its_pods_wait(cluster, run_and_wait):
-    """It printed nothing until the pods ran, however long that took."""
-    with run_and_wait() as (waiting, said):
+def wait_with_an_unscheduled_pod(cluster, process, prefix):
+    """Check the lines of a command that waits for one pod, which nodes have no room for, and which then runs."""
+    try:
         [pod] = cluster.find("pods")
         message = "0/2 nodes are available: 2 Insufficient cpu."
         unscheduled = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
         cluster.change_pod(pod, phase="Pending", conditions=[unscheduled])
-        line = waiting.stderr.readline()
-        assert re.search(r" INFO     team:main-\w+ PENDING: 1/1 Pending: Insufficient cpu \(2 of 2 nodes\)", line), said
+        line = next(line for line in process.stderr if " PENDING: " in line)
+        assert re.search(rf"{prefix}team:main-\w+ PENDING: 1/1 Pending: Insufficient cpu \(2 of 2 nodes\)", line)
         cluster.start_pod(pod)
-        line = waiting.stderr.readline()
-        assert re.search(r" INFO     team:main-\w+ RUNNING: 1 of 1 node runs", line), said
+        line = process.stderr.readline()
+        assert re.search(rf"{prefix}team:main-\w+ RUNNING: 1 of 1 node runs", line)
         cluster.end_pod(pod, 0)
-        rest = waiting.stderr.read()
-    assert (waiting.returncode, "PENDING" in rest) == (0, False), rest
+        rest = process.stderr.read()
+    finally:
+        process.kill()
+    assert "PENDING" not in rest
+    assert "SUCCEEDED" in rest
+
+
+def test_a_job_that_is_awaited_says_why_its_pods_wait(cluster, run_and_wait):
+    """Nothing was printed until the pods ran, however long that took."""
+    with run_and_wait() as (waiting, _):
+        wait_with_an_unscheduled_pod(cluster, waiting, " INFO     ")
+
+
+def test_muster_run_says_why_the_pods_of_a_job_wait(cluster, torchx, tmp_path):
+    command = [sys.executable, "-m", "muster", "run", "-s", "kubernetes", "--wait"]
+    command += ["dist.ddp", "-j", "1x1", "--script", "main.py"]
+    environment = {**os.environ, "HOME": str(tmp_path)}
+    with subprocess.Popen(
+        command, cwd=tmp_path / "work", env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as waiting:
+        assert waiting.stdout.readline().startswith("kubernetes://")
+        wait_until(lambda: cluster.count("GET", "/pods"), timeout_s=30, what="it waits")
+        wait_with_an_unscheduled_pod(cluster, waiting, "^muster: ")
 
 
 def test_a_job_that_somebody_deletes_while_it_is_awaited_is_no_traceback(cluster, run_and_wait):

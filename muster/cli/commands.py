@@ -46,8 +46,9 @@ which releases the hold
 """
 _REHEARSE_EPILOG = """\
 {folder} in an argument is the folder of the run.
-exit code: 0 the job survived all faults that were tried; 1 it did not, or does not run undisturbed;
-2 wrong usage; 130 Ctrl-C, everything is undone
+exit code: 0 all faults that were tried have the verdict "survived" (with --app: at least one); 1 anything else, such
+as "started over", "result differs" or an undisturbed run that fails; 2 wrong usage; 130 Ctrl-C, 143 SIGTERM: everything
+is undone
 """
 _LOG_EPILOG = """\
 exit code: 0 done; 1 there is nothing to read; 2 wrong usage; 3 no such app; 6 its scheduler is not reachable

@@ -10,22 +10,30 @@ ROLE: Final = "w"
 WAITS: Final = "echo started; exec sleep 600"
 
 COUNTS: Final = """\
-import os, time
+import os, sys, time
 from muster import worker
 
+def say(*words):
+    sys.stdout.write(" ".join(map(str, ("rank", os.environ["RANK"], *words))) + "\\n")
+    sys.stdout.flush()
+
 step = 0
-print("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], "counts", flush=True)
+say("of", os.environ["WORLD_SIZE"], "counts")
 while not worker.should_stop(step):
     if worker.should_checkpoint(step):
-        print("rank", os.environ["RANK"], "saves at", step, flush=True)
+        say("saves at", step)
         worker.saved(step)
     worker.wait_while_paused()
     worker.step(step)
     time.sleep(0.02)
     step += 1
-print("rank", os.environ["RANK"], "stops at", step, flush=True)
+say("stops at", step)
 """
-"""Counts steps until it is to stop. It saves and pauses when it is asked to."""
+"""Counts steps until it is to stop. It saves and pauses when it is asked to.
+
+The only worker of a node has the agent's console. With PYTHONUNBUFFERED, `print` writes the end of a line by itself,
+and the agent's next line may come before it.
+"""
 
 FIND: Final = """\
 import glob, os, sys

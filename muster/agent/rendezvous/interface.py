@@ -572,6 +572,8 @@ class MemberStatus:
     """Its group rank in the current or last round; None if it takes no part."""
     is_leader: bool
     """Whether it is the leader's own node, which sends no summary."""
+    is_leaving: bool = False
+    """Whether it has said that it leaves. It is a member until its workers have ended."""
     suspicion: str = ""
     """Why it is the last choice; "" if it is not."""
     summary: Summary | None = None

@@ -263,6 +263,7 @@ class Leader:
                     nproc=member.nproc,
                     group_rank=None if assignment is None else assignment.group_rank,
                     is_leader=member.is_leader,
+                    is_leaving=member.is_leaving,
                     suspicion=_describe_suspicion(self.state, member),
                     summary=summary,
                     age_s=now_s - at_s,

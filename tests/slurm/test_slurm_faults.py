@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -199,7 +200,7 @@ def test_a_job_that_waits_is_neither_asked_nor_told_to_save(slurm, tmp_path):
     stopped = job.scheduler.stop_app(job.app_id, 10.0).line
     assert stopped.startswith("it was waiting in the queue and is cancelled; its last checkpoint is step "), stopped
     assert str(tmp_path) in stopped, stopped
-    job.wait_state("CANCELLED")
+    assert job.wait_state("CANCELLED").msg == "stopped (muster stop)"
     job.close()
 
 
@@ -211,6 +212,8 @@ def test_a_job_that_cannot_do_without_an_agent_ends_at_once(slurm, tmp_path):
     found = job.wait_state("FAILED")
     assert found.msg.startswith("w/1 was ended by SIGKILL (on n"), found
     assert "no retries" in found.msg, found
+    job.wait_line("[muster] the job ends: w/1 was ended by SIGKILL (on n", 0)
+    assert not re.search("usually|Slurm sent", job.read()), job.read()
     job.close()
 
 
@@ -364,7 +367,7 @@ def test_without_a_shared_folder(own_slurm, tmp_path):
     for index, rank in ((1, 0), (2, 1)):
         job.wait_line(f"rank {rank} of 2 begins at", index)
     assert job.scheduler.stop_app(job.app_id, 30.0).outcome.value == "done"
-    assert job.wait_state("CANCELLED").msg == "cancelled"
+    assert job.wait_state("CANCELLED").msg == "stopped (muster stop)"
     assert len(list(own_slurm.home.glob("local-n1/muster-*.zip"))) == 1, "that of the last run"
     job.close()
 

@@ -41,7 +41,7 @@ _NUMA_BINDINGS = ("node", "socket", "exclusive", "core-complex")
 _LOCAL_ADAPTERS = ("local_cwd", "detached")
 _SIGTERM_SENDERS = {
     "kubernetes": "Kubernetes, which deletes or evicts the pod, or `torchx cancel`",
-    "slurm": "`scancel`, a preemption, the time limit or `torchx cancel`",
+    "slurm": "",  # its own process on the node prints why
 }
 """By adapter."""
 _OTHER_SENDERS = "`torchx cancel`, the end of `torchx run`, or `kill`"

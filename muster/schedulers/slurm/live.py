@@ -34,6 +34,7 @@ from muster.schedulers.slurm.node import (
     JOBS_NAME,
     LOG_NAME,
     NODE_NAME,
+    STOPS,
     NodeFolder,
     choose_reason,
     list_replicas,
@@ -328,7 +329,7 @@ def explain_end(app: App, state: AppState) -> list[str]:
     if state is AppState.SUCCEEDED:
         return []
     if app.is_cancelled:
-        return ["cancelled"]
+        return [STOPS.get(app.folder.read_request() or "", "cancelled")]
     order = ("FAILED", "CANCELLED")
     records = [known.record for known in app.nodes.values()]
     ended = [

@@ -51,6 +51,11 @@ LOG_NAME: Final = "slurm.log"
 """In the app's state folder: what the script of its job and srun print, in all runs."""
 SCRIPT_NAME: Final = "job.sh"
 """In the app's state folder: the script of its job."""
+END_NAME: Final = "end"
+"""In a run's folder: why one of its nodes has ended the job."""
+STOP_WORD: Final = "stop"
+STOPS: Final = {STOP_WORD: "stopped (muster stop)", "cancel": "cancelled"}
+"""What a request that is recorded in the app's folder is called in the status."""
 SIZES_NAME: Final = "sizes"
 """In the app's state folder: `ROLE NODES` per line, of roles that have fewer nodes than submitted."""
 FILES_DIR: Final = "files/"
@@ -82,6 +87,8 @@ _SEARCH_S: Final = 3.0
 """How long the record of a run that has ended waits for Slurm's answer, which was asked for at the signal."""
 _LOST_NODES: Final = re.compile(rb"srun: error: Node failure on (\S+)")
 _LOSS: Final = "Slurm has lost node"
+_SENT: Final = "Slurm sent"
+_SENDERS: Final = "usually for `scancel`, a preemption, a lost node or the time limit"
 _LOG_LIMIT_BYTES: Final = 1 << 20
 _TIME_LIMIT: Final = "it stopped before the time limit of its Slurm job"
 _NOTHING_SAVED: Final = (
@@ -240,6 +247,7 @@ class NodeSupervisor(Supervisor):
         self._lost: list[str] = []
         self._search: threading.Thread | None = None
         """Asks which node's loss made Slurm end the run."""
+        self._end_file = folder.run_dir / END_NAME
         self._log = folder.app_state_dir / LOG_NAME
         self._log_bytes = _find_size(self._log)
         """What earlier runs have written, and the beginning of this one."""
@@ -271,7 +279,7 @@ class NodeSupervisor(Supervisor):
     def _replace(self, event: events.Event, goes_on: bool) -> None:
         role = next(iter(self.record.app.replicas)).role
         if not goes_on:
-            self.leave("cancelled", continues=False)
+            self.leave(self._find_why() or "cancelled", continues=False)
         elif role not in self._elastic:
             self.leave("preempted: another node was", continues=True)
         super().handle_event(event)
@@ -311,6 +319,7 @@ class NodeSupervisor(Supervisor):
         if self._allocation.task == 0 and self.record.app.phase is not AppPhase.ENDING:
             is_limit = why == _TIME_LIMIT and self.end_s is not None
             text = _describe_limit(self._allocation, self.end_s or 0.0) if is_limit else why
+            text += f" ({_SENDERS})" if why.startswith(_SENT) else ""
             self._slurm_driver.print_line(next(iter(self.record.app.replicas)), f"[muster] {text}")
 
     def _leave_at_limit(self) -> None:
@@ -367,14 +376,22 @@ class NodeSupervisor(Supervisor):
 
     def _note_signal(self, signum: int, _frame: object) -> None:
         continues = signum != signal.SIGHUP
-        why = f"Slurm sent {signal.Signals(signum).name}" if continues else "its role was resized"
 
         def act() -> None:
-            self.leave(why, continues=continues)
+            why = self._find_why() or f"{_SENT} {signal.Signals(signum).name}"
+            self.leave(why if continues else "its role was resized", continues=continues)
             if continues:
                 self._search_loss()
 
         self._event_queue.post(Told(act))
+
+    def _find_why(self) -> str:
+        """Return why muster itself ends the job. "": it does not, or the nodes share no folder."""
+        with contextlib.suppress(OSError):
+            return f"the job ends: {self._end_file.read_text()}"
+        with contextlib.suppress(OSError):
+            return STOPS.get(self._folder.read_request() or "", "")
+        return ""
 
     def _search_loss(self) -> None:
         """Ask at once, and only once, whether a lost node is why: Slurm soon forgets which nodes a run had.
@@ -545,10 +562,10 @@ def _end_run(
         _continue_job(folder, spec, allocation)
     is_lost = app.outcome is Outcome.FAILED and not is_over and app.reason != _NOTHING_SAVED
     if is_lost and not _can_go_on(folder, spec, allocation, replica):
-        _end_others(allocation)
+        _end_others(folder, allocation, app.reason)
     if is_over and known.exit_code != 0 and len(spec.roles) > 1 and replica.index < _MOST_WITNESSES:
         time.sleep(LINGER_S)  # the others of its role know it, and one of them prints the report
-        _end_others(allocation)
+        _end_others(folder, allocation, app.reason)
     _end_without_script(folder, spec, allocation)
     if app.outcome is Outcome.SUCCEEDED or (is_over and known.exit_code == 0):
         return 0
@@ -598,11 +615,13 @@ def _is_of_hold(spec: AppSpec, replica: ReplicaId) -> bool:
     return HOLD_FLAG in spec.details["replicas"][replica.role][replica.index]["command"]
 
 
-def _end_others(allocation: Allocation) -> None:
+def _end_others(folder: AppFolder, allocation: Allocation, why: str) -> None:
     """Let all other nodes of the job end, and not queue it again.
 
-    They would wait for a node that does not come, or run on without a role that has failed.
+    They would wait for a node that does not come, or run on without a role that has failed. Record why, for them.
     """
+    with contextlib.suppress(OSError):
+        (folder.state_dir / RUNS_DIR / allocation.run / END_NAME).write_text(why)
     _run("scontrol", "update", f"JobId={allocation.job_id}", "Requeue=0")
     _run("scancel", "--signal=USR1", allocation.job_id)
 

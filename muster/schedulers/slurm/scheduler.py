@@ -71,7 +71,7 @@ from muster.schedulers.adapter import (
 )
 from muster.schedulers.agent_command import find_program
 from muster.schedulers.slurm import client, live, payload, words
-from muster.schedulers.slurm.node import JOBS_NAME, LOG_NAME, SCRIPT_NAME, SIZES_NAME, read_sizes
+from muster.schedulers.slurm.node import JOBS_NAME, LOG_NAME, SCRIPT_NAME, SIZES_NAME, STOP_WORD, read_sizes
 from muster.schedulers.slurm.options import SlurmOptions
 from muster.schedulers.slurm.request import (
     PAYLOAD_MARK,
@@ -349,7 +349,7 @@ class SlurmScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mis
         """See `PluginScheduler`."""
         app = self._open_app(app_id)
         began_s = time.monotonic()
-        _record_cancel(app)
+        _record_cancel(app, STOP_WORD)
         was = _describe_rest(app)
         if was:
             return self._cancel_waiting(app, was, began_s)
@@ -533,9 +533,9 @@ def _cancel_named(name: str) -> None:
         client.run(["scancel", "--name", name], waits=False)
 
 
-def _record_cancel(app: live.App) -> None:
+def _record_cancel(app: live.App, request: str = "cancel") -> None:
     """Record the cancel: from now on nothing queues or starts the app again."""
-    app.folder.write_request("cancel")
+    app.folder.write_request(request)
     assert app.entry is not None  # noqa: S101  # it has not ended
     client.forbid_requeue(app.entry.job_id)
 

@@ -404,7 +404,13 @@ def test_the_log_of_the_first_node_says_why_the_job_stops(
 
     limit = "w/0 [muster] Slurm job 7 reaches its time limit at 2001-09-09 01:46:40 UTC: it stops before"
     assert stop("limit") == ([limit] if task == 0 else [])
-    assert stop("signal") == (["w/0 [muster] Slurm sent SIGUSR1"] if task == 0 else [])
+    sent = "Slurm sent SIGUSR1 (usually for `scancel`, a preemption, a lost node or the time limit)"
+    assert stop("signal") == ([f"w/0 [muster] {sent}"] if task == 0 else [])
+    for request, why in (("stop", "stopped (muster stop)"), ("cancel", "cancelled")):
+        AppFolder(tmp_path).request_file.write_text(request)
+        assert stop("signal") == ([f"w/0 [muster] {why}"] if task == 0 else [])
+    node._end_others(AppFolder(tmp_path), ALLOCATION, "w/1 was ended by SIGKILL (on n2)")
+    assert stop("signal") == (["w/0 [muster] the job ends: w/1 was ended by SIGKILL (on n2)"] if task == 0 else [])
 
 
 def test_a_job_with_spares_that_loses_its_script_names_its_first_node(monkeypatch, tmp_path):

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from torchx.schedulers.api import Stream
+from torchx.specs import AppState
 
 from muster._shared.contract import AskKind, AskOutcome
 from muster._shared.control import ControlError, ExitCode
@@ -122,6 +123,10 @@ def test_a_job_that_waits_is_cancelled_and_its_last_checkpoint_is_named(
         f"; its last checkpoint is {end}" if end else ""
     )
     assert calls == ["7 once", "7"]
+    app = replace(scheduler._open_app("app"), is_cancelled=True)
+    assert live.explain_end(app, AppState.CANCELLED) == ["stopped (muster stop)"]
+    app.folder.write_request("cancel")
+    assert live.explain_end(app, AppState.CANCELLED) == ["cancelled"]
 
 
 def test_a_job_that_waits_cannot_be_asked(scheduler: Any) -> None:

@@ -243,7 +243,8 @@ class _Log:
                 rank, attempt = max(failures, key=lambda failure: failure[1])  # of the same attempt the first
                 return role, rank, attempt
         state, why = self._response.state, self._response.msg
-        ended = f"; it is {state.name}: {why}" if state is AppState.FAILED and why not in ("", NONE) else ""
+        ended = f"; it is {state.name}" if state in (AppState.FAILED, AppState.PENDING, AppState.RUNNING) else ""
+        ended += f": {why}" if state is AppState.FAILED and why not in ("", NONE) else ""
         raise ControlError(f"no rank of {self._app_id} is known to have failed{ended}", ExitCode.REFUSED)
 
     def _read_report(self, role: str) -> Report | None:

@@ -403,6 +403,15 @@ def test_where_no_rank_has_failed_the_cause_of_the_jobs_end_is_said(log):
     )
 
 
+@pytest.mark.parametrize("state", [AppState.PENDING, AppState.RUNNING])
+def test_where_no_rank_has_failed_yet_the_state_is_said(log, state):
+    code, _, err = log(Apps(state=state), "--failed")
+    assert (code, err) == (
+        ExitCode.REFUSED,
+        f"muster: no rank of a is known to have failed; it is {state.name}\n",
+    )
+
+
 @pytest.mark.parametrize("words", [["--grep", "("], ["--rank", "-1"], ["--stream", "all"]])
 def test_bad_values_are_refused(words, capsys):
     with pytest.raises(SystemExit, match="2"):

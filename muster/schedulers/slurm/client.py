@@ -61,6 +61,17 @@ class Partition:
 
 
 @dataclass(frozen=True, kw_only=True)
+class NodeSize:
+    """What some nodes of a partition have."""
+
+    name: str
+    """The partition's."""
+    is_default: bool
+    cpus: int
+    memory_mb: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Wish:
     """What a job asks for."""
 
@@ -277,6 +288,20 @@ def list_partitions(names: str) -> list[Partition]:
         for row in rows
         if row.get("TotalNodes", "").isdecimal()
         and (row["PartitionName"] in wanted if wanted else row.get("Default") == "YES")
+    ]
+
+
+def list_node_sizes() -> list[NodeSize]:
+    """Return what nodes the partitions have that this user sees.
+
+    Raises:
+        EngineError: Slurm refuses or does not answer.
+    """
+    rows = [line.split("|") for line in run(["sinfo", "-h", "-e", "-o", "%P|%c|%m"]).splitlines()]
+    return [
+        NodeSize(name=name.rstrip("*"), is_default=name.endswith("*"), cpus=int(cpus), memory_mb=int(memory))
+        for name, cpus, memory in rows
+        if cpus.isdecimal() and memory.isdecimal()
     ]
 
 

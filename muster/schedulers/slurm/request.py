@@ -41,6 +41,7 @@ SRUN: Final = "exec srun "
 """Begins the last line of the script."""
 DRIVER: Final = "muster.schedulers.slurm.node:SlurmDriver"
 _NEWER: Final = ("--segment", "--gpus-per-node", "--container-")
+_SIZES: Final = ("--cpus-per-task=", "--mincpus=", "--mem")
 _END: Final = "MUSTER_END_OF_PAYLOAD"
 
 
@@ -69,6 +70,8 @@ class SlurmRequest:
     nodes: int
     partitions: str | None
     """Names that commas separate. "": the default one. None: another cluster's."""
+    sizes: tuple[str, ...] = ()
+    """Options of sbatch that ask for CPUs and memory, for a refusal."""
     workspace: str | None = None
     is_shared: bool = True
     runs_in_place: bool = False
@@ -138,6 +141,7 @@ def build_request(app: AppDef, options: SlurmOptions, *, name: str, token: str, 
         checked_srun_flags=(*(each for each in srun_flags if each.startswith(_NEWER)), *options.srun),
         nodes=nodes,
         partitions=_find_partitions(flags),
+        sizes=tuple(each for each in flags if each.startswith(_SIZES)),
         workspace=next(iter(spec.details["workspaces"].values()), None),
         is_shared=options.shared,
         runs_in_place=options.shared and not (has_workspace or options.container_image or options.prefix),

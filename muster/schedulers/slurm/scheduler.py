@@ -171,7 +171,7 @@ class SlurmScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mis
                 script = _write_files(request, folder)
                 # If sbatch's answer is lost, the name finds it.
                 undo.callback(_cancel_named, request.spec.app_id)
-                job_id = client.submit_script(script, _build_env())
+                job_id = _submit(request, script)
                 _append(folder.state_dir / JOBS_NAME, job_id)
                 undo.pop_all()
         except FileExistsError as error:
@@ -491,6 +491,22 @@ def _check_size(request: SlurmRequest) -> None:
         raise SchedulerError(f"the job {line}; this cluster has at most {most}")
     if line:
         print(f"muster: the job {line}: it waits until that changes", file=sys.stderr, flush=True)
+
+
+def _submit(request: SlurmRequest, script: str) -> str:
+    """Submit the job, and return its id. Of a refusal, say what the cluster has.
+
+    Raises:
+        EngineError: Slurm refuses or does not answer.
+    """
+    try:
+        return client.submit_script(script, _build_env())
+    except client.RefusedError as error:
+        why = ""
+        if request.partitions is not None:
+            with contextlib.suppress(EngineError):
+                why = words.explain_refusal(str(error), request.partitions, request.sizes, client.list_node_sizes())
+        raise client.RefusedError(why or str(error)) from None
 
 
 def _write_files(request: SlurmRequest, folder: AppFolder) -> str:

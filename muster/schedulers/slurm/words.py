@@ -6,7 +6,7 @@ from typing import Final
 
 from torchx.specs import AppState
 
-from muster.schedulers.slurm.client import Partition, QueueEntry, Wish
+from muster.schedulers.slurm.client import NodeSize, Partition, QueueEntry, Wish
 
 STATES: Final = {
     "PENDING": AppState.PENDING,
@@ -109,6 +109,29 @@ def explain_size(nodes: int, partitions: Sequence[Partition]) -> str:
         else:
             return ""
     return f"asks for {nodes} nodes, and {' and '.join(found)}" if found else ""
+
+
+def explain_refusal(error: str, names: str, asked: Sequence[str], sizes: Sequence[NodeSize]) -> str:
+    """Say what of a job this cluster does not have. "": what sbatch says is all that is known.
+
+    Args:
+        error: of sbatch.
+        names: of the partitions, which commas separate. "": the default one.
+        asked: the options that ask for CPUs and memory.
+        sizes: of the nodes.
+    """
+    known = {each.name: f"{each.name} (default)" if each.is_default else each.name for each in sizes}
+    wanted = names.split(",") if names else [each.name for each in sizes if each.is_default]
+    if "invalid partition" in error.lower():
+        missing = " or ".join(repr(each) for each in wanted if each not in known)
+        has = f"; it has {', '.join(known.values())}" if known else ""
+        return f"this cluster has no partition {missing}{has}" if missing else ""
+    found = [each for each in sizes if each.name in wanted]
+    if "Requested node configuration is not available" not in error or not asked or not found:
+        return ""
+    most = f"at most {max(each.cpus for each in found)} CPUs and {max(each.memory_mb for each in found)} MB"
+    where = " and ".join(dict.fromkeys(each.name for each in found))
+    return f"{error}: the job asks for {' '.join(asked)} on each node; the nodes of {where} have {most}"
 
 
 def explain_wait(entry: QueueEntry, wish: Wish = _NOT_KNOWN) -> str:

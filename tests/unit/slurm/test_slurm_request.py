@@ -19,7 +19,7 @@ from muster.schedulers.slurm.hosts import expand_hosts
 from muster.schedulers.slurm.node import Allocation, list_replicas, place_replicas
 from muster.schedulers.slurm.options import SlurmOptions
 from muster.schedulers.slurm.request import Place, _count_seconds, build_request, list_files
-from muster.schedulers.slurm.scheduler import _check_size, list_pauses
+from muster.schedulers.slurm.scheduler import _check_size, _submit, list_pauses
 
 PLACE = Place(folder="/home/me/jobs/a", cwd="/home/me/code", python="/home/me/venv/bin/python")
 
@@ -350,6 +350,40 @@ def test_more_nodes_than_the_cluster_can_have_are_refused(cluster):
     with pytest.raises(SchedulerError) as caught:
         _check_size(build(build_role(nodes=15), spares=2))
     assert str(caught.value) == "the job asks for 17 nodes, and partition main has 4; this cluster has at most 16"
+
+
+NOT_AVAILABLE = "sbatch: Memory specification can not be satisfied; Requested node configuration is not available"
+ASKED = "the job asks for --cpus-per-task=2 --mem=999999M on each node"
+
+
+@pytest.mark.parametrize(
+    ("cfg", "error", "line"),
+    [
+        (
+            {},
+            NOT_AVAILABLE,
+            f"{NOT_AVAILABLE}: {ASKED}; the nodes of main have at most 16 CPUs and 6026 MB",
+        ),
+        (
+            {"partition": "gpu"},
+            "sbatch: invalid partition specified: gpu; Batch job submission failed: Invalid partition name specified",
+            "this cluster has no partition 'gpu'; it has main (default), wide",
+        ),
+        ({"partition": "wide"}, "sbatch: Invalid partition name specified", "sbatch: Invalid partition name specified"),
+        ({"sbatch": "--clusters=b"}, NOT_AVAILABLE, NOT_AVAILABLE),
+        ({}, "sbatch: Invalid account", "sbatch: Invalid account"),
+    ],
+)
+def test_a_refused_job_says_what_the_cluster_has(monkeypatch, cfg, error, line):
+    def answer(command, **_named):
+        if command[0] == "sbatch":
+            raise client.RefusedError(error)
+        return "main*|16|6026\nmain*|8|4000\nwide|64|9000\n"
+
+    monkeypatch.setattr(client, "run", answer)
+    with pytest.raises(EngineError) as caught:
+        _submit(build(replace(build_role(), resource=Resource(cpu=2, gpu=0, memMB=999999)), **cfg), "job.sh")
+    assert str(caught.value) == line
 
 
 def test_what_a_job_asks_for_is_read(cluster):

@@ -145,6 +145,8 @@ class FailureBuilder:
         is_killed = failure.signal == "SIGKILL" and failure.oom is None
         if end is not None and found.cause == UNKNOWN and not evidence and is_killed:
             evidence = self._find_other_kill(end.ended_s) or (_NOT_MEMORY if self._oom.counts_kills else "")
+        if found.cause == UNKNOWN and failure.exit_code and not (evidence or failure.exception):
+            evidence = f"it ended with exit code {failure.exit_code} and raised no Python exception"
         failure = replace(failure, cause=found.cause, evidence=evidence, early=found.early)
         return replace(failure, advice=find_advice(failure))
 
@@ -191,6 +193,8 @@ def find_advice(failure: Failure) -> str:
     """
     if failure.cause == UNKNOWN and failure.signal == "SIGKILL":
         return _KILLED
+    if failure.cause == UNKNOWN and failure.exit_code and not failure.exception:
+        return f"look at its last lines, and search the script and its libraries for exit({failure.exit_code})"
     if failure.cause != DISK:
         return ""
     text = f"{failure.evidence}\n{failure.exception or ''}"

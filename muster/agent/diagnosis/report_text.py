@@ -107,7 +107,7 @@ def _format_failure(failure: Failure, printed_as: str | None, columns: int) -> I
     else:
         yield from _format_texts(failure, columns)
         if printed_as == "" and failure.exit_code is not None and not failure.stderr_tail:
-            yield from _wrap("  stderr    : ", "above; with --tee 2 its last lines are also here", columns)
+            yield from _wrap("  stderr    : ", "above, if any; with --tee 2 its last lines are also here", columns)
     if failure.log_path:
         yield f"  log       : {failure.log_path}"
     if failure.error_file:

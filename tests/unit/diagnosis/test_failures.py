@@ -326,13 +326,24 @@ def test_a_sigkill_that_the_kernel_does_not_explain_says_what_was_ruled_out() ->
         assert "killed process 77 for want of memory (OOM)" in found.evidence
     assert "77" not in make_failure(code=-9, kernel=(30.0, lately)).evidence
     assert make_failure(code=-9, oom=OomEvidence(certain=False)).evidence == ""
-    assert make_failure(code=3).evidence == ""
     assert killed.advice.startswith("find what has sent SIGKILL: the kernel for want of memory (`dmesg -T`")
     assert "  next      : find what has sent SIGKILL: " in format_report(
         Report(run_id="r", reason="why", failures=(killed,)), columns=500
     )
     assert make_failure(code=-9, oom=OomEvidence(certain=True)).advice == ""
     assert make_failure(code=-9, signalled_s=99.0).advice == ""
+
+
+def test_an_exit_code_without_an_exception_is_named_with_what_to_search_for() -> None:
+    """The report said "cause: unknown", and had no next step."""
+    failure = make_failure(code=7)
+    assert (failure.cause, failure.evidence) == (
+        "unknown",
+        "it ended with exit code 7 and raised no Python exception",
+    )
+    assert failure.advice == "look at its last lines, and search the script and its libraries for exit(7)"
+    assert make_failure(code=7, stderr_text=TRACEBACK).advice == ""
+    assert make_failure(code=7, signalled_s=99.0).advice == ""
 
 
 FREE = r"\(\d+(\.\d GiB| MiB) free\)"

@@ -181,7 +181,7 @@ RuntimeError: boom"""
 
 def test_where_the_stderr_is_that_the_agent_does_not_read() -> None:
     failure = make_failure(exit_code=3, exception=None, traceback=None, stderr_tail=())
-    line = "  stderr    : above; with --tee 2 its last lines are also here\n"
+    line = "  stderr    : above, if any; with --tee 2 its last lines are also here\n"
     assert line in format_report(make_report(failure), printed_as="")
     for other in (replace(failure, exit_code=None, signal="SIGKILL"), replace(failure, stderr_tail=("out",))):
         assert line not in format_report(make_report(other), printed_as="")

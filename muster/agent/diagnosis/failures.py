@@ -195,6 +195,8 @@ def find_advice(failure: Failure) -> str:
         return _KILLED
     if failure.cause == UNKNOWN and failure.exit_code and not failure.exception:
         return f"look at its last lines, and search the script and its libraries for exit({failure.exit_code})"
+    if failure.signal == "SIGABRT" and not failure.stderr_tail:
+        return "its stderr says what aborted it, in a line such as `what():  ...`; with --tee 2 this report quotes it"
     if failure.cause != DISK:
         return ""
     text = f"{failure.evidence}\n{failure.exception or ''}"

@@ -201,13 +201,11 @@ def clean_stacks(text: str) -> str:
 
 
 def _arrange_fatal(lines: list[str]) -> str:
-    """Arrange the stacks of a fatal error between its first lines and the list of extension modules."""
+    """Arrange the stacks of a fatal error after its first lines, without the list of extension modules."""
     lines = list(_drop_own_frames(lines))
-    start = next((index for index, line in enumerate(lines) if line.startswith(_THREADS)), len(lines))
     end = next((index for index, line in enumerate(lines) if line.startswith("Extension modules:")), len(lines))
-    if start == len(lines):
-        return "\n".join(lines)
-    texts = ["\n".join(lines[:start]).rstrip(), _arrange(_split_blocks(lines[start:end])), "\n".join(lines[end:])]
+    start = next((index for index, line in enumerate(lines[:end]) if line.startswith(_THREADS)), end)
+    texts = ["\n".join(lines[:start]).rstrip(), _arrange(_split_blocks(lines[start:end]))]
     return "\n\n".join(text for text in texts if text)
 
 

@@ -148,6 +148,14 @@ def test_an_exception_of_cpp_that_nothing_has_caught_is_named() -> None:
     assert make_failure(code=-6, stderr_text=f"{thrown}{fatal}\n").cause == "crash"
 
 
+def test_the_report_of_an_abort_whose_stderr_is_not_read_says_where_the_message_is() -> None:
+    """It said "Fatal Python error: Aborted"; what had aborted it was further up on the console only."""
+    aborted = make_failure(code=-6)
+    assert "with --tee 2 this report quotes it" in aborted.advice
+    assert make_failure(code=-6, stderr_tail=("terminate called",)).advice == ""
+    assert make_failure(code=-11).advice == ""
+
+
 def test_pythons_own_output_that_is_cut() -> None:
     assert read_stderr("Traceback (most recent call last):\n  cut") is None
 

@@ -205,7 +205,8 @@ def test_the_thread_that_crashed_is_first() -> None:
     exception, text = read_stderr(f"Fatal Python error: Aborted\n\n{TQDM}\n{MAIN}\n{modules}") or ("", "")
     assert exception == "Fatal Python error: Aborted"
     folded = "Not shown: 1 helper thread waiting for work (tqdm/_monitor.py)"
-    assert text == f"Fatal Python error: Aborted\n\n{MAIN}\n{folded}\n\n{modules}"
+    assert text == f"Fatal Python error: Aborted\n\n{MAIN}\n{folded}"
+    assert read_stderr(f"Fatal Python error: Aborted\n\n{modules}") == (exception, exception)
 
 
 def test_a_fork_of_the_program_shows_what_the_worker_does() -> None:

@@ -2,6 +2,7 @@
 
 import os
 import re
+import resource
 import signal
 from collections.abc import Mapping
 
@@ -29,6 +30,7 @@ _KERNEL_S = 60.0
 """
 _WISH_CALLS = {STOP: "muster.worker.give_up", ELSEWHERE: "muster.worker.leave_node"}
 _NOT_MEMORY = "a process sent SIGKILL: this cgroup counts no OOM kill"
+_OTHER_MEMORY = re.compile(r"/dev/shm|shared memory|[Kk]illed|/torch_")  # noqa: S108 - in messages
 _QUOTED_PATH = re.compile(r"'([^'\n]*/[^'\n]*)'|: '([^'\n]+)'")
 _KILLED = (
     "find what has sent SIGKILL: the kernel for want of memory (`dmesg -T` on that host), a limit of the scheduler or "
@@ -147,6 +149,10 @@ class FailureBuilder:
             evidence = self._find_other_kill(end.ended_s) or (_NOT_MEMORY if self._oom.counts_kills else "")
         if found.cause == UNKNOWN and failure.exit_code and not (evidence or failure.exception):
             evidence = f"it ended with exit code {failure.exit_code} and raised no Python exception"
+        limit = resource.getrlimit(resource.RLIMIT_AS)[0]  # the worker's as well
+        is_limited = limit != resource.RLIM_INFINITY and failure.oom is None
+        if found.cause == HOST_OOM and is_limited and not _OTHER_MEMORY.search(evidence):
+            evidence = f"limit of the process: ulimit -v {format_size(limit)}"
         failure = replace(failure, cause=found.cause, evidence=evidence, early=found.early)
         return replace(failure, advice=find_advice(failure))
 

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import re
+import resource
 import signal
 from pathlib import Path
 from typing import Any
@@ -352,6 +353,17 @@ def test_an_exit_code_without_an_exception_is_named_with_what_to_search_for() ->
     assert failure.advice == "look at its last lines, and search the script and its libraries for exit(7)"
     assert make_failure(code=7, stderr_text=TRACEBACK).advice == ""
     assert make_failure(code=7, signalled_s=99.0).advice == ""
+
+
+def test_memory_that_a_limit_of_the_process_may_have_denied_names_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With `ulimit -v`, the report said "out of memory of the host", which had enough."""
+    text = f"{TRACEBACK.rpartition(chr(10))[0]}\nMemoryError: cannot allocate"
+    assert "ulimit" not in make_failure(stderr_text=text).evidence
+    monkeypatch.setattr(resource, "getrlimit", lambda _which: (2 << 30, -1))
+    assert make_failure(stderr_text=text).evidence == "limit of the process: ulimit -v 2.0 GiB"
+    assert "ulimit" not in make_failure(stderr_text=text, oom=OomEvidence(certain=True)).evidence
+    shared = text.replace("MemoryError: cannot allocate", "RuntimeError: unable to write to file </torch_1>")
+    assert "ulimit" not in make_failure(stderr_text=shared).evidence
 
 
 FREE = r"\(\d+(\.\d GiB| MiB) free\)"

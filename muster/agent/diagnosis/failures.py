@@ -16,7 +16,7 @@ from muster.agent.diagnosis.classes import classify, find_usage_sign
 from muster.agent.diagnosis.kernel_log import KernelLog
 from muster.agent.diagnosis.oom import OomWatch
 from muster.agent.diagnosis.root_cause import add_early_exits
-from muster.agent.diagnosis.tracebacks import read_error_file, read_stderr
+from muster.agent.diagnosis.tracebacks import find_place, read_error_file, read_stderr
 from muster.agent.logs import WorkerStreams
 from muster.agent.round import Round
 from muster.agent.runtime.loop import Clock
@@ -207,11 +207,13 @@ def find_advice(failure: Failure) -> str:
         return ""
     text = f"{failure.evidence}\n{failure.exception or ''}"
     named = _QUOTED_PATH.search(text)
-    path = (named[1] or named[2]) if named else os.path.dirname(failure.error_file or "")
-    what = path if named else f"the message names no path; the log folder is {path or 'not known'}"
-    answers = failure.error_file and "Input/output error" not in text
+    path = (named[1] or named[2]) if named else ""
+    place = find_place(failure.traceback or "")
+    line = f" ({place.rpartition(', in ')[0]})" if place else ""
+    what, where = path or "the message names no path", "" if named else f" where the program writes{line}"
+    answers = path and failure.error_file and "Input/output error" not in text
     free = f" ({_describe_free(path)})" if answers else ""
-    return f"{what}{free}: remove files, or write elsewhere; `df -h` and `dmesg -T` on that host show more"
+    return f"{what}{free}: remove files{where}, or write elsewhere; `df -h` and `dmesg -T` on that host show more"
 
 
 def _describe_free(path: str) -> str:

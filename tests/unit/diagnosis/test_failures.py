@@ -374,10 +374,6 @@ FREE = r"\(\d+(\.\d GiB| MiB) free\)"
     [
         ("OSError: [Errno 28] No space left on device: '{tmp}/new/check.pt'", "{tmp}/new/check.pt"),
         ("OSError: [Errno 122] Disk quota exceeded: 'check.pt'", "check.pt"),
-        (
-            "RuntimeError: PytorchStreamWriter failed writing file data/0: file write failed",
-            "the message names no path; the log folder is {tmp}",
-        ),
     ],
 )
 def test_the_report_of_a_full_disk_names_the_path_and_the_free_space(tmp_path: Path, message: str, what: str) -> None:
@@ -389,6 +385,21 @@ def test_the_report_of_a_full_disk_names_the_path_and_the_free_space(tmp_path: P
     start, _, rest = failure.advice.partition(": remove files, or write elsewhere; `df -h` and `dmesg -T` ")
     assert re.fullmatch(f"{re.escape(what.replace('{tmp}', str(tmp_path)))} {FREE}", start), failure.advice
     assert rest == "on that host show more"
+
+
+def test_the_report_of_a_full_disk_without_a_path_names_the_line_that_wrote(tmp_path: Path) -> None:
+    """It named the log folder, which had space."""
+    stack = (
+        '  File "/w/train.py", line 31, in save\n    torch.save(x, f)\nRuntimeError: PytorchStreamWriter failed writing'
+    )
+    message = {"message": stack.rpartition("\n")[2], "extraInfo": {"py_callstack": f"Traceback:\n{stack}\n"}}
+    error_file = tmp_path / "error.json"
+    for content, where in ((message, " (/w/train.py, line 31)"), ({"message": message["message"]}, "")):
+        error_file.write_text(json.dumps({"message": content}))
+        assert make_failure(streams=make_streams(str(error_file))).advice == (
+            f"the message names no path: remove files where the program writes{where}, or write elsewhere; "
+            "`df -h` and `dmesg -T` on that host show more"
+        )
 
 
 def test_the_free_space_of_a_disk_that_may_hang_is_not_asked_for() -> None:

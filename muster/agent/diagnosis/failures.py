@@ -32,9 +32,10 @@ _WISH_CALLS = {STOP: "muster.worker.give_up", ELSEWHERE: "muster.worker.leave_no
 _NOT_MEMORY = "a process sent SIGKILL: this cgroup counts no OOM kill"
 _OTHER_MEMORY = re.compile(r"/dev/shm|shared memory|[Kk]illed|/torch_")  # noqa: S108 - in messages
 _QUOTED_PATH = re.compile(r"'([^'\n]*/[^'\n]*)'|: '([^'\n]+)'")
-_KILLED = (
-    "find what has sent SIGKILL: the kernel for want of memory (`dmesg -T` on that host), a limit of the scheduler or "
-    "of the container, or another person or program (`kill -9`)"
+_KILLERS = (
+    "the kernel for want of memory (`dmesg -T` on that host)",
+    "a limit of the scheduler or of the container",
+    "another person or program (`kill -9`)",
 )
 _STACKS_HEADER = "--- stacks of process "
 """Each process that opens a stack file writes this first, see `workers.program`."""
@@ -198,7 +199,10 @@ def find_advice(failure: Failure) -> str:
     It looks at a file system only if that has just answered: the failure has an error file, and is no I/O error.
     """
     if failure.cause == UNKNOWN and failure.signal == "SIGKILL":
-        return _KILLED
+        is_above = failure.evidence == _NOT_MEMORY
+        first, second, last = _KILLERS[::-1] if is_above else _KILLERS
+        where = ", for a limit above this cgroup" if is_above else ""
+        return f"find what has sent SIGKILL: {first}, {second}, or {last}{where}"
     if failure.cause == UNKNOWN and failure.exit_code and not failure.exception:
         return f"look at its last lines, and search the script and its libraries for exit({failure.exit_code})"
     if failure.signal == "SIGABRT" and not failure.stderr_tail:

@@ -335,7 +335,14 @@ def test_a_sigkill_that_the_kernel_does_not_explain_says_what_was_ruled_out() ->
         assert "killed process 77 for want of memory (OOM)" in found.evidence
     assert "77" not in make_failure(code=-9, kernel=(30.0, lately)).evidence
     assert make_failure(code=-9, oom=OomEvidence(certain=False)).evidence == ""
-    assert killed.advice.startswith("find what has sent SIGKILL: the kernel for want of memory (`dmesg -T`")
+    assert killed.advice == (
+        "find what has sent SIGKILL: another person or program (`kill -9`), a limit of the scheduler or of the "
+        "container, or the kernel for want of memory (`dmesg -T` on that host), for a limit above this cgroup"
+    ), "what was ruled out came first"
+    uncounted = make_failure(code=-9, counts_kills=False).advice
+    assert uncounted.startswith(
+        "find what has sent SIGKILL: the kernel for want of memory (`dmesg -T` on that host), a"
+    )
     assert "  next      : find what has sent SIGKILL: " in format_report(
         Report(run_id="r", reason="why", failures=(killed,)), columns=500
     )

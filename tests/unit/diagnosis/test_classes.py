@@ -427,6 +427,12 @@ TABLE = (
         {"check": "devices", "reason": "7 devices answer, expected 8 (--devices)", "exit_code": None},
     ),
     Row(
+        "no driver of a GPU",
+        "device",
+        "s",
+        {"check": "driver", "reason": "no driver of a GPU is loaded, expected 8 devices", "exit_code": None},
+    ),
+    Row(
         "MASTER_ADDR is not reached",
         "network",
         "s",

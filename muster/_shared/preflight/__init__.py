@@ -245,11 +245,7 @@ def describe_use(device: "Device") -> str:
 def _find_full_folders(machine: Machine, _need: Need) -> Iterator[Problem]:
     for folder in machine.folders:
         if folder.problem:
-            yield (
-                Level.WARNING,
-                f"{folder.label} {folder.path} takes no file ({folder.problem})",
-                "a file can be written",
-            )
+            yield Level.WARNING, f"{folder.label} {folder.path} takes no file ({folder.problem})", ""
         elif folder.free_bytes is not None and folder.free_bytes < LEAST_FREE_BYTES:
             free = f"{folder.label} {folder.path} has {_format(folder.free_bytes)} free"
             yield Level.WARNING, free, f"at least {_format(LEAST_FREE_BYTES)}"

@@ -94,7 +94,7 @@ def test_low_limits_and_a_full_log_folder_are_lines(program: str, tmp_path: Path
     assert outcome.exit_code == 0, outcome.explain()
     lines = [line for line in outcome.stderr.splitlines() if "preflight: " in line]
     assert len(lines) == 2, outcome.explain()
-    assert f"the log folder {disk} takes no file (No space left on device), expected a file can be" in lines[0]
+    assert f"the log folder {disk} takes no file (No space left on device): free space there, or" in lines[0]
     assert "a process may have 100 open files, expected at least 192: raise the limit with `ulimit -n`" in lines[1]
 
 

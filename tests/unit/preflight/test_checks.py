@@ -136,7 +136,10 @@ def test_used_memory_names_its_holder() -> None:
 @pytest.mark.parametrize(
     ("folder", "text"),
     [
-        (Folder(label="the log folder", path="/l", problem="Read-only file system"), "the log folder /l takes no file"),
+        (
+            Folder(label="the log folder", path="/l", problem="Read-only file system"),
+            "the log folder /l takes no file (Read-only file system): free space there, or name another folder",
+        ),
         (Folder(label="the log folder", path="/l", free_bytes=1 << 20), "the log folder /l has 1 MiB free, expected"),
         (Folder(label="the log folder", path="/l", free_bytes=GIB, free_files=0), "the file system of the log folder"),
     ],

@@ -12,6 +12,7 @@ import contextlib
 import inspect
 import io
 import os
+import signal
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -45,10 +46,13 @@ from muster.schedulers.runner.option_parsing import FALSE_WORDS
 
 _SESSION: Final = "torchx"
 _WAIT_S: Final = 60.0
+_INTERRUPTED: Final = 128 + signal.SIGINT
 _CLOSE_S: Final = 1.0
 """For last lines after the scheduler was closed, which waits for them itself where it ends the job."""
 _COMPONENTS: Final = "muster.components.dist"
 _DIST: Final = ("ddp", "spmd", "torchrun")
+_OF_TORCHRUN: Final = ("nnodes", "nproc", "nproc_per_node", "nproc-per-node")
+"""Flags of torchrun for what -j says."""
 _NEAR: Final = 0.75
 """How much a name is like the one that is meant. With less, `--data` of a script would be `--metadata`."""
 
@@ -179,6 +183,8 @@ def _hint_at_unknown(words: Sequence[str], parameters: Sequence[str]) -> str:
     flags = [word[2:].partition("=")[0] for word in before if word.startswith("--")]
     unknown = [flag for flag in flags if not any(name.startswith(flag) for name in (*parameters, "help"))]
     meant = [name for flag in unknown for name in get_close_matches(flag.replace("-", "_"), parameters, 1, _NEAR)]
+    if "j" in parameters and any(flag in _OF_TORCHRUN for flag in unknown):
+        return "use `-j NODESxPROCESSES`, for example -j 2x4"
     if meant:
         return f"did you mean {' and '.join(repr(f'--{name}') for name in meant)}?"
     if unknown and "--" not in words:
@@ -258,6 +264,8 @@ def _follow(scheduler: PluginScheduler, app_id: str, *, is_attached: bool, shows
     except BaseException as error:
         scheduler.close()  # its last lines still come, and after Ctrl-C whether the job goes on
         printer.finish(_CLOSE_S)
+        if not is_attached and isinstance(error, KeyboardInterrupt):
+            return _INTERRUPTED  # `close` has said that the job goes on
         if not is_attached and not is_interrupted(error):
             say(f"{app_id} goes on; `muster stop {scheduler.backend}://{app_id}` ends it")
         raise

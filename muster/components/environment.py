@@ -34,6 +34,8 @@ else:
 
 _SEPARATOR: Final = re.compile(r"[,;]")
 _EMPTY: Final = re.compile(r"(^|[,;])[^=,;]+=\s*([,;]|$)")
+_WITH_EQUALS: Final = re.compile(r"(?:^|[,;])([A-Z_][A-Z0-9_]*)=[^=,;]*=")
+"""A value with '='. Only what is spelt like a variable is named: it may be part of another value."""
 _NO_NAME: Final = re.compile(r"[\s\0,;$]")
 _READABLE: Final = stat.S_IRGRP | stat.S_IROTH
 
@@ -77,8 +79,11 @@ def _parse_text(text: str) -> tuple[dict[str, str], list[str]]:
         pairs = to_dict(text)
     except ValueError as error:
         first = text.partition("=")[0]
-        advice = "give a value with '=' by --env_file FILE, or by --env NAME from your environment"
+        found = _WITH_EQUALS.search(text)
+        first = found[1] if found else first
+        advice = f"give a value with '=' by --env_file FILE, or by --env {first} from your environment"
         if _EMPTY.search(text):
+            first = text.partition("=")[0]
             advice = "an empty value needs --env_file FILE with a line NAME="
         raise ComponentError(f"--env {first}=...: cannot be read as NAME=VALUE,NAME=VALUE; {advice}") from error
     first = next(iter(pairs))

@@ -35,7 +35,8 @@ else:
         sys.exit(f"torch has no device of that name; it has gpu, xpu and {custom}")
     module = getattr(torch, name, None)
     if module is None or not module.is_available():
-        sys.exit("torch finds no such device on this machine")
+        name = {"gpu": "GPU"}.get(kind, kind)
+        sys.exit(f"torch finds no {name} on this machine: use cpu or a number, as in -j 1xcpu")
     print(module.device_count())
 """
 
@@ -74,6 +75,8 @@ def _count_devices(kind: str, *, origin: str, env: Mapping[str, str], python: st
         raise UsageError(f"{origin} {kind!r}: cannot count the devices: {error}") from error
     if done.returncode != 0:
         lines = done.stderr.strip().splitlines() or [f"the counting process {describe_end(done.returncode)}"]
+        if lines[-1].startswith("torch finds no "):
+            raise UsageError(f"{origin} {kind!r}: {lines[-1]}")
         raise UsageError(f"{origin} {kind!r}: must be a number, auto, cpu, gpu, xpu, or a device's name ({lines[-1]})")
     number = int(done.stdout.split()[-1])
     return count_allowed_cores() if number < 0 else number

@@ -53,6 +53,14 @@ def test_a_count_that_fails_gives_the_reason(fake_python: Path, kind: str) -> No
         count(kind)
 
 
+def test_no_gpu_says_what_to_write(fake_python: Path) -> None:
+    """The whole list named gpu as allowed."""
+    line = "torch finds no GPU on this machine: use cpu or a number, as in -j 1xcpu"
+    with pytest.raises(UsageError) as caught:
+        count("gpu", make(fake_python, f"echo '{line}' >&2; exit 1"))
+    assert str(caught.value) == f"--nproc-per-node 'gpu': {line}"
+
+
 @pytest.mark.parametrize("text", ["0", "-2"])
 def test_fewer_than_one(text: str) -> None:
     with pytest.raises(UsageError, match="must be at least 1"):

@@ -5,8 +5,10 @@ import io
 import sys
 import threading
 from importlib.metadata import EntryPoint
+from types import SimpleNamespace
 
 import pytest
+from torchx.specs import AppState
 
 from muster._shared.control import ControlError
 from muster.cli import commands, run_command
@@ -59,6 +61,9 @@ def test_arguments_of_the_script_without_dashes_before_them(words, is_said, caps
         (["--max-retries", "2"], "did you mean '--max_retries'?"),
         (["--max-retries=2", "--", "--steps", "3"], "did you mean '--max_retries'?"),
         (["--max-retries=2", "--hang-timeout=9"], "did you mean '--max_retries' and '--hang_timeout'?"),
+        (["--nnodes", "2"], "use `-j NODESxPROCESSES`, for example -j 2x4"),
+        (["--nproc-per-node=2"], "use `-j NODESxPROCESSES`, for example -j 2x4"),
+        (["--nproc_per_node=2", "--nnodes=2"], "use `-j NODESxPROCESSES`, for example -j 2x4"),
         (["--scirpt", "a.py"], "did you mean '--script'?"),
         (["--max_restarts=2"], "did you mean '--max_retries'?"),
     ],
@@ -200,3 +205,22 @@ def test_a_line_that_is_drawn_anew_keeps_its_prefix():
     assert add_prefix("t/0 ", "50%\r100%\n") == "t/0 50%\rt/0 100%\n"
     assert add_prefix("t/0 ", "\r100%\n") == "\rt/0 100%\n"
     assert add_prefix("t/0 ", "dos\r\n") == "t/0 dos\r\n"
+
+
+@pytest.mark.parametrize("is_attached", [False, True])
+def test_only_a_job_that_goes_on_ends_the_command_without_the_line_about_an_interrupt(is_attached):
+    """`close` has said that it goes on; "interrupted" below it sounded as if the job were."""
+
+    def wait(app_id, limit_s):
+        raise KeyboardInterrupt
+
+    running = SimpleNamespace(
+        app_id="a", state=AppState.RUNNING, msg="", roles=[], roles_statuses=[], structured_error_msg=""
+    )
+    scheduler = SimpleNamespace(describe=lambda app_id: running, wait_ended=wait, close=list, backend="fake")
+    follow = run_command._follow
+    if is_attached:
+        with pytest.raises(KeyboardInterrupt):
+            follow(scheduler, "a", is_attached=True, shows_lines=False)
+    else:
+        assert follow(scheduler, "a", is_attached=False, shows_lines=False) == 130

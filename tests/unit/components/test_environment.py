@@ -103,6 +103,11 @@ def test_a_wrong_line_is_one_clear_line_without_what_may_be_secret(env_file, con
         ),
         ({"env": "A=,B=1"}, "--env A=...: cannot be read as NAME=VALUE,NAME=VALUE; an empty value needs --env_file"),
         ({"env": f"URL=https://x/?a={SECRET}"}, "--env URL=...: cannot be read as NAME=VALUE,NAME=VALUE; give a value"),
+        (
+            {"env": "A=1,JAVA=-Da=b,C=2"},
+            "--env JAVA=...: cannot be read as NAME=VALUE,NAME=VALUE; give a value with '=' by --env_file FILE, or by",
+        ),
+        ({"env": f"A=1,{SECRET.lower()}=-Da=b"}, "--env A=...: cannot be read as NAME=VALUE,NAME=VALUE; give a value"),
     ],
 )
 def test_wrong_arguments_are_refused_in_one_line(arguments, line):
